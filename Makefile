@@ -1,0 +1,46 @@
+# Everything runs from ./.venv, built once from requirements.lock. Needs Python >= 3.11, make and a package registry.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+.DEFAULT_GOAL := help
+.PHONY: help install demo test faults lint format sync lock bench guide clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## Build ./.venv (done by every other target when needed)
+
+$(STAMP): requirements.lock bootstrap.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v < (3, 14) else f"Queuesmith needs Python 3.11 to 3.13, this is {v.major}.{v.minor}. Try: make PYTHON=python3.12 $(MAKECMDGOALS)")'
+	@echo "installing into ./.venv (once, about 20 s)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "python venv is missing; on Debian/Ubuntu: apt install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r bootstrap.lock
+	@$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(STAMP) ## Run StudyHall and its guided tour: a worker is killed, nothing is lost
+	@$(BIN)/studyhall demo $(ARGS)
+
+test: $(STAMP) ## Run the tests, the quick fault suite included
+	@$(BIN)/python -m pytest $(ARGS)
+
+faults: $(STAMP) ## Run the full fault suite and rewrite the figures in reference/figures
+	@QUEUESMITH_FULL=1 QUEUESMITH_FIGURES=reference/figures $(BIN)/python -m pytest -m fault $(ARGS)
+
+lint: $(STAMP) ## ruff and strict types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+format: $(STAMP) ## Format and fix what ruff can fix
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+lock: $(STAMP) ## Resolve requirements.lock and bootstrap.lock anew from pyproject.toml
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --all-extras pyproject.toml -o requirements.lock $(ARGS)
+	@echo "uv==0.13.7" | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header - -o bootstrap.lock
+
+clean: ## Remove ./.venv and everything built
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""StudyHall: a study assistant whose background work survives crashes, duplicates and outages."""
