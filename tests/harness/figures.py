@@ -1,0 +1,101 @@
+"""What the proofs measured, in one JSON file per pattern; the guarantee cards are rendered from these."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from .processes import ROOT
+from .redis import server_binary
+
+__all__ = ["full", "record"]
+
+T = TypeVar("T")
+
+
+def full() -> bool:
+    """True in the full fault suite (`make faults`), False in the quick one of every test run."""
+    return os.environ.get("QUEUESMITH_FULL") == "1"
+
+
+def record(pattern: str, name: str, proof: str, seed: int, figures: dict[str, Any]) -> Path:
+    """Merge one proof's figures into `<figures directory>/<pattern>.json`; safe under xdist."""
+    directory = ROOT / os.environ.get("QUEUESMITH_FIGURES", "build/figures")
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{pattern}.json"
+    entry = {
+        "proof": proof,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "mode": "full" if full() else "quick",
+        "seed": seed,
+        "versions": versions(),
+        "figures": figures,
+    }
+    lock = os.open(
+        directory, os.O_RDONLY
+    )  # the directory is the lock: no lock file is left beside the figures
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        merged = json.loads(path.read_text()) if path.exists() else {}
+        merged[name] = entry
+        with tempfile.NamedTemporaryFile("w", dir=directory, suffix=".tmp", delete=False) as out:
+            out.write(json.dumps(merged, indent=2, sort_keys=True) + "\n")
+        Path(out.name).chmod(0o644)
+        Path(out.name).replace(path)
+    finally:
+        os.close(lock)
+    return path
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "cpus": str(os.cpu_count())}
+    for package in ("bullmq", "redis"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    said = subprocess.run([server_binary(), "--version"], capture_output=True, text=True, check=False).stdout
+    if match := re.search(r"^(\w+).*?\bv=([\d.]+)", said):
+        found["server"] = f"{match[1]} {match[2]}"
+    return found
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest, seed: int) -> Callable[..., Path]:
+    """`figures("pattern-id", name="kills", jobs=1000, lost=0)`: keep what this proof measured."""
+
+    def keep(pattern: str, *, name: str, **numbers: Any) -> Path:
+        return record(pattern, name, request.node.nodeid, seed, numbers)
+
+    return keep
+
+
+@pytest.fixture(scope="session")
+def scale() -> Callable[[T, T], T]:
+    """`scale(quick, full)`: the size of a proof in every test run, and in `make faults`."""
+    return lambda quick, full_size: full_size if full() else quick
+
+
+@pytest.fixture(scope="session")
+def _run_seed() -> int:
+    return int(os.environ["QUEUESMITH_SEED"])
+
+
+@pytest.fixture
+def seed(_run_seed: int) -> int:
+    """The run's random seed, printed with a failing test. Repeat a run with QUEUESMITH_SEED=<it>."""
+    print(f"QUEUESMITH_SEED={_run_seed}")
+    return _run_seed

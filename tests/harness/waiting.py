@@ -1,0 +1,45 @@
+"""Poll until something is true, with a name for what was awaited when it never became so."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+__all__ = ["until", "until_sync"]
+
+T = TypeVar("T")
+
+
+async def until(
+    fn: Callable[[], T | Awaitable[T]], timeout: float = 10, what: str = "", *, every: float = 0.02
+) -> T:
+    """Call `fn` (sync or async) until it returns something truthy, and return that."""
+    deadline = time.monotonic() + timeout
+    while True:
+        got = fn()
+        value: T = await got if inspect.isawaitable(got) else got
+        if value:
+            return value
+        if time.monotonic() >= deadline:
+            raise AssertionError(_never(fn, timeout, what, value))
+        await asyncio.sleep(every)
+
+
+def until_sync(fn: Callable[[], T], timeout: float = 10, what: str = "", *, every: float = 0.02) -> T:
+    """`until` for tests without an event loop."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = fn()
+        if value:
+            return value
+        if time.monotonic() >= deadline:
+            raise AssertionError(_never(fn, timeout, what, value))
+        time.sleep(every)
+
+
+def _never(fn: object, timeout: float, what: str, last: object) -> str:
+    name = what or getattr(fn, "__name__", repr(fn))
+    return f"not within {timeout:g} s: {name} (last value: {last!r})"
