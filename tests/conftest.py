@@ -1,4 +1,4 @@
-"""Fixtures come from tests/harness: each module there may define some. New server: add its module's name below."""
+"""Fixtures come from the modules in tests/harness. New server: add its module's name below."""
 
 from __future__ import annotations
 

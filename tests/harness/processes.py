@@ -1,8 +1,8 @@
 """Real child processes that write to a log file and never outlive the test run.
 
-A child dies with the test process even when that one is SIGKILLed: on Linux through PDEATHSIG. The kernel ties
-that signal to the *thread* that forked, so all children are forked by one thread that lives as long as the
-process. macOS has no PDEATHSIG: there a SIGKILL of pytest itself can leave children behind.
+A child dies with the test process even when that one is SIGKILLed, on Linux through PDEATHSIG. The kernel
+ties that signal to the *thread* that forked, so all children are forked by one thread that lives as long
+as the process. macOS has no PDEATHSIG: there a SIGKILL of pytest itself can leave children behind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["Spawned", "Spawner", "alive", "start_tied", "spawn_python"]
+__all__ = ["Spawned", "Spawner", "alive", "spawn_python", "start_tied"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _PR_SET_PDEATHSIG = 1
@@ -106,7 +106,7 @@ class Spawned:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {timeout:g} s: {self}") from None
 
-    async def exited(self, timeout: float = 10) -> int:
+    async def exited(self, timeout: float = 10) -> int:  # noqa: ASYNC109
         deadline = time.monotonic() + timeout
         while (code := self.returncode) is None:
             if time.monotonic() >= deadline:
@@ -119,10 +119,10 @@ class Spawned:
         text = self.log.read_text(encoding="utf-8", errors="replace")
         return text[: text.rfind("\n") + 1].splitlines()
 
-    async def line(self, text: str, timeout: float = 20) -> str:
+    async def line(self, text: str, timeout: float = 20) -> str:  # noqa: ASYNC109
         """The first line that contains `text`, awaited. Fails at once when the process ends without it."""
         deadline = time.monotonic() + timeout
-        while (found := self._find(text, deadline)) is None:
+        while (found := self._find(text, deadline)) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         return found
 
@@ -161,7 +161,7 @@ def spawn_python(
     log: Path | None = None,
     cwd: Path = ROOT,
 ) -> Spawned:
-    """Run `python -m module` or `python path.py` with `reference` and `tests` importable. The caller closes it."""
+    """`python -m module` or `python path.py`, with `reference` and `tests` importable. Close it yourself."""
     target = str(module_or_path)
     run = [target] if target.endswith(".py") else ["-m", target]
     return _spawn([sys.executable, *run, *map(str, args)], env, log, cwd)
@@ -210,7 +210,7 @@ def _spawn(argv: list[str], env: Mapping[str, str] | None, log: Path | None, cwd
 
 @pytest.fixture
 def spawn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spawner]:
-    """`spawn("package.module" or "program.py", *args, env=…)`: real processes, all gone when the test ends."""
+    """`spawn("package.module" or "program.py", *args, env=…)`: real processes, gone when the test ends."""
     spawner = Spawner(tmp_path_factory.mktemp("spawned"))
     yield spawner
     spawner.close()

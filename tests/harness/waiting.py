@@ -14,7 +14,11 @@ T = TypeVar("T")
 
 
 async def until(
-    fn: Callable[[], T | Awaitable[T]], timeout: float = 10, what: str = "", *, every: float = 0.02
+    fn: Callable[[], T | Awaitable[T]],
+    timeout: float = 10,  # noqa: ASYNC109
+    what: str = "",
+    *,
+    every: float = 0.02,
 ) -> T:
     """Call `fn` (sync or async) until it returns something truthy, and return that."""
     deadline = time.monotonic() + timeout
