@@ -1,0 +1,100 @@
+"""The one settings object. Everything comes from the environment; the defaults need no server, key or network."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+__all__ = ["Settings", "SettingsError", "load"]
+
+PREFIX = "STUDYHALL_"
+# Names other tools already use; everything else is STUDYHALL_<FIELD>.
+COMMON = {"redis_url": "REDIS_URL", "database_url": "DATABASE_URL"}
+
+
+class SettingsError(Exception):
+    """A setting is missing or wrong; the message names the variable and what it takes."""
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data_dir: Path = Field(Path(".studyhall"), description="embedded Redis, SQLite and uploaded files live here")
+    redis_url: str | None = Field(None, description="redis://, rediss://, unix:// or redis+sentinel://; none: embedded")
+    database_url: str | None = Field(None, description="postgresql://... or sqlite:///...; none: SQLite in data_dir")
+    bus_url: str | None = Field(None, description="event bus: redis://, amqp://, nats:// or kafka://; none: our Redis")
+    payment_url: str | None = Field(None, description="payment provider; none: the sandbox started by the demo")
+
+    provider: Literal["local", "anthropic", "openai"] = Field("local", description="who does the AI work")
+    provider_url: str | None = Field(None, description="base address of the provider's API")
+    provider_key: str | None = Field(None, repr=False, description="API key of the provider")
+    provider_model: str | None = Field(None, description="model name at the provider")
+    provider_pace: Annotated[float, Field(ge=0, le=60)] = Field(0.0, description="local provider: seconds per chunk")
+
+    signing_keys: str | None = Field(None, repr=False, description="comma separated, newest first; none: made in data_dir")
+    admin_token: str | None = Field(None, repr=False, description="turns the admin endpoints on")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+    log_format: Literal["json", "human"] = Field("json", description="json for machines, human for terminals")
+
+    processes: Annotated[int, Field(ge=1, le=256)] = Field(os.cpu_count() or 1, description="worker processes")
+    concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(20, description="jobs at once per process and queue")
+    lock_seconds: Annotated[float, Field(ge=1, le=600)] = Field(10.0, description="a job is taken over this long after its worker died")
+    stalled_seconds: Annotated[float, Field(ge=0.2, le=600)] = Field(2.0, description="how often dead workers' jobs are looked for")
+    grace_seconds: Annotated[float, Field(ge=0, le=600)] = Field(20.0, description="on SIGTERM, time for running jobs to finish")
+    sweep_seconds: Annotated[float, Field(ge=0.1, le=600)] = Field(2.0, description="how often failed jobs are archived")
+    max_document_bytes: Annotated[int, Field(ge=1)] = Field(50 * 1024 * 1024, description="largest upload")
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="Prometheus port of a worker, 0: off")
+
+    @property
+    def store_url(self) -> str:
+        return self.database_url or f"sqlite:///{(self.data_dir / 'studyhall.db').resolve()}"
+
+    @property
+    def blob_dir(self) -> Path:
+        return self.data_dir / "blobs"
+
+    def keys(self) -> list[str]:
+        """Signing keys; without configuration one is made once and shared by all processes of the data dir."""
+        if self.signing_keys:
+            return [key.strip() for key in self.signing_keys.split(",") if key.strip()]
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        path = self.data_dir / "signing.key"
+        try:
+            # O_EXCL: of several processes that start at once exactly one makes the key, whole, before it is visible.
+            scratch = path.with_suffix(f".{os.getpid()}")
+            scratch.touch(mode=0o600)
+            scratch.write_text(secrets.token_hex(32))
+            os.link(scratch, path)
+        except FileExistsError:
+            pass
+        finally:
+            scratch.unlink(missing_ok=True)
+        return [path.read_text().strip()]
+
+
+def variable(field: str) -> str:
+    return COMMON.get(field, PREFIX + field.upper())
+
+
+def load(env: Mapping[str, str] = os.environ, **overrides: object) -> Settings:
+    """Settings from the environment; `overrides` (command-line options) win, None means not given."""
+    known = {variable(field): field for field in Settings.model_fields}
+    for name in env:
+        if name.startswith(PREFIX) and name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f", did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(known))}"
+            raise SettingsError(f"unknown setting {name}{hint}")
+    values: dict[str, object] = {field: env[name] for name, field in known.items() if env.get(name)}
+    values.update({field: value for field, value in overrides.items() if value is not None})
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        field = str(first["loc"][0])
+        raise SettingsError(f"{variable(field)}: {first['msg']} ({Settings.model_fields[field].description})") from None
