@@ -8,8 +8,8 @@ Promises
 - `read(engine)` sees one snapshot on SQLite, one per statement on PostgreSQL, and refuses to write on both.
 
 When they do not hold
-- Power loss on SQLite: `synchronous=NORMAL` (the default here) may take back the last commits, though it never
-  tears one in half. Add `?synchronous=full` to the URL to make every commit wait for the disk.
+- Power loss on SQLite: `synchronous=NORMAL` (the default here) may take back the last commits, but never
+  tears one. Add `?synchronous=full` to the URL to make every commit wait for the disk.
 - SQLite on a network file system: its locks do not work there. Use PostgreSQL.
 - Slow work inside `begin`: SQLite has one writer, so everybody waits, and gets `StoreBusy` after `LOCK_WAIT`.
 """

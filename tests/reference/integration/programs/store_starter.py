@@ -1,0 +1,31 @@
+"""Open the store, create the tables, count up: run several at once. Arguments: URL, increments."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from sqlalchemy import Column, Integer, Table, select, update
+
+from studyhall.patterns.store import begin, close, create_all, is_postgres, metadata, open_store
+
+starters = Table("starters", metadata, Column("id", Integer, primary_key=True), Column("n", Integer))
+
+
+async def main(url: str, increments: int) -> None:
+    engine = open_store(url)
+    await create_all(engine)
+    if is_postgres(engine):
+        from sqlalchemy.dialects.postgresql import insert
+    else:
+        from sqlalchemy.dialects.sqlite import insert  # type: ignore[assignment]
+    async with begin(engine) as tx:
+        await tx.execute(insert(starters).values(id=1, n=0).on_conflict_do_nothing())
+    for _ in range(increments):
+        async with begin(engine) as tx:
+            n = (await tx.execute(select(starters.c.n).with_for_update())).scalar_one()
+            await tx.execute(update(starters).values(n=n + 1))
+    await close(engine)
+
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))

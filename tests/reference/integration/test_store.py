@@ -1,0 +1,238 @@
+"""The store's promises, on a real SQLite file and a real PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+import uvloop
+from sqlalchemy import Column, ForeignKey, Integer, Table, insert, select, text, update
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from harness.ports import free_port
+from harness.postgres import PostgresServer
+from harness.processes import Spawner
+from studyhall.patterns import store as store_module
+from studyhall.patterns.store import (
+    StoreBusy,
+    StoreUnavailable,
+    WrongStoreUrl,
+    begin,
+    close,
+    create_all,
+    is_postgres,
+    metadata,
+    open_store,
+    read,
+)
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+counters = Table(
+    "test_store_counters",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("n", Integer, nullable=False),
+    Column("parent", ForeignKey("test_store_counters.id")),
+    extend_existing=True,
+)
+
+
+async def add(engine: AsyncEngine, row_id: int = 1) -> None:
+    async with begin(engine) as tx:
+        await tx.execute(insert(counters).values(id=row_id, n=0))
+
+
+async def value(engine: AsyncEngine, row_id: int = 1) -> int | None:
+    async with read(engine) as connection:
+        found: int | None = await connection.scalar(select(counters.c.n).where(counters.c.id == row_id))
+        return found
+
+
+async def increment(engine: AsyncEngine) -> None:
+    """Read, then write: the shape that fails under SQLite's plain BEGIN."""
+    async with begin(engine) as tx:
+        query = select(counters.c.n).where(counters.c.id == 1).with_for_update()
+        n = (await tx.execute(query)).scalar_one()
+        await tx.execute(update(counters).where(counters.c.id == 1).values(n=n + 1))
+
+
+async def test_a_block_that_raises_leaves_nothing(store: AsyncEngine) -> None:
+    async def half_done() -> None:
+        async with begin(store) as tx:
+            await tx.execute(insert(counters).values(id=1, n=0))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await half_done()
+    assert await value(store) is None
+    await add(store)
+    assert await value(store) == 0
+
+
+async def test_nothing_is_visible_before_commit(store: AsyncEngine) -> None:
+    async with begin(store) as tx:
+        await tx.execute(insert(counters).values(id=1, n=0))
+        assert await value(store) is None
+    assert await value(store) == 0
+
+
+async def test_a_write_in_a_read_block_is_an_error_not_a_silent_rollback(store: AsyncEngine) -> None:
+    with pytest.raises(DBAPIError, match=r"read-?only"):
+        async with read(store) as connection:
+            await connection.execute(insert(counters).values(id=1, n=0))
+    await add(store)  # the same pooled connection may write again
+    assert await value(store) == 0
+
+
+async def test_concurrent_read_then_write_transactions_lose_no_update(store: AsyncEngine) -> None:
+    await add(store)
+    await asyncio.gather(*(increment(store) for _ in range(100)))
+    assert await value(store) == 100
+
+
+async def test_plain_begin_on_sqlite_fails_where_begin_immediate_does_not(tmp_path: Path) -> None:
+    """The naive twin: two readers that both want to become the writer; busy_timeout does not help."""
+    path = tmp_path / "naive.db"
+    engine = open_store(f"sqlite:///{path}")
+    await create_all(engine)
+    await add(engine)
+    first, second = (sqlite3.connect(path, isolation_level=None, timeout=1) for _ in range(2))
+    for connection in (first, second):
+        connection.execute("BEGIN")
+        connection.execute("SELECT n FROM test_store_counters").fetchall()
+    first.execute("UPDATE test_store_counters SET n = n + 1")
+    first.execute("COMMIT")
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        second.execute("UPDATE test_store_counters SET n = n + 1")
+    first.close()
+    second.close()
+    await increment(engine)
+    assert await value(engine) == 2
+    await close(engine)
+
+
+async def test_cancelled_writers_give_their_turn_and_connection_back(store: AsyncEngine) -> None:
+    await add(store)
+    for _ in range(5):
+        tasks = [asyncio.create_task(increment(store)) for _ in range(20)]
+        await asyncio.sleep(0.005)
+        for task in tasks[::2]:
+            task.cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(result is None for result in done[1::2]), done
+    before = await value(store)
+    await asyncio.wait_for(increment(store), 5)
+    assert await value(store) == (before or 0) + 1
+
+
+async def test_nested_begin_on_sqlite_is_a_named_error_not_a_deadlock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "LOCK_WAIT", 0.2)
+    engine = open_store(f"sqlite:///{tmp_path / 's.db'}")
+    async with begin(engine):
+        with pytest.raises(StoreBusy, match="nested"):
+            async with begin(engine):
+                pass
+    other = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreBusy, match="Another process"):
+        async with begin(engine):
+            pass
+    other.close()
+    async with begin(engine) as tx:
+        assert (await tx.execute(text("SELECT 1"))).scalar_one() == 1
+    await close(engine)
+
+
+async def test_foreign_keys_are_enforced(store: AsyncEngine) -> None:
+    with pytest.raises(IntegrityError):
+        async with begin(store) as tx:
+            await tx.execute(insert(counters).values(id=1, n=0, parent=99))
+
+
+@pytest.mark.parametrize(("query", "level"), [("", 1), ("?synchronous=full", 2)])
+async def test_sqlite_runs_in_wal_with_the_chosen_durability(tmp_path: Path, query: str, level: int) -> None:
+    engine = open_store(f"sqlite:///{tmp_path / 's.db'}{query}")
+    async with read(engine) as connection:
+        assert (await connection.execute(text("PRAGMA journal_mode"))).scalar_one() == "wal"
+        assert (await connection.execute(text("PRAGMA synchronous"))).scalar_one() == level
+        assert (await connection.execute(text("PRAGMA busy_timeout"))).scalar_one() == 10_000
+    await close(engine)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nonsense",
+        "mysql://user:secret@host/db",
+        "sqlite://",
+        "sqlite:///relative.db",
+        "sqlite:///:memory:",
+        "sqlite:////tmp/x.db?journal=off",
+        "sqlite:////tmp/x.db?synchronous=off",
+    ],
+)
+def test_wrong_urls_say_what_to_give_and_never_show_the_password(url: str) -> None:
+    with pytest.raises(WrongStoreUrl, match="sqlite:////absolute") as raised:
+        open_store(url)
+    assert "secret" not in str(raised.value)
+
+
+def test_an_unreachable_server_or_unusable_file_is_an_error_within_seconds(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(StoreUnavailable, match="server up") as raised:
+        open_store(f"postgresql://me:secret@127.0.0.1:{free_port()}/db")
+    assert "secret" not in str(raised.value)
+    with pytest.raises(StoreUnavailable, match="unable to open"):
+        open_store(f"sqlite:///{tmp_path / 'missing' / 's.db'}")
+    (tmp_path / "text.db").write_text("this is no database, it is a text file" * 50)
+    with pytest.raises(StoreUnavailable, match="not a database"):
+        open_store(f"sqlite:///{tmp_path / 'text.db'}")
+    assert time.monotonic() - started < 15
+
+
+def test_works_under_uvloop(store_url: str) -> None:
+    async def use() -> int | None:
+        engine = open_store(store_url)
+        await create_all(engine)
+        await add(engine)
+        await asyncio.gather(*(increment(engine) for _ in range(20)))
+        found = await value(engine)
+        await close(engine)
+        return found
+
+    assert uvloop.run(use()) == 20
+
+
+async def test_processes_starting_at_once_all_get_their_tables_and_lose_no_update(
+    store_url: str, spawn: Spawner
+) -> None:
+    children = [spawn(PROGRAMS / "store_starter.py", store_url, 25) for _ in range(4)]
+    assert [await child.exited(60) for child in children] == [0] * 4, "\n".join(map(str, children))
+    engine = open_store(store_url)
+    async with read(engine) as connection:
+        total = (await connection.execute(text("SELECT n FROM starters"))).scalar_one()
+    assert total == 100
+    await close(engine)
+
+
+@pytest.mark.needs_postgres
+async def test_a_restart_of_postgres_costs_no_transaction_afterwards(own_postgres: PostgresServer) -> None:
+    engine = open_store(own_postgres.url)
+    assert is_postgres(engine)
+    await create_all(engine)
+    await add(engine)
+    own_postgres.kill()
+    with pytest.raises(DBAPIError):
+        await increment(engine)
+    own_postgres.restart()
+    for _ in range(10):
+        await increment(engine)
+    assert await value(engine) == 10
+    await close(engine)
