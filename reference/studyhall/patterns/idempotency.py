@@ -33,7 +33,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from .errors import Permanent
+from .errors import Permanent, Transient
 from .group_commit import GroupCommit
 from .store import begin, is_postgres, metadata, read
 
@@ -159,20 +159,14 @@ class Inbox:
 
     async def _claim(self, tx: AsyncConnection, entries: Sequence[_Entry]) -> int:
         """Insert the markers that are not there yet; how many were inserted."""
-        now = time.time()
-        rows = [
-            {
-                "consumer": self._consumer,
-                "key": e.key,
-                "fingerprint": e.fingerprint,
-                "result": e.result,
-                "at": now,
-            }
-            for e in sorted(
-                entries, key=lambda e: e.key
-            )  # one order for all processes, or PostgreSQL deadlocks
-        ]
-        return (await tx.execute(self._insert(inbox).on_conflict_do_nothing(), rows)).rowcount
+        common = {"consumer": self._consumer, "at": time.time()}
+        in_order = sorted(
+            entries, key=lambda entry: entry.key
+        )  # the same everywhere, or PostgreSQL deadlocks
+        rows = [{**common, "key": e.key, "fingerprint": e.fingerprint, "result": e.result} for e in in_order]
+        # Counted by RETURNING: psycopg's rowcount is -1 here, and -1 is true.
+        claim = self._insert(inbox).on_conflict_do_nothing().returning(inbox.c.key)
+        return len((await tx.execute(claim, rows)).all())
 
     async def _stored(self, connection: AsyncConnection, keys: Sequence[str]) -> dict[str, _Row]:
         query = select(inbox.c.key, inbox.c.fingerprint, inbox.c.result, inbox.c.at)
@@ -181,7 +175,8 @@ class Inbox:
 
 
 def _same_payload(row: _Row | None, key: str, fingerprint: str) -> Stored:
-    assert row is not None, "purged between insert and select: both run in one transaction"
+    if row is None:
+        raise Transient("The marker was purged while its duplicate was being answered: try again.")
     if row.fingerprint != fingerprint:
         raise KeyReused(f"{KeyReused.__doc__} Key: {key[:120]!r}.")
     return Stored(json.loads(row.result), row.at)
@@ -190,7 +185,7 @@ def _same_payload(row: _Row | None, key: str, fingerprint: str) -> Stored:
 def _check(row: _Row | None, entry: _Entry) -> Stored | Exception:
     try:
         return _same_payload(row, entry.key, entry.fingerprint)
-    except KeyReused as error:
+    except (KeyReused, Transient) as error:
         return error
 
 

@@ -1,0 +1,221 @@
+"""The inbox on a real SQLite file and a real PostgreSQL, within one process and across several."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Integer, Table, Text, func, insert, select, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from harness.postgres import PostgresServer
+from harness.processes import Spawner
+from studyhall.patterns.idempotency import Inbox, KeyReused, NotJson, fingerprint, inbox
+from studyhall.patterns.store import begin, close, create_all, metadata, open_store, read
+
+PROGRAMS = Path(__file__).parent / "programs"
+ONE = fingerprint({"cents": 1})
+TWO = fingerprint({"cents": 2})
+
+effects = Table(
+    "test_inbox_effects",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("key", Text, nullable=False),
+    extend_existing=True,
+)
+
+
+def effect(key: str, result: Any = None) -> Callable[[AsyncConnection], Any]:
+    async def run(tx: AsyncConnection) -> Any:
+        await tx.execute(insert(effects).values(key=key))
+        return result
+
+    return run
+
+
+async def count(engine: AsyncEngine) -> int:
+    async with read(engine) as connection:
+        return (await connection.execute(select(func.count()).select_from(effects))).scalar_one()
+
+
+async def test_a_duplicate_gets_the_stored_result_and_has_no_effect(store: AsyncEngine) -> None:
+    orders = Inbox(store, "orders")
+    assert await orders.once("k", ONE, effect("k", {"receipt": ["ü", None]})) == {"receipt": ["ü", None]}
+    assert await orders.once("k", ONE, effect("k", "other")) == {"receipt": ["ü", None]}
+    assert await count(store) == 1
+
+
+async def test_first_run_and_duplicate_get_equal_results_even_for_tuples(store: AsyncEngine) -> None:
+    orders = Inbox(store, "orders")
+    assert await orders.once("k", ONE, effect("k", (1, 2))) == await orders.once("k", ONE, effect("k"))
+
+
+async def test_an_effect_that_raises_leaves_nothing_and_runs_again(store: AsyncEngine) -> None:
+    orders = Inbox(store, "orders")
+
+    async def broken(tx: AsyncConnection) -> None:
+        await tx.execute(insert(effects).values(key="k"))
+        raise ConnectionError("mail server is down")
+
+    with pytest.raises(ConnectionError):
+        await orders.once("k", ONE, broken)
+    assert await count(store) == 0
+    assert await orders.seen("k", ONE) is None
+    assert await orders.once("k", ONE, effect("k", "sent")) == "sent"
+    assert await count(store) == 1
+
+
+async def test_a_result_that_is_not_json_rolls_the_effect_back(store: AsyncEngine) -> None:
+    orders = Inbox(store, "orders")
+    with pytest.raises(NotJson):
+        await orders.once("k", ONE, effect("k", object()))
+    assert await count(store) == 0
+
+
+async def test_the_same_key_with_another_payload_is_an_error(store: AsyncEngine) -> None:
+    orders = Inbox(store, "orders")
+    await orders.once("k", ONE, effect("k", 1))
+    with pytest.raises(KeyReused, match="new key"):
+        await orders.once("k", TWO, effect("k", 2))
+    with pytest.raises(KeyReused):
+        await orders.seen("k", TWO)
+    with pytest.raises(KeyReused):
+        await orders.record("k", TWO, 2)
+    assert await count(store) == 1
+
+
+async def test_consumers_do_not_see_each_others_keys(store: AsyncEngine) -> None:
+    first, second = Inbox(store, "mail"), Inbox(store, "payouts")
+    await first.once("event-1", ONE, effect("mail"))
+    await second.once("event-1", ONE, effect("payouts"))
+    assert await count(store) == 2
+
+
+async def test_fifty_concurrent_duplicates_make_one_effect_and_equal_results(
+    store: AsyncEngine,
+) -> None:
+    orders = Inbox(store, "orders")
+    results = await asyncio.gather(*(orders.once("k", ONE, effect("k", {"run": n})) for n in range(50)))
+    assert await count(store) == 1
+    assert len(results) == 50
+    assert all(result == results[0] for result in results)
+
+
+async def test_duplicates_across_processes_make_one_effect_and_equal_results(
+    store: AsyncEngine, store_url: str, spawn: Spawner
+) -> None:
+    """5 processes × 10 tasks, each with a result of its own: all must get the winner's."""
+    start_at = time.time() + 3
+    children = [spawn(PROGRAMS / "inbox_racer.py", store_url, start_at, n) for n in range(5)]
+    answers: list[Any] = []
+    for child in children:
+        answers += json.loads((await child.line("results ", timeout=60)).removeprefix("results "))
+    assert len(answers) == 50
+    assert len({json.dumps(answer) for answer in answers}) == 1
+    async with read(store) as connection:
+        assert (await connection.execute(select(func.count()).select_from(inbox))).scalar_one() == 1
+
+
+async def test_seen_and_record_share_their_transactions(store: AsyncEngine) -> None:
+    results = Inbox(store, "results")
+    assert await asyncio.gather(*(results.seen(f"k{n}", ONE) for n in range(50))) == [None] * 50
+    recorded = await asyncio.gather(*(results.record(f"k{n}", ONE, {"n": n}) for n in range(50)))
+    assert recorded == [{"n": n} for n in range(50)]
+    stored = await asyncio.gather(*(results.seen(f"k{n}", ONE) for n in range(50)))
+    assert [found.result for found in stored if found] == recorded
+    async with read(store) as connection:
+        times = (await connection.execute(select(func.count(inbox.c.at.distinct())))).scalar_one()
+    assert times == 1, "50 concurrent records went into one batch"
+
+
+async def test_record_returns_the_result_that_stands(store: AsyncEngine) -> None:
+    results = Inbox(store, "results")
+    both = await asyncio.gather(results.record("k", ONE, "first"), results.record("k", ONE, "second"))
+    assert both[0] == both[1]
+    assert await results.record("k", ONE, "third") == both[0]
+
+
+async def test_one_bad_row_does_not_fail_its_neighbours(store: AsyncEngine) -> None:
+    results = Inbox(store, "results")
+    await results.record("taken", ONE, 1)
+    answers = await asyncio.gather(
+        results.record("good-1", ONE, 1),
+        results.record("taken", TWO, 2),
+        results.record("surrogate-\ud800", ONE, 3),  # no database can encode this key
+        results.record("good-2", ONE, 4),
+        return_exceptions=True,
+    )
+    assert [answers[0], answers[3]] == [1, 4]
+    assert isinstance(answers[1], KeyReused)
+    assert isinstance(answers[2], (ValueError, DBAPIError))
+    assert await results.seen("good-2", ONE) is not None
+
+
+@pytest.mark.needs_postgres
+async def test_a_failed_batch_reaches_every_caller_and_the_next_works(
+    own_postgres: PostgresServer,
+) -> None:
+    engine = open_store(own_postgres.url)
+    await create_all(engine)
+    results = Inbox(engine, "results")
+    own_postgres.kill()
+    failed = await asyncio.gather(
+        *(results.record(f"k{n}", ONE, n) for n in range(10)), return_exceptions=True
+    )
+    assert all(isinstance(answer, DBAPIError) for answer in failed), failed
+    own_postgres.restart()
+    assert await asyncio.gather(*(results.record(f"k{n}", ONE, n) for n in range(10))) == list(range(10))
+    await close(engine)
+
+
+async def test_purge_forgets_old_markers_only_and_in_batches(store: AsyncEngine) -> None:
+    orders, others = Inbox(store, "orders"), Inbox(store, "others")
+    await asyncio.gather(*(orders.record(f"old-{n}", ONE, n) for n in range(25)), others.record("x", ONE, 0))
+    async with begin(store) as tx:
+        await tx.execute(update(inbox).values(at=time.time() - 3600))
+    await orders.record("new", ONE, 1)
+    assert await orders.purge(timedelta(minutes=30), batch=10) == 25
+    assert await orders.seen("new", ONE) is not None
+    assert await others.seen("x", ONE) is not None
+    assert await orders.purge(timedelta(minutes=30), batch=10) == 0
+    # The stated price: a duplicate that comes after the purge runs again.
+    assert await orders.seen("old-1", ONE) is None
+
+
+async def test_group_commit_pays_off(
+    store: AsyncEngine, figures: Callable[..., Path], store_url: str
+) -> None:
+    """seen + record with 50 tasks against the same with one task: the ratio is what batching earns."""
+    results = Inbox(store, "bench")
+
+    async def pairs(tasks: int, total: int) -> float:
+        numbers = iter(range(total))
+
+        async def work() -> None:
+            for n in numbers:
+                key = f"{tasks}-{n}"
+                assert await results.seen(key, ONE) is None
+                await results.record(key, ONE, {"n": n})
+
+        started = time.perf_counter()
+        await asyncio.gather(*(work() for _ in range(tasks)))
+        return total / (time.perf_counter() - started)
+
+    alone = await pairs(1, 100)
+    together = await pairs(50, 5000)
+    figures(
+        "idempotency",
+        name=f"seen-and-record-{store_url.split(':', maxsplit=1)[0]}",
+        concurrent_tasks=50,
+        per_second=round(together),
+        per_second_one_task=round(alone),
+    )
+    assert together > alone * 5
