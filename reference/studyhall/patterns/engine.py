@@ -1,4 +1,4 @@
-"""Finds a Redis or Valkey server that is fit for a job queue, or starts one without root, container or network.
+"""Finds a Redis or Valkey server that is fit for a job queue, or starts one: no root, container or network.
 
 Promises
     `ensure_redis(data_dir)` uses the first of: the given URL or REDIS_URL; `valkey-server` or `redis-server`

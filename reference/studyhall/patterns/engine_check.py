@@ -1,9 +1,10 @@
 """Judges a configured Redis or Valkey server before anything relies on it.
 
 Promises
-    An answer within three seconds, whatever the address does: refuse, hang, speak TLS or HTTP, want a password.
-    What cannot work is a named `EngineError` that says what to do next. What would lose jobs sooner or later
-    (eviction, no append-only file) is a warning with the command that mends it. No password is ever quoted.
+    An answer within three seconds, whatever the address does: refuse, hang, speak TLS or HTTP, want a
+    password. What cannot work is a named `EngineError` that says what to do next. What would lose jobs sooner
+    or later (eviction, no append-only file) is a warning with the command that mends it. No message contains
+    a password.
 
 Does not hold
     It is one look at the start: a server reconfigured later, or a fail-over to a worse one, goes unnoticed.
@@ -94,14 +95,14 @@ def check(url: str) -> tuple[str, list[str]]:
 
 
 def version(info: dict[str, Any]) -> str:
-    """ "Valkey 9.1.2". Valkey reports the Redis version it is compatible with beside its own."""
+    """Name and number, as in Valkey 9.1.2. Valkey reports the Redis version it is compatible with beside its own."""
     if own := info.get("valkey_version"):
         return f"Valkey {own}"
     return f"Redis {info.get('redis_version', '?')}"
 
 
 def without_secrets(url: str) -> str:
-    """The address for messages: scheme, hosts, path. No user, no password, no query; when in doubt, nothing."""
+    """The address for messages: scheme, hosts, path. No user, password or query; when in doubt, nothing."""
     scheme, _, rest = url.partition("://")
     head = re.split(r"[?#]", rest)[0]
     address = head.rpartition("@")[2]
@@ -123,13 +124,13 @@ def _warnings(where: str, info: dict[str, Any]) -> list[str]:
         )
     if not int(info.get("aof_enabled", 1)):
         found.append(
-            f"{where} does not write jobs to disk as they come (appendonly no): a crash loses acknowledged jobs. "
+            f"{where} writes jobs to disk only now and then (appendonly no): a crash loses acknowledged jobs. "
             "Fix: CONFIG SET appendonly yes, then CONFIG REWRITE."
         )
     return found
 
 
-def _explained(where: str, error: Exception) -> EngineError:
+def _explained(where: str, error: Exception) -> EngineError:  # noqa: PLR0911 (one line per case)
     """The named error for what redis-py raised."""
     text, chain = str(error), [error, error.__cause__, error.__context__]
     if "CERTIFICATE_VERIFY_FAILED" in text:

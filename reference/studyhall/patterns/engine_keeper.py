@@ -1,15 +1,15 @@
 """The process that holds an embedded server as its child, so that it lives and dies with its users.
 
 Promises
-    The server runs while at least one user process is alive, and is gone within seconds of the last one, however
-    that one ended: each user holds a shared flock on `users.lock`, which the kernel drops even on SIGKILL, and the
-    keeper leaves as soon as it can take that lock exclusively. No pids are compared, so none can be mistaken.
-    A server that dies alone comes back on the same port and data, so that connected clients find it again.
-    A keeper that dies alone takes the server along (Linux: PDEATHSIG).
+    The server runs while at least one user process is alive, and is gone within seconds of the last one,
+    however that one ended: each user holds a shared flock on `users.lock`, which the kernel drops even on
+    SIGKILL, and the keeper leaves as soon as it gets that lock exclusively. No pids are compared, so none can
+    be mistaken. A server that dies alone comes back on the same port and data, where connected clients find
+    it again. A keeper that dies alone takes the server along (Linux: PDEATHSIG).
 
 Does not hold
-    macOS has no PDEATHSIG: there a SIGKILLed keeper leaves its server running until the next start on the same
-    directory, which ends it first. A child forked (not exec'ed) from a user counts as a user.
+    macOS has no PDEATHSIG: there a SIGKILLed keeper leaves its server running until the next start on the
+    same directory, which ends it first. A child forked (not exec'ed) from a user counts as a user.
 
 Started by `engine.ensure_redis` as a plain script with the standard library alone, never by hand.
 """
@@ -59,7 +59,7 @@ def keep(directory: Path, binary: str, source: str) -> str:
                 if _nobody_holds(users):
                     state.unlink(missing_ok=True)
                     return ""
-                if not announced and f"process_id:{server.pid}\r" in info_if_serving(port, directory):
+                if not announced and _is_up(server.pid, port, directory):
                     _write(state, {"port": port, "pid": server.pid, "source": source})
                     _let_go_of_starter()
                     announced, failures = True, 0
@@ -114,7 +114,13 @@ def info_if_serving(port: int, directory: Path) -> str:
     """INFO of the server on this loopback port, if `directory` is where it keeps its data; else nothing."""
     reply = _ask(port, b"CONFIG GET dir\r\nINFO server\r\nPING\r\n")
     where = b"\r\n" + os.fsencode(directory) + b"\r\n"
-    return reply.decode(errors="replace") if where in reply and b"+PONG" in reply else ""
+    return reply.decode(errors="replace") if where in reply else ""
+
+
+def _is_up(pid: int, port: int, directory: Path) -> bool:
+    """Has *our* server loaded its data? Another one may have taken the port a moment ago."""
+    reply = info_if_serving(port, directory)
+    return f"process_id:{pid}\r" in reply and "+PONG" in reply
 
 
 def _end_orphan(state: Path, directory: Path) -> int:
@@ -183,8 +189,8 @@ def _leave(_signal: int, _frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    # argv: directory, binary, source, and the fd of keeper.lock: an flock belongs to the open file, so the lock
-    # our starter took passes to us without a gap, and we hold it until we end.
+    # We also inherited keeper.lock: an flock belongs to the open file, not to the process, so the lock that our
+    # starter took passes to us without a gap, and we hold it until we end.
     if os.fork():
         os._exit(0)  # no child of the starter: its own children are its business
     os.umask(0o077)
