@@ -2,21 +2,21 @@
 
     python -m studyhall.payment_sandbox --port 0 --data-dir DIR     prints {"url": "http://127.0.0.1:…", …}
 
-    POST /v1/charges  Idempotency-Key, {"amount", "currency", "customer", "method"}: 201, again 200, declined 402
+    POST /v1/charges  Idempotency-Key, {"amount", "currency", "customer", "method"}: 201, again 200, or 402
     POST /v1/refunds  Idempotency-Key, {"charge_key"}: 201, "refunded", or "voided" when nothing was charged
     GET  /v1/charges?key=…: 200 or 404
     GET  /admin/ledger      POST /admin/faults      DELETE /admin/faults      GET /healthz
 
-Promises: one effect per key, whatever is repeated; the same key with another body is 422; a refund of a key that
-was never charged voids it, and a charge that arrives later under that key is refused (409). Killed and started
-again on the same directory, it knows everything it answered.
+Promises: one effect per key, whatever is repeated; the same key with another body is 422; a refund of a key
+that was never charged voids it, and a charge that arrives later under that key is refused (409). Killed and
+started again on the same directory, it knows everything it answered.
 
 Faults, by admin call `{"kind", "operation": "charge"|"refund"|"find", "times": n, "seconds": s}` or by paying
 with one of `CARDS`: decline (402), rate-limit (429 with Retry-After), unavailable (503, nothing happened),
 lost-answer (it happened, the connection drops), hang (nothing happens, nobody answers), late (it happens, but
 only after `seconds`).
 
-Not a model of real money: no capture, no disputes, no exchange rates. Loopback only; it has no authentication.
+Not a model of real money: no capture, no disputes, no exchange rates. Loopback only, no authentication.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ When they do not hold
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import socket
@@ -37,6 +36,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from .idempotency import provider_key
 from .retry import RetryPolicy, decide
 from .saga_store import Lease, LeaseLost, SagaRow, StepRow, claim, create, load, record, redact
 
@@ -56,7 +56,8 @@ class StepContext:
     key: str
     undo_key: str
     result: Mapping[str, Any] | None
-    results: Mapping[str, Mapping[str, Any]]
+    results: Mapping[str, Mapping[str, Any]]  # of all steps that were done, by step name
+    error: str | None  # why the saga goes backward
 
 
 Result = Mapping[str, Any] | None
@@ -292,9 +293,8 @@ async def _record(
 
 
 def _context(saga: SagaRow, row: StepRow, found: Result = None) -> StepContext:
-    # Hashed: a provider learns nothing about our ids, and a saga id in any alphabet gives a valid key.
-    key = hashlib.sha256(f"{saga.name}\0{saga.id}\0{row.name}".encode()).hexdigest()[:40]
+    key = provider_key(f"{saga.name}/{saga.id}", row.name)
     known = {step.name: step.result for step in saga.steps if step.result is not None}
     attempt = 1 + (row.undo_attempts if saga.backward else row.attempts)
     result = row.result if found is None else found
-    return StepContext(saga.id, saga.data, row.name, attempt, key, f"{key}-undo", result, known)
+    return StepContext(saga.id, saga.data, row.name, attempt, key, f"{key}-undo", result, known, saga.error)

@@ -16,13 +16,14 @@ from typing import Any, Literal
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from .errors import Permanent
 from .saga_store import UnknownSaga, record, sagas, steps
 from .store import begin
 
 __all__ = ["CannotRepair", "compensate", "mark", "retry"]
 
 
-class CannotRepair(Exception):
+class CannotRepair(Permanent):
     """This repair does not fit the saga as it is; the message says why and what would fit."""
 
 

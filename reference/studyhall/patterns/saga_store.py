@@ -13,7 +13,6 @@ When they do not hold
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -38,6 +37,8 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from .errors import Permanent
+from .redaction import redact_text
 from .store import begin, metadata, read
 
 __all__ = [
@@ -112,11 +113,11 @@ class LeaseLost(Exception):
     """Another process holds this saga now. Drop the work: nothing was written, and the other one goes on."""
 
 
-class SagaConflict(Exception):
+class SagaConflict(Permanent):
     """A saga with this id exists with another name or other data. Use one id per business request."""
 
 
-class UnknownSaga(LookupError):
+class UnknownSaga(Permanent):
     """No saga has this id. `list_sagas` shows the ones there are."""
 
 
@@ -271,13 +272,6 @@ async def record(
     await tx.execute(insert(saga_history).values(**row, detail=redact(detail) or None))
 
 
-# A provider's error text likes to repeat what it was sent: an e-mail address, a card number, a token.
-_SECRETS = re.compile(
-    r"[\w.+-]+@[\w-]+\.[\w.-]+|\b(?:\d[ -]?){12,18}\d\b|\b(?:Bearer|Basic)\s+\S+"
-    r"|\b(?:sk|pk|tok|key|secret|token|password)[_=:-]\s*\S+",
-    re.IGNORECASE,
-)
-
-
-def redact(text: str, limit: int = 400) -> str:
-    return _SECRETS.sub("***", text)[:limit]
+def redact(text: str, limit: int = 1000) -> str:
+    """A provider's error text likes to repeat what it was sent: an e-mail address, a card number, a token."""
+    return redact_text(text)[:limit]

@@ -1,0 +1,1 @@
+"""Buying a study pack: order and event in one transaction, a saga for the money, consumers for the rest."""

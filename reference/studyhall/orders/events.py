@@ -1,0 +1,40 @@
+"""What the orders tell the rest of the house. A renamed field means a new version and an upcaster."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from studyhall.patterns.event_schema import EventTypes
+
+__all__ = ["SOURCE", "TOPIC", "OrderCancelled", "OrderConfirmed", "OrderPlaced", "types"]
+
+SOURCE = "studyhall/orders"
+TOPIC = "order"
+types = EventTypes()
+
+
+@types.event("order.placed.v1")
+class OrderPlaced(BaseModel):
+    order_id: str
+    pack_id: str
+    seats: int
+    amount_cents: int
+
+
+@types.event("order.confirmed.v1")
+class OrderConfirmed(BaseModel):
+    order_id: str
+    pack_id: str
+    pack_title: str
+    author: str
+    customer: str
+    seats: int
+    amount_cents: int
+
+
+@types.event("order.cancelled.v1")
+class OrderCancelled(BaseModel):
+    order_id: str
+    pack_id: str
+    customer: str
+    reason: str
