@@ -14,9 +14,12 @@ Does not hold
 from __future__ import annotations
 
 import re
+import socket
 import ssl
 import threading
+from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis
 
@@ -77,7 +80,7 @@ def check(url: str) -> tuple[str, list[str]]:
                 client.ping()
                 outcome.append(dict(client.info()))
         except Exception as error:
-            outcome.append(error)
+            outcome.append(ssl.SSLError("plain text") if _answers_without_tls(url, error) else error)
 
     # In a thread because name resolution has no time limit; a daemon because it may never return.
     thread = threading.Thread(target=look, daemon=True)
@@ -95,7 +98,7 @@ def check(url: str) -> tuple[str, list[str]]:
 
 
 def version(info: dict[str, Any]) -> str:
-    """Name and number, as in Valkey 9.1.2. Valkey reports the Redis version it is compatible with beside its own."""
+    """Name and number, as in Valkey 9.1.2. Valkey also reports the Redis version it resembles."""
     if own := info.get("valkey_version"):
         return f"Valkey {own}"
     return f"Redis {info.get('redis_version', '?')}"
@@ -124,7 +127,7 @@ def _warnings(where: str, info: dict[str, Any]) -> list[str]:
         )
     if not int(info.get("aof_enabled", 1)):
         found.append(
-            f"{where} writes jobs to disk only now and then (appendonly no): a crash loses acknowledged jobs. "
+            f"{where} writes jobs to disk only now and then (appendonly no): a crash loses accepted jobs. "
             "Fix: CONFIG SET appendonly yes, then CONFIG REWRITE."
         )
     return found
@@ -157,6 +160,18 @@ def _explained(where: str, error: Exception) -> EngineError:  # noqa: PLR0911 (o
             "write special characters in the password percent-encoded."
         )
     return EngineError(f"{where} answers {type(error).__name__} to PING and INFO. Allow both for this user.")
+
+
+def _answers_without_tls(url: str, error: Exception) -> bool:
+    """A plain server waits for the end of what it takes for a command, so the TLS handshake just times out."""
+    if not (url.startswith("rediss://") and isinstance(error, redis.TimeoutError)):
+        return False
+    with suppress(OSError, ValueError):
+        parts = urlsplit(url)
+        with socket.create_connection((parts.hostname or "localhost", parts.port or 6379), 0.3) as plain:
+            plain.sendall(b"PING\r\n")
+            return plain.recv(1) in (b"+", b"-")
+    return False
 
 
 def _numbers(text: object) -> tuple[int, ...]:

@@ -189,8 +189,8 @@ def _leave(_signal: int, _frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    # We also inherited keeper.lock: an flock belongs to the open file, not to the process, so the lock that our
-    # starter took passes to us without a gap, and we hold it until we end.
+    # We also inherited keeper.lock: an flock belongs to the open file, not to the process, so the lock of
+    # our starter passes to us without a gap, and we hold it until we end.
     if os.fork():
         os._exit(0)  # no child of the starter: its own children are its business
     os.umask(0o077)
