@@ -160,9 +160,8 @@ class Inbox:
     async def _claim(self, tx: AsyncConnection, entries: Sequence[_Entry]) -> int:
         """Insert the markers that are not there yet; how many were inserted."""
         common = {"consumer": self._consumer, "at": time.time()}
-        in_order = sorted(
-            entries, key=lambda entry: entry.key
-        )  # the same everywhere, or PostgreSQL deadlocks
+        # One order in all processes: batches that overlap in another order deadlock on PostgreSQL.
+        in_order = sorted(entries, key=lambda entry: entry.key)
         rows = [{**common, "key": e.key, "fingerprint": e.fingerprint, "result": e.result} for e in in_order]
         # Counted by RETURNING: psycopg's rowcount is -1 here, and -1 is true.
         claim = self._insert(inbox).on_conflict_do_nothing().returning(inbox.c.key)
