@@ -53,7 +53,7 @@ def read(file: BinaryIO) -> tuple[str, list[Section]]:
         raise
     except DefusedXmlException as error:
         raise Corrupt(
-            "The document declares XML entities, which Word never does. Save it again in Word and upload that."
+            "The document declares XML entities, which Word never does. Save it again in Word and upload it."
         ) from error
     except BROKEN as error:
         raise Corrupt(DAMAGED) from error
@@ -79,7 +79,7 @@ def _check(archive: zipfile.ZipFile) -> None:
             raise Corrupt(DAMAGED)
         if entry.file_size > RATIO_FROM and entry.file_size > MAX_RATIO * max(entry.compress_size, 1):
             raise TooLarge(
-                "The Word document unpacks to far more than it should. Save it again in Word and upload that."
+                "The Word document unpacks to far more than it should. Save it again in Word and upload it."
             )
 
 

@@ -32,7 +32,7 @@ __all__ = ["extract"]
 MAX_TITLE = 120
 
 
-def extract(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Extracted:
+def extract(path: str | Path, max_bytes: int = MAX_BYTES) -> Extracted:
     """The text of the file at `path`, or a `DocumentRejected` that tells the user what to do."""
     with _open_checked(Path(path), max_bytes) as file:
         try:

@@ -57,7 +57,7 @@ class MalformedAnswer(Transient):
 
 
 class ProviderRefused(Permanent):
-    """The AI provider will not take this request. Check its address, key, model and credit in the settings."""
+    """The AI provider will not take this request. Check its address, key, model and credit."""
 
 
 class HttpProvider:
@@ -224,7 +224,7 @@ def retry_after(headers: httpx2.Headers) -> float:
 
 
 def _malformed(what: str, error: Exception) -> MalformedAnswer:
-    # Only where it is wrong, never the value: pydantic and json quote what the model wrote about the document.
+    # Only where it is wrong, never the value: pydantic and json quote what the model wrote about the text.
     where = ""
     if isinstance(error, ValidationError):
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]

@@ -1,7 +1,7 @@
 """What a remote model is asked, the shape of its answers, and the check of each against the document.
 
-A document is data from a stranger: it stands between tags, the task says so, and an answer can only ever become
-concepts, questions and quotes. A quote that is not in the text is dropped, whoever invented it.
+A document is data from a stranger: it stands between tags, the task says so, and an answer can only ever
+become concepts, questions and quotes. A quote that is not in the text is dropped, whoever invented it.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Explanations(BaseModel):
 def concepts(part: str, known: Sequence[str]) -> tuple[str, str]:
     task = (
         "Find the concepts of a study text and how they are connected. Give 3 to 12 concepts, each with the "
-        "sentence that says most about it, word for word, and links between them with a short label that reads "
-        f"between the two names. {DATA}"
+        "sentence that says most about it, word for word, and links between them with a short label that "
+        f"reads between the two names. {DATA}"
     )
     if known:
         task += f" Use these names again where they fit: {'; '.join(known)}."
@@ -87,9 +87,9 @@ def concepts(part: str, known: Sequence[str]) -> tuple[str, str]:
 def quiz(text: str, graph: ConceptGraph, questions: int) -> tuple[str, str]:
     names = "; ".join(concept.name for concept in graph.concepts)
     task = (
-        f"Write {questions} multiple-choice questions about a study text, each with 4 different choices, the answer "
-        "exactly as it stands among the choices, and as source the sentence of the text that holds the answer, word "
-        f"for word. Ask about these concepts: {names}. {DATA}"
+        f"Write {questions} multiple-choice questions about a study text, each with 4 different choices, the "
+        "answer exactly as it stands among the choices, and as source the sentence of the text that holds "
+        f"the answer, word for word. Ask about these concepts: {names}. {DATA}"
     )
     return task, f"<document>\n{text[:EXCERPT]}\n</document>"
 
@@ -102,8 +102,8 @@ def explanations(batch: Sequence[Link], found: Sequence[str]) -> tuple[str, str]
         f"{number}. {link.source} and {link.target}" for number, link in enumerate(batch, start=1)
     )
     task = (
-        "Explain in two or three sentences how each pair of concepts is connected according to a study text, and "
-        f"quote the sentences it rests on word for word. Keep the numbers of the pairs. {DATA}\n{pairs}"
+        "Explain in two or three sentences how each pair of concepts is connected according to a study text, "
+        f"and quote the sentences it rests on word for word. Keep the numbers of the pairs. {DATA}\n{pairs}"
     )
     return task, f"<document>\n{' '.join(picked)[:EXCERPT]}\n</document>"
 
@@ -150,7 +150,7 @@ class Draft:
         self.next += 1
 
     def graph(self, found: Sequence[str], *, coverage: float) -> ConceptGraph:
-        """ValidationError when no two concepts are linked; links to names the model never listed are dropped."""
+        """ValidationError when no two concepts are linked. Links to names never listed are dropped."""
         text = " ".join(found)
         kept = {_stems(str(entry["name"])): entry for entry in self._strongest()}
         links = [link for link in self.links.values() if link["source"] in kept and link["target"] in kept]

@@ -1,4 +1,4 @@
-"""How the two common protocols spell a request and an answer. Nothing here does I/O or knows what is asked."""
+"""How the two common protocols spell a request and an answer. Nothing here does I/O."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Wire(Protocol):
     def request(self, model: str, task: str, text: str, schema: Mapping[str, Any]) -> dict[str, Any]: ...
 
     def answer(self, reply: Any) -> Any:
-        """The model's JSON, parsed. Raises LookupError, TypeError or ValueError when the reply has no such thing."""
+        """The model's JSON, parsed. LookupError, TypeError or ValueError when the reply has none."""
         ...
 
 
@@ -63,7 +63,7 @@ class AnthropicMessages:
 
 
 class ChatCompletions:
-    """JSON mode with the schema in the prompt: what OpenAI and most servers that imitate it have in common."""
+    """JSON mode with the schema in the prompt: what OpenAI and the servers that imitate it share."""
 
     name = "openai"
     path = "/v1/chat/completions"

@@ -1,0 +1,75 @@
+"""document-processing: fast and reliable. Text out of an uploaded file, in a process that can be killed."""
+
+from __future__ import annotations
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from studyhall import db
+from studyhall.documents import DocumentRejected, Extracted, extract
+from studyhall.patterns.deadline import DeadlineExceeded
+from studyhall.patterns.isolation import ProcessDied
+from studyhall.patterns.pipeline import Done, JobContext
+from studyhall.patterns.store import begin, read
+from studyhall.services import Services
+
+from .reference import DocumentReference, UnknownDocument
+
+__all__ = ["ProcessDocument", "process_document"]
+
+MEMORY = 2 * 1024**3  # of the extraction process; a file that needs more is built to
+
+
+class ProcessDocument(DocumentReference):
+    """Extract the text of an uploaded document."""
+
+
+async def process_document(ctx: JobContext, payload: ProcessDocument) -> Done:
+    services: Services = ctx.services
+    async with read(ctx.store) as connection:
+        found = await db.document(connection, payload.document_id, payload.owner)
+    if found is None:
+        raise UnknownDocument(str(UnknownDocument.__doc__))
+
+    await ctx.progress("parsing", 10, "finding out what kind of file this is")
+    try:
+        extracted: Extracted = await services.pool.run(
+            extract,
+            services.blob(found.blob),
+            services.max_document_bytes,
+            # A second less than the job has: the pool can then say what happened before it is cut off itself.
+            timeout=max(0.1, ctx.remaining() - 1),
+            memory_limit=MEMORY,
+        )
+    except DocumentRejected as refusal:
+        # Not in `save`: that is for jobs that end well. Telling the owner twice does no harm.
+        await _tell_owner(ctx, payload, refusal.code, str(refusal))
+        raise
+    except (ProcessDied, DeadlineExceeded):
+        if ctx.attempt >= ctx.attempts:
+            await _tell_owner(
+                ctx, payload, "unreadable", "This file stops our reader. Save it anew and upload that."
+            )
+        raise
+
+    count = len(extracted.text.split())
+    await ctx.progress("extracting", 80, f"{count:,} words", kind=extracted.kind.value, pages=extracted.pages)
+
+    async def save(tx: AsyncConnection) -> None:
+        await db.save_text(tx, payload.document_id, payload.owner, extracted)
+
+    await ctx.progress("saving", 95, "storing the text")
+    return Done(
+        {
+            "document_id": payload.document_id,
+            "kind": extracted.kind.value,
+            "title": extracted.title,
+            "pages": extracted.pages,
+            "words": count,
+        },
+        save,
+    )
+
+
+async def _tell_owner(ctx: JobContext, payload: ProcessDocument, code: str, message: str) -> None:
+    async with begin(ctx.store) as tx:
+        await db.reject(tx, payload.document_id, payload.owner, code, message)
