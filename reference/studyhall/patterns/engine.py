@@ -101,17 +101,17 @@ def _join_or_start(directory: Path, user: int) -> RedisServer:
     # Refused only while a keeper is ending its server: wait for that, then start afresh.
     while not _flock(user, fcntl.LOCK_SH):
         _wait_or_give_up(deadline, directory)
-    while not (server := _running(directory, user)):
+    while True:
         keeper = _open(directory / "keeper.lock")
         try:
             if _flock(keeper, fcntl.LOCK_EX):
                 _start_keeper(directory, keeper, deadline)
-                continue
         finally:
             os.close(keeper)
+        if server := _running(directory, user):
+            return server
         # Another process is just starting it, or the keeper is bringing its server back.
         _wait_or_give_up(deadline, directory)
-    return server
 
 
 def _running(directory: Path, user: int) -> RedisServer | None:

@@ -38,6 +38,8 @@ __all__ = [
 
 MINIMUM = (6, 2)  # BullMQ's scripts use commands of Redis 6.2
 CHECK_SECONDS = 2.5
+# Less patience than a worker has, and no HELLO, which a server before 6.0 answers with "unknown command".
+OPTIONS = "socket_timeout=1.2&protocol=2"
 UNSET = "or unset it and a local server is started"
 
 
@@ -72,24 +74,24 @@ class ReadOnlyReplica(EngineError):
 def check(url: str) -> tuple[str, list[str]]:
     """(version, warnings) of the server at `url`, or an `EngineError`."""
     where = without_secrets(url)
-    outcome: list[dict[str, Any] | Exception] = []
+    outcome: list[dict[str, Any] | EngineError] = []  # never the original: it may quote parts of the URL
 
     def look() -> None:
         try:
-            with lock_client(url) as client:
+            with lock_client(f"{url}{'&' if '?' in url else '?'}{OPTIONS}") as client:
                 client.ping()
                 outcome.append(dict(client.info()))
         except Exception as error:
-            outcome.append(ssl.SSLError("plain text") if _answers_without_tls(url, error) else error)
+            outcome.append(_tls_mismatch(url, error) or _explained(where, error))
 
     # In a thread because name resolution has no time limit; a daemon because it may never return.
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     thread.join(CHECK_SECONDS)
-    info = outcome[0] if outcome else TimeoutError()
-    if isinstance(info, Exception):
-        raise _explained(where, info) from None  # the original may quote parts of the URL
-    if _numbers(info["redis_version"]) < MINIMUM:
+    info = outcome[0] if outcome else _explained(where, TimeoutError())
+    if isinstance(info, EngineError):
+        raise info from None
+    if _numbers(info.get("redis_version", 0)) < MINIMUM:
         raise ServerTooOld(f"{where} is {version(info)}; the queue needs 6.2 or newer. Upgrade it.")
     if info.get("role") == "slave":
         primary = f"{info.get('master_host')}:{info.get('master_port')}"
@@ -135,13 +137,15 @@ def _warnings(where: str, info: dict[str, Any]) -> list[str]:
 
 def _explained(where: str, error: Exception) -> EngineError:  # noqa: PLR0911 (one line per case)
     """The named error for what redis-py raised."""
-    text, chain = str(error), [error, error.__cause__, error.__context__]
+    text = str(error)
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return TlsMismatch(
             f"{where}: certificate not trusted. Add ?ssl_ca_certs=/path/to/ca.pem to REDIS_URL."
         )
-    if any(isinstance(cause, ssl.SSLError) for cause in chain):
-        return TlsMismatch(f"{where} does not speak TLS. Write redis://, or use the server's TLS port.")
+    if "[SSL" in text:
+        return TlsMismatch(
+            f"{where} cannot agree on TLS with us. Look at the ssl_ options in REDIS_URL: {text}."
+        )
     if isinstance(error, redis.AuthenticationError) or "NOAUTH" in text:
         return WrongPassword(f"{where} refuses this user name or password. Correct them in REDIS_URL.")
     if isinstance(error, redis.TimeoutError | TimeoutError):
@@ -162,16 +166,27 @@ def _explained(where: str, error: Exception) -> EngineError:  # noqa: PLR0911 (o
     return EngineError(f"{where} answers {type(error).__name__} to PING and INFO. Allow both for this user.")
 
 
-def _answers_without_tls(url: str, error: Exception) -> bool:
-    """A plain server waits for the end of what it takes for a command, so the TLS handshake just times out."""
-    if not (url.startswith("rediss://") and isinstance(error, redis.TimeoutError)):
-        return False
+def _tls_mismatch(url: str, error: Exception) -> TlsMismatch | None:
+    """Neither side says so: a plain server waits for the end of what it takes for a command, a TLS server
+    hangs up. So ask once more in the other language, without any password."""
+    if isinstance(error, redis.AuthenticationError):
+        return None
     with suppress(OSError, ValueError):
         parts = urlsplit(url)
-        with socket.create_connection((parts.hostname or "localhost", parts.port or 6379), 0.3) as plain:
-            plain.sendall(b"PING\r\n")
-            return plain.recv(1) in (b"+", b"-")
-    return False
+        address = (parts.hostname or "localhost", parts.port or 6379)
+        if parts.scheme == "rediss" and isinstance(error, redis.TimeoutError):
+            with socket.create_connection(address, 0.3) as plain:
+                plain.sendall(b"PING\r\n")
+                if plain.recv(1) in (b"+", b"-"):
+                    return TlsMismatch(
+                        f"{without_secrets(url)} does not speak TLS. Write redis:// in REDIS_URL."
+                    )
+        if parts.scheme == "redis" and isinstance(error, redis.ConnectionError):
+            anyone = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE
+            with socket.create_connection(address, 0.3) as plain, anyone.wrap_socket(plain):
+                return TlsMismatch(f"{without_secrets(url)} speaks TLS. Write rediss:// in REDIS_URL.")
+    return None
 
 
 def _numbers(text: object) -> tuple[int, ...]:

