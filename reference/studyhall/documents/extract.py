@@ -30,6 +30,10 @@ from .errors import Corrupt, Missing, NoText, TooLarge
 __all__ = ["extract"]
 
 MAX_TITLE = 120
+# Control characters but tab and newline, soft hyphens, zero-width and direction marks, lone surrogates.
+INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff\ud800-\udfff]"
+)
 
 
 def extract(path: str | Path, max_bytes: int = MAX_BYTES) -> Extracted:
@@ -109,9 +113,7 @@ def _tidy(kind: Kind, title: str, sections: list[Section], pages: int | None) ->
 def _clean(text: str) -> str:
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n\n")
     text = unicodedata.normalize("NFC", text)
-    text = "".join(
-        c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs", "Cf") else "" for c in text
-    )
+    text = INVISIBLE.sub("", text)
     text = re.sub(r"[ \t\u00a0]+", " ", text)
     text = re.sub(r" ?\n ?", "\n", text)
     return re.sub(r"\n{3,}", "\n\n", text).strip()

@@ -30,8 +30,8 @@ INLINE: tuple[tuple[re.Pattern[str], str], ...] = (
 
 def read(file: BinaryIO) -> tuple[Kind, str, list[Section]]:
     # Four bytes per character at most: anything longer is over the limit in every encoding.
-    raw = file.read(4 * MAX_CHARS + 4)
-    text = _decode(raw)
+    raw = file.read(4 * MAX_CHARS + 1)
+    text = _decode(raw) if len(raw) <= 4 * MAX_CHARS else ""
     if len(raw) > 4 * MAX_CHARS or len(text) > MAX_CHARS:
         raise TooLarge(f"The file holds more than {MAX_CHARS:,} characters of text. Split it into parts.")
     lines = text.splitlines()
@@ -50,8 +50,7 @@ def _decode(raw: bytes) -> str:
         if raw.startswith(bom):
             return _checked(raw.decode(encoding, errors="replace"))
     try:
-        # A limit may cut a character in half at the very end; that is not a sign of another encoding.
-        return _checked(raw.decode("utf-8", errors="strict"))
+        return _checked(raw.decode("utf-8"))
     except UnicodeDecodeError:
         pass
     try:
