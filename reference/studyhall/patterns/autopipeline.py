@@ -39,7 +39,7 @@ class AutoPipeline(Redis):
     """`redis.asyncio.Redis` with EVALSHA pipelined by itself. All other commands take redis-py's own path."""
 
     _wire: _Wire | None = None
-    _opening: asyncio.Lock | None = None
+    _opening: asyncio.Task[_Wire] | None = None
 
     def execute_command(self, *args: Any, **options: Any) -> Any:  # an awaitable
         if args[0] != "EVALSHA":
@@ -49,13 +49,21 @@ class AutoPipeline(Redis):
         return self._open_and_call(args)
 
     async def _open_and_call(self, args: tuple[Any, ...]) -> Any:
-        self._opening = self._opening or asyncio.Lock()
-        async with self._opening:  # many jobs find the connection gone at once: one of them opens the next
-            if self._wire is None or not self._wire.open:
-                self._wire = _Wire(self, await self.connection_pool.get_connection())  # type: ignore[no-untyped-call]
-        return await self._wire.call(args)
+        # Many jobs find the connection gone at once. They share one attempt and its failure: one after the
+        # other they would each wait for the timeout of a frozen server.
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.get_running_loop().create_task(self._open())
+        wire = await asyncio.shield(self._opening)
+        return await wire.call(args)
+
+    async def _open(self) -> _Wire:
+        self._wire = _Wire(self, await self.connection_pool.get_connection())  # type: ignore[no-untyped-call]
+        return self._wire
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait({self._opening})
         if self._wire is not None:
             self._wire.close(ConnectionError("the client was closed"))
             await asyncio.wait({self._wire.reader})
@@ -86,6 +94,9 @@ class _Wire:
 
     def call(self, args: tuple[Any, ...]) -> asyncio.Future[Any]:
         reply = self._loop.create_future()
+        if not self.open:
+            reply.set_exception(ConnectionError("the connection to Redis broke before the call was sent"))
+            return reply
         self._owed.append(reply)
         if not self._outbox:
             self._loop.call_soon(self._flush)  # after every other task of this turn had its say

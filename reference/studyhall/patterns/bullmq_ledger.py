@@ -1,42 +1,41 @@
-"""Every change of a job's state, written with BullMQ's own scripts, and the exceptions that ask for one.
+"""Every change of a job's state, written with BullMQ's own scripts.
 
 Promise: a change is written once, also when Redis goes away in the middle: it is repeated until Redis
 answers, and a repetition that finds the first one done is a success. A worker that no longer owns the job
-changes nothing (`LockLost`). Where the script can hand out the next job in the same call, it does.
-It does not hold when Redis loses acknowledged writes (no AOF): then the job runs again.
+changes nothing (`LockLost`). Where a script can hand out the next job in the same call, it does.
+It does not hold when Redis loses acknowledged writes (no AOF): then the job runs again. And a job that was
+handed out in a reply that got lost waits for its lock to expire; then it is found as stalled.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgpack
 from bullmq.job import Job
-from redis.exceptions import ConnectionError, OutOfMemoryError, ReadOnlyError, ResponseError, TimeoutError
 
-__all__ = ["FailPermanently", "Found", "Ledger", "LockLost", "Refused", "RetryLater", "Run", "is_outage"]
+from .worker_events import is_outage
 
+__all__ = ["Found", "Ledger", "LockLost", "Refused", "Run"]
 
-class RetryLater(Exception):
-    """Run this job again after `delay` seconds. With `spend_attempt` it counts as a failed attempt."""
-
-    def __init__(self, delay: float, *, spend_attempt: bool = False, reason: str = "") -> None:
-        super().__init__(reason or f"again in {delay:.3g} s")
-        self.delay, self.spend_attempt, self.reason = delay, spend_attempt, reason
-
-
-class FailPermanently(Exception):
-    """Move the job to the failed ones now, whatever attempts are left."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+# In the order in which BullMQ's scripts expect them.
+_QUEUE_KEYS = (
+    "wait",
+    "active",
+    "prioritized",
+    "events",
+    "stalled",
+    "limiter",
+    "delayed",
+    "paused",
+    "meta",
+    "pc",
+)
 
 
 class LockLost(Exception):
@@ -45,6 +44,8 @@ class LockLost(Exception):
 
 class Refused(Exception):
     """BullMQ's script refused the change although the lock is ours; `code` is its answer."""
+
+    FAILED_CHILDREN: ClassVar[int] = -9
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -74,46 +75,21 @@ class Found(NamedTuple):
     next_at_ms: float = 0  # epoch of the next delayed job
 
 
-NOTHING = Found()
-
-# In the order in which BullMQ's scripts expect them.
-_QUEUE_KEYS = (
-    "wait",
-    "active",
-    "prioritized",
-    "events",
-    "stalled",
-    "limiter",
-    "delayed",
-    "paused",
-    "meta",
-    "pc",
-)
-
-
-def is_outage(error: BaseException) -> bool:
-    """Redis is away, starting, failing over, full or read-only: worth repeating, and no fault of the job."""
-    if isinstance(error, ConnectionError | TimeoutError | ReadOnlyError | OutOfMemoryError | OSError):
-        return True
-    words = ("MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "UNKILLABLE", "BUSY ")
-    return isinstance(error, ResponseError) and str(error).startswith(words)
-
-
 @dataclass(slots=True)
 class Ledger:
     backend: Any  # bullmq.backends.RedisBackend
     lock_ms: int
     limiter: dict[str, int] | None
     on_outage: Callable[[BaseException], None]
-    give_up_at: float = float("inf")  # monotonic; set when the worker drains
-    _finish_keys: dict[str, tuple[list[str], list[str]]] = field(default_factory=dict)
+    give_up_at: float = float("inf")  # monotonic; a draining worker sets it
+    _keys: dict[str, tuple[list[str], list[str]]] = field(default_factory=dict)
 
     async def take(self, token: str) -> Found:
         """The next waiting job, locked and active. One try: the caller decides how to wait."""
         key = self.backend.keys
-        names = [*_QUEUE_KEYS, "marker"]
         args = [key[""], _now(), self._claim(token)]
-        return _found(await self._script("moveToActive")(keys=[key[name] for name in names], args=args))
+        keys = [key[name] for name in (*_QUEUE_KEYS, "marker")]
+        return _found(await self._script("moveToActive")(keys=keys, args=args))
 
     async def completed(self, run: Run, value: str, keep: Any, *, fetch: bool) -> Found:
         return await self._finish(run, "completed", value, keep=keep, fetch=fetch, fields=None)
@@ -128,14 +104,19 @@ class Ledger:
         options["workerOpts"] = {"lockDuration": self.lock_ms, "limiter": self.limiter}
         scripts = self.backend.scripts
         keys, args = scripts.moveToDelayedArgs(run.job_id, _now(), run.token, delay_ms, options)
-        return _found(await self._write(run, "moveToDelayed", keys, args))
+        found = _found(
+            await self._write(run, "moveToDelayed", keys, args, ("delayed", "waiting", "prioritized"))
+        )
+        run.job.attemptsMade += spend
+        return found
 
     async def waiting(self, run: Run, fields: dict[str, str]) -> None:
         """Back to the waiting ones at once, spending an attempt. This script hands out no next job."""
-        scripts = self.backend.scripts
         lifo = bool(run.job.opts.get("lifo"))
+        scripts = self.backend.scripts
         keys, args = scripts.retryJobArgs(run.job_id, lifo, run.token, {"fieldsToUpdate": fields})
-        await self._write(run, "retryJob", keys, args)
+        await self._write(run, "retryJob", keys, args, ("waiting", "prioritized"))
+        run.job.attemptsMade += 1
 
     async def repeat(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """`call` until Redis answers: jittered, at most 1 s apart, so that work resumes right after it."""
@@ -154,7 +135,7 @@ class Ledger:
         self, run: Run, state: str, value: str, *, keep: Any, fetch: bool, fields: dict[str, str] | None
     ) -> Found:
         job, prefix = run.job, self.backend.keys[""]
-        before, after = self._finish_keys.get(state) or self._keys_to_finish(state)
+        before, after = self._keys.get(state) or self._keys_to_finish(state)
         more = {
             "keepJobs": _keep(keep),
             "attempts": job.attempts,
@@ -166,32 +147,26 @@ class Ledger:
             "rdof": job.opts.get("removeDependencyOnFailure", False),
         }
         now, prop = _now(), "returnvalue" if state == "completed" else "failedReason"
-        args = [
-            run.job_id,
-            now,
-            prop,
-            value,
-            state,
-            "1" if fetch else "",
-            prefix,
-            self._claim(run.token, **more),
-        ]
+        next_one = "1" if fetch else ""
+        args = [run.job_id, now, prop, value, state, next_one, prefix, self._claim(run.token, **more)]
         if fields:
             args.append(msgpack.packb([part for pair in fields.items() for part in pair]))
-        found = _found(await self._write(run, "moveToFinished", [*before, prefix + run.job_id, *after], args))
+        keys = [*before, prefix + run.job_id, *after]
+        # "unknown": a finished job that its retention rule removed at once.
+        found = _found(await self._write(run, "moveToFinished", keys, args, (state, "unknown")))
         job.finishedOn, job.attemptsMade = now, job.attemptsMade + 1
         return found
 
     def _keys_to_finish(self, state: str) -> tuple[list[str], list[str]]:
         key = self.backend.keys
-        names = [*_QUEUE_KEYS, state]
-        self._finish_keys[state] = (
-            [key[name] for name in names],
-            [f"{key['']}metrics:{state}", key["marker"]],
-        )
-        return self._finish_keys[state]
+        before = [key[name] for name in (*_QUEUE_KEYS, state)]
+        self._keys[state] = (before, [f"{key['']}metrics:{state}", key["marker"]])
+        return self._keys[state]
 
-    async def _write(self, run: Run, script: str, keys: list[str], args: list[Any]) -> Any:
+    async def _write(
+        self, run: Run, script: str, keys: list[str], args: list[Any], done: tuple[str, ...]
+    ) -> Any:
+        """Run a script that changes `run`'s job; `done`: the states that say an earlier try got through."""
         tries = 0
 
         def once() -> Awaitable[Any]:
@@ -204,11 +179,9 @@ class Ledger:
             return reply
         if reply in (-1, -2, -3, -6):  # no such job, no lock, not active, another's lock
             # After an outage this can be the echo of our own first try, whose reply was lost on the way.
-            if tries > 1 and await self.repeat(lambda: self.backend.getState(run.job_id)) != "active":
+            if tries > 1 and await self.repeat(lambda: self.backend.getState(run.job_id)) in done:
                 return None
-            raise LockLost(
-                f"job {run.job_id} is no longer ours ({script}: {reply}); its outcome was not written"
-            )
+            raise LockLost(f"job {run.job_id} is no longer ours ({script}: {reply}); its outcome is dropped")
         error = self.backend.scripts.finishedErrors({"code": reply, "jobId": run.job_id, "command": script})
         raise Refused(str(error), reply)
 
@@ -218,17 +191,6 @@ class Ledger:
     def _claim(self, token: str, **more: Any) -> bytes:
         claim = {"token": token, "lockDuration": self.lock_ms, "limiter": self.limiter, **more}
         return msgpack.packb(claim)  # type: ignore[no-any-return]
-
-
-def json_result(job_id: str, value: Any) -> str:
-    try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        # Stock BullMQ treats this as a failed attempt and does the finished work again, three times in all.
-        raise FailPermanently(
-            f"the result of job {job_id} cannot be stored as JSON ({error}); the work was done. "
-            "Return dict, list, str, number, bool or None."
-        ) from error
 
 
 def _now() -> int:
@@ -246,7 +208,7 @@ def _keep(rule: Any) -> dict[str, int]:
 
 def _found(reply: Any) -> Found:
     if not isinstance(reply, list):
-        return NOTHING
+        return Found()
     raw, job_id, limited, next_at = (*reply, 0, 0)[:4]
     fields = dict(zip(raw[::2], raw[1::2], strict=True)) if raw else None
     return Found(fields, str(job_id), float(limited or 0), float(next_at or 0))

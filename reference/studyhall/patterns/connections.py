@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.exceptions import ConnectionError as BrokenConnection
 from redis.retry import Retry as SyncRetry
 from redis.sentinel import Sentinel as SyncSentinel
 
@@ -38,9 +39,15 @@ BLOCKING_SECONDS = 30.0
 
 
 def producer_client(url: str) -> Redis:
-    """For code that adds jobs: one try, then an error the caller can turn into a 503 or an outbox row."""
+    """For code that adds jobs: an answer or an error in time, for a 503 or an outbox row.
+
+    One repeat, for a broken connection alone: after a restart of Redis every pooled connection is dead, and
+    the first request to notice must not pay for it. So give every job an id: adding
+    it again is then harmless.
+    """
+    retry = Retry(NoBackoff(), 1, supported_errors=(BrokenConnection,))
     return _client(
-        Redis, url, retry=_once(), socket_connect_timeout=CONNECT_SECONDS, socket_timeout=ANSWER_SECONDS
+        Redis, url, retry=retry, socket_connect_timeout=CONNECT_SECONDS, socket_timeout=ANSWER_SECONDS
     )
 
 

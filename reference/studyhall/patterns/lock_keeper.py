@@ -1,8 +1,8 @@
 """Renews the locks of running jobs and looks for stalled ones, in a thread with its own connection.
 
 Promise: a job keeps its lock while its worker is alive, even when a processor blocks the event loop for
-longer than the lock lives; a job whose lock is gone is reported at once; the jobs of a dead worker come back within
-`lock + check` seconds.
+longer than the lock lives; a job whose lock is gone is reported at once; the jobs of a dead worker come back
+within `lock + check` seconds.
 It does not hold
 - for a process that is stopped, or whose C code keeps the interpreter lock, longer than the lock lives: other
   workers take its jobs over, and on its return it is told which ones it lost;
