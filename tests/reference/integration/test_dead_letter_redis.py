@@ -1,0 +1,422 @@
+"""Dead letters with a real Redis, real BullMQ workers and both databases."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from bullmq import FlowProducer, Job, Queue, Worker
+from bullmq.custom_errors import UnrecoverableError
+from redis.asyncio import Redis
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from harness.waiting import until
+from studyhall.patterns import dead_letter
+from studyhall.patterns.connections import blocking_client, producer_client
+from studyhall.patterns.dead_letter import DeadLetter
+from studyhall.patterns.dead_letter_archive import dead_letters
+from studyhall.patterns.store import begin, read
+
+Process = Callable[[Job, str], Awaitable[Any]]
+
+
+@pytest_asyncio.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    client = producer_client(redis_url)
+    yield client
+    await client.aclose()
+
+
+@asynccontextmanager
+async def working(redis_url: str, process: Process, *queues: str) -> AsyncIterator[None]:
+    clients = [blocking_client(redis_url) for _ in queues]
+    workers = [
+        Worker(queue, process, {"connection": client, "autorun": False, "drainDelay": 1})
+        for queue, client in zip(queues, clients, strict=True)
+    ]
+    runs = [asyncio.create_task(worker.run()) for worker in workers]
+    try:
+        yield
+    finally:
+        for worker, run, client in zip(workers, runs, clients, strict=True):
+            await worker.close(force=True)
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+            await client.aclose()
+
+
+async def dies(_job: Job, _token: str) -> None:
+    raise RuntimeError("provider says no")
+
+
+async def add(redis: Redis, job_id: str, queue: str = "q", **opts: Any) -> None:
+    data = {"v": 1, "key": job_id, "payload": {"text": "ü"}, "meta": {"cid": "c-42", "trace": "t-1"}}
+    await Queue(queue, {"connection": redis}).add("greet", data, {"jobId": job_id, "attempts": 1, **opts})
+
+
+async def fail(
+    redis: Redis, redis_url: str, *job_ids: str, queue: str = "q", process: Process = dies
+) -> None:
+    """Have a real worker fail these jobs."""
+    for job_id in job_ids:
+        await add(redis, job_id, queue)
+    async with working(redis_url, process, queue):
+        await until(lambda: failed(redis, len(job_ids), queue), 20, "the jobs fail")
+
+
+async def failed(redis: Redis, number: int, queue: str = "q") -> bool:
+    return bool(await redis.zcard(f"bull:{queue}:failed") == number)
+
+
+async def count(engine: AsyncEngine) -> int:
+    async with read(engine) as connection:
+        return (await connection.execute(select(func.count()).select_from(dead_letters))).scalar_one()
+
+
+async def only(engine: AsyncEngine) -> DeadLetter:
+    letters = await dead_letter.list_letters(engine)
+    assert len(letters) == 1
+    return letters[0]
+
+
+async def test_the_four_causes_are_all_archived_and_leave_redis(
+    store: AsyncEngine, redis: Redis, redis_url: str
+) -> None:
+    async def process(job: Job, _token: str) -> None:
+        if job.id == "unrecoverable":
+            raise UnrecoverableError("bad card")
+        raise RuntimeError("again")
+
+    for job_id, attempts in (("exhausted", 2), ("unrecoverable", 5), ("stalled-out", 5)):
+        await add(redis, job_id, attempts=attempts)
+    await redis.hset("bull:q:stalled-out", "defa", "job stalled more than allowable limit")
+    async with working(redis_url, process, "q"):
+        await until(lambda: failed(redis, 3), 20, "three jobs fail")
+    await redis.zadd("bull:q:failed", {"no-hash": 1_700_000_000_000, "broken": 1_700_000_000_001})
+    await redis.hset("bull:q:broken", mapping={"name": "x", "data": "{oops", "opts": "{}"})
+
+    swept = await dead_letter.sweep(["q"], redis, store)
+
+    assert swept.archived == 5
+    letters = {letter.job_id: letter for letter in await dead_letter.list_letters(store)}
+    assert {job_id: letter.cause for job_id, letter in letters.items()} == {
+        "exhausted": "exhausted",
+        "unrecoverable": "unrecoverable",
+        "stalled-out": "stalled",
+        "no-hash": "malformed",
+        "broken": "malformed",
+    }
+    assert letters["unrecoverable"].reason == "bad card"
+    assert letters["exhausted"].attempts_made == 2
+    assert letters["exhausted"].correlation_id == "c-42"
+    assert letters["exhausted"].data["payload"] == {"text": "ü"}
+    assert letters["broken"].data is None
+    left = [key async for key in redis.scan_iter("bull:q:*")]
+    assert not [key for key in left if any(job_id in key for job_id in letters)], left
+    assert await dead_letter.sweep(["q"], redis, store) == dead_letter.Swept()
+
+
+async def test_sweeping_again_and_by_many_at_once_keeps_one_letter_each(
+    store: AsyncEngine, redis: Redis, redis_url: str
+) -> None:
+    await fail(redis, redis_url, *(f"j{n}" for n in range(250)))
+    swept = await asyncio.gather(*(dead_letter.sweep(["q"], redis, store) for _ in range(3)))
+    assert sum(one.archived for one in swept) == 250
+    assert await count(store) == 250
+    assert await failed(redis, 0)
+
+
+async def test_a_page_is_the_most_that_is_ever_asked_of_redis_at_once(
+    store: AsyncEngine, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letter, "PAGE", 10)
+    monkeypatch.setattr(dead_letter, "MOST_PER_SWEEP", 30)
+    await redis.zadd("bull:q:failed", {f"j{n}": 1_700_000_000_000 + n for n in range(45)})
+    assert (await dead_letter.sweep(["q"], redis, store)).archived == 30
+    assert (await dead_letter.sweep(["q"], redis, store)).archived == 15
+
+
+async def test_a_job_that_was_retried_after_the_archive_is_not_removed_from_the_queue(
+    store: AsyncEngine, redis: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between archive and removal somebody retries the job by hand: it must stay in the queue."""
+    await fail(redis, redis_url, "j")
+    retried = asyncio.Event()
+    plain_eval = redis.eval
+
+    async def eval_after_a_retry(script: str, *args: Any) -> Any:
+        if script == dead_letter._REMOVE:
+            job = await Job.fromId(Queue("q", {"connection": redis}), "j")
+            assert job is not None
+            await job.retry()
+            retried.set()
+        return await plain_eval(script, *args)
+
+    monkeypatch.setattr(redis, "eval", eval_after_a_retry)
+    await dead_letter.sweep(["q"], redis, store)
+    assert retried.is_set()
+    assert await redis.lrange("bull:q:wait", 0, -1) == ["j"]
+    assert await redis.hget("bull:q:j", "data")
+    with pytest.raises(dead_letter.NotDeadLetter, match="in the queue"):
+        await dead_letter.replay(store, redis, (await only(store)).id)
+
+
+async def test_a_forged_id_does_not_take_the_queues_own_keys_along(store: AsyncEngine, redis: Redis) -> None:
+    await add(redis, "j")
+    await redis.zadd("bull:q:failed", {"meta": 1_700_000_000_000, "wait": 1_700_000_000_000})
+    assert (await dead_letter.sweep(["q"], redis, store)).archived == 2
+    assert await redis.exists("bull:q:meta")
+    assert await redis.lrange("bull:q:wait", 0, -1) == ["j"]
+
+
+async def test_each_letter_is_alerted_once_by_any_number_of_sweepers(
+    store: AsyncEngine, redis: Redis, redis_url: str
+) -> None:
+    await fail(redis, redis_url, *(f"j{n}" for n in range(20)))
+    alerted: list[str] = []
+
+    async def alert(letter: DeadLetter) -> None:
+        await asyncio.sleep(0.001)
+        alerted.append(letter.job_id)
+
+    await asyncio.gather(*(dead_letter.sweep(["q"], redis, store, alert) for _ in range(3)))
+    await dead_letter.sweep(["q"], redis, store, alert)
+    assert sorted(alerted) == sorted(f"j{n}" for n in range(20))
+
+
+async def test_a_failed_alert_comes_again_with_the_same_id_and_disturbs_nobody(
+    store: AsyncEngine, redis: Redis, redis_url: str
+) -> None:
+    await fail(redis, redis_url, "a", "b")
+    tried: list[tuple[str, str]] = []
+
+    async def pager_down_for_a(letter: DeadLetter) -> None:
+        tried.append((letter.job_id, letter.id))
+        if letter.job_id == "a" and len(tried) <= 2:
+            raise ConnectionError("pager is down")
+
+    swept = await dead_letter.sweep(["q"], redis, store, pager_down_for_a)
+    assert (swept.alerted, swept.alerts_failed) == (1, 1)
+    assert (await dead_letter.sweep(["q"], redis, store, pager_down_for_a)).alerted == 0, "lease not over yet"
+    async with begin(store) as tx:
+        await tx.execute(update(dead_letters).values(alerting_until=time.time() - 1))
+    assert (await dead_letter.sweep(["q"], redis, store, pager_down_for_a)).alerted == 1
+    ids = {job_id: {i for j, i in tried if j == job_id} for job_id in ("a", "b")}
+    assert len(ids["a"]) == len(ids["b"]) == 1
+    assert len(tried) == 3
+
+
+async def test_switching_alerts_on_does_not_send_old_ones(store: AsyncEngine, redis: Redis) -> None:
+    await redis.zadd("bull:q:failed", {"old": 1_600_000_000_000})
+    await dead_letter.sweep(["q"], redis, store)
+    async with begin(store) as tx:
+        await tx.execute(update(dead_letters).values(archived_at=time.time() - 2 * dead_letter.ALERT_WINDOW))
+    sent: list[DeadLetter] = []
+
+    async def alert(letter: DeadLetter) -> None:
+        sent.append(letter)
+
+    await dead_letter.sweep(["q"], redis, store, alert)
+    assert sent == []
+
+
+async def test_a_replay_runs_under_the_same_id_with_its_trace_and_fresh_attempts(
+    store: AsyncEngine, redis: Redis, redis_url: str
+) -> None:
+    await fail(redis, redis_url, "j")
+    before = time.time() * 1000
+    await dead_letter.sweep(["q"], redis, store)
+    letter = await only(store)
+    await dead_letter.replay(store, redis, letter.id)
+    ran: list[tuple[Job, int, int]] = []
+
+    async def works(job: Job, _token: str) -> str:
+        ran.append((job, job.attemptsMade, job.attemptsStarted))
+        return "ok"
+
+    async with working(redis_url, works, "q"):
+        await until(lambda: bool(ran), 20, "the replayed job runs")
+    job, attempts_made, starts = ran[0]
+    assert job.id == "j"
+    assert job.data == letter.data
+    assert job.data["meta"] == {"cid": "c-42", "trace": "t-1"}
+    assert attempts_made == 0
+    assert starts == 2, "a second start: the job looks for its checkpoint"
+    assert job.timestamp >= before - 5_000, "the time it lay dead is not its age"
+    assert await dead_letter.list_letters(store) == []
+    assert [found.id for found in await dead_letter.list_letters(store, replayed=True)] == [letter.id]
+
+
+async def test_a_replay_that_dies_again_has_a_new_letter_and_the_whole_history(
+    store: AsyncEngine, redis: Redis, redis_url: str
+) -> None:
+    await fail(redis, redis_url, "j")
+    await dead_letter.sweep(["q"], redis, store)
+    first = await only(store)
+    await dead_letter.replay(store, redis, first.id)
+    async with working(redis_url, dies, "q"):
+        await until(lambda: failed(redis, 1), 20, "it dies again")
+    await dead_letter.sweep(["q"], redis, store)
+    second = await only(store)
+    assert second.replay_of == first.id
+    assert [letter.id for letter in await dead_letter.show(store, second.id)] == [second.id, first.id]
+    with pytest.raises(dead_letter.AlreadyReplayed, match="newer letter"):
+        await dead_letter.replay(store, redis, first.id)
+
+
+async def test_replay_refuses_what_cannot_be_replayed_with_a_named_error(
+    store: AsyncEngine, redis: Redis, redis_url: str
+) -> None:
+    with pytest.raises(dead_letter.UnknownLetter, match="List the letters"):
+        await dead_letter.replay(store, redis, "nonsense")
+    await fail(redis, redis_url, "j")
+    await dead_letter.sweep(["q"], redis, store)
+    letter = await only(store)
+    await add(redis, "j")  # the same business request was enqueued again meanwhile
+    with pytest.raises(dead_letter.NotDeadLetter, match="in the queue"):
+        await dead_letter.replay(store, redis, letter.id)
+    assert await redis.lrange("bull:q:wait", 0, -1) == ["j"]
+    await Queue("q", {"connection": redis}).remove("j")
+    await dead_letter.replay(store, redis, letter.id)  # the refusal did not use the letter up
+    with pytest.raises(dead_letter.AlreadyReplayed):
+        await dead_letter.replay(store, redis, letter.id)
+    await redis.zadd("bull:q:failed", {"no-hash": 1_700_000_000_000})
+    await dead_letter.sweep(["q"], redis, store)
+    with pytest.raises(dead_letter.NothingToReplay, match="anew"):
+        await dead_letter.replay(store, redis, (await only(store)).id)
+
+
+async def test_ten_people_replaying_one_letter_put_one_job_back(
+    store: AsyncEngine, redis: Redis, redis_url: str
+) -> None:
+    await fail(redis, redis_url, "j")
+    await dead_letter.sweep(["q"], redis, store)
+    letter = await only(store)
+    answers = await asyncio.gather(
+        *(dead_letter.replay(store, redis, letter.id) for _ in range(10)), return_exceptions=True
+    )
+    assert sum(isinstance(answer, DeadLetter) for answer in answers) == 1
+    refused = [answer for answer in answers if not isinstance(answer, DeadLetter)]
+    expected = dead_letter.ReplayRunning | dead_letter.AlreadyReplayed
+    assert all(isinstance(answer, expected) for answer in refused), refused
+    assert await redis.lrange("bull:q:wait", 0, -1) == ["j"]
+
+
+async def test_priority_and_paused_queues_are_respected_by_a_replay(store: AsyncEngine, redis: Redis) -> None:
+    queue = Queue("q", {"connection": redis})
+    for job_id, priority in (("low", 10), ("high", 2)):
+        await add(redis, job_id, priority=priority)
+        # Dead as BullMQ leaves it, without the wait for a worker.
+        await redis.zrem("bull:q:prioritized", job_id)
+        await redis.zadd("bull:q:failed", {job_id: 1_700_000_000_000})
+    await dead_letter.sweep(["q"], redis, store)
+    await queue.pause()
+    assert len((await dead_letter.replay_many(store, redis, per_second=1000)).job_ids) == 2
+    assert await redis.zrange("bull:q:prioritized", 0, -1) == ["high", "low"]
+    assert await queue.isPaused()
+
+
+async def test_replay_many_keeps_to_its_rate_and_reports_what_it_left_out(
+    store: AsyncEngine, redis: Redis, redis_url: str
+) -> None:
+    await fail(redis, redis_url, *(f"j{n}" for n in range(8)))
+    await fail(redis, redis_url, "other", queue="q2")
+    await dead_letter.sweep(["q", "q2"], redis, store)
+    await add(redis, "j3")
+    started = time.monotonic()
+    done = await dead_letter.replay_many(store, redis, queue="q", per_second=20)
+    assert time.monotonic() - started >= 7 / 20
+    assert sorted(done.job_ids) == sorted(f"j{n}" for n in range(8) if n != 3)
+    assert len(done.refused) == 1
+    assert "in the queue" in next(iter(done.refused.values()))
+    assert sorted(letter.job_id for letter in await dead_letter.list_letters(store)) == ["j3", "other"]
+
+
+async def test_listing_pages_through_everything_once(store: AsyncEngine, redis: Redis) -> None:
+    await redis.zadd("bull:q:failed", {f"j{n}": 1_700_000_000_000 + n for n in range(25)})
+    await dead_letter.sweep(["q"], redis, store)
+    async with begin(store) as tx:  # the worst case for a cursor: all archived in the same instant
+        await tx.execute(update(dead_letters).values(archived_at=1_700_000_100.25))
+    seen: list[str] = []
+    page = await dead_letter.list_letters(store, limit=10)
+    while page:
+        seen += [letter.job_id for letter in page]
+        page = await dead_letter.list_letters(store, limit=10, after=page[-1].id)
+    assert sorted(seen) == sorted(f"j{n}" for n in range(25))
+
+
+async def test_purge_forgets_old_letters_only(store: AsyncEngine, redis: Redis) -> None:
+    await redis.zadd("bull:q:failed", {f"j{n}": 1_700_000_000_000 for n in range(25)})
+    await dead_letter.sweep(["q"], redis, store)
+    async with begin(store) as tx:
+        await tx.execute(update(dead_letters).values(archived_at=time.time() - 3600))
+    await redis.zadd("bull:q:failed", {"new": 1_700_000_000_000})
+    await dead_letter.sweep(["q"], redis, store)
+    assert await dead_letter.purge(store, timedelta(minutes=30), batch=10) == 25
+    assert (await only(store)).job_id == "new"
+
+
+async def test_the_payload_stays_out_of_the_letters_repr(
+    store: AsyncEngine, redis: Redis, redis_url: str
+) -> None:
+    await fail(redis, redis_url, "j")
+    await dead_letter.sweep(["q"], redis, store)
+    assert "payload" not in repr(await only(store))
+
+
+async def test_replaying_a_dead_child_revives_its_flow(
+    store: AsyncEngine, redis: Redis, redis_url: str
+) -> None:
+    """two children → parent → grandparent. The bad one takes both along, its replay brings both back."""
+    cured = False
+    results: dict[str, Any] = {}
+
+    async def process(job: Job, _token: str) -> Any:
+        if job.id == "bad" and not cured:
+            raise RuntimeError("no")
+        results[job.id] = await job.getChildrenValues() if job.name == "parent" else {}
+        return f"result of {job.id}"
+
+    def node(job_id: str, name: str, *children: dict[str, Any]) -> dict[str, Any]:
+        opts = {"jobId": job_id, "attempts": 1, "failParentOnFailure": True}
+        return {"name": name, "queueName": f"q-{name}", "data": {}, "opts": opts, "children": list(children)}
+
+    family = node("top", "parent", node("mid", "parent", node("good", "child"), node("bad", "child")))
+    del family["opts"]["failParentOnFailure"]
+    await FlowProducer({"connection": redis}).add(family)
+    queues = ["q-parent", "q-child"]
+    async with working(redis_url, process, *queues):
+        await until(lambda: failed(redis, 2, "q-parent"), 30, "both ancestors fail")
+        await dead_letter.sweep(queues, redis, store)
+        letters = {letter.job_id: letter for letter in await dead_letter.list_letters(store)}
+        assert sorted(letters) == ["bad", "mid", "top"]
+        with pytest.raises(dead_letter.ChildrenFirst, match="bad"):
+            await dead_letter.replay(store, redis, letters["mid"].id)
+        cured = True
+        await dead_letter.replay(store, redis, letters["bad"].id)
+        await until(lambda: "top" in results, 30, "the flow completes")
+    assert sorted(results["mid"].values()) == ["result of bad", "result of good"]
+    assert list(results["top"].values()) == ["result of mid"]
+    assert await dead_letter.list_letters(store) == []
+
+
+async def test_a_snapshot_is_what_redis_had(store: AsyncEngine, redis: Redis, redis_url: str) -> None:
+    async def logs_then_dies(job: Job, _token: str) -> None:
+        await job.log("half way")
+        raise RuntimeError("no")
+
+    await fail(redis, redis_url, "j", process=logs_then_dies)
+    fields = await redis.hgetall("bull:q:j")
+    await dead_letter.sweep(["q"], redis, store)
+    letter = await only(store)
+    assert letter.snapshot["fields"] == fields
+    assert letter.snapshot["logs"] == ["half way"]
+    assert json.loads(fields["stacktrace"])
