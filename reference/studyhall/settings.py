@@ -25,31 +25,61 @@ class SettingsError(Exception):
 class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    data_dir: Path = Field(Path(".studyhall"), description="embedded Redis, SQLite and uploaded files live here")
-    redis_url: str | None = Field(None, description="redis://, rediss://, unix:// or redis+sentinel://; none: embedded")
-    database_url: str | None = Field(None, description="postgresql://... or sqlite:///...; none: SQLite in data_dir")
-    bus_url: str | None = Field(None, description="event bus: redis://, amqp://, nats:// or kafka://; none: our Redis")
-    payment_url: str | None = Field(None, description="payment provider; none: the sandbox started by the demo")
+    data_dir: Path = Field(
+        Path(".studyhall"), description="embedded Redis, SQLite and uploaded files live here"
+    )
+    redis_url: str | None = Field(
+        None, description="redis://, rediss://, unix:// or redis+sentinel://; none: embedded"
+    )
+    database_url: str | None = Field(
+        None, description="postgresql://... or sqlite:///...; none: SQLite in data_dir"
+    )
+    bus_url: str | None = Field(
+        None, description="event bus: redis://, amqp://, nats:// or kafka://; none: our Redis"
+    )
+    payment_url: str | None = Field(
+        None, description="payment provider; none: the sandbox started by the demo"
+    )
 
     provider: Literal["local", "anthropic", "openai"] = Field("local", description="who does the AI work")
     provider_url: str | None = Field(None, description="base address of the provider's API")
     provider_key: str | None = Field(None, repr=False, description="API key of the provider")
     provider_model: str | None = Field(None, description="model name at the provider")
-    provider_pace: Annotated[float, Field(ge=0, le=60)] = Field(0.0, description="local provider: seconds per chunk")
+    provider_pace: Annotated[float, Field(ge=0, le=60)] = Field(
+        0.0, description="local provider: seconds per chunk"
+    )
 
-    signing_keys: str | None = Field(None, repr=False, description="comma separated, newest first; none: made in data_dir")
+    signing_keys: str | None = Field(
+        None, repr=False, description="comma separated, newest first; none: made in data_dir"
+    )
     admin_token: str | None = Field(None, repr=False, description="turns the admin endpoints on")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least level that is logged"
+    )
     log_format: Literal["json", "human"] = Field("json", description="json for machines, human for terminals")
 
-    processes: Annotated[int, Field(ge=1, le=256)] = Field(os.cpu_count() or 1, description="worker processes")
-    concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(20, description="jobs at once per process and queue")
-    lock_seconds: Annotated[float, Field(ge=1, le=600)] = Field(10.0, description="a job is taken over this long after its worker died")
-    stalled_seconds: Annotated[float, Field(ge=0.2, le=600)] = Field(2.0, description="how often dead workers' jobs are looked for")
-    grace_seconds: Annotated[float, Field(ge=0, le=600)] = Field(20.0, description="on SIGTERM, time for running jobs to finish")
-    sweep_seconds: Annotated[float, Field(ge=0.1, le=600)] = Field(2.0, description="how often failed jobs are archived")
+    processes: Annotated[int, Field(ge=1, le=256)] = Field(
+        os.cpu_count() or 1, description="worker processes"
+    )
+    concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
+        20, description="jobs at once per process and queue"
+    )
+    lock_seconds: Annotated[float, Field(ge=1, le=600)] = Field(
+        10.0, description="a job is taken over this long after its worker died"
+    )
+    stalled_seconds: Annotated[float, Field(ge=0.2, le=600)] = Field(
+        2.0, description="how often dead workers' jobs are looked for"
+    )
+    grace_seconds: Annotated[float, Field(ge=0, le=600)] = Field(
+        20.0, description="on SIGTERM, time for running jobs to finish"
+    )
+    sweep_seconds: Annotated[float, Field(ge=0.1, le=600)] = Field(
+        2.0, description="how often failed jobs are archived"
+    )
     max_document_bytes: Annotated[int, Field(ge=1)] = Field(50 * 1024 * 1024, description="largest upload")
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="Prometheus port of a worker, 0: off")
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        0, description="Prometheus port of a worker, 0: off"
+    )
 
     @property
     def store_url(self) -> str:
@@ -97,4 +127,6 @@ def load(env: Mapping[str, str] = os.environ, **overrides: object) -> Settings:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         field = str(first["loc"][0])
-        raise SettingsError(f"{variable(field)}: {first['msg']} ({Settings.model_fields[field].description})") from None
+        raise SettingsError(
+            f"{variable(field)}: {first['msg']} ({Settings.model_fields[field].description})"
+        ) from None

@@ -47,7 +47,8 @@ async def save(tx: AsyncConnection, key: str, state: Any) -> None:
     statement = insert(checkpoints).values(key=key, state=text, saved_at=time.time())
     await tx.execute(
         statement.on_conflict_do_update(
-            index_elements=["key"], set_={"state": statement.excluded.state, "saved_at": statement.excluded.saved_at}
+            index_elements=["key"],
+            set_={"state": statement.excluded.state, "saved_at": statement.excluded.saved_at},
         )
     )
 

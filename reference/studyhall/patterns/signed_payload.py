@@ -46,11 +46,15 @@ class Signer:
         """Raise `ForgedJob` unless one of our keys signed exactly this."""
         signature = data.get(FIELD) if isinstance(data, Mapping) else None
         if not isinstance(signature, str):
-            raise ForgedJob("the job is not signed: enqueue it through Producer, or give both sides the same keys")
+            raise ForgedJob(
+                "the job is not signed: enqueue it through Producer, or give both sides the same keys"
+            )
         key_id, _, mac = signature.partition(".")
         key = self._keys.get(key_id)
         if key is None:
-            raise ForgedJob("the job is signed with a key this worker does not know: add it to the accepted keys")
+            raise ForgedJob(
+                "the job is signed with a key this worker does not know: add it to the accepted keys"
+            )
         if not hmac.compare_digest(mac.encode(), self._mac(key, name, job_id, data).encode()):
             raise ForgedJob("the signature does not match: the job's name, id or data was altered")
 

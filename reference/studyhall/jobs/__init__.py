@@ -1,0 +1,67 @@
+"""The job types of StudyHall: what runs where, how often it is tried and how long it may take."""
+
+from __future__ import annotations
+
+from ..patterns.deadline import Deadline
+from ..patterns.producer import JobRequest
+from ..patterns.retry import AI, DOCUMENTS
+from ..patterns.typed_jobs import JobTypes
+from . import connection_explanations, document_processing, graph_generation, quiz_creation
+
+__all__ = ["job_types", "study_flow"]
+
+
+def job_types() -> JobTypes:
+    """The registry that api, workers and command line share."""
+    jobs = JobTypes()
+    jobs.register(
+        name="document-processing",
+        payload=document_processing.ProcessDocument,
+        handler=document_processing.process_document,
+        queue="documents",
+        retry=DOCUMENTS,
+        deadline=Deadline(60, growth=2, longest=300),
+        isolated=True,  # parsers of strangers' files: hostile input costs a child process, not the worker
+    )
+    jobs.register(
+        name="graph-generation",
+        payload=graph_generation.GenerateGraph,
+        handler=graph_generation.generate_graph,
+        queue="graphs",
+        retry=AI,
+        deadline=Deadline(300, growth=1.5, longest=600),
+    )
+    jobs.register(
+        name="quiz-creation",
+        payload=quiz_creation.CreateQuiz,
+        handler=quiz_creation.create_quiz,
+        queue="quizzes",
+        retry=AI,
+        deadline=Deadline(120, growth=2, longest=300),
+    )
+    jobs.register(
+        name="connection-explanations",
+        payload=connection_explanations.ExplainConnections,
+        handler=connection_explanations.explain_connections,
+        queue="explanations",
+        retry=AI,
+        deadline=Deadline(180, growth=2, longest=600),
+    )
+    return jobs
+
+
+STAGES = ("document-processing", "graph-generation", "quiz-creation", "connection-explanations")
+
+
+def study_flow(document_id: str, owner: str) -> JobRequest:
+    """extract -> graph -> quiz -> explanations: each waits for the one before, all are added or none."""
+    request: JobRequest | None = None
+    for name in STAGES:
+        request = JobRequest(
+            name=name,
+            payload={"document_id": document_id, "owner": owner},
+            key=document_id,
+            children=(request,) if request else (),
+        )
+    assert request is not None
+    return request

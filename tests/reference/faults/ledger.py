@@ -1,0 +1,112 @@
+"""Drives the ledger workers of the fault suite: enqueue, kill, wait, count."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Table, func, select
+
+from harness.processes import Spawned, Spawner
+from harness.waiting import until
+from studyhall.patterns.producer import Producer
+from studyhall.patterns.signed_payload import Signer
+from studyhall.patterns.store import close, create_all, open_store, read
+
+PROGRAMS = Path(__file__).parent / "programs"
+sys.path.insert(0, str(PROGRAMS))
+
+import ledger_jobs  # noqa: E402
+
+WORKER = PROGRAMS / "ledger_worker.py"
+
+
+class Ledger:
+    """One queue, one database, and the workers on them."""
+
+    def __init__(self, redis_url: str, directory: Path, spawn: Spawner) -> None:
+        self.redis_url, self.directory, self.spawn = redis_url, directory, spawn
+        self.store_url = f"sqlite:///{directory / 'ledger.db'}"
+        self.scratch = directory / "crashed"
+        self.workers: list[Spawned] = []
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, redis_url: str, directory: Path, spawn: Spawner) -> AsyncIterator[Ledger]:
+        directory.mkdir(parents=True, exist_ok=True)
+        self = cls(redis_url, directory, spawn)
+        self.store = open_store(self.store_url)
+        await create_all(self.store)
+        self.producer = Producer(ledger_jobs.job_types(), redis_url, signer=Signer(ledger_jobs.KEYS))
+        self.queue = self.producer.queue(ledger_jobs.QUEUE)
+        try:
+            yield self
+        finally:
+            for worker in self.workers:
+                worker.close()
+            await self.producer.close()
+            await close(self.store)
+
+    async def add(self, count: int, **fields: object) -> None:
+        for start in range(0, count, 500):
+            await self.producer.enqueue_many(
+                [ledger_jobs.entry(number, **fields) for number in range(start, min(start + 500, count))]
+            )
+
+    async def worker(self, *, lock: float = 1.5, stalled: float = 0.5, **options: object) -> Spawned:
+        args = [f"--{name}={value}" for name, value in options.items() if value is not True]
+        args += [f"--{name}" for name, value in options.items() if value is True]
+        worker = self.spawn(
+            WORKER, f"--redis={self.redis_url}", f"--store={self.store_url}", f"--scratch={self.scratch}",
+            f"--lock={lock}", f"--stalled={stalled}", *args,
+        )  # fmt: skip
+        self.workers.append(worker)
+        await worker.line('"ready"')
+        return worker
+
+    async def counts(self) -> dict[str, int]:
+        counts: dict[str, int] = await self.queue.getJobCounts()
+        return counts
+
+    async def entries(self, table: Table = ledger_jobs.ledger) -> dict[int, int]:
+        """entry -> how often its effect happened"""
+        async with read(self.store) as connection:
+            rows = await connection.execute(select(table.c.entry, func.count()).group_by(table.c.entry))
+            return {entry: times for entry, times in rows}
+
+    async def effects(self, table: Table = ledger_jobs.ledger) -> int:
+        async with read(self.store) as connection:
+            return int(await connection.scalar(select(func.count()).select_from(table)) or 0)
+
+    async def idle(self, limit: float = 60) -> None:
+        """Until no job waits, runs or is delayed."""
+
+        async def nothing_left() -> bool:
+            counts = await self.counts()
+            return not any(counts[state] for state in ("waiting", "prioritized", "delayed", "active"))
+
+        await until(nothing_left, limit, "every job reached its end", every=0.1)
+
+    async def kill_at_random(self, kills: int, total: int, rng: random.Random, table: Table, **options: Any) -> int:
+        """SIGKILL a random worker each time another share of the work is done; a new one takes its place."""
+        done = 0
+        for number in range(1, kills + 1):
+            mark = total * number // (kills + 1)
+            await until(lambda: self._reached(table, mark), 60, f"{mark} effects before kill {number}", every=0.01)
+            await asyncio.sleep(rng.random() * 0.05)
+            victim = rng.choice([worker for worker in self.workers if worker.returncode is None])
+            victim.kill()
+            done += 1
+            await self.worker(**options)  # ready first: killing a worker that still boots proves nothing
+        return done
+
+    async def _reached(self, table: Table, mark: int) -> bool:
+        return await self.effects(table) >= mark
+
+    def events(self, name: str) -> list[str]:
+        return [line for worker in self.workers for line in worker.lines() if f'"event": "{name}"' in line]

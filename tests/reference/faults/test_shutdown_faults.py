@@ -1,0 +1,85 @@
+"""SIGTERM in the middle of work: exit 0 in time, no stalled event, attempts unspent, nothing lost or doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.processes import Spawner
+
+from .ledger import Ledger, ledger_jobs
+
+pytestmark = pytest.mark.fault
+
+
+async def test_sigterms_mid_job_spend_no_attempt_and_stall_nothing(
+    redis_url: str, tmp_path: Path, spawn: Spawner, scale: Callable[[int, int], int], seed: int, figures: Callable[..., Path]
+) -> None:
+    rolls, jobs, grace = scale(4, 20), scale(160, 800), 1.0
+    rng = random.Random(seed)
+    exits: list[float] = []
+    async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
+        steady = await ledger.worker(grace=grace, concurrency=2)  # somebody to notice stalled jobs, were there any
+        # half of them end within the grace limit, half are cut and given back
+        for number in range(jobs):
+            seconds = 0.2 if number % 2 else 0.3 + grace
+            await ledger.producer.enqueue(ledger_jobs.entry(number, seconds=round(seconds, 2)))
+        for _ in range(rolls):
+            worker = await ledger.worker(grace=grace)
+            await worker.line('"start"')
+            await asyncio.sleep(rng.random() * 0.3)
+            worker.terminate()
+            began = time.monotonic()
+            assert await worker.exited(grace + 10) == 0
+            exits.append(time.monotonic() - began)
+        await ledger.idle(120)
+        given_back = sum(len(json.loads(line)["given_back"]) for line in ledger.events("stopped"))
+        starts = [json.loads(line) for line in ledger.events("start")]
+        entries, counts = await ledger.entries(), await ledger.counts()
+        assert steady.returncode is None
+        assert given_back > 0, "no job was cut: the grace limit was never tested"
+        assert ledger.events("stalled") == []
+        assert {start["attempts_made"] for start in starts} == {0}, "no attempt was spent"
+        assert {start["stalled"] for start in starts} == {0}
+        assert len(entries) == jobs
+        assert set(entries.values()) == {1}
+        assert counts["failed"] == 0
+        assert max(exits) < grace + 6
+    figures(
+        "shutdown", name="sigterm", sigterms=rolls, jobs=jobs, grace_seconds=grace, slowest_exit_seconds=round(max(exits), 1),
+        given_back=given_back, stalled=0, attempts_spent=0, lost=0, doubled=0,
+    )  # fmt: skip
+
+
+async def test_the_usual_worker_strands_its_jobs_on_sigterm(redis_url: str, tmp_path: Path, spawn: Spawner) -> None:
+    """The fault is real: closing the stock worker leaves jobs active that only the stalled check brings back."""
+    async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
+        await ledger.add(20, seconds=3)
+        worker = await ledger.worker(naive=True, lock=30, stalled=30)
+        while await ledger.counts() and (await ledger.counts())["active"] < 10:
+            await asyncio.sleep(0.02)
+        worker.terminate()
+        await worker.exited(20)
+        assert (await ledger.counts())["active"] > 0
+
+
+async def test_a_second_sigterm_gives_the_jobs_back_at_once(redis_url: str, tmp_path: Path, spawn: Spawner) -> None:
+    async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
+        await ledger.producer.enqueue(ledger_jobs.entry(1, seconds=25))
+        worker = await ledger.worker(grace=60)
+        await worker.line('"start"')
+        worker.terminate()
+        await worker.line("draining")
+        began = time.monotonic()
+        worker.terminate()
+        assert await worker.exited(20) == 0
+        assert time.monotonic() - began < 10
+        counts = await ledger.counts()
+        assert counts["active"] == 0
+        assert counts["delayed"] + counts["waiting"] + counts["prioritized"] == 1

@@ -1,0 +1,173 @@
+"""Crashes of workers: nothing lost, nothing failed, nothing doubled; the usual worker loses and doubles."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.processes import Spawner
+from harness.waiting import until
+
+from .ledger import Ledger, ledger_jobs
+
+pytestmark = pytest.mark.fault
+
+
+async def test_random_kills_lose_fail_and_double_nothing(
+    redis_url: str, tmp_path: Path, spawn: Spawner, scale: Callable[[int, int], int], seed: int, figures: Callable[..., Path]
+) -> None:
+    jobs, kills = scale(250, 1000), scale(5, 20)
+    rng = random.Random(seed)
+    async with Ledger.open(redis_url, tmp_path / "ours", spawn) as ledger:
+        await ledger.add(jobs, seconds=0.2)
+        await ledger.worker()
+        await ledger.worker()
+        killed = await ledger.kill_at_random(kills, jobs, rng, ledger_jobs.ledger)
+        began = time.monotonic()
+        await ledger.idle()
+        settled = time.monotonic() - began
+        entries, counts = await ledger.entries(), await ledger.counts()
+    lost = jobs - len(entries)
+    doubled = sum(1 for times in entries.values() if times > 1)
+    assert (killed, lost, counts["failed"], doubled) == (kills, 0, 0, 0)
+
+    naive_jobs, naive_kills = jobs, kills
+    async with Ledger.open(redis_url, tmp_path / "naive", spawn) as ledger:
+        await ledger.queue.obliterate(True)
+        await ledger.add(naive_jobs, seconds=0.2)
+        await ledger.worker(naive=True)
+        await ledger.worker(naive=True)
+        await ledger.kill_at_random(naive_kills, naive_jobs, rng, ledger_jobs.naive_ledger, naive=True)
+        await ledger.idle()
+        naive, naive_counts = await ledger.entries(ledger_jobs.naive_ledger), await ledger.counts()
+    naive_doubled = sum(1 for times in naive.values() if times > 1)
+    assert naive_doubled > 0, "the kills hit nothing: this run proves nothing"
+    figures(
+        "stall-budget", name="random-kills", jobs=jobs, kills=kills, lost=lost, failed=counts["failed"], doubled=doubled,
+        seconds_to_settle=round(settled, 1), naive_jobs=naive_jobs, naive_kills=naive_kills, naive_doubled=naive_doubled,
+        naive_failed=naive_counts["failed"], naive_lost=naive_jobs - len(naive),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("point", ["before-effect", "inside-effect", "after-effect-before-ack", "after-ack"])
+async def test_kill_at_a_named_point_leaves_one_effect(
+    redis_url: str, tmp_path: Path, spawn: Spawner, point: str
+) -> None:
+    async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
+        victim = await ledger.worker()
+        await ledger.producer.enqueue(ledger_jobs.entry(1, crash_at=point))
+        assert await victim.exited(20) == -9, "the worker did not die at that point"
+        await ledger.worker()
+        await ledger.idle()
+        assert await ledger.entries() == {1: 1}
+        assert (await ledger.counts())["completed"] == 1
+
+
+async def test_a_job_that_kills_every_worker_is_given_up_after_its_crash_budget(
+    redis_url: str, tmp_path: Path, spawn: Spawner, scale: Callable[[int, int], int]
+) -> None:
+    """The budget is counted by the queue; here its end is shown by a job that has been in more crashes than allowed."""
+    async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
+        ref = await ledger.producer.enqueue(ledger_jobs.entry(1))
+        await ledger.producer.redis.hset(ledger.queue.toKey(ref.id), "stc", 21)
+        await ledger.producer.enqueue(ledger_jobs.entry(2))
+        await ledger.worker()
+        await ledger.idle()
+        job = await ledger.queue.getJob(ref.id) if hasattr(ledger.queue, "getJob") else None
+        assert await ledger.entries() == {2: 1}, "its neighbour runs, the crashing job does not"
+        assert (await ledger.counts())["failed"] == 1
+        assert job is None or "CrashLoop" in job.failedReason
+
+
+async def test_recovery_after_a_kill_at_default_settings_takes_less_than_ten_seconds(
+    redis_url: str, tmp_path: Path, spawn: Spawner, figures: Callable[..., Path]
+) -> None:
+    async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
+        victim = await ledger.worker(lock=0)
+        await ledger.producer.enqueue(ledger_jobs.entry(1, seconds=0.5))
+        await victim.line('"start"')
+        victim.kill()
+        died = time.monotonic()
+        heir = await ledger.worker(lock=0)
+        await heir.line('"start"', 30)
+        recovery = time.monotonic() - died
+        await ledger.idle()
+        assert await ledger.entries() == {1: 1}
+        assert recovery < 10
+    figures("stall-budget", name="recovery", recovery_seconds=round(recovery, 1))
+
+
+async def test_busy_cpus_cause_no_false_stall_at_default_settings(
+    redis_url: str, tmp_path: Path, spawn: Spawner, scale: Callable[[int, int], int], figures: Callable[..., Path]
+) -> None:
+    burn = [spawn.command("python3", "-c", "while True: pass") for _ in range(4)]
+    try:
+        async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
+            workers = [await ledger.worker(lock=0), await ledger.worker(lock=0)]
+            await ledger.add(scale(200, 2000), seconds=0.05)
+            # long enough to outlive a lock several times, and blocking the loop for a quarter of it now and then
+            for number in range(90_000, 90_000 + 4):
+                await ledger.producer.enqueue(ledger_jobs.entry(number, seconds=scale(9, 20), block=1.5))
+            await ledger.idle(120)
+            stalled = ledger.events("stalled") + ledger.events("lost")
+            entries = await ledger.entries()
+            assert len(workers) == 2
+            assert stalled == []
+            assert set(entries.values()) == {1}
+    finally:
+        for hog in burn:
+            hog.close()
+    figures("stall-budget", name="cpu-load", jobs=len(entries), false_stalls=len(stalled))
+
+
+async def test_an_event_loop_blocked_longer_than_the_lock_runs_the_effect_once(
+    redis_url: str, tmp_path: Path, spawn: Spawner
+) -> None:
+    """SIGSTOP freezes the whole process, lock renewal included, for longer than the lock."""
+    async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
+        frozen = await ledger.worker(lock=1.5)
+        await ledger.producer.enqueue(ledger_jobs.entry(1, seconds=1.0))
+        await frozen.line('"start"')
+        frozen.stop_signal()
+        heir = await ledger.worker(lock=1.5)
+        start = json.loads(await heir.line('"start"', 20))
+        assert start["stalled"] >= 1, "the second run came from a lost lock, so the fault happened"
+        frozen.cont()
+        await ledger.idle()
+        await frozen.line('"lost"', 20)
+        assert await ledger.entries() == {1: 1}
+        assert (await ledger.counts())["completed"] == 1
+
+
+async def test_redis_killed_and_restarted_loses_no_job(
+    own_redis: object, tmp_path: Path, spawn: Spawner, scale: Callable[[int, int], int], figures: Callable[..., Path]
+) -> None:
+    jobs = scale(1500, 10_000)
+    async with Ledger.open(own_redis.url, tmp_path, spawn) as ledger:  # type: ignore[attr-defined]
+        await ledger.add(jobs, seconds=0.01)
+        # AOF everysec: what was acknowledged within the last second before a crash of Redis may be gone, so the
+        # jobs are on disk before the first kill.
+        await asyncio.sleep(1.5)
+        await ledger.worker(concurrency=50)
+        await ledger.worker(concurrency=50)
+        back: list[float] = []
+        for mark in (jobs // 3, jobs // 2):
+            await until(lambda mark=mark: ledger._reached(ledger_jobs.ledger, mark), 120, f"{mark} effects")
+            own_redis.restart()  # type: ignore[attr-defined]
+            before, began = await ledger.effects(), time.monotonic()
+            # more than what was in flight: these were fetched after the restart
+            await until(lambda before=before: ledger._reached(ledger_jobs.ledger, before + 150), 30, "consuming again")
+            back.append(round(time.monotonic() - began, 1))
+        await ledger.idle(180)
+        entries, counts = await ledger.entries(), await ledger.counts()
+    assert len(entries) == jobs, "0 lost"
+    assert set(entries.values()) == {1}, "0 doubled"
+    assert counts["failed"] == 0
+    assert max(back) < 10
+    figures("stall-budget", name="redis-killed", jobs=jobs, redis_kills=2, lost=0, doubled=0, consuming_again_seconds=max(back))
