@@ -53,7 +53,8 @@ CREATE TABLE IF NOT EXISTS refund (key TEXT PRIMARY KEY, charge_key TEXT UNIQUE,
     at REAL);
 CREATE TABLE IF NOT EXISTS fault (id INTEGER PRIMARY KEY, kind TEXT, operation TEXT, times INTEGER,
     seconds REAL);
-CREATE TABLE IF NOT EXISTS call (id INTEGER PRIMARY KEY, operation TEXT, key TEXT, fault TEXT, at REAL);
+CREATE TABLE IF NOT EXISTS call (id INTEGER PRIMARY KEY, operation TEXT, key TEXT, fault TEXT, at REAL,
+    status INTEGER);
 """
 Answer = tuple[int, dict[str, Any], dict[str, str]]
 
@@ -144,8 +145,8 @@ class Sandbox:
             db.execute("DELETE FROM fault")
         return 200, {}, {}
 
-    def called(self, operation: str, key: str, body: dict[str, Any]) -> tuple[str, float]:
-        """Note the call, and take the fault that is due for it, if any."""
+    def called(self, operation: str, key: str, body: dict[str, Any]) -> tuple[int, str, float]:
+        """Note the call and take the fault that is due for it, if any: (call number, kind, seconds)."""
         with self._turn, closing(self._connect()) as db, db:
             db.execute("BEGIN IMMEDIATE")
             kind, seconds = "", 1.0
@@ -161,8 +162,13 @@ class Sandbox:
                 if not always and db.execute(before, (key,)).fetchone():
                     kind = ""
             noted = (operation, key, kind, time.time())
-            db.execute("INSERT INTO call (operation, key, fault, at) VALUES (?, ?, ?, ?)", noted)
-        return kind, seconds
+            added = db.execute("INSERT INTO call (operation, key, fault, at) VALUES (?, ?, ?, ?)", noted)
+            return int(added.lastrowid or 0), kind, seconds
+
+    def worked(self, call: int, status: int) -> None:
+        """Note what came of a call, whether or not its answer arrives."""
+        with self._turn, closing(self._connect()) as db, db:
+            db.execute("UPDATE call SET status = ? WHERE id = ?", (status, call))
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self._path, timeout=10, isolation_level=None)
@@ -215,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(*_error(404, "no_such_page", "see the docstring of studyhall.payment_sandbox"))
 
     def _operate(self, operation: str, key: str, body: dict[str, Any]) -> None:
-        fault, seconds = self.sandbox.called(operation, key, body)
+        call, fault, seconds = self.sandbox.called(operation, key, body)
         if fault == "rate-limit":
             wait = {"Retry-After": f"{seconds:g}"}
             self._answer(429, {"error": {"code": "rate_limited", "message": "too many requests"}}, wait)
@@ -233,6 +239,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer = self.sandbox.charge(key, body, declined=fault == "decline")
         else:
             answer = self.sandbox.refund(key, body) if operation == "refund" else self.sandbox.find(key)
+        self.sandbox.worked(call, answer[0])
         if fault == "lost-answer":
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)

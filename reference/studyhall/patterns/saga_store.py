@@ -193,7 +193,8 @@ async def create(
     # On PostgreSQL the second of two callers waits in this statement for the first one's commit.
     postgres = tx.dialect.name == "postgresql"
     fresh = (pg_insert if postgres else sqlite_insert)(sagas).values(**row, created_at=now, updated_at=now)
-    if (await tx.execute(fresh.on_conflict_do_nothing())).rowcount != 1:
+    # RETURNING, because an INSERT's rowcount is -1 with psycopg.
+    if (await tx.execute(fresh.on_conflict_do_nothing().returning(sagas.c.id))).first() is None:
         known = (await tx.execute(select(sagas.c.name, sagas.c.data).where(sagas.c.id == saga_id))).one()
         if known.name != name or known.data != dict(data):
             raise SagaConflict(f"saga {saga_id}: {SagaConflict.__doc__}")

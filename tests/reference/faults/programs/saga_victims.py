@@ -1,0 +1,198 @@
+"""Real processes that drive orders and die, or freeze, at a named moment.
+
+    saga_victims.py DIRECTORY    performs every plan-N.json that appears there, and writes plan-N.log beside
+                                 it: {"saga_id", "pid"} per process, {"frozen": pid}, {"saga_id", "ended"}
+
+A plan has store, payment, mode ("saga" or "naive"), fence (false: write without the fence number), deadline
+of a step, timeout of a payment call, patience, and victims: [{"saga_id": one, or null for every due saga;
+"moment", "step", "signal": "KILL", "STOP" or null}].
+Each victim is a fork of this process, made after the imports: a process of its own that costs milliseconds.
+
+A customer named `fails-at-STEP…` makes that step fail for good AFTER its effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg  # noqa: F401  imported before the forks, so that they need not
+import sqlalchemy.dialects.postgresql.psycopg
+import sqlalchemy.dialects.sqlite.aiosqlite  # noqa: F401
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from studyhall.orders import saga as steps
+from studyhall.orders.db import orders
+from studyhall.orders.payments import Payments
+from studyhall.patterns import saga_store, store
+from studyhall.patterns.errors import Permanent
+from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step
+
+QUICK = RetryPolicy(base=0.02, cap=0.1, attempts=6)
+Moment = Callable[[str, str, str], None]
+
+
+def dying(victim: dict[str, Any]) -> Moment:
+    def probe(moment: str, saga_id: str, step: str) -> None:
+        if victim.get("signal") and (moment, step) == (victim["moment"], victim["step"]):
+            number = signal.SIGKILL if victim["signal"] == "KILL" else signal.SIGSTOP
+            victim["signal"] = None
+            os.kill(os.getpid(), number)
+
+    return probe
+
+
+def failing(step: Step | DbStep, deadline: float) -> Any:
+    def wrap(do: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def then_fail(ctx: Any, *tx: Any) -> Any:
+            result = await do(ctx, *tx)
+            if ctx.data["customer"].startswith(f"fails-at-{ctx.step}"):
+                raise Permanent(f"{ctx.step} failed for good after its effect")
+            return result
+
+        return then_fail
+
+    return replace(step, do=wrap(step.do), deadline=deadline, retry=QUICK, undo_retry=QUICK)
+
+
+def tight_saga(payments: Payments, deadline: float) -> Saga:
+    real = steps.buy_pack(payments)
+    return Saga(real.name, [failing(step, deadline) for step in real.steps])
+
+
+async def drive(plan: dict[str, Any], victim: dict[str, Any]) -> None:
+    engine = store.open_store(plan["store"])
+    async with Payments(plan["payment"], timeout=plan["timeout"]) as payments:
+        if plan["mode"] == "naive":
+            await naive(engine, payments, victim)
+        else:
+            runner = SagaRunner(
+                engine, tight_saga(payments, plan["deadline"]), lease_margin=0.3, probe=dying(victim)
+            )
+            await _until_ended(engine, runner, victim["saga_id"], plan["patience"])
+    await store.close(engine)
+
+
+async def _until_ended(engine: AsyncEngine, runner: SagaRunner, saga_id: str | None, patience: float) -> None:
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        await (runner.resume_due() if saga_id is None else runner.run(saga_id))
+        left = select(saga_store.sagas.c.id).where(saga_store.sagas.c.due_at.is_not(None)).limit(1)
+        if saga_id is not None:
+            left = left.where(saga_store.sagas.c.id == saga_id)
+        async with store.read(engine) as tx:
+            if (await tx.execute(left)).first() is None:
+                return
+        await asyncio.sleep(0.02)
+
+
+async def naive(engine: AsyncEngine, payments: Payments, victim: dict[str, Any]) -> None:
+    """The saga as usually published: progress in memory, each effect on its own, undo called once."""
+    moment, order_id = dying(victim), victim["saga_id"]
+    async with store.read(engine) as tx:
+        row = (await tx.execute(select(orders).where(orders.c.id == order_id))).mappings().one()
+    data = {**row, "order_id": order_id}
+    ctx = SimpleNamespace(saga_id=order_id, data=data, error="failed", results={}, step="")
+    key = f"naive-{order_id}"
+
+    async def inside(step: Any) -> None:
+        async with store.begin(engine) as tx:
+            await step(ctx, tx)
+
+    async def charge() -> None:
+        made = await payments.charge(
+            key, amount=row["amount_cents"], customer=row["customer"], method=row["method"]
+        )
+        ctx.results["charge"] = made
+
+    async def confirm() -> None:
+        if row["customer"].startswith("fails-at-confirm"):
+            raise Permanent("confirm failed")
+        await inside(steps.confirm)
+
+    plan: list[tuple[str, Callable[[], Awaitable[Any]], Callable[[], Awaitable[Any]] | None]] = [
+        ("accept-order", lambda: inside(steps.accept), lambda: inside(steps.cancel)),
+        ("reserve-seats", lambda: inside(steps.reserve), lambda: inside(steps.release)),
+        ("charge", charge, lambda: payments.refund(f"{key}-undo", charge_key=key)),
+        ("confirm", confirm, None),
+    ]
+    done = []
+    try:
+        for name, do, undo in plan:
+            moment("before intent", order_id, name)
+            await do()
+            moment("after effect", order_id, name)
+            done.append(undo)
+    except Exception:
+        for undo in reversed(done):
+            if undo is not None:
+                await undo()
+
+
+@asynccontextmanager
+async def _write_without_fence(self: Any, **changes: Any) -> Any:
+    async with store.begin(self.engine) as tx:
+        mine = saga_store.sagas.update().where(saga_store.sagas.c.id == self.saga_id)
+        await tx.execute(mine.values(updated_at=time.time(), **changes))
+        yield tx
+
+
+def perform(plan: dict[str, Any]) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(process)d %(levelname)s %(message)s")
+    if not plan.get("fence", True):
+        saga_store.Lease.write = _write_without_fence  # type: ignore[method-assign, assignment]
+    pids = {}
+    for victim in plan["victims"]:
+        if (pid := os.fork()) == 0:
+            try:
+                asyncio.run(drive(plan, victim))
+                os._exit(0)
+            except BaseException:
+                logging.exception("victim of %s", victim["saga_id"])
+                os._exit(1)
+        pids[pid] = victim["saga_id"]
+        print(json.dumps({"saga_id": victim["saga_id"], "pid": pid}), flush=True)
+    while pids:
+        pid, status = os.waitpid(-1, os.WUNTRACED)
+        if os.WIFSTOPPED(status):
+            print(json.dumps({"saga_id": pids[pid], "frozen": pid}), flush=True)
+            continue
+        ended = (
+            f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
+        )
+        print(json.dumps({"saga_id": pids.pop(pid), "ended": ended}), flush=True)
+    print("all ended", flush=True)
+
+
+def main() -> None:
+    directory, seen = Path(sys.argv[1]), set()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # finished performances reap themselves
+    print("ready", flush=True)
+    while True:
+        for path in sorted(set(directory.glob("plan-*.json")) - seen):
+            seen.add(path)
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                log = os.open(path.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                perform(json.loads(path.read_text()))
+                os._exit(0)
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main()

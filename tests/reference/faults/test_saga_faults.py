@@ -1,0 +1,401 @@
+"""The saga under SIGKILL, SIGSTOP, lost answers and outages, beside the saga as it is usually written.
+
+Orders buy a study pack: accept → reserve seats → charge (another process, over HTTP) → confirm. What counts
+in the end is whether money, seats, order and events agree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx2
+import pytest
+import pytest_asyncio
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from harness.processes import Spawner, spawn_python
+from harness.waiting import until
+from studyhall.orders import service
+from studyhall.orders.db import orders, packs, seat_reservations
+from studyhall.orders.payments import Payments
+from studyhall.orders.saga import buy_pack
+from studyhall.patterns import saga_store
+from studyhall.patterns.outbox import outbox
+from studyhall.patterns.saga import SagaRunner
+from studyhall.patterns.store import begin, read
+
+pytestmark = pytest.mark.fault
+
+PROGRAM = Path(__file__).parent / "programs" / "saga_victims.py"
+STEPS = ("accept-order", "reserve-seats", "charge", "confirm")
+DO = ("before intent", "after intent", "after effect", "after record")
+UNDO = ("before undo intent", "after undo intent", "after undo effect", "after undo record")
+PRICE = 1000
+Death = tuple[str, str]
+
+
+@dataclass
+class Performance:
+    """A plan that is being performed, and what its processes said."""
+
+    log: Path
+
+    def lines(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+    async def line(self, text: str, timeout: float = 20) -> str:  # noqa: ASYNC109
+        found = lambda: next((line for line in self.lines() if text in line), None)  # noqa: E731
+        try:
+            return str(await until(found, timeout, what=f"a line with {text!r}"))
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self}") from None
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+@dataclass
+class Shop:
+    """A store, a payment provider in its own process, and what they say about each order."""
+
+    store: AsyncEngine
+    url: str
+    payment: str
+    directory: Path
+    runner: SagaRunner = field(init=False)
+    placed: int = 0
+
+    def __post_init__(self) -> None:
+        self.runner = SagaRunner(self.store, buy_pack(Payments(self.payment)))  # only to start sagas
+
+    async def place(
+        self, customer: str, *, method: str = "card_ok", pack: str = "pack", naive: bool = False
+    ) -> str:
+        """Every order has its own customer, so that a charge under a second key would be seen."""
+        self.placed += 1
+        order_id = f"{'naive' if naive else 'order'}-{self.placed:03}"
+        async with begin(self.store) as tx:
+            await service.place_order(
+                tx,
+                self.runner,
+                pack_id=pack,
+                customer=f"{customer}/{order_id}",
+                seats=2,
+                method=method,
+                order_id=order_id,
+            )
+            if naive:  # the twin has no durable saga
+                await tx.execute(saga_store.sagas.delete().where(saga_store.sagas.c.id == order_id))
+        return order_id
+
+    def victims(self, victims: Sequence[dict[str, Any]], **plan: Any) -> Performance:
+        usual = {"mode": "saga", "deadline": 20.0, "timeout": 8.0, "patience": 60.0}
+        plan = {**usual, "store": self.url, "payment": self.payment, "victims": list(victims), **plan}
+        path = self.directory / f"plan-{uuid4().hex}.json"
+        path.with_suffix(".part").write_text(json.dumps(plan))
+        path.with_suffix(".part").rename(path)
+        return Performance(path.with_suffix(".log"))
+
+    async def endings(self, performance: Performance) -> Counter[str]:
+        await performance.line("all ended", timeout=90)
+        told = [json.loads(line) for line in performance.lines() if line.startswith("{")]
+        return Counter(line["ended"] for line in told if "ended" in line)
+
+    async def finish(self, processes: int = 1, **plan: Any) -> None:
+        """Processes that live on resume every saga until none is due."""
+        rest: dict[str, Any] = {"saga_id": None, "signal": None}
+        performance = self.victims([dict(rest) for _ in range(processes)], **plan)
+        assert await self.endings(performance) == {"exit 0": processes}, str(performance)
+
+    async def end_leases(self) -> None:
+        """Let the time pass that the leases of the dead still have: they are long, so that load ends none."""
+        async with begin(self.store) as tx:
+            held = saga_store.sagas.update().where(saga_store.sagas.c.owner.is_not(None))
+            await tx.execute(held.values(due_at=0.0))
+
+    async def fault(self, kind: str, operation: str = "charge", times: int = 1, seconds: float = 1.0) -> None:
+        async with httpx2.AsyncClient(base_url=self.payment) as http:
+            body = {"kind": kind, "operation": operation, "times": times, "seconds": seconds}
+            (await http.post("/admin/faults", json=body)).raise_for_status()
+
+    async def ledger(self) -> dict[str, Any]:
+        async with httpx2.AsyncClient(base_url=self.payment, timeout=20) as http:
+            return dict((await http.get("/admin/ledger")).raise_for_status().json())
+
+    async def landed(self, fault: str) -> bool:
+        """Has the provider worked on the request it was slow with?"""
+        return all(call["status"] for call in (await self.ledger())["calls"] if call["fault"] == fault)
+
+    async def saga(self, order_id: str) -> saga_store.SagaRow:
+        return await saga_store.load(self.store, order_id)
+
+    async def events(self, order_id: str) -> list[tuple[str | None, str]]:
+        return [(row.step, row.event) for row in await saga_store.history(self.store, order_id)]
+
+    async def disagreements(self) -> dict[str, str]:
+        """By order: where its status, its money, its seats and its events do not tell the same story."""
+        ledger = await self.ledger()
+        async with read(self.store) as tx:
+            rows = (await tx.execute(select(orders))).mappings().all()
+            reserved = {row.order_id for row in (await tx.execute(select(seat_reservations))).all()}
+            told = Counter((row.subject, row.type) for row in (await tx.execute(select(outbox))).all())
+        refunded = {row["charge_key"] for row in ledger["refunds"] if row["status"] == "refunded"}
+        found = {}
+        for row in rows:
+            mine = [
+                c
+                for c in ledger["charges"]
+                if c["customer"] == row["customer"] and c["status"] == "succeeded"
+            ]
+            kept = sum(c["amount"] for c in mine if c["key"] not in refunded)
+            good = row["status"] == "confirmed"
+            story = {
+                "status": row["status"] in ("confirmed", "cancelled"),
+                "charged once": len(mine) == 1 if good else len(mine) <= 1,
+                "money": kept == (row["amount_cents"] if good else 0),
+                "seats": (row["id"] in reserved) == good,
+                "confirmed event": told[row["id"], "order.confirmed.v1"] == int(good),
+                "cancelled event": told[row["id"], "order.cancelled.v1"] == int(not good),
+            }
+            if wrong := [name for name, right in story.items() if not right]:
+                found[row["id"]] = f"{row['status']}, kept {kept}: wrong {', '.join(wrong)}"
+        return found
+
+    async def seats_add_up(self) -> bool:
+        async with read(self.store) as tx:
+            held = select(func.coalesce(func.sum(seat_reservations.c.seats), 0))
+            held = held.where(seat_reservations.c.pack_id == packs.c.id).scalar_subquery()
+            wrong = select(packs.c.id).where(packs.c.seats - packs.c.seats_free != held)
+            return (await tx.execute(wrong)).first() is None
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where plans are put; the process that performs them is started once and forks from then on."""
+    directory = tmp_path_factory.mktemp("stage")
+    program = spawn_python(PROGRAM, directory, log=directory / "program.log")
+    program.line_sync("ready")
+    yield directory
+    program.close()
+
+
+@pytest_asyncio.fixture
+async def shop(
+    store: AsyncEngine, store_url: str, stage: Path, spawn: Spawner, tmp_path: Path
+) -> AsyncIterator[Shop]:
+    sandbox = spawn("studyhall.payment_sandbox", "--data-dir", tmp_path / "payments")
+    url = json.loads(await sandbox.line('"url"'))["url"]
+    async with begin(store) as tx:
+        for pack, seats in (("pack", 10_000), ("sold-out", 1)):
+            await service.add_pack(tx, pack, title=pack, author="author", price_cents=PRICE, seats=seats)
+    yield Shop(store, store_url, url, stage)
+
+
+# What happens to an order: its customer, card and pack.
+OK = ("buyer", "card_ok", "pack")
+SOLD_OUT = ("buyer", "card_ok", "sold-out")
+DECLINED = ("buyer", "card_declined", "pack")
+LOST_ANSWER = ("buyer", "card_lost_answer", "pack")
+FAILS_AT_RESERVE = ("fails-at-reserve-seats", "card_ok", "pack")
+FAILS_AT_CHARGE = ("fails-at-charge", "card_ok", "pack")
+FAILS_AT_CONFIRM = ("fails-at-confirm", "card_ok", "pack")
+Case = tuple[str, str, str]
+
+
+def every_death() -> list[tuple[Case, list[Death]]]:
+    """A failure at every step, with one SIGKILL at every moment on the way forward and back."""
+    undone = {SOLD_OUT: 1, FAILS_AT_RESERVE: 1, DECLINED: 3, FAILS_AT_CHARGE: 3, FAILS_AT_CONFIRM: 3}
+    matrix: list[tuple[Case, list[Death]]] = []
+    matrix += [(case, [(moment, step)]) for case in (OK,) for step in STEPS for moment in DO]
+    matrix += [(LOST_ANSWER, [(moment, "charge")]) for moment in ("before intent", "after intent")]
+    for case, steps in undone.items():
+        matrix += [(case, [(moment, step)]) for step in STEPS[:steps] for moment in UNDO]
+    # A killed process is resumed by one that is killed as well, in the same step and on the way back.
+    matrix += [(OK, [("after intent", "charge"), ("after effect", "charge"), ("after record", "charge")])]
+    for moment in UNDO:
+        matrix += [
+            (FAILS_AT_CONFIRM, [("after effect", "charge"), (moment, "charge"), (moment, "reserve-seats")])
+        ]
+    return matrix
+
+
+async def test_killed_at_any_moment_money_seats_and_order_agree_in_the_end(
+    shop: Shop, scale: Callable[[int, int], int], seed: int, figures: Callable[..., Path]
+) -> None:
+    matrix = every_death()
+    quick = scale(14, len(matrix))
+    if quick < len(matrix):  # always with what the naive saga gets wrong, the rest drawn anew each run
+        must = [(OK, [("after effect", "charge")]), (FAILS_AT_CONFIRM, [("after undo effect", "charge")])]
+        rest = [one for one in matrix if one not in must]
+        matrix = must + random.Random(seed).sample(rest, quick - len(must))
+    cases = [
+        (await shop.place(case[0], method=case[1], pack=case[2]), case, deaths) for case, deaths in matrix
+    ]
+
+    killed = 0
+    for nth in range(3):
+        wave = {order_id: deaths[nth] for order_id, _, deaths in cases if len(deaths) > nth}
+        if not wave:
+            break
+        victims = [{"saga_id": o, "moment": m, "step": s, "signal": "KILL"} for o, (m, s) in wave.items()]
+        died = await shop.endings(performance := shop.victims(victims))
+        assert died == {"signal 9": len(wave)}, f"some never came to their moment: {wave}\n{performance}"
+        killed += len(wave)
+        await shop.end_leases()
+    await shop.finish(processes=2)
+
+    disagreements = await shop.disagreements()
+    assert not disagreements
+    assert await shop.seats_add_up()
+    undos = 0
+    for order_id, case, deaths in cases:
+        saga, events = await shop.saga(order_id), await shop.events(order_id)
+        expected = "completed" if case in (OK, LOST_ANSWER) else "compensated"
+        assert saga.state == expected, (case, deaths, saga.error, events)
+        done = [step for step, event in events if event in ("done", "found done")]
+        undone = [step for step, event in events if event == "undone"]
+        assert len(done) == len(set(done))
+        assert len(undone) == len(set(undone)), "one undo was recorded twice"
+        assert undone == [step for step in reversed(STEPS) if step in undone], "undo was not in reverse order"
+        assert set(done) - {"confirm"} <= set(undone) or expected == "completed"
+        undos += len(undone)
+
+    forgotten = await _naive_kills(shop)
+    figures(
+        "saga",
+        name=f"kills-{'postgres' if shop.url.startswith('postgres') else 'sqlite'}",
+        orders=len(cases),
+        kills=killed,
+        inconsistent=len(disagreements),
+        undone_steps=undos,
+        undone_twice=0,
+        naive_kills=2,
+        naive_inconsistent=len(forgotten),
+    )
+
+
+async def _naive_kills(shop: Shop) -> dict[str, str]:
+    """The twin, killed at two of those moments: charged and forgotten, and seats reserved for nobody."""
+    charged = await shop.place("buyer", naive=True)
+    reserved = await shop.place("buyer", naive=True)
+    program = shop.victims(
+        [
+            {"saga_id": charged, "moment": "after effect", "step": "charge", "signal": "KILL"},
+            {"saga_id": reserved, "moment": "after effect", "step": "reserve-seats", "signal": "KILL"},
+        ],
+        mode="naive",
+    )
+    assert await shop.endings(program) == {"signal 9": 2}
+    await shop.finish()  # whoever comes next finds nothing to resume
+    forgotten = await shop.disagreements()
+    assert set(forgotten) == {charged, reserved}
+    assert "processing, kept 2000" in forgotten[charged]
+    assert "seats" in forgotten[reserved]
+    return forgotten
+
+
+async def test_charge_without_an_answer_is_completed_or_taken_back_never_forgotten(
+    shop: Shop, figures: Callable[..., Path]
+) -> None:
+    # The charge happens and the answer is lost: looked up under its key, then completed.
+    lost = await shop.place("buyer", method="card_lost_answer")
+    await shop.finish()
+    assert ("charge", "found done") in await shop.events(lost)
+    # The charge is given up and lands afterwards: voided under its key, so it is refused when it lands.
+    late = await shop.place("fails-at-charge")
+    await shop.fault("late", seconds=3.0)
+    await shop.fault("unavailable", times=5)  # every later try, until the attempts are spent
+    await shop.finish(timeout=0.5)
+    assert (await shop.saga(late)).state == "compensated"
+    await until(lambda: shop.landed("late"), what="the late charge arrived at the provider")
+    assert [call["status"] for call in (await shop.ledger())["calls"] if call["fault"] == "late"] == [409]
+    # The naive saga: the error is caught, the charge is not among the steps done, so nobody gives it back.
+    naive = await shop.place("buyer", method="card_lost_answer", naive=True)
+    await shop.endings(shop.victims([{"saga_id": naive, "signal": None}], mode="naive"))
+
+    disagreements = await shop.disagreements()
+    assert set(disagreements) == {naive}
+    assert "cancelled, kept 2000" in disagreements[naive]
+    assert (await shop.saga(lost)).state == "completed"
+    figures(
+        "saga", name="lost-answer", orders=2, forgotten=0, naive_orders=1, naive_forgotten=len(disagreements)
+    )
+
+
+async def test_outage_during_compensation_is_waited_out(shop: Shop, figures: Callable[..., Path]) -> None:
+    await shop.fault("unavailable", "refund", times=4)
+    order = await shop.place("fails-at-confirm")
+    await shop.finish()
+    events = await shop.events(order)
+    assert events.count(("charge", "undo failed")) == 4
+    assert (await shop.saga(order)).state == "compensated"
+
+    await shop.fault("unavailable", "refund", times=1)
+    naive = await shop.place("fails-at-confirm", naive=True)
+    await shop.endings(shop.victims([{"saga_id": naive, "signal": None}], mode="naive"))
+    disagreements = await shop.disagreements()
+    assert set(disagreements) == {naive}, "one 503 and the twin keeps the money and the seats"
+    assert "seats" in disagreements[naive]
+    figures("saga", name="outage-in-undo", refused=4, inconsistent=0, naive_refused=1, naive_inconsistent=1)
+
+
+async def test_many_runners_share_the_sagas_and_never_one_of_them(
+    shop: Shop, scale: Callable[[int, int], int], figures: Callable[..., Path]
+) -> None:
+    placed = [await shop.place("buyer") for _ in range(scale(15, 100))]
+    await shop.finish(processes=3)
+    drivers: Counter[str] = Counter()
+    for order_id in placed:
+        history = await saga_store.history(shop.store, order_id)
+        started = [row for row in history if row.event == "started"]
+        assert [row.step for row in started] == list(STEPS), "a step was started twice"
+        assert not [row for row in history if row.event == "taken over"]
+        drivers.update({row.actor for row in started})
+    ledger = await shop.ledger()
+    assert len([call for call in ledger["calls"] if call["operation"] == "charge"]) == len(placed)
+    assert not await shop.disagreements()
+    assert len(drivers) >= 2, "one process did it all, nothing was shown"
+    figures("saga", name="many-runners", sagas=len(placed), runners=len(drivers), charge_calls=len(placed))
+
+
+@pytest.mark.parametrize("moment", ["after intent", "after effect"])
+async def test_frozen_holder_wakes_after_its_lease_and_its_write_is_refused(
+    shop: Shop, moment: str, figures: Callable[..., Path]
+) -> None:
+    """The holder freezes around the charge; another process takes over and compensates; the holder wakes."""
+    stale = {}
+    for fence in (True, False):
+        order = await shop.place("fails-at-confirm")
+        plan = {"saga_id": order, "moment": moment, "step": "charge", "signal": "STOP"}
+        holder = shop.victims([plan], fence=fence, deadline=1.0)
+        frozen = json.loads(await holder.line('"frozen"'))["frozen"]
+        await shop.finish()  # waits for the end of the lease
+        before = await shop.events(order)
+        assert (None, "taken over") in before
+        assert before[-1] == (None, "compensated")
+        os.kill(frozen, signal.SIGCONT)
+        await holder.line("all ended", timeout=30)
+        stale[fence] = (await shop.events(order))[len(before) :]
+        if fence:
+            assert "fence" in await holder.line("is old")
+    assert stale[True] == []
+    assert stale[False], "without the fence the stale write lands: otherwise this test shows nothing"
+    # The woken process sent its charge after the void ("after intent"): the provider refused it.
+    fenced_only = {order: why for order, why in (await shop.disagreements()).items() if order == "order-001"}
+    assert not fenced_only
+    figures(
+        "saga",
+        name=f"frozen-holder-{moment.replace(' ', '-')}",
+        stale_writes=len(stale[True]),
+        stale_writes_without_fence=len(stale[False]),
+    )
