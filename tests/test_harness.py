@@ -37,9 +37,6 @@ def test_killed_server_restarts_on_the_same_port_with_its_data(own_redis: RedisS
     url, first = own_redis.url, own_redis.pid
     with own_redis.client() as client:
         client.set("kept", "yes")
-        client.execute_command("WAITAOF", 1, 0, 5000) if client.info()[
-            "redis_version"
-        ] >= "7.2" else client.save()
     own_redis.kill()
     assert not alive(first)
     own_redis.restart()

