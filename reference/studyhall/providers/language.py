@@ -24,7 +24,7 @@ MAX_SENTENCE = 600
 SLICE = 100  # sentences between two looks at the event loop: about 10 ms of work
 WORD = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*")
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"”’)\]]*\s+(?=[\"“‘(\[]?[A-Z0-9À-Þ])")
-ABBREVIATION = re.compile(r"(?:\b[A-Za-z]|e\.g|i\.e|etc|vs|cf|approx|Dr|Mr|Mrs|Ms|Prof|Fig|No|St|ca)\.$")
+ABBREVIATION = re.compile(r"\b(?:[A-Za-z]|e\.g|i\.e|vs|cf|approx|Dr|Mr|Mrs|Ms|Prof|Fig|St|ca)\.$")
 NOUN_ENDINGS = (
     "tion",
     "sion",

@@ -273,22 +273,20 @@ def _question(
     ):
         if sentence in used or len(present) < 2:
             continue
+        dice = random.Random(sentence)  # a text as seed is hashed with SHA-512: the same in every process
         others = [concept.name for concept in graph.concepts if concept.name not in present]
-        # Same number of words and the same number (plural or not): otherwise grammar gives the answer away.
+        dice.shuffle(others)
+        # Like the answer in number of words and in being plural: otherwise grammar gives it away.
         others.sort(
             key=lambda other: (_shape(other) != _shape(hidden), len(other.split()) != len(hidden.split()))
         )
         wrong = [other for other in others if other.casefold() != hidden.casefold()][:3]
         if len(wrong) < 3:
             continue
-        choices = [
-            hidden[0].lower() + hidden[1:] if hidden[1:].islower() and name[0].islower() else hidden,
-            *wrong,
-        ]
-        answer = choices[0]
-        random.Random(sentence).shuffle(
-            choices
-        )  # a str seed is hashed with SHA-512: the same in every process
+        starts_sentence = hidden[1:].islower() and name[0].islower()
+        answer = hidden[0].lower() + hidden[1:] if starts_sentence else hidden
+        choices = [answer, *wrong]
+        dice.shuffle(choices)
         prompt = re.sub(rf"\b{re.escape(hidden)}\b", GAP, sentence, flags=re.IGNORECASE)
         return Question(prompt=prompt, choices=tuple(choices), answer=answer, source=sentence)
     return None
