@@ -13,6 +13,7 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from harness.ai_server import AIServer, Answer, Drip, Drop, Hang, Raw, Reply, Truncated
