@@ -38,7 +38,8 @@ from .wires import Wire
 __all__ = ["HttpProvider", "MalformedAnswer", "ProviderDown", "ProviderRefused", "retry_after"]
 
 CHUNK = 12_000  # characters per request: about 3,000 tokens
-MAX_CHUNKS = 20  # what one document may cost at most; `coverage` tells when it is longer
+MAX_CHUNKS = 20  # requests one graph may cost at most; `coverage` tells when a document is longer
+MAX_TEXT = CHUNK * MAX_CHUNKS
 EXPLAIN_AT_ONCE = 6
 MAX_REPLY = 2 * 1024 * 1024
 MAX_WAIT = 600.0
@@ -88,20 +89,19 @@ class HttpProvider:
         deadline: float,
         resume: dict[str, Any] | None = None,
     ) -> ConceptGraph:
-        found = sentences(text)
-        blocks = chunks(found, size=CHUNK, at_most=math.ceil(len(text) / CHUNK) + 1)
-        if not blocks:
+        found = sentences(text[:MAX_TEXT])
+        parts = chunks(found, size=CHUNK, at_most=MAX_CHUNKS)
+        if not parts:
             raise TooLittleText(str(TooLittleText.__doc__))
-        read = blocks[:MAX_CHUNKS]
         draft = prompts.Draft.restored(resume, text)
-        await on_progress(Step("analysing", draft.next, len(read)))
-        for index in range(draft.next, len(read)):
-            task, body = prompts.concepts(" ".join(read[index]), draft.names())
+        await on_progress(Step("analysing", draft.next, len(parts)))
+        for index in range(draft.next, len(parts)):
+            task, body = prompts.concepts(" ".join(parts[index]), draft.names())
             draft.add(await self._ask(prompts.Concepts, task, body, f"{key}-part-{index + 1}", deadline))
-            await on_progress(Step("analysing", draft.next, len(read), draft.state()))
+            await on_progress(Step("analysing", draft.next, len(parts), draft.state()))
         await on_progress(Step("building", 0, 1))
         try:
-            return draft.graph(found, coverage=len(read) / len(blocks))
+            return draft.graph(found, coverage=min(1.0, MAX_TEXT / len(text)))
         except ValidationError as error:
             raise _malformed("the concepts do not make a graph", error) from None
 
@@ -118,7 +118,7 @@ class HttpProvider:
         task, body = prompts.quiz(text, graph, questions)
         answer = await self._ask(prompts.Questions, task, body, f"{key}-quiz", deadline)
         try:
-            made = answer.quiz(text, questions)
+            made = answer.quiz(text[:MAX_TEXT], questions)
         except ValidationError as error:
             raise _malformed("the questions cannot be used", error) from None
         await on_progress(Step("writing", len(made.questions), questions))
@@ -133,14 +133,14 @@ class HttpProvider:
         on_progress: OnProgress,
         deadline: float,
     ) -> list[Explanation]:
-        found = sentences(text)
+        found = sentences(text[:MAX_TEXT])
         made: list[Explanation] = []
         for start in range(0, len(connections), EXPLAIN_AT_ONCE):
             batch = connections[start : start + EXPLAIN_AT_ONCE]
             task, body = prompts.explanations(batch, found)
             answer = await self._ask(prompts.Explanations, task, body, f"{key}-links-{start}", deadline)
             try:
-                made += answer.for_links(batch, text)
+                made += answer.for_links(batch, text[:MAX_TEXT])
             except (ValidationError, LookupError) as error:
                 raise _malformed("the explanations do not match the connections", error) from None
             await on_progress(Step("explaining", len(made), len(connections)))

@@ -43,8 +43,9 @@ class Questions(BaseModel):
     questions: Annotated[list[Question], Field(min_length=1, max_length=60)]
 
     def quiz(self, text: str, at_most: int) -> Quiz:
+        whole = _flat(text)
         kept = [
-            question if _in_text(question.source, text) else question.model_copy(update={"source": ""})
+            question if _in_text(question.source, whole) else question.model_copy(update={"source": ""})
             for question in self.questions[:at_most]
         ]
         return Quiz(questions=tuple(kept))
@@ -61,13 +62,13 @@ class Explanations(BaseModel):
 
     def for_links(self, batch: Sequence[Link], text: str) -> list[Explanation]:
         """One explanation per link, in their order. LookupError when the model skipped one."""
-        said = {item.number: item for item in self.explanations}
+        said, whole = {item.number: item for item in self.explanations}, _flat(text)
         return [
             Explanation(
                 source=link.source,
                 target=link.target,
                 text=said[number].text,
-                quotes=tuple(quote for quote in said[number].quotes if _in_text(quote, text)),
+                quotes=tuple(quote for quote in said[number].quotes if _in_text(quote, whole)),
             )
             for number, link in enumerate(batch, start=1)
         ]
@@ -151,7 +152,7 @@ class Draft:
 
     def graph(self, found: Sequence[str], *, coverage: float) -> ConceptGraph:
         """ValidationError when no two concepts are linked. Links to names never listed are dropped."""
-        text = " ".join(found)
+        whole = _flat(" ".join(found))
         kept = {_stems(str(entry["name"])): entry for entry in self._strongest()}
         links = [link for link in self.links.values() if link["source"] in kept and link["target"] in kept]
         most = max((entry["parts"] for entry in kept.values()), default=1)
@@ -161,7 +162,7 @@ class Draft:
                 Concept(
                     name=entry["name"],
                     weight=round(entry["parts"] / most, 4),
-                    sentence=entry["sentence"] if _in_text(entry["sentence"], text) else "",
+                    sentence=entry["sentence"] if _in_text(entry["sentence"], whole) else "",
                 )
                 for entry in kept.values()
             ),
@@ -185,5 +186,10 @@ def _stems(name: str) -> str:
     return " ".join(stem(word) for word in WORD.findall(name)) or name.casefold()
 
 
-def _in_text(quote: str, text: str) -> bool:
-    return bool(quote.strip()) and " ".join(quote.split()).casefold() in " ".join(text.split()).casefold()
+def _flat(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def _in_text(quote: str, whole: str) -> bool:
+    """Is the quote in the text, whatever its line breaks and capitals? `whole` is flat already: it is long."""
+    return bool(quote.strip()) and _flat(quote) in whole

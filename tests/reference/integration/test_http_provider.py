@@ -116,7 +116,7 @@ async def test_long_text_goes_in_parts_and_a_killed_run_pays_for_no_part_twice(
 async def test_cost_of_one_document_is_bounded(provider: HttpProvider, server: AIServer) -> None:
     server.will(*[Answer(CONCEPTS)] * 20)
     graph = await provider.concept_graph(TEXT * 80, **options())
-    assert len(server.requests) == 20
+    assert 15 <= len(server.requests) <= 20
     assert 0 < graph.coverage < 1
 
 
