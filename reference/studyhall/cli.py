@@ -3,92 +3,157 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import os
 import sys
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
-import uvloop
-from rich.console import Console
-from rich.table import Table
 
+from . import cli_dlq, db
+from .app import open_app
 from .patterns.engine import EngineError
 from .patterns.errors import JobError
-from .patterns.observability import configure_logging
 from .patterns.parent_death import die_with_parent
-from .settings import Settings, SettingsError, load
+from .patterns.store import read
+from .settings import SettingsError
+from .submissions import states, submit
+from .terminal import AsJson, DataDir, ago, fail, out, run, settings_for, show_json, show_table
+from .worker import UNUSABLE, supervise, work, worker_command
 
-T = TypeVar("T")
-UNUSABLE = 2  # exit code: a restart will not help
+__all__ = ["main"]
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
     help="StudyHall: a study assistant whose background work survives crashes, duplicates and outages.",
 )
-dlq = typer.Typer(no_args_is_help=True, help="Dead letters: jobs that failed for good.")
-app.add_typer(dlq, name="dlq")
-
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir", "-d", help="Where embedded Redis, SQLite and files live.", show_default=".studyhall"
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
-out = Console()
-err = Console(stderr=True)
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run on uvloop; errors people can act on become one line and an exit code."""
-    return uvloop.run(work)
+app.add_typer(cli_dlq.app, name="dlq")
 
 
 def main() -> None:
     try:
-        app(standalone_mode=True)
+        app()
     except (SettingsError, EngineError) as error:
-        err.print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
+        fail(str(error))
         sys.exit(UNUSABLE)
     except JobError as error:
-        err.print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
+        fail(str(error))
         sys.exit(1)
-
-
-def settings_for(data_dir: Path | None, **options: object) -> Settings:
-    settings = load(data_dir=data_dir, **options)
-    configure_logging(settings.log_level, json=settings.log_format == "json")
-    return settings
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 @app.command()
 def worker(
     data_dir: DataDir = None,
-    processes: Annotated[
-        int | None, typer.Option(help="Worker processes.", show_default="one per core")
-    ] = None,
+    processes: Annotated[int | None, typer.Option(help="Worker processes (default: one per core).")] = None,
     concurrency: Annotated[
-        int | None, typer.Option(help="Jobs at once per process and queue.", show_default="20")
+        int | None, typer.Option(help="Jobs at once per process and queue (default 20).")
     ] = None,
-    queue: Annotated[list[str] | None, typer.Option(help="Only these queues (may be repeated).")] = None,
+    queue: Annotated[list[str] | None, typer.Option(help="Only these queues; may be repeated.")] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Take jobs from the queues and run them until SIGTERM; running jobs finish or are given back."""
-    from .worker import supervise, work, worker_command
-
-    settings = settings_for(data_dir, processes=processes, concurrency=concurrency)
+    """Take jobs and run them until SIGTERM; then running jobs finish or are given back."""
+    settings = settings_for(data_dir, quiet=False, processes=processes, concurrency=concurrency)
     if parent is not None:
         die_with_parent(parent)
     if settings.processes == 1:
         run(work(settings, queue or ()))
         return
     args = ["--data-dir", str(settings.data_dir), "--concurrency", str(settings.concurrency)]
-    for name in queue or ():
-        args += ["--queue", name]
-    sys.exit(run(supervise(worker_command(args), settings.processes, settings.grace_seconds)))
+    args += [part for name in queue or () for part in ("--queue", name)]
+    raise typer.Exit(run(supervise(worker_command(args), settings.processes, settings.grace_seconds)))
+
+
+@app.command("submit")
+def submit_(
+    files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, readable=True)],
+    owner: Annotated[str, typer.Option(help="Whose document it is.")] = "you",
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until every document is through.")] = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Upload documents (PDF, DOCX, Markdown, text) and start their flow of jobs."""
+
+    async def go() -> dict[str, str]:
+        async with open_app(settings_for(data_dir)) as studyhall:
+            made = {str(path): await submit(studyhall, path, owner) for path in files}
+            for document_id in made.values() if wait else ():
+                while any(
+                    stage.state not in ("completed", "failed", "gone")
+                    for stage in await states(studyhall, document_id)
+                ):
+                    await asyncio.sleep(0.2)
+            return made
+
+    made = run(go())
+    if as_json:
+        show_json(made)
+    else:
+        for path, document_id in made.items():
+            out.print(f"{document_id}  {path}", highlight=False)
+
+
+def _so_far(stages: dict[str, dict[str, Any]]) -> str:
+    """`2 of 4, graph-generation active 40 %`"""
+    done = sum(stage["state"] == "completed" for stage in stages.values())
+    for name, stage in stages.items():
+        if stage["state"] != "completed":
+            return f"{done} of {len(stages)}, {name} {stage['state']} {stage['percent']:.0f} %"
+    return f"{done} of {len(stages)}"
+
+
+@app.command()
+def status(
+    owner: Annotated[str, typer.Option(help="Whose documents.")] = "you",
+    limit: Annotated[int, typer.Option(min=1, max=500)] = 20,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Documents and how far they are."""
+
+    async def go() -> list[dict[str, Any]]:
+        async with open_app(settings_for(data_dir)) as studyhall:
+            async with read(studyhall.store) as connection:
+                documents = await db.documents_of(connection, owner, limit=limit)
+            return [
+                {
+                    "id": document.id,
+                    "name": document.name,
+                    "status": document.status,
+                    "error": document.error,
+                    "created_at": document.created_at,
+                    "stages": {
+                        s.name: {"state": s.state, "percent": s.percent}
+                        for s in await states(studyhall, document.id)
+                    },
+                }
+                for document in documents
+            ]
+
+    rows = run(go())
+    if as_json:
+        show_json(rows)
+        return
+    show_table(
+        f"Documents of {owner}",
+        ["id", "name", "status", "stages", "uploaded"],
+        [
+            [row["id"], row["name"], row["error"] or row["status"],
+             _so_far(row["stages"]), ago(row["created_at"])]
+            for row in rows
+        ],
+        "Nothing uploaded yet. Try: studyhall submit reference/samples/*.md",
+    )  # fmt: skip
+
+
+@app.command("demo")
+def demo_(
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave everything running at the end, until Ctrl-C.")
+    ] = False,
+) -> None:
+    """A guided tour: documents flow, a worker is killed in the middle, a poison document is replayed."""
+    from .demo import tour
+
+    raise typer.Exit(run(tour(settings_for(None), keep=keep, console=out)))

@@ -112,7 +112,7 @@ def variable(field: str) -> str:
     return COMMON.get(field, PREFIX + field.upper())
 
 
-def load(env: Mapping[str, str] = os.environ, **overrides: object) -> Settings:
+def load(env: Mapping[str, str] = os.environ, overrides: Mapping[str, object] | None = None) -> Settings:
     """Settings from the environment; `overrides` (command-line options) win, None means not given."""
     known = {variable(field): field for field in Settings.model_fields}
     for name in env:
@@ -121,7 +121,7 @@ def load(env: Mapping[str, str] = os.environ, **overrides: object) -> Settings:
             hint = f", did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(known))}"
             raise SettingsError(f"unknown setting {name}{hint}")
     values: dict[str, object] = {field: env[name] for name, field in known.items() if env.get(name)}
-    values.update({field: value for field, value in overrides.items() if value is not None})
+    values.update({field: value for field, value in (overrides or {}).items() if value is not None})
     try:
         return Settings.model_validate(values)
     except ValidationError as error:

@@ -102,9 +102,10 @@ class Producer:
 
     async def enqueue(self, request: JobRequest) -> JobRef:
         """Add one job, or one flow when the request has children: these run first, all or none are added."""
+        cid = current_correlation_id() or new_correlation_id()
         if request.children:
-            return await self._enqueue_flow(request)
-        node = self._node(request)
+            return await self._enqueue_flow(request, cid)
+        node = self._node(request, cid)
         queue = self.queue(node["queueName"])
         ident = node["opts"]["jobId"]
         async with self._bounded():
@@ -125,7 +126,7 @@ class Producer:
         for request in requests:
             if request.children:
                 raise ValueError("enqueue_many takes plain jobs; add flows one by one with enqueue")
-            node = self._node(request)
+            node = self._node(request, current_correlation_id() or new_correlation_id())
             batches.setdefault(node["queueName"], []).append(node)
             refs.append(JobRef(node["queueName"], node["name"], node["opts"]["jobId"], request.key))
         for name, nodes in batches.items():
@@ -133,31 +134,29 @@ class Producer:
                 await self.queue(name).addBulk(nodes)
         return refs
 
-    async def _enqueue_flow(self, request: JobRequest) -> JobRef:
+    async def _enqueue_flow(self, request: JobRequest, cid: str) -> JobRef:
         if self._flows is None:
             self._flows = FlowProducer(self._opts)
-        node = self._tree(request)
+        node = self._tree(request, cid)
         async with self._bounded():
             await self._flows.add(node)
         return JobRef(node["queueName"], node["name"], node["opts"]["jobId"], request.key)
 
-    def _tree(self, request: JobRequest) -> dict[str, Any]:
-        node = self._node(request)
-        node["children"] = [self._tree(child) for child in request.children]
-        for child in node["children"]:
-            # A child that fails for good takes its parent with it, visibly; the alternative is a parent that
-            # waits for ever.
-            child["opts"].setdefault("failParentOnFailure", True)
+    def _tree(self, request: JobRequest, cid: str) -> dict[str, Any]:
+        # A parent waits for a child that failed for good: it goes on when the child is replayed. That is
+        # BullMQ's default; the alternatives (fail with it, go on without it) lose the place in the flow.
+        node = self._node(request, cid)
+        node["children"] = [self._tree(child, cid) for child in request.children]
         return node
 
-    def _node(self, request: JobRequest) -> dict[str, Any]:
+    def _node(self, request: JobRequest, cid: str) -> dict[str, Any]:
         job_type: JobType[Any] = self._jobs[request.name]
         delay = request.delay
         if not isinstance(delay, int | float) or not 0 <= delay <= MAX_DELAY:
             raise InvalidDelay(f"delay {delay!r}: {InvalidDelay.__doc__}")
         ident = job_id(request.name, request.key)
         meta = {
-            "cid": current_correlation_id() or new_correlation_id(),
+            "cid": cid,
             "at": int(time.time() * 1000),
             **({"max_age": request.max_age} if request.max_age else {}),
             **self._meta(),

@@ -73,10 +73,13 @@ async def run_until_signalled(
 
 
 async def _drain(workers: Sequence[Drainable], grace: float, hurry: asyncio.Event) -> list[str]:
-    draining: asyncio.Future[list[list[str]]] = asyncio.gather(*(worker.drain(grace) for worker in workers))
-    impatient = asyncio.create_task(hurry.wait())
-    await asyncio.wait({draining, impatient}, return_when=asyncio.FIRST_COMPLETED)
-    if not draining.done():
+    async def hurry_up() -> None:
+        await hurry.wait()
         await asyncio.gather(*(worker.drain(0) for worker in workers))
-    impatient.cancel()
-    return [ident for ids in await draining for ident in ids]
+
+    impatient = asyncio.create_task(hurry_up())
+    try:
+        given_back = await asyncio.gather(*(worker.drain(grace) for worker in workers))
+    finally:
+        impatient.cancel()
+    return [ident for ids in given_back for ident in ids]

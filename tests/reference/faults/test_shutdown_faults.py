@@ -19,13 +19,20 @@ pytestmark = pytest.mark.fault
 
 
 async def test_sigterms_mid_job_spend_no_attempt_and_stall_nothing(
-    redis_url: str, tmp_path: Path, spawn: Spawner, scale: Callable[[int, int], int], seed: int, figures: Callable[..., Path]
+    redis_url: str,
+    tmp_path: Path,
+    spawn: Spawner,
+    scale: Callable[[int, int], int],
+    seed: int,
+    figures: Callable[..., Path],
 ) -> None:
     rolls, jobs, grace = scale(4, 20), scale(160, 800), 1.0
     rng = random.Random(seed)
     exits: list[float] = []
     async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
-        steady = await ledger.worker(grace=grace, concurrency=2)  # somebody to notice stalled jobs, were there any
+        steady = await ledger.worker(
+            grace=grace, concurrency=2
+        )  # somebody to notice stalled jobs, were there any
         # half of them end within the grace limit, half are cut and given back
         for number in range(jobs):
             seconds = 0.2 if number % 2 else 0.3 + grace
@@ -57,7 +64,9 @@ async def test_sigterms_mid_job_spend_no_attempt_and_stall_nothing(
     )  # fmt: skip
 
 
-async def test_the_usual_worker_strands_its_jobs_on_sigterm(redis_url: str, tmp_path: Path, spawn: Spawner) -> None:
+async def test_the_usual_worker_strands_its_jobs_on_sigterm(
+    redis_url: str, tmp_path: Path, spawn: Spawner
+) -> None:
     """The fault is real: closing the stock worker leaves jobs active that only the stalled check brings back."""
     async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
         await ledger.add(20, seconds=3)
@@ -69,7 +78,9 @@ async def test_the_usual_worker_strands_its_jobs_on_sigterm(redis_url: str, tmp_
         assert (await ledger.counts())["active"] > 0
 
 
-async def test_a_second_sigterm_gives_the_jobs_back_at_once(redis_url: str, tmp_path: Path, spawn: Spawner) -> None:
+async def test_a_second_sigterm_gives_the_jobs_back_at_once(
+    redis_url: str, tmp_path: Path, spawn: Spawner
+) -> None:
     async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
         await ledger.producer.enqueue(ledger_jobs.entry(1, seconds=25))
         worker = await ledger.worker(grace=60)

@@ -20,7 +20,12 @@ pytestmark = pytest.mark.fault
 
 
 async def test_random_kills_lose_fail_and_double_nothing(
-    redis_url: str, tmp_path: Path, spawn: Spawner, scale: Callable[[int, int], int], seed: int, figures: Callable[..., Path]
+    redis_url: str,
+    tmp_path: Path,
+    spawn: Spawner,
+    scale: Callable[[int, int], int],
+    seed: int,
+    figures: Callable[..., Path],
 ) -> None:
     jobs, kills = scale(250, 1000), scale(5, 20)
     rng = random.Random(seed)
@@ -104,7 +109,11 @@ async def test_recovery_after_a_kill_at_default_settings_takes_less_than_ten_sec
 
 
 async def test_busy_cpus_cause_no_false_stall_at_default_settings(
-    redis_url: str, tmp_path: Path, spawn: Spawner, scale: Callable[[int, int], int], figures: Callable[..., Path]
+    redis_url: str,
+    tmp_path: Path,
+    spawn: Spawner,
+    scale: Callable[[int, int], int],
+    figures: Callable[..., Path],
 ) -> None:
     burn = [spawn.command("python3", "-c", "while True: pass") for _ in range(4)]
     try:
@@ -146,7 +155,11 @@ async def test_an_event_loop_blocked_longer_than_the_lock_runs_the_effect_once(
 
 
 async def test_redis_killed_and_restarted_loses_no_job(
-    own_redis: object, tmp_path: Path, spawn: Spawner, scale: Callable[[int, int], int], figures: Callable[..., Path]
+    own_redis: object,
+    tmp_path: Path,
+    spawn: Spawner,
+    scale: Callable[[int, int], int],
+    figures: Callable[..., Path],
 ) -> None:
     jobs = scale(1500, 10_000)
     async with Ledger.open(own_redis.url, tmp_path, spawn) as ledger:  # type: ignore[attr-defined]
@@ -162,7 +175,9 @@ async def test_redis_killed_and_restarted_loses_no_job(
             own_redis.restart()  # type: ignore[attr-defined]
             before, began = await ledger.effects(), time.monotonic()
             # more than what was in flight: these were fetched after the restart
-            await until(lambda before=before: ledger._reached(ledger_jobs.ledger, before + 150), 30, "consuming again")
+            await until(
+                lambda before=before: ledger._reached(ledger_jobs.ledger, before + 150), 30, "consuming again"
+            )
             back.append(round(time.monotonic() - began, 1))
         await ledger.idle(180)
         entries, counts = await ledger.entries(), await ledger.counts()
@@ -170,4 +185,12 @@ async def test_redis_killed_and_restarted_loses_no_job(
     assert set(entries.values()) == {1}, "0 doubled"
     assert counts["failed"] == 0
     assert max(back) < 10
-    figures("stall-budget", name="redis-killed", jobs=jobs, redis_kills=2, lost=0, doubled=0, consuming_again_seconds=max(back))
+    figures(
+        "stall-budget",
+        name="redis-killed",
+        jobs=jobs,
+        redis_kills=2,
+        lost=0,
+        doubled=0,
+        consuming_again_seconds=max(back),
+    )

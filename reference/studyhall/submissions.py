@@ -1,0 +1,70 @@
+"""Uploading a document: the file, its row and its flow of jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import db
+from .app import App
+from .documents import TooLarge
+from .jobs import STAGES, study_flow
+from .patterns.job_ids import job_id
+from .patterns.store import begin
+
+__all__ = ["StageState", "states", "submit"]
+
+
+async def submit(app: App, path: Path, owner: str = "you") -> str:
+    """Store the file, write its row, add its flow. Returns the document's id."""
+    size = path.stat().st_size
+    if size > app.settings.max_document_bytes:
+        raise TooLarge(f"{path.name} has {size:,} bytes, the limit is {app.settings.max_document_bytes:,}")
+    document_id = uuid.uuid4().hex
+    await asyncio.to_thread(_store, path, app.settings.blob_dir, document_id)
+    async with begin(app.store) as tx:
+        await db.add_document(
+            tx, document_id=document_id, owner=owner, name=path.name, blob=document_id, size=size
+        )
+    await app.producer.enqueue(study_flow(document_id, owner))
+    return document_id
+
+
+def _store(path: Path, blobs: Path, name: str) -> None:
+    blobs.mkdir(parents=True, exist_ok=True)
+    part = blobs / f"{name}.part"
+    shutil.copyfile(path, part)
+    os.replace(part, blobs / name)  # whole or not there: a worker never reads half a file
+
+
+@dataclass(frozen=True, slots=True)
+class StageState:
+    """Where one stage of a document's flow is."""
+
+    name: str
+    state: str
+    percent: float
+    message: str
+
+
+async def states(app: App, document_id: str) -> list[StageState]:
+    """The stages of one document, in order."""
+    return [await _state(app, name, document_id) for name in STAGES]
+
+
+async def _state(app: App, name: str, document_id: str) -> StageState:
+    queue = app.producer.queue(app.jobs[name].queue)
+    ident = job_id(name, document_id)
+    job = await queue.getJob(ident)
+    if job is None:
+        return StageState(name, "gone", 0.0, "")
+    state = str(await queue.getJobState(ident))
+    progress = job.progress if isinstance(job.progress, dict) else {}
+    percent = 100.0 if state == "completed" else float(progress.get("percent", 0.0))
+    return StageState(
+        name, state, percent, str(job.failedReason if state == "failed" else progress.get("message", ""))
+    )

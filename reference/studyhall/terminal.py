@@ -1,0 +1,82 @@
+"""What the command-line modules share: options, one way to print, one way to fail."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+import uvloop
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .patterns.observability import configure_logging
+from .settings import Settings, load
+
+T = TypeVar("T")
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", "-d", help="Where embedded Redis, SQLite and files live (default .studyhall)."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+out = Console()
+err = Console(stderr=True)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return uvloop.run(work)
+
+
+def settings_for(data_dir: Path | None, *, quiet: bool = True, **options: object) -> Settings:
+    """Settings from the environment and the command line. Commands for people log warnings only."""
+    settings = load(overrides={"data_dir": data_dir, **options})
+    configure_logging(
+        "warning" if quiet else settings.log_level, style="human" if quiet else settings.log_format
+    )
+    return settings
+
+
+def fail(message: str, code: int = 1) -> typer.Exit:
+    err.print(f"[red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
+    return typer.Exit(code)
+
+
+def show_json(value: object) -> None:
+    print(json.dumps(value, indent=2, default=str))
+
+
+def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
+    """A table, or a line that says what to do when there is nothing to show."""
+    rows = list(rows)
+    if not rows:
+        out.print(f"[dim]{escape(empty)}[/]")
+        return
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(str(cell)) for cell in row))
+    out.print(table)
+
+
+def show_fields(fields: Mapping[str, object]) -> None:
+    width = max(map(len, fields))
+    for name, value in fields.items():
+        out.print(f"[bold]{name:<{width}}[/]  {escape(str(value))}", highlight=False, soft_wrap=True)
+
+
+def ago(then: float) -> str:
+    """`3 min ago` for a time in seconds since 1970."""
+    seconds = max(0, time.time() - then)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
