@@ -19,6 +19,7 @@ pytest_plugins = [
         "postgres",
         "rabbitmq",
         "nats",
+        "kafka",
         "node",
     )
     if (HARNESS / f"{name}.py").exists()

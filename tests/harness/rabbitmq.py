@@ -1,0 +1,140 @@
+"""A real RabbitMQ node, with an epmd of its own, in a temp dir on free loopback ports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .missing import need_binary
+from .ports import free_port
+from .processes import start_tied
+
+__all__ = ["RabbitServer"]
+
+HOW = "apt-get install rabbitmq-server (brew install rabbitmq); no service has to run"
+# Debian's wrapper in /usr/sbin switches user and insists on the system's directories; this does neither.
+SCRIPT = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+
+
+class RabbitServer:
+    """`start()`, then `url`. `kill()` is SIGKILL, `restart()` comes back on the same port and data."""
+
+    def __init__(self) -> None:
+        self._script = str(SCRIPT) if SCRIPT.exists() else need_binary("rabbitmq-server", how=HOW)
+        self._epmd_binary = need_binary("epmd", how=HOW, also_in=_erlang())
+        self.directory = Path(tempfile.mkdtemp(prefix="test-rabbitmq-"))
+        self.port, self._dist, self._epmd_port = free_port(), free_port(), free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._epmd: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def start(cls) -> RabbitServer:
+        server = cls()
+        server._launch()
+        return server
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/"
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash of the machine would."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(20)
+            self._process = None
+
+    def restart(self) -> None:
+        """Up again on the same port and data (killed first if it still runs)."""
+        self.kill()
+        self._launch()
+
+    def stop(self) -> None:
+        if self._process is not None:  # politely: Erlang's own helper processes leave with it
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(15)
+        self.kill()
+        if self._epmd is not None:
+            self._epmd.kill()
+            self._epmd.wait(10)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _launch(self) -> None:
+        log = self.directory / "log"
+        environment = self._environment()
+        with log.open("ab") as out:
+            quiet = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+            if self._epmd is None:
+                # Ours and already running, or the node starts a daemon that outlives the tests and listens
+                # on every address.
+                self._epmd = start_tied([self._epmd_binary], env=environment, **quiet)
+                _await_port(self._epmd, self._epmd_port, log, 20)
+            self._process = start_tied([self._script], env=environment, cwd=self.directory, **quiet)
+        _await_port(self._process, self.port, log, 90)
+
+    def _environment(self) -> dict[str, str]:
+        home = self.directory
+        (home / "enabled_plugins").write_text("[].\n")
+        (home / "rabbitmq.conf").write_text(
+            f"listeners.tcp.1 = 127.0.0.1:{self.port}\n"
+            "disk_free_limit.absolute = 20MB\n"
+            "raft.wal_max_size_bytes = 16000000\n"
+        )
+        return {
+            **os.environ,
+            "HOME": str(home),
+            "RABBITMQ_NODENAME": f"test{self.port}@localhost",
+            "RABBITMQ_BASE": str(home),
+            "RABBITMQ_MNESIA_BASE": str(home / "data"),
+            "RABBITMQ_LOG_BASE": str(home / "logs"),
+            "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
+            "RABBITMQ_PID_FILE": str(home / "pid"),
+            "RABBITMQ_DIST_PORT": str(self._dist),
+            "RABBITMQ_SERVER_START_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} -noinput",
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            # The script then becomes the Erlang machine instead of staying its parent: one pid to kill.
+            "RUNNING_UNDER_SYSTEMD": "true",
+        }
+
+
+def _erlang() -> tuple[str, ...]:
+    return tuple(str(path.parent) for path in Path("/usr/lib/erlang").glob("erts-*/bin/epmd"))
+
+
+def _await_port(process: subprocess.Popen[bytes], port: int, log: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            with socket.create_connection(("127.0.0.1", port), 0.5):
+                return
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError(f"the test server did not start:\n{log.read_text(errors='replace')[-2000:]}")
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server() -> Iterator[RabbitServer]:
+    """One node for the whole run (one per xdist worker). Restart it if you like: its data stays."""
+    server = RabbitServer.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def rabbitmq_url(rabbitmq_server: RabbitServer) -> str:
+    """URL of the shared node. Queues of earlier tests are still there: use names of your own."""
+    return rabbitmq_server.url
