@@ -139,12 +139,17 @@ def status(
         f"Documents of {owner}",
         ["id", "name", "status", "stages", "uploaded"],
         [
-            [row["id"], row["name"], row["error"] or row["status"],
-             _so_far(row["stages"]), ago(row["created_at"])]
+            [
+                row["id"],
+                row["name"],
+                row["error"] or row["status"],
+                _so_far(row["stages"]),
+                ago(row["created_at"]),
+            ]
             for row in rows
         ],
         "Nothing uploaded yet. Try: studyhall submit reference/samples/*.md",
-    )  # fmt: skip
+    )
 
 
 @app.command("demo")

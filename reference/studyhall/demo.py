@@ -119,9 +119,21 @@ async def _start_worker(app: App, story: Story, console: Console) -> WorkerProce
     }
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "studyhall", "worker", "--processes", "1", "--data-dir", str(app.settings.data_dir),
-            "--parent", str(os.getpid()), stdout=out, stderr=out, env=env, start_new_session=True,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "studyhall",
+            "worker",
+            "--processes",
+            "1",
+            "--data-dir",
+            str(app.settings.data_dir),
+            "--parent",
+            str(os.getpid()),
+            stdout=out,
+            stderr=out,
+            env=env,
+            start_new_session=True,
+        )
     worker = WorkerProcess(process, log)
     story.workers.append(worker)
     deadline = time.monotonic() + 30
@@ -162,19 +174,11 @@ async def _follow_documents(app: App, story: Story, console: Console) -> None:
                     f"{stage.percent:.0f} %" for stage in graph if stage.state == "active"
                 )
                 bars.console.print(
-                    f"\n[bold red]2.[/] SIGKILL to worker 1 in the middle of {busy} graphs. Nobody told Redis: their locks run out, then "
-                    "another worker takes the jobs over, from their last checkpoint."
+                    f"\n[bold red]2.[/] SIGKILL to worker 1 in the middle of {busy} graphs. Nobody told Redis: "
+                    "their locks run out, then another worker takes the jobs over, from their last checkpoint."
                 )
                 await _start_worker(app, story, bars.console)
-            if (
-                killed_at
-                and not story.recovery
-                and any(
-                    stage.state == "completed" or stage.percent > 0 and stage.state == "active"
-                    for stage in graph
-                )
-                and await _taken_over(app, graph)
-            ):
+            if killed_at and not story.recovery and await _taken_over(app):
                 story.recovery = time.monotonic() - killed_at
             if all(stage.state == "completed" for stages in every.values() for stage in stages):
                 return
@@ -183,7 +187,7 @@ async def _follow_documents(app: App, story: Story, console: Console) -> None:
             await asyncio.sleep(0.1)
 
 
-async def _taken_over(app: App, graph: list[StageState]) -> bool:
+async def _taken_over(app: App) -> bool:
     """A second start of a graph job that the killed worker had begun."""
     queue = app.producer.queue("graphs")
     for ident in await app.producer.redis.zrange(
@@ -267,8 +271,10 @@ async def _summary(app: App, story: Story, seconds: float, console: Console) -> 
 
 async def _keep_running(app: App, console: Console) -> None:
     here = app.settings.data_dir
-    console.print(f"\nStill running. In another terminal:\n  studyhall status --owner {OWNER} --data-dir {here}\n"
-                  f"  studyhall submit FILE --data-dir {here}\n  studyhall dlq list --data-dir {here}\nCtrl-C ends it.")  # fmt: skip
+    console.print(
+        f"\nStill running. In another terminal:\n  studyhall status --owner {OWNER} --data-dir {here}\n"
+        f"  studyhall submit FILE --data-dir {here}\n  studyhall dlq list --data-dir {here}\nCtrl-C ends it."
+    )
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -277,9 +283,11 @@ async def _keep_running(app: App, console: Console) -> None:
 
 def _bars(console: Console) -> Progress:
     return Progress(
-        TextColumn("{task.description:<22}"), BarColumn(bar_width=30), TextColumn("{task.percentage:>3.0f} %  {task.fields[what]}"),
+        TextColumn("{task.description:<22}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.percentage:>3.0f} %  {task.fields[what]}"),
         console=console,
-    )  # fmt: skip
+    )
 
 
 def _show(bars: Progress, task: TaskID, stages: list[StageState]) -> None:

@@ -22,7 +22,7 @@ class Pool(Protocol):
         self,
         fn: Callable[..., T],
         *args: Any,
-        timeout: float | None = None,  # noqa: ASYNC109
+        timeout: float | None = None,
         memory_limit: int | None = None,
     ) -> T: ...
 

@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,14 @@ class Ledger:
         args = [f"--{name}={value}" for name, value in options.items() if value is not True]
         args += [f"--{name}" for name, value in options.items() if value is True]
         worker = self.spawn(
-            WORKER, f"--redis={self.redis_url}", f"--store={self.store_url}", f"--scratch={self.scratch}",
-            f"--lock={lock}", f"--stalled={stalled}", *args,
-        )  # fmt: skip
+            WORKER,
+            f"--redis={self.redis_url}",
+            f"--store={self.store_url}",
+            f"--scratch={self.scratch}",
+            f"--lock={lock}",
+            f"--stalled={stalled}",
+            *args,
+        )
         self.workers.append(worker)
         await worker.line('"ready"')
         return worker
@@ -77,7 +83,7 @@ class Ledger:
         """entry -> how often its effect happened"""
         async with read(self.store) as connection:
             rows = await connection.execute(select(table.c.entry, func.count()).group_by(table.c.entry))
-            return {entry: times for entry, times in rows}
+            return {row[0]: row[1] for row in rows}
 
     async def effects(self, table: Table = ledger_jobs.ledger) -> int:
         async with read(self.store) as connection:
@@ -100,7 +106,7 @@ class Ledger:
         for number in range(1, kills + 1):
             mark = total * number // (kills + 1)
             await until(
-                lambda: self._reached(table, mark), 60, f"{mark} effects before kill {number}", every=0.01
+                partial(self.reached, mark, table), 60, f"{mark} effects before kill {number}", every=0.01
             )
             await asyncio.sleep(rng.random() * 0.05)
             victim = rng.choice([worker for worker in self.workers if worker.returncode is None])
@@ -109,7 +115,7 @@ class Ledger:
             await self.worker(**options)  # ready first: killing a worker that still boots proves nothing
         return done
 
-    async def _reached(self, table: Table, mark: int) -> bool:
+    async def reached(self, mark: int, table: Table = ledger_jobs.ledger) -> bool:
         return await self.effects(table) >= mark
 
     def events(self, name: str) -> list[str]:

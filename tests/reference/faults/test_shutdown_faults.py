@@ -59,9 +59,17 @@ async def test_sigterms_mid_job_spend_no_attempt_and_stall_nothing(
         assert counts["failed"] == 0
         assert max(exits) < grace + 6
     figures(
-        "shutdown", name="sigterm", sigterms=rolls, jobs=jobs, grace_seconds=grace, slowest_exit_seconds=round(max(exits), 1),
-        given_back=given_back, stalled=0, attempts_spent=0, lost=0, doubled=0,
-    )  # fmt: skip
+        "shutdown",
+        name="sigterm",
+        sigterms=rolls,
+        jobs=jobs,
+        grace_seconds=grace,
+        slowest_exit_seconds=round(max(exits), 1),
+        given_back=given_back,
+        stalled=len(ledger.events("stalled")),
+        lost=jobs - len(entries),
+        doubled=sum(entries.values()) - len(entries),
+    )
 
 
 async def test_the_usual_worker_strands_its_jobs_on_sigterm(

@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,10 +55,20 @@ async def test_random_kills_lose_fail_and_double_nothing(
     naive_doubled = sum(1 for times in naive.values() if times > 1)
     assert naive_doubled > 0, "the kills hit nothing: this run proves nothing"
     figures(
-        "stall-budget", name="random-kills", jobs=jobs, kills=kills, lost=lost, failed=counts["failed"], doubled=doubled,
-        seconds_to_settle=round(settled, 1), naive_jobs=naive_jobs, naive_kills=naive_kills, naive_doubled=naive_doubled,
-        naive_failed=naive_counts["failed"], naive_lost=naive_jobs - len(naive),
-    )  # fmt: skip
+        "stall-budget",
+        name="random-kills",
+        jobs=jobs,
+        kills=kills,
+        lost=lost,
+        failed=counts["failed"],
+        doubled=doubled,
+        seconds_to_settle=round(settled, 1),
+        naive_jobs=naive_jobs,
+        naive_kills=naive_kills,
+        naive_doubled=naive_doubled,
+        naive_failed=naive_counts["failed"],
+        naive_lost=naive_jobs - len(naive),
+    )
 
 
 @pytest.mark.parametrize("point", ["before-effect", "inside-effect", "after-effect-before-ack", "after-ack"])
@@ -171,13 +182,11 @@ async def test_redis_killed_and_restarted_loses_no_job(
         await ledger.worker(concurrency=50)
         back: list[float] = []
         for mark in (jobs // 3, jobs // 2):
-            await until(lambda mark=mark: ledger._reached(ledger_jobs.ledger, mark), 120, f"{mark} effects")
+            await until(partial(ledger.reached, mark), 120, f"{mark} effects")
             own_redis.restart()  # type: ignore[attr-defined]
             before, began = await ledger.effects(), time.monotonic()
             # more than what was in flight: these were fetched after the restart
-            await until(
-                lambda before=before: ledger._reached(ledger_jobs.ledger, before + 150), 30, "consuming again"
-            )
+            await until(partial(ledger.reached, before + 150), 30, "consuming again")
             back.append(round(time.monotonic() - began, 1))
         await ledger.idle(180)
         entries, counts = await ledger.entries(), await ledger.counts()

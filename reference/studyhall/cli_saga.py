@@ -1,0 +1,175 @@
+"""`studyhall saga`: what every saga is doing, and a human's hand for the ones that got stuck."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from .orders import db as _orders  # noqa: F401  its tables must be known before they are made
+from .patterns import saga_repair, saga_store, store
+from .patterns.redaction import redact
+from .terminal import AsJson, DataDir, ago, fail, out, run, settings_for, show_fields, show_json, show_table
+
+app = typer.Typer(
+    no_args_is_help=True, help="Sagas: list, look at their timeline, repair the ones that got stuck."
+)
+
+STATES = ("running", "compensating", "needs_repair", "completed", "compensated")
+
+
+@asynccontextmanager
+async def opened(data_dir: Path | None) -> AsyncIterator[AsyncEngine]:
+    """The database alone: looking at sagas and orders needs neither Redis nor a worker."""
+    settings = settings_for(data_dir)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    engine = store.open_store(settings.store_url)
+    try:
+        await store.create_all(engine)
+        yield engine
+    finally:
+        await store.close(engine)
+
+
+@app.command("list")
+def list_(
+    state: Annotated[str | None, typer.Option(help=f"Only one state: {', '.join(STATES)}.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 50,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Newest change first. `--state needs_repair` is the list that waits for you."""
+    if state is not None and state not in STATES:
+        raise fail(f"there is no state {state!r}; choose one of {', '.join(STATES)}", 2)
+
+    async def work() -> list[saga_store.SagaRow]:
+        async with opened(data_dir) as engine:
+            return await saga_store.list_sagas(engine, state=state, limit=limit)
+
+    sagas = run(work())
+    if as_json:
+        show_json([_brief(saga) for saga in sagas])
+        return
+    show_table(
+        "Sagas",
+        ["id", "saga", "state", "changed", "why"],
+        [[saga.id, saga.name, saga.state, ago(saga.updated_at), saga.error or ""] for saga in sagas],
+        "No saga waits for a human."
+        if state == "needs_repair"
+        else "No sagas. Try: studyhall order buy biology-101",
+    )
+
+
+@app.command()
+def show(saga: str, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """One saga with its steps and everything that ever happened to it."""
+
+    async def work() -> tuple[saga_store.SagaRow, list[saga_store.HistoryRow]]:
+        async with opened(data_dir) as engine:
+            return await saga_store.load(engine, saga), await saga_store.history(engine, saga)
+
+    row, history = run(work())
+    if as_json:
+        steps = [redact(asdict(step)) for step in row.steps]
+        show_json(
+            {**_brief(row), "data": redact(row.data), "steps": steps, "history": list(map(asdict, history))}
+        )
+        return
+    show_fields({**_brief(row), "data": json.dumps(redact(row.data))})
+    show_table(
+        "Steps",
+        ["step", "state", "tries", "undo tries", "result"],
+        [[s.name, s.state, s.attempts, s.undo_attempts, json.dumps(redact(s.result))] for s in row.steps],
+        "no steps",
+    )
+    show_table(
+        "Timeline",
+        ["time (UTC)", "step", "what", "detail", "by"],
+        [
+            [_clock(entry.at), entry.step or "", entry.event, entry.detail or "", entry.actor]
+            for entry in history
+        ],
+        "nothing yet",
+    )
+
+
+@app.command()
+def repair(
+    saga: str,
+    *,
+    note: Annotated[str, typer.Option(help="What you found and did; kept in the timeline.")],
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Try the stuck step again, with all its attempts.")
+    ] = False,
+    done: Annotated[str | None, typer.Option(metavar="STEP", help="You did this step by hand.")] = None,
+    undone: Annotated[
+        str | None, typer.Option(metavar="STEP", help="You took this step back by hand.")
+    ] = None,
+    compensate: Annotated[
+        bool, typer.Option("--compensate", help="Stop, and take back what was done.")
+    ] = False,
+    result: Annotated[
+        str | None, typer.Option(metavar="JSON", help="With --done: what the step returns.")
+    ] = None,
+    by: Annotated[str | None, typer.Option(help="Who repairs (default: your user name).")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say how a stuck saga goes on; a running relay picks it up at once."""
+    if sum((retry, done is not None, undone is not None, compensate)) != 1:
+        raise fail("say exactly one of --retry, --done STEP, --undone STEP, --compensate", 2)
+    if result is not None and done is None:
+        raise fail("--result belongs to --done STEP", 2)
+    try:
+        value = json.loads(result or "{}")
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise fail('--result is a JSON object, for example \'{"id": "ch_1"}\'', 2)
+    who = by or getpass.getuser()
+
+    async def work() -> saga_store.SagaRow:
+        async with opened(data_dir) as engine:
+            if retry:
+                await saga_repair.retry(engine, saga, by=who, note=note)
+            elif compensate:
+                await saga_repair.compensate(engine, saga, by=who, note=note)
+            elif done is not None:
+                await saga_repair.mark(engine, saga, done, "done", by=who, note=note, result=value)
+            else:
+                await saga_repair.mark(engine, saga, str(undone), "undone", by=who, note=note)
+            return await saga_store.load(engine, saga)
+
+    row = run(work())
+    if as_json:
+        show_json(_brief(row))
+    else:
+        out.print(
+            f"saga {row.id} is {row.state} again; follow it with: studyhall saga show {row.id}",
+            highlight=False,
+        )
+
+
+def _brief(saga: saga_store.SagaRow) -> dict[str, Any]:
+    return {
+        "id": saga.id,
+        "saga": saga.name,
+        "state": saga.state,
+        "error": saga.error,
+        "owner": saga.owner,
+        "due_at": saga.due_at,
+        "created_at": saga.created_at,
+        "updated_at": saga.updated_at,
+    }
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%m-%d %H:%M:%S.%f")[:-3]
