@@ -191,5 +191,5 @@ def _flat(text: str) -> str:
 
 
 def _in_text(quote: str, whole: str) -> bool:
-    """Is the quote in the text, whatever its line breaks and capitals? `whole` is flat already: it is long."""
+    """Is the quote in the text, whatever its line breaks and capitals? `whole` is flat already."""
     return bool(quote.strip()) and _flat(quote) in whole

