@@ -37,6 +37,12 @@ format: $(STAMP) ## Format and fix what ruff can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
+sync: $(STAMP) ## Regenerate what is derived from the catalogue, the modules and the figures
+	@$(BIN)/python tools/sync.py
+
+bench: $(STAMP) ## Run the quick benchmarks, side by side with the stock libraries
+	@for program in bench/*.py; do echo "== $$program"; $(BIN)/python $$program $(ARGS) || exit 1; done
+
 lock: $(STAMP) ## Resolve requirements.lock and bootstrap.lock anew from pyproject.toml
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --all-extras pyproject.toml -o requirements.lock $(ARGS)
 	@echo "uv==0.13.7" | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header - -o bootstrap.lock

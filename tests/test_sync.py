@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_derived_text_is_up_to_date() -> None:
+    """What `make sync` writes is what is committed: documents cannot drift from catalogue and figures."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "sync.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

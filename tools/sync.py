@@ -1,0 +1,106 @@
+"""`make sync`: regenerate what is derived from the catalogue and the figures. `--check` fails on drift instead.
+
+Generated text stands between `<!-- sync:NAME -->` and `<!-- /sync -->` in hand-written files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+CATALOGUE = ROOT / "reference" / "catalogue.toml"
+FIGURES = ROOT / "reference" / "figures"
+PATTERNS = "studyhall/patterns"
+SKILLS = {
+    "background-jobs": "Background jobs",
+    "event-driven": "Event-driven",
+    "async-flow": "Async flow",
+}
+
+
+def catalogue() -> list[dict[str, Any]]:
+    patterns: list[dict[str, Any]] = tomllib.loads(CATALOGUE.read_text())["pattern"]
+    return patterns
+
+
+def figures(pattern: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """proof name -> what it measured; empty when no full run was recorded."""
+    path = FIGURES / pattern["figures"] if "figures" in pattern else None
+    if path is None or not path.exists():
+        return {}
+    measured: dict[str, dict[str, Any]] = json.loads(path.read_text())
+    return measured
+
+
+def pattern_map() -> str:
+    """The table pattern -> module -> proof of reference/README.md."""
+    lines: list[str] = []
+    for skill, title in SKILLS.items():
+        rows = [pattern for pattern in catalogue() if pattern["skill"] == skill]
+        if not rows:
+            continue
+        lines += [f"### {title}", "", "| pattern | promise | module | proofs |", "|---|---|---|---|"]
+        for pattern in sorted(rows, key=lambda row: str(row["id"])):
+            modules = [pattern["module"], *pattern.get("also", [])]
+            links = ", ".join(f"[`{name}`]({PATTERNS}/{name})" for name in modules)
+            files = sorted({proof.split("::")[0] for proof in pattern["proofs"]})
+            proofs = ", ".join(f"[{Path(name).stem.removeprefix('test_')}](../{name})" for name in files)
+            lines.append(f"| **{pattern['id']}** {pattern['title']} | {pattern['summary']} | {links} | {proofs} |")
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def proven() -> str:
+    """What the last full fault run measured, for the README."""
+    lines = ["| promise | measured | date |", "|---|---|---|"]
+    for pattern in sorted(catalogue(), key=lambda row: str(row["id"])):
+        for name, entry in sorted(figures(pattern).items()):
+            if entry["mode"] != "full":
+                continue
+            numbers = ", ".join(f"{key.replace('_', ' ')} {_number(value)}" for key, value in entry["figures"].items())
+            lines.append(f"| **{pattern['id']}**: {name.replace('-', ' ')} | {numbers} | {entry['date']} |")
+    return "\n".join(lines)
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+REGIONS = {"pattern-map": pattern_map, "proven": proven}
+TARGETS = [ROOT / "README.md", ROOT / "reference" / "README.md"]
+
+
+def rendered(path: Path) -> str:
+    def fill(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name not in REGIONS:
+            raise SystemExit(f"{path}: unknown region {name!r}; known: {', '.join(REGIONS)}")
+        return f"<!-- sync:{name} -->\n{REGIONS[name]()}\n<!-- /sync -->"
+
+    return re.sub(r"<!-- sync:(?P<name>[\w-]+) -->\n.*?<!-- /sync -->", fill, path.read_text(), flags=re.DOTALL)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing, exit 1 when something is out of date")
+    check = parser.parse_args().check
+    stale = []
+    for path in TARGETS:
+        text = rendered(path)
+        if text != path.read_text():
+            stale.append(path.relative_to(ROOT))
+            if not check:
+                path.write_text(text)
+    for path in stale:
+        print(f"{'out of date, run make sync' if check else 'updated'}: {path}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
