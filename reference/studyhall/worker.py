@@ -35,6 +35,7 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
     """Run one worker process until it is told to stop."""
     async with open_app(settings) as app, contextlib.AsyncExitStack() as stack:
         provider = open_provider(settings)
+        stack.push_async_callback(provider.close)
         pool = SubprocessPool(size=2)
         stack.push_async_callback(pool.close)
         services = Services(provider, pool, settings.blob_dir, settings.max_document_bytes)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ..patterns.deadline import Deadline
-from ..patterns.producer import JobRequest
-from ..patterns.retry import AI, DOCUMENTS
-from ..patterns.typed_jobs import JobTypes
+from studyhall.patterns.deadline import Deadline
+from studyhall.patterns.producer import JobRequest
+from studyhall.patterns.retry import AI, DOCUMENTS
+from studyhall.patterns.typed_jobs import JobTypes
+
 from . import connection_explanations, document_processing, graph_generation, quiz_creation
 
 __all__ = ["job_types", "study_flow"]
