@@ -64,6 +64,7 @@ class Run:
     cancelled: str | None = None  # why this worker cancelled it
     draining: bool = False  # … because it drains
     lost: bool = False  # … because the lock is gone
+    repair: dict[str, str] = field(default_factory=dict)  # fields to overwrite when it fails
 
 
 class Found(NamedTuple):

@@ -25,6 +25,7 @@ import contextlib
 import contextvars
 import inspect
 import itertools
+import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -159,6 +160,7 @@ class ReliableWorker:
         was_running, self._state = self._state == "running", "draining"
         self._ledger.give_up_at = time.monotonic() + grace + CLEANUP_SECONDS
         self._stop.set()
+        self._slot_free.set()
         if was_running:
             await self._fetched.wait()
         await self._until_idle(grace)
@@ -171,7 +173,7 @@ class ReliableWorker:
             self._events.report(RuntimeError(ignored))
             await self._events.guard(self._outcomes.give_back(run))
         if was_running and self._ready.is_set():
-            # Our last BZPOPMIN may have taken the marker that should wake another worker: put one back.
+            # We may have taken a wake-up call and then no job: pass it on.
             await self._events.guard(self.client.zadd(self.keys["marker"], {"0": 0}))
         await self._keeper.stop()
         await self._events.finish(1.0)
@@ -245,7 +247,7 @@ class ReliableWorker:
         while self._state == "running":
             if len(self._running) >= self.concurrency:
                 self._slot_free.clear()
-                await self._either(self._slot_free.wait())
+                await self._slot_free.wait()
                 continue
             token = f"{self._token_prefix}:{next(self._token_numbers)}"
             try:
@@ -267,24 +269,33 @@ class ReliableWorker:
         next_at = found.next_at_ms
         while self._state == "running":
             due = next_at / 1000 - time.time() if next_at else POLL_SECONDS
-            seconds = min(max(due, 0.002), POLL_SECONDS)
-            # The reply is due within `seconds`; a network that swallowed it must not make us deaf for longer.
-            pop = asyncio.wait_for(self._waiter.bzpopmin(self.keys["marker"], seconds), seconds + 3)
-            answer = await self._either(pop)
-            if not answer or float(answer[2]) <= time.time() * 1000:
+            score = await self._next_marker(min(max(due, 0.002), POLL_SECONDS))
+            if score is None or score <= time.time() * 1000:
                 return
-            next_at = float(answer[2])  # the marker of a delayed job that is not due yet
+            next_at = score  # the marker of a delayed job that is not due yet
 
-    async def _either(self, awaited: Any) -> Any:
-        """What `awaited` gives, or None as soon as the worker is told to stop."""
-        tasks = [self._loop.create_task(work) for work in (awaited, self._stop.wait())]
+    async def _next_marker(self, seconds: float) -> float | None:
+        """Wait for BullMQ's wake-up call: its time of day in ms, 0 for "now", None if there was none."""
+        connection_id = await self._waiter.client_id()
+        # The reply is due within `seconds`; a network that swallowed it must not make us deaf for longer.
+        pop = self._loop.create_task(
+            asyncio.wait_for(self._waiter.bzpopmin(self.keys["marker"], seconds), seconds + 3)
+        )
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return tasks[0].result() if tasks[0].done() else None
+            if await self._stopped_before(pop):
+                # Hanging up would not do: until the server notices, it hands us the next wake-up call, which
+                # another worker then misses (measured: every other job came 2 s late). So tell it first.
+                await self.client.client_unblock(connection_id)
+            answer = await pop
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            pop.cancel()
+        return float(answer[2]) if answer else None
+
+    async def _stopped_before(self, task: asyncio.Future[Any]) -> bool:
+        stop = self._loop.create_task(self._stop.wait())
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        return not task.done()
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -299,9 +310,11 @@ class ReliableWorker:
             if not job.name:
                 raise ValueError("it has no name; was it evicted? Redis needs maxmemory-policy noeviction")
         except Exception as error:  # never let a job nobody can read come back for ever as stalled
-            problem, job = f"unreadable job: {error}", Job(self, "", None, {}, found.job_id)
+            problem, job = f"unreadable job: {error}", Job(self, "unreadable", None, {}, found.job_id)
         job.token = token
         run = Run(job, found.job_id, token)
+        if problem is not None:  # keep the evidence in a form that every tool can list
+            run.repair = {"name": job.name, "data": json.dumps({"unreadable": found.fields}), "opts": "{}"}
         if (old := self._running.get(run.job_id)) is not None:  # lost, waiting again, and now taken by us
             self._lost(old)
         self._running[run.job_id] = run

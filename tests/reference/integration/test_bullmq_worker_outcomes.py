@@ -1,0 +1,380 @@
+"""Every way a run can end, and what ReliableWorker makes of it in the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import json
+import math
+import time
+from typing import Any
+
+import pytest
+from bullmq import FlowProducer
+from bullmq.custom_errors import DelayedError, UnrecoverableError
+
+from harness.waiting import until
+from harness.workers import at_work, counts, queue_at, stock_at_work
+from studyhall.patterns.bullmq_worker import FailPermanently, ReliableWorker, RetryLater
+from studyhall.patterns.connections import events_client
+
+
+async def nothing(job: Any, token: str) -> None:
+    pass
+
+
+async def settled(queue: Any, total: int) -> None:
+    async def all_finished() -> bool:
+        now = await counts(queue)
+        return now.get("completed", 0) + now.get("failed", 0) == total
+
+    await until(all_finished, 20, f"{total} jobs to finish")
+
+
+async def test_retry_later_spends_an_attempt_only_when_told(redis_url):
+    starts: list[float] = []
+
+    async def later(job: Any, token: str) -> str:
+        starts.append(time.time())
+        if len(starts) == 1:
+            raise RetryLater(0.3, reason="not yet")
+        if len(starts) == 2:
+            raise RetryLater(0.1, spend_attempt=True, reason="provider down")
+        return "done"
+
+    async with queue_at(redis_url, "q") as queue, at_work("q", later, url=redis_url) as worker:
+        delayed: list[tuple[int, str]] = []
+        worker.on("delayed", lambda job, error: delayed.append((job.attemptsMade, error.reason)))
+        job = await queue.add("job", {}, {"attempts": 3})
+        await settled(queue, 1)
+        job = await queue.getJob(job.id)
+    assert delayed == [(0, "not yet"), (1, "provider down")]
+    assert job.attemptsMade == 2  # the spent one and the completed one
+    assert job.returnvalue == "done"
+    assert job.failedReason == "provider down"
+    assert "RetryLater" in job.stacktrace[0]
+    assert starts[1] - starts[0] >= 0.29
+
+
+@pytest.mark.parametrize("error", [FailPermanently("bad input"), UnrecoverableError("bad input")])
+async def test_permanent_failure_leaves_the_other_attempts_unused(redis_url, error):
+    runs = []
+
+    async def fails(job: Any, token: str) -> None:
+        runs.append(job.id)
+        raise error
+
+    async with queue_at(redis_url, "q") as queue, at_work("q", fails, url=redis_url):
+        job = await queue.add("job", {}, {"attempts": 5, "backoff": 10})
+        await settled(queue, 1)
+        job = await queue.getJob(job.id)
+    assert len(runs) == 1
+    assert (job.failedReason, job.attemptsMade) == ("bad input", 1)
+
+
+@pytest.mark.parametrize(
+    "backoff", [None, {"type": "fixed", "delay": 20}, {"type": "exponential", "delay": 10}]
+)
+async def test_other_errors_follow_the_jobs_own_attempts_and_backoff(redis_url, backoff):
+    runs: list[int] = []
+
+    async def fails(job: Any, token: str) -> None:
+        runs.append(job.attemptsMade)
+        raise OSError("cannot open \udcff")  # a file name as the OS gave it: not encodable
+
+    async with queue_at(redis_url, "q") as queue, at_work("q", fails, url=redis_url):
+        options = {"attempts": 3, "stackTraceLimit": 2}
+        job = await queue.add("job", {}, {**options, **({"backoff": backoff} if backoff else {})})
+        await settled(queue, 1)
+        job = await queue.getJob(job.id)
+    assert runs == [0, 1, 2]
+    assert job.failedReason == "cannot open ?"
+    assert len(job.stacktrace) == 2
+
+
+async def test_unknown_backoff_fails_the_job_instead_of_leaving_it_active(redis_url):
+    async def fails(job: Any, token: str) -> None:
+        raise ValueError("boom")
+
+    async with (
+        queue_at(redis_url, "stock") as stock_queue,
+        queue_at(redis_url, "ours") as our_queue,
+        stock_at_work("stock", fails, connection=redis_url) as stock,
+        at_work("ours", fails, url=redis_url),
+    ):
+        errors: list[Any] = []
+        stock.on("error", lambda *args: errors.append(args))
+        for queue in (stock_queue, our_queue):
+            await queue.add("job", {}, {"attempts": 3, "backoff": {"type": "jittered"}})
+        await settled(our_queue, 1)
+        await until(lambda: errors, 10, "stock to fail at failing the job")
+        assert await counts(stock_queue) == {"active": 1}
+        assert "jittered" in (await our_queue.getFailed())[0].failedReason
+
+
+@pytest.mark.parametrize("value", [object(), {"when": time}, math.nan, {1, 2}])
+async def test_result_that_is_not_json_fails_once_and_says_so(redis_url, value):
+    """The stock worker does the finished work again, once per attempt."""
+    runs: list[str] = []
+
+    async def works(job: Any, token: str) -> Any:
+        runs.append(job.queue.name)
+        return value
+
+    async with (
+        queue_at(redis_url, "stock") as stock_queue,
+        queue_at(redis_url, "ours") as our_queue,
+        stock_at_work("stock", works, connection=redis_url),
+        at_work("ours", works, url=redis_url),
+    ):
+        for queue in (stock_queue, our_queue):
+            await queue.add("job", {}, {"attempts": 3})
+            await settled(queue, 1)
+        failed = (await our_queue.getFailed())[0]
+    assert (runs.count("stock"), runs.count("ours")) == (3, 1)
+    assert "cannot be stored as JSON" in failed.failedReason
+
+
+async def test_unreadable_jobs_fail_and_their_neighbours_run(redis_url, redis_server):
+    """Stock: an evicted job runs with no name and no data; one with broken JSON stays active."""
+    seen: list[tuple[str, Any]] = []
+
+    async def note(job: Any, token: str) -> None:
+        seen.append((job.queue.name, job.name))
+
+    names = ("stock", "ours")
+    for name in names:
+        async with queue_at(redis_url, name) as queue:
+            await queue.addBulk([{"name": "good", "data": {}} for _ in range(4)])
+        with redis_server.client() as client:
+            client.delete(f"bull:{name}:1")
+            client.hset(f"bull:{name}:2", "data", "{not json")
+            client.hset(f"bull:{name}:3", "opts", "[]")
+    async with queue_at(redis_url, "ours") as queue, at_work("ours", note, url=redis_url, concurrency=1):
+        await settled(queue, 4)
+        assert await counts(queue) == {"completed": 1, "failed": 3}
+        reasons = {job.id: job.failedReason for job in await queue.getFailed()}
+    assert "noeviction" in reasons["1"]
+    assert all("unreadable job" in reason for reason in reasons.values())
+    assert seen == [("ours", "good")]
+    async with queue_at(redis_url, "stock") as queue, stock_at_work("stock", note, connection=redis_url):
+        await until(lambda: ("stock", "good") in seen, 10, "stock to reach the good job")
+        assert ("stock", None) in seen
+        assert (await counts(queue)).get("active", 0) == 2
+
+
+async def test_delayed_error_and_waiting_children_keep_working(redis_url):
+    runs: list[str] = []
+
+    async def process(job: Any, token: str) -> Any:
+        runs.append(job.name)
+        if job.name == "moves itself" and runs.count("moves itself") == 1:
+            await job.moveToDelayed(int(time.time() * 1000) + 50, token)
+            raise DelayedError
+        if job.name == "parent":
+            return await job.getChildrenValues()
+        return job.data
+
+    async with queue_at(redis_url, "q") as queue, at_work("q", process, url=redis_url, concurrency=2):
+        await queue.add("moves itself", 1)
+        flow = FlowProducer({"connection": events_client(redis_url)})
+        children = [{"name": "child", "queueName": "q", "data": n} for n in (1, 2, 3)]
+        await flow.add({"name": "parent", "queueName": "q", "data": {}, "children": children})
+        await settled(queue, 5)
+        parent = next(job for job in await queue.getCompleted() if job.name == "parent")
+        await flow.close()
+    assert runs.count("moves itself") == 2
+    assert sorted(parent.returnvalue.values()) == [1, 2, 3]
+
+
+async def test_failed_child_fails_its_parent_without_running_it(redis_url):
+    runs: list[str] = []
+
+    async def process(job: Any, token: str) -> None:
+        runs.append(job.name)
+        if job.name == "child":
+            raise FailPermanently("broken child")
+
+    async with queue_at(redis_url, "q") as queue, at_work("q", process, url=redis_url):
+        flow = FlowProducer({"connection": events_client(redis_url)})
+        child = {"name": "child", "queueName": "q", "data": {}, "opts": {"failParentOnFailure": True}}
+        await flow.add({"name": "parent", "queueName": "q", "data": {}, "children": [child]})
+        await settled(queue, 2)
+        await flow.close()
+        assert await counts(queue) == {"failed": 2}
+    assert runs == ["child"]
+
+
+async def test_cancelled_job_fails_for_good_unless_its_processor_decides_otherwise(redis_url):
+    seen: dict[str, str] = {}
+
+    async def hangs(job: Any, token: str) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError as error:
+            seen[job.name] = str(error)
+            if job.name == "converts":
+                raise RetryLater(60, reason="resumable") from error
+            raise
+
+    async with queue_at(redis_url, "q") as queue, at_work("q", hangs, url=redis_url) as worker:
+        escapes = await queue.add("escapes", {}, {"attempts": 3})
+        converts = await queue.add("converts", {}, {"attempts": 3})
+        await until(lambda: len(worker.active) == 2, 10, "both to run")
+        assert worker.cancel(escapes.id, "user asked")
+        assert worker.cancel(converts.id, "user asked")
+        await until(lambda: not worker.active, 10, "both to end")
+        assert not worker.cancel(escapes.id, "again")
+        assert await counts(queue) == {"failed": 1, "delayed": 1}
+        assert (await queue.getJob(escapes.id)).failedReason == "cancelled: user asked"
+    assert seen == {"escapes": "user asked", "converts": "user asked"}
+
+
+async def test_processor_that_cancels_itself_and_returns_is_completed(redis_url):
+    async def quick(job: Any, token: str) -> str:
+        job.queue.cancel(job.id, "too late")
+        return "done"
+
+    async with queue_at(redis_url, "q") as queue, at_work("q", quick, url=redis_url, concurrency=1):
+        await queue.addBulk([{"name": "job", "data": {}} for _ in range(5)])
+        await settled(queue, 5)
+        assert await counts(queue) == {"completed": 5}
+
+
+async def test_drain_gives_back_what_does_not_finish_without_attempt_or_stall(redis_url, redis_server):
+    async def varied(job: Any, token: str) -> None:
+        await asyncio.sleep(job.data)
+
+    lasts = [0.3] * 5 + [60] * 5
+    async with queue_at(redis_url, "q") as queue, at_work("q", varied, url=redis_url) as worker:
+        jobs = await queue.addBulk([{"name": "job", "data": n, "opts": {"attempts": 2}} for n in lasts])
+        await until(lambda: len(worker.active) == 10, 10, "all to run")
+        assert sorted(await worker.drain(1.5), key=int) == [job.id for job in jobs[5:]]
+        assert await counts(queue) == {"completed": 5, "delayed": 5}
+        given_back = await queue.getJob(jobs[9].id)
+        assert (given_back.attemptsMade, given_back.stalledCounter) == (0, 0)
+        async with at_work("q", nothing, url=redis_url):  # and the next worker takes them at once
+            await settled(queue, 10)
+    with redis_server.client() as client:
+        events = [fields["event"] for _, fields in client.xrange("bull:q:events")]
+    assert "stalled" not in events
+
+
+async def test_drain_gives_back_a_job_that_ignores_its_cancellation(redis_url, monkeypatch):
+    monkeypatch.setattr("studyhall.patterns.bullmq_worker.CLEANUP_SECONDS", 0.2)
+    release = asyncio.Event()
+    reported: list[BaseException] = []
+
+    async def stubborn(job: Any, token: str) -> None:
+        while not release.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await release.wait()
+
+    async with queue_at(redis_url, "q") as queue:
+        async with at_work("q", stubborn, url=redis_url, on_error=reported.append) as worker:
+            job = await queue.add("job", {})
+            await until(lambda: worker.active, 10, "it to run")
+            assert await worker.drain(0.1) == [job.id]
+        assert await counts(queue) == {"delayed": 1}
+        release.set()
+    assert "ignored its cancellation" in str(reported[0])
+
+
+async def test_draining_worker_wakes_another_for_the_jobs_it_left(redis_url):
+    """A worker that hangs up in BZPOPMIN takes the wake-up call with it, and the next one sleeps on."""
+    async with queue_at(redis_url, "q") as queue, at_work("q", nothing, url=redis_url) as survivor:
+        waits: list[float] = []
+        for _ in range(8):
+            async with at_work("q", nothing, url=redis_url) as leaver:
+                drained = asyncio.create_task(leaver.drain(1))
+                started = time.monotonic()
+                before = await queue.getCompletedCount()
+                await queue.add("job", {})
+                await drained
+
+                async def done(before: int = before) -> bool:
+                    return bool(await queue.getCompletedCount() > before)
+
+                await until(done, 10, "the job to be done")
+                waits.append(time.monotonic() - started)
+        assert survivor.active == {}
+    assert max(waits) < 1.5
+
+
+async def test_context_variables_do_not_leak_from_job_to_job(redis_url):
+    tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
+    seen: list[str] = []
+
+    async def process(job: Any, token: str) -> None:
+        seen.append(tenant.get())
+        tenant.set(f"tenant of job {job.id}")
+
+    async with queue_at(redis_url, "q") as queue:
+        await queue.addBulk([{"name": "job", "data": {}} for _ in range(20)])
+        async with at_work("q", process, url=redis_url, concurrency=2):
+            await settled(queue, 20)
+    assert set(seen) == {"nobody"}
+
+
+async def test_scheduled_jobs_fire_at_their_interval(redis_url):
+    """`every: 200` fired about once a second on the stock worker."""
+    fired: dict[str, int] = {"stock": 0, "ours": 0}
+
+    async def tick(job: Any, token: str) -> None:
+        fired[job.queue.name] += 1
+
+    async with (
+        queue_at(redis_url, "stock") as stock_queue,
+        queue_at(redis_url, "ours") as our_queue,
+        stock_at_work("stock", tick, connection=redis_url),
+        at_work("ours", tick, url=redis_url),
+    ):
+        for queue in (stock_queue, our_queue):
+            await queue.upsertJobScheduler("beat", {"every": 200}, "tick", {})
+        await until(lambda: fired["ours"] >= 10, 20, "ten ticks")
+    assert fired["stock"] <= fired["ours"] / 2
+
+
+async def test_retention_rules_of_the_worker_apply_to_jobs_without_their_own(redis_url):
+    async with (
+        queue_at(redis_url, "q") as queue,
+        at_work("q", nothing, url=redis_url, remove_on_complete={"count": 3}, concurrency=1),
+    ):
+        for own in ({}, {"removeOnComplete": True}):
+            await queue.addBulk([{"name": "job", "data": {}, "opts": own} for _ in range(10)])
+
+        async def drained() -> bool:
+            return set(await counts(queue)) == {"completed"}
+
+        await until(drained, 10, "all to finish")
+        assert await counts(queue) == {"completed": 3}
+
+
+async def test_misuse_raises_with_a_hint(redis_url):
+    def sync(job: Any, token: str) -> None: ...
+
+    with pytest.raises(TypeError, match="async def"):
+        ReliableWorker("q", sync, url=redis_url)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least 1"):
+        ReliableWorker("q", nothing, url=redis_url, concurrency=0)
+    async with at_work("q", nothing, url=redis_url) as worker:
+        with pytest.raises(RuntimeError, match="running"):
+            await worker.run()
+    with pytest.raises(RuntimeError, match="closed"):
+        await worker.run()
+
+
+async def test_cancelling_run_gives_the_jobs_back(redis_url):
+    async def hangs(job: Any, token: str) -> None:
+        await asyncio.sleep(60)
+
+    async with queue_at(redis_url, "a queue, with blanks") as queue:
+        await queue.add("job", {"json": json.dumps("ż")})
+        worker = ReliableWorker("a queue, with blanks", hangs, url=redis_url, name="erster Wörker")
+        running = asyncio.create_task(worker.run())
+        await until(lambda: worker.active, 10, "the job to run")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert await counts(queue) == {"delayed": 1}
