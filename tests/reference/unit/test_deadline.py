@@ -1,0 +1,204 @@
+"""Deadline: the work is stopped, its finished part is kept, and whatever refuses to stop is named."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+
+import pytest
+
+from harness.waiting import until
+from studyhall.patterns.deadline import Deadline, DeadlineExceeded, remaining, run_within
+from studyhall.patterns.errors import Permanent, Transient
+from studyhall.patterns.retry import Outcome, RetryPolicy, decide
+
+
+async def test_work_that_is_in_time_returns_its_result_and_its_errors() -> None:
+    async def answer(number: int) -> int:
+        await asyncio.sleep(0)
+        if number < 0:
+            raise Permanent("negative")
+        return number
+
+    assert await run_within(5, answer, 42) == 42
+    with pytest.raises(Permanent, match="negative"):
+        await run_within(5, answer, -1)
+
+
+async def test_hung_work_charges_once_where_a_race_leaves_zombies_that_charge_too(
+    figures: Callable[..., object],
+) -> None:
+    """Three attempts, the first two too slow. The naive twin only stops waiting: they charge later all the same."""
+    policy = RetryPolicy(base=0.001, cap=0.001, attempts=3)
+
+    async def run(stop: bool) -> int:
+        charges: list[str] = []
+        outcomes: list[Outcome] = []
+        gate, attempts_made = asyncio.Event(), 0
+
+        async def attempt(slow: bool) -> None:
+            if slow:
+                await gate.wait()
+            charges.append("charged")
+
+        while True:
+            slow = attempts_made < 2
+            try:
+                if stop:
+                    await run_within(0.05, attempt, slow)
+                else:
+                    zombie = asyncio.create_task(attempt(slow))
+                    done, _ = await asyncio.wait({zombie}, timeout=0.05)
+                    if not done:
+                        raise TimeoutError
+                break
+            except (Transient, TimeoutError) as error:
+                outcomes.append(decide(error, policy, attempts_made).outcome)
+                attempts_made += 1
+        gate.set()  # the slow provider answers at last
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert outcomes == [Outcome.RETRY, Outcome.RETRY]
+        return len(charges)
+
+    naive, ours = await run(stop=False), await run(stop=True)
+    assert naive == 3, "the naive twin charged again from its zombies"
+    assert ours == 1
+    figures("deadline", name="timed-out attempts", attempts=3, charges_race=naive, charges_deadline=ours)
+
+
+async def test_cleanup_of_stopped_work_has_ended_before_the_error_is_raised() -> None:
+    steps: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            steps.append("released")
+
+    with pytest.raises(DeadlineExceeded) as caught:
+        await run_within(0.02, work)
+    assert steps == ["released"]
+    assert not caught.value.abandoned
+    assert isinstance(caught.value, Transient)
+
+
+async def test_the_finished_part_travels_on_the_error() -> None:
+    pages: list[int] = []
+
+    async def extract() -> list[int]:
+        for page in range(3):
+            pages.append(page)
+            await asyncio.sleep(0)
+        await asyncio.Event().wait()
+        return pages
+
+    with pytest.raises(DeadlineExceeded, match=r"extract did not finish within 0.05 s") as caught:
+        await run_within(0.05, extract, partial=lambda: list(pages))
+    assert caught.value.partial == [0, 1, 2]
+    assert caught.value.limit == 0.05
+
+    async def hands_over() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "half a graph"
+        return "a graph"
+
+    with pytest.raises(DeadlineExceeded) as caught:
+        await run_within(0.02, hands_over)
+    assert caught.value.partial == "half a graph"
+
+
+async def test_an_error_in_the_cleanup_is_kept_as_the_cause() -> None:
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise OSError("disk full")
+
+    with pytest.raises(DeadlineExceeded) as caught:
+        await run_within(0.02, work)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+async def test_work_that_swallows_its_cancellation_is_abandoned_and_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    release, ended = asyncio.Event(), asyncio.Event()
+
+    async def stubborn() -> None:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        ended.set()
+
+    with caplog.at_level(logging.ERROR):
+        with pytest.raises(DeadlineExceeded, match=r"stubborn.*abandoned.*must not swallow") as caught:
+            await run_within(0.02, stubborn, grace=0.05)
+        assert caught.value.abandoned
+        assert "stubborn swallowed its cancellation" in caplog.text
+        release.set()
+        await until(ended.is_set, what="the abandoned work ends")
+        await until(lambda: "ended late: completed" in caplog.text, what="its late end is reported")
+
+
+async def test_a_single_swallowed_cancellation_is_not_enough_to_survive() -> None:
+    async def once() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.Event().wait()
+
+    with pytest.raises(DeadlineExceeded) as caught:
+        await run_within(0.02, once, grace=0.05)
+    assert not caught.value.abandoned
+
+
+async def test_cancelling_the_caller_stops_the_work() -> None:
+    started, stopped = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    outer = asyncio.create_task(run_within(60, work))
+    await started.wait()
+    outer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await outer
+    assert stopped.is_set()
+
+
+async def test_work_knows_how_long_it_has_and_an_inner_limit_cannot_exceed_the_outer() -> None:
+    assert remaining() == math.inf
+
+    async def outer() -> float:
+        assert 0 < remaining() <= 30
+
+        async def inner() -> float:
+            return remaining()
+
+        return await run_within(1_000, inner)
+
+    assert 0 < await run_within(30, outer) <= 30
+
+
+def test_the_next_attempt_gets_longer_up_to_the_longest() -> None:
+    limit = Deadline(10, growth=2, longest=35)
+    assert [limit.limit_for(attempt) for attempt in (1, 2, 3, 4, 5_000)] == [10, 20, 35, 35, 35]
+    assert Deadline(10).limit_for(3) == 10
+
+
+@pytest.mark.parametrize("wrong", [{"seconds": 0}, {"growth": 0.5}, {"longest": 1}, {"grace": -1}])
+def test_a_deadline_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="need seconds > 0"):
+        Deadline(**{"seconds": 10.0, **wrong})
