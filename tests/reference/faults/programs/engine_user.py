@@ -9,13 +9,16 @@ import time
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from studyhall.patterns.engine import ensure_redis
 
 data_dir, key = Path(sys.argv[1]), sys.argv[2]
 server = ensure_redis(data_dir)
 print("server " + json.dumps({"url": server.url, "pid": server.pid, "user": os.getpid()}))
-client = redis.Redis.from_url(server.url, socket_timeout=5)
+# No retries: a repeated INCR would hide a lost one.
+client = redis.Redis.from_url(server.url, socket_timeout=5, retry=Retry(NoBackoff(), 0))
 while True:
     try:
         print(f"acked {client.incr(key)} {time.time():.3f}")
