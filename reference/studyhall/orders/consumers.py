@@ -3,51 +3,50 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
 
-from pydantic import BaseModel
 from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from studyhall.orders.db import analytics, feed_entries, notifications, payouts
+from studyhall.orders.events import OrderCancelled, OrderConfirmed, types
 from studyhall.patterns.event_bus import Handler
 from studyhall.patterns.event_schema import Event
-from studyhall.patterns.idempotency import Inbox, fingerprint
+from studyhall.patterns.inbox import Effect, consumer
 
-from .db import analytics, feed_entries, notifications, payouts
-from .events import OrderCancelled, OrderConfirmed, types
-
-__all__ = ["GROUPS", "handler"]
+__all__ = ["GROUPS", "handler", "inbox_name"]
 
 AUTHOR_SHARE = 70  # per cent of the price
 
-Effect = Callable[[AsyncConnection, BaseModel], Awaitable[None]]
 
-
-async def notify(tx: AsyncConnection, order: BaseModel) -> None:
+async def notify(tx: AsyncConnection, event: Event) -> None:
+    order = types.read(event)
     if isinstance(order, OrderConfirmed):
         text = f"Your pack “{order.pack_title}” is ready, {order.seats} seat(s)."
     elif isinstance(order, OrderCancelled):
-        text = "Your order was cancelled. You have not been charged, or got your money back."
+        text = "Your order was cancelled. You were not charged, or got your money back."
     else:
         return
     row = {"order_id": order.order_id, "customer": order.customer, "text": text}
     await tx.execute(insert(notifications).values(**row, at=time.time()))
 
 
-async def pay_author(tx: AsyncConnection, order: BaseModel) -> None:
+async def pay_author(tx: AsyncConnection, event: Event) -> None:
+    order = types.read(event)
     if isinstance(order, OrderConfirmed):
         share = order.amount_cents * AUTHOR_SHARE // 100
         row = {"order_id": order.order_id, "author": order.author, "amount_cents": share}
         await tx.execute(insert(payouts).values(**row, at=time.time()))
 
 
-async def count_sale(tx: AsyncConnection, order: BaseModel) -> None:
+async def count_sale(tx: AsyncConnection, event: Event) -> None:
+    order = types.read(event)
     if isinstance(order, OrderConfirmed):
         row = order.model_dump(include={"order_id", "pack_id", "seats", "amount_cents"})
         await tx.execute(insert(analytics).values(**row, at=time.time()))
 
 
-async def tell_feed(tx: AsyncConnection, order: BaseModel) -> None:
+async def tell_feed(tx: AsyncConnection, event: Event) -> None:
+    order = types.read(event)
     if isinstance(order, OrderConfirmed):
         text = f"Somebody just picked up “{order.pack_title}”"
         await tx.execute(insert(feed_entries).values(order_id=order.order_id, text=text, at=time.time()))
@@ -61,16 +60,11 @@ GROUPS: dict[str, Effect] = {
 }
 
 
+def inbox_name(group: str) -> str:
+    """The group's name in the inbox, which it shares with the jobs."""
+    return f"orders.{group}"
+
+
 def handler(engine: AsyncEngine, group: str) -> Handler:
-    """What the bus calls for each event of this group. The marker and the effect are one transaction."""
-    inbox, effect = Inbox(engine, f"orders.{group}"), GROUPS[group]
-
-    async def handle(event: Event) -> None:
-        order = types.read(event)  # an unknown version or a broken payload goes to the group's quarantine
-
-        async def once(tx: AsyncConnection) -> None:
-            await effect(tx, order)
-
-        await inbox.once(event.id, fingerprint(event.data), once)
-
-    return handle
+    """What the bus calls for each event: a broken one goes to quarantine, a repeat does nothing."""
+    return consumer(engine, inbox_name(group), types, GROUPS[group])

@@ -6,19 +6,19 @@ import time
 from typing import Any
 
 from sqlalchemy import delete, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from studyhall.patterns import outbox
 from studyhall.patterns.errors import Permanent
 from studyhall.patterns.retry import RetryPolicy
-from studyhall.patterns.saga import DbStep, Saga, Step, StepContext
+from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step, StepContext
 
 from .db import orders, packs, seat_reservations
 from .events import SOURCE, OrderCancelled, OrderConfirmed, types
 from .payments import Payments
 from .service import SAGA
 
-__all__ = ["SoldOut", "buy_pack"]
+__all__ = ["SoldOut", "buy_pack", "order_taker"]
 
 CHARGE = RetryPolicy(base=0.5, cap=30, attempts=5, max_age=900)
 REFUND = RetryPolicy(base=0.5, cap=60, attempts=20)
@@ -28,15 +28,24 @@ class SoldOut(Permanent):
     """There are not enough free seats in this pack."""
 
 
+def order_taker(engine: AsyncEngine) -> SagaRunner:
+    """For processes that take orders and leave the driving to the relay: no payment provider needed."""
+    return SagaRunner(engine, buy_pack(None))
+
+
 def buy_pack(
-    payments: Payments, *, deadline: float = 15.0, charge: RetryPolicy = CHARGE, refund: RetryPolicy = REFUND
+    payments: Payments | None,
+    *,
+    deadline: float = 15.0,
+    charge: RetryPolicy = CHARGE,
+    refund: RetryPolicy = REFUND,
 ) -> Saga:
     """`deadline` covers looking a charge up and making it: more than twice the client's time limit."""
     money = _Money(payments)
     return Saga(
         SAGA,
         steps=[
-            DbStep("accept-order", do=accept, undo=cancel),
+            DbStep("place-order", undo=cancel),  # done by service.place_order
             DbStep("reserve-seats", do=reserve, undo=release),
             Step(
                 "charge",
@@ -52,12 +61,6 @@ def buy_pack(
     )
 
 
-async def accept(ctx: StepContext, tx: AsyncConnection) -> None:
-    # Refuses nothing, so that it is always done and `cancel` always runs when the saga goes backward.
-    placed = update(orders).where(orders.c.id == ctx.saga_id, orders.c.status == "placed")
-    await tx.execute(placed.values(status="processing", updated_at=time.time()))
-
-
 async def cancel(ctx: StepContext, tx: AsyncConnection) -> None:
     reason = ctx.error or "cancelled"
     row = update(orders).where(orders.c.id == ctx.saga_id)
@@ -69,7 +72,7 @@ async def cancel(ctx: StepContext, tx: AsyncConnection) -> None:
 
 
 async def reserve(ctx: StepContext, tx: AsyncConnection) -> dict[str, Any]:
-    await _set_status(tx, ctx.saga_id, "processing", "processing")
+    await _set_status(tx, ctx.saga_id, "placed", "processing")
     pack_id, seats = ctx.data["pack_id"], ctx.data["seats"]
     free = update(packs).where(packs.c.id == pack_id, packs.c.seats_free >= seats)
     if (await tx.execute(free.values(seats_free=packs.c.seats_free - seats))).rowcount != 1:
@@ -101,8 +104,14 @@ async def confirm(ctx: StepContext, tx: AsyncConnection) -> None:
 
 
 class _Money:
-    def __init__(self, payments: Payments) -> None:
-        self._payments = payments
+    def __init__(self, payments: Payments | None) -> None:
+        self._given = payments
+
+    @property
+    def _payments(self) -> Payments:
+        if self._given is None:
+            raise RuntimeError("this process only takes orders: drive sagas with buy_pack(Payments(url))")
+        return self._given
 
     async def charge(self, ctx: StepContext) -> dict[str, Any]:
         data = ctx.data

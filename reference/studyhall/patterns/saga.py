@@ -1,6 +1,7 @@
 """A saga: effects in several systems that all happen, or are all taken back, whatever dies meanwhile.
 
     buy_pack = Saga("buy-study-pack", steps=[
+        DbStep("place-order", undo=cancel),
         DbStep("reserve-seats", do=reserve, undo=release),
         Step("charge", do=charge, undo=refund, resolve=find_charge),
         DbStep("confirm", do=confirm),
@@ -91,10 +92,13 @@ class Step(_Limits):
 
 @dataclass(frozen=True)
 class DbStep(_Limits):
-    """An effect in the saga's own database, made in the given transaction. Short, and no outside calls."""
+    """An effect in the saga's own database, made in the given transaction. Short, and no outside calls.
+
+    `do=None`, for the first steps only: the transaction that starts the saga makes it true itself.
+    """
 
     name: str
-    do: Inside
+    do: Inside | None = None
     undo: Inside | None = None
 
 
@@ -109,6 +113,9 @@ class Saga:
         names = [step.name for step in self.steps]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"saga {self.name!r} needs steps with different names, got {names}")
+        made = [step.do is None for step in self.steps]
+        if made != sorted(made, reverse=True):
+            raise ValueError(f"saga {self.name!r}: only its first steps may have do=None")
 
 
 class SagaRunner:
@@ -133,7 +140,9 @@ class SagaRunner:
         """Begin a saga when the caller's transaction commits. False: this saga was started before."""
         if name not in self._sagas:
             raise ValueError(f"no saga {name!r} here, known: {', '.join(sorted(self._sagas))}")
-        return await create(tx, saga_id, name, data, [step.name for step in self._sagas[name].steps])
+        return await create(
+            tx, saga_id, name, data, {step.name: step.do is None for step in self._sagas[name].steps}
+        )
 
     async def run(self, saga_id: str) -> SagaRow:
         """Drive one saga as far as it goes now. It may wait for a retry, or be in another process's hands."""
@@ -267,9 +276,8 @@ class SagaRunner:
 
 
 async def _inside(step: DbStep, saga: SagaRow, row: StepRow, tx: AsyncConnection) -> Result:
-    if not saga.backward:
-        return await step.do(_context(saga, row), tx)
-    return await step.undo(_context(saga, row), tx) if step.undo else None
+    action = step.undo if saga.backward else step.do
+    return await action(_context(saga, row), tx) if action else None
 
 
 async def _outside(step: Step, saga: SagaRow, row: StepRow) -> tuple[Result, bool]:

@@ -14,7 +14,7 @@ When they do not hold
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -185,9 +185,12 @@ class Lease:
 
 
 async def create(
-    tx: AsyncConnection, saga_id: str, name: str, data: Mapping[str, Any], step_names: Sequence[str]
+    tx: AsyncConnection, saga_id: str, name: str, data: Mapping[str, Any], made: Mapping[str, bool]
 ) -> bool:
-    """Insert the saga and its steps in the caller's transaction. False: it is there already, the same."""
+    """Insert the saga in the caller's transaction; `made`: its steps, True for those that are done with it.
+
+    False: it is there already, the same.
+    """
     now = time.time()
     row = {"id": saga_id, "name": name, "state": "running", "data": dict(data), "due_at": now}
     # On PostgreSQL the second of two callers waits in this statement for the first one's commit.
@@ -199,9 +202,12 @@ async def create(
         if known.name != name or known.data != dict(data):
             raise SagaConflict(f"saga {saga_id}: {SagaConflict.__doc__}")
         return False
-    for position, step in enumerate(step_names):
-        await tx.execute(insert(steps).values(saga_id=saga_id, position=position, name=step))
     await record(tx, saga_id, "caller", "created")
+    for position, (step, done) in enumerate(made.items()):
+        state = {"state": "done", "result": {}} if done else {"state": "pending"}
+        await tx.execute(insert(steps).values(saga_id=saga_id, position=position, name=step, **state))
+        if done:
+            await record(tx, saga_id, "caller", "done", step=step)
     return True
 
 

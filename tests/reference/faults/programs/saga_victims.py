@@ -65,7 +65,8 @@ def failing(step: Step | DbStep, deadline: float) -> Any:
 
         return then_fail
 
-    return replace(step, do=wrap(step.do), deadline=deadline, retry=QUICK, undo_retry=QUICK)
+    do = wrap(step.do) if step.do else None
+    return replace(step, do=do, deadline=deadline, retry=QUICK, undo_retry=QUICK)
 
 
 def tight_saga(payments: Payments, deadline: float) -> Saga:
@@ -112,6 +113,9 @@ async def naive(engine: AsyncEngine, payments: Payments, victim: dict[str, Any])
         async with store.begin(engine) as tx:
             await step(ctx, tx)
 
+    async def nothing() -> None:
+        """The order is placed."""
+
     async def charge() -> None:
         made = await payments.charge(
             key, amount=row["amount_cents"], customer=row["customer"], method=row["method"]
@@ -124,7 +128,7 @@ async def naive(engine: AsyncEngine, payments: Payments, victim: dict[str, Any])
         await inside(steps.confirm)
 
     plan: list[tuple[str, Callable[[], Awaitable[Any]], Callable[[], Awaitable[Any]] | None]] = [
-        ("accept-order", lambda: inside(steps.accept), lambda: inside(steps.cancel)),
+        ("place-order", nothing, lambda: inside(steps.cancel)),
         ("reserve-seats", lambda: inside(steps.reserve), lambda: inside(steps.release)),
         ("charge", charge, lambda: payments.refund(f"{key}-undo", charge_key=key)),
         ("confirm", confirm, None),
