@@ -1,0 +1,243 @@
+"""The clients against a Redis that is there, gone, frozen, demoted or guarded by a password."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.asyncio
+from bullmq import Queue, QueueEvents
+from redis.exceptions import ConnectionError, TimeoutError
+
+from harness.processes import start_tied
+from harness.redis import server_binary
+from harness.waiting import until
+from harness.workers import at_work, counts, queue_at, stock_at_work
+from studyhall.patterns.bullmq_worker import ReliableWorker
+from studyhall.patterns.connections import blocking_client, events_client, producer_client
+
+
+async def nothing(job: Any, token: str) -> None:
+    pass
+
+
+async def failing_add(queue: Any) -> float:
+    started = time.monotonic()
+    with pytest.raises((ConnectionError, TimeoutError)):
+        await queue.add("job", {}, {"jobId": "one"})
+    return time.monotonic() - started
+
+
+@pytest.mark.fault
+async def test_add_fails_fast_when_redis_is_away_where_the_stock_client_hangs(own_redis, figures):
+    warm = Queue("q", {"connection": producer_client(own_redis.url)})
+    await warm.add("job", {})
+    own_redis.pause()
+    frozen = await failing_add(warm)
+    own_redis.resume()
+    own_redis.kill()
+    gone = await failing_add(warm)
+    cold = Queue("q", {"connection": producer_client(own_redis.url)})
+    never_up = await failing_add(cold)
+
+    stock = Queue("q", {"connection": own_redis.url})
+    pending = asyncio.create_task(stock.add("job", {}))
+    done, _ = await asyncio.wait({pending}, timeout=4)
+    pending.cancel()
+    await asyncio.wait({pending})
+    assert not done, "the stock client did not hang"
+    figures(
+        "bullmq-worker",
+        name="degraded",
+        frozen=round(frozen, 2),
+        gone=round(gone, 2),
+        cold=round(never_up, 2),
+    )
+    assert max(frozen, gone, never_up) < 2
+
+    own_redis.restart()
+    await warm.add("job", {})  # and recovers by itself
+    for queue in (warm, cold, stock):
+        await queue.close()
+
+
+async def test_a_client_that_does_not_decode_loses_name_and_data(redis_url):
+    """Why every client here decodes: the stock worker believes in jobs without name and data."""
+    seen: dict[str, Any] = {}
+
+    async def note(job: Any, token: str) -> None:
+        seen[job.queue.name] = (job.name, job.data)
+
+    careless = redis.asyncio.Redis.from_url(redis_url, socket_timeout=30)
+    async with (
+        queue_at(redis_url, "stock") as stock_queue,
+        queue_at(redis_url, "ours") as our_queue,
+        stock_at_work("stock", note, connection=careless),
+        at_work("ours", note, url=redis_url),
+    ):
+        for queue in (stock_queue, our_queue):
+            await queue.add("greet", {"who": "you"})
+        await until(lambda: len(seen) == 2, 10, "both to run")
+    assert seen == {"stock": (None, {}), "ours": ("greet", {"who": "you"})}
+
+
+@pytest.mark.fault
+async def test_worker_started_before_redis_waits_for_it(own_redis):
+    """A stock worker on a client whose retries run out: its task dies, the process lives on doing nothing."""
+    own_redis.kill()
+    done: list[str] = []
+
+    async def note(job: Any, token: str) -> None:
+        done.append(job.queue.name)
+
+    stock_client = blocking_client(own_redis.url)
+    reported: list[BaseException] = []
+    worker = ReliableWorker("ours", note, url=own_redis.url, on_error=reported.append)
+    running = asyncio.create_task(worker.run())
+    async with stock_at_work("stock", note, connection=stock_client):
+        await until(lambda: reported, 10, "the outage to be reported")
+        own_redis.restart()
+        back = time.monotonic()
+        await asyncio.wait_for(worker.ready(), 10)
+        for name in ("stock", "ours"):
+            async with queue_at(own_redis.url, name) as queue:
+                await queue.add("job", {})
+        await until(lambda: "ours" in done, 10, "our job to run")
+        took = time.monotonic() - back
+    await worker.drain(1)
+    await running
+    assert took < 10
+    assert done == ["ours"]
+    assert len(reported) < 5, "an outage must not flood the log"
+
+
+@pytest.mark.fault
+async def test_drain_returns_while_redis_is_down(own_redis):
+    async def slow(job: Any, token: str) -> None:
+        await asyncio.sleep(0.2)
+
+    async with at_work("q", slow, url=own_redis.url, on_error=lambda error: None) as worker:
+        async with queue_at(own_redis.url, "q") as queue:
+            await queue.add("job", {})
+        await until(lambda: worker.active, 10, "the job to run")
+        own_redis.kill()
+        started = time.monotonic()
+        await worker.drain(0.5)
+        assert time.monotonic() - started < 15
+
+
+async def test_wrong_password_raises_instead_of_retrying_for_ever(make_redis):
+    server = make_redis(requirepass="right")
+    worker = ReliableWorker("q", nothing, url=server.url.replace("right", "wrong"), on_error=lambda e: None)
+    with pytest.raises(RuntimeError, match="credentials"):
+        await asyncio.wait_for(worker.run(), 10)
+    with pytest.raises(RuntimeError, match="closed"):
+        await worker.ready()
+    async with at_work("q", nothing, url=server.url) as worker, queue_at(server.url, "q") as queue:
+        await queue.add("job", {})
+        await until(queue.getCompletedCount, 10, "a job to complete with the right one")
+
+
+async def test_unix_socket_carries_producer_and_worker(make_redis, tmp_path: Path):
+    path = tmp_path / "redis.sock"
+    make_redis(unixsocket=str(path))
+    url = f"unix://{path}?db=1"
+    async with at_work("q", nothing, url=url), queue_at(url, "q") as queue:
+        await queue.add("job", {})
+        await until(queue.getCompletedCount, 10, "the job to complete")
+
+
+@pytest.mark.fault
+async def test_queue_events_survive_a_restart(own_redis):
+    """On a client with few retries QueueEvents ends for good; on ours it goes on."""
+    heard: dict[str, list[str]] = {"few retries": [], "ours": []}
+    careless = blocking_client(own_redis.url)
+    listeners = {
+        "few retries": QueueEvents("q", {"connection": careless}),
+        "ours": QueueEvents("q", {"connection": events_client(own_redis.url)}),
+    }
+    for name, listener in listeners.items():
+        listener.on("completed", lambda event, id, name=name: heard[name].append(event["jobId"]))
+        listener.on("error", lambda *_: None)
+    async with (
+        at_work("q", nothing, url=own_redis.url, on_error=lambda error: None),
+        queue_at(own_redis.url, "q") as queue,
+    ):
+        await queue.add("job", {}, {"jobId": "before"})
+        await until(lambda: all(heard.values()), 10, "both to hear the first job")
+        own_redis.restart()
+        await queue.add("job", {}, {"jobId": "after"})
+        await until(lambda: "after" in heard["ours"], 20, "ours to hear the second job")
+    assert heard["few retries"] == ["before"]
+    for listener in listeners.values():
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(listener.close(), 5)
+
+
+@pytest.mark.fault
+async def test_sentinel_failover_is_followed_by_producer_and_worker(make_redis, tmp_path: Path):
+    """The master is killed: the worker finds the promoted replica and goes on."""
+    master = make_redis()
+    replica = make_redis(replicaof=f"127.0.0.1 {master.port}")
+    from harness.ports import free_port
+
+    port = free_port()
+    config = tmp_path / "sentinel.conf"
+    config.write_text(
+        f"port {port}\nbind 127.0.0.1\nsentinel monitor main 127.0.0.1 {master.port} 1\n"
+        "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 2000\n"
+    )
+    log = (tmp_path / "sentinel.log").open("wb")
+    sentinel = start_tied([server_binary(), str(config), "--sentinel"], stdout=log, stderr=log)
+    try:
+        url = f"redis+sentinel://127.0.0.1:{port}/main/0"
+        with redis.Redis(port=port, decode_responses=True) as asked:
+
+            def sees_replica() -> bool:
+                with contextlib.suppress(redis.RedisError):
+                    return bool(asked.sentinel_slaves("main"))
+                return False
+
+            await until(sees_replica, 20, "sentinel to see the replica")
+        async with at_work("q", nothing, url=url, on_error=lambda error: None):
+            queue = Queue("q", {"connection": producer_client(url)})
+            await queue.add("job", {}, {"jobId": "before"})
+            await until(queue.getCompletedCount, 10, "a job before the failover")
+            master.kill()
+
+            async def added() -> bool:
+                with contextlib.suppress(redis.RedisError):
+                    await queue.add("job", {}, {"jobId": "after"})
+                    return True
+                return False
+
+            await until(added, 30, "an add after the failover", every=0.2)
+
+            async def after_is_done() -> bool:
+                return bool(await queue.getJobState("after") == "completed")
+
+            await until(after_is_done, 10, "the job after the failover")
+            await queue.close()
+        with replica.client() as client:
+            assert client.info("replication")["role"] == "master"
+    finally:
+        sentinel.kill()
+        sentinel.wait(10)
+        log.close()
+
+
+async def test_broken_utf8_in_one_job_does_not_break_the_others(redis_url, redis_server):
+    async with queue_at(redis_url, "q") as queue:
+        await queue.addBulk([{"name": "job", "data": {"n": n}} for n in range(3)])
+        with redis_server.client() as client:
+            client.hset("bull:q:2", "data", b'{"n": "\xff\xfe"}')
+        async with at_work("q", nothing, url=redis_url):
+
+            async def done() -> bool:
+                return await counts(queue) == {"completed": 3}
+
+            await until(done, 10, "all three to complete")
