@@ -17,8 +17,9 @@ from .patterns.parent_death import die_with_parent
 from .patterns.store import read
 from .settings import SettingsError
 from .submissions import states, submit
+from .supervisor import UNUSABLE, supervise
 from .terminal import AsJson, DataDir, ago, fail, out, run, settings_for, show_json, show_table
-from .worker import UNUSABLE, supervise, work, worker_command
+from .worker import work, worker_command
 
 __all__ = ["main"]
 
