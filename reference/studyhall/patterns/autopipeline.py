@@ -36,13 +36,17 @@ SILENCE_TICKS = 5  # seconds without any reply while some are owed
 
 
 class AutoPipeline(Redis):
-    """`redis.asyncio.Redis` with EVALSHA pipelined by itself. All other commands take redis-py's own path."""
+    """`redis.asyncio.Redis` with script calls pipelined. All other commands take redis-py's own path."""
 
     _wire: _Wire | None = None
     _opening: asyncio.Task[_Wire] | None = None
 
     def execute_command(self, *args: Any, **options: Any) -> Any:  # an awaitable
-        if args[0] != "EVALSHA":
+        if (
+            args[0] == "SCRIPT LOAD"
+        ):  # after a restart all callers load at once: no connection for each of them
+            args = ("SCRIPT", "LOAD", *args[1:])
+        elif args[0] != "EVALSHA":
             return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
         if self._wire is not None and self._wire.open:
             return self._wire.call(args)

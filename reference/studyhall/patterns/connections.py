@@ -60,7 +60,7 @@ def worker_client(url: str, *, name: str | None = None) -> AutoPipeline:
         retry=_once(),
         protocol=2,
         client_name=name,
-        max_connections=16,
+        max_connections=500,  # beyond it redis-py raises instead of waiting; processors log and read at once
         socket_connect_timeout=2.0,
         socket_timeout=5.0,
     )
