@@ -79,8 +79,8 @@ class _DataVersion:
 
     async def wait(self, timeout: float) -> None:  # noqa: ASYNC109
         deadline = time.monotonic() + timeout
-        while (version := self._version()) == self._seen and time.monotonic() < deadline:
-            await asyncio.sleep(LOOK)
+        while (version := self._version()) == self._seen and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK)  # nothing tells us of another process' commit
         self._seen = version
 
     def _version(self) -> int:

@@ -1,0 +1,90 @@
+"""Relay processes that a proof kills: the pattern, and what people write instead.
+
+    outbox_relays.py MODE STORE_URL REDIS_URL WORKER_ID
+
+Everything published goes to the Redis stream `sink`, without any dedup, so that copies can be counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from redis.asyncio import Redis
+from sqlalchemy import select, update
+
+from studyhall.patterns.connections import producer_client
+from studyhall.patterns.event_schema import Event
+from studyhall.patterns.outbox import outbox
+from studyhall.patterns.outbox_relay import Relay
+from studyhall.patterns.store import begin, open_store, read
+
+BATCH = 20
+
+
+class Sink:
+    """A broker that takes a few milliseconds, so that a kill lands in the middle of a batch."""
+
+    def __init__(self, redis: Redis, worker: str) -> None:
+        self._redis, self._worker = redis, worker
+        self._pause = float(os.environ.get("PUBLISH_SECONDS", "0.002"))
+
+    async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+        for event in events:
+            await self._redis.xadd("sink", {"id": event.id, "by": self._worker, "body": event.encode()})
+            await asyncio.sleep(self._pause)
+        return [None] * len(events)
+
+
+async def relay(store: str, redis: Redis, worker: str) -> None:
+    engine = open_store(store)
+    running = Relay(engine, Sink(redis, worker), worker_id=worker, batch=BATCH, lease=0.7, poll=0.1)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.stop)
+    await running.run()
+
+
+async def select_then_update(store: str, redis: Redis, worker: str) -> None:
+    """Naive: read the unpublished rows, publish them, mark them. Two of these double everything."""
+    sink, engine = Sink(redis, worker), open_store(store)
+    oldest = select(outbox.c.position, outbox.c.body).where(outbox.c.published_at.is_(None))
+    while True:
+        async with read(engine) as connection:
+            rows = (await connection.execute(oldest.order_by(outbox.c.position).limit(BATCH))).all()
+        if not rows:
+            return
+        await sink.publish([Event.decode(row.body) for row in rows])
+        async with begin(engine) as tx:
+            done = update(outbox).where(outbox.c.position.in_([row.position for row in rows]))
+            await tx.execute(done.values(published_at=time.time()))
+
+
+async def mark_first(store: str, redis: Redis, worker: str) -> None:
+    """Naive: mark before publishing, so that nothing is doubled. A kill in between loses the batch."""
+    sink, engine = Sink(redis, worker), open_store(store)
+    oldest = select(outbox.c.position).where(outbox.c.published_at.is_(None)).order_by(outbox.c.position)
+    while True:
+        async with begin(engine) as tx:
+            marked = update(outbox).where(outbox.c.position.in_(oldest.limit(BATCH)))
+            rows = await tx.execute(marked.values(published_at=time.time()).returning(outbox.c.body))
+            bodies = rows.scalars().all()
+        await sink.publish([Event.decode(body) for body in bodies])
+        if not bodies:
+            await asyncio.sleep(0.02)
+
+
+async def main(mode: str, store: str, redis_url: str, worker: str) -> None:
+    redis = producer_client(redis_url)
+    await redis.sadd(f"ready:{mode}", worker)
+    while not await redis.exists(f"go:{mode}"):  # noqa: ASYNC110 - set by another process
+        await asyncio.sleep(0.01)
+    modes = {f.__name__: f for f in (relay, select_then_update, mark_first)}
+    await modes[mode](store, redis, worker)
+    await redis.aclose()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

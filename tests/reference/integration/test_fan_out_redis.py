@@ -1,0 +1,240 @@
+"""One order, four queues, one of them down: exactly one job per queue in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bullmq import Queue, Worker
+from sqlalchemy import Column, String, Table, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from harness.redis import RedisServer
+from harness.waiting import until
+from studyhall.patterns.connections import blocking_client, producer_client
+from studyhall.patterns.event_schema import Event, UnknownEventType
+from studyhall.patterns.fan_out import FanOut, destination_of
+from studyhall.patterns.outbox_relay import Relay
+from studyhall.patterns.outbox_upkeep import lag
+from studyhall.patterns.store import begin, is_postgres, metadata, read
+
+QUEUES = ("notifications", "payouts", "feed", "analytics")
+orders = Table("proof_orders", metadata, Column("id", String, primary_key=True))
+
+
+class Queues:
+    """Three queues on one server; `analytics` on another one, which the test takes down."""
+
+    def __init__(self, shared: str, other: str) -> None:
+        self._clients = {name: producer_client(other if name == "analytics" else shared) for name in QUEUES}
+        self._open = {name: Queue(name, {"connection": client}) for name, client in self._clients.items()}
+
+    def __call__(self, name: str) -> Queue:
+        return self._open[name]
+
+    async def jobs(self, name: str) -> int:
+        return int(await self._open[name].getJobCountByTypes("waiting", "active", "completed", "delayed"))
+
+    async def counts(self) -> dict[str, int]:
+        return {name: await self.jobs(name) for name in QUEUES}
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.aclose()
+
+
+@pytest.fixture
+async def queues(redis_url: str, own_redis: RedisServer) -> AsyncIterator[Queues]:
+    opened = Queues(redis_url, own_redis.url)
+    yield opened
+    await opened.close()
+
+
+@asynccontextmanager
+async def relaying(relays: list[Relay]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(relay.run()) for relay in relays]
+    try:
+        yield
+    finally:
+        for relay in relays:
+            relay.stop()
+        await asyncio.wait_for(asyncio.gather(*tasks), 15)
+
+
+def placed(order: str) -> Event:
+    """The id comes from the order: a caller that retries makes the same event again."""
+    return Event(
+        id=f"placed-{order}", source="/shop", type="order.placed.v1", subject=order, data={"order": order}
+    )
+
+
+class AnswerLost(Exception):
+    pass
+
+
+async def test_one_queue_down_and_three_tries_end_with_one_job_in_each_queue(
+    store: AsyncEngine, queues: Queues, own_redis: RedisServer, figures: Callable[..., Path]
+) -> None:
+    fan_out = FanOut({"order.placed": QUEUES})
+    own_redis.kill()
+
+    async def naive_order(order: str) -> None:
+        await asyncio.gather(*(queues(name).add("order.placed", {"order": order}, {}) for name in QUEUES))
+
+    async def order_once(order: str, attempt: int) -> None:
+        insert = (postgresql if is_postgres(store) else sqlite).insert(orders)
+        async with begin(store) as tx:
+            await tx.execute(insert.values(id=order).on_conflict_do_nothing())
+            await fan_out.add(tx, placed(order))
+        if attempt < 3:
+            raise AnswerLost  # committed, but the caller never learns
+
+    for _ in range(3):  # what every HTTP client does
+        with pytest.raises(Exception):  # noqa: B017, PT011 - whatever the driver raises for a dead server
+            await naive_order("n-1")
+    naive = {name: await queues.jobs(name) for name in QUEUES if name != "analytics"}
+    assert naive["payouts"] == 3
+
+    for name in naive:
+        await queues(name).obliterate(force=True)
+    async with relaying(fan_out.relays(store, queues, poll=0.1)):
+        for attempt in (1, 2, 3):
+            try:
+                await order_once("o-1", attempt)
+            except AnswerLost:
+                continue
+
+        async def others() -> bool:
+            return [await queues.jobs(name) for name in QUEUES[:3]] == [1, 1, 1]
+
+        await until(others, 15, "one job in each queue that is up")
+        assert (await lag(store, destination=destination_of("analytics"))).waiting == 1
+        own_redis.restart()
+        assert await queues.jobs("analytics") == 0  # nobody else brings the naive one back either
+
+        async def all_there() -> bool:
+            return await queues.counts() == dict.fromkeys(QUEUES, 1)
+
+        await until(all_there, 20, "the job in the queue that was down")
+    job = await queues("analytics").getJobs(["waiting"])
+    assert [(j.id, j.data["data"]) for j in job] == [("analytics.placed-o-1", {"order": "o-1"})]
+    figures(
+        "fan-out",
+        name=f"queue-down-{store.dialect.name}",
+        queues=4,
+        caller_tries=3,
+        jobs_per_queue=1,
+        naive_payouts=naive["payouts"],
+        naive_analytics=0,
+    )
+
+
+async def test_a_rolled_back_order_reaches_no_queue(store: AsyncEngine, queues: Queues) -> None:
+    fan_out = FanOut({"order.placed": QUEUES})
+
+    async def fails() -> None:
+        async with begin(store) as tx:
+            await fan_out.add(tx, placed("o-1"))
+            raise AnswerLost
+
+    with pytest.raises(AnswerLost):
+        await fails()
+    for relay in fan_out.relays(store, queues):
+        assert await relay.run_once() == 0
+    assert await queues.counts() == dict.fromkeys(QUEUES, 0)
+
+
+async def test_a_queue_that_does_not_answer_does_not_delay_the_others(
+    store: AsyncEngine, queues: Queues, own_redis: RedisServer, figures: Callable[..., Path]
+) -> None:
+    fan_out = FanOut({"order.placed": QUEUES})
+    own_redis.pause()
+    try:
+        async with relaying(fan_out.relays(store, queues, poll=0.1)):
+            slowest = 0.0
+            for n in range(5):
+                async with begin(store) as tx:
+                    await fan_out.add(tx, placed(f"o-{n}"))
+                begun = time.perf_counter()
+
+                async def others(n: int = n) -> bool:
+                    return [await queues.jobs(name) for name in QUEUES[:3]] == [n + 1] * 3
+
+                await until(others, 10, "the jobs in the other queues")
+                slowest = max(slowest, time.perf_counter() - begun)
+            assert (await lag(store, destination=destination_of("analytics"))).waiting == 5
+            own_redis.resume()
+
+            async def caught_up() -> bool:
+                return await queues.jobs("analytics") == 5
+
+            await until(caught_up, 20, "the frozen queue to catch up")
+    finally:
+        own_redis.resume()
+    figures(
+        "fan-out",
+        name=f"frozen-queue-{store.dialect.name}",
+        orders=5,
+        others_slowest_ms=round(slowest * 1000),
+    )
+
+
+async def test_a_slow_consumer_does_not_delay_the_others(
+    store: AsyncEngine, queues: Queues, redis_url: str
+) -> None:
+    fan_out = FanOut({"order.placed": ("payouts", "feed")})
+    done: list[str] = []
+    gate = asyncio.Event()
+
+    async def slow(job: Any, token: str) -> None:
+        await gate.wait()
+
+    async def quick(job: Any, token: str) -> None:
+        done.append(job.data["subject"])
+
+    workers = [
+        Worker(name, handler, {"connection": blocking_client(redis_url)})
+        for name, handler in (("payouts", slow), ("feed", quick))
+    ]
+    try:
+        async with relaying(fan_out.relays(store, queues, poll=0.1)):
+            for n in range(5):
+                async with begin(store) as tx:
+                    await fan_out.add(tx, placed(f"o-{n}"))
+            await until(
+                lambda: len(done) == 5, 15, "the quick consumer, while the slow one hangs on its first job"
+            )
+    finally:
+        gate.set()
+        for worker in workers:
+            await worker.close(force=True)
+
+
+async def test_a_repeated_delivery_is_the_same_job(store: AsyncEngine, queues: Queues) -> None:
+    """As after a relay that died between adding the job and marking the row."""
+    from studyhall.patterns.fan_out import QueuePublisher
+
+    publisher = QueuePublisher(queues("payouts"))
+    for _ in range(3):
+        assert await publisher.publish([placed("o-1"), placed("o-2")]) == [None, None]
+    assert await queues.jobs("payouts") == 2
+
+
+async def test_an_event_without_route_is_refused_before_the_commit(store: AsyncEngine) -> None:
+    lost = placed("o-1").model_copy(update={"type": "order.lost.v1"})
+
+    async def place() -> None:
+        async with begin(store) as tx:
+            await tx.execute(orders.insert().values(id="o-1"))
+            await FanOut({"order.placed": QUEUES}).add(tx, lost)
+
+    with pytest.raises(UnknownEventType, match="add a route"):
+        await place()
+    async with read(store) as connection:
+        assert (await connection.execute(select(orders))).all() == []

@@ -1,0 +1,428 @@
+"""The outbox on SQLite and on PostgreSQL: what commits is published, in order, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import insert, select, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from harness.postgres import PostgresServer
+from harness.waiting import until
+from studyhall.patterns.errors import Permanent, RateLimited, Transient
+from studyhall.patterns.event_bus import BrokerUnavailable
+from studyhall.patterns.event_schema import Event, EventTooLarge
+from studyhall.patterns.outbox import add, claim, outbox, settle
+from studyhall.patterns.outbox_relay import Relay
+from studyhall.patterns.outbox_upkeep import discard, lag, purge, quarantined, requeue
+from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.store import begin, close, create_all, is_postgres, open_store, read
+
+SOON = RetryPolicy(base=0.01, cap=0.02, attempts=3)
+
+
+class Sink:
+    """Records what it accepts; `verdict` may refuse an event or, by raising, the whole batch."""
+
+    def __init__(self, verdict: Callable[[Event], Exception | None] = lambda _: None) -> None:
+        self.verdict = verdict
+        self.events: list[Event] = []
+        self.at: dict[str, float] = {}
+
+    @property
+    def ids(self) -> list[str]:
+        return [event.id for event in self.events]
+
+    async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+        results = [self.verdict(event) for event in events]
+        for event, refused in zip(events, results, strict=True):
+            if refused is None:
+                self.events.append(event)
+                self.at[event.id] = time.perf_counter()
+        return results
+
+
+def event(subject: str, n: int = 1) -> Event:
+    return Event(id=f"{subject}-{n}", source="/t", type="order.changed.v1", subject=subject, data={"n": n})
+
+
+@asynccontextmanager
+async def running(relay: Relay) -> AsyncIterator[None]:
+    task = asyncio.create_task(relay.run())
+    try:
+        yield
+    finally:
+        relay.stop()
+        await asyncio.wait_for(task, 10)
+
+
+async def put(store: AsyncEngine, *events: Event) -> None:
+    async with begin(store) as tx:
+        await add(tx, *events)
+
+
+async def test_nothing_is_visible_before_the_commit_and_all_of_it_after(store: AsyncEngine) -> None:
+    """SQLite has one writer, so there the relay cannot even claim meanwhile: it looks, and finds nothing."""
+    sink = Sink()
+    async with running(Relay(store, sink, poll=0.05)):
+        async with begin(store) as tx:
+            await add(tx, event("open"))
+            if is_postgres(store):
+                await put(store, event("other"))  # a later commit overtakes, and proves that the relay works
+                await until(lambda: sink.ids == ["other-1"], what="the other event")
+            else:
+                await asyncio.sleep(0.2)
+            assert "open-1" not in sink.ids
+        await until(lambda: "open-1" in sink.ids, what="the event after its commit")
+
+
+async def test_a_rolled_back_event_is_never_published(store: AsyncEngine) -> None:
+    async def fails() -> None:
+        async with begin(store) as tx:
+            await add(tx, event("ghost"))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fails()
+    sink = Sink()
+    assert await Relay(store, sink).run_once() == 0
+    assert sink.ids == []
+
+
+async def test_a_caller_that_retries_with_the_same_id_adds_nothing(store: AsyncEngine) -> None:
+    async with begin(store) as tx:
+        assert await add(tx, event("a"), event("b"), to=["bus", "queue.x"]) == 4
+    async with begin(store) as tx:
+        assert await add(tx, event("a"), to=["bus"]) == 0
+        assert await add(tx, event("a", 2)) == 1  # and the transaction is still usable
+    sink = Sink()
+    await Relay(store, sink).run_once()
+    assert sink.ids == ["a-1", "b-1", "a-2"]
+
+
+async def test_many_events_of_one_add_keep_their_order(store: AsyncEngine) -> None:
+    await put(store, *(event("a", n) for n in range(1500)))
+    sink = Sink()
+    relay = Relay(store, sink)
+    while await relay.run_once():
+        pass
+    assert [e.data["n"] for e in sink.events] == list(range(1500))
+
+
+async def test_a_failing_event_delays_its_own_aggregate_only_and_in_order(store: AsyncEngine) -> None:
+    await put(store, event("a", 1), event("b", 1), event("a", 2), event("b", 2), event("a", 3))
+    failures = iter([Transient("not yet"), Transient("not yet")])
+    sink = Sink(lambda e: next(failures, None) if e.id == "a-1" else None)
+    relay = Relay(store, sink, policy=SOON)
+    await relay.run_once()
+    assert sink.ids == ["b-1", "b-2"]
+
+    async def rest() -> bool:
+        await relay.run_once()
+        return len(sink.ids) == 5
+
+    await until(rest, what="the failing event to pass")
+    assert sink.ids[2:] == ["a-1", "a-2", "a-3"]
+
+
+async def test_a_quarantined_event_holds_its_aggregate_until_requeued_or_discarded(
+    store: AsyncEngine,
+) -> None:
+    await put(store, *(event(s, n) for s in ("a", "b") for n in (1, 2)), event("c"))
+    broken = True
+    sink = Sink(lambda e: Permanent("no such topic") if broken and e.id in {"a-1", "b-1"} else None)
+    relay = Relay(store, sink, policy=SOON)
+    while await relay.run_once():
+        pass
+    assert sink.ids == ["c-1"]
+    found = await quarantined(store)
+    assert [(q.event_id, q.attempts, q.held) for q in found] == [("a-1", 1, 1), ("b-1", 1, 1)]
+    assert "no such topic" in found[0].reason
+    assert (await lag(store)).quarantined == 2
+
+    broken = False
+    assert await requeue(store, ["a-1", "a-2", "nonsense"]) == 1
+    assert await discard(store, ["b-1"], "sent by hand") == 1
+    while await relay.run_once():
+        pass
+    assert sink.ids[1:] == ["a-1", "b-2", "a-2"]  # one event per aggregate at a time, each in its order
+    assert await lag(store) == type(await lag(store))(0, 0.0, 0)
+
+
+async def test_with_hold_off_the_aggregate_goes_on_past_a_quarantined_event(store: AsyncEngine) -> None:
+    await put(store, event("a", 1), event("a", 2), event("a", 3))
+    sink = Sink(lambda e: Permanent("bad") if e.id == "a-2" else None)
+    relay = Relay(store, sink, hold=False)
+    while await relay.run_once():
+        pass
+    assert sink.ids == ["a-1", "a-3"]
+    assert [q.event_id for q in await quarantined(store)] == ["a-2"]
+
+
+async def test_an_oversized_event_is_quarantined_with_its_reason(store: AsyncEngine) -> None:
+    await put(store, event("big"))
+    relay = Relay(store, Sink(lambda _: EventTooLarge("2 MB, limit 1 MB")))
+    await relay.run_once()
+    assert [q.reason for q in await quarantined(store)] == ["too-large: 2 MB, limit 1 MB"]
+
+
+async def test_a_publisher_that_raises_for_the_whole_batch_blames_only_the_culprit(
+    store: AsyncEngine,
+) -> None:
+    await put(store, *(event(f"s{n}") for n in range(40)))
+
+    def raise_for_s7(e: Event) -> None:
+        if e.id == "s7-1":
+            raise Permanent("cannot be encoded")
+
+    sink = Sink(raise_for_s7)
+    relay = Relay(store, sink)
+    await relay.run_once()
+    assert len(set(sink.ids)) == 39
+    assert [q.event_id for q in await quarantined(store)] == ["s7-1"]
+
+
+@pytest.mark.parametrize("how", ["raises", "answers"])
+async def test_a_bus_that_is_away_costs_nobody_an_attempt(store: AsyncEngine, how: str) -> None:
+    await put(store, *(event(f"s{n}") for n in range(20)))
+    away = True
+
+    def verdict(_: Event) -> Exception | None:
+        if not away:
+            return None
+        if how == "raises":
+            raise ConnectionError("refused")
+        return BrokerUnavailable("no confirm")
+
+    sink = Sink(verdict)
+    relay = Relay(store, sink, policy=RetryPolicy(base=0.01, cap=0.01, attempts=2), poll=0.05)
+    async with running(relay):
+        await until(lambda: relay.counts.outages >= 4, what="more outages than an event has attempts")
+        away = False
+        await until(lambda: len(sink.ids) == 20, 20, "everything after the outage")
+    assert (relay.counts.quarantined, relay.counts.failed) == (0, 0)
+
+
+async def test_a_rate_limited_event_waits_as_asked_without_spending_attempts(store: AsyncEngine) -> None:
+    await put(store, event("a"), event("b"))
+    limited = iter([RateLimited(retry_after=0.1)] * 4)
+    sink = Sink(lambda e: next(limited, None) if e.id == "a-1" else None)
+    relay = Relay(store, sink, policy=RetryPolicy(base=0.01, cap=0.01, attempts=2, max_age=60))
+
+    async def done() -> bool:
+        await relay.run_once()
+        return len(sink.ids) == 2
+
+    await until(done, 20, "the rate-limited event", every=0.05)
+    assert relay.counts.quarantined == 0
+
+
+async def test_a_lease_that_ended_goes_to_another_relay_and_the_late_one_cannot_disturb_it(
+    store: AsyncEngine,
+) -> None:
+    await put(store, event("a", 1), event("a", 2))
+    slow = await claim(store, "slow", 10, 0.05)
+    assert await claim(store, "quick", 10, 30) == []
+    taken = await until(lambda: claim(store, "quick", 10, 30), what="the lease to end")
+    assert [row.event_id for row in taken] == ["a-1", "a-2"]
+    await settle(store, "slow", released=[row.position for row in slow])  # too late: not its rows any more
+    assert await claim(store, "third", 10, 30) == []
+    await settle(store, "slow", published=[slow[0].position])  # but published is a fact
+    assert (await lag(store)).waiting == 1
+
+
+async def test_stop_finishes_the_publish_in_flight_and_gives_the_rest_back(store: AsyncEngine) -> None:
+    await put(store, *(event("a", n) for n in range(5)))
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    class Gated(Sink):
+        async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+            started.set()
+            await go_on.wait()
+            return await super().publish(events)
+
+    sink = Gated()
+    relay = Relay(store, sink, lease=600)
+    task = asyncio.create_task(relay.run())
+    await started.wait()
+    relay.stop()
+    go_on.set()
+    await asyncio.wait_for(task, 10)
+    assert sink.ids == ["a-0"]
+    assert len(await claim(store, "next", 10, 30)) == 4  # at once, not after the 600 s lease
+
+
+async def test_purge_removes_old_published_rows_in_batches_and_nothing_else(store: AsyncEngine) -> None:
+    await put(store, *(event(f"s{n}") for n in range(25)))
+    await Relay(store, Sink(lambda e: Permanent("bad") if e.id == "s0-1" else None)).run_once()
+    await put(store, event("waiting"))
+    assert await purge(store, 3600) == 0
+    assert [await purge(store, -1, batch=10) for _ in range(4)] == [10, 10, 4, 0]
+    async with read(store) as connection:
+        left = (
+            (await connection.execute(select(outbox.c.event_id).order_by(outbox.c.position))).scalars().all()
+        )
+    assert left == ["s0-1", "waiting-1"]
+
+
+async def test_positions_are_not_used_again_after_a_purge(store: AsyncEngine) -> None:
+    await put(store, event("a"))
+    await Relay(store, Sink()).run_once()
+    await purge(store, -1)
+    await put(store, event("b"))
+    assert [row.position for row in await claim(store, "w", 1, 30)] == [2]
+
+
+@pytest.mark.needs_postgres
+async def test_commit_order_is_publish_order_also_without_a_lock_of_the_application(
+    postgres_url: str,
+) -> None:
+    store = open_store(postgres_url)
+    await create_all(store)
+    second_added = asyncio.Event()
+
+    async def second() -> None:
+        async with begin(store) as tx:
+            await add(tx, event("a", 2))
+            second_added.set()
+
+    async with begin(store) as first:
+        await add(first, event("a", 1))
+        task = asyncio.create_task(second())
+        await put(store, event("b", 1))  # another aggregate does not wait
+        await asyncio.sleep(0.1)
+        assert not second_added.is_set()  # the same one does
+    await task
+    sink = Sink()
+    await Relay(store, sink).run_once()
+    assert [i for i in sink.ids if i.startswith("a")] == ["a-1", "a-2"]
+    await close(store)
+
+
+@pytest.mark.needs_postgres
+async def test_a_relay_wakes_by_notify_and_outlives_a_restart_of_postgresql(
+    own_postgres: PostgresServer,
+) -> None:
+    store = open_store(own_postgres.url)
+    await create_all(store)
+    sink = Sink()
+    async with running(Relay(store, sink, poll=30.0)):  # only a wake-up can be in time
+        await put(store, event("first"))
+        await until(lambda: "first-1" in sink.ids, 10, "the first event")
+        await asyncio.sleep(0.1)
+        await put(store, event("second"))
+        await until(lambda: "second-1" in sink.ids, 10, "the event that NOTIFY announced")
+        own_postgres.restart()
+
+        async def put_again() -> bool:
+            try:
+                await put(store, event("third"))
+            except Exception:
+                return False
+            return True
+
+        await until(put_again, 20, "PostgreSQL to take writes again")
+        await until(lambda: "third-1" in sink.ids, 20, "the relay to come back")
+    await close(store)
+
+
+async def test_events_arrive_soon_after_their_commit_at_fifty_orders_a_second(
+    store: AsyncEngine, scale: Callable[..., Any], figures: Callable[..., Path]
+) -> None:
+    count, committed, sink = scale(100, 1500), {}, Sink()
+    async with running(Relay(store, sink)):
+        begun = time.perf_counter()
+        for n in range(count):
+            await asyncio.sleep(max(0.0, begun + n / 50 - time.perf_counter()))
+            await put(store, event(f"o{n}"))
+            committed[f"o{n}-1"] = time.perf_counter()
+        await until(lambda: len(sink.ids) == count, 20, "all events")
+    delays = sorted(max(0.0, sink.at[i] - committed[i]) * 1000 for i in committed)
+    p50, p95 = statistics.median(delays), delays[int(len(delays) * 0.95)]
+    assert p95 < 1000  # the target is 250 ms on a quiet machine: bench/outbox_relay.py
+    figures(
+        "outbox",
+        name=f"latency-{store.dialect.name}",
+        orders=count,
+        p50_ms=round(p50, 1),
+        p95_ms=round(p95, 1),
+    )
+
+
+async def test_published_rows_do_not_slow_a_claim_down(
+    store: AsyncEngine, scale: Callable[..., Any], figures: Callable[..., Path]
+) -> None:
+    """Against the same search without the partial index, on the same table."""
+    rows = scale(60_000, 1_000_000)
+    numbers = (
+        f"SELECT g AS n FROM generate_series(1, {rows}) g"
+        if is_postgres(store)
+        else f"WITH RECURSIVE g(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM g WHERE n < {rows}) SELECT n FROM g"
+    )
+    async with begin(store) as tx:
+        columns = "destination, event_id, subject, type, body, created_at, due_at, attempts, published_at"
+        values = "'bus', 'old-' || n, 'o-' || (n % 1000), 'order.changed.v1', '{}', n, 0, 0, n"
+        await tx.execute(text(f"INSERT INTO outbox ({columns}) SELECT {values} FROM ({numbers}) AS numbers"))
+    if is_postgres(store):
+        async with store.connect() as connection:
+            autocommit = await connection.execution_options(isolation_level="AUTOCOMMIT")
+            await autocommit.execute(text("VACUUM ANALYZE outbox"))
+    ours, naive = [], []
+    unindexed = "+published_at" if not is_postgres(store) else "coalesce(published_at, 0)"
+    missing = "IS NULL" if not is_postgres(store) else "= 0"
+    for n in range(15):
+        await put(store, *(event(f"new-{m}", n) for m in range(10)))
+        async with read(store) as connection:
+            begun = time.perf_counter()
+            search = f"SELECT body FROM outbox WHERE {unindexed} {missing} ORDER BY position LIMIT 100"
+            assert len((await connection.execute(text(search))).all()) == 10
+            naive.append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        claimed = await claim(store, "w", 100, 30)
+        ours.append(time.perf_counter() - begun)
+        assert len(claimed) == 10
+        await settle(store, "w", published=[row.position for row in claimed])
+    claim_ms, search_ms = statistics.median(ours) * 1000, statistics.median(naive) * 1000
+    assert claim_ms < search_ms
+    assert claim_ms < 25  # the target is 2 ms on a quiet machine
+    figures(
+        "outbox",
+        name=f"claim-{store.dialect.name}",
+        published_rows=rows,
+        claim_p50_ms=round(claim_ms, 2),
+        without_index_p50_ms=round(search_ms, 2),
+    )
+
+
+async def test_one_relay_moves_thousands_of_events_a_second(
+    store: AsyncEngine, scale: Callable[..., Any], figures: Callable[..., Path]
+) -> None:
+    count, sink = scale(3000, 20_000), Sink()
+    rows = [
+        {
+            "destination": "bus",
+            "event_id": e.id,
+            "subject": e.subject,
+            "type": e.type,
+            "body": e.encode().decode(),
+        }
+        | {"created_at": 0.0, "due_at": 0.0, "attempts": 0}
+        for e in (event(f"o{n % 700}", n) for n in range(count))
+    ]
+    async with begin(store) as tx:
+        await tx.execute(insert(outbox), rows)
+    relay = Relay(store, sink)
+    begun = time.perf_counter()
+    while await relay.run_once():
+        pass
+    rate = count / (time.perf_counter() - begun)
+    assert len(set(sink.ids)) == len(sink.ids) == count
+    assert rate > 1000  # the target is 2,000 on a quiet machine
+    figures("outbox", name=f"rate-{store.dialect.name}", events=count, events_per_second=round(rate))

@@ -1,0 +1,79 @@
+"""A Redis that lost its data, and orders that notice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Collection
+from pathlib import Path
+
+from bullmq import Queue
+from sqlalchemy import Column, Float, String, Table, insert, select
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from harness.redis import RedisServer
+from studyhall.patterns.connections import producer_client
+from studyhall.patterns.job_ids import job_id
+from studyhall.patterns.reconciliation import Expected, reconcile
+from studyhall.patterns.store import begin, metadata, read
+
+orders = Table(
+    "proof_open_orders",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("since", Float, nullable=False),
+    Column("shipped", Float),
+)
+
+
+async def test_jobs_that_redis_lost_come_back_once_and_the_report_names_them(
+    store: AsyncEngine, own_redis: RedisServer, figures: Callable[..., Path]
+) -> None:
+    client = producer_client(own_redis.url)
+    queue = Queue("ship", {"connection": client})
+
+    async def ship(order: str) -> None:
+        await queue.add("ship", {"order": order}, {"jobId": job_id("ship", order)})
+
+    async def unshipped() -> AsyncIterator[Expected]:
+        async with read(store) as connection:
+            for row in await connection.execute(select(orders).where(orders.c.shipped.is_(None))):
+                yield Expected(row.id, row.since)
+
+    async def queued(keys: Collection[str]) -> set[str]:
+        pipe = client.pipeline(transaction=False)
+        for key in keys:
+            pipe.exists(queue.toKey(job_id("ship", key)))
+        return {key for key, there in zip(keys, await pipe.execute(), strict=True) if there}
+
+    long_ago = time.time() - 3600
+    async with begin(store) as tx:
+        rows = [{"id": f"o-{n}", "since": long_ago, "shipped": None} for n in range(100)]
+        await tx.execute(insert(orders), rows)
+        await tx.execute(insert(orders).values(id="done", since=long_ago, shipped=1.0))
+        await tx.execute(insert(orders).values(id="new", since=time.time(), shipped=None))
+    for n in range(100):
+        await ship(f"o-{n}")
+    assert (await reconcile(unshipped(), queued, ship, grace=60)).clean
+
+    with own_redis.client() as server:  # what a restore from an old snapshot does: 40 jobs are not there
+        for n in range(40):
+            assert server.delete(queue.toKey(job_id("ship", f"o-{n}")))
+            server.lrem(queue.toKey("wait"), 0, job_id("ship", f"o-{n}"))
+    lost_without_it = 100 - await queue.getJobCountByTypes("waiting")
+    assert lost_without_it == 40  # and nothing in the queue would ever bring them back
+
+    report = await reconcile(unshipped(), queued, ship, grace=60)
+    assert sorted(report.repaired) == sorted(f"o-{n}" for n in range(40))
+    assert (report.young, report.failed) == (1, {})
+    assert await queue.getJobCountByTypes("waiting") == 100
+    assert (await reconcile(unshipped(), queued, ship, grace=60)).clean
+    figures(
+        "reconciliation",
+        name=f"lost-jobs-{store.dialect.name}",
+        orders=100,
+        lost=40,
+        repaired=40,
+        doubled=0,
+        still_lost_without_it=lost_without_it,
+    )
+    await client.aclose()

@@ -1,0 +1,81 @@
+"""What reconcile reports and does not touch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Collection
+
+from studyhall.patterns.reconciliation import Expected, reconcile
+
+
+async def wanted(*keys: str, age: float = 100.0) -> AsyncIterator[Expected]:
+    for key in keys:
+        yield Expected(key, time.time() - age)
+
+
+class World:
+    """Where the keys should be, and who repaired what."""
+
+    def __init__(self, *there: str) -> None:
+        self.there = set(there)
+        self.repaired: list[str] = []
+        self.looks = 0
+
+    async def present(self, keys: Collection[str]) -> set[str]:
+        self.looks += 1
+        return self.there & set(keys)
+
+    async def repair(self, key: str) -> None:
+        if key.startswith("broken"):
+            raise RuntimeError("no stock record")
+        self.repaired.append(key)
+        self.there.add(key)
+
+
+async def test_only_what_is_absent_is_repaired_and_the_second_run_is_clean() -> None:
+    world = World("a", "c")
+    report = await reconcile(wanted("a", "b", "c", "d"), world.present, world.repair, grace=10)
+    assert (report.checked, report.repaired, report.clean) == (4, ["b", "d"], False)
+    again = await reconcile(wanted("a", "b", "c", "d"), world.present, world.repair, grace=10)
+    assert (again.repaired, again.clean) == ([], True)
+    assert world.repaired == ["b", "d"]
+
+
+async def test_what_is_still_on_its_way_is_left_alone() -> None:
+    world = World()
+    report = await reconcile(wanted("a", age=1), world.present, world.repair, grace=10)
+    assert (report.young, report.checked, world.repaired) == (1, 0, [])
+
+
+async def test_what_appears_at_the_second_look_is_not_repaired() -> None:
+    world = World()
+
+    async def late(keys: Collection[str]) -> set[str]:
+        found = await world.present(keys)
+        world.there.add("a")  # it was moving from one state to the next
+        return found
+
+    report = await reconcile(wanted("a", "b"), late, world.repair, grace=0, second_look=0)
+    assert (report.late, report.repaired) == (["a"], ["b"])
+
+
+async def test_a_repair_that_fails_is_reported_and_the_others_go_on() -> None:
+    world = World()
+    report = await reconcile(wanted("a", "broken-1", "b"), world.present, world.repair, grace=0)
+    assert report.repaired == ["a", "b"]
+    assert report.failed == {"broken-1": "RuntimeError: no stock record"}
+
+
+async def test_the_limit_bounds_what_a_wrong_answer_can_do() -> None:
+    world = World()
+    keys = [str(n) for n in range(50)]
+    report = await reconcile(wanted(*keys), world.present, world.repair, grace=0, limit=5, batch=20)
+    assert (len(report.repaired), report.left) == (5, 45)
+    assert "left=45" in report.summary
+
+
+async def test_keys_are_looked_up_in_batches() -> None:
+    keys = [str(n) for n in range(100)]
+    world = World(*keys)
+    await reconcile(wanted(*keys), world.present, world.repair, grace=0, batch=40)
+    assert world.looks == 3
