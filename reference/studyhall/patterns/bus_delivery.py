@@ -30,7 +30,7 @@ log = logging.getLogger("studyhall.event_bus")
 async def judge(
     handler: Handler, body: bytes | str, deliveries: int, policy: RetryPolicy, time_limit: float
 ) -> Decision | None:
-    """Run the handler once. None: acknowledge. `delay` None: quarantine with `reason`. Else: again after it."""
+    """Run the handler once. None: acknowledge. `delay` None: quarantine with `reason`. Else: again later."""
     if deliveries > policy.attempts:  # the earlier ones ended without an answer: it kills its consumer
         died = f"delivered {deliveries - 1} times and never answered: its consumer died or hung"
         return Decision(Outcome.EXHAUSTED, died)

@@ -1,10 +1,10 @@
 """Event bus on Redis Streams, with an own consumer (`stream_consumer.py`).
 
-Promise, beyond `event_bus`: a group starts at the beginning of the stream and lives through BUSYGROUP, NOGROUP
-and lost replies; events that a dead member held are taken over after `claim_idle` seconds, while a live one keeps
-them however slow its handler is; deliveries are counted by Redis, so a crash counts; one id is published once
-per `dedup_window`; trimming never drops what a group has not finished. `ordered=True` keeps order per subject:
-each partition of a topic has one owner at a time, inside it subjects run side by side.
+Promise, beyond `event_bus`: a group starts at the beginning of the stream and lives through BUSYGROUP,
+NOGROUP and lost replies; events that a dead member held are taken over after `claim_idle` seconds, while a
+live one keeps them however slow its handler is; deliveries are counted by Redis, so a crash counts; one id is
+published once per `dedup_window`; trimming never drops what a group has not finished. `ordered=True` keeps
+order per subject: each partition of a topic has one owner at a time, inside it subjects run side by side.
 
 When it does NOT hold
 - Redis keeps what its persistence keeps: with AOF everysec a killed server loses nothing it confirmed, a

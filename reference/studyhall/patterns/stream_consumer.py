@@ -1,8 +1,8 @@
 """One member of a Redis Streams consumer group: reads, runs, acknowledges, takes over from the dead.
 
 Promise: what Redis gave this member is run and acknowledged after success (acks travel in batches), or stays
-pending where another member finds it. Lost replies are looked for: own pending entries come first after every
-connect. A handler that outlasts `claim_idle` is not doubled, because a live member keeps renewing what it holds.
+pending where another member finds it. Lost replies are looked for: own pending entries come first after
+every connect. A handler that outlasts `claim_idle` is not doubled: a live member renews what it holds.
 
 When it does NOT hold: a process frozen for longer than `claim_idle` loses what it held to another member and,
 once awake, finishes the handler it was in: that event runs twice (inbox).
@@ -94,7 +94,7 @@ class StreamConsumer:
     async def _missed(self, stream: str) -> None:
         start = "-"
         while found := await self.redis.xpending_range(stream, self.group, start, "+", 500, self.member):
-            ids = [text(known["message_id"]) for known in found]
+            ids = [text(known["message_id"]) for known in found]  # type: ignore[arg-type]
             for entry in ids:
                 if (stream, entry) not in self._held:
                     again = await AGAIN(self.redis, [stream], [self.group, self.member, entry, 1])

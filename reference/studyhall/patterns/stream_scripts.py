@@ -1,9 +1,9 @@
-"""The atomic steps of the Redis Streams bus: each of these must not be torn apart by a crash or another member.
+"""The atomic steps of the Redis Streams bus, which neither a crash nor another member may tear apart.
 
 Promise: a script happens as a whole or not at all, and running one of them twice (its reply was lost) does no
 harm: a second publish of an id, a second quarantine or release of an entry changes nothing.
 
-When it does NOT hold: Redis Cluster. Keys are built inside the scripts, so all of them must live on one primary.
+When it does NOT hold: Redis Cluster. Keys are built inside the scripts, so all must live on one primary.
 """
 
 from __future__ import annotations

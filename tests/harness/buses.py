@@ -1,0 +1,43 @@
+"""Every event-bus adapter under one name each, for the conformance suite and the processes it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from studyhall.patterns.bus_kafka import KafkaBus
+from studyhall.patterns.bus_nats import NatsBus
+from studyhall.patterns.bus_rabbitmq import RabbitBus
+from studyhall.patterns.bus_redis_streams import RedisStreamsBus
+from studyhall.patterns.connections import producer_client
+from studyhall.patterns.event_bus import EventBus
+
+__all__ = ["BUSES", "SERVERS", "open_bus"]
+
+# Dead members are replaced after a second or so instead of half a minute: tests wait for it.
+TAKEOVER = 1.5
+BUSES: dict[str, Callable[[str, str], EventBus]] = {
+    "redis": lambda url, prefix: _redis(url, prefix),
+    "redis-ordered": lambda url, prefix: _redis(url, prefix, ordered=True, partitions=4),
+    "rabbitmq": lambda url, prefix: RabbitBus(url, prefix=prefix),
+    "nats": lambda url, prefix: NatsBus(url, prefix=prefix, ack_wait=TAKEOVER),
+    "nats-ordered": lambda url, prefix: NatsBus(
+        url, prefix=prefix, ack_wait=TAKEOVER, ordered=True, partitions=4
+    ),
+    "kafka": lambda url, prefix: _kafka(url, prefix),
+    "kafka-ordered": lambda url, prefix: _kafka(url, prefix, ordered=True),
+}
+SERVERS = {"redis": "redis_url", "rabbitmq": "rabbitmq_url", "nats": "nats_url", "kafka": "kafka_bootstrap"}
+
+
+def open_bus(kind: str, url: str, prefix: str) -> EventBus:
+    return BUSES[kind](url, prefix)
+
+
+def _redis(url: str, prefix: str, **options: Any) -> EventBus:
+    return RedisStreamsBus(producer_client(url), prefix=prefix, claim_idle=TAKEOVER, **options)
+
+
+def _kafka(url: str, prefix: str, **options: Any) -> EventBus:
+    # The mock brokers create topics when asked about them and know no CreateTopics.
+    return KafkaBus(url, prefix=prefix, create_topics=False, session_timeout=6.0, **options)
