@@ -22,6 +22,7 @@ __all__ = ["REDACTED", "redact", "redact_text"]
 
 REDACTED = "[redacted]"
 MAX_TEXT = 8_192
+OVERLAP = 512
 MAX_DEPTH = 8
 MAX_ITEMS = 100
 
@@ -41,49 +42,50 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 # One cheap scan decides for most texts that there is nothing to look for.
 _SUSPECT = re.compile(
     r"[@=:]|eyJ|-----BEGIN|\d(?:[ -]?\d){12}|(?i:bearer|basic)\s"
-    r"|\b(?:[spr]k[-_]|gh[a-z]_|github_|xox|AKIA|ASIA|AIza|glpat|npm_|whsec_)"
+    r"|(?:[spr]k[-_]|gh[a-z]_|github_|xox|AKIA|ASIA|AIza|glpat|npm_|whsec_)"
+)
+# A word starts here, also after an escape: in the repr of "\nbearer" the letter before it is an n.
+_START = r"(?:(?<![A-Za-z0-9_])|(?<=\\[nrt])|(?<=\\x[0-9a-f]{2})|(?<=\\u[0-9a-f]{4}))"
+# password=…, 'api_key': '…', \"token\": \"…\" in JSON within JSON
+_ASSIGNED = re.compile(
+    rf"(?i)((?:(?:{_ANYWHERE})[\w-]{{0,20}}|{_START}(?:[\w-]{{0,20}}[_-])?(?:{_AS_WORD})s?\d{{0,3}})"
+    rf"\\{{0,16}}['\"]?\s{{0,9}}[=:]\s{{0,9}})"
+    r"(?:[bru]?\\{0,16}\"[^\"]*\"?|[bru]?\\{0,16}'[^']*'?|[^\s,;&]+)"
 )
 # Every repetition is bounded: an open one takes quadratic time on text made for that.
 _SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?s)-----BEGIN [A-Z ]{0,40}PRIVATE KEY.*?(?:-----END [A-Z ]{0,40}KEY-----|\Z)"), REDACTED),
     (re.compile(r"(?i)((?:authorization|cookie)['\"]?\s{0,9}[=:]\s{0,9})[^\r\n]+"), rf"\1{REDACTED}"),
-    (re.compile(r"(?i)\b(bearer|basic)\s{1,9}[^\s'\",;]+"), rf"\1 {REDACTED}"),
-    (re.compile(r"\beyJ[\w-]{5,2048}\.[\w.-]+"), REDACTED),  # JWT
-    (
-        re.compile(r"(?<=://)[^\s/@'\"]{0,256}:[^\s/'\"]{0,256}@"),
-        f"{REDACTED}@",
-    ),  # redis://user:password@host
+    (re.compile(rf"(?i){_START}(bearer|basic)\s{{1,9}}[^\s'\",;]+"), rf"\1 {REDACTED}"),
+    (re.compile(_START + r"eyJ[\w-]{5,2048}\.[\w.-]+"), REDACTED),  # JWT
+    # redis://user:password@host
+    (re.compile(r"(?<=://)[^\s/@'\"]{0,256}:[^\s/'\"]{0,256}@"), f"{REDACTED}@"),
     (
         re.compile(
-            r"\b(?:[spr]k[-_][\w-]{16,}|gh[a-z]_\w{16,}|github_pat_\w{16,}|xox[a-z]-[\w-]{8,}|glpat-[\w-]{16,}"
+            _START
+            + r"(?:[spr]k[-_][\w-]{16,}|gh[a-z]_\w{16,}|github_pat_\w{16,}|xox[a-z]-[\w-]{8,}|glpat-[\w-]{16,}"
             r"|npm_\w{16,}|whsec_\w{8,}|(?:AKIA|ASIA)[A-Z0-9]{12,}|AIza[\w-]{20,})"
         ),
         REDACTED,
     ),
     (re.compile(r"[\w.!#$%&'*+/=?^`{|}~-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+"), REDACTED),  # e-mail
-    (
-        re.compile(
-            rf"(?i)((?:(?:{_ANYWHERE})[\w-]{{0,20}}|(?<![a-z])(?:{_AS_WORD})s?\d{{0,3}})\\?['\"]?\s{{0,9}}[=:]\s{{0,9}})"
-            r"(?:[bru]?\\?\"[^\"]*\"?|[bru]?\\?'[^']*'?|[^\s,;&]+)"
-        ),
-        rf"\1{REDACTED}",
-    ),
+    (_ASSIGNED, rf"\1{REDACTED}"),
 )
 _clean: set[str] = set()  # short texts known to hold nothing: names of queues and outcomes come every time
-_CARD = re.compile(r"(?<!\w)\d(?:[ -]?\d){12,18}(?!\w)")
+_CARD = re.compile(_START + r"\d(?:[ -]?\d){12,18}(?!\w)")
 
 
 def redact_text(text: str) -> str:
     """The text without the secrets of known shape, cut at 8 KB."""
     if text in _clean:
         return text
-    if _SUSPECT.search(text, 0, MAX_TEXT) is None:
+    if _SUSPECT.search(text, 0, MAX_TEXT + OVERLAP) is None:
         if len(text) <= 64:
             if len(_clean) >= 4_096:
                 _clean.clear()
             _clean.add(text)
         return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
-    clean = text[: MAX_TEXT + 512]  # cut after redaction: half a secret has no known shape
+    clean = text[: MAX_TEXT + OVERLAP]  # cut after redaction: half a secret has no known shape
     for shape, instead in _SHAPES:
         clean = shape.sub(instead, clean)
     clean = _CARD.sub(lambda match: REDACTED if _luhn(re.sub(r"\D", "", match[0])) else match[0], clean)
