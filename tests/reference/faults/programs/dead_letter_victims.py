@@ -1,0 +1,93 @@
+"""Sweepers and replayers that are killed all the time.
+
+Arguments: store URL, Redis URL, sweep | replay, kills, seed. Prints `deaths {point: number}` when there is
+nothing left to do. Alerts are counted in the Redis hash `alerts`, by letter id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import nursery
+
+from studyhall.patterns import dead_letter, dead_letter_replay
+from studyhall.patterns.connections import producer_client
+from studyhall.patterns.dead_letter import DeadLetter, ReplayRunning
+from studyhall.patterns.errors import JobError
+from studyhall.patterns.store import close, open_store
+
+dead_letter.PAGE = dead_letter.MOST_PER_SWEEP = 2  # nobody does all the work before the others could die
+dead_letter.ALERT_LEASE = dead_letter_replay.REPLAY_LEASE = 0.3  # the dead do not keep us waiting
+
+SWEEPING = ["read", "archived", "removed", "alert claimed", "alert sent"]
+REPLAYING = ["claimed", "restored", "marked"]
+
+
+async def sweeper(life: nursery.Life, store_url: str, redis_url: str) -> None:
+    redis, engine = producer_client(redis_url), open_store(store_url)
+    plain_eval = redis.eval
+
+    async def eval_with_points(script: str, *args: Any) -> Any:
+        if script == dead_letter._REMOVE:
+            life.reached("archived")
+        answer = await plain_eval(script, *args)  # type: ignore[misc]
+        life.reached("read" if script == dead_letter._READ else "removed")
+        return answer
+
+    redis.eval = eval_with_points  # type: ignore[method-assign, assignment]
+
+    async def alert(letter: DeadLetter) -> None:
+        life.reached("alert claimed")
+        await redis.hincrby("alerts", letter.id, 1)
+        life.reached("alert sent")
+
+    idle = 0
+    while idle < 5:  # longer than the lease of an alert that was begun by a dead sweeper
+        swept = await dead_letter.sweep(["q"], redis, engine, alert)
+        idle = 0 if swept != dead_letter.Swept() else idle + 1
+        await asyncio.sleep(0.1 if idle else 0)
+    await close(engine)
+    await redis.aclose()
+
+
+async def replayer(life: nursery.Life, store_url: str, redis_url: str) -> None:
+    redis, engine = producer_client(redis_url), open_store(store_url)
+    restore, mark = dead_letter_replay._restore, dead_letter_replay._mark
+
+    async def restore_with_points(*args: Any, **options: Any) -> None:
+        life.reached("claimed")
+        await restore(*args, **options)
+        life.reached("restored")
+
+    async def mark_with_point(*args: Any, **values: Any) -> None:
+        await mark(*args, **values)
+        life.reached("marked")
+
+    dead_letter_replay._restore = restore_with_points
+    dead_letter_replay._mark = mark_with_point
+    while letters := await dead_letter.list_letters(engine, limit=10):
+        for letter in random.sample(letters, 1):
+            try:
+                await dead_letter.replay(engine, redis, letter.id)
+            except ReplayRunning:
+                await asyncio.sleep(0.05)
+            except JobError as error:
+                print("refused", type(error).__name__, letter.job_id, flush=True)
+    await close(engine)
+    await redis.aclose()
+
+
+if __name__ == "__main__":
+    store_url, redis_url, what, kills, seed = sys.argv[1:6]
+    live = partial(sweeper if what == "sweep" else replayer, store_url=store_url, redis_url=redis_url)
+    points = SWEEPING if what == "sweep" else REPLAYING
+    died = nursery.run(live, points=points, kills=int(kills), seed=int(seed), slots=3, most_after=0)
+    print("deaths", json.dumps(died))
