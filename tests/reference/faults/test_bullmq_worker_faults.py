@@ -1,0 +1,270 @@
+"""ReliableWorker against killed, stopped and blocked processes and against a Redis that dies under it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.waiting import until
+from harness.workers import at_work, counts, queue_at
+
+PROGRAM = Path(__file__).parent / "programs" / "worker_under_fault.py"
+STOCK = {"lockDuration": 1000, "stalledInterval": 400, "maxStalledCount": 10, "concurrency": 5}
+OURS = {"lock_duration": 1.0, "stalled_interval": 0.4}
+
+pytestmark = pytest.mark.fault
+
+
+class Child:
+    """A worker process and what it said."""
+
+    def __init__(self, spawn: Any, port: int, kind: str, *, work: str = "sleep", **more: Any) -> None:
+        spec = {"kind": kind, "port": port, "queue": kind, "work": work, "seconds": 0, **more}
+        self.process = spawn(PROGRAM, json.dumps(spec))
+
+    def said(self, event: str) -> list[dict[str, Any]]:
+        lines = (json.loads(line) for line in self.process.lines() if line.startswith("{"))
+        return [line for line in lines if line["event"] == event]
+
+    async def says(self, event: str, within: float = 20) -> dict[str, Any]:
+        found = await until(lambda: self.said(event), within, f"{event!r} from {self.process}")
+        return found[0]
+
+
+async def test_jobs_of_a_killed_worker_start_elsewhere_within_ten_seconds(
+    redis_server, redis_url, spawn, scale, figures
+):
+    """Everything at its default. The stock defaults (30 s lock, 30 s check) take about a minute."""
+    took: list[float] = []
+    for _ in range(scale(1, 6)):
+        victim = Child(spawn, redis_server.port, "reliable", seconds=600)
+        await victim.says("ready")
+        async with queue_at(redis_url, "reliable") as queue:
+            await queue.addBulk([{"name": "job", "data": {}} for _ in range(20)])
+            await until(lambda victim=victim: len(victim.said("start")) == 20, 20, "all to run")
+            survivor = Child(spawn, redis_server.port, "reliable", seconds=0)
+            await survivor.says("ready")
+            await asyncio.sleep(random.uniform(0, 2))  # anywhere between two renewals
+            victim.process.kill()
+            killed = time.time()
+            assert victim.said("end") == []
+            await until(lambda s=survivor: len(s.said("completed")) == 20, 30, "the survivor to do them")
+            took.append(max(line["at"] for line in survivor.said("start")) - killed)
+            assert all(line["attempts"] == 0 for line in survivor.said("start"))
+            survivor.process.kill()
+            await queue.obliterate(True)
+            await queue.resume()
+    figures(
+        "bullmq-worker",
+        name="sigkill",
+        kills=len(took),
+        jobs=20 * len(took),
+        lost=0,
+        recovery=round(max(took), 1),
+    )
+    assert max(took) < 10.5  # ten, and the time a loaded machine takes to say so
+
+
+async def test_blocked_event_loop_keeps_its_locks(redis_server, redis_url, spawn, figures):
+    """A CPU-bound processor: the stock worker cannot renew, another one runs the job meanwhile."""
+    starts: dict[str, int] = {}
+    for kind, options in (("stock", STOCK), ("reliable", OURS)):
+        blocked = Child(spawn, redis_server.port, kind, work="block", seconds=3, options=options)
+        await blocked.says("ready")
+        async with queue_at(redis_url, kind) as queue:
+            await queue.add("job", {})
+            await blocked.says("start")
+            other = Child(spawn, redis_server.port, kind, seconds=0, options=options)
+            await other.says("ready")
+            await blocked.says("end")
+            await until(queue.getCompletedCount, 10, "the job to be completed")
+        starts[kind] = len(blocked.said("start")) + len(other.said("start"))
+        for child in (blocked, other):
+            child.process.kill()
+    figures("bullmq-worker", name="blocked-loop", runs=starts["reliable"], runs_stock=starts["stock"])
+    assert starts == {"stock": 2, "reliable": 1}
+
+
+async def test_hung_event_loop_gives_its_jobs_up_and_does_not_report_them(redis_server, redis_url, spawn):
+    """Keeping locks for a loop that is hung for good would keep its jobs from everybody for ever."""
+    hung = Child(
+        spawn, redis_server.port, "reliable", work="block", seconds=5, options={**OURS, "hung_after": 1.0}
+    )
+    other = Child(spawn, redis_server.port, "reliable", seconds=0, options=OURS)
+    await hung.says("ready")
+    async with queue_at(redis_url, "reliable") as queue:
+        await other.says("ready")
+        other.process.stop_signal()  # so that the one that will hang gets the job
+        await queue.add("job", {})
+        await hung.says("start")
+        other.process.cont()
+        taken_over = await other.says("completed", 15)
+        ended = await hung.says("end", 15)
+        await hung.says("lost", 10)
+    assert taken_over["at"] < ended["at"]
+    assert hung.said("completed") == []
+    assert (
+        "is no longer ours" in hung.said("error")[0]["text"]
+        or "lock was lost" in hung.said("error")[0]["text"]
+    )
+
+
+async def test_stopped_process_learns_that_it_lost_its_jobs(redis_server, redis_url, spawn):
+    """SIGSTOP for longer than the lock: the job is run elsewhere; on return it is cancelled, not completed."""
+    frozen = Child(spawn, redis_server.port, "reliable", seconds=8, options=OURS)
+    await frozen.says("ready")
+    async with queue_at(redis_url, "reliable") as queue:
+        await queue.add("job", {})
+        await frozen.says("start")
+        frozen.process.stop_signal()
+        other = Child(spawn, redis_server.port, "reliable", seconds=0, options=OURS)
+        await other.says("completed", 15)
+        frozen.process.cont()
+        await frozen.says("lost", 10)
+        assert await counts(queue) == {"completed": 1}
+    assert frozen.said("end") == []  # cancelled in its sleep
+    assert frozen.said("completed") == []
+
+
+@pytest.mark.full  # it takes the whole machine
+async def test_no_false_stalls_on_a_machine_that_has_no_time(redis_server, redis_url, spawn):
+    """Six processes burn every core while 30 jobs run for longer than two locks."""
+    burn = ["-c", "import time\nend = time.time() + 12\nwhile time.time() < end: pass"]
+    burners = [spawn.command(sys.executable, *burn) for _ in range(6)]
+    workers = [Child(spawn, redis_server.port, "reliable", seconds=4, options=OURS) for _ in range(2)]
+    for worker in workers:
+        await worker.says("ready", 60)
+    async with queue_at(redis_url, "reliable") as queue:
+        await queue.addBulk([{"name": "job", "data": {}} for _ in range(30)])
+
+        async def done() -> bool:
+            return await counts(queue) == {"completed": 30}
+
+        await until(done, 60, "all to complete")
+    assert sum(len(worker.said("stalled")) for worker in workers) == 0
+    assert sum(len(worker.said("start")) for worker in workers) == 30
+    for burner in burners:
+        burner.kill()
+
+
+async def test_sigterm_under_load_loses_nothing_and_counts_no_stall(
+    redis_server, redis_url, spawn, scale, figures
+):
+    terms, jobs = scale(2, 20), scale(400, 3000)
+    async with queue_at(redis_url, "reliable") as queue:
+        for first in range(0, jobs, 500):
+            some = [{"name": "job", "data": {}} for _ in range(min(500, jobs - first))]
+            await queue.addBulk(some)
+        children: list[Child] = []
+        for _ in range(terms):
+            child = Child(
+                spawn,
+                redis_server.port,
+                "reliable",
+                seconds=0.2,
+                grace=0.1,
+                options={**OURS, "concurrency": 20},
+            )
+            children.append(child)
+            await until(lambda child=child: len(child.said("start")) > 20, 20, "it to be at work")
+            child.process.terminate()
+            assert await child.process.exited(20) == 0
+            assert (await counts(queue)).get("active", 0) == 0
+        async with at_work("reliable", _nothing, url=redis_url):
+
+            async def done() -> bool:
+                return await counts(queue) == {"completed": jobs}
+
+            await until(done, 60, "all to complete")
+    given_back = sum(len(child.said("given_back")) for child in children)
+    with redis_server.client() as client:
+        stalls = [line for _, line in client.xrange("bull:reliable:events") if line["event"] == "stalled"]
+    figures("bullmq-worker", name="sigterm", terms=terms, jobs=jobs, lost=0, stalled=len(stalls))
+    assert given_back > 0
+    assert stalls == []
+
+
+async def test_redis_killed_under_load_loses_no_job_and_work_resumes(make_redis, scale, seed, figures):
+    """SIGKILL of Redis itself, again and again (AOF always, so that what it acknowledged is there afterwards)."""
+    choose = random.Random(seed)
+    own_redis = make_redis(appendfsync="always")
+    jobs, kills = scale(600, 5000), scale(3, 10)
+    runs: dict[str, int] = {}
+    resumed: list[float] = []
+    last_run = time.monotonic()
+
+    async def process(job: Any, token: str) -> None:
+        nonlocal last_run
+        runs[job.id] = runs.get(job.id, 0) + 1
+        last_run = time.monotonic()
+        await asyncio.sleep(0.02)
+
+    errors: list[BaseException] = []
+    async with queue_at(own_redis.url, "q") as queue:
+        for first in range(0, jobs, 500):
+            await queue.addBulk([{"name": "job", "data": {}} for _ in range(min(500, jobs - first))])
+        options = {"lock_duration": 2.0, "stalled_interval": 0.5, "concurrency": scale(5, 20)}
+        async with at_work("q", process, url=own_redis.url, on_error=errors.append, **options):
+            for kill in range(kills):
+                target = jobs * (kill + 1) // (kills + 2)
+                await until(lambda target=target: len(runs) >= target, 60, "work to go on")
+                await asyncio.sleep(choose.random() * 0.05)
+                own_redis.kill()
+                await asyncio.sleep(choose.random())
+                own_redis.restart()
+                back = time.monotonic()
+                await until(lambda back=back: last_run > back, 20, "work to resume")
+                resumed.append(last_run - back)
+
+            async def done() -> bool:
+                return await counts(queue) == {"completed": jobs}
+
+            await until(done, 60, "all to complete")
+    again = sum(count - 1 for count in runs.values())
+    figures("bullmq-worker", name="redis-kills", kills=kills, jobs=jobs, lost=jobs - len(runs), run_again=again,
+            resumed=round(max(resumed), 2))  # fmt: skip
+    assert len(runs) == jobs
+    assert max(resumed) < 10
+    # A kill can cost what was under way: running jobs and the ones in replies that were lost.
+    assert again <= kills * 2 * options["concurrency"]
+    assert errors
+
+
+async def test_outage_longer_than_a_lock_cancels_what_ran(own_redis):
+    """All locks are gone: nothing that ran through the outage may count as completed, all of it runs again."""
+    ended: list[str] = []
+    lost: list[str] = []
+
+    async def process(job: Any, token: str) -> None:
+        first = job.attemptsStarted == 1
+        await asyncio.sleep(60 if first else 0)
+        ended.append(job.id)
+
+    async with queue_at(own_redis.url, "q") as queue:
+        options = {"lock_duration": 1.0, "stalled_interval": 0.3, "on_error": lambda error: None}
+        async with at_work("q", process, url=own_redis.url, **options) as worker:
+            worker.on("lost", lambda job: lost.append(job.id))
+            await queue.addBulk([{"name": "job", "data": {}} for _ in range(5)])
+            await until(lambda: len(worker.active) == 5, 10, "all to run")
+            await asyncio.sleep(1.2)  # AOF everysec: let the jobs reach the disk
+            own_redis.kill()
+            await asyncio.sleep(1.5)
+            own_redis.restart()
+
+            async def done() -> bool:
+                return await counts(queue) == {"completed": 5}
+
+            await until(done, 20, "all to complete")
+    assert sorted(lost) == sorted(ended)
+    assert len(ended) == 5
+
+
+async def _nothing(job: Any, token: str) -> None:
+    pass

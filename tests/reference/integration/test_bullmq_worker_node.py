@@ -1,0 +1,136 @@
+"""Interoperability with npm's BullMQ, both ways: the same queues, the same scripts, the same outcomes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bullmq import FlowProducer, Queue
+
+from harness.waiting import until
+from harness.workers import at_work, counts, queue_at
+from studyhall.patterns.bullmq_worker import FailPermanently
+from studyhall.patterns.connections import producer_client
+
+PEER = Path(__file__).parent / "programs" / "node_peer.mjs"
+
+pytestmark = pytest.mark.needs_node
+
+
+@pytest.fixture
+def peer(node_home: Path, spawn: Any, redis_server: Any) -> Any:
+    """`peer("work")` starts the Node program; `.said(event)` gives its JSON lines."""
+
+    class Peer:
+        def __init__(self, mode: str) -> None:
+            script = node_home / PEER.name  # modules are looked up from where the script lies
+            shutil.copy(PEER, script)
+            self.process = spawn.command("node", script, mode, redis_server.port, cwd=node_home)
+
+        def said(self, event: str) -> list[dict[str, Any]]:
+            lines = (json.loads(line) for line in self.process.lines() if line.startswith("{"))
+            return [line for line in lines if line["event"] == event]
+
+    return Peer
+
+
+async def test_node_producer_and_our_worker(redis_url, peer):
+    runs: list[str] = []
+
+    async def process(job: Any, token: str) -> Any:
+        runs.append(job.name)
+        await job.updateProgress({"percent": 50})
+        await job.log("from python")
+        if job.name == "fails" or (job.name == "retried" and job.attemptsMade < 2):
+            raise ValueError("python says no")
+        if job.name == "permanent":
+            raise FailPermanently("never")
+        return {"python": True, "got": job.data["unicode"]}
+
+    async with at_work("from-node", process, url=redis_url):
+        node = peer("produce")
+        assert await node.process.exited(60) == 0, node.process
+    ends = {end["name"]: end for end in node.said("finished")}
+    for name in ("ok", "retried", "delayed"):
+        assert ends[name]["result"] == {"python": True, "got": "żółć"}
+        assert ends[name]["state"] == "completed"
+    assert ends["ok"]["progress"] == {"percent": 50}
+    assert ends["ok"]["logs"] == ["from python"]
+    assert (ends["retried"]["attemptsMade"], runs.count("retried")) == (3, 3)
+    assert ends["retried"]["traces"] == 2
+    assert (ends["fails"]["error"], ends["fails"]["attemptsMade"]) == ("python says no", 2)
+    assert (ends["permanent"]["error"], runs.count("permanent")) == ("never", 1)
+    assert -5 <= ends["delayed"]["late"] < 1000
+
+
+async def test_our_producer_and_node_worker(redis_url, peer):
+    queue = Queue("to-node", {"connection": producer_client(redis_url)})
+    for priority in (30, 10, 20):  # waiting before the worker starts: it takes the most urgent first
+        await queue.add("ranked", {"żółć": priority}, {"priority": priority, "jobId": f"ranked-{priority}"})
+    await queue.add("retried", {}, {"attempts": 3, "backoff": {"type": "fixed", "delay": 20}, "priority": 40})
+    await queue.add("fails", {}, {"attempts": 2, "priority": 50, "jobId": "fails"})
+    await queue.add("late", {}, {"delay": 300, "jobId": "late"})
+    node = peer("work")
+
+    async def done() -> bool:
+        return await counts(queue) == {"completed": 5, "failed": 1}
+
+    await until(done, 60, f"Node to finish them, {node.process}")
+    order = [start["priority"] for start in node.said("start") if start["name"] == "ranked"]
+    assert order == [10, 20, 30]
+    job = await queue.getJob("ranked-10")
+    assert job.returnvalue == {"node": True, "got": {"żółć": 10}}
+    failed = await queue.getJob("fails")
+    assert (failed.failedReason, failed.attemptsMade) == ("node says no", 2)
+    assert len([start for start in node.said("start") if start["name"] == "retried"]) == 3
+    await queue.close()
+
+    flow = FlowProducer({"connection": producer_client(redis_url)})
+    children = [{"name": "child", "queueName": "flow-children", "data": {"n": n}} for n in (1, 2, 3)]
+    tree = await flow.add({"name": "parent", "queueName": "flow-parent", "data": {}, "children": children})
+    async with queue_at(redis_url, "flow-parent") as parents:
+        await until(parents.getCompletedCount, 20, "Node to complete the parent")
+        assert (await parents.getJob(tree["job"].id)).returnvalue == 60
+    await flow.close()
+
+
+async def test_node_flow_run_by_our_workers(redis_url, peer):
+    async def child(job: Any, token: str) -> int:
+        return int(job.data["n"]) * 10
+
+    async def parent(job: Any, token: str) -> int:
+        return sum((await job.getChildrenValues()).values())
+
+    async with at_work("py-children", child, url=redis_url), at_work("py-parent", parent, url=redis_url):
+        node = peer("flow")
+        assert await node.process.exited(60) == 0, node.process
+    assert node.said("flow")[0]["sum"] == 60
+
+
+async def test_node_and_our_worker_share_a_queue(redis_url, peer):
+    """Both take jobs from one queue; every job runs once."""
+    ours: list[str] = []
+
+    async def process(job: Any, token: str) -> dict[str, bool]:
+        ours.append(job.id)
+        return {"node": False}
+
+    node = peer("work")
+    await until(lambda: node.said("ready"), 60, f"Node to be ready, {node.process}")
+    async with (
+        at_work("to-node", process, url=redis_url, concurrency=1),
+        queue_at(redis_url, "to-node") as queue,
+    ):
+        await queue.addBulk([{"name": "shared", "data": {"n": n}} for n in range(300)])
+
+        async def done() -> bool:
+            return await counts(queue) == {"completed": 300}
+
+        await until(done, 60, "all to complete")
+    theirs = node.said("start")
+    assert len(ours) + len(theirs) == 300
+    assert ours
+    assert theirs
