@@ -236,7 +236,8 @@ def _meta(job: Job) -> dict[str, Any]:
 def _check_age(job: Job, meta: dict[str, Any]) -> None:
     max_age = meta.get("max_age")
     if isinstance(max_age, int | float):
-        age = time.time() - (job.timestamp + (job.delay or 0)) / 1000
+        # From its options: BullMQ sets `job.delay` to 0 when a delayed job becomes due.
+        age = time.time() - (job.timestamp + (job.opts.get("delay") or 0)) / 1000
         if age > max_age:
             raise Expired(f"waited {age:.0f} s, worth {max_age:g} s: {Expired.__doc__}")
 

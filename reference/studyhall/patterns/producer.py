@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from bullmq import FlowProducer, Queue
 from pydantic import BaseModel
 from redis.exceptions import RedisError
 
+from .backpressure import Admit
 from .connections import producer_client
 from .errors import JobError, Permanent
 from .job_ids import job_id
@@ -84,11 +86,13 @@ class Producer:
         prefix: str = "bull",
         timeout: float = 1.5,
         meta: Callable[[], Mapping[str, Any]] = dict,
+        admission: Admit | None = None,
     ) -> None:
         self._jobs = jobs
         self._signer = signer
         self._timeout = timeout
         self._meta = meta  # adds to every job's meta, for example the trace context
+        self.admission = admission  # asked before every add; it raises `Overloaded` to refuse
         self.redis = producer_client(url)
         self._opts = {"connection": self.redis, "prefix": prefix}
         self._queues: dict[str, Queue] = {}
@@ -109,6 +113,7 @@ class Producer:
         queue = self.queue(node["queueName"])
         ident = node["opts"]["jobId"]
         async with self._bounded():
+            await self._admit([node])
             # Re-adding an id that sits in the failed set is silently ignored by BullMQ, so it is asked for in
             # the same breath; both commands travel together.
             _, failed = await asyncio.gather(
@@ -131,6 +136,7 @@ class Producer:
             refs.append(JobRef(node["queueName"], node["name"], node["opts"]["jobId"], request.key))
         for name, nodes in batches.items():
             async with self._bounded(self._timeout + len(nodes) / 1_000):
+                await self._admit(nodes)
                 await self.queue(name).addBulk(nodes)
         return refs
 
@@ -139,8 +145,16 @@ class Producer:
             self._flows = FlowProducer(self._opts)
         node = self._tree(request, cid)
         async with self._bounded():
+            await self._admit([node])
             await self._flows.add(node)
         return JobRef(node["queueName"], node["name"], node["opts"]["jobId"], request.key)
+
+    async def _admit(self, nodes: Sequence[dict[str, Any]]) -> None:
+        if self.admission is None:
+            return
+        wanted = Counter((node["queueName"], node["opts"]["priority"]) for node in _all(nodes))
+        for (queue, priority), jobs in wanted.items():
+            await self.admission(queue, jobs, priority)
 
     def _tree(self, request: JobRequest, cid: str) -> dict[str, Any]:
         # A parent waits for a child that failed for good: it goes on when the child is replayed. That is
@@ -185,6 +199,12 @@ class Producer:
 
     async def close(self) -> None:
         await self.redis.aclose()
+
+
+def _all(nodes: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for node in nodes:
+        yield node
+        yield from _all(node.get("children", ()))
 
 
 @asynccontextmanager
