@@ -119,6 +119,7 @@ class ReliableWorker:
         self._running: dict[str, Run] = {}
         self._token_prefix, self._token_numbers = uuid4().hex, itertools.count(1)
         self._state = "new"
+        self._draining: asyncio.Task[None] | None = None
         self._stop, self._slot_free, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._ready, self._fetched, self._closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -140,7 +141,7 @@ class ReliableWorker:
                 self._fetched.set()
             await self._closed.wait()
         except BaseException:
-            await asyncio.shield(self._loop.create_task(self.drain(0)))
+            await self.drain(0)
             raise
         finally:
             self._ready.set()  # nobody may wait for a worker that has ended
@@ -153,10 +154,17 @@ class ReliableWorker:
 
     async def drain(self, grace: float) -> list[str]:
         """Take no more jobs, wait up to `grace` seconds for the running ones with their locks renewed, cancel
-        the rest and give them back without spending an attempt. Then close. Returns the ids given back."""
-        if self._state in ("draining", "closed"):
-            await self._closed.wait()
-            return list(self._outcomes.given_back)
+        the rest and give them back without spending an attempt. Then close. Returns the ids given back.
+        A second call with less grace hurries the first one; cancelling a call does not stop the draining."""
+        loop = asyncio.get_running_loop()
+        if self._draining is None:
+            self._draining = loop.create_task(self._drain(grace), name="drain")
+        elif self._running:
+            loop.call_later(grace, self._cancel_all)
+        await asyncio.shield(self._draining)
+        return list(self._outcomes.given_back)
+
+    async def _drain(self, grace: float) -> None:
         was_running, self._state = self._state == "running", "draining"
         self._ledger.give_up_at = time.monotonic() + grace + CLEANUP_SECONDS
         self._stop.set()
@@ -164,9 +172,7 @@ class ReliableWorker:
         if was_running:
             await self._fetched.wait()
         await self._until_idle(grace)
-        for run in list(self._running.values()):
-            run.draining = run.cancelled is None
-            self._cancel(run, DRAINING)
+        self._cancel_all()
         await self._until_idle(CLEANUP_SECONDS)
         for run in list(self._running.values()):
             ignored = f"job {run.job_id} ignored its cancellation; it is given back although it still runs"
@@ -182,7 +188,6 @@ class ReliableWorker:
         self._state = "closed"
         self._closed.set()
         self._events.emit("closed")
-        return list(self._outcomes.given_back)
 
     async def _until_idle(self, seconds: float) -> None:
         if self._running:
@@ -217,6 +222,12 @@ class ReliableWorker:
 
         # Not at once: a processor may cancel itself and then return without another await.
         self._loop.call_soon(deliver)
+
+    def _cancel_all(self) -> None:
+        for run in self._running.values():
+            if run.cancelled is None:
+                run.draining = True
+                self._cancel(run, DRAINING)
 
     def _lost(self, run: Run) -> None:
         if run.processing and self._running.get(run.job_id) is run:  # else just finished: no lock to lose

@@ -22,7 +22,6 @@ from typing import Generic, Protocol, TypeVar
 
 import msgpack
 from bullmq.redis_connection import SCRIPT_DEFINITIONS, loadScript
-from redis.exceptions import RedisError
 
 from .connections import lock_client
 
@@ -97,7 +96,7 @@ class LockKeeper(Generic[H]):
                 if now >= check_at:
                     check_at = now + self._check * random.uniform(0.8, 1.0)  # workers must not check in step
                     self._sweep(sweep)
-            except (RedisError, OSError) as error:
+            except Exception as error:  # whatever it is: without this thread every lock runs out
                 renew_at = check_at = time.monotonic() + random.uniform(0.2, 0.5)
                 self._tell(self._on_error, error)
         client.close()

@@ -281,6 +281,20 @@ async def test_drain_gives_back_a_job_that_ignores_its_cancellation(redis_url, m
     assert "ignored its cancellation" in str(reported[0])
 
 
+async def test_a_second_drain_hurries_the_first_and_cancelling_it_stops_nothing(redis_url):
+    async def hangs(job: Any, token: str) -> None:
+        await asyncio.sleep(60)
+
+    async with queue_at(redis_url, "q") as queue, at_work("q", hangs, url=redis_url) as worker:
+        job = await queue.add("job", {})
+        await until(lambda: worker.active, 10, "it to run")
+        patient = asyncio.create_task(worker.drain(60))
+        await asyncio.sleep(0.1)
+        patient.cancel()
+        assert await asyncio.wait_for(worker.drain(0), 10) == [job.id]
+        assert await counts(queue) == {"delayed": 1}
+
+
 async def test_draining_worker_wakes_another_for_the_jobs_it_left(redis_url):
     """A worker that hangs up in BZPOPMIN takes the wake-up call with it, and the next one sleeps on."""
     async with queue_at(redis_url, "q") as queue, at_work("q", nothing, url=redis_url) as survivor:
