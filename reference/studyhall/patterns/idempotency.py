@@ -28,14 +28,28 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from sqlalchemy import Column, Float, Index, Row, String, Table, Text, and_, delete, select, tuple_, update
+from sqlalchemy import (
+    Column,
+    Connection,
+    Float,
+    Index,
+    Row,
+    String,
+    Table,
+    Text,
+    and_,
+    delete,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from .errors import Permanent, Transient
 from .group_commit import GroupCommit
-from .store import begin, is_postgres, metadata, read
+from .store import begin, in_one_hop, is_postgres, metadata
 
 __all__ = ["Inbox", "KeyReused", "NotJson", "Stored", "fingerprint", "inbox", "provider_key"]
 
@@ -113,8 +127,8 @@ class Inbox:
         async with begin(self._engine) as tx:
             # The marker goes first. A concurrent duplicate waits here for our commit (PostgreSQL: on the
             # unfinished row, SQLite: for the write turn) and then finds the row.
-            if not await self._claim(tx, [_Entry(key, fingerprint)]):
-                stored = await self._stored(tx, [key])
+            if not await tx.run_sync(self._claim, [_Entry(key, fingerprint)]):
+                stored = await tx.run_sync(self._stored, [key])
                 return _same_payload(stored.get(key), key, fingerprint).result
             result = _to_json(await effect(tx))
             mine = and_(inbox.c.consumer == self._consumer, inbox.c.key == key)
@@ -146,18 +160,24 @@ class Inbox:
             await asyncio.sleep(0)
 
     async def _look_up_all(self, entries: Sequence[_Entry]) -> list[Stored | Exception | None]:
-        async with read(self._engine) as connection:
-            stored = await self._stored(connection, [entry.key for entry in entries])
+        keys = [entry.key for entry in entries]
+        stored = await in_one_hop(
+            self._engine, lambda connection: self._stored(connection, keys), write=False
+        )
         return [_check(stored.get(entry.key), entry) if entry.key in stored else None for entry in entries]
 
     async def _record_all(self, entries: Sequence[_Entry]) -> list[Stored | Exception]:
-        async with begin(self._engine) as tx:
-            if await self._claim(tx, entries) == len(entries):
-                return [Stored(json.loads(entry.result), time.time()) for entry in entries]
-            stored = await self._stored(tx, [entry.key for entry in entries])
+        def work(tx: Connection) -> dict[str, _Row] | None:
+            if self._claim(tx, entries) == len(entries):
+                return None
+            return self._stored(tx, [entry.key for entry in entries])
+
+        stored = await in_one_hop(self._engine, work, write=True)
+        if stored is None:
+            return [Stored(json.loads(entry.result), time.time()) for entry in entries]
         return [_check(stored.get(entry.key), entry) for entry in entries]
 
-    async def _claim(self, tx: AsyncConnection, entries: Sequence[_Entry]) -> int:
+    def _claim(self, tx: Connection, entries: Sequence[_Entry]) -> int:
         """Insert the markers that are not there yet; how many were inserted."""
         common = {"consumer": self._consumer, "at": time.time()}
         # One order in all processes: batches that overlap in another order deadlock on PostgreSQL.
@@ -165,12 +185,12 @@ class Inbox:
         rows = [{**common, "key": e.key, "fingerprint": e.fingerprint, "result": e.result} for e in in_order]
         # Counted by RETURNING: psycopg's rowcount is -1 here, and -1 is true.
         claim = self._insert(inbox).on_conflict_do_nothing().returning(inbox.c.key)
-        return len((await tx.execute(claim, rows)).all())
+        return len(tx.execute(claim, rows).all())
 
-    async def _stored(self, connection: AsyncConnection, keys: Sequence[str]) -> dict[str, _Row]:
+    def _stored(self, connection: Connection, keys: Sequence[str]) -> dict[str, _Row]:
         query = select(inbox.c.key, inbox.c.fingerprint, inbox.c.result, inbox.c.at)
         query = query.where(inbox.c.consumer == self._consumer, inbox.c.key.in_(keys))
-        return {row.key: row for row in await connection.execute(query)}
+        return {row.key: row for row in connection.execute(query)}
 
 
 def _same_payload(row: _Row | None, key: str, fingerprint: str) -> Stored:

@@ -19,12 +19,14 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import URL, Connection, Engine, MetaData, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, MetaData, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -37,11 +39,14 @@ __all__ = [
     "begin",
     "close",
     "create_all",
+    "in_one_hop",
     "is_postgres",
     "metadata",
     "open_store",
     "read",
 ]
+
+T = TypeVar("T")
 
 LOCK_WAIT = 10.0  # seconds a writer waits for its turn; the same on both databases
 CONNECT_WAIT = 5  # seconds until an unreachable server is an error
@@ -54,6 +59,7 @@ _POSTGRES_SESSION = (
 
 metadata = MetaData()  # every pattern declares its tables here
 _turns: WeakKeyDictionary[Engine, asyncio.Lock] = WeakKeyDictionary()
+_hops: WeakKeyDictionary[Engine, tuple[Engine, ThreadPoolExecutor]] = WeakKeyDictionary()
 
 
 class WrongStoreUrl(ValueError):
@@ -89,6 +95,15 @@ async def begin(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
         async with engine.begin() as connection:
             yield connection
         return
+    async with _turn(engine), engine.connect() as connection:
+        with _named_busy():
+            await connection.begin()
+        yield connection
+        await connection.commit()
+
+
+@asynccontextmanager
+async def _turn(engine: AsyncEngine) -> AsyncIterator[None]:
     # Writers of one process take turns here, first come first served. SQLite's own busy handler sleeps and
     # polls, up to 100 ms at a time and without any order, while holding a pooled connection.
     turn = _turns.setdefault(engine.sync_engine, asyncio.Lock())
@@ -98,19 +113,19 @@ async def begin(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     except TimeoutError:
         raise StoreBusy(f"{StoreBusy.__doc__} Waited {LOCK_WAIT:g} s.") from None
     try:
-        async with engine.connect() as connection:
-            try:
-                await connection.begin()
-            except (DBAPIError, sqlite3.OperationalError) as error:
-                if "locked" in str(error):
-                    raise StoreBusy(
-                        f"{StoreBusy.__doc__} Another process held it {LOCK_WAIT:g} s."
-                    ) from error
-                raise
-            yield connection
-            await connection.commit()
+        yield
     finally:
         turn.release()
+
+
+@contextmanager
+def _named_busy() -> Iterator[None]:
+    try:
+        yield
+    except (DBAPIError, sqlite3.OperationalError) as error:
+        if "locked" in str(error):
+            raise StoreBusy(f"{StoreBusy.__doc__} Another process held it {LOCK_WAIT:g} s.") from error
+        raise
 
 
 @asynccontextmanager
@@ -118,6 +133,31 @@ async def read(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     """A connection for SELECTs. A write in here is an error, not a silent roll-back."""
     async with engine.execution_options(store_read=True, postgresql_readonly=True).connect() as connection:
         yield connection
+
+
+async def in_one_hop(engine: AsyncEngine, work: Callable[[Connection], T], *, write: bool) -> T:
+    """Run the synchronous `work(connection)` in one transaction: for short, frequent, batched statements.
+
+    The async SQLite driver changes threads for every statement, begin and commit; this does it once. Measured
+    on no-op jobs with their markers, it saves more than half of the database's share.
+    """
+    if is_postgres(engine):
+        async with begin(engine) if write else read(engine) as connection:
+            return await connection.run_sync(work)
+    hop, threads = _hops[engine.sync_engine]
+    async with _turn(engine) if write else nullcontext():
+        return await asyncio.get_running_loop().run_in_executor(threads, _transact, hop, work, write)
+
+
+def _transact(engine: Engine, work: Callable[[Connection], T], write: bool) -> T:
+    with engine.connect() as connection:
+        if not write:
+            return work(connection.execution_options(store_read=True))
+        with _named_busy():
+            connection.begin()
+        done = work(connection)
+        connection.commit()
+        return done
 
 
 async def create_all(engine: AsyncEngine) -> None:
@@ -135,6 +175,9 @@ def is_postgres(engine: AsyncEngine) -> bool:
 
 async def close(engine: AsyncEngine) -> None:
     await engine.dispose()
+    if hop := _hops.pop(engine.sync_engine, None):
+        hop[1].shutdown(wait=False)
+        hop[0].dispose()
 
 
 def _open_sqlite(url: URL) -> AsyncEngine:
@@ -147,31 +190,39 @@ def _open_sqlite(url: URL) -> AsyncEngine:
     if options or synchronous not in ("NORMAL", "FULL"):
         raise WrongStoreUrl(f"{WrongStoreUrl.__doc__} The only option is ?synchronous=normal or full.")
     _switch_to_wal(path)
+    # None: Python's sqlite3 opens no transactions of its own; _begin below is the only place that does.
+    connect_args = {"isolation_level": None, "timeout": LOCK_WAIT}
     engine = create_async_engine(
         URL.create("sqlite+aiosqlite", database=path),
-        # None: Python's sqlite3 opens no transactions of its own; _begin below is the only place that does.
-        connect_args={"isolation_level": None, "timeout": LOCK_WAIT},
+        connect_args=connect_args,
         pool_size=8,
         max_overflow=0,
         pool_timeout=LOCK_WAIT,
     )
+    hop = create_engine(
+        URL.create("sqlite", database=path), connect_args={**connect_args, "check_same_thread": False}
+    )
+    for each in (engine.sync_engine, hop):
+        _govern(each, synchronous)
+    _hops[engine.sync_engine] = (hop, ThreadPoolExecutor(max_workers=2, thread_name_prefix="store"))
+    return engine
 
-    @event.listens_for(engine.sync_engine, "connect")
+
+def _govern(engine: Engine, synchronous: str) -> None:
+    @event.listens_for(engine, "connect")
     def _connected(dbapi_connection: sqlite3.Connection, _record: object) -> None:
         cursor = dbapi_connection.cursor()
         cursor.execute(f"PRAGMA synchronous={synchronous}")
         cursor.execute("PRAGMA foreign_keys=ON")
         cursor.close()
 
-    @event.listens_for(engine.sync_engine, "begin")
+    @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         reading = connection.get_execution_options().get("store_read", False)
         if connection.info.get("reading", False) != reading:
             connection.exec_driver_sql(f"PRAGMA query_only={'ON' if reading else 'OFF'}")
             connection.info["reading"] = reading
         connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
-
-    return engine
 
 
 def _switch_to_wal(path: str) -> None:
