@@ -314,7 +314,7 @@ def test_human_lines_say_the_same_for_a_terminal() -> None:
 
 
 def test_a_line_is_cheap(figures: Callable[..., object]) -> None:
-    """In a process of its own, without pytest's handlers; the best of several rounds, for the machine is shared."""
+    """In a process of its own, without pytest's handlers, and in CPU time, for the machine may be busy."""
     program = """
 import json, logging, os, time
 from studyhall.patterns.observability import *
@@ -328,17 +328,19 @@ def measurement(n):
 with correlation():
     for _ in range(10):
         for fn in (line, measurement):
-            start = time.perf_counter()
+            start = time.process_time()
             for n in range(1000):
                 fn(n)
-            best[fn.__name__] = min(best[fn.__name__], (time.perf_counter() - start) * 1000)
+            best[fn.__name__] = min(best[fn.__name__], (time.process_time() - start) * 1000)
 print(json.dumps(best))
 """
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     cost = json.loads(ran.stdout)
-    assert cost["line"] < 100, "microseconds; the budget of 25 holds on an idle machine, see the figures"
+    assert cost["line"] < 100, (
+        "microseconds; the budget is 25, see the figures; this catches a line that got many times as dear"
+    )
     assert cost["measurement"] < 50
     figures(
         "observability",
