@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bullmq import FlowProducer, Queue
@@ -123,6 +123,23 @@ class Producer:
         if failed is not None:
             raise FailedTwin(f"{ident}: {FailedTwin.__doc__}")
         return JobRef(node["queueName"], node["name"], ident, request.key)
+
+    def checked(self, request: JobRequest) -> JobRequest:
+        """The request as it can be stored and enqueued later: all of it validated, its payload as JSON."""
+        data = self._node(request, "")["data"]
+        return replace(
+            request, payload=data["payload"], children=[self.checked(child) for child in request.children]
+        )
+
+    def ref(self, request: JobRequest) -> JobRef:
+        """Where the job of this request is, or will be."""
+        ident = job_id(request.name, request.key)
+        return JobRef(self._jobs[request.name].queue, request.name, ident, request.key)
+
+    async def admit(self, request: JobRequest) -> None:
+        """Ask whether the queues take it, without adding it: `Overloaded` or `QueueUnavailable` if not."""
+        async with self._bounded():
+            await self._admit([self._tree(request, "")])
 
     async def enqueue_many(self, requests: Sequence[JobRequest]) -> list[JobRef]:
         """Add many jobs in one round trip per queue; about five times as fast as one by one."""
