@@ -75,7 +75,8 @@ __all__ = [
 PAGE = 100  # jobs per transaction: listing a large failed set in one go blocks Redis for everybody
 MOST_PER_SWEEP = 5_000  # per queue, so that one burst cannot keep the sweep from the other queues
 ALERT_LEASE = 60.0  # seconds after which an alert that was begun and not noted is sent again
-ALERT_SECONDS = 10.0  # for one alert to go out
+ALERT_SECONDS = 10.0  # for one alert to go out; far less than the lease
+ALERTS_AT_ONCE = 20
 ALERT_WINDOW = 24 * 3600.0  # switching alerts on must not send those of last year
 STALLED = "job stalled more than allowable limit"  # BullMQ's words
 
@@ -110,7 +111,12 @@ async def sweep(
             archived += await _archive(queue, f"{prefix}:{queue}:", page, redis, engine)
     if alert is None:
         return Swept(archived)
-    sent = [await _send(letter, alert, engine) for letter in await _claim_alerts(engine)]
+    sent: list[bool] = []
+    while letters := await _claim_alerts(engine):
+        went_out = await asyncio.gather(*(_send(letter, alert, engine) for letter in letters))
+        sent += went_out
+        if not all(went_out) or len(sent) >= PAGE:  # a pager that is down must not hold up the sweep
+            break
     return Swept(archived, alerted=sum(sent), alerts_failed=len(sent) - sum(sent))
 
 
@@ -154,7 +160,7 @@ end
 async def _archive(
     queue: str, base: str, page: Sequence[tuple[str, float]], redis: Redis, engine: AsyncEngine
 ) -> int:
-    dead = [str(part) for job_id, score in page for part in (job_id, int(score))]
+    dead = [part for job_id, score in page for part in (job_id, _text(score))]
     found: Any = await redis.eval(_READ, 1, f"{base}failed", base, *dead)
     rows = [_row(queue, job_id, score, raw) for (job_id, score), raw in zip(page, found, strict=True) if raw]
     if not rows:
@@ -170,15 +176,15 @@ async def _archive(
 def _row(queue: str, job_id: str, score: float, raw: Sequence[Sequence[str]]) -> dict[str, Any]:
     fields, processed = _pairs(raw[0]), _pairs(raw[2])
     snapshot = {"fields": fields, "logs": raw[1], "processed": processed, "waits_for": raw[3]}
-    attempts_made = int(fields.get("atm") or 0)
+    attempts_made = _number(fields.get("atm"), 0)
     reason = fields.get("failedReason") or "the job's data is missing from Redis"
     return {
-        "id": hashlib.sha256(json.dumps([queue, job_id, int(score)]).encode()).hexdigest()[:32],
+        "id": hashlib.sha256(json.dumps([queue, job_id, _text(score)]).encode()).hexdigest()[:32],
         "queue": queue,
-        "job_id": job_id,
-        "name": fields.get("name", ""),
+        "job_id": job_id.replace("\0", "?"),  # PostgreSQL refuses it in text, and one bad row would stop all
+        "name": fields.get("name", "").replace("\0", "?"),
         "cause": _cause(fields, attempts_made, reason),
-        "reason": reason.replace("\0", ""),  # PostgreSQL refuses it in text
+        "reason": reason.replace("\0", "?"),
         "attempts_made": attempts_made,
         "failed_at": score / 1000,
         "archived_at": time.time(),
@@ -194,16 +200,19 @@ def _cause(fields: dict[str, str], attempts_made: int, reason: str) -> str:
         return "malformed"
     if reason == STALLED:
         return "stalled"
-    return "exhausted" if attempts_made >= int(opts.get("attempts") or 1) else "unrecoverable"
+    return "exhausted" if attempts_made >= _number(opts.get("attempts"), 1) else "unrecoverable"
 
 
 async def _claim_alerts(engine: AsyncEngine) -> list[DeadLetter]:
     now, t = time.time(), dead_letters.c
     free = or_(t.alerting_until.is_(None), t.alerting_until < now)
     due = and_(t.alerted_at.is_(None), t.archived_at > now - ALERT_WINDOW, free)
-    some = select(t.id).where(due).order_by(t.archived_at).limit(PAGE).with_for_update(skip_locked=True)
-    # The condition stands outside again: PostgreSQL rechecks only that after waiting for another sweeper.
-    claim = update(dead_letters).where(t.id.in_(some), due).values(alerting_until=now + ALERT_LEASE)
+    oldest = select(t.id).where(due).order_by(t.archived_at).limit(ALERTS_AT_ONCE)
+    # A CTE, for PostgreSQL may run a sub-select with SKIP LOCKED more than once and so pass its LIMIT (27 rows
+    # for 20). The condition again outside: it is what gets rechecked after waiting for another sweeper.
+    some = oldest.with_for_update(skip_locked=True).cte("due")
+    claim = update(dead_letters).where(t.id.in_(select(some.c.id)), due)
+    claim = claim.values(alerting_until=now + ALERT_LEASE)
     async with begin(engine) as tx:
         return [letter_of(row) for row in await tx.execute(claim.returning(*t))]
 
@@ -222,3 +231,14 @@ async def _send(letter: DeadLetter, alert: Alert, engine: AsyncEngine) -> bool:
 
 def _pairs(flat: Sequence[str]) -> dict[str, str]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _text(score: float) -> str:
+    return f"{score:.17g}"
+
+
+def _number(value: Any, otherwise: int) -> int:
+    try:
+        return int(value or otherwise)
+    except (TypeError, ValueError):
+        return otherwise

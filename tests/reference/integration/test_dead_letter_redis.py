@@ -177,6 +177,22 @@ async def test_a_forged_id_does_not_take_the_queues_own_keys_along(store: AsyncE
     assert await redis.lrange("bull:q:wait", 0, -1) == ["j"]
 
 
+async def test_broken_entries_do_not_stop_the_sweep_of_the_others(store: AsyncEngine, redis: Redis) -> None:
+    broken = {
+        "nul-\0-id": {"name": "a\0b", "data": "{}", "opts": "{}", "failedReason": "x\0y"},
+        "odd-numbers": {"name": "x", "data": "{}", "opts": '{"attempts": "many"}', "atm": "some"},
+        "odd-options": {"name": "x", "data": "[]", "opts": "[1]"},
+    }
+    for job_id, fields in broken.items():
+        await redis.hset(f"bull:q:{job_id}", mapping=fields)
+        await redis.zadd("bull:q:failed", {job_id: 1_700_000_000_000})
+    await redis.set("bull:q:a-string", "no job")
+    await redis.zadd("bull:q:failed", {"a-string": float("inf"), "good": 1_700_000_000_001.5})
+    assert (await dead_letter.sweep(["q"], redis, store)).archived == 5
+    assert await failed(redis, 0)
+    assert (await dead_letter.sweep(["q"], redis, store)).archived == 0
+
+
 async def test_each_letter_is_alerted_once_by_any_number_of_sweepers(
     store: AsyncEngine, redis: Redis, redis_url: str
 ) -> None:
@@ -197,21 +213,37 @@ async def test_a_failed_alert_comes_again_with_the_same_id_and_disturbs_nobody(
 ) -> None:
     await fail(redis, redis_url, "a", "b")
     tried: list[tuple[str, str]] = []
+    cured = False
 
     async def pager_down_for_a(letter: DeadLetter) -> None:
         tried.append((letter.job_id, letter.id))
-        if letter.job_id == "a" and len(tried) <= 2:
+        if letter.job_id == "a" and not cured:
             raise ConnectionError("pager is down")
 
     swept = await dead_letter.sweep(["q"], redis, store, pager_down_for_a)
     assert (swept.alerted, swept.alerts_failed) == (1, 1)
     assert (await dead_letter.sweep(["q"], redis, store, pager_down_for_a)).alerted == 0, "lease not over yet"
+    cured = True
     async with begin(store) as tx:
         await tx.execute(update(dead_letters).values(alerting_until=time.time() - 1))
     assert (await dead_letter.sweep(["q"], redis, store, pager_down_for_a)).alerted == 1
     ids = {job_id: {i for j, i in tried if j == job_id} for job_id in ("a", "b")}
     assert len(ids["a"]) == len(ids["b"]) == 1
     assert len(tried) == 3
+
+
+async def test_a_hanging_pager_does_not_hold_up_the_sweep(
+    store: AsyncEngine, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letter, "ALERT_SECONDS", 0.2)
+    await redis.zadd("bull:q:failed", {f"j{n}": 1_700_000_000_000 for n in range(90)})
+
+    async def hangs(_letter: DeadLetter) -> None:
+        await asyncio.Event().wait()
+
+    swept = await asyncio.wait_for(dead_letter.sweep(["q"], redis, store, hangs), 10)
+    assert (swept.archived, swept.alerted) == (90, 0)
+    assert swept.alerts_failed == dead_letter.ALERTS_AT_ONCE
 
 
 async def test_switching_alerts_on_does_not_send_old_ones(store: AsyncEngine, redis: Redis) -> None:

@@ -24,7 +24,9 @@ from studyhall.patterns.dead_letter import DeadLetter, ReplayRunning
 from studyhall.patterns.errors import JobError
 from studyhall.patterns.store import close, open_store
 
-dead_letter.PAGE = dead_letter.MOST_PER_SWEEP = 2  # nobody does all the work before the others could die
+dead_letter.PAGE = dead_letter.MOST_PER_SWEEP = dead_letter.ALERTS_AT_ONCE = (
+    2  # nobody does all the work before the others could die
+)
 dead_letter.ALERT_LEASE = dead_letter_replay.REPLAY_LEASE = 0.3  # the dead do not keep us waiting
 
 SWEEPING = ["read", "archived", "removed", "alert claimed", "alert sent"]
