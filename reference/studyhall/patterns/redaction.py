@@ -52,24 +52,27 @@ _ASSIGNED = re.compile(
     rf"\\{{0,16}}['\"]?\s{{0,9}}[=:]\s{{0,9}})"
     r"(?:[bru]?\\{0,16}\"[^\"]*\"?|[bru]?\\{0,16}'[^']*'?|[^\s,;&]+)"
 )
-# Every repetition is bounded: an open one takes quadratic time on text made for that.
-_SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"(?s)-----BEGIN [A-Z ]{0,40}PRIVATE KEY.*?(?:-----END [A-Z ]{0,40}KEY-----|\Z)"), REDACTED),
-    (re.compile(r"(?i)((?:authorization|cookie)['\"]?\s{0,9}[=:]\s{0,9})[^\r\n]+"), rf"\1{REDACTED}"),
-    (re.compile(rf"(?i){_START}(bearer|basic)\s{{1,9}}[^\s'\",;]+"), rf"\1 {REDACTED}"),
-    (re.compile(_START + r"eyJ[\w-]{5,2048}\.[\w.-]+"), REDACTED),  # JWT
-    # redis://user:password@host
-    (re.compile(r"(?<=://)[^\s/@'\"]{0,256}:[^\s/'\"]{0,256}@"), f"{REDACTED}@"),
+_TOKEN = re.compile(
+    _START + r"(?:[spr]k[-_][\w-]{16,}|gh[a-z]_\w{16,}|github_pat_\w{16,}|xox[a-z]-[\w-]{8,}|glpat-[\w-]{16,}"
+    r"|npm_\w{16,}|whsec_\w{8,}|(?:AKIA|ASIA)[A-Z0-9]{12,}|AIza[\w-]{20,})"
+)
+# A needle that is quick to look for, the shape, what to write instead. Every repetition is bounded: an open one
+# takes quadratic time on text made for that.
+_SHAPES: tuple[tuple[str, re.Pattern[str], str], ...] = (
     (
-        re.compile(
-            _START
-            + r"(?:[spr]k[-_][\w-]{16,}|gh[a-z]_\w{16,}|github_pat_\w{16,}|xox[a-z]-[\w-]{8,}|glpat-[\w-]{16,}"
-            r"|npm_\w{16,}|whsec_\w{8,}|(?:AKIA|ASIA)[A-Z0-9]{12,}|AIza[\w-]{20,})"
-        ),
+        "private key",
+        re.compile(r"(?s)-----BEGIN [A-Z ]{0,40}PRIVATE KEY.*?(?:-----END [A-Z ]{0,40}KEY-----|\Z)"),
         REDACTED,
     ),
-    (re.compile(r"[\w.!#$%&'*+/=?^`{|}~-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+"), REDACTED),  # e-mail
-    (_ASSIGNED, rf"\1{REDACTED}"),
+    ("authorization", re.compile(r"(?i)(authorization['\"]?\s{0,9}[=:]\s{0,9})[^\r\n]+"), rf"\1{REDACTED}"),
+    ("cookie", re.compile(r"(?i)(cookie['\"]?\s{0,9}[=:]\s{0,9})[^\r\n]+"), rf"\1{REDACTED}"),
+    ("bearer", re.compile(rf"(?i){_START}(bearer)\s{{1,9}}[^\s'\",;]+"), rf"\1 {REDACTED}"),
+    ("basic", re.compile(rf"(?i){_START}(basic)\s{{1,9}}[^\s'\",;]+"), rf"\1 {REDACTED}"),
+    ("eyj", re.compile(_START + r"eyJ[\w-]{5,2048}\.[\w.-]+"), REDACTED),  # JWT
+    ("://", re.compile(r"(?<=://)[^\s/@'\"]{0,256}:[^\s/'\"]{0,256}@"), f"{REDACTED}@"),  # user:password@host
+    ("", _TOKEN, REDACTED),
+    ("@", re.compile(r"[\w.!#$%&'*+/=?^`{|}~-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+"), REDACTED),  # e-mail
+    ("", _ASSIGNED, rf"\1{REDACTED}"),
 )
 _clean: set[str] = set()  # short texts known to hold nothing: names of queues and outcomes come every time
 _CARD = re.compile(_START + r"\d(?:[ -]?\d){12,18}(?!\w)")
@@ -86,8 +89,10 @@ def redact_text(text: str) -> str:
             _clean.add(text)
         return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
     clean = text[: MAX_TEXT + OVERLAP]  # cut after redaction: half a secret has no known shape
-    for shape, instead in _SHAPES:
-        clean = shape.sub(instead, clean)
+    small = clean.lower()
+    for needle, shape, instead in _SHAPES:
+        if needle in small:
+            clean = shape.sub(instead, clean)
     clean = _CARD.sub(lambda match: REDACTED if _luhn(re.sub(r"\D", "", match[0])) else match[0], clean)
     return clean if len(text) <= MAX_TEXT else clean[:MAX_TEXT] + "…"
 

@@ -320,8 +320,9 @@ import json, logging, os, time
 from studyhall.patterns.observability import *
 configure_logging("INFO", open(os.devnull, "w"))
 log, metrics, best = logging.getLogger("jobs"), JobMetrics(), {"line": 1e9, "measurement": 1e9}
+ids = [f"graph-generation-{new_correlation_id()}" for _ in range(1000)]
 def line(n):
-    log_execution(log, job_id=f"graph-generation-{n:016x}", name="graph-generation", queue="graphs", attempt=1,
+    log_execution(log, job_id=ids[n], name="graph-generation", queue="graphs", attempt=1,
                   outcome="completed", duration=0.125)
 def measurement(n):
     metrics.observe("graphs", "graph-generation", "completed", 0.125, 0.5)
