@@ -4,8 +4,8 @@
                                  it: {"saga_id", "pid"} per process, {"frozen": pid}, {"saga_id", "ended"}
 
 A plan has store, payment, mode ("saga" or "naive"), fence (false: write without the fence number), deadline
-of a step, timeout of a payment call, patience, and victims: [{"saga_id": one, or null for every due saga;
-"moment", "step", "signal": "KILL", "STOP" or null}].
+of a step, margin of the lease, timeout of a payment call, patience, and victims: [{"saga_id": one, or null for
+every due saga; "moment", "step", "signal": "KILL", "STOP" or null}].
 Each victim is a fork of this process, made after the imports: a process of its own that costs milliseconds.
 
 A customer named `fails-at-STEP…` makes that step fail for good AFTER its effect.
@@ -81,7 +81,10 @@ async def drive(plan: dict[str, Any], victim: dict[str, Any]) -> None:
             await naive(engine, payments, victim)
         else:
             runner = SagaRunner(
-                engine, tight_saga(payments, plan["deadline"]), lease_margin=0.3, probe=dying(victim)
+                engine,
+                tight_saga(payments, plan["deadline"]),
+                lease_margin=plan["margin"],
+                probe=dying(victim),
             )
             await _until_ended(engine, runner, victim["saga_id"], plan["patience"])
     await store.close(engine)

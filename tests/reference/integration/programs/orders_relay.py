@@ -1,0 +1,29 @@
+"""A relay process: outbox, sagas and all consumers.    orders_relay.py STORE_URL REDIS_URL PAYMENT_URL"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+from studyhall import relay
+from studyhall.patterns import store
+from studyhall.patterns.bus_redis_streams import RedisStreamsBus
+from studyhall.patterns.connections import producer_client
+
+
+async def main(store_url: str, redis_url: str, payment_url: str) -> None:
+    engine = store.open_store(store_url)
+    await store.create_all(engine)
+    bus = RedisStreamsBus(producer_client(redis_url), claim_idle=1.0, dedup_window=0)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    print("ready", flush=True)
+    await relay.run(engine, bus, payment_url, stop=stop)
+    await bus.close()
+    await store.close(engine)
+    print("stopped", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

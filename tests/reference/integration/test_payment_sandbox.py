@@ -1,0 +1,167 @@
+"""The payment sandbox, as a process, and the client that turns its answers into what to do next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import pytest_asyncio
+
+from harness.processes import Spawned, Spawner
+from harness.waiting import until
+from studyhall.orders.payments import Declined, OutcomeUnknown, Payments
+from studyhall.patterns.errors import Permanent, RateLimited, Transient
+
+
+class Provider:
+    def __init__(self, process: Spawned, url: str) -> None:
+        self.process, self.url = process, url
+
+    async def fault(self, kind: str, operation: str = "charge", **more: Any) -> None:
+        async with httpx2.AsyncClient(base_url=self.url) as http:
+            answer = await http.post("/admin/faults", json={"kind": kind, "operation": operation, **more})
+            assert answer.status_code == 201, answer.text
+
+    async def ledger(self) -> dict[str, Any]:
+        async with httpx2.AsyncClient(base_url=self.url) as http:
+            return dict((await http.get("/admin/ledger")).json())
+
+
+async def start(spawn: Spawner, directory: Path, port: int = 0) -> Provider:
+    process = spawn("studyhall.payment_sandbox", "--port", port, "--data-dir", directory)
+    return Provider(process, json.loads(await process.line('"url"'))["url"])
+
+
+@pytest_asyncio.fixture
+async def provider(spawn: Spawner, tmp_path: Path) -> Provider:
+    return await start(spawn, tmp_path)
+
+
+BUY: dict[str, Any] = {"amount": 500, "customer": "ann", "method": "card_ok"}
+
+
+async def test_one_charge_and_one_refund_per_key_however_often_asked(provider: Provider) -> None:
+    async with Payments(provider.url) as payments:
+        assert await payments.find("k") is None
+        made = [await payments.charge("k", **BUY) for _ in range(3)]
+        assert made[0] == made[1] == made[2]
+        assert (await payments.find("k") or {})["id"] == made[0]["id"]
+        assert (await provider.ledger())["net"] == 500
+        back = [await payments.refund("r", charge_key="k") for _ in range(3)]
+        assert back[0] == back[1] == back[2]
+        assert back[0]["status"] == "refunded"
+        with pytest.raises(Permanent, match="already_refunded"):
+            await payments.refund("another", charge_key="k")
+    ledger = await provider.ledger()
+    assert (len(ledger["charges"]), len(ledger["refunds"]), ledger["net"]) == (1, 1, 0)
+
+
+async def test_key_with_another_body_is_refused(provider: Provider) -> None:
+    async with Payments(provider.url) as payments:
+        await payments.charge("k", **BUY)
+        with pytest.raises(Permanent, match="422 key_reused"):
+            await payments.charge("k", **{**BUY, "amount": 501})
+        await payments.refund("r", charge_key="k")
+        with pytest.raises(Permanent, match="422 key_reused"):
+            await payments.refund("r", charge_key="other")
+
+
+async def test_refund_of_what_never_arrived_makes_it_refused_for_ever(provider: Provider) -> None:
+    async with Payments(provider.url) as payments:
+        assert (await payments.refund("r", charge_key="k"))["status"] == "voided"
+        with pytest.raises(Permanent, match="409 voided"):
+            await payments.charge("k", **BUY)
+    assert (await provider.ledger())["charges"] == []
+
+
+async def test_kill_9_forgets_nothing_that_was_answered(spawn: Spawner, tmp_path: Path) -> None:
+    provider = await start(spawn, tmp_path)
+    async with Payments(provider.url) as payments:
+        made = await payments.charge("k", **BUY)
+        provider.process.kill()
+        with pytest.raises(Transient):
+            await payments.find("k")
+        again = await start(spawn, tmp_path, int(provider.url.rsplit(":", 1)[1]))
+        assert (await payments.find("k") or {})["id"] == made["id"]
+        assert (await payments.refund("r", charge_key="k"))["status"] == "refunded"
+    assert (await again.ledger())["net"] == 0
+
+
+async def test_every_fault_becomes_the_error_that_says_what_to_do(provider: Provider) -> None:
+    async with Payments(provider.url, timeout=0.5) as payments:
+        await provider.fault("decline")
+        with pytest.raises(Declined, match="402 declined"):
+            await payments.charge("declined", **BUY)
+        with pytest.raises(Declined):  # it stays declined under its key
+            await payments.charge("declined", **BUY)
+        await provider.fault("rate-limit", seconds=7)
+        with pytest.raises(RateLimited) as limited:
+            await payments.charge("limited", **BUY)
+        assert limited.value.retry_after == 7
+        await provider.fault("unavailable", times=2)
+        for _ in range(2):
+            with pytest.raises(Transient, match="503"):
+                await payments.charge("down", **BUY)
+        assert await payments.find("down") is None
+        assert await payments.charge("down", **BUY), "the fault is used up"
+        await provider.fault("lost-answer")
+        with pytest.raises(OutcomeUnknown):
+            await payments.charge("lost", **BUY)
+        assert await payments.find("lost"), "it happened, only the answer was lost"
+        await provider.fault("hang")
+        with pytest.raises(OutcomeUnknown, match="Timeout"):
+            await payments.charge("hung", **BUY)
+        assert await payments.find("hung") is None, "it never happened"
+        await provider.fault("late", seconds=1)
+        with pytest.raises(OutcomeUnknown, match="Timeout"):
+            await payments.charge("late", **BUY)
+        await until(lambda: payments.find("late"), what="the late charge lands after the client gave up")
+
+
+@pytest.mark.parametrize(
+    ("card", "error"),
+    [
+        ("card_rate_limited", RateLimited),
+        ("card_unavailable", Transient),
+        ("card_lost_answer", OutcomeUnknown),
+    ],
+)
+async def test_cards_misbehave_once_per_key(provider: Provider, card: str, error: type[Exception]) -> None:
+    async with Payments(provider.url, timeout=5) as payments:
+        with pytest.raises(error):
+            await payments.charge("k", **{**BUY, "method": card})
+        assert (await payments.charge("k", **{**BUY, "method": card}))["status"] == "succeeded"
+        with pytest.raises(Declined):
+            await payments.charge("d", **{**BUY, "method": "card_declined"})
+
+
+async def test_bad_requests_get_a_reason_and_change_nothing(provider: Provider) -> None:
+    async with httpx2.AsyncClient(base_url=provider.url, headers={"Idempotency-Key": "k"}) as http:
+        for body in (
+            {**BUY, "amount": 0},
+            {**BUY, "amount": "5"},
+            {**BUY, "amount": True},
+            {"amount": 5},
+            [],
+        ):
+            answer = await http.post("/v1/charges", json=body)
+            assert answer.status_code == 400, body
+            assert answer.json()["error"]["message"]
+        assert (await http.post("/v1/charges", content=b"{" * 10)).status_code == 400
+        assert (await http.post("/v1/charges", content=b"x" * 70_000)).status_code == 400
+        assert (await http.post("/v1/refunds", json={})).status_code == 400
+        assert (await http.post("/admin/faults", json={"kind": "earthquake"})).status_code == 400
+        assert (await http.get("/nowhere")).status_code == 404
+        no_key = await http.post("/v1/charges", json=BUY, headers={"Idempotency-Key": ""})
+        assert no_key.json()["error"]["code"] == "key_missing"
+    assert (await provider.ledger())["charges"] == []
+    assert provider.url.startswith("http://127.0.0.1:")
+
+
+async def test_unreachable_provider_is_a_transient_error() -> None:
+    async with Payments("http://127.0.0.1:9", timeout=1) as payments:
+        with pytest.raises(Transient, match="not reached"):
+            await payments.charge("k", **BUY)

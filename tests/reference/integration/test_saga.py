@@ -1,0 +1,388 @@
+"""The saga on both databases, one runner in this process. Kills and freezes: faults/test_saga_faults.py."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import insert, select, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from harness.waiting import until
+from studyhall.patterns import saga_repair, saga_store
+from studyhall.patterns.errors import Permanent, RateLimited, Transient
+from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step, StepContext
+from studyhall.patterns.store import begin, is_postgres
+
+FAST = RetryPolicy(base=0.001, cap=0.005, attempts=4, max_age=30)
+Answer = dict[str, Any] | Exception | Callable[[StepContext], Awaitable[Any]] | None
+
+
+class World:
+    """Outside systems: what they were asked, and what they answer (the last answer is repeated)."""
+
+    def __init__(self, **answers: list[Answer]) -> None:
+        self.answers = answers
+        self.calls: list[str] = []
+        self.contexts: dict[str, list[StepContext]] = {}
+
+    def action(self, name: str) -> Callable[[StepContext], Awaitable[Any]]:
+        async def act(ctx: StepContext) -> Any:
+            self.calls.append(name)
+            self.contexts.setdefault(name, []).append(ctx)
+            answers = self.answers.get(name, [{}])
+            answer = answers.pop(0) if len(answers) > 1 else answers[0]
+            if isinstance(answer, Exception):
+                raise answer
+            return await answer(ctx) if callable(answer) else answer
+
+        return act
+
+    def step(self, name: str, *, resolve: bool = False, **limits: Any) -> Step:
+        asks = self.action(f"find {name}") if resolve else None
+        limits = {"retry": FAST, "undo_retry": FAST, **limits}
+        return Step(name, self.action(name), self.action(f"undo {name}"), asks, **limits)
+
+
+async def started(store: AsyncEngine, saga: Saga, saga_id: str = "s1", **data: Any) -> SagaRunner:
+    runner = SagaRunner(store, saga)
+    async with begin(store) as tx:
+        await runner.start(tx, saga.name, saga_id, data)
+    return runner
+
+
+async def settled(runner: SagaRunner, saga_id: str = "s1") -> saga_store.SagaRow:
+    """Drive until it ended or waits for a human."""
+
+    async def ended() -> saga_store.SagaRow | None:
+        saga = await runner.run(saga_id)
+        return saga if saga.due_at is None else None
+
+    row = await until(ended, what=f"saga {saga_id} came to an end")
+    assert row is not None
+    return row
+
+
+async def events(store: AsyncEngine, saga_id: str = "s1") -> list[str]:
+    rows = await saga_store.history(store, saga_id)
+    return [f"{row.step} {row.event}" if row.step else row.event for row in rows]
+
+
+async def test_all_steps_run_in_order_and_see_earlier_results(store: AsyncEngine) -> None:
+    world = World(a=[{"id": 1}], b=[{"id": 2}])
+    runner = await started(store, Saga("trip", [world.step("a"), world.step("b")]), colour="red")
+    assert (await settled(runner)).state == "completed"
+    assert world.calls == ["a", "b"]
+    assert world.contexts["b"][0].results == {"a": {"id": 1}}
+    assert world.contexts["b"][0].data == {"colour": "red"}
+    assert await events(store) == ["created", "a started", "a done", "b started", "b done", "completed"]
+
+
+async def test_permanent_failure_undoes_the_started_step_too_in_reverse(store: AsyncEngine) -> None:
+    world = World(a=[{"id": 1}], c=[Permanent("no")])
+    steps = [world.step("a"), world.step("b"), world.step("c"), world.step("d")]
+    runner = await started(store, Saga("trip", steps))
+    saga = await settled(runner)
+    assert saga.state == "compensated"
+    assert world.calls == ["a", "b", "c", "undo c", "undo b", "undo a"]
+    assert world.contexts["undo c"][0].result is None, "nobody knows whether c took effect"
+    assert world.contexts["undo a"][0].result == {"id": 1}
+    assert saga.error == "c: Permanent: no"
+
+
+async def test_nothing_starts_when_the_callers_transaction_rolls_back(store: AsyncEngine) -> None:
+    runner = SagaRunner(store, Saga("trip", [World().step("a")]))
+
+    async def caller() -> None:
+        async with begin(store) as tx:
+            assert await runner.start(tx, "trip", "s1", {})
+            raise RuntimeError("the caller failed")
+
+    with pytest.raises(RuntimeError):
+        await caller()
+    assert await runner.resume_due() == 0
+    with pytest.raises(saga_store.UnknownSaga, match="s1"):
+        await saga_store.load(store, "s1")
+
+
+async def test_same_id_starts_once_and_other_data_is_refused(store: AsyncEngine) -> None:
+    runner = SagaRunner(store, Saga("trip", [World().step("a")]))
+
+    async def start() -> bool:
+        async with begin(store) as tx:
+            return await runner.start(tx, "trip", "s1", {"n": 1})
+
+    assert sorted(await asyncio.gather(*(start() for _ in range(5)))) == [False] * 4 + [True]
+    with pytest.raises(saga_store.SagaConflict, match="one id per business request"):
+        async with begin(store) as tx:
+            await runner.start(tx, "trip", "s1", {"n": 2})
+    with pytest.raises(ValueError, match="known: trip"):
+        async with begin(store) as tx:
+            await runner.start(tx, "tripp", "s2", {})
+
+
+async def test_transient_errors_are_retried_under_one_key_then_compensated(store: AsyncEngine) -> None:
+    world = World(a=[Transient("x"), {"id": 1}], b=[Transient("503")])
+    runner = await started(store, Saga("trip", [world.step("a"), world.step("b")]))
+    saga = await settled(runner)
+    assert saga.state == "compensated"
+    assert "attempt 4 of 4" in str(saga.error)
+    assert world.calls == ["a", "a", "b", "b", "b", "b", "undo b", "undo a"]
+    keys = {ctx.key for ctx in world.contexts["b"]}
+    assert len(keys) == 1
+    assert world.contexts["undo b"][0].key in keys
+    assert world.contexts["undo b"][0].undo_key not in keys
+    assert keys.isdisjoint({ctx.key for ctx in world.contexts["a"]})
+
+
+async def test_rate_limit_waits_as_told_and_spends_no_attempt(store: AsyncEngine) -> None:
+    busy: list[Answer] = [RateLimited(retry_after=0.01) for _ in range(2)]
+    world = World(a=[*busy, {"id": 1}])
+    runner = await started(store, Saga("trip", [world.step("a", retry=RetryPolicy(attempts=1, max_age=60))]))
+    began = time.monotonic()
+    async with asyncio.timeout(60):
+        while (saga := await runner.run("s1")).due_at is not None:
+            await asyncio.sleep(max(0.0, saga.due_at - time.time()))
+    assert saga.state == "completed"
+    assert world.calls.count("a") == 3
+    assert saga.steps[0].attempts == 1
+    assert time.monotonic() - began >= 2 * 0.01
+
+
+async def test_come_back_later_does_not_go_on_for_ever(store: AsyncEngine) -> None:
+    world = World(a=[RateLimited(retry_after=10)])
+    policy = RetryPolicy(base=0.01, cap=0.01, max_age=5)
+    runner = await started(store, Saga("trip", [world.step("a", retry=policy)]))
+    assert (await settled(runner)).state == "compensated"
+
+
+async def test_hung_step_is_cut_off_and_its_outcome_looked_up(store: AsyncEngine) -> None:
+    cancelled = asyncio.Event()
+
+    async def hang(_: StepContext) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    world = World(a=[hang], **{"find a": [{"id": 7}]})
+    runner = await started(store, Saga("trip", [world.step("a", resolve=True, deadline=0.05)]))
+    saga = await settled(runner)
+    assert cancelled.is_set()
+    assert saga.state == "completed"
+    assert world.calls == ["a", "find a"], "found done, so it is not done again"
+    assert saga.steps[0].result == {"id": 7}
+    assert "a found done" in await events(store)
+
+
+async def test_unknown_outcome_is_looked_up_before_it_is_undone(store: AsyncEngine) -> None:
+    world = World(a=[Permanent("garbled answer")], **{"find a": [Transient("503"), {"id": 7}]})
+    runner = await started(store, Saga("trip", [world.step("a", resolve=True)]))
+    assert (await settled(runner)).state == "compensated"
+    assert world.calls == ["a", "find a", "find a", "undo a"]
+    assert world.contexts["undo a"][0].result == {"id": 7}
+
+
+async def test_db_step_is_done_with_its_record_or_not_at_all(store: AsyncEngine) -> None:
+    seen: list[str] = []
+
+    async def note(ctx: StepContext, tx: Any) -> dict[str, Any]:
+        await saga_store.record(tx, "effects", "test", f"{ctx.step} {ctx.attempt}")
+        if ctx.attempt == 1:
+            raise Transient("after the write")
+        return {"n": ctx.attempt}
+
+    async def unnote(ctx: StepContext, tx: Any) -> None:
+        seen.append(f"undo {ctx.step} {ctx.result}")
+
+    async def never(ctx: StepContext, tx: Any) -> None:
+        raise Permanent("no")
+
+    steps = [
+        DbStep("placed", undo=unnote),
+        DbStep("one", note, unnote, retry=FAST),
+        DbStep("two", never, unnote, retry=FAST),
+    ]
+    runner = await started(store, Saga("trip", steps))
+    assert (await settled(runner)).state == "compensated"
+    effects = [row.event for row in await saga_store.history(store, "effects")]
+    assert effects == ["one 2"], "the failed try was rolled back"
+    assert seen == ["undo one {'n': 2}", "undo placed {}"], "two never happened, so there is nothing to undo"
+    assert "two nothing to undo" in await events(store)
+
+
+async def test_undo_that_gives_up_waits_for_a_human_who_marks_it_undone(store: AsyncEngine) -> None:
+    world = World(b=[Permanent("no")], **{"undo b": [Transient("503")]})
+    runner = await started(store, Saga("trip", [world.step("a"), world.step("b")]))
+    saga = await settled(runner)
+    assert saga.state == "needs_repair"
+    assert world.calls.count("undo b") == FAST.attempts
+    assert "undo a" not in world.calls, "strict order: a is not undone before b"
+    assert [row.id for row in await saga_store.list_sagas(store, state="needs_repair")] == ["s1"]
+    assert await runner.resume_due() == 0, "nobody touches it until it is repaired"
+
+    await saga_repair.mark(store, "s1", "b", "undone", by="ann", note="refunded in the bank's portal")
+    assert (await settled(runner)).state == "compensated"
+    assert world.calls[-1] == "undo a"
+    told = [row for row in await saga_store.history(store, "s1") if row.actor == "ann"]
+    assert [(row.step, row.event, row.detail) for row in told] == [
+        ("b", "repair: undone by hand", "refunded in the bank's portal")
+    ]
+
+
+async def test_repair_retry_gives_the_attempts_back(store: AsyncEngine) -> None:
+    world = World(b=[Permanent("no")], **{"undo b": [Permanent("closed"), {}]})
+    runner = await started(store, Saga("trip", [world.step("a"), world.step("b")]))
+    assert (await settled(runner)).state == "needs_repair"
+    await saga_repair.retry(store, "s1", by="ann", note="account is open again")
+    assert (await settled(runner)).state == "compensated"
+    assert world.calls == ["a", "b", "undo b", "undo b", "undo a"]
+
+
+async def test_repair_can_stop_a_saga_that_goes_forward_and_mark_a_step_done(store: AsyncEngine) -> None:
+    slow = RetryPolicy(base=300, cap=300, attempts=5)
+    world = World(b=[Transient("down for days")])
+    saga = Saga("trip", [world.step("a"), world.step("b", retry=slow), world.step("c")])
+    runner = await started(store, saga)
+    await started(store, saga, "s2")
+    for saga_id in ("s1", "s2"):
+        assert (await runner.run(saga_id)).state == "running"
+    await saga_repair.compensate(store, "s1", by="ann", note="customer gave up")
+    assert (await settled(runner, "s1")).state == "compensated"
+    assert world.calls[-2:] == ["undo b", "undo a"]
+    await saga_repair.mark(store, "s2", "b", "done", by="ann", note="by phone", result={"id": 9})
+    assert (await settled(runner, "s2")).state == "completed"
+    assert world.contexts["c"][0].results["b"] == {"id": 9}
+
+
+async def test_repairs_that_make_no_sense_are_refused_with_what_would(store: AsyncEngine) -> None:
+    world = World(b=[Permanent("no")], **{"undo b": [Permanent("closed")]})
+    runner = await started(store, Saga("trip", [world.step("a"), world.step("b")]))
+    await settled(runner)
+    stuck = await saga_store.load(store, "s1")
+    with pytest.raises(saga_repair.CannotRepair, match="mark the step undone"):
+        await saga_repair.mark(store, "s1", "b", "done", by="ann", note="?")
+    with pytest.raises(saga_repair.CannotRepair, match="its steps: a, b"):
+        await saga_repair.mark(store, "s1", "x", "undone", by="ann", note="?")
+    with pytest.raises(saga_repair.CannotRepair, match="note"):
+        await saga_repair.retry(store, "s1", by="ann", note=" ")
+    with pytest.raises(saga_store.UnknownSaga):
+        await saga_repair.retry(store, "nope", by="ann", note="?")
+    assert await saga_store.load(store, "s1") == stuck, "a refused repair changes nothing"
+    await saga_repair.mark(store, "s1", "b", "undone", by="ann", note="done")
+    await settled(runner)
+    with pytest.raises(saga_repair.CannotRepair, match="ended"):
+        await saga_repair.compensate(store, "s1", by="ann", note="again")
+
+
+async def test_repair_takes_the_saga_away_from_a_running_process(store: AsyncEngine) -> None:
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: StepContext) -> dict[str, Any]:
+        reached.set()
+        await go_on.wait()
+        return {"id": "late"}
+
+    world = World(a=[wait])
+    runner = await started(store, Saga("trip", [world.step("a")]))
+    driving = asyncio.create_task(runner.run("s1"))
+    await asyncio.wait_for(reached.wait(), 10)
+    await saga_repair.compensate(store, "s1", by="ann", note="stop")
+    go_on.set()
+    await driving
+    assert (await saga_store.load(store, "s1")).steps[0].result is None, "its write came too late"
+    assert (await settled(runner)).state == "compensated"
+    assert world.calls == ["a", "undo a"]
+
+
+async def test_step_that_kills_its_process_again_and_again_is_given_up(store: AsyncEngine) -> None:
+    world = World()
+    runner = await started(store, Saga("trip", [world.step("a"), world.step("b")]))
+    await runner.run("s1")
+    async with begin(store) as tx:  # as four processes leave it that died in b
+        await tx.execute(text("UPDATE saga SET state = 'running', due_at = 0"))
+        await tx.execute(
+            text("UPDATE saga_step SET state = 'started', attempts = 4, result = NULL WHERE name = 'b'")
+        )
+    world.calls.clear()
+    assert (await settled(runner)).state == "compensated"
+    assert world.calls == ["undo b", "undo a"]
+
+
+async def test_changed_definition_is_not_guessed_at(store: AsyncEngine) -> None:
+    await started(store, Saga("trip", [World().step("a"), World().step("b")]))
+    changed = World()
+    runner = SagaRunner(store, Saga("trip", [changed.step("b"), changed.step("a")]))
+    saga = await runner.run("s1")
+    assert saga.state == "needs_repair"
+    assert "rename a changed saga" in str(saga.error)
+    assert changed.calls == []
+
+
+async def test_runner_leaves_sagas_it_does_not_know_to_others(store: AsyncEngine) -> None:
+    first = await started(store, Saga("trip", [World().step("a")]))
+    stranger = SagaRunner(store, Saga("cruise", [World().step("a")]))
+    assert await stranger.resume_due() == 0
+    assert (await stranger.run("s1")).state == "running"
+    assert (await settled(first)).state == "completed"
+
+
+async def test_stop_finishes_the_step_and_hands_the_saga_back_at_once(store: AsyncEngine) -> None:
+    world = World()
+    saga = Saga("trip", [world.step("a"), world.step("b")])
+    runner = await started(store, saga)
+
+    async def stopping(_: StepContext) -> dict[str, Any]:
+        runner.stop()
+        return {"id": 1}
+
+    world.answers["a"] = [stopping]
+    await asyncio.wait_for(runner.run_forever(poll=0.01), 10)
+    assert world.calls == ["a"]
+    handed = await saga_store.load(store, "s1")
+    assert handed.owner is None
+    assert handed.steps[0].state == "done"
+    assert (await settled(SagaRunner(store, saga))).state == "completed"
+    assert world.calls == ["a", "b"]
+
+
+async def test_timeline_names_who_when_and_why_without_secrets(store: AsyncEngine) -> None:
+    world = World(a=[Permanent("card 4242 4242 4242 4242 of ann@example.com declined, Bearer abc.def")])
+    runner = await started(store, Saga("trip", [world.step("a")]))
+    saga = await settled(runner)
+    rows = await saga_store.history(store, "s1")
+    assert [row.at for row in rows] == sorted(row.at for row in rows)
+    assert {row.actor for row in rows} == {"caller", runner.owner}
+    told = " ".join(str(row.detail) for row in rows) + str(saga.error)
+    assert "declined" in told
+    for secret in ("4242 4242", "ann@example.com", "abc.def"):
+        assert secret not in told
+
+
+async def test_looking_for_due_sagas_does_not_read_the_ended_ones(store: AsyncEngine) -> None:
+    ended = {"name": "trip", "state": "completed", "data": {}, "created_at": 0.0, "updated_at": 0.0}
+    async with begin(store) as tx:
+        await tx.execute(insert(saga_store.sagas), [{"id": f"old-{n}", **ended} for n in range(5_000)])
+    due = select(saga_store.sagas.c.id).where(saga_store.sagas.c.due_at <= time.time())
+    due = due.order_by(saga_store.sagas.c.due_at).limit(10)
+    async with begin(store) as tx:
+        await tx.execute(text("ANALYZE"))
+        sql = str(due.compile(store.sync_engine, compile_kwargs={"literal_binds": True}))
+        explain = "EXPLAIN" if is_postgres(store) else "EXPLAIN QUERY PLAN"
+        plan = "\n".join(str(row) for row in (await tx.execute(text(f"{explain} {sql}"))).all())
+    assert "saga_due" in plan
+
+
+def test_saga_with_doubtful_steps_is_refused() -> None:
+    step = World().step("a")
+    with pytest.raises(ValueError, match="different names"):
+        Saga("trip", [step, step])
+    with pytest.raises(ValueError, match="needs steps"):
+        Saga("trip", [])
+    with pytest.raises(ValueError, match="only its first steps"):
+        Saga("trip", [step, DbStep("b")])
