@@ -16,22 +16,6 @@ __all__ = ["BUSES", "SERVERS", "open_bus"]
 
 # Dead members are replaced after a second or so instead of half a minute: tests wait for it.
 TAKEOVER = 1.5
-BUSES: dict[str, Callable[[str, str], EventBus]] = {
-    "redis": lambda url, prefix: _redis(url, prefix),
-    "redis-ordered": lambda url, prefix: _redis(url, prefix, ordered=True, partitions=4),
-    "rabbitmq": lambda url, prefix: RabbitBus(url, prefix=prefix),
-    "nats": lambda url, prefix: NatsBus(url, prefix=prefix, ack_wait=TAKEOVER),
-    "nats-ordered": lambda url, prefix: NatsBus(
-        url, prefix=prefix, ack_wait=TAKEOVER, ordered=True, partitions=4
-    ),
-    "kafka": lambda url, prefix: _kafka(url, prefix),
-    "kafka-ordered": lambda url, prefix: _kafka(url, prefix, ordered=True),
-}
-SERVERS = {"redis": "redis_url", "rabbitmq": "rabbitmq_url", "nats": "nats_url", "kafka": "kafka_bootstrap"}
-
-
-def open_bus(kind: str, url: str, prefix: str) -> EventBus:
-    return BUSES[kind](url, prefix)
 
 
 def _redis(url: str, prefix: str, **options: Any) -> EventBus:
@@ -41,3 +25,21 @@ def _redis(url: str, prefix: str, **options: Any) -> EventBus:
 def _kafka(url: str, prefix: str, **options: Any) -> EventBus:
     # The mock brokers create topics when asked about them and know no CreateTopics.
     return KafkaBus(url, prefix=prefix, create_topics=False, session_timeout=6.0, **options)
+
+
+BUSES: dict[str, Callable[[str, str], EventBus]] = {
+    "redis": _redis,
+    "redis-ordered": lambda url, prefix: _redis(url, prefix, ordered=True, partitions=4),
+    "rabbitmq": lambda url, prefix: RabbitBus(url, prefix=prefix),
+    "nats": lambda url, prefix: NatsBus(url, prefix=prefix, ack_wait=TAKEOVER),
+    "nats-ordered": lambda url, prefix: NatsBus(
+        url, prefix=prefix, ack_wait=TAKEOVER, ordered=True, partitions=4
+    ),
+    "kafka": _kafka,
+    "kafka-ordered": lambda url, prefix: _kafka(url, prefix, ordered=True),
+}
+SERVERS = {"redis": "redis_url", "rabbitmq": "rabbitmq_url", "nats": "nats_url", "kafka": "kafka_bootstrap"}
+
+
+def open_bus(kind: str, url: str, prefix: str) -> EventBus:
+    return BUSES[kind](url, prefix)

@@ -18,16 +18,6 @@ from .processes import Spawned, spawn_python
 
 __all__ = ["MockKafka"]
 
-BROKERS = """
-import sys, time
-from confluent_kafka import Producer
-host = Producer({"test.mock.num.brokers": 1, "client.id": "mock-brokers"})
-brokers = host.list_topics(timeout=20).brokers.values()
-print("brokers-at", ",".join(f"127.0.0.1:{b.port}" for b in brokers), flush=True)
-while True:
-    host.poll(60)
-"""
-
 
 class MockKafka:
     def __init__(self) -> None:
@@ -36,9 +26,9 @@ class MockKafka:
         except ImportError:
             missing("confluent-kafka", "pip install 'queuesmith[brokers]'")
         self._directory = tempfile.TemporaryDirectory(prefix="test-kafka-")
-        program = Path(self._directory.name) / "brokers.py"
-        program.write_text(BROKERS)
-        self._process: Spawned = spawn_python(program, log=Path(self._directory.name) / "log")
+        self._process: Spawned = spawn_python(
+            Path(__file__).with_name("kafka_brokers.py"), log=Path(self._directory.name) / "log"
+        )
         self.bootstrap = self._process.line_sync("brokers-at", timeout=30).split()[1]
 
     def stop(self) -> None:

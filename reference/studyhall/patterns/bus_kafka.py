@@ -65,12 +65,14 @@ class KafkaBus:
         self.capabilities = Capabilities(
             broker="kafka",
             ordered_per_key=ordered,
+            poison_delays="its key" if ordered else "itself",
             counts_crashes=False,
             survives_restart=False,
             limits=(
                 "an event that kills its process is redelivered for ever: Kafka counts no deliveries",
                 "a second publish of an id is delivered twice: the idempotent producer only knows its own repeats",
                 "restarts and transactions are not proven: the mock brokers of the tests do neither honestly",
+                "2,000 events in backoff (ordered: also those behind them) make a member stop reading",
                 "dead topics only grow: a replayed entry is marked, not removed",
             ),
         )

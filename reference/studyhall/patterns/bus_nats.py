@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import zlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from urllib.parse import quote, unquote
@@ -33,6 +32,7 @@ from nats.js.errors import APIError, NotFoundError
 from .bus_delivery import checked_name, encoded, judge, log, pauses, text
 from .event_bus import EVENTS, BrokerUnavailable, Capabilities, Handler, Quarantined, topic_of
 from .event_schema import Event
+from .ordering import partition_of
 from .retry import RetryPolicy
 
 __all__ = ["NatsBus"]
@@ -66,6 +66,7 @@ class NatsBus:
         self.capabilities = Capabilities(
             broker="nats-jetstream",
             ordered_per_key=ordered,
+            poison_delays="its partition" if ordered else "itself",
             dedup_window=dedup_window,
             limits=(
                 "no transactions between publish and acknowledge",
@@ -216,7 +217,7 @@ class NatsBus:
         body = encoded(event)
         if isinstance(body, Exception):
             return body
-        partition = zlib.crc32(event.subject.encode()) % self.partitions
+        partition = partition_of(event.subject, self.partitions)
         try:
             await stream.publish(
                 f"{self.prefix}.event.{topic_of(event)}.{partition}",

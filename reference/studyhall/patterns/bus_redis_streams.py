@@ -20,7 +20,6 @@ import asyncio
 import itertools
 import os
 import socket
-import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -32,6 +31,7 @@ from redis.exceptions import RedisError, ResponseError
 from .bus_delivery import checked_name, encoded, text
 from .event_bus import EVENTS, BrokerUnavailable, Capabilities, Handler, Quarantined, topic_of
 from .event_schema import Event
+from .ordering import partition_of
 from .retry import RetryPolicy
 from .stream_consumer import StreamConsumer
 from .stream_scripts import PUBLISH, REPLAY, TRIM, raw
@@ -67,11 +67,13 @@ class RedisStreamsBus:
         self.capabilities = Capabilities(
             broker="redis-streams",
             ordered_per_key=ordered,
+            poison_delays="its key" if ordered else "itself",
             dedup_window=dedup_window,
             limits=(
                 "no broker-side transactions between publish and acknowledge",
                 "power loss may take back the last second (AOF everysec), a failover what was not replicated",
                 "late groups get what is younger than `retain` or still held back by a slower group",
+                "5,000 events in backoff (ordered: also those behind them) make a member stop reading",
             ),
         )
 
@@ -205,8 +207,7 @@ class RedisStreamsBus:
         return [f"{self.prefix}:{topic}:{number}" for number in range(self.partitions)]
 
     def _partition(self, event: Event) -> str:
-        number = zlib.crc32(event.subject.encode()) % self.partitions
-        return f"{self.prefix}:{topic_of(event)}:{number}"
+        return f"{self.prefix}:{topic_of(event)}:{partition_of(event.subject, self.partitions)}"
 
     def _topic(self, stream: str) -> str:
         return ":".join(stream.split(":")[: self.prefix.count(":") + 2])

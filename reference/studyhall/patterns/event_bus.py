@@ -3,7 +3,7 @@
 Promise: an event that `publish` accepted reaches every subscribed group at least once. It is acknowledged
 only after its handler returned; a failing one comes back with backoff, a bounded number of times, and then
 lies in the group's quarantine with the reason, from where it can be replayed to that group alone. A poison
-event delays nobody but itself (and, where order is kept, the later events of its own key).
+event delays nobody but itself, and where order is kept what `poison_delays` says.
 
 When it does NOT hold
 - Not exactly once: a process that dies between effect and acknowledgement sees the event again. Record
@@ -22,7 +22,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Literal, Protocol
 
 from .errors import Transient
 from .event_schema import Event, InvalidEvent
@@ -48,6 +48,7 @@ class Capabilities:
     dead_letter: bool = True  # bounded deliveries, then the group's quarantine
     replay_from_start: bool = True  # a group that subscribes late gets what was published before
     ordered_per_key: bool = False  # events with one subject reach a group in publish order, one at a time
+    poison_delays: Literal["itself", "its key", "its partition"] = "itself"  # what waits for a failing event
     dedup_window: float = 0.0  # seconds in which a second publish of an id is dropped; 0: never dropped
     counts_crashes: bool = True  # a delivery that ended with a dead process counts towards quarantine
     survives_restart: bool = True  # broker killed and started again: accepted events are still there

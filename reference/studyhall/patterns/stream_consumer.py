@@ -27,9 +27,9 @@ from .stream_scripts import AGAIN, FORGET, HOLD, LEASE, QUARANTINE, RELEASE, TAK
 
 __all__ = ["StreamConsumer"]
 
-LONGEST_BLOCK = 1.0  # also how long an idle consumer needs to notice `stop`
+LONGEST_BLOCK = 0.5  # also how long an idle consumer needs to notice `stop`
 LINGER = 0.002  # acks of this many seconds share a round trip
-MAX_WAITING = 10_000  # events in backoff before reading pauses
+MAX_HELD = 5_000  # events in memory, most of them in backoff, before reading pauses
 Spot = tuple[str, str]  # stream, entry id
 
 
@@ -103,8 +103,13 @@ class StreamConsumer:
             start = f"({ids[-1]}"
 
     async def _read_new(self) -> None:
-        room = 2 * self.concurrency - (len(self._held) - self._waiting)
-        if room <= 0 or self._waiting >= MAX_WAITING:
+        # Unordered: little more than runs now, the rest is for other members. Ordered: the stream is ours alone,
+        # and what queues up behind a failing key must not stand between us and the other keys.
+        ready = len(self._held) if self.ordered else len(self._held) - self._waiting
+        room = min(
+            (MAX_HELD if self.ordered else 2 * self.concurrency) - ready, MAX_HELD - len(self._held), 500
+        )
+        if room <= 0:
             self._freed.clear()
             await _either(self._freed, self.stop, LONGEST_BLOCK)
             return
@@ -140,45 +145,52 @@ class StreamConsumer:
         body, key = flat.get(b"event", b""), text(flat.get(b"key", b""))
 
         async def work() -> None:
+            done = False
             try:
-                await self._work(stream, entry, body, key, deliveries)
+                done = await self._work(stream, entry, body, key, deliveries)
             finally:
-                self._held.discard((stream, entry))
-                self._freed.set()
+                if done:  # held until Redis knows: looking for lost replies must not find it once more
+                    self._acks.append((stream, entry))
+                    self._news.set()
+                else:
+                    self._let_go((stream, entry))
 
         self._lanes.start(f"{stream} {key}" if self.ordered else None, work)
 
-    async def _work(self, stream: str, entry: str, body: bytes, key: str, deliveries: int) -> None:
+    async def _work(self, stream: str, entry: str, body: bytes, key: str, deliveries: int) -> bool:
+        """True: done, acknowledge it. False: it is settled otherwise, or somebody else's now."""
         while True:
             async with self._slots:
                 if self.ordered and not self._owns(stream):
-                    return  # the next owner takes it over, in order
+                    return False  # the next owner takes it over, in order
                 if self.stop.is_set():
                     await self._hand_back(stream, entry, 0)
-                    return
+                    return False
                 verdict = await judge(self.handler, body, deliveries, self.policy, self.time_limit)
             if verdict is None:
-                self._acks.append((stream, entry))
-                self._news.set()
-                return
+                return True
             if verdict.delay is None:
                 args = [self.group, entry, body, key, verdict.reason, deliveries]
                 await self._surely(QUARANTINE, [stream, self.quarantine(stream)], args)
                 log.warning("quarantined %s of %s for %s: %s", entry, stream, self.group, verdict.reason)
-                return
+                return False
             self._waiting += 1
             self._freed.set()
             try:
                 due = time.monotonic() + verdict.delay
                 if await _set_within(self.stop, verdict.delay):
                     await self._hand_back(stream, entry, due - time.monotonic())
-                    return
+                    return False
             finally:
                 self._waiting -= 1
             args = [self.group, self.member, entry, int(verdict.spend_attempt)]
             if not (again := await self._surely(AGAIN, [stream], args)):
-                return  # another member took it while we were frozen or cut off
+                return False  # another member took it while we were frozen or cut off
             deliveries = int(again[0])
+
+    def _let_go(self, spot: Spot) -> None:
+        self._held.discard(spot)
+        self._freed.set()
 
     async def _hand_back(self, stream: str, entry: str, due: float) -> None:
         """Old enough for any other member once its backoff is over."""
@@ -221,6 +233,8 @@ class StreamConsumer:
                     pipe.xack(stream, self.group, *entries)
                 await pipe.execute()
         del self._acks[: len(done)]
+        for spot in done:
+            self._let_go(spot)
 
     async def _tend(self) -> None:
         tidied = 0.0

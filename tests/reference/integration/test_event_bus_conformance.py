@@ -1,0 +1,444 @@
+"""One suite for every event bus, against a real server each, led by what the adapter declares.
+
+What is declared is proven, and what is not declared is shown to be missing, so that no capability is only a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from harness.buses import BUSES, SERVERS, open_bus
+from harness.waiting import until
+from studyhall.patterns.errors import Permanent, ResourceBusy
+from studyhall.patterns.event_bus import EventBus
+from studyhall.patterns.event_schema import MAX_BYTES, Event, EventTooLarge
+from studyhall.patterns.ordering import partition_of
+from studyhall.patterns.retry import RetryPolicy
+
+QUICK = RetryPolicy(base=0.05, cap=0.1, attempts=3)
+EVERY = tuple(kind for kind in BUSES if not kind.endswith("-ordered"))
+ORDERED = tuple(kind for kind in BUSES if kind.endswith("-ordered"))
+
+Opener = Callable[[], EventBus]
+
+
+@pytest.fixture(params=EVERY)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def another(kind: str, request: pytest.FixtureRequest) -> AsyncIterator[Opener]:
+    """Opens the bus of this test once more, as another process would."""
+    url = request.getfixturevalue(SERVERS[kind.removesuffix("-ordered")])
+    prefix = f"t{uuid.uuid4().hex[:10]}"
+    opened: list[EventBus] = []
+
+    def open_() -> EventBus:
+        opened.append(open_bus(kind, url, prefix))
+        return opened[-1]
+
+    yield open_
+    for bus in opened:
+        await bus.close()
+        if (client := getattr(bus, "redis", None)) is not None:
+            await client.aclose()
+
+
+@pytest.fixture
+def bus(another: Opener) -> EventBus:
+    return another()
+
+
+def events(count: int, *, subject: str | None = None, **data: Any) -> list[Event]:
+    return [
+        Event(
+            source="/test",
+            type="order.placed.v1",
+            subject=subject or f"order-{n}",
+            data={"number": n, **data},
+        )
+        for n in range(count)
+    ]
+
+
+class Seen:
+    """A handler that remembers. `act` decides what happens after that."""
+
+    def __init__(self, act: Callable[[Event], Awaitable[None]] | None = None) -> None:
+        self.started: list[str] = []
+        self.done: list[str] = []
+        self._act = act
+
+    async def __call__(self, event: Event) -> None:
+        self.started.append(event.id)
+        if self._act is not None:
+            await self._act(event)
+        self.done.append(event.id)
+
+
+@asynccontextmanager
+async def consuming(
+    bus: EventBus, group: str, handler: Callable[[Event], Awaitable[None]], **options: Any
+) -> AsyncIterator[asyncio.Event]:
+    stop = asyncio.Event()
+    options = {"policy": QUICK, **options}
+    task = asyncio.create_task(bus.consume(group, ["order"], handler, stop=stop, **options))
+    try:
+        yield stop
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 40)
+
+
+async def publish(bus: EventBus, batch: list[Event]) -> list[str]:
+    assert await bus.publish(batch) == [None] * len(batch)
+    return [event.id for event in batch]
+
+
+async def nothing_left(bus: EventBus, group: str) -> None:
+    async def empty() -> bool:
+        return await bus.lag(group) == 0
+
+    await until(empty, 20, f"lag of {group} at zero")
+
+
+async def test_accepted_events_reach_the_handler_unchanged_and_are_acknowledged(bus: EventBus) -> None:
+    seen: dict[str, Event] = {}
+
+    async def keep(event: Event) -> None:
+        seen[event.id] = event
+
+    await bus.subscribe("mail", ["order"])
+    await bus.subscribe("mail", ["order"])  # again, as every process does at its start
+    batch = events(50)
+    await publish(bus, batch)
+    assert await bus.lag("mail") == 50
+    async with consuming(bus, "mail", keep):
+        await until(lambda: len(seen) == 50, 30, "50 events")
+        await nothing_left(bus, "mail")
+    assert [seen[event.id] for event in batch] == batch
+
+
+async def test_a_refused_event_does_not_harm_its_batch(bus: EventBus) -> None:
+    seen = Seen()
+    await bus.subscribe("mail", ["order"])
+    first, last = events(2)
+    huge = Event(source="/test", type="order.placed.v1", subject="o", data={"text": "x" * MAX_BYTES})
+    nameless = Event(source="/test", type="bad topic.v1", subject="o")
+    results = await bus.publish([first, huge, nameless, last])
+    assert [type(result) for result in results] == [type(None), EventTooLarge, ValueError, type(None)]
+    async with consuming(bus, "mail", seen):
+        await until(lambda: len(seen.done) == 2, 30, "both good events")
+        await nothing_left(bus, "mail")
+    assert sorted(seen.started) == sorted([first.id, last.id])
+
+
+async def test_failing_handler_gets_the_event_again_until_it_passes(bus: EventBus) -> None:
+    tries: Counter[str] = Counter()
+
+    async def twice_broken(event: Event) -> None:
+        tries[event.id] += 1
+        if tries[event.id] < QUICK.attempts:
+            raise RuntimeError("database is away")
+
+    await bus.subscribe("mail", ["order"])
+    ids = await publish(bus, events(5))
+    async with consuming(bus, "mail", twice_broken):
+        await until(lambda: tries == dict.fromkeys(ids, QUICK.attempts), 30, "third time lucky")
+        await nothing_left(bus, "mail")
+    assert await bus.quarantined("mail") == []
+
+
+async def test_waiting_that_is_nobodys_fault_spends_no_attempt_and_takes_its_time(bus: EventBus) -> None:
+    calls: list[float] = []
+
+    async def busy(event: Event) -> None:
+        calls.append(asyncio.get_running_loop().time())
+        if len(calls) <= 4:  # more often than the two attempts allowed
+            raise ResourceBusy("pool is full", retry_after=0.3)
+
+    await bus.subscribe("mail", ["order"])
+    await publish(bus, events(1))
+    async with consuming(bus, "mail", busy, policy=RetryPolicy(base=0.05, cap=0.3, attempts=2)):
+        await until(lambda: len(calls) == 5, 30, "five calls")
+        await nothing_left(bus, "mail")
+    assert await bus.quarantined("mail") == []
+    assert min(later - earlier for earlier, later in pairwise(calls)) > 0.14
+
+
+async def test_redelivery_is_bounded_and_ends_in_quarantine_with_the_reason(bus: EventBus) -> None:
+    async def broken(event: Event) -> None:
+        if event.data["number"] == 1:
+            raise Permanent("no such customer")
+        raise RuntimeError("line 7, password=hunter2\nline 8")
+
+    seen = Seen(broken)
+    await bus.subscribe("mail", ["order"])
+    retried, hopeless = events(2)
+    unreadable = Event.model_construct(source="", type="order.placed.v1", subject="o", id="unreadable")
+    await publish(bus, [retried, hopeless, unreadable])
+
+    async def three() -> bool:
+        return len(await bus.quarantined("mail")) == 3
+
+    async with consuming(bus, "mail", seen):
+        await until(three, 30, "three in quarantine", every=0.2)
+        await nothing_left(bus, "mail")
+    assert Counter(seen.started) == {retried.id: QUICK.attempts, hopeless.id: 1}
+    found = {
+        entry.event.id if entry.event else "unreadable": entry for entry in await bus.quarantined("mail")
+    }
+    assert found[retried.id].event == retried
+    assert found[retried.id].deliveries == QUICK.attempts
+    assert "attempt 3 of 3 failed: RuntimeError: line 7" in found[retried.id].reason
+    assert "hunter2" not in found[retried.id].reason
+    assert found[hopeless.id].reason == "Permanent: no such customer"
+    assert "source" in found["unreadable"].reason
+    assert "unreadable" in found["unreadable"].body
+    assert {entry.topic for entry in found.values()} == {"order"}
+
+
+@pytest.mark.parametrize("kind", [*EVERY, *ORDERED], indirect=True)
+async def test_poison_delays_no_more_than_declared(bus: EventBus) -> None:
+    async def poisonous(event: Event) -> None:
+        if event.data.get("poison"):
+            raise ResourceBusy("for a long time", retry_after=60)
+
+    seen = Seen(poisonous)
+    poison = events(20, subject="poison", poison=True)
+    same_key = events(3, subject="poison")
+    others = events(40)
+    await bus.subscribe("mail", ["order"])
+    poison_ids = await publish(bus, poison)
+    good = {event.id: event for event in [*same_key, *others]}
+    await publish(bus, list(good.values()))
+    delays = bus.capabilities.poison_delays
+    if delays == "itself":
+        free = set(good)
+    elif delays == "its key":
+        free = {event.id for event in others}
+    else:
+        count: int = bus.partitions  # type: ignore[attr-defined]
+        taken = partition_of("poison", count)
+        free = {event.id for event in others if partition_of(event.subject, count) != taken}
+    assert len(free) >= 15
+    patient = RetryPolicy(base=1, cap=120, attempts=3)
+    async with consuming(bus, "mail", seen, concurrency=4, policy=patient):
+        await until(lambda: free <= set(seen.done), 30, "the good events")
+        # Each was tried (or the first of its key, where order is kept) and waits: 60 s are not over.
+        tried = [each for each in seen.started if each in set(poison_ids)]
+        assert tried == poison_ids[:1] or sorted(tried) == sorted(poison_ids)
+        assert set(seen.done) == free
+
+
+async def test_every_group_gets_everything(bus: EventBus, another: Opener) -> None:
+    mail, billing = Seen(), Seen()
+    other = another()
+    for group in ("mail", "billing"):
+        await bus.subscribe(group, ["order"])
+    ids = await publish(bus, events(40))
+    async with consuming(bus, "mail", mail), consuming(other, "billing", billing):
+        await until(lambda: len(mail.done) >= 40 and len(billing.done) >= 40, 30, "40 each")
+        await nothing_left(bus, "mail")
+        await nothing_left(bus, "billing")
+    assert sorted(mail.done) == sorted(billing.done) == sorted(ids)
+
+
+async def test_members_of_a_group_share_the_events(bus: EventBus, another: Opener) -> None:
+    async def slow(event: Event) -> None:
+        await asyncio.sleep(0.005)
+
+    one, two = Seen(slow), Seen(slow)
+    await bus.subscribe("mail", ["order"])
+    ids: list[str] = []
+    async with consuming(bus, "mail", one, concurrency=2), consuming(another(), "mail", two, concurrency=2):
+
+        async def both() -> bool:
+            ids.extend(await publish(bus, events(20)))
+            return len(one.done) > 10 and len(two.done) > 10
+
+        await until(both, 40, "both members at work", every=0.1)
+        await until(lambda: len(one.done) + len(two.done) >= len(ids), 30, "all done")
+        await nothing_left(bus, "mail")
+    assert sorted(one.done + two.done) == sorted(ids)
+
+
+async def test_a_late_group_gets_the_past_only_where_declared(bus: EventBus) -> None:
+    early, late = Seen(), Seen()
+    await bus.subscribe("early", ["order"])
+    past = await publish(bus, events(30))
+    async with consuming(bus, "early", early):
+        await until(lambda: len(early.done) == 30, 30, "the early group")
+        await nothing_left(bus, "early")
+    await bus.subscribe("late", ["order"])
+    new = await publish(bus, events(5))
+    expected = past + new if bus.capabilities.replay_from_start else new
+    async with consuming(bus, "late", late):
+        await until(lambda: len(late.done) >= len(expected), 30, "the late group")
+        await nothing_left(bus, "late")
+    assert sorted(late.done) == sorted(expected)
+
+
+async def test_a_second_publish_of_an_id_is_dropped_only_where_declared(bus: EventBus) -> None:
+    seen = Seen()
+    await bus.subscribe("mail", ["order"])
+    batch = events(10)
+    await publish(bus, batch)
+    ids = await publish(bus, batch)  # what an outbox does when the first answer was lost
+    expected = ids if bus.capabilities.dedup_window > 0 else ids * 2
+    async with consuming(bus, "mail", seen):
+        await until(lambda: len(seen.done) >= len(expected), 30, "all copies")
+        await nothing_left(bus, "mail")
+    assert sorted(seen.done) == sorted(expected)
+
+
+@pytest.mark.parametrize("kind", ORDERED, indirect=True)
+async def test_order_per_key_holds_with_two_members_and_failures(
+    bus: EventBus, another: Opener, seed: int, scale: Callable[[int, int], int]
+) -> None:
+    assert bus.capabilities.ordered_per_key
+    dice = random.Random(seed)
+    keys, each = 6, scale(15, 60)
+    finished: dict[str, list[int]] = defaultdict(list)
+    inside: Counter[str] = Counter()
+    unlucky = {(f"k{key}", number) for key in range(keys) for number in range(each) if dice.random() < 0.1}
+    overlaps = 0
+
+    async def step(event: Event) -> None:
+        nonlocal overlaps
+        overlaps += inside[event.subject] > 0
+        inside[event.subject] += 1
+        try:
+            await asyncio.sleep(dice.random() * 0.01)
+            if (event.subject, event.data["number"]) in unlucky:
+                unlucky.discard((event.subject, event.data["number"]))
+                raise RuntimeError("once")
+            finished[event.subject].append(event.data["number"])
+        finally:
+            inside[event.subject] -= 1
+
+    await bus.subscribe("mail", ["order"])
+    lines = [events(each, subject=f"k{key}") for key in range(keys)]
+    assert unlucky
+    async with consuming(bus, "mail", step), consuming(another(), "mail", step):
+        for turn in zip(*lines, strict=True):
+            await publish(bus, list(turn))
+        await until(lambda: sum(map(len, finished.values())) >= keys * each, 60, "all events")
+        await nothing_left(bus, "mail")
+    assert dict(finished) == {f"k{key}": list(range(each)) for key in range(keys)}
+    assert (overlaps, unlucky) == (0, set())
+
+
+async def test_without_declared_order_a_retried_event_is_overtaken(bus: EventBus) -> None:
+    finished: list[int] = []
+    failed: list[int] = []
+
+    async def step(event: Event) -> None:
+        if event.data["number"] == 0 and not failed:
+            failed.append(0)
+            raise ResourceBusy(retry_after=0.5)
+        finished.append(event.data["number"])
+
+    assert not bus.capabilities.ordered_per_key
+    await bus.subscribe("mail", ["order"])
+    await publish(bus, events(3, subject="one"))
+    async with consuming(bus, "mail", step, concurrency=1):
+        await until(lambda: len(finished) == 3, 30, "three events")
+    assert finished[-1] == 0
+
+
+async def test_replay_goes_to_one_group_and_leaves_the_others_alone(bus: EventBus) -> None:
+    broken = True
+
+    async def fails(event: Event) -> None:
+        if broken:
+            raise Permanent("not deployed yet")
+
+    mail, billing = Seen(fails), Seen(fails)
+    for group in ("mail", "billing"):
+        await bus.subscribe(group, ["order"])
+    ids = await publish(bus, events(3))
+    async with consuming(bus, "mail", mail), consuming(bus, "billing", billing):
+
+        async def both() -> bool:
+            return all([len(await bus.quarantined(group)) == 3 for group in ("mail", "billing")])
+
+        await until(both, 30, "three in each quarantine", every=0.2)
+        broken = False
+        chosen = [
+            entry for entry in await bus.quarantined("mail") if entry.event and entry.event.id != ids[0]
+        ]
+        assert await bus.replay_quarantined("mail", [entry.id for entry in chosen]) == 2
+        assert await bus.replay_quarantined("mail", [entry.id for entry in chosen]) == 0  # only once
+        await until(lambda: len(mail.done) == 2, 30, "the replayed ones")
+        await nothing_left(bus, "mail")
+    assert sorted(mail.done) == sorted(ids[1:])
+    assert billing.done == []
+    assert len(billing.started) == 3
+    left = {group: await bus.quarantined(group) for group in ("mail", "billing")}
+    assert [entry.event.id for entry in left["mail"] if entry.event] == ids[:1]
+    assert len(left["billing"]) == 3
+
+
+async def test_graceful_stop_finishes_what_is_in_flight_and_leaves_the_rest(
+    bus: EventBus, another: Opener
+) -> None:
+    gate = asyncio.Event()
+
+    async def wait(event: Event) -> None:
+        await gate.wait()
+
+    first, second = Seen(wait), Seen()
+    await bus.subscribe("mail", ["order"])
+    ids = await publish(bus, events(12))
+    async with consuming(bus, "mail", first, concurrency=2) as stop:
+        await until(lambda: len(first.started) == 2, 30, "two in flight")
+        stop.set()
+        await asyncio.sleep(0.5)  # were it going to give up on them, this is when
+        assert first.done == []
+        gate.set()
+    assert sorted(first.done) == sorted(first.started)
+    async with consuming(another(), "mail", second):
+        await until(lambda: len(first.done) + len(second.done) >= 12, 30, "the rest")
+        await nothing_left(bus, "mail")
+    assert sorted(first.done + second.done) == sorted(ids)
+
+
+async def test_a_handler_that_hangs_or_cancels_itself_is_retried_and_does_not_end_the_consumer(
+    bus: EventBus,
+) -> None:
+    tries: Counter[int] = Counter()
+
+    async def strange(event: Event) -> None:
+        number = event.data["number"]
+        tries[number] += 1
+        if number == 0 and tries[0] == 1:
+            await asyncio.sleep(60)
+        if number == 1 and tries[1] == 1:
+            raise asyncio.CancelledError
+
+    await bus.subscribe("mail", ["order"])
+    await publish(bus, events(3))
+    async with consuming(bus, "mail", strange, time_limit=0.3):
+        await until(lambda: tries == {0: 2, 1: 2, 2: 1}, 30, "second tries")
+        await nothing_left(bus, "mail")
+
+
+def test_no_adapter_is_left_out_and_each_says_what_it_cannot_do() -> None:
+    for name, make in BUSES.items():
+        capabilities = make(
+            "redis://127.0.0.1:1" if name.startswith("redis") else "127.0.0.1:1", "t"
+        ).capabilities
+        assert capabilities.limits, name
+        assert not capabilities.transactions, "declared nowhere, proven nowhere"
+        assert (name in ORDERED) == capabilities.ordered_per_key
