@@ -1,0 +1,82 @@
+"""Consumers that die at a chosen point: with the inbox, and with a marker in Redis instead.
+
+    inbox_consumers.py MODE STORE_URL REDIS_URL DIE_AT
+
+Dies by SIGKILL the first time an event reaches DIE_AT: `before` its effect is committed, or right `after`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+from redis.asyncio import Redis
+from sqlalchemy import Column, Integer, String, Table, insert
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from studyhall.patterns.bus_redis_streams import RedisStreamsBus
+from studyhall.patterns.connections import producer_client
+from studyhall.patterns.event_bus import Handler
+from studyhall.patterns.event_schema import Event
+from studyhall.patterns.inbox import handle_once
+from studyhall.patterns.store import begin, metadata, open_store
+
+effects = Table(
+    "proof_inbox_effects",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("mode", String, nullable=False),
+    Column("event", String, nullable=False),
+)
+
+
+def consumer(mode: str, engine: AsyncEngine, redis: Redis, die_at: str) -> Handler:
+    async def effect(tx: AsyncConnection, event: Event) -> None:
+        await tx.execute(insert(effects).values(mode=mode, event=event.id))
+
+    async def die(at: str) -> None:
+        if at == die_at and await redis.set(f"died:{mode}:{at}", 1, nx=True):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    async def with_inbox(event: Event) -> None:
+        async def once(tx: AsyncConnection, event: Event) -> None:
+            await effect(tx, event)
+            await die("before")
+
+        await handle_once(engine, "payouts", event, once)
+        await die("after")
+
+    async def mark_first(event: Event) -> None:
+        """Naive: SET NX, then the effect. Whoever dies in between never pays."""
+        if not await redis.set(f"seen:{mode}:{event.id}", 1, nx=True):
+            return
+        await die("before")
+        async with begin(engine) as tx:
+            await effect(tx, event)
+        await die("after")
+
+    async def mark_last(event: Event) -> None:
+        """Naive: the effect, then the mark. Whoever dies in between pays twice."""
+        if await redis.exists(f"seen:{mode}:{event.id}"):
+            return
+        await die("before")
+        async with begin(engine) as tx:
+            await effect(tx, event)
+        await die("after")
+        await redis.set(f"seen:{mode}:{event.id}", 1)
+
+    return {"with_inbox": with_inbox, "mark_first": mark_first, "mark_last": mark_last}[mode]
+
+
+async def main(mode: str, store: str, redis_url: str, die_at: str) -> None:
+    redis, stop = producer_client(redis_url), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    bus = RedisStreamsBus(redis, member="the-only-one", claim_idle=0.5)
+    handler = consumer(mode, open_store(store), redis, die_at)
+    await bus.consume(mode, ["order"], handler, stop=stop, concurrency=4)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,163 @@
+"""The whole way: transaction → outbox → relay → Redis Streams → inbox, and what happens to what cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from sqlalchemy import Column, Integer, String, Table, insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from harness.waiting import until
+from studyhall.patterns.bus_redis_streams import RedisStreamsBus
+from studyhall.patterns.connections import producer_client
+from studyhall.patterns.event_schema import MAX_BYTES, Event, EventTypes
+from studyhall.patterns.inbox import Effect, consumer
+from studyhall.patterns.outbox import add
+from studyhall.patterns.outbox_relay import Relay
+from studyhall.patterns.outbox_upkeep import quarantined
+from studyhall.patterns.store import begin, metadata, read
+
+seen_by = Table(
+    "proof_seen",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("consumer", String),
+    Column("event", String),
+)
+
+
+class Placed(BaseModel):
+    order: str
+
+
+class Paid(BaseModel):
+    order: str
+    cents: int
+
+
+def registry() -> EventTypes:
+    types = EventTypes()
+    types.event("order.placed.v1")(Placed)
+    return types
+
+
+def effect_of(name: str) -> Effect:
+    async def effect(tx: AsyncConnection, event: Event) -> None:
+        await tx.execute(insert(seen_by).values(consumer=name, event=event.id))
+
+    return effect
+
+
+async def seen(store: AsyncEngine, name: str) -> list[str]:
+    async with read(store) as connection:
+        found = select(seen_by.c.event).where(seen_by.c.consumer == name).order_by(seen_by.c.number)
+        return list((await connection.execute(found)).scalars())
+
+
+def event(ident: str, kind: str = "order.placed.v1", **data: Any) -> Event:
+    return Event(id=ident, source="/t", type=kind, subject=ident, data=data)
+
+
+@pytest.fixture
+async def bus(redis_url: str) -> AsyncIterator[RedisStreamsBus]:
+    redis = producer_client(redis_url)
+    yield RedisStreamsBus(redis)
+    await redis.aclose()
+
+
+@asynccontextmanager
+async def consuming(
+    bus: RedisStreamsBus, store: AsyncEngine, types: EventTypes, *names: str
+) -> AsyncIterator[None]:
+    stop = asyncio.Event()
+    for name in names:
+        await bus.subscribe(name, ["order"])
+    tasks = [
+        asyncio.create_task(
+            bus.consume(name, ["order"], consumer(store, name, types, effect_of(name)), stop=stop)
+        )
+        for name in names
+    ]
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.wait_for(asyncio.gather(*tasks), 15)
+
+
+async def test_what_a_consumer_cannot_read_is_quarantined_with_its_reason_and_replayed_after_the_fix(
+    store: AsyncEngine, bus: RedisStreamsBus, figures: Callable[..., Path]
+) -> None:
+    good = [event(f"good-{n}", order="o") for n in range(10)]
+    bad = {
+        "unknown-type": event("type", "order.lost.v1"),
+        "unknown-version": event("version", "order.placed.v2", order="o"),
+        "invalid-data": event("data", order_id="renamed"),
+    }
+    async with begin(store) as tx:
+        await add(tx, *good[:5], *bad.values(), *good[5:])
+    await Relay(store, bus).run_once()
+    async with consuming(bus, store, registry(), "feed", "payouts"):
+
+        async def settled() -> bool:
+            return await bus.lag("feed") == 0 and await bus.lag("payouts") == 0
+
+        await until(settled, 20, "both groups to finish")
+    assert sorted(await seen(store, "feed")) == sorted(e.id for e in good)
+    aside = await bus.quarantined("feed")
+    by_id = {entry.event.id: entry for entry in aside if entry.event is not None}
+    assert set(by_id) == {"type", "version", "data"}
+    assert all(entry.deliveries == 1 for entry in aside)  # permanent: no retries
+    assert "newer than v1" in by_id["version"].reason
+    assert "order: Field required" in by_id["data"].reason
+
+    fixed = registry()  # deployed since: v2 exists
+    fixed.event("order.placed.v2")(Placed)
+    fixed.upcaster("order.placed.v1")(lambda old: old)
+    payouts_before = await seen(store, "payouts")
+    assert await bus.replay_quarantined("feed", [by_id["version"].id]) == 1
+    async with consuming(bus, store, fixed, "feed", "payouts"):
+
+        async def there() -> bool:
+            return "version" in await seen(store, "feed")
+
+        await until(there, 20, "the replayed event")
+    assert await seen(store, "payouts") == payouts_before
+    assert len(await bus.quarantined("payouts")) == 3
+    figures(
+        "event-schema",
+        name=f"quarantine-{store.dialect.name}",
+        good=10,
+        bad=3,
+        quarantined_with_reason=len(aside),
+        retries_of_bad=0,
+        replayed_after_fix=1,
+    )
+
+
+async def test_an_event_too_large_for_the_bus_stays_in_the_outbox_quarantine(
+    store: AsyncEngine, bus: RedisStreamsBus
+) -> None:
+    async with begin(store) as tx:
+        await add(tx, event("huge", order="x" * MAX_BYTES), event("fine", order="o"))
+    relay = Relay(store, bus)
+    await relay.run_once()
+    assert relay.counts.published == 1
+    [row] = await quarantined(store)
+    assert row.event_id == "huge"
+    assert row.reason.startswith("too-large:")
+
+
+async def test_a_consumer_that_gets_an_event_ten_times_applies_it_once(
+    store: AsyncEngine, bus: RedisStreamsBus
+) -> None:
+    handle = consumer(store, "feed", registry(), effect_of("feed"))
+    for _ in range(10):
+        await handle(event("e-1", order="o"))
+    assert await seen(store, "feed") == ["e-1"]
