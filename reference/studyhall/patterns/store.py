@@ -21,7 +21,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -215,6 +215,13 @@ def _govern(engine: Engine, synchronous: str) -> None:
         cursor.execute(f"PRAGMA synchronous={synchronous}")
         cursor.execute("PRAGMA foreign_keys=ON")
         cursor.close()
+
+    @event.listens_for(engine, "invalidate")
+    def _cut_off(dbapi_connection: sqlite3.Connection, _record: object, _error: object) -> None:
+        # A task cancelled in the middle of a statement: the connection is closed as it is. SQLite keeps one with
+        # an open cursor as a zombie that still holds the write lock, and every writer then waits in vain.
+        with suppress(Exception):
+            dbapi_connection.rollback()
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
