@@ -110,11 +110,13 @@ async def test_fifty_concurrent_duplicates_make_one_effect_and_equal_results(
 
 
 async def test_duplicates_across_processes_make_one_effect_and_equal_results(
-    store: AsyncEngine, store_url: str, spawn: Spawner
+    store: AsyncEngine, store_url: str, spawn: Spawner, tmp_path: Path
 ) -> None:
     """5 processes × 10 tasks, each with a result of its own: all must get the winner's."""
-    start_at = time.time() + 3
-    children = [spawn(PROGRAMS / "inbox_racer.py", store_url, start_at, n) for n in range(5)]
+    children = [spawn(PROGRAMS / "inbox_racer.py", store_url, tmp_path / "gun", n) for n in range(5)]
+    for child in children:
+        await child.line("ready", timeout=60)
+    (tmp_path / "gun").touch()
     answers: list[Any] = []
     for child in children:
         answers += json.loads((await child.line("results ", timeout=60)).removeprefix("results "))

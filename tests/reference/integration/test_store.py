@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from sqlalchemy import Column, ForeignKey, Integer, Table, insert, select, text, update
+from sqlalchemy import Column, Connection, ForeignKey, Integer, Table, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.ports import free_port
 from harness.postgres import PostgresServer
 from harness.processes import Spawner
+from harness.waiting import until
 from studyhall.patterns import store as store_module
 from studyhall.patterns.store import (
     StoreBusy,
@@ -24,6 +25,7 @@ from studyhall.patterns.store import (
     begin,
     close,
     create_all,
+    in_one_hop,
     is_postgres,
     metadata,
     open_store,
@@ -128,6 +130,53 @@ async def test_cancelled_writers_give_their_turn_and_connection_back(store: Asyn
     before = await value(store)
     await asyncio.wait_for(increment(store), 5)
     assert await value(store) == (before or 0) + 1
+
+
+async def test_work_in_one_hop_is_one_transaction_too(store: AsyncEngine) -> None:
+    def half_done(tx: Connection) -> None:
+        tx.execute(insert(counters).values(id=1, n=0))
+        raise ZeroDivisionError
+
+    def write(tx: Connection) -> str:
+        tx.execute(insert(counters).values(id=1, n=7))
+        return "done"
+
+    with pytest.raises(ZeroDivisionError):
+        await in_one_hop(store, half_done, write=True)
+    assert await value(store) is None
+    with pytest.raises(DBAPIError, match=r"read-?only"):
+        await in_one_hop(store, write, write=False)
+    assert await in_one_hop(store, write, write=True) == "done"
+    assert await value(store) == 7
+
+
+async def test_hops_and_transactions_take_turns_and_lose_no_update(store: AsyncEngine) -> None:
+    await add(store)
+
+    def one_more(tx: Connection) -> None:
+        n = tx.execute(select(counters.c.n).where(counters.c.id == 1).with_for_update()).scalar_one()
+        tx.execute(update(counters).where(counters.c.id == 1).values(n=n + 1))
+
+    hops = [in_one_hop(store, one_more, write=True) for _ in range(50)]
+    await asyncio.gather(*hops, *(increment(store) for _ in range(50)))
+    assert await value(store) == 100
+
+
+async def test_cancelled_hops_give_their_turn_back(store: AsyncEngine) -> None:
+    await add(store)
+
+    def slowly(tx: Connection) -> None:
+        tx.execute(update(counters).values(n=counters.c.n + 1))
+        time.sleep(0.05)
+
+    tasks = [asyncio.create_task(in_one_hop(store, slowly, write=True)) for _ in range(6)]
+    await asyncio.sleep(0.02)
+    for task in tasks[::2]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    before = await until(lambda: value(store), what="the hops that went on are committed")
+    assert before >= 3
+    await asyncio.wait_for(increment(store), 5)
 
 
 async def test_nested_begin_on_sqlite_is_a_named_error_not_a_deadlock(

@@ -1,11 +1,11 @@
-"""Ten tasks deliver the same key at the same moment. Arguments: store URL, start time, process number."""
+"""Ten tasks deliver the same key at the same moment. Arguments: store URL, starting gun (a file), number."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-import time
+from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -13,7 +13,7 @@ from studyhall.patterns.idempotency import Inbox, fingerprint
 from studyhall.patterns.store import close, create_all, open_store
 
 
-async def main(url: str, start_at: float, process: int) -> None:
+async def main(url: str, gun: Path, process: int) -> None:
     engine = open_store(url)
     await create_all(engine)
     inbox = Inbox(engine, "racers")
@@ -25,9 +25,11 @@ async def main(url: str, start_at: float, process: int) -> None:
 
         return await inbox.once("same-key", fingerprint("same"), effect)
 
-    await asyncio.sleep(max(0.0, start_at - time.time()))
+    print("ready", flush=True)
+    while not gun.exists():  # noqa: ASYNC110: another process makes it
+        await asyncio.sleep(0.002)
     print("results", json.dumps(await asyncio.gather(*(deliver(task) for task in range(10)))))
     await close(engine)
 
 
-asyncio.run(main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3])))
+asyncio.run(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])))
