@@ -146,37 +146,44 @@ class SagaRunner:
 
     async def run(self, saga_id: str) -> SagaRow:
         """Drive one saga as far as it goes now. It may wait for a retry, or be in another process's hands."""
-        await self._drive_all(1, saga_id)
+        for lease in await self._claim(1, saga_id):
+            await self._drive(lease)
         return await load(self.engine, saga_id)
 
     async def resume_due(self, limit: int = 10) -> int:
         """Drive the sagas that are due: new ones, retries, those of dead processes. Returns how many."""
-        return await self._drive_all(limit)
-
-    async def run_forever(self, *, poll: float = 0.5, limit: int = 10) -> None:
-        """`resume_due` until `stop()`; an outage of the database is waited out."""
-        while not self._stop.is_set():
-            try:
-                if await self.resume_due(limit):
-                    continue
-            except Exception:
-                log.exception("saga runner cannot reach its store, next try in %.1f s", poll)
-            try:
-                await asyncio.wait_for(self._stop.wait(), poll)
-            except TimeoutError:
-                continue
-
-    def stop(self) -> None:
-        """Finish the step at hand, then hand the sagas back."""
-        self._stop.set()
-
-    async def _drive_all(self, limit: int, saga_id: str | None = None) -> int:
-        names = list(self._sagas)
-        leases = await claim(
-            self.engine, owner=self.owner, names=names, seconds=self._margin, limit=limit, saga_id=saga_id
-        )
+        leases = await self._claim(limit)
         await asyncio.gather(*(self._drive(lease) for lease in leases))
         return len(leases)
+
+    async def run_forever(self, *, poll: float = 0.5, limit: int = 10) -> None:
+        """Drive up to `limit` sagas side by side until `stop()`. An outage of the database is waited out."""
+        driving: set[asyncio.Task[None]] = set()
+        stopped = asyncio.create_task(self._stop.wait())
+        while not self._stop.is_set():
+            pause = poll
+            try:
+                # Only what can run at once: a claimed saga that waits here would lose its lease.
+                leases = await self._claim(limit - len(driving)) if len(driving) < limit else []
+                driving |= {asyncio.create_task(self._drive(lease)) for lease in leases}
+                pause = 0 if leases and len(driving) < limit else poll
+            except Exception:
+                log.exception("saga runner cannot reach its store, next try in %.1f s", poll)
+            done, _ = await asyncio.wait(
+                {*driving, stopped}, timeout=pause, return_when=asyncio.FIRST_COMPLETED
+            )
+            driving -= done
+        await asyncio.gather(*driving)
+
+    def stop(self) -> None:
+        """Finish the steps at hand, then hand the sagas back."""
+        self._stop.set()
+
+    async def _claim(self, limit: int, saga_id: str | None = None) -> list[Lease]:
+        names, seconds = list(self._sagas), self._margin
+        return await claim(
+            self.engine, owner=self.owner, names=names, seconds=seconds, limit=limit, saga_id=saga_id
+        )
 
     async def _drive(self, lease: Lease) -> None:
         try:

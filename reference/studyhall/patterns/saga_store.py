@@ -13,6 +13,7 @@ When they do not hold
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -29,6 +30,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    delete,
     insert,
     select,
     update,
@@ -56,6 +58,7 @@ __all__ = [
     "history",
     "list_sagas",
     "load",
+    "purge",
     "record",
     "redact",
 ]
@@ -191,15 +194,15 @@ async def create(
 
     False: it is there already, the same.
     """
-    now = time.time()
-    row = {"id": saga_id, "name": name, "state": "running", "data": dict(data), "due_at": now}
+    now, plain = time.time(), json.loads(json.dumps(dict(data), allow_nan=False))
+    row = {"id": saga_id, "name": name, "state": "running", "data": plain, "due_at": now}
     # On PostgreSQL the second of two callers waits in this statement for the first one's commit.
     postgres = tx.dialect.name == "postgresql"
     fresh = (pg_insert if postgres else sqlite_insert)(sagas).values(**row, created_at=now, updated_at=now)
     # RETURNING, because an INSERT's rowcount is -1 with psycopg.
     if (await tx.execute(fresh.on_conflict_do_nothing().returning(sagas.c.id))).first() is None:
         known = (await tx.execute(select(sagas.c.name, sagas.c.data).where(sagas.c.id == saga_id))).one()
-        if known.name != name or known.data != dict(data):
+        if known.name != name or known.data != plain:
             raise SagaConflict(f"saga {saga_id}: {SagaConflict.__doc__}")
         return False
     await record(tx, saga_id, "caller", "created")
@@ -270,6 +273,16 @@ async def history(engine: AsyncEngine, saga_id: str) -> list[HistoryRow]:
     query = select(*columns).where(saga_history.c.saga_id == saga_id).order_by(saga_history.c.id)
     async with read(engine) as tx:
         return [HistoryRow(**row) for row in (await tx.execute(query)).mappings()]
+
+
+async def purge(engine: AsyncEngine, older_than: float, *, batch: int = 500) -> int:
+    """Forget up to `batch` sagas that ended more than `older_than` seconds ago. Call again while it is full."""
+    ended = (sagas.c.state.in_(("completed", "compensated")), sagas.c.updated_at < time.time() - older_than)
+    async with begin(engine) as tx:
+        old = (await tx.scalars(select(sagas.c.id).where(*ended).limit(batch))).all()
+        for column in (saga_history.c.saga_id, steps.c.saga_id, sagas.c.id):
+            await tx.execute(delete(column.table).where(column.in_(old)))
+    return len(old)
 
 
 async def record(

@@ -351,6 +351,45 @@ async def test_stop_finishes_the_step_and_hands_the_saga_back_at_once(store: Asy
     assert world.calls == ["a", "b"]
 
 
+async def test_hanging_saga_delays_only_itself(store: AsyncEngine) -> None:
+    released = asyncio.Event()
+
+    async def hang(ctx: StepContext) -> None:
+        if ctx.saga_id == "s1":
+            await released.wait()
+
+    world = World(a=[hang])
+    saga = Saga("trip", [world.step("a", deadline=60)])
+    runner = await started(store, saga)
+    running = asyncio.create_task(runner.run_forever(poll=0.05, limit=2))
+    await until(lambda: world.calls, what="the first saga hangs")
+    for number in range(2, 6):
+        await started(store, saga, f"s{number}")
+
+    async def completed() -> bool:
+        return len(await saga_store.list_sagas(store, state="completed")) == 4
+
+    await until(completed, what="the others are through")
+    assert (await saga_store.load(store, "s1")).state == "running"
+    released.set()
+    runner.stop()
+    await asyncio.wait_for(running, 10)
+    assert (await saga_store.load(store, "s1")).steps[0].state == "done"
+
+
+async def test_purge_forgets_old_ended_sagas_and_nothing_else(store: AsyncEngine) -> None:
+    world = World(b=[Permanent("no")], **{"undo b": [Permanent("closed")]})
+    runner = await started(store, Saga("trip", [world.step("a")]), "ended")
+    assert (await settled(runner, "ended")).state == "completed"
+    stuck = Saga("stuck", [world.step("a"), world.step("b")])
+    assert (await settled(await started(store, stuck, "stuck"), "stuck")).state == "needs_repair"
+    assert await saga_store.purge(store, older_than=60) == 0
+    assert await saga_store.purge(store, older_than=-60) == 1
+    assert [row.id for row in await saga_store.list_sagas(store)] == ["stuck"]
+    assert await saga_store.history(store, "ended") == []
+    assert await saga_store.history(store, "stuck")
+
+
 async def test_timeline_names_who_when_and_why_without_secrets(store: AsyncEngine) -> None:
     world = World(a=[Permanent("card 4242 4242 4242 4242 of ann@example.com declined, Bearer abc.def")])
     runner = await started(store, Saga("trip", [world.step("a")]))

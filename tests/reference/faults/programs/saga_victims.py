@@ -3,7 +3,7 @@
     saga_victims.py DIRECTORY    performs every plan-N.json that appears there, and writes plan-N.log beside
                                  it: {"saga_id", "pid"} per process, {"frozen": pid}, {"saga_id", "ended"}
 
-A plan has store, payment, mode ("saga" or "naive"), fence (false: write without the fence number), deadline
+A plan has store, payment, mode ("saga" or "naive"), fence and lease (false: without them), deadline
 of a step, margin of the lease, timeout of a payment call, patience, and victims: [{"saga_id": one, or null for
 every due saga; "moment", "step", "signal": "KILL", "STOP" or null}].
 Each victim is a fork of this process, made after the imports: a process of its own that costs milliseconds.
@@ -36,7 +36,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from studyhall.orders import saga as steps
 from studyhall.orders.db import orders
 from studyhall.orders.payments import Payments
-from studyhall.patterns import saga_store, store
+from studyhall.patterns import saga, saga_store, store
 from studyhall.patterns.errors import Permanent
 from studyhall.patterns.retry import RetryPolicy
 from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step
@@ -157,10 +157,19 @@ async def _write_without_fence(self: Any, **changes: Any) -> Any:
         yield tx
 
 
+async def _claim_without_lease(engine: AsyncEngine, *, owner: str, **_: Any) -> list[saga_store.Lease]:
+    """The usual poller: everything that has not ended, whoever else is at it."""
+    async with store.read(engine) as tx:
+        open_ = select(saga_store.sagas.c.id).where(saga_store.sagas.c.due_at.is_not(None))
+        return [saga_store.Lease(engine, saga_id, owner, 0) for saga_id in await tx.scalars(open_)]
+
+
 def perform(plan: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(process)d %(levelname)s %(message)s")
     if not plan.get("fence", True):
         saga_store.Lease.write = _write_without_fence  # type: ignore[method-assign, assignment]
+    if not plan.get("lease", True):
+        saga.claim = _claim_without_lease  # type: ignore[assignment]
     pids = {}
     for victim in plan["victims"]:
         if (pid := os.fork()) == 0:
