@@ -17,6 +17,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,13 +27,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from . import checkpoint, stall_budget
 from .bullmq_worker import FailPermanently, RetryLater
+from .cancel import CANCELLED, cancelled, marker, stop_reason
 from .deadline import run_within
 from .errors import Permanent
-from .idempotency import Inbox, fingerprint, provider_key
+from .idempotency import Inbox, provider_key
 from .observability import JobMetrics, correlation, log_execution
 from .progress import Progress
 from .redaction import redact_text
 from .retry import Decision, Outcome, decide
+from .schedule_slots import check_slot, signing_id
 from .signed_payload import Signer
 from .store import begin
 from .typed_jobs import JobType, JobTypes
@@ -107,7 +110,8 @@ class JobContext:
         return values
 
 
-Guard = Callable[[JobContext, Any], Awaitable[object]]  # raises to stop the execution before its work
+# Raises to stop the execution before its work. A context manager that it returns is held during the work.
+Guard = Callable[[JobContext, Any], Awaitable[object]]
 
 
 class Pipeline:
@@ -143,13 +147,20 @@ class Pipeline:
             try:
                 result, outcome = await self._execute(job)
                 return result
-            except asyncio.CancelledError:
-                outcome = Outcome.GIVEN_BACK  # the worker is draining or lost the lock; it knows which
-                raise
+            except asyncio.CancelledError as stopped:
+                if (reason := stop_reason(stopped)) is None:
+                    outcome = Outcome.GIVEN_BACK  # the worker is draining or lost the lock; it knows which
+                    raise
+                outcome = Outcome.CANCELLED
+                result, outcome = await self._end_cancelled(job, reason)
+                return result
             except Exception as raised:
-                error = raised
                 decision = self._decide(job, raised)
                 outcome = decision.outcome
+                if outcome is Outcome.CANCELLED:
+                    result, outcome = await self._end_cancelled(job, redact_text(str(raised)))
+                    return result
+                error = raised
                 raise _control(decision) from raised
             finally:
                 spent = time.perf_counter() - started
@@ -168,13 +179,13 @@ class Pipeline:
 
     async def _execute(self, job: Job) -> tuple[Any, Outcome]:
         if self._signer:
-            self._signer.verify(job.name, job.id, job.data)
+            self._signer.verify(job.name, signing_id(job.id, job.data), job.data)
         job_type, payload = self._jobs.decode(job.name, job.data)
+        check_slot(job.id, job.data)
         stall_budget.check(job.stalledCounter, self._crash_limit)
         meta = _meta(job)
         _check_age(job, meta)
-        key = job.data.get("key") or f"{job.queue.name}/{job.id}"
-        mark = fingerprint(job.data["payload"])
+        key, mark = marker(job.queue.name, job.id, job.data)
         limit = job_type.limit_for(job.attemptsMade + 1)
         ctx = JobContext(
             job,
@@ -186,18 +197,27 @@ class Pipeline:
             time.monotonic(),
             limit,
         )
-        for guard in self._guards:
-            await guard(ctx, payload)
-        inbox = self._inbox(job_type.name)
+        async with AsyncExitStack() as holding:
+            for guard in self._guards:
+                hold = await guard(ctx, payload)
+                if hold is not None and isinstance(hold, AbstractAsyncContextManager):
+                    await holding.enter_async_context(hold)
+            return await self._run(
+                ctx, payload, mark, fresh=job.attemptsStarted == 1 and not meta.get("replayed")
+            )
+
+    async def _run(self, ctx: JobContext, payload: Any, mark: str, *, fresh: bool) -> tuple[Any, Outcome]:
+        inbox, key, job_type = self._inbox(ctx.name), ctx.key, ctx.job_type
         if stored := await inbox.seen(key, mark):
-            return stored.result, Outcome.DUPLICATE
-        if job.attemptsStarted != 1 or meta.get("replayed"):  # a first start has nothing to resume
+            return stored.result, _outcome(stored.result, Outcome.DUPLICATE)
+        if not fresh:  # a first start has nothing to resume
             ctx.checkpointed = await checkpoint.load(self._store, key)
             ctx._touched = ctx.checkpointed is not None
-        answer = await run_within(limit, lambda: job_type.handler(ctx, payload))
+        answer = await run_within(ctx.limit, lambda: job_type.handler(ctx, payload))
         await ctx.progress.flush()
         done = answer if isinstance(answer, Done) else Done(answer)
-        return await self._commit(inbox, key, mark, done, ctx), Outcome.COMPLETED
+        result = await self._commit(inbox, key, mark, done, ctx)
+        return result, _outcome(result, Outcome.COMPLETED)
 
     async def _commit(self, inbox: Inbox, key: str, mark: str, done: Done, ctx: JobContext) -> Any:
         result = done.result.model_dump(mode="json") if isinstance(done.result, BaseModel) else done.result
@@ -215,6 +235,15 @@ class Pipeline:
 
         return await inbox.once(key, mark, effect)
 
+    async def _end_cancelled(self, job: Job, reason: str) -> tuple[Any, Outcome]:
+        """The marker decides: where the work is stored already it stands, else the cancellation does."""
+        if (task := asyncio.current_task()) is not None:
+            while task.cancelling():
+                task.uncancel()
+        key, mark = marker(job.queue.name, job.id, job.data)
+        result = await self._inbox(job.name).record(key, mark, {CANCELLED: reason})
+        return result, _outcome(result, Outcome.COMPLETED)
+
     def _inbox(self, consumer: str) -> Inbox:
         if consumer not in self._inboxes:
             self._inboxes[consumer] = Inbox(self._store, consumer)
@@ -226,6 +255,10 @@ class Pipeline:
         # BullMQ counts starts and spent attempts: the difference is how often the job came back for free.
         waits = max(0, job.attemptsStarted - 1 - job.attemptsMade)
         return decide(error, policy, job.attemptsMade, age=time.time() - job.timestamp / 1000, waits=waits)
+
+
+def _outcome(result: object, otherwise: Outcome) -> Outcome:
+    return otherwise if cancelled(result) is None else Outcome.CANCELLED
 
 
 def _meta(job: Job) -> dict[str, Any]:

@@ -31,7 +31,15 @@ from .priority import Priority, priority_of
 from .signed_payload import Signer
 from .typed_jobs import JobType, JobTypes
 
-__all__ = ["FailedTwin", "InvalidDelay", "JobRef", "JobRequest", "Producer", "QueueUnavailable"]
+__all__ = [
+    "FailedTwin",
+    "InvalidDelay",
+    "JobRef",
+    "JobRequest",
+    "Producer",
+    "QueueUnavailable",
+    "job_options",
+]
 
 KEEP_COMPLETED = {"count": 1_000, "age": 24 * 3600}
 KEEP_FAILED = {"age": 14 * 24 * 3600}  # no count: a burst of failures must not evict what is not archived yet
@@ -74,6 +82,20 @@ class JobRequest:
     meta: Mapping[str, Any] = field(default_factory=dict)
 
 
+def job_options(job_type: JobType[Any], priority: Priority) -> dict[str, Any]:
+    """BullMQ's options for a job of this type; its id and delay come on top."""
+    return {
+        "attempts": job_type.retry.attempts,
+        # What a stock worker would do; ours computes the delay itself, with jitter.
+        "backoff": {"type": "exponential", "delay": int(job_type.retry.base * 1000)},
+        "priority": int(priority),
+        "removeOnComplete": KEEP_COMPLETED,
+        "removeOnFail": KEEP_FAILED,
+        "stackTraceLimit": 5,
+        "keepLogs": 50,
+    }
+
+
 class Producer:
     """Open one per process; close it at the end."""
 
@@ -93,6 +115,7 @@ class Producer:
         self._timeout = timeout
         self._meta = meta  # adds to every job's meta, for example the trace context
         self.admission = admission  # asked before every add; it raises `Overloaded` to refuse
+        self.prefix = prefix
         self.redis = producer_client(url)
         self._opts = {"connection": self.redis, "prefix": prefix}
         self._queues: dict[str, Queue] = {}
@@ -194,22 +217,14 @@ class Producer:
             **request.meta,
         }
         data = {**self._jobs.encode(request.name, request.payload), "key": request.key, "meta": meta}
-        if self._signer:
-            data = self._signer.sign(request.name, ident, data)
-        opts: dict[str, Any] = {
-            "jobId": ident,
-            "attempts": job_type.retry.attempts,
-            # What a stock worker would do; ours computes the delay itself, with jitter.
-            "backoff": {"type": "exponential", "delay": int(job_type.retry.base * 1000)},
-            "priority": int(priority_of(request.priority)),
-            "removeOnComplete": KEEP_COMPLETED,
-            "removeOnFail": KEEP_FAILED,
-            "stackTraceLimit": 5,
-            "keepLogs": 50,
-        }
+        data = self.sign(request.name, ident, data)
+        opts = {"jobId": ident, **job_options(job_type, priority_of(request.priority))}
         if delay:
             opts["delay"] = int(delay * 1000)
         return {"name": request.name, "queueName": job_type.queue, "data": data, "opts": opts}
+
+    def sign(self, name: str, ident: str, data: dict[str, Any]) -> dict[str, Any]:
+        return self._signer.sign(name, ident, data) if self._signer else data
 
     def _bounded(self, timeout: float | None = None) -> AbstractAsyncContextManager[None]:
         return _bounded(timeout or self._timeout)
