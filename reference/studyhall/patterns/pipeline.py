@@ -69,8 +69,8 @@ class JobContext:
     services: Any
     started: float
     limit: float
-    checkpointed: Any | None = None
-    _touched: bool = field(default=False, repr=False)
+    checkpointed: Any | None = None  # the last state that an earlier run saved
+    _touched: bool = field(default=False, repr=False)  # there is a checkpoint to close
 
     @property
     def job_id(self) -> str:
@@ -94,14 +94,24 @@ class JobContext:
 
     def provider_key(self, step: str) -> str:
         """Idempotency key for a call to somebody else: the same for every attempt of this job."""
-        return provider_key(self.key, step)
+        return provider_key(self.scope, step)
+
+    @property
+    def scope(self) -> str:
+        """The key within this type of job: the stages of one document have the same key."""
+        return f"{self.name}/{self.key}"
+
+    @property
+    def fence(self) -> int:
+        """The number of this run, higher than that of every earlier run of the job."""
+        return checkpoint.fence(int(self.job.timestamp), int(self.job.attemptsStarted))
 
     async def checkpoint(self, state: Any, save: Save | None = None) -> None:
         """Remember where the work is; `save` puts the rows done so far into the same transaction."""
         async with begin(self.store) as tx:
             if save:
                 await save(tx)
-            await checkpoint.save(tx, self.key, state)
+            await checkpoint.save(tx, self.scope, state, self.fence)
         self.checkpointed, self._touched = state, True
 
     async def children(self) -> dict[str, Any]:
@@ -202,17 +212,15 @@ class Pipeline:
                 hold = await guard(ctx, payload)
                 if hold is not None and isinstance(hold, AbstractAsyncContextManager):
                     await holding.enter_async_context(hold)
-            return await self._run(
-                ctx, payload, mark, fresh=job.attemptsStarted == 1 and not meta.get("replayed")
-            )
+            return await self._run(ctx, payload, mark)
 
-    async def _run(self, ctx: JobContext, payload: Any, mark: str, *, fresh: bool) -> tuple[Any, Outcome]:
+    async def _run(self, ctx: JobContext, payload: Any, mark: str) -> tuple[Any, Outcome]:
         inbox, key, job_type = self._inbox(ctx.name), ctx.key, ctx.job_type
         if stored := await inbox.seen(key, mark):
             return stored.result, _outcome(stored.result, Outcome.DUPLICATE)
-        if not fresh:  # a first start has nothing to resume
-            ctx.checkpointed = await checkpoint.load(self._store, key)
-            ctx._touched = ctx.checkpointed is not None
+        if ctx.job.attemptsStarted != 1:  # a first start has nothing to resume, and nobody to shut out
+            ctx.checkpointed = await checkpoint.claim(self._store, ctx.scope, ctx.fence)
+            ctx._touched = True
         answer = await run_within(ctx.limit, lambda: job_type.handler(ctx, payload))
         await ctx.progress.flush()
         done = answer if isinstance(answer, Done) else Done(answer)
@@ -230,7 +238,7 @@ class Pipeline:
             if save:
                 await save(tx)
             if ctx._touched:
-                await checkpoint.clear(tx, key)
+                await checkpoint.close(tx, ctx.scope, ctx.fence)
             return result
 
         return await inbox.once(key, mark, effect)

@@ -5,6 +5,7 @@ Promise: a critical job added to a backlog is the next one fetched; within a tie
 It does not hold for jobs that are already running (nothing is preempted), nor against jobs added elsewhere
 with no priority at all: BullMQ serves 0 (or none) before every other number, so a job with `priority: 1` ran
 301st behind 300 jobs that had none. That is why every producer must name a tier, and why `normal` is not 0.
+A steady stream of critical jobs starves the low ones; the depth and age limits of backpressure show it.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from enum import IntEnum
 
 from .errors import Permanent
 
-__all__ = ["Priority", "UnknownPriority", "priority_of"]
+__all__ = ["LOWEST", "Priority", "UnknownPriority", "priority_of"]
 
-LOWEST = 2_097_151  # BullMQ packs the priority into a sorted-set score; 2097152 throws in Node, silently wraps here
+LOWEST = 2_097_151  # BullMQ packs the priority into a sorted-set score; 2097152 throws in Node, passes here
 
 
 class UnknownPriority(Permanent):
-    """The priority is not one of the tiers."""
+    """The priority is not one of the tiers. Use critical, high, normal or low."""
 
 
 class Priority(IntEnum):
@@ -33,15 +34,12 @@ class Priority(IntEnum):
 
 def priority_of(tier: str | int | Priority) -> Priority:
     """The tier for a name or number; anything else is refused, because bullmq-Python validates nothing."""
-    if isinstance(tier, str):
-        try:
+    try:
+        if isinstance(tier, str):
             return Priority[tier.upper()]
-        except KeyError:
-            pass
-    else:
-        try:
+        if isinstance(tier, int) and not isinstance(tier, bool):  # True is 1, and no tier
             return Priority(tier)
-        except ValueError:
-            pass
+    except (KeyError, ValueError):
+        pass
     known = ", ".join(p.name.lower() for p in Priority)
-    raise UnknownPriority(f"unknown priority {tier!r}: use one of {known}")
+    raise UnknownPriority(f"unknown priority {str(tier)[:50]!r}: use one of {known}")
