@@ -32,7 +32,7 @@ LOOK = 0.02  # seconds between two looks at the SQLite counter
 
 
 class Wakeup(Protocol):
-    async def wait(self, timeout: float) -> None: ...  # noqa: ASYNC109
+    async def wait(self, timeout: float) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -56,7 +56,7 @@ class _Listen:
     def __init__(self, connection: AsyncConnection[TupleRow]) -> None:
         self._connection = connection
 
-    async def wait(self, timeout: float) -> None:  # noqa: ASYNC109
+    async def wait(self, timeout: float) -> None:
         import psycopg
 
         try:
@@ -77,9 +77,9 @@ class _DataVersion:
         self._connection = sqlite3.connect(path, timeout=0, isolation_level=None)
         self._seen = 0
 
-    async def wait(self, timeout: float) -> None:  # noqa: ASYNC109
+    async def wait(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        while (version := self._version()) == self._seen and time.monotonic() < deadline:  # noqa: ASYNC110
+        while (version := self._version()) == self._seen and time.monotonic() < deadline:
             await asyncio.sleep(LOOK)  # nothing tells us of another process' commit
         self._seen = version
 

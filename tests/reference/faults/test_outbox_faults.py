@@ -46,11 +46,12 @@ class Relays:
         self.redis = sync_redis.Redis.from_url(redis_url, decode_responses=True)
         self._started = 0
         self.publish_seconds = 0.002
+        self.lease_seconds = 30.0
 
     def start(self, mode: str) -> tuple[str, Spawned]:
         self._started += 1
         worker = f"{mode}-{self._started}"
-        env = {"PUBLISH_SECONDS": str(self.publish_seconds)}
+        env = {"PUBLISH_SECONDS": str(self.publish_seconds), "LEASE_SECONDS": str(self.lease_seconds)}
         return worker, self._spawn(PROGRAM, mode, *self._urls, worker, env=env)
 
     async def go(self, mode: str, count: int) -> None:
@@ -154,7 +155,7 @@ async def kill_while_working(
     relays: Relays, store: AsyncEngine, mode: str, *, kills: int, commits: int, rollbacks: int, seed: int
 ) -> tuple[set[str], int]:
     """Two relays at a time, `kills` of them SIGKILLed while they publish. Returns ids, kills that hit."""
-    relays.publish_seconds = 0.01
+    relays.publish_seconds, relays.lease_seconds = 0.01, 0.7  # dead ones hold their batch that long
     alive = dict(relays.start(mode) for _ in range(2))
     await relays.go(mode, 2)
     writing = asyncio.create_task(work(store, mode, commits, rollbacks, seed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -236,6 +237,48 @@ async def test_a_lease_that_ended_goes_to_another_relay_and_the_late_one_cannot_
     assert await claim(store, "third", 10, 30) == []
     await settle(store, "slow", published=[slow[0].position])  # but published is a fact
     assert (await lag(store)).waiting == 1
+
+
+async def test_many_relays_with_random_failures_keep_every_aggregate_in_order_and_double_nothing(
+    store: AsyncEngine, scale: Callable[..., Any], seed: int
+) -> None:
+    """Small batches on few aggregates, so that the relays get into each other's way all the time."""
+    rng, count = random.Random(seed), scale(300, 2000)
+
+    async def writer(number: int) -> None:
+        for n in range(count // 5):
+            chosen = {rng.randrange(12) for _ in range(rng.randint(1, 3))}
+            async with begin(store) as tx:
+                await add(tx, *(event(f"a{s}", number * count + n) for s in chosen))
+                await asyncio.sleep(rng.random() * 0.002)
+
+    class Flaky(Sink):
+        async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+            await asyncio.sleep(rng.random() * 0.003)
+            return await super().publish(events)
+
+    sink = Flaky(lambda _: Transient("now and then") if rng.random() < 0.1 else None)
+    policy = RetryPolicy(base=0.005, cap=0.01, attempts=50)
+    relays = [Relay(store, sink, batch=rng.randint(1, 9), poll=0.05, policy=policy) for _ in range(5)]
+    tasks = [asyncio.create_task(relay.run()) for relay in relays]
+    await asyncio.gather(*(writer(number) for number in range(5)))
+
+    async def empty() -> bool:
+        return (await lag(store)).waiting == 0
+
+    await until(empty, 60, "the relays to finish")
+    for relay in relays:
+        relay.stop()
+    await asyncio.wait_for(asyncio.gather(*tasks), 20)
+    async with read(store) as connection:
+        rows = (
+            await connection.execute(select(outbox.c.subject, outbox.c.event_id).order_by(outbox.c.position))
+        ).all()
+    for subject in {row.subject for row in rows}:
+        stored = [row.event_id for row in rows if row.subject == subject]
+        assert [e.id for e in sink.events if e.subject == subject] == stored
+    assert sum(relay.counts.failed for relay in relays) > 0
+    assert sum(relay.counts.published > 0 for relay in relays) >= 3
 
 
 async def test_stop_finishes_the_publish_in_flight_and_gives_the_rest_back(store: AsyncEngine) -> None:

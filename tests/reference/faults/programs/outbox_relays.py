@@ -41,8 +41,8 @@ class Sink:
 
 
 async def relay(store: str, redis: Redis, worker: str) -> None:
-    engine = open_store(store)
-    running = Relay(engine, Sink(redis, worker), worker_id=worker, batch=BATCH, lease=0.7, poll=0.1)
+    engine, lease = open_store(store), float(os.environ.get("LEASE_SECONDS", "30"))
+    running = Relay(engine, Sink(redis, worker), worker_id=worker, batch=BATCH, lease=lease, poll=0.1)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.stop)
     await running.run()
 
@@ -79,7 +79,7 @@ async def mark_first(store: str, redis: Redis, worker: str) -> None:
 async def main(mode: str, store: str, redis_url: str, worker: str) -> None:
     redis = producer_client(redis_url)
     await redis.sadd(f"ready:{mode}", worker)
-    while not await redis.exists(f"go:{mode}"):  # noqa: ASYNC110 - set by another process
+    while not await redis.exists(f"go:{mode}"):
         await asyncio.sleep(0.01)
     modes = {f.__name__: f for f in (relay, select_then_update, mark_first)}
     await modes[mode](store, redis, worker)
