@@ -1,6 +1,7 @@
-"""`make sync`: regenerate what is derived from the catalogue and the figures. `--check` fails on drift instead.
+"""`make sync`: regenerate what is derived from the catalogue, the modules and the figures. `--check` fails on drift.
 
-Generated text stands between `<!-- sync:NAME -->` and `<!-- /sync -->` in hand-written files.
+Generated text stands between `<!-- sync:NAME -->` (or `<!-- sync:NAME ARGUMENTS -->`, see `quotes`) and
+`<!-- /sync -->` in hand-written files. The modules that a skill brings along are copied as they are.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+
+import quotes
 
 ROOT = Path(__file__).resolve().parents[1]
 CATALOGUE = ROOT / "reference" / "catalogue.toml"
@@ -51,7 +54,9 @@ def pattern_map() -> str:
             links = ", ".join(f"[`{name}`]({PATTERNS}/{name})" for name in modules)
             files = sorted({proof.split("::")[0] for proof in pattern["proofs"]})
             proofs = ", ".join(f"[{Path(name).stem.removeprefix('test_')}](../{name})" for name in files)
-            lines.append(f"| **{pattern['id']}** {pattern['title']} | {pattern['summary']} | {links} | {proofs} |")
+            lines.append(
+                f"| **{pattern['id']}** {pattern['title']} | {pattern['summary']} | {links} | {proofs} |"
+            )
         lines.append("")
     return "\n".join(lines).rstrip()
 
@@ -63,7 +68,9 @@ def proven() -> str:
         for name, entry in sorted(figures(pattern).items()):
             if entry["mode"] != "full":
                 continue
-            numbers = ", ".join(f"{key.replace('_', ' ')} {_number(value)}" for key, value in entry["figures"].items())
+            numbers = ", ".join(
+                f"{key.replace('_', ' ')} {_number(value)}" for key, value in entry["figures"].items()
+            )
             lines.append(f"| **{pattern['id']}**: {name.replace('-', ' ')} | {numbers} | {entry['date']} |")
     return "\n".join(lines)
 
@@ -72,26 +79,58 @@ def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
-REGIONS = {"pattern-map": pattern_map, "proven": proven}
-TARGETS = [ROOT / "README.md", ROOT / "reference" / "README.md"]
+REGIONS = {
+    "pattern-map": lambda _: pattern_map(),
+    "proven": lambda _: proven(),
+    "tokens": quotes.token_table,
+    "quote": quotes.quote,
+    "card": quotes.card,
+    "files": quotes.files,
+}
+REGION = re.compile(r"<!-- sync:(?P<name>[\w-]+)(?: (?P<args>[^\n]+?))? -->\n.*?<!-- /sync -->", re.DOTALL)
+
+
+def targets() -> list[Path]:
+    """Pages before the README, whose table of tokens counts them."""
+    pages = sorted((ROOT / "skills").glob("*/SKILL.md")) + sorted((ROOT / "skills").glob("*/references/*.md"))
+    return [*pages, ROOT / "reference" / "README.md", ROOT / "README.md"]
 
 
 def rendered(path: Path) -> str:
     def fill(match: re.Match[str]) -> str:
-        name = match["name"]
+        name, args = match["name"], match["args"] or ""
         if name not in REGIONS:
             raise SystemExit(f"{path}: unknown region {name!r}; known: {', '.join(REGIONS)}")
-        return f"<!-- sync:{name} -->\n{REGIONS[name]()}\n<!-- /sync -->"
+        head = f"sync:{name} {args}".rstrip()
+        return f"<!-- {head} -->\n{REGIONS[name](args)}\n<!-- /sync -->"
 
-    return re.sub(r"<!-- sync:(?P<name>[\w-]+) -->\n.*?<!-- /sync -->", fill, path.read_text(), flags=re.DOTALL)
+    return REGION.sub(fill, path.read_text())
+
+
+def copies() -> dict[Path, bytes | None]:
+    """Every file in skills/*/modules: what it has to contain, None when it has to go."""
+    wanted: dict[Path, bytes | None] = {}
+    for skill in SKILLS:
+        folder = ROOT / "skills" / skill / "modules"
+        wanted |= dict.fromkeys(folder.glob("*.py"))
+        wanted |= {folder / name: content for name, content in quotes.modules(skill).items()}
+    return wanted
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing, exit 1 when something is out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing, exit 1 when something is out of date"
+    )
     check = parser.parse_args().check
     stale = []
-    for path in TARGETS:
+    for path, content in copies().items():
+        if (path.read_bytes() if path.exists() else None) != content:
+            stale.append(path.relative_to(ROOT))
+            if not check:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.unlink() if content is None else path.write_bytes(content)
+    for path in targets():
         text = rendered(path)
         if text != path.read_text():
             stale.append(path.relative_to(ROOT))

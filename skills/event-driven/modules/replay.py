@@ -1,0 +1,116 @@
+"""Replay: one consumer gets past events again; nobody else notices.
+
+Promise: events are read from the outbox (which keeps them until purge) in their old order and handed to ONE
+consumer's effect, never to the bus. What that consumer had already is skipped, so replaying too much is
+safe. With `force` it is applied again: the old marker goes and the new one comes in the transaction of the
+effect. A failing event holds back the later ones of its subject and is reported; the others go on.
+
+When it does NOT hold
+- Purged events are gone: keep the outbox (or the broker's log) as long as you may want to replay.
+- `force` repeats effects on purpose. Use it for a projection that was rebuilt from empty, never for a
+  charge.
+- A consumer that runs meanwhile may apply newer events before the replayed older ones. Pause it, or make
+  its effect indifferent to order.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import delete, insert, select
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from .event_schema import Event
+from .idempotency import inbox
+from .inbox import Effect, event_fingerprint, handle_once
+from .outbox import BUS, outbox
+from .store import begin, read
+
+__all__ = ["Replayed", "logged", "replay"]
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What a replay did. `failed`: event id → reason; `held`: ids behind a failed one of the same subject."""
+
+    read: int = 0
+    applied: int = 0
+    skipped: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    held: list[str] = field(default_factory=list)
+
+
+async def logged(
+    engine: AsyncEngine,
+    *,
+    after: int = 0,
+    until: int | None = None,
+    since: datetime | None = None,
+    before: datetime | None = None,
+    ids: Sequence[str] | None = None,
+    destination: str = BUS,
+    batch: int = 500,
+) -> AsyncIterator[Event]:
+    """Published events by position (after, until], by time of `add` [since, before) or by id, in order."""
+    row = outbox.c
+    chosen = [row.destination == destination, row.published_at.is_not(None), row.reason.is_(None)]
+    chosen += [row.position <= until] if until is not None else []
+    chosen += [row.created_at >= since.timestamp()] if since is not None else []
+    chosen += [row.created_at < before.timestamp()] if before is not None else []
+    chosen += [row.event_id.in_(ids)] if ids is not None else []
+    while True:
+        page = select(row.position, row.body).where(*chosen, row.position > after)
+        async with read(engine) as connection:
+            found = (await connection.execute(page.order_by(row.position).limit(batch))).all()
+        for position, body in found:
+            after = position
+            yield Event.decode(body, max_bytes=len(body) * 4)
+        if len(found) < batch:
+            return
+
+
+async def replay(
+    engine: AsyncEngine, consumer: str, events: AsyncIterable[Event], effect: Effect, *, force: bool = False
+) -> Replayed:
+    """Hand the events to this consumer's effect, one transaction each. Can be repeated at will."""
+    report = Replayed()
+    stuck: set[str] = set()
+    async for event in events:
+        report.read += 1
+        if event.subject in stuck:
+            report.held.append(event.id)
+            continue
+        ran = False
+
+        async def applied(tx: Any, event: Event) -> Any:
+            nonlocal ran
+            ran = True
+            return await effect(tx, event)
+
+        try:
+            if force:
+                await _again(engine, consumer, event, applied)
+            else:
+                await handle_once(engine, consumer, event, applied)
+        except Exception as error:
+            stuck.add(event.subject)
+            report.failed[event.id] = f"{type(error).__name__}: {error}"[:500]
+        else:
+            report.applied += ran
+            report.skipped += not ran
+    return report
+
+
+async def _again(engine: AsyncEngine, consumer: str, event: Event, effect: Effect) -> None:
+    mine = {"consumer": consumer, "key": event.id}
+    async with begin(engine) as tx:
+        await tx.execute(delete(inbox).filter_by(**mine))
+        marker = {**mine, "fingerprint": event_fingerprint(event), "result": "null", "at": time.time()}
+        await tx.execute(insert(inbox).values(marker))  # first: a live duplicate waits for our commit
+        result = json.dumps(await effect(tx, event))
+        await tx.execute(inbox.update().filter_by(**mine).values(result=result))

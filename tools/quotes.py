@@ -1,0 +1,290 @@
+"""What the skill pages take from the code: quotes, guarantee cards, lists of files, and the modules themselves.
+
+    <!-- sync:quote reference/studyhall/patterns/retry.py#decide full_jitter -->   functions, classes, Class.method
+    <!-- sync:quote …/bullmq_worker.py#ReliableWorker~ -->                         ~ : signatures and docstrings only
+    <!-- sync:quote tests/skills/examples/background-jobs/worker.py#[wiring] -->   from `# [wiring]` to `# [/wiring]`
+    <!-- sync:card retry -->      the promise, and what the last full fault run measured
+    <!-- sync:files retry -->     which modules to copy, which packages they need
+
+A skill may be installed alone, so `modules()` lists for each one the pattern modules its pages are about, with
+all they import: `make sync` copies those byte for byte to `skills/<skill>/modules/`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import re
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PATTERNS = ROOT / "reference" / "studyhall" / "patterns"
+CARD_LINES, CARD_NUMBERS = 3, 7  # what is worth its tokens; the figures have their own files
+PROSE, CODE = 4, 3  # characters per token: an offline estimate that errs on the high side
+IMPORT_NAMES = {
+    "prometheus_client": "prometheus-client",
+    "nacl": "pynacl",
+    "aio_pika": "aio-pika",
+    "nats": "nats-py",
+}
+IMPORT_NAMES |= {
+    "confluent_kafka": "confluent-kafka",
+    "opentelemetry": "opentelemetry-api",
+    "psycopg": "psycopg",
+}
+
+
+@functools.cache
+def catalogue() -> dict[str, dict[str, Any]]:
+    rows = tomllib.loads((ROOT / "reference" / "catalogue.toml").read_text())["pattern"]
+    return {str(row["id"]): row for row in rows}
+
+
+def pattern(ident: str) -> dict[str, Any]:
+    if ident not in catalogue():
+        raise SystemExit(
+            f"no pattern {ident!r} in reference/catalogue.toml; known: {', '.join(sorted(catalogue()))}"
+        )
+    return catalogue()[ident]
+
+
+# ---- quotes
+
+
+def quote(args: str) -> str:
+    """A fenced block with the named parts of a file, and where they are from."""
+    path, _, names = args.partition("#")
+    source = (ROOT / path).read_text()
+    parts, spans = [], []
+    for name in names.split() or [""]:
+        text, first, last = _part(path, source, name)
+        parts.append(text)
+        spans.append(f"{first}–{last}" if first != last else f"{first}")
+    where = f"Lines {', '.join(spans)} of "
+    if Path(path).parent == PATTERNS.relative_to(ROOT):
+        where += f"[`modules/{Path(path).name}`](../modules/{Path(path).name}):"
+    else:
+        where = (
+            ""  # an example, which runs in the tests; `patterns` is the package the modules were copied to
+        )
+    body = "\n\n\n".join(parts) if any("\n" in part for part in parts) else "\n".join(parts)
+    return f"{where}\n\n```python\n{body}\n```".lstrip()
+
+
+def _part(path: str, source: str, name: str) -> tuple[str, int, int]:
+    lines = source.splitlines()
+    if not name:
+        return source.rstrip(), 1, len(lines)
+    if region := re.fullmatch(r"\[([\w-]+)\]", name):
+        marks = [
+            i for i, line in enumerate(lines) if line.strip() in (f"# [{region[1]}]", f"# [/{region[1]}]")
+        ]
+        if len(marks) != 2:
+            raise SystemExit(f"{path}: needs the lines `# [{region[1]}]` and `# [/{region[1]}]` once each")
+        first, last = marks[0] + 1, marks[1]
+    else:
+        node = _node(path, ast.parse(source).body, name.removesuffix("~").split("."))
+        if name.endswith("~"):
+            return _outline(node, lines), *_span(node)
+        first, last = _span(node)[0] - 1, _span(node)[1]
+    return textwrap.dedent("\n".join(lines[first:last])), first + 1, last
+
+
+def _node(path: str, body: list[ast.stmt], names: list[str]) -> ast.stmt:
+    for node in body:
+        found = getattr(node, "name", None)
+        if isinstance(node, ast.Assign):
+            found = getattr(node.targets[0], "id", None)
+        elif isinstance(node, ast.AnnAssign):
+            found = getattr(node.target, "id", None)
+        if found == names[0]:
+            return _node(path, getattr(node, "body", []), names[1:]) if names[1:] else node
+    raise SystemExit(f"{path}: there is no {'.'.join(names)}")
+
+
+def _span(node: ast.stmt) -> tuple[int, int]:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(mark.lineno for mark in decorators)]), node.end_lineno or node.lineno
+
+
+def _outline(node: ast.stmt, lines: list[str]) -> str:
+    """Signatures and docstrings of a class or function; public methods and `__init__` only."""
+    if isinstance(node, ast.ClassDef):
+        head = lines[_span(node)[0] - 1 : node.lineno]
+        inner: list[str] = []
+        for child in node.body:
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                if not child.name.startswith("_") or child.name in ("__init__", "__call__"):
+                    inner += ["", _outline(child, lines)]
+            elif _is_docstring(child) or (
+                isinstance(child, ast.AnnAssign) and not getattr(child.target, "id", "_").startswith("_")
+            ):
+                inner += lines[child.lineno - 1 : child.end_lineno]
+        return "\n".join([*head, *inner]) if inner else "\n".join([*head, "    ..."])
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    first = node.body[0]
+    until = first.end_lineno or first.lineno if _is_docstring(first) else first.lineno - 1
+    while not _is_docstring(first) and lines[until - 1].strip().startswith("#"):
+        until -= 1
+    return "\n".join([*lines[_span(node)[0] - 1 : until], " " * (node.col_offset + 4) + "..."])
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+# ---- cards
+
+
+def card(ident: str) -> str:
+    """The promise of a pattern, and what was measured under faults."""
+    row = pattern(ident)
+    lines = [f"**Promise.** {row['summary']}", ""]
+    path = ROOT / "reference" / "figures" / row.get("figures", "none")
+    measured = json.loads(path.read_text()) if path.is_file() else {}
+    full = {name: entry for name, entry in measured.items() if entry["mode"] == "full"}
+    if not full:
+        proof = row["proofs"][0].split("::")
+        return "\n".join(
+            [*lines, f"**Measured** by `{proof[0]}`, run `make faults` in the Queuesmith repository."]
+        )
+    merged: dict[str, tuple[list[str], dict[str, Any]]] = {}
+    for name, entry in sorted(full.items()):
+        plain, store = re.fullmatch(r"(.*?)(?:[- ](sqlite|postgresql))?", name).groups()  # type: ignore[union-attr]
+        merged.setdefault(plain, ([], entry))[0].extend([store] if store else [])
+    kills = sorted(merged, key=lambda name: ("kills" not in merged[name][1]["figures"], name))
+    date = max(entry["date"] for entry in full.values())
+    lines.append(
+        f"**Measured** (full fault run of {date}, real kills; `naive` is the usual version under the same fault):"
+    )
+    lines.append("")
+    for name in kills[:CARD_LINES]:
+        stores, entry = merged[name]
+        on = f" ({' and '.join(sorted(stores))})" if len(stores) > 1 else ""
+        lines.append(f"- {name.replace('-', ' ')}{on}: {_numbers(entry['figures'])}")
+    return "\n".join(lines)
+
+
+def _numbers(figures: dict[str, Any]) -> str:
+    plain = {key: value for key, value in figures.items() if isinstance(value, int | float | str)}
+    telling = ("jobs", "events", "kills", "lost", "doubled", "naive")
+    order = sorted(plain, key=lambda key: (not any(word in key for word in telling), list(plain).index(key)))
+    return ", ".join(f"{key.replace('_', ' ')} {_number(plain[key])}" for key in order[:CARD_NUMBERS])
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
+
+
+# ---- modules
+
+
+@functools.cache
+def needs(module: str) -> frozenset[str]:
+    """The module with everything it imports from its siblings, also indirectly."""
+    found, todo = set(), [module]
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += [f"{sibling}.py" for sibling in _imports(name)[0]]
+    return frozenset(found)
+
+
+@functools.cache
+def _imports(module: str) -> tuple[frozenset[str], frozenset[str]]:
+    """(sibling modules, packages that are not part of Python)"""
+    siblings, packages = set(), set()
+    for node in ast.walk(ast.parse((PATTERNS / module).read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            siblings |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            packages.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Import):
+            packages |= {alias.name.split(".")[0] for alias in node.names}
+    return frozenset(siblings), frozenset(packages - set(sys.stdlib_module_names))
+
+
+def own(row: dict[str, Any]) -> list[str]:
+    return [row["module"], *row.get("also", [])]
+
+
+@functools.cache
+def requirements() -> dict[str, str]:
+    """Package name -> requirement, from pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = [
+        *project["dependencies"],
+        *(item for extra in project["optional-dependencies"].values() for item in extra),
+    ]
+    return {re.split(r"[\[<>=~! ]", item)[0].lower(): item for item in reversed(listed)}
+
+
+def files(ident: str) -> str:
+    """What to copy, and what to install."""
+    row = pattern(ident)
+    mine = own(row)
+    others = sorted(set().union(*(needs(name) for name in mine)) - set(mine))
+    packages = set().union(*(_imports(name)[1] for name in [*mine, *others]))
+    if "sqlalchemy" in packages:
+        packages |= {"aiosqlite"}
+    known = requirements()
+    wanted = sorted(
+        known[name] for name in {IMPORT_NAMES.get(name, name) for name in packages} if name in known
+    )
+    text = f"**Copy** from this skill's `modules/` into one package: {_listed(mine)}"
+    if len(others) > 12:
+        text += f", plus the {len(others)} modules these import (copy the whole folder)"
+    elif others:
+        text += f", plus what these import: {_listed(others)}"
+    text += ". "
+    if wanted:
+        text += "**Install** " + " ".join(f'`"{item}"`' for item in wanted) + "."
+    return text.rstrip()
+
+
+def _listed(names: list[str]) -> str:
+    return " ".join(f"`{name}`" for name in names)
+
+
+def modules(skill: str) -> dict[str, bytes]:
+    """File name -> content of everything the pages of this skill tell the reader to copy."""
+    rows = [row for row in catalogue().values() if row["skill"] == skill]
+    names = set().union(*(needs(name) for row in rows for name in own(row))) if rows else set()
+    return {name: (PATTERNS / name).read_bytes() for name in sorted(names | {"__init__.py"})}
+
+
+# ---- tokens
+
+
+def tokens(text: str) -> int:
+    """Estimate without a tokenizer: 4 characters per token of prose, 3 per token of code."""
+    code = sum(len(block) for block in re.findall(r"^```.*?^```", text, re.DOTALL | re.MULTILINE))
+    return -(-(len(text) - code) // PROSE) + -(-code // CODE)
+
+
+def description(skill_md: str) -> str:
+    found = re.search(r"^description: (.*)$", skill_md, re.MULTILINE)
+    assert found, "a skill has a description on one line"
+    return found[1].strip().strip('"')
+
+
+def token_table(_: str = "") -> str:
+    """For the README: what a skill costs before and after it is used."""
+    lines = ["| skill | listed always | SKILL.md | pages | largest page |", "|---|---:|---:|---:|---:|"]
+    for path in sorted((ROOT / "skills").glob("*/SKILL.md")):
+        text = path.read_text()
+        pages = [page.read_text() for page in sorted((path.parent / "references").glob("*.md"))]
+        largest = max((tokens(page) for page in pages), default=0)
+        listed = tokens(f"{path.parent.name} {description(text)}")
+        lines.append(f"| `{path.parent.name}` | {listed} | {tokens(text):,} | {len(pages)} | {largest:,} |")
+    return "\n".join([*lines, "", f"Tokens, estimated: {PROSE} characters of prose or {CODE} of code each."])
