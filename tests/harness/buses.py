@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from studyhall.patterns.bus_kafka import KafkaBus
-from studyhall.patterns.bus_nats import NatsBus
-from studyhall.patterns.bus_rabbitmq import RabbitBus
-from studyhall.patterns.bus_redis_streams import RedisStreamsBus
-from studyhall.patterns.connections import producer_client
 from studyhall.patterns.event_bus import EventBus
 
 __all__ = ["BUSES", "SERVERS", "open_bus"]
@@ -19,22 +14,38 @@ TAKEOVER = 1.5
 
 
 def _redis(url: str, prefix: str, **options: Any) -> EventBus:
+    from studyhall.patterns.bus_redis_streams import RedisStreamsBus
+    from studyhall.patterns.connections import producer_client
+
     return RedisStreamsBus(producer_client(url), prefix=prefix, claim_idle=TAKEOVER, **options)
 
 
+def _rabbitmq(url: str, prefix: str) -> EventBus:
+    from studyhall.patterns.bus_rabbitmq import RabbitBus
+
+    return RabbitBus(url, prefix=prefix)
+
+
+def _nats(url: str, prefix: str, **options: Any) -> EventBus:
+    from studyhall.patterns.bus_nats import NatsBus
+
+    return NatsBus(url, prefix=prefix, ack_wait=TAKEOVER, **options)
+
+
 def _kafka(url: str, prefix: str, **options: Any) -> EventBus:
+    from studyhall.patterns.bus_kafka import KafkaBus
+
     # The mock brokers create topics when asked about them and know no CreateTopics.
     return KafkaBus(url, prefix=prefix, create_topics=False, session_timeout=6.0, **options)
 
 
+# Each imports its own client only: a process that is killed in a test should be back soon.
 BUSES: dict[str, Callable[[str, str], EventBus]] = {
     "redis": _redis,
     "redis-ordered": lambda url, prefix: _redis(url, prefix, ordered=True, partitions=4),
-    "rabbitmq": lambda url, prefix: RabbitBus(url, prefix=prefix),
-    "nats": lambda url, prefix: NatsBus(url, prefix=prefix, ack_wait=TAKEOVER),
-    "nats-ordered": lambda url, prefix: NatsBus(
-        url, prefix=prefix, ack_wait=TAKEOVER, ordered=True, partitions=4
-    ),
+    "rabbitmq": _rabbitmq,
+    "nats": _nats,
+    "nats-ordered": lambda url, prefix: _nats(url, prefix, ordered=True, partitions=4),
     "kafka": _kafka,
     "kafka-ordered": lambda url, prefix: _kafka(url, prefix, ordered=True),
 }

@@ -96,19 +96,14 @@ class StreamConsumer:
         while found := await self.redis.xpending_range(stream, self.group, start, "+", 500, self.member):
             ids = [text(known["message_id"]) for known in found]  # type: ignore[arg-type]
             for entry in ids:
-                if (stream, entry) not in self._held:
-                    again = await AGAIN(self.redis, [stream], [self.group, self.member, entry, 1])
-                    if again:
-                        self._start(stream, entry, _fields(again[1]), int(again[0]))
+                self._start(stream, entry, {})
             start = f"({ids[-1]}"
 
     async def _read_new(self) -> None:
-        # Unordered: little more than runs now, the rest is for other members. Ordered: the stream is ours alone,
-        # and what queues up behind a failing key must not stand between us and the other keys.
-        ready = len(self._held) if self.ordered else len(self._held) - self._waiting
-        room = min(
-            (MAX_HELD if self.ordered else 2 * self.concurrency) - ready, MAX_HELD - len(self._held), 500
-        )
+        # Unordered: no more than can run now, the rest is for others. Ordered: the stream is ours alone, and what
+        # queues up behind a failing key must not stand between us and the other keys.
+        ready = len(self._held) - self._waiting - len(self._acks)
+        room = min(MAX_HELD - len(self._held), 500 if self.ordered else self.concurrency - ready)
         if room <= 0:
             self._freed.clear()
             await _either(self._freed, self.stop, LONGEST_BLOCK)
@@ -124,30 +119,29 @@ class StreamConsumer:
         reply = await raw(self.redis, *head, *streams, *(">" for _ in streams))
         for stream, entries in _by_stream(reply):
             for entry, flat in entries:
-                self._start(text(stream), text(entry), flat, 1)
+                self._start(text(stream), text(entry), flat, new=True)
 
     async def _take(self, stream: str, *, idle: float) -> None:
         cursor = "0-0"
         while True:
-            args = [self.group, self.member, int(idle * 1000), cursor, 100]
+            args = [self.group, self.member, int(idle * 1000), cursor, 2 * self.concurrency]
             cursor, found = await TAKE(self.redis, [stream], args)
-            for entry, deliveries, flat in found:
-                self._start(stream, text(entry), _fields(flat), int(deliveries))
-            if (cursor := text(cursor)) == "0-0":
+            for entry, flat in found:
+                self._start(stream, text(entry), _fields(flat))
+            if (cursor := text(cursor)) == "0-0" or (found and not self.ordered):  # leave some for others
                 return
 
     # running
 
-    def _start(self, stream: str, entry: str, flat: Mapping[Any, Any], deliveries: int) -> None:
+    def _start(self, stream: str, entry: str, fields: Mapping[bytes, bytes], *, new: bool = False) -> None:
         if (stream, entry) in self._held:
             return
         self._held.add((stream, entry))
-        body, key = flat.get(b"event", b""), text(flat.get(b"key", b""))
 
         async def work() -> None:
             done = False
             try:
-                done = await self._work(stream, entry, body, key, deliveries)
+                done = await self._work(stream, entry, fields, new)
             finally:
                 if done:  # held until Redis knows: looking for lost replies must not find it once more
                     self._acks.append((stream, entry))
@@ -155,10 +149,11 @@ class StreamConsumer:
                 else:
                     self._let_go((stream, entry))
 
-        self._lanes.start(f"{stream} {key}" if self.ordered else None, work)
+        self._lanes.start(f"{stream} {text(fields.get(b'key'))}" if self.ordered else None, work)
 
-    async def _work(self, stream: str, entry: str, body: bytes, key: str, deliveries: int) -> bool:
+    async def _work(self, stream: str, entry: str, fields: Mapping[bytes, bytes], new: bool) -> bool:
         """True: done, acknowledge it. False: it is settled otherwise, or somebody else's now."""
+        deliveries, counts = 1, True
         while True:
             async with self._slots:
                 if self.ordered and not self._owns(stream):
@@ -166,27 +161,35 @@ class StreamConsumer:
                 if self.stop.is_set():
                     await self._hand_back(stream, entry, 0)
                     return False
+                if not new:
+                    again = await self._surely(AGAIN, [stream], [self.group, self.member, entry, int(counts)])
+                    if not again:
+                        return False  # another member took it while we were frozen or cut off
+                    deliveries, fields = int(again[0]), _fields(again[1])
+                body = fields.get(b"event", b"")
                 verdict = await judge(self.handler, body, deliveries, self.policy, self.time_limit)
             if verdict is None:
                 return True
             if verdict.delay is None:
-                args = [self.group, entry, body, key, verdict.reason, deliveries]
-                await self._surely(QUARANTINE, [stream, self.quarantine(stream)], args)
+                facts = [body, fields.get(b"key", b""), verdict.reason, deliveries]
+                await self._surely(QUARANTINE, [stream, self.quarantine(stream)], [self.group, entry, *facts])
                 log.warning("quarantined %s of %s for %s: %s", entry, stream, self.group, verdict.reason)
                 return False
-            self._waiting += 1
-            self._freed.set()
-            try:
-                due = time.monotonic() + verdict.delay
-                if await _set_within(self.stop, verdict.delay):
-                    await self._hand_back(stream, entry, due - time.monotonic())
-                    return False
-            finally:
-                self._waiting -= 1
-            args = [self.group, self.member, entry, int(verdict.spend_attempt)]
-            if not (again := await self._surely(AGAIN, [stream], args)):
-                return False  # another member took it while we were frozen or cut off
-            deliveries = int(again[0])
+            if await self._stopped_while_waiting(stream, entry, verdict.delay):
+                return False
+            new, counts = False, verdict.spend_attempt
+
+    async def _stopped_while_waiting(self, stream: str, entry: str, delay: float) -> bool:
+        due = time.monotonic() + delay
+        self._waiting += 1
+        self._freed.set()
+        try:
+            if not await _set_within(self.stop, delay):
+                return False
+        finally:
+            self._waiting -= 1
+        await self._hand_back(stream, entry, due - time.monotonic())
+        return True
 
     def _let_go(self, spot: Spot) -> None:
         self._held.discard(spot)

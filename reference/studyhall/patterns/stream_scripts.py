@@ -82,13 +82,14 @@ local field = {}
 for i = 1, #entry[2], 2 do field[entry[2][i]] = entry[2][i + 1] end
 redis.call('XADD', KEYS[2], '*', 'event', field['event'], 'key', field['key'])
 return redis.call('XDEL', KEYS[1], ARGV[1])""")
-# Entries of others that have been idle long enough: now ours, one delivery more each.
+# Entries of others that have been idle long enough: now ours. It counts as a delivery only when one starts to
+# run (AGAIN), or a crash would be charged to everything the dead process had in its hands.
 TAKE = Script("""
 local found = {}
-local claimed = redis.call('XAUTOCLAIM', KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], 'COUNT', ARGV[5])
-for _, entry in ipairs(claimed[2]) do
-  local known = redis.call('XPENDING', KEYS[1], ARGV[1], entry[1], entry[1], 1)[1]
-  if known then table.insert(found, {entry[1], known[4], entry[2]}) end
+local claimed = redis.call('XAUTOCLAIM', KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], 'COUNT', ARGV[5], 'JUSTID')
+for _, id in ipairs(claimed[2]) do
+  local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
+  if entry then table.insert(found, entry) end
 end
 return {claimed[1], found}""")
 # An entry of ours again; ARGV[4] says whether that counts as a delivery. Nothing if it is no longer ours.

@@ -1,0 +1,101 @@
+"""A consumer that dies as told, and its successors.
+
+Arguments: bus kind, server URL, prefix, store URL, group, inbox | bare, deaths. `deaths` is a list like
+`before,after,never`: one life each, forked from this warm process. `before` and `after` (the effect) end a life by
+SIGKILL at its third delivery, `poison` at the first event that says so; `never` lives until SIGTERM.
+Each effect is a row, so a second one is visible. Prints `delivered <id>`, `dies on <id>`, `life <death> <status>`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from types import FrameType
+
+from sqlalchemy import Column, Integer, Table, Text, insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from harness.buses import open_bus
+from studyhall.patterns.event_schema import Event
+from studyhall.patterns.inbox import handle_once
+from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.store import begin, close, create_all, metadata, open_store
+
+effects = Table(
+    "bus_effects",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("consumer", Text, nullable=False),
+    Column("event", Text, nullable=False),
+)
+
+
+def die(event: Event) -> None:
+    print(f"dies on {event.id}", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def live(kind: str, url: str, prefix: str, store: str, group: str, way: str, death: str) -> None:
+    engine = open_store(store)
+    await create_all(engine)
+    bus = open_bus(kind, url, prefix)
+    deliveries = 0
+
+    async def effect(tx: AsyncConnection, event: Event) -> None:
+        await tx.execute(insert(effects).values(consumer=group, event=event.id))
+
+    async def handle(event: Event) -> None:
+        nonlocal deliveries
+        deliveries += 1
+        print(f"delivered {event.id}", flush=True)
+        if (death == "before" and deliveries == 3) or (death == "poison" and event.data.get("poison")):
+            die(event)
+        if way == "inbox":
+            await handle_once(engine, group, event, effect)
+        else:
+            async with begin(engine) as tx:
+                await effect(tx, event)
+        if death == "after" and deliveries == 3:
+            die(event)
+
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    policy = RetryPolicy(base=0.05, cap=0.1, attempts=2)
+    await bus.consume(group, ["order"], handle, stop=stop, concurrency=1, policy=policy)
+    await bus.close()
+    await close(engine)
+
+
+def child(*args: str) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # dies with its parent
+    try:
+        asyncio.run(live(*args))
+    except BaseException:
+        traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def main(*args: str) -> None:
+    current = 0
+
+    def forward(number: int, _: FrameType | None) -> None:
+        os.kill(current, number)
+
+    signal.signal(signal.SIGTERM, forward)
+    for death in args[-1].split(","):
+        current = os.fork()
+        if current == 0:
+            child(*args[:-1], death)
+        status = os.waitstatus_to_exitcode(os.waitpid(current, 0)[1])
+        print(f"life {death} {status}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,329 @@
+"""Kill consumers and brokers under every event bus; and the usual Redis Streams consumer beside ours."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.buses import BUSES, SERVERS, open_bus
+from harness.nats import NatsServer
+from harness.processes import Spawned, Spawner
+from harness.rabbitmq import RabbitServer
+from harness.redis import RedisServer
+from harness.waiting import until
+from studyhall.patterns.event_schema import Event
+from studyhall.patterns.retry import RetryPolicy
+
+pytestmark = pytest.mark.fault
+
+PROGRAMS = Path(__file__).parent / "programs"
+EVERY = tuple(kind for kind in BUSES if not kind.endswith("-ordered"))
+QUICK = RetryPolicy(base=0.05, cap=0.1, attempts=3)
+
+
+class Scene:
+    """One bus, one store, and consumer processes on them."""
+
+    def __init__(self, kind: str, url: str, store: str, spawn: Spawner) -> None:
+        self.kind, self.url, self.store, self._spawn = kind, url, store, spawn
+        self.prefix = f"t{uuid.uuid4().hex[:10]}"
+        self.bus = open_bus(kind, url, self.prefix)
+        self.delivered: Counter[tuple[str, str]] = Counter()
+
+    def start(self, group: str, way: str, *deaths: str) -> Spawned:
+        """One life after another, each ended by the death it is given."""
+        args = (self.kind, self.url, self.prefix, self.store, group, way, ",".join(deaths))
+        return self._spawn(PROGRAMS / "bus_consumer.py", *args)
+
+    async def finish(self, group: str, child: Spawned, expected: int) -> list[str]:
+        """Wait until everything took effect, stop the last life; the ids of the events the others died on."""
+
+        async def enough() -> bool:
+            return len(set(self.effects(group))) >= expected and await self.bus.lag(group) == 0
+
+        await until(enough, 90, f"{expected} effects of {group}; {child}", every=0.3)
+        child.terminate()
+        assert await child.exited(30) == 0, str(child)
+        lives = [line.split()[1:] for line in child.lines() if line.startswith("life ")]
+        assert all(status == ("0" if death == "never" else "-9") for death, status in lives), lives
+        self.delivered.update((group, each) for each in _ids(child, "delivered "))
+        return _ids(child, "dies on ")
+
+    def effects(self, group: str) -> list[str]:
+        with closing(sqlite3.connect(self.store.removeprefix("sqlite:///"), timeout=10)) as store:
+            try:
+                found = store.execute("SELECT event FROM bus_effects WHERE consumer = ?", (group,))
+            except sqlite3.OperationalError:  # not created yet
+                return []
+            return [row[0] for row in found]
+
+    async def close(self) -> None:
+        await self.bus.close()
+        if (client := getattr(self.bus, "redis", None)) is not None:
+            await client.aclose()
+
+
+@pytest.fixture
+async def scene(request: pytest.FixtureRequest, tmp_path: Path, spawn: Spawner) -> AsyncIterator[Scene]:
+    kind = str(request.param)
+    url = request.getfixturevalue(SERVERS[kind])
+    made = Scene(kind, url, f"sqlite:///{tmp_path}/store.db", spawn)
+    yield made
+    await made.close()
+
+
+def events(count: int, **data: Any) -> list[Event]:
+    return [
+        Event(source="/test", type="order.placed.v1", subject=f"order-{n}", data={"number": n, **data})
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("scene", EVERY, indirect=True)
+async def test_consumer_killed_before_and_after_its_effect_takes_effect_once(
+    scene: Scene, scale: Callable[[int, int], int], figures: Callable[..., Path]
+) -> None:
+    rounds = scale(1, 5)
+    for group in ("mail", "naive"):
+        await scene.bus.subscribe(group, ["order"])
+    batch = events(12 * rounds)
+    assert set(await scene.bus.publish(batch)) == {None}
+    began = time.monotonic()
+    mail = scene.start("mail", "inbox", *["before", "after"] * rounds, "never")
+    bare = scene.start("naive", "bare", "after", "never")
+    victims = await scene.finish("mail", mail, len(batch))
+    seconds = time.monotonic() - began
+    (doomed,) = await scene.finish("naive", bare, len(batch))
+    ours, naive = Counter(scene.effects("mail")), Counter(scene.effects("naive"))
+    assert ours == {event.id: 1 for event in batch}
+    assert len(victims) == 2 * rounds
+    assert all(scene.delivered["mail", each] >= 2 for each in victims)  # a kill cost a delivery, not an event
+    assert naive[doomed] == 2  # the same death without an inbox
+    figures(
+        "event-bus",
+        name=f"consumer kills, {scene.kind}",
+        events=len(batch),
+        kills=len(victims),
+        lost=len(batch) - len(ours),
+        doubled=sum(ours.values()) - len(ours),
+        doubled_without_inbox=sum(naive.values()) - len(naive),
+        seconds=round(seconds, 1),
+    )
+
+
+@pytest.mark.parametrize("scene", ["redis", "nats", "rabbitmq"], indirect=True)
+async def test_event_that_kills_its_consumer_ends_in_quarantine(scene: Scene) -> None:
+    assert scene.bus.capabilities.counts_crashes
+    await scene.bus.subscribe("mail", ["order"])
+    good, (poison,) = events(4), events(1, poison=True)
+    assert set(await scene.bus.publish([*good[:2], poison, *good[2:]])) == {None}
+    child = scene.start("mail", "inbox", "poison", "poison", "poison")  # attempts allowed: two
+
+    async def quarantined() -> bool:
+        return len(await scene.bus.quarantined("mail")) == 1 and await scene.bus.lag("mail") == 0
+
+    await until(quarantined, 60, f"the poison in quarantine; {child}", every=0.3)
+    child.terminate()
+    assert await child.exited(20) == 0, str(child)
+    assert _ids(child, "dies on ") == [poison.id] * 2
+    assert child.lines()[-1] == "life poison 0"
+    (entry,) = await scene.bus.quarantined("mail")
+    assert entry.event == poison
+    assert "delivered 2 times and never answered" in entry.reason
+    assert Counter(scene.effects("mail")) == {event.id: 1 for event in good}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scene", ["kafka"], indirect=True)
+async def test_kafka_counts_no_crashes_as_declared(scene: Scene) -> None:
+    assert not scene.bus.capabilities.counts_crashes
+    await scene.bus.subscribe("mail", ["order"])
+    (poison,) = events(1, poison=True)
+    await scene.bus.publish([poison])
+    child = scene.start("mail", "inbox", *["poison"] * 4)  # twice the attempts allowed
+    assert await child.exited(120) == 0, str(child)
+    assert _ids(child, "dies on ") == [poison.id] * 4  # and still it comes
+    assert await scene.bus.quarantined("mail") == []
+
+
+def _ids(child: Spawned, word: str) -> list[str]:
+    return [line.removeprefix(word) for line in child.lines() if line.startswith(word)]
+
+
+@pytest.fixture
+def broker(request: pytest.FixtureRequest) -> Any:
+    server = {"redis": RedisServer, "nats": NatsServer, "rabbitmq": RabbitServer}[request.param].start()
+    server.kind = request.param
+    yield server
+    server.stop()
+
+
+def _reached(seen: Counter[str], wanted: int) -> bool:
+    return len(seen) >= wanted
+
+
+def _more(count: Callable[[], int], than: int) -> bool:
+    return count() > than
+
+
+@pytest.mark.parametrize("broker", ["redis", "nats", "rabbitmq"], indirect=True)
+async def test_broker_killed_mid_stream_loses_no_accepted_event(
+    broker: Any, scale: Callable[[int, int], int], figures: Callable[..., Path]
+) -> None:
+    kills, per_kill = scale(1, 5), 300
+    bus = open_bus(broker.kind, broker.url, "orders")
+    assert bus.capabilities.survives_restart
+    await bus.subscribe("mail", ["order"])
+    seen: Counter[str] = Counter()
+    accepted: set[str] = set()
+    refused = 0
+
+    async def note(event: Event) -> None:
+        seen[event.id] += 1
+
+    async def produce() -> None:
+        """As an outbox does: what was not accepted is published again under the same id."""
+        nonlocal refused
+        for number in range(0, kills * per_kill, 10):
+            waiting = events(10, wave=number)
+            while waiting:
+                results = await bus.publish(waiting)
+                accepted.update(e.id for e, failed in zip(waiting, results, strict=True) if failed is None)
+                waiting = [e for e, failed in zip(waiting, results, strict=True) if failed is not None]
+                refused += len(waiting)
+                await asyncio.sleep(0.2 if waiting else 0.01)
+
+    stop = asyncio.Event()
+    consumer = asyncio.create_task(bus.consume("mail", ["order"], note, stop=stop, policy=QUICK))
+    producer = asyncio.create_task(produce())
+    for kill in range(kills):
+        wanted, before = kill * per_kill + 100, refused
+        await until(partial(_reached, seen, wanted), 60, "events before the kill")
+        await asyncio.to_thread(broker.kill)
+        await until(partial(_more, lambda: refused, before), 60, "a refused publish")
+        await asyncio.to_thread(broker.restart)
+    await asyncio.wait_for(producer, 120)
+    await until(lambda: accepted <= set(seen), 60, "every accepted event")
+    stop.set()
+    await asyncio.wait_for(consumer, 40)
+    await bus.close()
+    assert len(accepted) == kills * per_kill
+    assert set(seen) == accepted
+    figures(
+        "event-bus",
+        name=f"broker kills, {broker.kind}",
+        events=len(accepted),
+        kills=kills,
+        lost=len(accepted - set(seen)),
+        delivered_twice=sum(seen.values()) - len(seen),
+    )
+
+
+async def test_usual_stream_consumer_loses_what_ours_keeps(
+    redis_server: RedisServer, redis_url: str, spawn: Spawner, figures: Callable[..., Path]
+) -> None:
+    """Late start, second start, kill -9, poison, MAXLEN: each step once with the usual consumer, once with ours."""
+    lost: dict[str, int] = {}
+    program = PROGRAMS / "naive_stream_consumer.py"
+    with redis_server.client() as client:
+
+        def add(stream: str, count: int, poison: int | None = None) -> None:
+            with client.pipeline() as batch:  # at once, so that one read gets them all
+                for n in range(count):
+                    batch.xadd(stream, {"n": n} | ({"poison": 1} if n == poison else {}))
+                batch.execute()
+
+        add("late", 4)
+        late = spawn(program, redis_url, "late", "g", "work")
+        await late.line("ready")
+        client.xadd("late", {"n": "marker"})
+        await late.line("done marker")
+        lost["published before the group"] = 4 - sum("done" in line for line in late.lines()[:-1])
+        again = spawn(program, redis_url, "late", "g", "work")
+        assert await again.exited() != 0
+        assert any("BUSYGROUP" in line for line in again.lines())
+        # It acknowledged nothing either: everything it did is still pending, and would be done again.
+        assert client.xpending("late", "g")["pending"] == 1
+
+        frozen = spawn(program, redis_url, "killed", "g", "freeze")
+        await frozen.line("ready")
+        add("killed", 5)
+        await frozen.line("batch")
+        await until(lambda: client.xpending("killed", "g")["pending"] == 5, what="five in its hands")
+        frozen.kill()
+        client.xadd("killed", {"n": "marker"})
+        # Its successor, with the crash on BUSYGROUP repaired: reads new entries and never the five.
+        taken = client.xreadgroup("g", "consumer-1", {"killed": ">"}, count=100)
+        lost["stuck after kill -9"] = 5 - (len(taken[0][1]) - 1)
+        assert client.xpending("killed", "g")["pending"] == 6
+
+        poisoned = spawn(program, redis_url, "poisoned", "g", "poison")
+        await poisoned.line("ready")
+        add("poisoned", 5, poison=1)
+        assert await poisoned.exited() != 0
+        lost["batch mates of a poison event"] = 4 - sum("done" in line for line in poisoned.lines())
+
+        client.xgroup_create("capped", "g", id="0", mkstream=True)
+        for n in range(50):
+            client.xadd("capped", {"n": n}, maxlen=20, approximate=False)
+        unread = client.xreadgroup("g", "c", {"capped": ">"}, count=100)[0][1]
+        lost["unread beyond MAXLEN"] = 50 - len(unread)
+    assert lost == {
+        "published before the group": 4,
+        "stuck after kill -9": 5,
+        "batch mates of a poison event": 3,
+        "unread beyond MAXLEN": 30,
+    }
+
+    ours = await _the_same_with_ours(redis_url, spawn)
+    assert ours == dict.fromkeys(lost, 0)
+    figures("event-bus", name="usual stream consumer", usual=lost, ours=ours)
+
+
+async def _the_same_with_ours(url: str, spawn: Spawner) -> dict[str, int]:
+    bus = open_bus("redis", url, "ours")
+    batch = events(50)
+    batch[1] = batch[1].model_copy(update={"data": {"number": 1, "poison": True}})
+    assert set(await bus.publish(batch)) == {None}  # before the group exists
+    await bus.trim("order")  # type: ignore[attr-defined]
+    scene = Scene("redis", url, f"sqlite:///{spawn._directory}/ours.db", spawn)
+    scene.prefix = "ours"
+    child = scene.start("g", "inbox", "before")  # kill -9 with an entry in its hands
+    assert await child.exited(30) == 0, str(child)
+    (killed_on,) = _ids(child, "dies on ")
+    done: set[str] = set()
+    stop = asyncio.Event()
+
+    async def handle(event: Event) -> None:
+        if event.data.get("poison"):
+            raise RuntimeError("poison")
+        done.add(event.id)
+
+    # The dead one brought two events to their end; everything else is still to come.
+    gone = set(scene.effects("g"))
+    consumer = asyncio.create_task(bus.consume("g", ["order"], handle, stop=stop, policy=QUICK))
+    good = {event.id for event in batch if not event.data.get("poison")}
+    await until(lambda: good <= done | gone, 30, "all good events")
+    await bus.trim("order")  # type: ignore[attr-defined]
+    stop.set()
+    await consumer
+    await scene.close()
+    missing = good - done - gone
+    first = {event.id for event in batch[:4]}
+    await bus.redis.aclose()  # type: ignore[attr-defined]
+    return {
+        "published before the group": len(missing & first),
+        "stuck after kill -9": int(killed_on not in done),
+        "batch mates of a poison event": len(missing),
+        "unread beyond MAXLEN": len(missing),
+    }
