@@ -151,7 +151,7 @@ class Pipeline:
 
     async def __call__(self, job: Job, token: str) -> Any:
         started = time.perf_counter()
-        waited = max(0.0, time.time() - (job.timestamp + (job.delay or 0)) / 1000)
+        waited = max(0.0, time.time() - _due(job))
         outcome, error = Outcome.COMPLETED, None
         with correlation(_meta(job).get("cid"), _meta(job)):
             try:
@@ -274,11 +274,15 @@ def _meta(job: Job) -> dict[str, Any]:
     return meta if isinstance(meta, dict) else {}
 
 
+def _due(job: Job) -> float:
+    # From its options: BullMQ sets `job.delay` to 0 when a delayed job becomes due.
+    return float(job.timestamp + (job.opts.get("delay") or 0)) / 1000
+
+
 def _check_age(job: Job, meta: dict[str, Any]) -> None:
     max_age = meta.get("max_age")
     if isinstance(max_age, int | float):
-        # From its options: BullMQ sets `job.delay` to 0 when a delayed job becomes due.
-        age = time.time() - (job.timestamp + (job.opts.get("delay") or 0)) / 1000
+        age = time.time() - _due(job)
         if age > max_age:
             raise Expired(f"waited {age:.0f} s, worth {max_age:g} s: {Expired.__doc__}")
 

@@ -135,7 +135,7 @@ class Producer:
         node = self._node(request, cid)
         queue = self.queue(node["queueName"])
         ident = node["opts"]["jobId"]
-        async with self._bounded():
+        async with self.bounded():
             await self._admit([node])
             # Re-adding an id that sits in the failed set is silently ignored by BullMQ, so it is asked for in
             # the same breath; both commands travel together.
@@ -161,7 +161,7 @@ class Producer:
 
     async def admit(self, request: JobRequest) -> None:
         """Ask whether the queues take it, without adding it: `Overloaded` or `QueueUnavailable` if not."""
-        async with self._bounded():
+        async with self.bounded():
             await self._admit([self._tree(request, "")])
 
     async def enqueue_many(self, requests: Sequence[JobRequest]) -> list[JobRef]:
@@ -175,7 +175,7 @@ class Producer:
             batches.setdefault(node["queueName"], []).append(node)
             refs.append(JobRef(node["queueName"], node["name"], node["opts"]["jobId"], request.key))
         for name, nodes in batches.items():
-            async with self._bounded(self._timeout + len(nodes) / 1_000):
+            async with self.bounded(self._timeout + len(nodes) / 1_000):
                 await self._admit(nodes)
                 await self.queue(name).addBulk(nodes)
         return refs
@@ -184,7 +184,7 @@ class Producer:
         if self._flows is None:
             self._flows = FlowProducer(self._opts)
         node = self._tree(request, cid)
-        async with self._bounded():
+        async with self.bounded():
             await self._admit([node])
             await self._flows.add(node)
         return JobRef(node["queueName"], node["name"], node["opts"]["jobId"], request.key)
@@ -226,7 +226,8 @@ class Producer:
     def sign(self, name: str, ident: str, data: dict[str, Any]) -> dict[str, Any]:
         return self._signer.sign(name, ident, data) if self._signer else data
 
-    def _bounded(self, timeout: float | None = None) -> AbstractAsyncContextManager[None]:
+    def bounded(self, timeout: float | None = None) -> AbstractAsyncContextManager[None]:
+        """For other calls on our connection: an answer or `QueueUnavailable`, in time."""
         return _bounded(timeout or self._timeout)
 
     async def close(self) -> None:

@@ -47,7 +47,6 @@ __all__ = ["Applied", "InvalidSchedule", "Schedule", "ScheduleState", "Schedules
 
 log = logging.getLogger("schedule")
 EARLY = 1.0  # seconds by which a worker's clock may be ahead before its tick is made to wait
-LEASE_SECONDS = 15.0  # how long a killed run keeps the next tick out
 
 schedule_state = Table(
     "schedule_state",
@@ -109,8 +108,11 @@ class Applied:
 class Schedules:
     """The schedules of one application. `owner` keeps those of two applications on one Redis apart."""
 
-    def __init__(self, jobs: JobTypes, schedules: Sequence[Schedule], *, owner: str = "app") -> None:
-        self._jobs, self._owner = jobs, owner
+    def __init__(
+        self, jobs: JobTypes, schedules: Sequence[Schedule], *, owner: str = "app", lease: float = 10.0
+    ) -> None:
+        """`lease`: for so many seconds a run that was killed keeps the next tick of its schedule out."""
+        self._jobs, self._owner, self._lease = jobs, owner, lease
         self._all: dict[str, Schedule] = {}
         taken = [name for one in schedules for name in (one.id, *one.was)]
         for one in schedules:
@@ -229,7 +231,7 @@ class Schedules:
         if one.when_late == "skip" and one.cadence.next_after(tick.slot) <= time.time() * 1000:
             await self._count(ctx.store, one.id, "skipped")
             raise Cancelled("skipped: the next tick is due as well")
-        lease = Lease(ctx.job.queue.client, f"schedule:{one.id}", ttl=LEASE_SECONDS, label=str(tick.slot))
+        lease = Lease(ctx.job.queue.client, f"schedule:{one.id}", ttl=self._lease, label=str(tick.slot))
         holder = await lease.holder()
         if holder is not None and one.overlap == "skip" and holder != str(tick.slot):
             await self._count(ctx.store, one.id, "skipped")
