@@ -40,6 +40,7 @@ class AutoPipeline(Redis):
 
     _wire: _Wire | None = None
     _opening: asyncio.Task[_Wire] | None = None
+    _closed = False
 
     def execute_command(self, *args: Any, **options: Any) -> Any:  # an awaitable
         if (
@@ -53,6 +54,8 @@ class AutoPipeline(Redis):
         return self._open_and_call(args)
 
     async def _open_and_call(self, args: tuple[Any, ...]) -> Any:
+        if self._closed:  # a latecomer must not open a connection that nobody would close
+            raise ConnectionError("this client is closed")
         # Many jobs find the connection gone at once. They share one attempt and its failure: one after the
         # other they would each wait for the timeout of a frozen server.
         if self._opening is None or self._opening.done():
@@ -65,6 +68,7 @@ class AutoPipeline(Redis):
         return self._wire
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        self._closed = True
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait({self._opening})

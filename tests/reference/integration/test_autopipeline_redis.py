@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+from harness.waiting import until
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from studyhall.patterns import autopipeline
@@ -111,7 +112,7 @@ async def test_a_blocked_event_loop_is_not_mistaken_for_a_silent_server(redis_ur
     await client.aclose()
 
 
-async def test_closing_fails_what_is_under_way(redis_url):
+async def test_closing_fails_what_is_under_way_and_what_comes_late(redis_url, redis_server):
     client = worker_client(redis_url)
     echo = client.register_script(ECHO)
     await echo(args=["warm"])
@@ -119,6 +120,9 @@ async def test_closing_fails_what_is_under_way(redis_url):
     await asyncio.sleep(0)
     await client.aclose()
     assert isinstance(await _caught(call), ConnectionError)
+    assert isinstance(await _caught(echo(args=["late"])), ConnectionError)
+    with redis_server.client() as watcher:
+        await until(lambda: len(watcher.client_list()) == 1, 10, "every connection to be gone")
 
 
 async def _caught(call: Any) -> Any:
