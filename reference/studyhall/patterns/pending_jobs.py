@@ -195,6 +195,7 @@ def _plain(request: JobRequest) -> dict[str, Any]:
         "delay": request.delay,
         "priority": tier if isinstance(tier, str) else int(tier),
         "max_age": request.max_age,
+        "on_failure": str(request.on_failure),
         "meta": dict(request.meta),
         "children": [_plain(child) for child in request.children],
     }

@@ -11,6 +11,7 @@ key is only remembered as long as the job is retained; later repeats are stopped
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -22,18 +23,22 @@ from bullmq import FlowProducer, Queue
 from pydantic import BaseModel
 from redis.exceptions import RedisError
 
+from . import claim_check, flow, retention
 from .backpressure import Admit
 from .connections import producer_client
 from .errors import JobError, Permanent
+from .flow import OnFailure
 from .job_ids import job_id
 from .observability import current_correlation_id, new_correlation_id
 from .priority import Priority, priority_of
+from .retention import Retention
 from .signed_payload import Signer
 from .typed_jobs import JobType, JobTypes
 
 __all__ = [
     "FailedTwin",
     "InvalidDelay",
+    "InvalidMaxAge",
     "JobRef",
     "JobRequest",
     "Producer",
@@ -41,8 +46,6 @@ __all__ = [
     "job_options",
 ]
 
-KEEP_COMPLETED = {"count": 1_000, "age": 24 * 3600}
-KEEP_FAILED = {"age": 14 * 24 * 3600}  # no count: a burst of failures must not evict what is not archived yet
 MAX_DELAY = 366 * 24 * 3600.0
 
 
@@ -56,6 +59,10 @@ class FailedTwin(JobError):
 
 class InvalidDelay(Permanent):
     """The delay is not a number of seconds between 0 and a year."""
+
+
+class InvalidMaxAge(Permanent):
+    """`max_age` is not a number of seconds above 0. Leave it out for work that never gets too old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +86,20 @@ class JobRequest:
     priority: str | Priority = Priority.NORMAL
     max_age: float | None = None  # seconds after which running it is pointless
     children: Sequence[JobRequest] = field(default=())
+    on_failure: str | OnFailure = OnFailure.WAIT  # as a child: what its failure does to its parent
     meta: Mapping[str, Any] = field(default_factory=dict)
 
 
-def job_options(job_type: JobType[Any], priority: Priority) -> dict[str, Any]:
+def job_options(
+    job_type: JobType[Any], priority: Priority, retention: Retention = retention.DEFAULT
+) -> dict[str, Any]:
     """BullMQ's options for a job of this type; its id and delay come on top."""
     return {
         "attempts": job_type.retry.attempts,
         # What a stock worker would do; ours computes the delay itself, with jitter.
         "backoff": {"type": "exponential", "delay": int(job_type.retry.base * 1000)},
         "priority": int(priority),
-        "removeOnComplete": KEEP_COMPLETED,
-        "removeOnFail": KEEP_FAILED,
-        "stackTraceLimit": 5,
-        "keepLogs": 50,
+        **retention.job_options(),
     }
 
 
@@ -109,10 +116,14 @@ class Producer:
         timeout: float = 1.5,
         meta: Callable[[], Mapping[str, Any]] = dict,
         admission: Admit | None = None,
+        retention: Retention = retention.DEFAULT,
+        max_payload: int = claim_check.MAX_PAYLOAD,
     ) -> None:
         self._jobs = jobs
         self._signer = signer
         self._timeout = timeout
+        self._retention = retention
+        self._max_payload = max_payload  # bytes of a job's data as JSON
         self._meta = meta  # adds to every job's meta, for example the trace context
         self.admission = admission  # asked before every add; it raises `Overloaded` to refuse
         self.prefix = prefix
@@ -139,12 +150,9 @@ class Producer:
             await self._admit([node])
             # Re-adding an id that sits in the failed set is silently ignored by BullMQ, so it is asked for in
             # the same breath; both commands travel together.
-            _, failed = await asyncio.gather(
-                queue.add(node["name"], node["data"], node["opts"]),
-                self.redis.zscore(queue.toKey("failed"), ident),
+            await asyncio.gather(
+                queue.add(node["name"], node["data"], node["opts"]), self._refuse_failed_twins([node])
             )
-        if failed is not None:
-            raise FailedTwin(f"{ident}: {FailedTwin.__doc__}")
         return JobRef(node["queueName"], node["name"], ident, request.key)
 
     def checked(self, request: JobRequest) -> JobRequest:
@@ -177,17 +185,27 @@ class Producer:
         for name, nodes in batches.items():
             async with self.bounded(self._timeout + len(nodes) / 1_000):
                 await self._admit(nodes)
-                await self.queue(name).addBulk(nodes)
+                await asyncio.gather(self.queue(name).addBulk(nodes), self._refuse_failed_twins(nodes))
         return refs
 
     async def _enqueue_flow(self, request: JobRequest, cid: str) -> JobRef:
         if self._flows is None:
             self._flows = FlowProducer(self._opts)
+        flow.check_size(request)
         node = self._tree(request, cid)
         async with self.bounded():
             await self._admit([node])
+            await flow.check_parents(node, self.redis, self.prefix)
             await self._flows.add(node)
+            await self._refuse_failed_twins(list(_all([node])))
         return JobRef(node["queueName"], node["name"], node["opts"]["jobId"], request.key)
+
+    async def _refuse_failed_twins(self, nodes: Sequence[dict[str, Any]]) -> None:
+        for queue in {node["queueName"] for node in nodes}:
+            idents = [node["opts"]["jobId"] for node in nodes if node["queueName"] == queue]
+            scores = await self.redis.zmscore(self.queue(queue).toKey("failed"), idents)
+            if twins := [ident for ident, score in zip(idents, scores, strict=True) if score is not None]:
+                raise FailedTwin(f"{', '.join(twins[:5])}: {FailedTwin.__doc__}")
 
     async def _admit(self, nodes: Sequence[dict[str, Any]]) -> None:
         if self.admission is None:
@@ -197,28 +215,32 @@ class Producer:
             await self.admission(queue, jobs, priority)
 
     def _tree(self, request: JobRequest, cid: str) -> dict[str, Any]:
-        # A parent waits for a child that failed for good: it goes on when the child is replayed. That is
-        # BullMQ's default; the alternatives (fail with it, go on without it) lose the place in the flow.
         node = self._node(request, cid)
         node["children"] = [self._tree(child, cid) for child in request.children]
+        for child, made in zip(request.children, node["children"], strict=True):
+            made["opts"] |= flow.edge_options(child.on_failure)
         return node
 
     def _node(self, request: JobRequest, cid: str) -> dict[str, Any]:
         job_type: JobType[Any] = self._jobs[request.name]
         delay = request.delay
         if not isinstance(delay, int | float) or not 0 <= delay <= MAX_DELAY:
-            raise InvalidDelay(f"delay {delay!r}: {InvalidDelay.__doc__}")
+            raise InvalidDelay(f"delay {str(delay)[:50]}: {InvalidDelay.__doc__}")
+        max_age = request.max_age
+        if max_age is not None and not (isinstance(max_age, int | float) and 0 < max_age < math.inf):
+            raise InvalidMaxAge(f"max_age {str(max_age)[:50]}: {InvalidMaxAge.__doc__}")
         ident = job_id(request.name, request.key)
         meta = {
             "cid": cid,
             "at": int(time.time() * 1000),
-            **({"max_age": request.max_age} if request.max_age else {}),
+            **({"max_age": max_age} if max_age else {}),
             **self._meta(),
             **request.meta,
         }
         data = {**self._jobs.encode(request.name, request.payload), "key": request.key, "meta": meta}
+        claim_check.check_size(data, self._max_payload)
         data = self.sign(request.name, ident, data)
-        opts = {"jobId": ident, **job_options(job_type, priority_of(request.priority))}
+        opts = {"jobId": ident, **job_options(job_type, priority_of(request.priority), self._retention)}
         if delay:
             opts["delay"] = int(delay * 1000)
         return {"name": request.name, "queueName": job_type.queue, "data": data, "opts": opts}
