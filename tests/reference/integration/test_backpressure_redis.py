@@ -1,0 +1,229 @@
+"""Depth and age limits at the producer, on a real server; and work that is too old to be worth doing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.redis import RedisServer
+from harness.waiting import until
+from harness.workers import at_work
+from studyhall.patterns import dead_letter
+from studyhall.patterns.backpressure import Admission, Limits, Overloaded
+from studyhall.patterns.observability import JobMetrics
+from studyhall.patterns.pipeline import JobContext, Pipeline
+from studyhall.patterns.priority import Priority
+from studyhall.patterns.producer import JobRequest, Producer, QueueUnavailable
+from studyhall.patterns.store import close, create_all, open_store
+from studyhall.patterns.typed_jobs import JobTypes, Payload
+
+
+class Work(Payload):
+    number: int = 0
+
+
+async def nothing(_ctx: JobContext, _payload: Work) -> None:
+    pass
+
+
+def job_types() -> JobTypes:
+    jobs = JobTypes()
+    jobs.register(name="work", payload=Work, handler=nothing, queue="work")
+    jobs.register(name="other", payload=Work, handler=nothing, queue="other")
+    return jobs
+
+
+def request(number: int | str, name: str = "work", **options: Any) -> JobRequest:
+    return JobRequest(name, {}, key=f"k-{number}", **options)
+
+
+@asynccontextmanager
+async def producer_at(
+    url: str, limits: Limits | dict[str, Limits] | None, **options: Any
+) -> AsyncIterator[Producer]:
+    producer = Producer(job_types(), url)
+    if limits is not None:
+        producer.admission = Admission(producer.redis, limits, **options)
+    try:
+        yield producer
+    finally:
+        await producer.close()
+
+
+async def depth(producer: Producer) -> int:
+    counts = await producer.queue("work").getJobCounts()
+    return sum(counts[state] for state in ("waiting", "prioritized", "delayed", "waiting-children"))
+
+
+async def test_queue_stays_within_its_depth_however_many_ask(
+    redis_url: str, scale: Callable[[int, int], int], figures: Callable[..., Path]
+) -> None:
+    """Nobody works. Every producer without a limit is let in, until Redis is full."""
+    asked, limit = scale(2_000, 20_000), 500
+    refused: list[float] = []
+    async with producer_at(redis_url, Limits(depth=limit)) as producer:
+
+        async def ask(number: int) -> None:
+            try:
+                await producer.enqueue(request(number))
+            except Overloaded as error:
+                refused.append(error.retry_after)
+
+        for start in range(0, asked, 25):
+            await asyncio.gather(*(ask(number) for number in range(start, start + 25)))
+        kept = await depth(producer)
+        looks = int((await producer.redis.info("commandstats"))["cmdstat_evalsha"]["calls"])
+    async with producer_at(redis_url, None) as naive:
+        await naive.queue("work").obliterate(True)
+        for start in range(0, asked, 500):
+            await naive.enqueue_many([request(f"n-{number}") for number in range(start, start + 500)])
+        naive_kept = await depth(naive)
+    figures(
+        "backpressure",
+        name="depth",
+        asked=asked,
+        limit=limit,
+        kept=kept,
+        refused=len(refused),
+        naive_kept=naive_kept,
+    )
+    assert naive_kept == asked, "the naive queue did not grow: nothing is proven"
+    assert kept == limit
+    assert len(refused) == asked - limit
+    assert all(5 <= seconds <= 10 for seconds in refused)
+    assert max(refused) - min(refused) > 2, "refused callers are spread"
+    assert looks < kept + 100, "it asked the server for every refusal"
+
+
+async def test_several_producers_pass_the_limit_by_no_more_than_one_look_apart(redis_url: str) -> None:
+    async with (
+        producer_at(redis_url, Limits(depth=100), cache=0.2) as one,
+        producer_at(redis_url, Limits(depth=100), cache=0.2) as two,
+    ):
+        deadline, number = time.monotonic() + 1.5, 0
+        while time.monotonic() < deadline:
+            for producer in (one, two):
+                number += 1
+                try:
+                    await producer.enqueue(request(number))
+                except Overloaded:
+                    await asyncio.sleep(0.01)
+        assert 100 <= await depth(one) <= 200
+
+
+async def test_every_state_that_fills_redis_counts(redis_url: str) -> None:
+    async with producer_at(redis_url, Limits(depth=6)) as producer:
+        queue, admission = producer.queue("work"), producer.admission
+        assert isinstance(admission, Admission)
+        await queue.add("stock", {}, {})  # waiting: no priority
+        await producer.enqueue(request(1))  # prioritized
+        await producer.enqueue(request(2, delay=60))
+        await producer.enqueue(request("flow", children=[request("child", name="other")]))
+        load = await admission.load("work")
+        assert load.states == {"waiting": 1, "paused": 0, "prioritized": 1, "delayed": 1, "children": 1}
+        await queue.pause()
+        assert (await admission.load("work")).depth == 4
+
+
+async def test_flow_is_refused_as_a_whole_when_one_of_its_queues_is_full(redis_url: str) -> None:
+    async with producer_at(redis_url, {"other": Limits(depth=1)}) as producer:
+        await producer.enqueue(request("first", name="other"))
+        with pytest.raises(Overloaded, match="other"):
+            await producer.enqueue(request("flow", children=[request("child", name="other")]))
+        assert await depth(producer) == 0
+        await producer.enqueue(request("a queue without limits"))
+
+
+async def test_late_work_closes_the_door_for_its_own_priority_and_below(redis_url: str) -> None:
+    """The oldest job of all is found, also behind newer ones of a higher priority."""
+    async with producer_at(redis_url, Limits(age=0.5), cache=0.05) as producer:
+        await producer.enqueue(request("old", priority="normal"))
+        await producer.enqueue(request("new", priority="high"))
+
+        async def closed() -> bool:
+            try:
+                await producer.enqueue(request("one", priority="normal"))
+            except Overloaded as error:
+                return "late" in str(error)
+            return False
+
+        await until(closed, 5, "the door to close", every=0.1)
+        with pytest.raises(Overloaded):
+            await producer.enqueue(request("low", priority="low"))
+        await producer.enqueue(request("urgent", priority="critical"))
+        admission = producer.admission
+        assert isinstance(admission, Admission)
+        load = await admission.load("work")
+        assert load.oldest(Priority.CRITICAL) < load.oldest(Priority.NORMAL)
+
+
+async def test_jobs_that_wait_by_their_own_wish_are_not_late(redis_url: str, tmp_path: Path) -> None:
+    """Delayed until later, or sent back by a rate limit: that is no sign of workers that cannot keep up."""
+    async with producer_at(redis_url, None) as producer:
+        admission = Admission(producer.redis, Limits())
+        queue = producer.queue("work")
+        await producer.enqueue(request("delayed", delay=1.0))
+        await asyncio.sleep(1.3)
+        ready = "local m = redis.call('ZRANGE', KEYS[1], 0, 0)[1] redis.call('ZREM', KEYS[1], m) \
+                 redis.call('HSET', KEYS[3] .. m, 'delay', 0) redis.call('ZADD', KEYS[2], 4294967296000, m)"
+        keys = [queue.toKey(name) for name in ("delayed", "prioritized", "")]
+        await producer.redis.eval(ready, 3, *keys)  # type: ignore[misc]
+        assert (await admission.load("work")).oldest() < 1.0
+        await producer.redis.hset(queue.toKey("work.k-delayed"), "ats", 1)  # type: ignore[misc]
+        assert (await admission.load("work")).oldest() == 0.0
+
+
+@pytest.mark.fault
+async def test_admission_without_redis_fails_as_fast_as_the_add_itself(own_redis: RedisServer) -> None:
+    async with producer_at(own_redis.url, Limits()) as producer:
+        await producer.enqueue(request(1))
+        own_redis.pause()
+        await asyncio.sleep(1.1)  # past the cache
+        began = time.monotonic()
+        with pytest.raises(QueueUnavailable):
+            await producer.enqueue(request(2))
+        assert time.monotonic() - began < 2
+        own_redis.resume()
+        await producer.enqueue(request(2))
+
+
+async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(
+    redis_url: str, tmp_path: Path, figures: Callable[..., Path]
+) -> None:
+    """It waited longer than it was worth: not run, counted, in the dead letters with its reason."""
+    ran: list[str] = []
+
+    async def note(ctx: JobContext, _payload: Work) -> None:
+        ran.append(ctx.key)
+
+    jobs = JobTypes()
+    jobs.register(name="work", payload=Work, handler=note, queue="work")
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    await create_all(store)
+    metrics = JobMetrics()
+    async with producer_at(redis_url, None) as producer:
+        for number in range(20):
+            await producer.enqueue(request(number, max_age=0.3 if number % 2 else 600))
+        await producer.enqueue(request("delayed", delay=0.8, max_age=5))  # its age counts from when it is due
+        await asyncio.sleep(0.6)
+        async with at_work("work", Pipeline(jobs, store, metrics=metrics), url=redis_url):
+            await until(lambda: len(ran) >= 11, 10, "the others to run")
+            await until(lambda: _failed(producer, 10), 10, "ten jobs to be dropped")
+        await dead_letter.sweep(["work"], producer.redis, store)
+        letters = await dead_letter.list_letters(store)
+    await close(store)
+    reasons = {letter.reason.split(":")[0] for letter in letters}
+    figures("backpressure", name="expired", jobs=21, ran=len(ran), dropped=len(letters))
+    assert sorted(ran) == sorted(["k-delayed", *(f"k-{number}" for number in range(0, 20, 2))])
+    assert len(letters) == 10
+    assert reasons == {"Expired"}
+
+
+async def _failed(producer: Producer, count: int) -> bool:
+    return int(await producer.queue("work").getFailedCount()) == count
