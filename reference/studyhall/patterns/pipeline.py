@@ -25,7 +25,7 @@ from bullmq import Job
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from . import checkpoint, stall_budget
+from . import checkpoint, claim_check, stall_budget, tracing
 from .bullmq_worker import FailPermanently, RetryLater
 from .cancel import CANCELLED, cancelled, marker, stop_reason
 from .deadline import run_within
@@ -119,6 +119,12 @@ class JobContext:
         values: dict[str, Any] = await self.job.getChildrenValues()
         return values
 
+    async def failed_children(self) -> dict[str, str]:
+        """Children whose failure is ignored (see `flow`), by their Redis key: why they failed."""
+        backend = self.job.queue.backend
+        reasons: dict[str, str] = await backend.conn.hgetall(backend.toKey(f"{self.job.id}:failed"))
+        return reasons
+
 
 # Raises to stop the execution before its work. A context manager that it returns is held during the work.
 Guard = Callable[[JobContext, Any], Awaitable[object]]
@@ -137,6 +143,7 @@ class Pipeline:
         services: Any = None,
         metrics: JobMetrics | None = None,
         crash_limit: int = stall_budget.CRASH_LIMIT,
+        max_payload: int = claim_check.MAX_PAYLOAD,
         log: logging.Logger | None = None,
     ) -> None:
         self._jobs = jobs
@@ -146,6 +153,7 @@ class Pipeline:
         self._services = services
         self._metrics = metrics or JobMetrics()
         self._crash_limit = crash_limit
+        self._max_payload = max_payload
         self._log = log or logging.getLogger("jobs")
         self._inboxes: dict[str, Inbox] = {}
 
@@ -153,7 +161,11 @@ class Pipeline:
         started = time.perf_counter()
         waited = max(0.0, time.time() - _due(job))
         outcome, error = Outcome.COMPLETED, None
-        with correlation(_meta(job).get("cid"), _meta(job)):
+        queue = str(job.queue.name)
+        with (
+            correlation(_meta(job).get("cid"), _meta(job)),
+            tracing.executing(job.name, queue, str(job.id), job.attemptsMade + 1) as span,
+        ):
             try:
                 result, outcome = await self._execute(job)
                 return result
@@ -174,7 +186,7 @@ class Pipeline:
                 raise _control(decision) from raised
             finally:
                 spent = time.perf_counter() - started
-                queue = str(job.queue.name)
+                tracing.ended(span, outcome, error)
                 self._metrics.observe(queue, job.name, outcome, spent, waited)
                 log_execution(
                     self._log,
@@ -190,6 +202,7 @@ class Pipeline:
     async def _execute(self, job: Job) -> tuple[Any, Outcome]:
         if self._signer:
             self._signer.verify(job.name, signing_id(job.id, job.data), job.data)
+        claim_check.check_size(job.data, self._max_payload)
         job_type, payload = self._jobs.decode(job.name, job.data)
         check_slot(job.id, job.data)
         stall_budget.check(job.stalledCounter, self._crash_limit)

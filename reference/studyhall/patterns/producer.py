@@ -23,13 +23,13 @@ from bullmq import FlowProducer, Queue
 from pydantic import BaseModel
 from redis.exceptions import RedisError
 
-from . import claim_check, flow, retention
+from . import claim_check, flow, retention, tracing
 from .backpressure import Admit
 from .connections import producer_client
 from .errors import JobError, Permanent
 from .flow import OnFailure
 from .job_ids import job_id
-from .observability import current_correlation_id, new_correlation_id
+from .observability import correlation, current_correlation_id, new_correlation_id, trace_meta
 from .priority import Priority, priority_of
 from .retention import Retention
 from .signed_payload import Signer
@@ -124,7 +124,7 @@ class Producer:
         self._timeout = timeout
         self._retention = retention
         self._max_payload = max_payload  # bytes of a job's data as JSON
-        self._meta = meta  # adds to every job's meta, for example the trace context
+        self._meta = meta  # adds to every job's meta
         self.admission = admission  # asked before every add; it raises `Overloaded` to refuse
         self.prefix = prefix
         self.redis = producer_client(url)
@@ -140,9 +140,11 @@ class Producer:
 
     async def enqueue(self, request: JobRequest) -> JobRef:
         """Add one job, or one flow when the request has children: these run first, all or none are added."""
-        cid = current_correlation_id() or new_correlation_id()
-        if request.children:
-            return await self._enqueue_flow(request, cid)
+        ref = self.ref(request)
+        with correlation(current_correlation_id()) as cid, tracing.enqueueing(ref.name, ref.queue, ref.id):
+            return await (self._enqueue_flow if request.children else self._enqueue_one)(request, cid)
+
+    async def _enqueue_one(self, request: JobRequest, cid: str) -> JobRef:
         node = self._node(request, cid)
         queue = self.queue(node["queueName"])
         ident = node["opts"]["jobId"]
@@ -234,12 +236,13 @@ class Producer:
             "cid": cid,
             "at": int(time.time() * 1000),
             **({"max_age": max_age} if max_age else {}),
+            **trace_meta(),
             **self._meta(),
             **request.meta,
         }
         data = {**self._jobs.encode(request.name, request.payload), "key": request.key, "meta": meta}
-        claim_check.check_size(data, self._max_payload)
         data = self.sign(request.name, ident, data)
+        claim_check.check_size(data, self._max_payload)
         opts = {"jobId": ident, **job_options(job_type, priority_of(request.priority), self._retention)}
         if delay:
             opts["delay"] = int(delay * 1000)
