@@ -8,9 +8,9 @@ import time
 from typing import Any
 
 import pytest
-from harness.waiting import until
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
+from harness.waiting import until
 from studyhall.patterns import autopipeline
 from studyhall.patterns.connections import worker_client
 
