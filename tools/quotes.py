@@ -6,8 +6,8 @@
     <!-- sync:card retry -->      the promise, and what the last full fault run measured
     <!-- sync:files retry -->     which modules to copy, which packages they need
 
-A skill may be installed alone, so `modules()` lists for each one the pattern modules its pages are about, with
-all they import: `make sync` copies those byte for byte to `skills/<skill>/modules/`.
+A skill may be installed alone, so `modules()` lists for each one the pattern modules that its pages and examples
+use, with all they import: `make sync` copies those byte for byte to `skills/<skill>/modules/`.
 """
 
 from __future__ import annotations
@@ -258,9 +258,17 @@ def _listed(names: list[str]) -> str:
 
 def modules(skill: str) -> dict[str, bytes]:
     """File name -> content of everything the pages of this skill tell the reader to copy."""
-    rows = [row for row in catalogue().values() if row["skill"] == skill]
-    names = set().union(*(needs(name) for row in rows for name in own(row))) if rows else set()
-    return {name: (PATTERNS / name).read_bytes() for name in sorted(names | {"__init__.py"})}
+    names = {name for row in catalogue().values() if row["skill"] == skill for name in own(row)}
+    for page in (ROOT / "skills" / skill).rglob("*.md"):
+        names |= set(re.findall(rf"sync:quote {PATTERNS.relative_to(ROOT)}/(\w+\.py)#", page.read_text()))
+    for example in (ROOT / "tests" / "skills" / "examples" / skill).glob("*.py"):
+        for node in ast.walk(ast.parse(example.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "patterns":
+                names |= {f"{alias.name}.py" for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("patterns."):
+                names.add(f"{str(node.module).split('.')[1]}.py")
+    whole = {"__init__.py"}.union(*(needs(name) for name in names))
+    return {name: (PATTERNS / name).read_bytes() for name in sorted(whole)}
 
 
 # ---- tokens

@@ -132,19 +132,25 @@ class ReliableWorker:
         self._state = "running"
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
+        # In a task of its own, which is told to stop but never cancelled: a cancelled fetch would lose the job in
+        # its reply, and a cancellation can vanish inside redis-py (seen on Python 3.11): run() went on.
+        taking = self._loop.create_task(self._take_jobs(), name=f"jobs of {self.name}")
         try:
-            try:
-                await self._first_contact()
-                self._keeper.start()
-                await self._fetch()
-            finally:
-                self._fetched.set()
+            await asyncio.shield(taking)
             await self._closed.wait()
         except BaseException:
             await self.drain(0)
             raise
         finally:
             self._ready.set()  # nobody may wait for a worker that has ended
+
+    async def _take_jobs(self) -> None:
+        try:
+            await self._first_contact()
+            self._keeper.start()
+            await self._fetch()
+        finally:
+            self._fetched.set()
 
     async def ready(self) -> None:
         """Returns once connected and polling; raises if the worker ended before that."""

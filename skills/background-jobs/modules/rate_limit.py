@@ -1,0 +1,198 @@
+"""Rate limits: one for a whole queue, and one per tenant that is fair.
+
+Promises
+- `queue_limit(max, per)` for `ReliableWorker(limiter=…)`: the workers of a queue together start at most `max` jobs
+  in each of BullMQ's windows, and lose no time between them (the stock Python worker sleeps through windows).
+- `tenant_limit(…)`, a pipeline guard: a tenant starts at most `burst` jobs at once and `rate` per second after
+  that. A job over the budget spends no attempt; it gets its own turn in time, kept for it, and comes back
+  exactly then. So a heavy tenant's backlog neither stands before a light one's job, nor comes back as a herd,
+  nor starves: its jobs go in the order in which they were refused. `total` limits all tenants together.
+- Jobs that come back late (no worker, long queue) still go; the turns behind them slip by as much, so no backlog
+  of overdue turns is let loose at once.
+
+When they do not hold
+- BullMQ's limiter counts every job that is fetched, also one that the guard sends back: behind 300 refused jobs
+  of a heavy tenant a light one waited for 300 tokens. On a queue with tenants use `total`, not `limiter`.
+- BullMQ's windows are fixed ones: the end of one and the start of the next can stand close together.
+- A turn that nobody takes (cancelled job) is lost, one place long. A run that crashed pays again.
+- Redis away: `on_outage="wait"` sends the job back for a second, unspent; "allow" lets it go unlimited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Callable, Container
+from typing import Any, Literal
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from .errors import Permanent, ResourceBusy, Snooze
+from .pipeline import JobContext
+
+__all__ = ["TenantLimit", "TenantOverBudget", "UnknownTenant", "named_tenant", "queue_limit", "tenant_limit"]
+
+TenantOf = Callable[[JobContext, Any], object]
+Rate = tuple[float, int]  # per second, burst
+ANSWER_SECONDS = 1.5
+UNLIMITED: Rate = (0.0, 0)
+
+
+class UnknownTenant(Permanent):
+    """The job does not say whose it is, or names a tenant we do not have. Fix the producer; the job never ran."""
+
+
+class TenantOverBudget(Snooze):
+    """Not an error: the tenant's budget is spent for now, and this job's turn comes after `delay` seconds."""
+
+
+def queue_limit(most: int, *, per: float) -> dict[str, int]:
+    """BullMQ's limiter option: at most `most` jobs in `per` seconds."""
+    if most < 1 or per < 0.001:
+        raise ValueError(f"a limit of {most} jobs per {per} s would stop the queue; pause it instead")
+    return {"max": int(most), "duration": round(per * 1000)}
+
+
+def named_tenant(tenant: object, known: Container[str] | None = None) -> str:
+    """The tenant's name, or `UnknownTenant`. Ask it at the producer too, where somebody can still fix it."""
+    if not isinstance(tenant, str) or not tenant.strip():
+        raise UnknownTenant(
+            f"the tenant is {'empty' if tenant in ('', None) else 'no name'}. {UnknownTenant.__doc__}"
+        )
+    if known is not None and tenant not in known:
+        raise UnknownTenant(
+            f"no such tenant. {UnknownTenant.__doc__}"
+        )  # the name itself stays out of the logs
+    return tenant
+
+
+def _owner(_ctx: JobContext, payload: Any) -> object:
+    return payload.owner
+
+
+def tenant_limit(
+    redis: Redis,
+    rate: float,
+    burst: int,
+    *,
+    tenant_of: TenantOf = _owner,
+    total: Rate | None = None,
+    jobs: Container[str] | None = None,
+    known: Container[str] | None = None,
+    horizon: float = 3600.0,
+    on_outage: Literal["wait", "allow"] = "wait",
+    name: str = "limit",
+) -> TenantLimit:
+    """A guard for `Pipeline(guards=[…])`: `rate` jobs per second and tenant, `burst` of them at once.
+
+    `total` is (rate, burst) of all tenants together, `jobs` the job names it is for (None: all), `known` the
+    tenants there are. No turn is given further ahead than `horizon`: such a job asks again by then.
+    """
+    for per_second, at_once in ((rate, burst), total or UNLIMITED):
+        if (per_second, at_once) != UNLIMITED and not (per_second > 0 and at_once >= 1):
+            raise ValueError(
+                f"a limit needs a rate above 0 and a burst of 1 at least, got {per_second}, {at_once}"
+            )
+    return TenantLimit(
+        redis, (rate, burst), total or UNLIMITED, tenant_of, jobs, known, horizon, on_outage, name
+    )
+
+
+class TenantLimit:
+    """Made by `tenant_limit`."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        each: Rate,
+        total: Rate,
+        tenant_of: TenantOf,
+        jobs: Container[str] | None,
+        known: Container[str] | None,
+        horizon: float,
+        on_outage: Literal["wait", "allow"],
+        name: str,
+    ) -> None:
+        self._each, self._total, self._horizon = each, total, horizon
+        self._tenant_of, self._jobs, self._known = tenant_of, jobs, known
+        self._on_outage, self._name = on_outage, name
+        self._script = redis.register_script(_TURN)
+
+    async def __call__(self, ctx: JobContext, payload: Any) -> None:
+        if self._jobs is not None and ctx.name not in self._jobs:
+            return
+        try:
+            tenant = self._tenant_of(ctx, payload)
+        except (AttributeError, LookupError, TypeError) as error:
+            raise UnknownTenant(f"{type(error).__name__}. {UnknownTenant.__doc__}") from None
+        wait = await self.turn(named_tenant(tenant, self._known), f"{ctx.job.queue.name}/{ctx.job_id}")
+        if wait > 0:
+            raise TenantOverBudget(wait, f"the tenant's budget is spent; its turn is in {wait:.1f} s")
+
+    async def turn(self, tenant: str, job: str) -> float:
+        """0: go, the token is yours. Else the seconds until the turn that is now kept for this job."""
+        # A digest: names are of any length, and many are e-mail addresses.
+        lines = [f"{self._name}:{hashlib.sha256(tenant.encode()).hexdigest()[:32]}", f"{self._name}:total"]
+        keys = [key for line in lines for key in (line, f"{line}:turns")]
+        limits = [
+            part for rate, burst in (self._each, self._total) for part in (1000 / rate if rate else 0, burst)
+        ]
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                kept, wait = await self._script(keys=keys, args=[job, self._horizon * 1000, *limits])
+        except (RedisError, OSError) as error:
+            if self._on_outage == "allow":
+                return 0.0
+            # The queue lives in the same Redis: nothing can be acknowledged now, so waiting loses nothing.
+            raise ResourceBusy(
+                f"the rate limit cannot be asked ({type(error).__name__})", retry_after=1.0
+            ) from error
+        # No turn is kept beyond the horizon. Spread, or all of them would ask at the same moment.
+        return int(wait) / 1000 if kept else self._horizon * random.uniform(0.5, 1.0)
+
+
+# Two lines, the tenant's and everybody's; a turn in the second is only given to a job whose first has come, or a
+# heavy tenant's backlog would fill it. A line is a hash {next, slip} and a sorted set job -> turn, in ms of the
+# server's clock. `next` is when the bucket will be full again (GCRA): taking a token moves it one interval on.
+_TURN = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + time[2] / 1000
+local job, horizon = ARGV[1], tonumber(ARGV[2])
+local LATE, KEEP = 2000, 3600000
+
+local function turn(line, turns, interval, burst)
+  if interval == 0 then return 1, 0 end
+  local state = redis.call('HMGET', line, 'next', 'slip')
+  local slip = tonumber(state[2]) or 0
+  local mine = tonumber(redis.call('ZSCORE', turns, job) or nil)
+  if mine then
+    local late = now - mine - slip
+    if late < -20 then return 1, math.ceil(-late) end
+    if late > LATE then redis.call('HSET', line, 'slip', slip + late) end
+    redis.call('ZREM', turns, job)
+    return 1, 0
+  end
+  local next_free = math.max(tonumber(state[1]) or 0, now - slip)
+  mine = next_free - (burst - 1) * interval
+  local wait = mine + slip - now
+  if wait > horizon then return 0, 0 end
+  redis.call('HSET', line, 'next', next_free + interval, 'slip', slip)
+  if wait > 0 then redis.call('ZADD', turns, mine, job) end
+  redis.call('ZREMRANGEBYSCORE', turns, '-inf', now - slip - KEEP)
+  local life = math.ceil(math.max(next_free + interval + slip - now, 0)) + KEEP
+  redis.call('PEXPIRE', line, life)
+  redis.call('PEXPIRE', turns, life)
+  return 1, math.max(math.ceil(wait), 0)
+end
+
+local kept, wait = 1, 0
+if not redis.call('ZSCORE', KEYS[4], job) then
+  kept, wait = turn(KEYS[1], KEYS[2], tonumber(ARGV[3]), tonumber(ARGV[4]))
+end
+if wait == 0 and kept == 1 then
+  kept, wait = turn(KEYS[3], KEYS[4], tonumber(ARGV[5]), tonumber(ARGV[6]))
+end
+return {kept, wait}
+"""

@@ -1,0 +1,101 @@
+# [cancel]
+from patterns.cancel import CancelWatcher, cancel
+
+
+async def stop_job(redis, engine, job_id: str) -> str:
+    """In an API or a command line: `cancelled`, `stopping` (it runs right now) or `too-late` (it is done)."""
+    answers = await cancel(redis, engine, "credits", job_id, "the customer changed their mind")
+    return next(answer.state for answer in answers if answer.job_id == job_id)
+
+
+def watch(redis, workers) -> CancelWatcher:
+    return CancelWatcher(redis, workers)  # run_until_signalled([*workers, watch(redis, workers)], grace=25)
+
+
+# [/cancel]
+# [delayed]
+from patterns.producer import JobRequest, Producer
+
+
+async def remind_later(producer: Producer, order_id: str) -> str:
+    # Seconds. The worker starts it on time; `max_age`: pointless when it is more than an hour late.
+    request = JobRequest(
+        "add-credit", {"account": "a", "cents": 1}, key=f"remind/{order_id}", delay=24 * 3600, max_age=3600
+    )
+    return (await producer.enqueue(request)).id
+
+
+# [/delayed]
+# [flow]
+def study_flow(document: str) -> JobRequest:
+    """extract → graph → quiz: children run first, all are added or none, a parent waits for its children."""
+    extract = JobRequest("extract", {"document": document}, key=document)
+    graph = JobRequest("graph", {"document": document}, key=document, children=[extract])
+    return JobRequest("quiz", {"document": document}, key=document, children=[graph])
+
+
+# [/flow]
+# [degraded]
+from patterns.degraded import DegradedProducer
+from patterns.pending_jobs import Drainer
+from patterns.store import begin
+
+
+async def place_order(degraded: DegradedProducer, engine, order, add_order) -> str:
+    request = JobRequest("add-credit", {"account": order, "cents": 1}, key=order)
+    await degraded.admit(request)  # valid, and room for it? Redis being away is no reason to refuse
+    async with begin(engine) as tx:
+        await add_order(tx, order)
+        await degraded.accept(tx, request)  # the row and its job exist both or not at all
+    accepted = await degraded.hand_over(request)  # queued now, or by a Drainer when Redis is back
+    return "queued" if accepted.queued else "accepted"
+
+
+def drainer(engine, producer) -> Drainer:
+    return Drainer(
+        engine, producer
+    )  # beside the workers: run_until_signalled([*workers, drainer(...)], grace=25)
+
+
+# [/degraded]
+# [sign]
+import os
+
+from patterns.pipeline import Pipeline
+from patterns.signed_payload import Signer
+
+
+def signed(jobs, engine, url) -> tuple[Producer, Pipeline]:
+    signer = Signer(os.environ["JOB_KEYS"].split(","))  # first key signs, all verify: rotate without a gap
+    return Producer(jobs, url, signer=signer), Pipeline(jobs, engine, signer=signer)
+
+
+# [/sign]
+
+
+async def example(redis_url: str, store_url: str) -> None:
+    from jobs import AddCredit, accounts, jobs
+    from patterns import store
+
+    engine = store.open_store(store_url)
+    await store.create_all(engine)
+    producer = Producer(jobs, redis_url)
+    ident = await remind_later(producer, "o1")
+    assert await stop_job(producer.redis, engine, ident) == "cancelled"
+    assert (await stop_job(producer.redis, engine, ident)) in ("cancelled", "too-late")
+    assert [child.name for child in study_flow("d").children] == ["graph"]
+
+    async def add_order(tx, order) -> None:
+        await tx.execute(accounts.insert().values(id=order, cents=0))
+
+    assert await place_order(DegradedProducer(producer, engine), engine, "o2", add_order) == "queued"
+    dead = Producer(jobs, "redis://127.0.0.1:1")
+    assert await place_order(DegradedProducer(dead, engine), engine, "o3", add_order) == "accepted"
+    await dead.close()
+    os.environ["JOB_KEYS"] = "k" * 32
+    sealed, _ = signed(jobs, engine, redis_url)
+    await sealed.enqueue(JobRequest("add-credit", AddCredit(account="a", cents=1), key="signed"))
+    assert "sig" in (await sealed.queue("credits").getJob("add-credit.signed")).data
+    await sealed.close()
+    await producer.close()
+    await store.close(engine)

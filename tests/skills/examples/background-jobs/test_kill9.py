@@ -1,0 +1,74 @@
+# [kill9]
+# test_kill9.py: pytest, no Redis needed (the engine module starts one)
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+from sqlalchemy import insert, select
+
+from jobs import AddCredit, accounts, jobs
+from patterns import store
+from patterns.engine import ensure_redis
+from patterns.idempotency import inbox
+from patterns.producer import JobRequest, Producer
+
+JOBS, KILLS = 200, 2
+
+
+def test_kill_9_loses_and_doubles_nothing(tmp_path):
+    redis = ensure_redis(tmp_path)
+    env = {**os.environ, "REDIS_URL": redis.url, "DATABASE_URL": f"sqlite:///{tmp_path}/app.db"}
+
+    def start():
+        return subprocess.Popen([sys.executable, "worker.py"], env=env)
+
+    async def scenario():
+        engine = store.open_store(env["DATABASE_URL"])
+        await store.create_all(engine)
+        async with store.begin(engine) as tx:
+            await tx.execute(insert(accounts).values(id="alice", cents=0))
+
+        async def done():
+            async with store.read(engine) as tx:
+                return len((await tx.execute(select(inbox.c.key))).all())
+
+        producer = Producer(jobs, redis.url)
+        await producer.enqueue_many(
+            [
+                JobRequest("add-credit", AddCredit(account="alice", cents=1), key=f"pay-{i}")
+                for i in range(JOBS)
+            ]
+        )
+        worker, caught = start(), 0
+        for kill in range(1, KILLS + 1):
+            while await done() < JOBS * kill // (KILLS + 1):  # mid-work, not before and not after
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(random.random() / 50)
+            caught += await done() < JOBS
+            os.kill(worker.pid, signal.SIGKILL)
+            worker.wait()
+            worker = start()
+        assert caught == KILLS, "the kills came too late to prove anything: add jobs"
+        end = time.monotonic() + 60
+        while await done() < JOBS and time.monotonic() < end:
+            await asyncio.sleep(0.1)
+        worker.terminate()
+        assert worker.wait(30) == 0  # drains and exits cleanly
+        async with store.read(engine) as tx:
+            assert (
+                await tx.execute(select(accounts.c.cents))
+            ).scalar_one() == JOBS  # lost: less, doubled: more
+        await producer.close()
+        await store.close(engine)
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        redis.stop()
+
+
+# [/kill9]
