@@ -38,6 +38,7 @@ from .providers.results import ConceptGraph, Explanation, Quiz
 __all__ = [
     "Document",
     "add_document",
+    "blobs_in_use",
     "delete_document",
     "document",
     "documents_of",
@@ -45,6 +46,7 @@ __all__ = [
     "graph",
     "quiz",
     "reject",
+    "replace_blob",
     "save_explanations",
     "save_graph",
     "save_quiz",
@@ -60,6 +62,7 @@ documents = Table(
     Column("name", String(255), nullable=False),  # as uploaded: shown, never opened
     Column("blob", String(200), nullable=False),  # file in the blob folder
     Column("size", Integer, nullable=False),
+    Column("sha256", String(64)),  # of the blob, compared before it is read
     Column("status", String(20), nullable=False, default="uploaded"),
     Column("kind", String(20)),
     Column("title", String(200)),
@@ -71,6 +74,7 @@ documents = Table(
     Column("updated_at", Float, nullable=False),
     CheckConstraint("status IN ('uploaded', 'ready', 'rejected')", name="documents_status"),
     Index("documents_owner", "owner", "created_at"),
+    Index("documents_blob", "blob"),
 )
 
 
@@ -103,6 +107,7 @@ class Document:
     name: str
     blob: str
     size: int
+    sha256: str | None
     status: str
     kind: str | None
     title: str | None
@@ -114,7 +119,14 @@ class Document:
 
 
 async def add_document(
-    tx: AsyncConnection, *, document_id: str, owner: str, name: str, blob: str, size: int
+    tx: AsyncConnection,
+    *,
+    document_id: str,
+    owner: str,
+    name: str,
+    blob: str,
+    size: int,
+    sha256: str | None = None,
 ) -> None:
     now = time.time()
     # A NUL is legal in a multipart file name and an error in PostgreSQL.
@@ -126,6 +138,7 @@ async def add_document(
             name=shown,
             blob=blob,
             size=size,
+            sha256=sha256,
             status="uploaded",
             created_at=now,
             updated_at=now,
@@ -174,6 +187,26 @@ async def reject(tx: AsyncConnection, document_id: str, owner: str, code: str, m
     await _update(tx, document_id, owner, status="rejected", error_code=code, error=message)
 
 
+async def replace_blob(
+    tx: AsyncConnection, document_id: str, owner: str, *, blob: str, size: int, sha256: str
+) -> bool:
+    """Another file for the same document, for example a repaired one; a rejection is taken back."""
+    values = {
+        "blob": blob,
+        "size": size,
+        "sha256": sha256,
+        "status": "uploaded",
+        "error_code": None,
+        "error": None,
+    }
+    return await _update(tx, document_id, owner, **values) == 1
+
+
+async def blobs_in_use(connection: AsyncConnection, blobs: Sequence[str]) -> set[str]:
+    """Which of these files belong to a document, whoever owns it: for the sweep of files nobody needs."""
+    return set(await connection.scalars(select(documents.c.blob).where(documents.c.blob.in_(blobs))))
+
+
 async def delete_document(tx: AsyncConnection, document_id: str, owner: str) -> bool:
     """Delete the document and everything made from it."""
     return (await tx.execute(delete(documents).where(_mine(document_id, owner)))).rowcount == 1
@@ -212,10 +245,11 @@ def _mine(document_id: str, owner: str) -> ColumnElement[bool]:
     return and_(documents.c.id == document_id, documents.c.owner == owner)
 
 
-async def _update(tx: AsyncConnection, document_id: str, owner: str, **values: object) -> None:
-    await tx.execute(
+async def _update(tx: AsyncConnection, document_id: str, owner: str, **values: object) -> int:
+    done = await tx.execute(
         update(documents).where(_mine(document_id, owner)).values(updated_at=time.time(), **values)
     )
+    return done.rowcount
 
 
 async def _replace(tx: AsyncConnection, table: Table, document_id: str, provider: str, data: str) -> None:

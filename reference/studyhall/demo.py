@@ -27,7 +27,7 @@ from .jobs import STAGES
 from .patterns import dead_letter, idempotency
 from .patterns.store import read
 from .settings import Settings
-from .submissions import StageState, states, submit
+from .submissions import StageState, replace_file, states, submit
 
 __all__ = ["tour"]
 
@@ -215,7 +215,8 @@ async def _poison(app: App, story: Story, folder: Path, console: Console) -> Non
     console.print(
         "   The file is repaired and the letter replayed: the same job, its flow goes on behind it."
     )
-    (app.settings.blob_dir / ident).write_bytes(good)
+    broken.write_bytes(good)
+    await replace_file(app, ident, broken, OWNER)
     await dead_letter.replay(app.store, app.producer.redis, letters[0].id)
     story.replayed = 1
     story.documents.append(ident)

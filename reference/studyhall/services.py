@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from .db import Document
 from .documents import Missing
+from .patterns.claim_check import BlobDamaged, BlobMissing, Blobs, Claim
 from .providers import AIProvider
 
 __all__ = ["Pool", "Services"]
 
 T = TypeVar("T")
+GONE = "The uploaded file is no longer there, or was damaged. Upload it again."
 
 
 class Pool(Protocol):
@@ -34,9 +37,15 @@ class Services:
     blob_dir: Path
     max_document_bytes: int = 50 * 1024 * 1024
 
-    def blob(self, reference: str) -> Path:
-        """Where an uploaded file lies. A reference that leads out of the folder is refused."""
-        path = (self.blob_dir / reference).resolve()
+    async def upload(self, document: Document) -> Path:
+        """Where the document's file lies. One that is gone or is not what was uploaded is refused."""
+        path = (self.blob_dir / document.blob).resolve()
         if not path.is_relative_to(self.blob_dir.resolve()):
-            raise Missing("The uploaded file is no longer there. Upload it again.")
-        return path
+            raise Missing(GONE)
+        if document.sha256 is None:
+            return path
+        claim = Claim(ref=document.blob, size=document.size, sha256=document.sha256)
+        try:
+            return await Blobs(self.blob_dir).fetch(claim)
+        except (BlobMissing, BlobDamaged) as error:
+            raise Missing(GONE) from error

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import shutil
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +10,12 @@ from . import db
 from .app import App
 from .documents import TooLarge
 from .jobs import STAGES, study_flow
+from .jobs.reference import UnknownDocument
+from .patterns.claim_check import Blobs
 from .patterns.job_ids import job_id
 from .patterns.store import begin
 
-__all__ = ["StageState", "states", "submit"]
+__all__ = ["StageState", "replace_file", "states", "submit"]
 
 
 async def submit(app: App, path: Path, owner: str = "you") -> str:
@@ -25,20 +24,32 @@ async def submit(app: App, path: Path, owner: str = "you") -> str:
     if size > app.settings.max_document_bytes:
         raise TooLarge(f"{path.name} has {size:,} bytes, the limit is {app.settings.max_document_bytes:,}")
     document_id = uuid.uuid4().hex
-    await asyncio.to_thread(_store, path, app.settings.blob_dir, document_id)
+    # The claim check: the file outside the queue first, then the row that names it, then jobs that name the row.
+    # Killed in between, we leave a file without a row, which the sweep collects.
+    claim = await Blobs(app.settings.blob_dir).put(path, ("documents", document_id))
     async with begin(app.store) as tx:
         await db.add_document(
-            tx, document_id=document_id, owner=owner, name=path.name, blob=document_id, size=size
+            tx,
+            document_id=document_id,
+            owner=owner,
+            name=path.name,
+            blob=claim.ref,
+            size=claim.size,
+            sha256=claim.sha256,
         )
     await app.producer.enqueue(study_flow(document_id, owner))
     return document_id
 
 
-def _store(path: Path, blobs: Path, name: str) -> None:
-    blobs.mkdir(parents=True, exist_ok=True)
-    part = blobs / f"{name}.part"
-    shutil.copyfile(path, part)
-    os.replace(part, blobs / name)  # whole or not there: a worker never reads half a file
+async def replace_file(app: App, document_id: str, path: Path, owner: str = "you") -> None:
+    """Another file for a document, before its failed job is replayed. The old one is left to the sweep."""
+    claim = await Blobs(app.settings.blob_dir).put(path, ("documents", document_id))
+    async with begin(app.store) as tx:
+        found = await db.replace_blob(
+            tx, document_id, owner, blob=claim.ref, size=claim.size, sha256=claim.sha256
+        )
+    if not found:
+        raise UnknownDocument(str(UnknownDocument.__doc__))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from studyhall.patterns.deadline import Deadline
+from studyhall.patterns.flow import OnFailure, chain
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.retry import AI, DOCUMENTS
 from studyhall.patterns.typed_jobs import JobTypes
@@ -56,13 +57,7 @@ STAGES = ("document-processing", "graph-generation", "quiz-creation", "connectio
 
 def study_flow(document_id: str, owner: str) -> JobRequest:
     """extract -> graph -> quiz -> explanations: each waits for the one before, all are added or none."""
-    request: JobRequest | None = None
-    for name in STAGES:
-        request = JobRequest(
-            name=name,
-            payload={"document_id": document_id, "owner": owner},
-            key=document_id,
-            children=(request,) if request else (),
-        )
-    assert request is not None
-    return request
+    payload = {"document_id": document_id, "owner": owner}
+    # A stage that failed for good keeps the later ones waiting: replayed from the dead letters, it goes on there.
+    steps = [JobRequest(name, payload, key=document_id, on_failure=OnFailure.WAIT) for name in STAGES]
+    return chain(*steps)

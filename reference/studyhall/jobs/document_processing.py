@@ -34,7 +34,7 @@ async def process_document(ctx: JobContext, payload: ProcessDocument) -> Done:
     try:
         extracted: Extracted = await services.pool.run(
             extract,
-            services.blob(found.blob),
+            await services.upload(found),
             services.max_document_bytes,
             # A second less than the job has: the pool can then say what happened before it is cut off itself.
             timeout=max(0.1, ctx.remaining() - 1),

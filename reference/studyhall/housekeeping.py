@@ -1,0 +1,38 @@
+"""What StudyHall throws away, and when: rows and files that nobody needs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from . import db
+from .patterns import retention
+from .patterns.claim_check import Blobs, SweptBlobs
+from .patterns.store import read
+
+__all__ = ["Cleaned", "clean_up"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    rows: retention.Purged
+    files: SweptBlobs
+
+    def numbers(self) -> dict[str, int]:
+        """For a result, a log line or a table."""
+        return {**asdict(self.rows), **{f"files_{name}": n for name, n in asdict(self.files).items()}}
+
+
+async def clean_up(store: AsyncEngine, blob_dir: Path, *, grace: float = 3600.0) -> Cleaned:
+    """Purge what is past its retention, and files of documents that are gone. Safe to run twice at once."""
+
+    async def in_use(blobs: Sequence[str]) -> set[str]:
+        async with read(store) as connection:
+            return await db.blobs_in_use(connection, blobs)
+
+    return Cleaned(
+        await retention.purge(store), await Blobs(blob_dir).sweep("documents", in_use, grace=grace)
+    )
