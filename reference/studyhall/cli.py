@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from . import cli_dlq, db
+from . import cli_dlq, cli_orders, cli_relay, cli_saga, db
 from .app import open_app
+from .housekeeping import clean_up
 from .patterns.engine import EngineError
 from .patterns.errors import JobError
 from .patterns.parent_death import die_with_parent
@@ -18,7 +19,7 @@ from .patterns.store import read
 from .settings import SettingsError
 from .submissions import states, submit
 from .supervisor import UNUSABLE, supervise
-from .terminal import AsJson, DataDir, ago, fail, out, run, settings_for, show_json, show_table
+from .terminal import AsJson, DataDir, ago, fail, out, run, settings_for, show_fields, show_json, show_table
 from .worker import work, worker_command
 
 __all__ = ["main"]
@@ -29,6 +30,10 @@ app = typer.Typer(
     help="StudyHall: a study assistant whose background work survives crashes, duplicates and outages.",
 )
 app.add_typer(cli_dlq.app, name="dlq")
+app.add_typer(cli_orders.order, name="order")
+app.add_typer(cli_orders.outbox, name="outbox")
+app.add_typer(cli_saga.app, name="saga")
+app.command("relay")(cli_relay.relay_command)
 
 
 def main() -> None:
@@ -151,6 +156,18 @@ def status(
         ],
         "Nothing uploaded yet. Try: studyhall submit reference/samples/*.md",
     )
+
+
+@app.command()
+def cleanup(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Throw away what is past its retention: markers, dead letters, checkpoints, files of deleted documents."""
+
+    async def go() -> dict[str, int]:
+        async with open_app(settings_for(data_dir)) as studyhall:
+            return (await clean_up(studyhall.store, studyhall.settings.blob_dir)).numbers()
+
+    done = run(go())
+    show_json(done) if as_json else show_fields(done)
 
 
 @app.command("demo")
