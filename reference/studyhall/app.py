@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from .jobs import job_types
 from .patterns import store as stores
+from .patterns import tracing
 from .patterns.engine import RedisServer, ensure_redis
 from .patterns.producer import Producer
 from .patterns.signed_payload import Signer
@@ -42,12 +43,15 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
         store = stores.open_store(settings.store_url)
         try:
             await stores.create_all(store)
+            traces = tracing.to_file(settings.trace_file, "studyhall") if settings.trace_file else None
             jobs, signer = job_types(), Signer(settings.keys())
             producer = Producer(jobs, redis.url, signer=signer)
             try:
                 yield App(settings, redis, store, jobs, signer, producer)
             finally:
                 await producer.close()
+                if traces is not None:
+                    traces.shutdown()
         finally:
             await stores.close(store)
     finally:

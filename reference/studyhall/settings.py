@@ -77,6 +77,9 @@ class Settings(BaseModel):
         2.0, description="how often failed jobs are archived"
     )
     max_document_bytes: Annotated[int, Field(ge=1)] = Field(50 * 1024 * 1024, description="largest upload")
+    trace_file: Path | None = Field(
+        None, description="append OpenTelemetry spans here as JSON lines; needs opentelemetry-sdk; none: off"
+    )
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(
         0, description="Prometheus port of a worker, 0: off"
     )
