@@ -1,0 +1,39 @@
+"""An order and the job that prepares it; each preparation leaves one row, with nothing to hide a second."""
+
+from __future__ import annotations
+
+from sqlalchemy import Column, Integer, String, Table
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from studyhall.patterns.pipeline import Done, JobContext
+from studyhall.patterns.producer import JobRequest
+from studyhall.patterns.store import metadata
+from studyhall.patterns.typed_jobs import JobTypes, Payload
+
+QUEUE = "preparations"
+
+orders = Table("pending_orders", metadata, Column("id", String(50), primary_key=True))
+prepared = Table(
+    "prepared_orders", metadata, Column("id", Integer, primary_key=True), Column("order_id", String(50))
+)
+
+
+class PrepareOrder(Payload):
+    order_id: str
+
+
+async def prepare_order(_ctx: JobContext, payload: PrepareOrder) -> Done:
+    async def save(tx: AsyncConnection) -> None:
+        await tx.execute(prepared.insert().values(order_id=payload.order_id))
+
+    return Done(None, save)
+
+
+def job_types() -> JobTypes:
+    jobs = JobTypes()
+    jobs.register(name="prepare-order", payload=PrepareOrder, handler=prepare_order, queue=QUEUE)
+    return jobs
+
+
+def prepare(order_id: str, **options: object) -> JobRequest:
+    return JobRequest("prepare-order", {"order_id": order_id}, key=order_id, **options)  # type: ignore[arg-type]
