@@ -39,11 +39,11 @@ SETS = frozenset({"prioritized", "delayed", "completed", "failed", "waiting-chil
 @dataclass(frozen=True, slots=True)
 class QueueHealth:
     queue: str
-    waiting: int
+    waiting: int  # those of a paused queue too
     prioritized: int
     delayed: int  # all of them
     overdue: int  # of these, how many should have started
-    paused: int
+    paused: bool
     waiting_children: int
     active: int
     failed: int
@@ -53,7 +53,7 @@ class QueueHealth:
     @property
     def backlog(self) -> int:
         """Everything that should run and does not."""
-        return self.waiting + self.prioritized + self.overdue + self.paused
+        return self.waiting + self.prioritized + self.overdue
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +101,11 @@ async def _queue(redis: Any, name: str, base: str, letters: int, window: float) 
         batch.zcard(f"{base}completed").zcount(f"{base}completed", since, "+inf")
         batch.zrange(f"{base}completed", 0, 0, withscores=True)
         batch.zrange(f"{base}delayed", 0, 0, withscores=True)
-        batch.lindex(f"{base}wait", -1).lindex(f"{base}paused", -1)
+        batch.lindex(f"{base}wait", -1).lindex(f"{base}paused", -1).hexists(f"{base}meta", "paused")
         counts = await batch.execute()
-    wait, prioritized, delayed, overdue, paused, children, active, failed, failing = counts[:9]
-    completed, completing, first_end, first_due, next_waiting, next_paused = counts[9:]
-    candidates = [job for job in (next_waiting, next_paused) if job]
+    wait, prioritized, delayed, overdue, aside, children, active, failed, failing = counts[:9]
+    completed, completing, first_end, first_due, next_waiting, next_aside, stopped = counts[9:]
+    candidates = [job for job in (next_waiting, next_aside) if job]
     candidates += await _first_of_each_priority(redis, f"{base}prioritized")
     ages = [now - await _ready_since(redis, base + job) for job in candidates]
     if overdue and first_due:
@@ -117,8 +117,19 @@ async def _queue(redis: Any, name: str, base: str, letters: int, window: float) 
     bad = failing + letters
     rate = bad / (bad + done) if bad else 0.0
     oldest = max(0.0, *ages) if ages else 0.0
+    # Older versions of BullMQ put the jobs of a paused queue aside, newer ones leave them where they are.
     return QueueHealth(
-        name, wait, prioritized, delayed, overdue, paused, children, active, failed, oldest, rate
+        name,
+        wait + aside,
+        prioritized,
+        delayed,
+        overdue,
+        bool(stopped),
+        children,
+        active,
+        failed,
+        oldest,
+        rate,
     )
 
 

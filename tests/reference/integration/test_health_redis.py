@@ -1,0 +1,258 @@
+"""Health: no backlog hides, no listing holds Redis up, one incident is one alert."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bullmq import Queue
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from harness.redis import RedisServer
+from harness.workers import at_work, queue_at
+from studyhall.patterns import store as stores
+from studyhall.patterns.connections import events_client, producer_client
+from studyhall.patterns.health import Health, QueueHealth, measure, pages, problems
+from studyhall.patterns.health_alerts import Alert, Rule, evaluate, raised
+from studyhall.patterns.pipeline import Pipeline
+from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.typed_jobs import JobTypes, Payload
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
+    engine = stores.open_store(f"sqlite:///{tmp_path / 'health.db'}")
+    await stores.create_all(engine)
+    yield engine
+    await stores.close(engine)
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Any]:
+    client = producer_client(redis_url)
+    yield client
+    await client.aclose()
+
+
+async def of(redis: Any, store: AsyncEngine, queue: str = "q") -> QueueHealth:
+    return (await measure(redis, store, [queue])).queues[0]
+
+
+async def test_a_backlog_in_any_waiting_state_is_seen_where_a_depth_alarm_sees_none(
+    redis_url: str, redis: Any, store: AsyncEngine, figures: Callable[..., Path]
+) -> None:
+    async with queue_at(redis_url, "q") as queue:
+        for start in range(0, 5_000, 500):
+            more = [{"name": "n", "data": {}, "opts": {"priority": 1000}} for _ in range(start, start + 500)]
+            await queue.addBulk(more)
+        naive_depth = await queue.getWaitingCount()  # what the usual alarm looks at
+        seen = await of(redis, store)
+        assert (naive_depth, seen.backlog, seen.prioritized) == (0, 5_000, 5_000)
+
+        await queue.add("n", {}, {"delay": 1})  # due, and no worker to promote it
+        await queue.add("n", {}, {"delay": 60_000})
+        await asyncio.sleep(0.01)
+        seen = await of(redis, store)
+        assert (seen.delayed, seen.overdue, seen.backlog) == (2, 1, 5_001)
+
+        await queue.add("plain", {})
+        assert (await of(redis, store)).waiting == 1
+        await queue.pause()
+        seen = await of(redis, store)
+        assert (seen.waiting, seen.paused, seen.backlog) == (1, True, 5_002)
+    figures("health", name="backlog", jobs=5_000, naive_depth_alarm_saw=naive_depth, seen=5_000)
+
+
+async def test_the_oldest_job_counts_whatever_its_priority_and_however_long_it_was_delayed(
+    redis_url: str, redis: Any, store: AsyncEngine
+) -> None:
+    async with queue_at(redis_url, "q") as queue:
+        now = int(time.time() * 1000)
+        await queue.add("young", {}, {"priority": 1})
+        await queue.add("old", {}, {"priority": 10_000, "timestamp": now - 90_000})
+        assert 90 <= (await of(redis, store)).oldest < 100
+        await queue.obliterate(True)
+
+        # Enqueued days ago to run now: it has not waited for days.
+        job = await queue.add(
+            "planned", {}, {"delay": 86_400_000, "timestamp": now - 86_400_000, "priority": 5}
+        )
+        await job.promote()
+        assert (await of(redis, store)).oldest < 10
+        await queue.obliterate(True)
+
+        await queue.add("late", {}, {"delay": 1_000, "timestamp": now - 31_000})
+        assert 30 <= (await of(redis, store)).oldest < 40
+
+
+async def test_failure_rate_counts_swept_letters_and_survives_retention(
+    redis_url: str, redis: Any, store: AsyncEngine
+) -> None:
+    async with queue_at(redis_url, "q") as queue:
+        now = time.time() * 1000
+        done = {f"c{number}": now - 10_000 + number * 10 for number in range(1_000)}
+        await redis.zadd(queue.toKey("completed"), done)  # 1,000 in 10 s, and retention keeps no more
+        await redis.zadd(queue.toKey("failed"), {f"f{number}": now for number in range(300)})
+        rate = (await of(redis, store)).failure_rate
+    # 100 a second over 300 s are 30,000: 300 failures are 1 in 100, not 300 of 1,300.
+    assert 0.005 < rate < 0.02
+
+
+async def test_listing_a_hundred_thousand_delayed_jobs_never_holds_redis_up(
+    own_redis: RedisServer, scale: Callable[[int, int], int], figures: Callable[..., Path]
+) -> None:
+    jobs = 100_000
+    redis: Any = events_client(own_redis.url)  # patient: the usual listing outlasts a producer's timeout
+    queue = Queue("q", {"connection": redis})
+    job = await queue.add("later", {"payload": "x" * 200}, {"delay": 3_600_000})
+    assert job is not None
+    # One real job, then copies of it in BullMQ's own form: adding each would take longer than the test.
+    clone = """
+    local fields, score = redis.call('HGETALL', KEYS[1]), redis.call('ZSCORE', KEYS[2], ARGV[1])
+    for i = tonumber(ARGV[2]), tonumber(ARGV[3]) do
+      redis.call('HSET', KEYS[3] .. i, unpack(fields))
+      redis.call('ZADD', KEYS[2], score + i * 4096, i)
+    end"""
+    keys = (queue.toKey(job.id), queue.toKey("delayed"), queue.toKey(""))
+    for start in range(2, jobs + 1, 5_000):
+        await redis.eval(clone, 3, *keys, job.id, start, min(start + 4_999, jobs))
+    await redis.config_set("slowlog-log-slower-than", 1_000)
+
+    async def longest_command(listing: Callable[[], Any]) -> tuple[float, int]:
+        """Milliseconds of the slowest command while listing: for so long nobody else is served."""
+        await redis.slowlog_reset()
+        count = await listing()
+        slow = [entry["duration"] for entry in await redis.slowlog_get(1_000)]
+        return max(slow, default=0) / 1_000, count
+
+    async def paged() -> int:
+        return sum([len(page) async for page in pages(redis, "q", "delayed", size=500)])
+
+    async def naive() -> int:
+        return len(await queue.getDelayed())
+
+    # A busy machine may suspend the server in mid-command. That only ever adds: the least of three listings
+    # is what the commands themselves take.
+    listings = [await longest_command(paged) for _ in range(3)]
+    ours, counted = min(listings)
+    theirs, naive_counted = await longest_command(naive)
+    await redis.aclose()
+    assert counted == naive_counted == jobs
+    assert ours < 20, f"a page took {ours} ms"
+    assert theirs > max(20, 3 * ours), "the usual listing did not block: this run proves nothing"
+    figures(
+        "health",
+        name="listing",
+        jobs=jobs,
+        longest_command_ms=round(ours, 1),
+        naive_longest_command_ms=round(theirs, 1),
+    )
+
+
+async def test_pages_list_every_state_in_serving_order(redis_url: str, redis: Any) -> None:
+    async with queue_at(redis_url, "q") as queue:
+        for number in range(7):
+            await queue.add(f"n{number}", {})
+            await queue.add(f"d{number}", {}, {"delay": 60_000 + number})
+        waiting = [job.name async for page in pages(redis, "q", "wait", size=3) for job in page]
+        delayed = [job async for page in pages(redis, "q", "delayed", size=3) for job in page]
+    assert waiting == [f"n{number}" for number in range(7)]
+    assert [job.name for job in delayed] == [f"d{number}" for number in range(7)]
+    assert all(job.due is not None and abs(job.due - job.added - 60) < 1 for job in delayed)
+    with pytest.raises(ValueError, match="not one of"):
+        await anext(pages(redis, "q", "meta"))
+
+
+async def test_three_instances_and_a_wobbling_value_send_one_alert_per_incident(
+    redis_url: str, store: AsyncEngine, tmp_path: Path, figures: Callable[..., Path]
+) -> None:
+    values = [10, 70, 55, 65, 58, 61, 45, 20, 5]  # one incident, around a limit of 60
+    rules = [Rule("*.oldest", raise_at=60, clear_at=30, because="jobs wait too long")]
+    stores_of_instances = [stores.open_store(f"sqlite:///{tmp_path / 'health.db'}") for _ in range(3)]
+    sent: list[Alert] = []
+
+    async def send(alert: Alert) -> None:
+        sent.append(alert)
+
+    naive = 0
+    for value in values:
+        naive += 3 * (value >= 60)  # the usual: an interval in each instance, a plain limit
+        await asyncio.gather(
+            *(evaluate(engine, {"q.oldest": value}, rules, send) for engine in stores_of_instances)
+        )
+    for engine in stores_of_instances:
+        await stores.close(engine)
+    assert [(alert.signal, alert.raised, alert.value) for alert in sent] == [
+        ("q.oldest", True, 70),
+        ("q.oldest", False, 20),
+    ]
+    assert sent[0].because == "jobs wait too long"
+    assert naive == 9
+    assert await raised(store) == []
+    figures(
+        "health", name="alerts", instances=3, evaluations=len(values), alerts_raised=1, naive_alerts=naive
+    )
+
+
+async def test_an_alert_that_could_not_be_sent_is_sent_later(
+    store: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules, sent = [Rule("x", raise_at=1, clear_at=0.5)], []
+
+    async def broken(alert: Alert) -> None:
+        raise OSError("the pager is down")
+
+    async def works(alert: Alert) -> None:
+        sent.append(alert)
+
+    assert await evaluate(store, {"x": 2}, rules, broken) == []
+    assert await evaluate(store, {"x": 2}, rules, works) == [], "somebody may still be sending it"
+    monkeypatch.setattr("studyhall.patterns.health_alerts.LEASE", -1.0)
+    await evaluate(store, {"x": 2}, rules, broken)
+    monkeypatch.setattr("studyhall.patterns.health_alerts.time.time", lambda: 4e9)
+    await evaluate(store, {"x": 2}, rules, works)
+    assert [alert.signal for alert in sent] == ["x"]
+
+
+def test_a_rule_without_hysteresis_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be below"):
+        Rule("x", raise_at=5, clear_at=5)
+
+
+async def test_readiness_names_the_part_that_does_not_answer(
+    own_redis: RedisServer, store: AsyncEngine
+) -> None:
+    redis = producer_client(own_redis.url)
+    assert await problems(redis, store) == {}
+    own_redis.kill()
+    assert list(await problems(redis, store)) == ["redis"]
+    await redis.aclose()
+
+
+async def test_measuring_works_on_real_executions(redis_url: str, redis: Any, store: AsyncEngine) -> None:
+    class Number(Payload):
+        number: int
+
+    async def handle(ctx: Any, payload: Number) -> None:
+        if payload.number % 2:
+            raise ValueError("odd")
+
+    jobs = JobTypes()
+    jobs.register(name="n", payload=Number, handler=handle, queue="q", retry=RetryPolicy(attempts=1))
+    producer = Producer(jobs, redis_url, timeout=10)
+    await producer.enqueue_many([JobRequest("n", {"number": n}, key=f"k{n}") for n in range(20)])
+    async with at_work("q", Pipeline(jobs, store), url=redis_url) as worker:
+        while (seen := await of(redis, store)).backlog or worker.active:
+            await asyncio.sleep(0.02)
+    await producer.close()
+    found: Health = await measure(redis, store, ["q"])
+    assert (found.queues[0].failed, found.queues[0].failure_rate) == (10, 0.5)
+    assert seen.oldest == 0
+    assert found.signals()["q.failure_rate"] == 0.5
+    assert json.dumps(found.as_dict())
