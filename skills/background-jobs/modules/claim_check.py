@@ -21,7 +21,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -45,7 +45,7 @@ __all__ = [
     "PayloadTooLarge",
     "SweptBlobs",
     "check_size",
-    "living_jobs",
+    "needed_by_jobs",
 ]
 
 MAX_PAYLOAD = 64 * 1024  # bytes of a job's data as JSON
@@ -53,7 +53,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _CHUNK = 1024 * 1024
 
 Owner = tuple[str, str]  # (kind, id): ("documents", document id), or (queue, job id)
-Living = Callable[[Sequence[Owner]], Awaitable[Collection[Owner]]]
+InUse = Callable[[Sequence[str]], Awaitable[Collection[str]]]  # given references, those that somebody needs
 
 
 class PayloadTooLarge(Permanent):
@@ -114,18 +114,18 @@ class Blobs:
     async def read(self, claim: Claim) -> bytes:
         return await asyncio.to_thread(lambda: self._verified(claim).read_bytes())
 
-    async def sweep(self, living: Living, *, grace: float = 3600.0, page: int = 500) -> SweptBlobs:
-        """Delete blobs older than `grace` seconds of owners that `living` does not name. It may run anywhere,
-        any number of times; when `living` raises (Redis is away), nothing is deleted."""
+    async def sweep(self, kind: str, in_use: InUse, *, grace: float = 3600.0, page: int = 500) -> SweptBlobs:
+        """Delete the `kind` of blobs that are older than `grace` seconds and not in use. It may run anywhere,
+        any number of times; when `in_use` raises (Redis is away), nothing is deleted."""
         kept = deleted = freed = 0
-        owners = await asyncio.to_thread(lambda: list(self._owners()))
+        owners = await asyncio.to_thread(lambda: [path.name for path in _folders(self._folder / kind)])
         for start in range(0, len(owners), page):
-            some = owners[start : start + page]
-            # The age is read before the question: who is named living later was not there to be asked about.
+            # Age first, use second: what gets its owner between the two is young, and left alone.
+            some = [(kind, owner) for owner in owners[start : start + page]]
             old = await asyncio.to_thread(self._older_than, some, time.time() - grace)
-            alive = set(await living(sorted({owner for owner, _ in old}))) if old else set()
-            for owner, path in old:
-                if owner in alive:
+            needed = set(await in_use(list(old))) if old else set()
+            for ref, path in old.items():
+                if ref in needed:
                     kept += 1
                     continue
                 freed += await asyncio.to_thread(_delete, path)
@@ -165,42 +165,37 @@ class Blobs:
             raise BlobMissing(f"{claim.ref}: {BlobMissing.__doc__}") from None
         return path
 
-    def _owners(self) -> Iterator[Owner]:
-        for kind in sorted(_folders(self._folder)):
-            for owner in _folders(kind):
-                yield kind.name, owner.name
-
-    def _older_than(self, owners: Sequence[Owner], then: float) -> list[tuple[Owner, Path]]:
-        old: list[tuple[Owner, Path]] = []
-        for owner in owners:
-            folder = self._folder.joinpath(*owner)
+    def _older_than(self, owners: Sequence[Owner], then: float) -> dict[str, Path]:
+        old: dict[str, Path] = {}
+        for kind, owner in owners:
+            folder = self._folder / kind / owner
             with contextlib.suppress(FileNotFoundError):
                 found = [path for path in folder.iterdir() if path.stat().st_mtime < then]
-                old += [(owner, path) for path in found]
+                old |= {f"{kind}/{owner}/{path.name}": path for path in found}
                 if not found and folder.stat().st_mtime < then:
                     with contextlib.suppress(OSError):
-                        folder.rmdir()  # refuses when a blob was put into it meanwhile
+                        folder.rmdir()  # refuses when there is a blob in it
         return old
 
 
-def living_jobs(redis: Redis, store: AsyncEngine, *, prefix: str = "bull") -> Living:
-    """Owners that are jobs, (queue, id): in Redis in any state, or dead letters, which may be replayed."""
+def needed_by_jobs(redis: Redis, store: AsyncEngine, *, prefix: str = "bull") -> InUse:
+    """For blobs owned by jobs (kind: the queue): the job is in Redis, or a dead letter, which may be replayed."""
 
-    async def living(owners: Sequence[Owner]) -> set[Owner]:
+    async def in_use(refs: Sequence[str]) -> set[str]:
+        owners = {ref: (ref.split("/")[0], ref.split("/")[1]) for ref in refs}
         async with redis.pipeline(transaction=False) as pipe:
-            for queue, ident in owners:
+            for queue, ident in owners.values():
                 pipe.exists(f"{prefix}:{queue}:{ident}")
             there = await pipe.execute()
-        found = {owner for owner, is_there in zip(owners, there, strict=True) if is_there}
+        found = {ref for ref, is_there in zip(refs, there, strict=True) if is_there}
         t = dead_letters.c
         # Letters after Redis, the way jobs go: one that moves meanwhile is found in one of the two.
+        letters = select(t.queue, t.job_id).where(tuple_(t.queue, t.job_id).in_(list(owners.values())))
         async with read(store) as connection:
-            rows = await connection.execute(
-                select(t.queue, t.job_id).where(tuple_(t.queue, t.job_id).in_(list(owners)))
-            )
-        return found | {(row.queue, row.job_id) for row in rows}
+            dead = {(row.queue, row.job_id) for row in await connection.execute(letters)}
+        return found | {ref for ref, owner in owners.items() if owner in dead}
 
-    return living
+    return in_use
 
 
 def _create(path: Path) -> BinaryIO:

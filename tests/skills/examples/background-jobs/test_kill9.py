@@ -8,9 +8,9 @@ import subprocess
 import sys
 import time
 
-from sqlalchemy import insert, select
+from sqlalchemy import select, text
 
-from jobs import AddCredit, accounts, jobs
+from jobs import AddCredit, jobs
 from patterns import store
 from patterns.engine import ensure_redis
 from patterns.idempotency import inbox
@@ -30,7 +30,8 @@ def test_kill_9_loses_and_doubles_nothing(tmp_path):
         engine = store.open_store(env["DATABASE_URL"])
         await store.create_all(engine)
         async with store.begin(engine) as tx:
-            await tx.execute(insert(accounts).values(id="alice", cents=0))
+            await tx.execute(text("CREATE TABLE accounts (id TEXT PRIMARY KEY, cents INTEGER)"))
+            await tx.execute(text("INSERT INTO accounts VALUES ('alice', 0)"))
 
         async def done():
             async with store.read(engine) as tx:
@@ -60,7 +61,7 @@ def test_kill_9_loses_and_doubles_nothing(tmp_path):
         assert worker.wait(30) == 0  # drains and exits cleanly
         async with store.read(engine) as tx:
             assert (
-                await tx.execute(select(accounts.c.cents))
+                await tx.execute(text("SELECT cents FROM accounts"))
             ).scalar_one() == JOBS  # lost: less, doubled: more
         await producer.close()
         await store.close(engine)

@@ -1,5 +1,5 @@
 # [worker]
-# worker.py: REDIS_URL=redis://… DATABASE_URL=postgresql://… python worker.py
+# worker.py
 import asyncio
 import contextlib
 import os
@@ -14,14 +14,14 @@ from patterns.shutdown import run_until_signalled
 
 
 class Sweeper:
-    """Archives failed jobs; run it in every process, sweeps do not collide."""
+    """Archives failed jobs; runs in every process, sweeps do not collide."""
 
     def __init__(self, redis, engine):
         self.redis, self.engine, self.stop = redis, engine, asyncio.Event()
 
     async def run(self):
         while not self.stop.is_set():
-            with contextlib.suppress(Exception):  # Redis or database away: the next round does it
+            with contextlib.suppress(Exception):  # outage: next round
                 await dead_letter.sweep(jobs.queues, self.redis, self.engine)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.stop.wait(), 5)
