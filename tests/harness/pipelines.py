@@ -1,0 +1,122 @@
+"""One queue with its database: enqueue through the Producer, run through the Pipeline, look at what happened."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from studyhall.patterns.bullmq_worker import ReliableWorker
+from studyhall.patterns.observability import JobMetrics, JsonLines
+from studyhall.patterns.pipeline import Pipeline
+from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.signed_payload import Signer
+from studyhall.patterns.store import close, create_all, open_store
+from studyhall.patterns.typed_jobs import JobTypes
+
+from .waiting import until
+from .workers import at_work
+
+__all__ = ["KEYS", "Desk"]
+
+KEYS = ["the-first-signing-key-of-the-tests"]
+
+
+class _Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(JsonLines())
+        self.lines: list[dict[str, Any]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(json.loads(self.format(record)))
+
+
+class Desk:
+    """`async with Desk.open(url, tmp_path, jobs) as desk`: a producer, a store and workers on demand."""
+
+    store: AsyncEngine
+    signer: Signer
+    producer: Producer
+
+    def __init__(self, url: str, jobs: JobTypes) -> None:
+        self.url, self.jobs = url, jobs
+        self.metrics = JobMetrics()
+        self._log = logging.Logger("jobs", "DEBUG")
+        self._handler = _Lines()
+        self._log.addHandler(self._handler)
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(
+        cls, url: str, directory: Path | str, jobs: JobTypes, *, signer: Signer | None = None, **options: Any
+    ) -> AsyncIterator[Desk]:
+        """`directory`: a folder for SQLite, or a database URL. `options` go to the Producer."""
+        desk = cls(url, jobs)
+        desk.store = open_store(
+            directory if isinstance(directory, str) else f"sqlite:///{directory / 'desk.db'}"
+        )
+        await create_all(desk.store)
+        desk.signer = signer or Signer(KEYS)
+        desk.producer = Producer(jobs, url, signer=desk.signer, **{"timeout": 10.0, **options})
+        try:
+            yield desk
+        finally:
+            await desk.producer.close()
+            await close(desk.store)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The log lines of the executions so far."""
+        return self._handler.lines
+
+    def outcomes(self, job_id: str) -> list[str]:
+        return [line["outcome"] for line in self.lines if line["job_id"] == job_id]
+
+    @contextlib.asynccontextmanager
+    async def working(
+        self, *queues: str, concurrency: int = 10, lock: float = 5.0, **options: Any
+    ) -> AsyncIterator[list[ReliableWorker]]:
+        """A worker per queue (default: all); `options` go to the Pipeline."""
+        defaults: dict[str, Any] = {"signer": self.signer, "metrics": self.metrics, "log": self._log}
+        pipeline = Pipeline(self.jobs, self.store, **{**defaults, **options})
+        async with contextlib.AsyncExitStack() as stack:
+            yield [
+                await stack.enter_async_context(
+                    at_work(
+                        queue,
+                        pipeline,
+                        url=self.url,
+                        concurrency=concurrency,
+                        lock_duration=lock,
+                        stalled_interval=1.0,
+                    )
+                )
+                for queue in queues or self.jobs.queues
+            ]
+
+    async def state(self, request: JobRequest) -> str:
+        ref = self.producer.ref(request)
+        return str(await self.producer.queue(ref.queue).getJobState(ref.id))
+
+    async def job(self, request: JobRequest) -> Any:
+        ref = self.producer.ref(request)
+        return await self.producer.queue(ref.queue).getJob(ref.id)
+
+    async def ended(self, *requests: JobRequest, timeout: float = 30) -> list[str]:
+        """The states of these jobs, once each is completed or failed."""
+
+        async def states() -> list[str]:
+            found = [await self.state(request) for request in requests]
+            return found if all(state in ("completed", "failed") for state in found) else []
+
+        return await until(states, timeout, f"{len(requests)} jobs ended", every=0.05)
+
+    async def counts(self, queue: str) -> dict[str, int]:
+        found = await self.producer.queue(queue).getJobCounts()
+        return {state: count for state, count in found.items() if count}

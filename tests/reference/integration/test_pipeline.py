@@ -1,0 +1,418 @@
+"""The composed pipeline on a real queue: every outcome, every kind of bad job, one line and one count each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Integer, Table, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from harness.pipelines import Desk
+from harness.waiting import until
+from studyhall.patterns import idempotency
+from studyhall.patterns.cancel import cancelled
+from studyhall.patterns.deadline import Deadline
+from studyhall.patterns.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, Transient
+from studyhall.patterns.pipeline import Done, JobContext
+from studyhall.patterns.producer import JobRequest
+from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.signed_payload import Signer
+from studyhall.patterns.store import metadata, read
+from studyhall.patterns.typed_jobs import JobTypes, Payload
+
+effects = Table("pipeline_effects", metadata, Column("id", Integer, primary_key=True), Column("n", Integer))
+SECRET = "sk-live-4242424242424242"
+
+
+class Work(Payload):
+    n: int = 0
+    email: str = "ann@example.com"
+
+
+Handler = Callable[[JobContext, Work], Awaitable[Any]]
+
+
+def jobs_for(handler: Handler, *, attempts: int = 3, seconds: float = 30.0) -> JobTypes:
+    jobs = JobTypes()
+    jobs.register(
+        name="work",
+        payload=Work,
+        handler=handler,
+        queue="desk",
+        retry=RetryPolicy(base=0.05, cap=0.2, attempts=attempts),
+        deadline=Deadline(seconds),
+    )
+    return jobs
+
+
+def work(n: int = 0, **options: Any) -> JobRequest:
+    return JobRequest("work", {"n": n}, key=options.pop("key", f"k{n}"), **options)
+
+
+async def effect_count(desk: Desk) -> int:
+    async with read(desk.store) as connection:
+        return int(await connection.scalar(select(func.count()).select_from(effects)) or 0)
+
+
+async def nothing(_ctx: JobContext, _payload: Work) -> None:
+    return None
+
+
+async def add_effect(ctx: JobContext, payload: Work) -> Done:
+    async def save(tx: AsyncConnection) -> None:
+        await tx.execute(effects.insert().values(n=payload.n))
+
+    return Done({"n": payload.n, "attempt": ctx.attempt}, save)
+
+
+# -- outcomes ------------------------------------------------------------------------------------------------
+
+
+async def test_completed_leaves_effect_result_line_and_count(redis_url: str, tmp_path: Path) -> None:
+    async with Desk.open(redis_url, tmp_path, jobs_for(add_effect)) as desk, desk.working():
+        ref = await desk.producer.enqueue(work(1))
+        assert await desk.ended(work(1)) == ["completed"]
+        assert (await desk.job(work(1))).returnvalue == {"n": 1, "attempt": 1}
+        assert await effect_count(desk) == 1
+        await until(lambda: desk.lines, what="the line")
+        [line] = desk.lines
+        assert (line["job_id"], line["name"], line["queue"]) == (ref.id, "work", "desk")
+        assert (line["attempt"], line["outcome"]) == (1, "completed")
+        assert line["duration_ms"] >= 0
+        assert line["correlation_id"]
+        assert "ann@example.com" not in json.dumps(line), "the payload is not part of the line"
+        assert (
+            'jobs_total{name="work",outcome="completed",queue="desk"} 1.0' in desk.metrics.render().decode()
+        )
+
+
+async def test_duplicate_gets_the_stored_result_without_a_second_effect(
+    redis_url: str, tmp_path: Path
+) -> None:
+    async with Desk.open(redis_url, tmp_path, jobs_for(add_effect)) as desk, desk.working():
+        await desk.producer.enqueue(work(1))
+        await desk.ended(work(1))
+        await (await desk.job(work(1))).remove()  # retention took it: the id is free again
+        ref = await desk.producer.enqueue(work(1))
+        await desk.ended(work(1))
+        assert (await desk.job(work(1))).returnvalue == {"n": 1, "attempt": 1}
+        assert await effect_count(desk) == 1
+        assert desk.outcomes(ref.id) == ["completed", "duplicate"]
+
+
+async def test_the_same_key_with_another_payload_is_an_error_and_not_somebody_elses_result(
+    redis_url: str, tmp_path: Path
+) -> None:
+    async with Desk.open(redis_url, tmp_path, jobs_for(add_effect)) as desk, desk.working():
+        await desk.producer.enqueue(work(1, key="same"))
+        await desk.ended(work(1, key="same"))
+        await (await desk.job(work(1, key="same"))).remove()
+        await desk.producer.enqueue(work(2, key="same"))
+        assert await desk.ended(work(2, key="same")) == ["failed"]
+        assert "KeyReused" in (await desk.job(work(2, key="same"))).failedReason
+
+
+async def test_retries_come_with_jittered_delays_and_end_exhausted(redis_url: str, tmp_path: Path) -> None:
+    async def fails(ctx: JobContext, payload: Work) -> None:
+        raise Transient("provider down")
+
+    requests = [work(n) for n in range(30)]
+    async with Desk.open(redis_url, tmp_path, jobs_for(fails, attempts=2)) as desk:
+        delays: list[int] = []
+        async with desk.working(concurrency=30) as [worker]:
+            worker.on("delayed", lambda _job, error: delays.append(round(error.delay * 1000)))
+            await desk.producer.enqueue_many(requests)
+            assert await desk.ended(*requests) == ["failed"] * 30
+        for request in requests:
+            assert desk.outcomes(desk.producer.ref(request).id) == ["retry", "exhausted"]
+            assert (await desk.job(request)).attemptsMade == 2
+        assert len(delays) == 30
+        assert max(delays) <= 50, "within base * 2**0"
+        assert len(set(delays)) > 5, "spread over the range, not one delay for all"
+        assert "attempt 2 of 2 failed" in (await desk.job(requests[0])).failedReason
+
+
+async def test_an_unknown_exception_is_retried_like_a_transient_one(redis_url: str, tmp_path: Path) -> None:
+    async def fails_once(ctx: JobContext, payload: Work) -> None:
+        if ctx.attempt == 1:
+            raise KeyError("a bug")
+
+    async with Desk.open(redis_url, tmp_path, jobs_for(fails_once)) as desk, desk.working():
+        ref = await desk.producer.enqueue(work())
+        assert await desk.ended(work()) == ["completed"]
+        assert desk.outcomes(ref.id) == ["retry", "completed"]
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [RateLimited(retry_after=0.05), ResourceBusy(retry_after=0.05), Snooze(0.05)],
+    ids=lambda error: type(error).__name__,
+)
+async def test_waiting_spends_no_attempt(redis_url: str, tmp_path: Path, wait: Exception) -> None:
+    """More waits than there are attempts: each one would have been a failure in the naive count."""
+    attempts: list[int] = []
+
+    async def waits(ctx: JobContext, payload: Work) -> None:
+        attempts.append(ctx.attempt)
+        if len(attempts) < 4:
+            raise wait
+
+    async with Desk.open(redis_url, tmp_path, jobs_for(waits, attempts=2)) as desk, desk.working():
+        ref = await desk.producer.enqueue(work())
+        assert await desk.ended(work()) == ["completed"]
+        assert attempts == [1, 1, 1, 1]
+        assert desk.outcomes(ref.id) == ["snoozed"] * 3 + ["completed"]
+
+
+async def test_permanent_fails_now_with_attempts_left(redis_url: str, tmp_path: Path) -> None:
+    async def never(ctx: JobContext, payload: Work) -> None:
+        raise Permanent(f"card declined for ann@example.com with {SECRET}")
+
+    async with Desk.open(redis_url, tmp_path, jobs_for(never)) as desk, desk.working():
+        ref = await desk.producer.enqueue(work())
+        assert await desk.ended(work()) == ["failed"]
+        assert desk.outcomes(ref.id) == ["permanent"]
+        reason = (await desk.job(work())).failedReason
+        assert "card declined" in reason
+        for text in (reason, json.dumps(desk.lines)):
+            assert SECRET not in text, "secrets are redacted in Redis and in the log"
+            assert "ann@example.com" not in text
+
+
+async def test_expired_work_is_dropped_visibly(redis_url: str, tmp_path: Path) -> None:
+    async with Desk.open(redis_url, tmp_path, jobs_for(add_effect)) as desk:
+        ref = await desk.producer.enqueue(work(max_age=0.05))
+        await asyncio.sleep(0.1)  # it gets too old while nobody works
+        async with desk.working():
+            assert await desk.ended(work()) == ["failed"]
+        assert "Expired" in (await desk.job(work())).failedReason
+        assert await effect_count(desk) == 0
+        assert desk.outcomes(ref.id) == ["expired"]
+
+
+async def test_cancelled_by_the_handler_ends_without_effect_retry_or_dead_letter(
+    redis_url: str, tmp_path: Path
+) -> None:
+    async def stops(ctx: JobContext, payload: Work) -> None:
+        raise Cancelled("the owner closed the account")
+
+    async with Desk.open(redis_url, tmp_path, jobs_for(stops)) as desk, desk.working():
+        ref = await desk.producer.enqueue(work())
+        assert await desk.ended(work()) == ["completed"]
+        assert cancelled((await desk.job(work())).returnvalue) is not None
+        assert desk.outcomes(ref.id) == ["cancelled"]
+
+
+async def test_given_back_on_drain_without_attempt_and_finished_by_the_next_worker(
+    redis_url: str, tmp_path: Path
+) -> None:
+    begun = asyncio.Event()
+    hold = [True]
+
+    async def slow(ctx: JobContext, payload: Work) -> Done:
+        begun.set()
+        if hold.pop() if hold else False:
+            await asyncio.sleep(60)
+        return await add_effect(ctx, payload)
+
+    async with Desk.open(redis_url, tmp_path, jobs_for(slow)) as desk:
+        ref = await desk.producer.enqueue(work())
+        async with desk.working():
+            await begun.wait()
+        assert desk.outcomes(ref.id) == ["given-back"]
+        async with desk.working():
+            assert await desk.ended(work()) == ["completed"]
+        assert (await desk.job(work())).returnvalue == {"n": 0, "attempt": 1}, "no attempt was spent"
+        assert await effect_count(desk) == 1
+
+
+async def test_a_hung_handler_is_stopped_at_its_deadline_and_others_run(
+    redis_url: str, tmp_path: Path
+) -> None:
+    async def hangs(ctx: JobContext, payload: Work) -> None:
+        if payload.n == 0:
+            await asyncio.sleep(60)
+
+    jobs = jobs_for(hangs, attempts=1, seconds=0.2)
+    async with Desk.open(redis_url, tmp_path, jobs) as desk, desk.working(concurrency=2):
+        requests = [work(n) for n in range(5)]
+        await desk.producer.enqueue_many(requests)
+        assert await desk.ended(*requests) == ["failed", *["completed"] * 4]
+        assert "did not finish within 0.2 s" in (await desk.job(work(0))).failedReason
+
+
+@pytest.mark.parametrize("result", [object(), float("nan"), {1, 2}, b"bytes"], ids=str)
+async def test_a_result_that_is_not_json_fails_once_and_takes_its_effect_back(
+    redis_url: str, tmp_path: Path, result: object
+) -> None:
+    runs: list[int] = []
+
+    async def odd(ctx: JobContext, payload: Work) -> Done:
+        runs.append(1)
+        done = await add_effect(ctx, payload)
+        return Done(result, done.save)
+
+    async with Desk.open(redis_url, tmp_path, jobs_for(odd)) as desk, desk.working():
+        await desk.producer.enqueue(work())
+        assert await desk.ended(work()) == ["failed"]
+        assert "NotJson" in (await desk.job(work())).failedReason
+        assert (len(runs), await effect_count(desk)) == (1, 0)
+
+
+# -- jobs that must not run ----------------------------------------------------------------------------------
+
+
+async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(
+    redis_url: str, tmp_path: Path, figures: Callable[..., Path]
+) -> None:
+    ran: list[int] = []
+
+    async def count(ctx: JobContext, payload: Work) -> None:
+        ran.append(payload.n)
+
+    async with Desk.open(redis_url, tmp_path, jobs_for(count)) as desk:
+        queue, good = desk.producer.queue("desk"), desk.producer
+
+        def signed(name: str, ident: str, data: Any, signer: Signer | None = None) -> dict[str, Any]:
+            return (signer or desk.signer).sign(name, ident, data)
+
+        def data(n: int, **change: Any) -> dict[str, Any]:
+            return {"v": 1, "payload": {"n": n, "email": "x"}, "key": f"bad{n}", "meta": {}, **change}
+
+        stolen = signed("work", "work.somebody", data(906))
+        bad: dict[str, tuple[str, Any]] = {
+            "UnknownJob": ("wrok", signed("wrok", "bad.0", data(900))),
+            "UnknownVersion": ("work", signed("work", "bad.1", data(901, v=7))),
+            "MalformedPayload": ("work", signed("work", "bad.2", data(902, payload={"n": "many"}))),
+            "MalformedPayload: no envelope": ("work", signed("work", "bad.3", {"n": 903})),
+            "ForgedJob: unsigned": ("work", data(904)),
+            "ForgedJob: altered": ("work", {**signed("work", "bad.5", data(1)), "payload": {"n": 905}}),
+            "ForgedJob: of another job": ("work", stolen),
+            "ForgedJob: other key": (
+                "work",
+                signed("work", "bad.7", data(907), Signer(["mallory's own key!"])),
+            ),
+            "PayloadTooLarge": (
+                "work",
+                signed("work", "bad.8", data(908, payload={"n": 1, "email": "x" * 70_000})),
+            ),
+            "ForgedJob: a list": ("work", [1, 2, 3]),
+        }
+        neighbours = [work(n) for n in range(10)]
+        await good.enqueue_many(neighbours[:5])
+        for number, (name, content) in enumerate(bad.values()):
+            await queue.add(name, content, {"jobId": f"bad.{number}", "attempts": 5, "priority": 1})
+        await good.enqueue_many(neighbours[5:])
+        async with desk.working():
+            await until(lambda: _finished(desk, 20), 30, "all of them ended")
+        assert sorted(ran) == list(range(10)), "every neighbour ran, no bad job did"
+        for number, why in enumerate(bad):
+            job = await queue.getJob(f"bad.{number}")
+            assert job.failedReason.startswith(why.partition(":")[0]), (why, job.failedReason)
+            assert job.attemptsMade == 1, f"{why}: no attempt is spent on what can never pass"
+        lines = [line for line in desk.lines if line["job_id"].startswith("bad.")]
+        assert len(lines) == len(bad), "one line each"
+        assert {line["outcome"] for line in lines} == {"permanent"}
+    figures(
+        "pipeline", name="bad-jobs", bad_jobs=len(bad), handlers_run=0, failed_at_once=len(bad), neighbours=10
+    )
+
+
+async def _finished(desk: Desk, number: int) -> bool:
+    counts = await desk.counts("desk")
+    return counts.get("completed", 0) + counts.get("failed", 0) == number
+
+
+# -- guards --------------------------------------------------------------------------------------------------
+
+
+async def test_guards_run_in_order_before_the_work_and_only_for_valid_jobs(
+    redis_url: str, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+
+    async def first(ctx: JobContext, payload: Work) -> None:
+        seen.append(f"first {payload.n}")
+
+    async def second(ctx: JobContext, payload: Work) -> None:
+        seen.append(f"second {payload.n}")
+        if payload.n == 2:
+            raise Permanent("not this one")
+
+    async def handler(ctx: JobContext, payload: Work) -> None:
+        seen.append(f"work {payload.n}")
+
+    async with Desk.open(redis_url, tmp_path, jobs_for(handler)) as desk:
+        async with desk.working(concurrency=1, guards=[first, second]):
+            await desk.producer.enqueue(work(1))
+            await desk.producer.enqueue(work(2))
+            await desk.producer.queue("desk").add("work", {"forged": True}, {"jobId": "forged.1"})
+            assert await desk.ended(work(1), work(2)) == ["completed", "failed"]
+            await until(lambda: _finished(desk, 3), 20, "the forged one ended")
+        assert seen == ["first 1", "second 1", "work 1", "first 2", "second 2"]
+
+
+async def test_a_guard_that_waits_spends_no_attempt_and_runs_no_work(redis_url: str, tmp_path: Path) -> None:
+    allowed = [False]
+
+    async def limit(ctx: JobContext, payload: Work) -> None:
+        if not allowed[0]:
+            allowed[0] = True
+            raise RateLimited(retry_after=0.05)
+
+    async with Desk.open(redis_url, tmp_path, jobs_for(add_effect)) as desk, desk.working(guards=[limit]):
+        ref = await desk.producer.enqueue(work())
+        assert await desk.ended(work()) == ["completed"]
+        assert desk.outcomes(ref.id) == ["snoozed", "completed"]
+        assert (await desk.job(work())).returnvalue["attempt"] == 1
+
+
+async def test_what_a_guard_holds_is_released_however_the_work_ends(redis_url: str, tmp_path: Path) -> None:
+    held: list[str] = []
+
+    @asynccontextmanager
+    async def holding(ctx: JobContext) -> Any:
+        held.append(f"+{ctx.attempt}")
+        try:
+            yield
+        finally:
+            held.append(f"-{ctx.attempt}")
+
+    async def guard(ctx: JobContext, payload: Work) -> Any:
+        return holding(ctx)
+
+    async def fails_once(ctx: JobContext, payload: Work) -> None:
+        if ctx.attempt == 1:
+            raise Transient("again")
+
+    async with Desk.open(redis_url, tmp_path, jobs_for(fails_once)) as desk, desk.working(guards=[guard]):
+        await desk.producer.enqueue(work())
+        await desk.ended(work())
+        assert held == ["+1", "-1", "+2", "-2"]
+
+
+# -- what a crash between the steps leaves -------------------------------------------------------------------
+
+
+async def test_a_job_whose_acknowledgement_was_lost_is_a_duplicate_when_it_comes_back(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """The effect was committed and the worker died before it could tell the queue."""
+    async with Desk.open(redis_url, tmp_path, jobs_for(add_effect)) as desk:
+        ref = await desk.producer.enqueue(work(1))
+        job = await desk.job(work(1))
+        box = idempotency.Inbox(desk.store, "work")
+        await box.record(
+            "k1", idempotency.fingerprint(job.data["payload"]), {"n": 1, "from": "the dead worker"}
+        )
+        async with desk.working():
+            assert await desk.ended(work(1)) == ["completed"]
+        assert (await desk.job(work(1))).returnvalue["from"] == "the dead worker"
+        assert desk.outcomes(ref.id) == ["duplicate"]
+        assert await effect_count(desk) == 0

@@ -1,0 +1,27 @@
+"""Priority tiers: named, validated, within BullMQ's range."""
+
+from __future__ import annotations
+
+import pytest
+
+from studyhall.patterns.errors import Permanent
+from studyhall.patterns.priority import LOWEST, Priority, UnknownPriority, priority_of
+
+
+def test_tiers_are_in_order_in_range_and_never_zero() -> None:
+    order = [Priority.CRITICAL, Priority.HIGH, Priority.NORMAL, Priority.LOW]
+    assert order == sorted(order)
+    assert all(0 < tier <= LOWEST for tier in order), "0 is served before every tier"
+
+
+@pytest.mark.parametrize("said", ["critical", "CRITICAL", 1, Priority.CRITICAL])
+def test_a_tier_is_found_by_name_and_number(said: str | int) -> None:
+    assert priority_of(said) is Priority.CRITICAL
+
+
+@pytest.mark.parametrize("said", ["urgent", "", 0, -1, 2, LOWEST + 1, True, None, 1.5, [], "x" * 10_000])
+def test_anything_else_is_refused_with_the_list_of_tiers(said: object) -> None:
+    with pytest.raises(UnknownPriority, match="critical, high, normal, low") as refused:
+        priority_of(said)  # type: ignore[arg-type]
+    assert isinstance(refused.value, Permanent)
+    assert len(str(refused.value)) < 300

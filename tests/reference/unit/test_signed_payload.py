@@ -1,0 +1,98 @@
+"""Signatures over a job's name, id and data."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from studyhall.patterns.errors import Permanent
+from studyhall.patterns.signed_payload import ForgedJob, Signer
+
+OLD, NEW = "old-key-old-key-old", "new-key-new-key-new"
+DATA = {"v": 1, "payload": {"to": "ann", "cents": 100}, "key": "k", "meta": {"cid": "c"}}
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda children: (
+        st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=8), children, max_size=4)
+    ),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.text(max_size=10), json_values, max_size=5))
+def test_what_was_signed_verifies_after_a_trip_through_json(data: dict[str, Any]) -> None:
+    data.pop("sig", None)
+    stored = json.loads(json.dumps(Signer([OLD]).sign("n", "i", data)))
+    Signer([OLD]).verify("n", "i", stored)
+
+
+@pytest.mark.parametrize(
+    ("name", "ident", "change"),
+    [
+        ("other", "i", {}),
+        ("n", "j", {}),
+        ("n", "i", {"payload": {"to": "mallory", "cents": 100}}),
+        ("n", "i", {"key": "l"}),
+        ("n", "i", {"meta": {"cid": "d"}}),
+        ("n", "i", {"more": 1}),
+        ("n", "i", {"sig": None}),
+        ("n", "i", {"sig": 7}),
+        ("n", "i", {"sig": ""}),
+        ("n", "i", {"sig": "no-dot"}),
+        ("n", "i", {"sig": "deadbeef.00"}),
+        ("n", "i", {"sig": "\ud800.\ud800"}),
+    ],
+)
+def test_any_change_is_seen(name: str, ident: str, change: dict[str, Any]) -> None:
+    signer = Signer([OLD])
+    signed = signer.sign("n", "i", DATA)
+    with pytest.raises(ForgedJob) as refused:
+        signer.verify(name, ident, {**signed, **change})
+    assert isinstance(refused.value, Permanent), "never retried"
+
+
+def test_a_lone_surrogate_in_the_signature_is_a_forgery_and_not_a_crash() -> None:
+    signer = Signer([OLD])
+    key_id = signer.sign("n", "i", DATA)["sig"].split(".")[0]
+    with pytest.raises(ForgedJob):
+        signer.verify("n", "i", {**DATA, "sig": f"{key_id}.\ud800"})
+
+
+@pytest.mark.parametrize("data", [None, [], "text", 7, {}])
+def test_data_that_is_no_object_is_a_forgery(data: Any) -> None:
+    with pytest.raises(ForgedJob, match="not signed"):
+        Signer([OLD]).verify("n", "i", data)
+
+
+def test_data_too_deep_to_be_ours_is_a_forgery_and_not_a_crash() -> None:
+    signer = Signer([OLD])
+    deep: Any = 0
+    for _ in range(100_000):
+        deep = [deep]
+    key_id = signer.sign("n", "i", DATA)["sig"].split(".")[0]
+    with pytest.raises(ForgedJob):
+        signer.verify("n", "i", {"payload": deep, "sig": f"{key_id}.00"})
+
+
+def test_keys_rotate_without_a_gap() -> None:
+    before, during, after = Signer([OLD]), Signer([NEW, OLD]), Signer([NEW])
+    by_old, by_new = before.sign("n", "i", DATA), during.sign("n", "i", DATA)
+    during.verify("n", "i", by_old)
+    during.verify("n", "i", by_new)
+    after.verify("n", "i", by_new)
+    with pytest.raises(ForgedJob, match="does not know"):
+        after.verify("n", "i", by_old)
+
+
+@pytest.mark.parametrize("keys", [[], ["short"], [OLD, "short"], [""]])
+def test_no_key_or_a_short_one_is_refused_at_the_start(keys: list[str]) -> None:
+    with pytest.raises(ValueError, match="16 bytes"):
+        Signer(keys)
+
+
+def test_the_signature_does_not_give_the_key_away() -> None:
+    assert OLD not in json.dumps(Signer([OLD]).sign("n", "i", DATA))
