@@ -1,0 +1,125 @@
+"""One instance of an application with a schedule; the tests start several and kill them.
+
+ours:      worker, pipeline and schedules as the reference app uses them
+cron-lock: what is usually published: every instance wakes at the tick, SET NX takes a lock, DEL gives it back
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, Integer, Table, insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from studyhall.patterns.bullmq_worker import ReliableWorker
+from studyhall.patterns.connections import producer_client
+from studyhall.patterns.pipeline import Done, JobContext, Pipeline
+from studyhall.patterns.producer import Producer
+from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.schedule import Schedule, Schedules
+from studyhall.patterns.schedule_slots import tick_of
+from studyhall.patterns.signed_payload import Signer
+from studyhall.patterns.store import create_all, metadata, open_store
+from studyhall.patterns.typed_jobs import JobTypes, Payload
+
+KEYS = ["a key of the tests, 32 bytes long"]
+QUEUE = "ticks"
+
+tick_effects = Table(
+    "tick_effects",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("slot", BigInteger, nullable=False),
+)
+
+
+class Work(Payload):
+    seconds: float = 0.05
+
+
+def say(**event: Any) -> None:
+    print(json.dumps(event), flush=True)
+
+
+async def tick(ctx: JobContext, payload: Work) -> Done:
+    found = tick_of(ctx.job_id, ctx.job.data)
+    slot = found.slot if found else 0
+    say(event="start", slot=slot)
+    await asyncio.sleep(payload.seconds)
+
+    async def save(tx: AsyncConnection) -> None:
+        await tx.execute(insert(tick_effects).values(slot=slot))
+
+    return Done({"slot": slot}, save)
+
+
+def job_types() -> JobTypes:
+    jobs = JobTypes()
+    policy = RetryPolicy(base=0.1, cap=0.5, attempts=3)
+    jobs.register(name="tick", payload=Work, handler=tick, queue=QUEUE, retry=policy)
+    return jobs
+
+
+def schedules(jobs: JobTypes, **options: Any) -> Schedules:
+    return Schedules(jobs, [Schedule(**{"id": "beat", "job": "tick", **options})], lease=1.0)
+
+
+async def ours(args: argparse.Namespace) -> None:
+    store = open_store(args.store)
+    await create_all(store)
+    jobs, signer = job_types(), Signer(KEYS)
+    producer = Producer(jobs, args.redis, signer=signer, timeout=10)
+    declared = schedules(jobs, every=args.every, payload={"seconds": args.seconds}, overlap=args.overlap)
+    await declared.apply(producer, store)
+    pipeline = Pipeline(jobs, store, signer=signer, guards=[declared.guard])
+    worker = ReliableWorker(
+        QUEUE, pipeline, url=args.redis, lock_duration=1.0, stalled_interval=0.3, concurrency=20
+    )
+    running = asyncio.create_task(worker.run())
+    await worker.ready()
+    say(event="ready")
+    await running
+
+
+async def cron_lock(args: argparse.Namespace) -> None:
+    redis = producer_client(args.redis)
+    await redis.ping()
+    say(event="ready")
+    tasks = set()
+
+    async def run(number: int) -> None:
+        if await redis.set("cron-lock", "1", nx=True, px=int(args.ttl * 1000)):
+            await redis.rpush("cron-runs", number)  # type: ignore[misc]
+            await asyncio.sleep(args.seconds)
+            await redis.delete("cron-lock")
+
+    number = int((time.time() + args.skew) / args.every) + 1
+    for tick_number in range(number, number + args.ticks):
+        await asyncio.sleep(max(0, tick_number * args.every - (time.time() + args.skew)))
+        tasks.add(asyncio.create_task(run(tick_number)))
+    await asyncio.gather(*tasks)
+    say(event="done")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=["ours", "cron-lock"])
+    parser.add_argument("--redis", required=True)
+    parser.add_argument("--store", default="")
+    parser.add_argument("--every", type=float, default=0.3)
+    parser.add_argument("--seconds", type=float, default=0.05)
+    parser.add_argument("--overlap", default="queue")
+    parser.add_argument("--ttl", type=float, default=1.0)
+    parser.add_argument("--skew", type=float, default=0.0)
+    parser.add_argument("--ticks", type=int, default=10)
+    args = parser.parse_args()
+    asyncio.run(ours(args) if args.kind == "ours" else cron_lock(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

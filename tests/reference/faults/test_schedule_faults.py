@@ -1,0 +1,211 @@
+"""Ticks while instances are killed: one effect per slot, every slot accounted for; cron locks run twice and more."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import json
+import random
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from harness.processes import Spawned, Spawner
+from harness.waiting import until
+from studyhall.patterns.connections import producer_client
+from studyhall.patterns.producer import Producer
+from studyhall.patterns.schedule import Schedules
+from studyhall.patterns.signed_payload import Signer
+from studyhall.patterns.store import close, create_all, open_store, read
+
+pytestmark = pytest.mark.fault
+
+PROGRAMS = Path(__file__).parent / "programs"
+sys.path.insert(0, str(PROGRAMS))
+
+import schedule_instances  # noqa: E402
+
+PROGRAM = PROGRAMS / "schedule_instances.py"
+
+
+class Fleet:
+    def __init__(self, redis_url: str, directory: Path, spawn: Spawner, every: float) -> None:
+        self.redis_url, self.spawn, self.every = redis_url, spawn, every
+        self.store_url = f"sqlite:///{directory / 'ticks.db'}"
+        self.instances: list[Spawned] = []
+        self.gone: list[Spawned] = []
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Fleet]:
+        self.store = open_store(self.store_url)
+        await create_all(self.store)
+        jobs = schedule_instances.job_types()
+        self.producer = Producer(jobs, self.redis_url, signer=Signer(schedule_instances.KEYS), timeout=10)
+        self.schedules: Schedules = schedule_instances.schedules(jobs, every=self.every)
+        self.queue = self.producer.queue(schedule_instances.QUEUE)
+        try:
+            yield self
+        finally:
+            for instance in self.instances:
+                instance.close()
+            await self.producer.close()
+            await close(self.store)
+
+    async def start(self, count: int) -> None:
+        fresh = [
+            self.spawn(
+                PROGRAM,
+                "ours",
+                f"--redis={self.redis_url}",
+                f"--store={self.store_url}",
+                f"--every={self.every}",
+            )
+            for _ in range(count)
+        ]
+        for instance in fresh:
+            await instance.line('"ready"')
+        self.instances += fresh
+
+    def starts(self, instance: Spawned) -> list[int]:
+        return [json.loads(line)["slot"] for line in instance.lines() if '"start"' in line]
+
+    async def kill_leader(self) -> bool:
+        """SIGKILL the instance in the middle of a tick. True if that tick was not done yet."""
+        seen = {one.pid: len(self.starts(one)) for one in self.instances}
+
+        def leader() -> Spawned | None:
+            return next((one for one in self.instances if len(self.starts(one)) > seen[one.pid]), None)
+
+        victim = await until(leader, 20, "a tick starts somewhere", every=0.002)
+        victim.kill()
+        self.instances.remove(victim)
+        self.gone.append(victim)
+        return self.starts(victim)[-1] not in await self.effects()
+
+    async def effects(self) -> collections.Counter[int]:
+        async with read(self.store) as connection:
+            rows = await connection.execute(select(schedule_instances.tick_effects.c.slot))
+            return collections.Counter(row.slot for row in rows)
+
+    async def state(self) -> Any:
+        (state,) = await self.schedules.states(self.producer, self.store)
+        return state
+
+    async def idle(self) -> None:
+        """No more ticks, and those under way are through."""
+        await self.queue.removeJobScheduler("beat")
+
+        async def nothing_left() -> bool:
+            counts = await self.queue.getJobCounts()
+            return not any(counts[name] for name in ("waiting", "prioritized", "delayed", "active"))
+
+        await until(nothing_left, 40, "every tick under way ends", every=0.1)
+
+
+async def test_leader_kills_leave_at_most_one_run_per_tick_and_every_missed_tick_reported(
+    redis_url: str,
+    tmp_path: Path,
+    spawn: Spawner,
+    scale: Callable[[int, int], int],
+    seed: int,
+    figures: Callable[..., Path],
+) -> None:
+    ticks, kills, rng = scale(25, 100), scale(3, 5), random.Random(seed)
+    async with Fleet(redis_url, tmp_path, spawn, every=0.3).open() as fleet:
+        await fleet.start(3)
+        in_mid_tick = 0
+        for number in range(1, kills + 1):
+            mark = ticks * number // (kills + 2)
+
+            async def reached(mark: int = mark) -> bool:
+                return len(await fleet.effects()) >= mark
+
+            await until(reached, 60, f"{mark} ticks before kill {number}", every=0.05)
+            await asyncio.sleep(rng.random() * fleet.every)
+            in_mid_tick += await fleet.kill_leader()
+            await fleet.start(1)
+        # And an outage of all: nobody is there for these slots.
+        for instance in fleet.instances:
+            instance.kill()
+        await asyncio.sleep(4 * fleet.every)
+        fleet.instances.clear()
+        missed_before = (await fleet.state()).missed
+        await fleet.start(3)
+
+        ran = len(await fleet.effects())
+
+        async def enough() -> bool:
+            return len(await fleet.effects()) >= max(ticks, ran + 5)
+
+        await until(enough, 90, f"{ticks} ticks, some of them after the outage", every=0.1)
+        await fleet.idle()
+        effects, state = await fleet.effects(), await fleet.state()
+        failures = [job.failedReason for job in await fleet.queue.getFailed()]
+    runs = sum(len(fleet.starts(one)) for one in [*fleet.instances, *fleet.gone])
+    assert in_mid_tick > 0, "no kill hit an unfinished tick: this run proves nothing"
+    assert max(effects.values()) == 1, "a tick took effect twice"
+    assert failures == []
+    # Every slot since the first is accounted for: it ran, or it was reported as missed.
+    span = (max(effects) - min(effects)) // round(fleet.every * 1000) + 1
+    assert len(effects) + state.missed == span
+    assert state.missed - missed_before >= 3, "the outage of all is in the report"
+    figures(
+        "schedule",
+        name="leader-kills",
+        instances=3,
+        ticks=len(effects),
+        leader_kills=kills,
+        kills_in_mid_tick=in_mid_tick,
+        most_effects_per_tick=max(effects.values()),
+        runs_started=runs,
+        slots=span,
+        missed_and_reported=state.missed,
+        unaccounted=span - len(effects) - state.missed,
+    )
+
+
+async def test_cron_locks_run_a_tick_again_when_the_job_outlives_the_lock_or_a_clock_is_off(
+    redis_url: str, spawn: Spawner, scale: Callable[[int, int], int], figures: Callable[..., Path]
+) -> None:
+    """The naive twin, in the two ways in which it is met: one lock for all instances, SET NX and DEL."""
+    ticks = scale(4, 20)
+    redis: Any = producer_client(redis_url)
+
+    async def most_runs(every: float, seconds: float, ttl: float, skew: float) -> tuple[int, int]:
+        await redis.flushall()
+        instances = [
+            spawn(
+                PROGRAM,
+                "cron-lock",
+                f"--redis={redis_url}",
+                f"--every={every}",
+                f"--seconds={seconds}",
+                f"--ttl={ttl}",
+                f"--skew={number * -skew}",
+                f"--ticks={ticks}",
+            )
+            for number in range(3)
+        ]
+        for instance in instances:
+            await instance.line('"done"', 60)
+        runs = collections.Counter(await redis.lrange("cron-runs", 0, -1))
+        return max(runs.values()), sum(runs.values())
+
+    long_most, long_runs = await most_runs(every=2.4, seconds=1.5, ttl=0.4, skew=0.5)
+    skewed_most, skewed_runs = await most_runs(every=0.8, seconds=0.02, ttl=5, skew=0.1)
+    await redis.aclose()
+    assert long_most == 3, "a job that outlives its lock runs in every instance"
+    assert skewed_most >= 2, "a lock that was given back is taken by the instance whose clock is behind"
+    figures(
+        "schedule",
+        name="cron-lock",
+        ticks=ticks,
+        naive_most_runs_of_a_tick_longer_than_its_lock=long_most,
+        naive_runs_of_ticks_longer_than_their_lock=long_runs,
+        naive_runs_with_clocks_100_ms_apart=skewed_runs,
+    )

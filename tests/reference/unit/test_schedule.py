@@ -1,0 +1,159 @@
+"""Slots: the same in every process, right on the days when the clocks change; nonsense is refused by name."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from bullmq.job_scheduler import default_repeat_strategy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from studyhall.patterns.schedule import InvalidSchedule, Schedule, Schedules
+from studyhall.patterns.schedule_slots import Cadence, check_slot, signing_id, tick_of
+from studyhall.patterns.signed_payload import ForgedJob, Signer
+from studyhall.patterns.typed_jobs import JobTypes, Payload
+
+BERLIN = "Europe/Berlin"
+YEAR = 366 * 24 * 3600 * 1000
+
+
+def local(cadence: Cadence, start: datetime, count: int) -> list[str]:
+    """The next slots as clock and offset of their zone."""
+    found, slot = [], start.timestamp() * 1000
+    for _ in range(count):
+        slot = cadence.next_after(slot)
+        found.append(datetime.fromtimestamp(slot / 1000, ZoneInfo(cadence.tz)).strftime("%d. %H:%M%z"))
+    return found
+
+
+def test_a_time_that_the_clock_skips_runs_once_an_hour_later() -> None:
+    start = datetime(2027, 3, 27, 12, tzinfo=ZoneInfo(BERLIN))
+    assert local(Cadence("30 2 * * *", BERLIN), start, 2) == ["28. 03:30+0200", "29. 02:30+0200"]
+
+
+def test_a_time_that_comes_twice_runs_the_first_time_only() -> None:
+    start = datetime(2026, 10, 24, 12, tzinfo=ZoneInfo(BERLIN))
+    assert local(Cadence("30 2 * * *", BERLIN), start, 3) == [
+        "25. 02:30+0200",
+        "26. 02:30+0100",
+        "27. 02:30+0100",
+    ]
+    assert local(Cadence("0 3 * * *", BERLIN), start, 2) == ["25. 03:00+0100", "26. 03:00+0100"]
+
+
+def test_an_hourly_schedule_has_one_slot_per_real_hour_through_both_changes() -> None:
+    hourly = Cadence("0 * * * *", BERLIN)
+    for start in (datetime(2026, 10, 24, 20, tzinfo=UTC), datetime(2027, 3, 27, 20, tzinfo=UTC)):
+        slot = start.timestamp() * 1000
+        for _ in range(12):
+            following = hourly.next_after(slot)
+            assert following - slot == 3_600_000
+            slot = following
+
+
+def test_croniter_alone_is_an_hour_off_when_summer_time_ends() -> None:
+    """The naive twin: what BullMQ computes by itself. When this fails, the detour has become needless."""
+    eve = int(datetime(2026, 10, 24, 12, tzinfo=ZoneInfo(BERLIN)).timestamp() * 1000)
+    naive = default_repeat_strategy(eve, {"pattern": "0 3 * * *", "tz": BERLIN})
+    assert naive is not None
+    assert datetime.fromtimestamp(naive / 1000, ZoneInfo(BERLIN)).strftime("%H:%M") == "04:00"
+    assert Cadence("0 3 * * *", BERLIN).next_after(eve) == naive - 3_600_000
+
+
+def test_utc_knows_no_daylight_saving() -> None:
+    start = datetime(2026, 10, 24, 12, tzinfo=UTC)
+    assert local(Cadence("30 2 * * *"), start, 2) == ["25. 02:30+0000", "26. 02:30+0000"]
+
+
+@given(
+    moment=st.integers(1_700_000_000_000, 1_700_000_000_000 + 2 * YEAR),
+    cadence=st.sampled_from(
+        [
+            Cadence("*/5 * * * *"),
+            Cadence("30 2 * * *", BERLIN),
+            Cadence("15 */6 * * 1", "America/New_York"),
+            Cadence("0 0 1 * *", "Australia/Lord_Howe"),
+            Cadence(every=0.25),
+            Cadence(every=90),
+        ]
+    ),
+    gap=st.integers(0, 600_000),
+)
+def test_slots_do_not_depend_on_who_looks_and_when(moment: int, cadence: Cadence, gap: int) -> None:
+    slot = cadence.next_after(moment)
+    assert slot > moment
+    assert cadence.is_slot(slot)
+    later = min(moment + gap, slot - 1)
+    assert cadence.next_after(later) == slot, "looking later, before the slot, names the same slot"
+    assert cadence.between(moment, slot) == 0
+    following = cadence.next_after(slot)
+    assert cadence.between(slot, cadence.next_after(following)) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"cron": "61 * * * *"}, "cannot be read"),
+        ({"cron": "* * *"}, "needs 5 fields"),
+        ({"cron": "every day"}, "needs 5 fields"),
+        ({"cron": ""}, "needs 5 fields"),
+        ({"cron": "0 0 30 2 *"}, "never fires"),
+        ({"cron": 5}, "needs 5 fields"),
+        ({"cron": "0 3 * * *", "tz": "Europe/Atlantis"}, "unknown time zone"),
+        ({"cron": "0 3 * * *", "tz": ""}, "unknown time zone"),
+        ({"cron": "0 3 * * *", "tz": "../etc/passwd"}, "unknown time zone"),
+        ({"cron": "0 3 * * *", "tz": None}, "unknown time zone"),
+        ({"cron": "*/5 * * * * *", "tz": BERLIN}, "needs UTC"),
+        ({"every": 0}, "between"),
+        ({"every": -5}, "between"),
+        ({"every": float("nan")}, "between"),
+        ({"every": float("inf")}, "between"),
+        ({"every": "10"}, "number of seconds"),
+        ({"every": True}, "number of seconds"),
+        ({"every": 5, "cron": "* * * * *"}, "either cron or every"),
+        ({}, "either cron or every"),
+        ({"every": 5, "job": "no-such-job"}, "no job type"),
+        ({"every": 5, "payload": {"surprise": 1}}, "malformed"),
+        ({"every": 5, "id": "With:Colon"}, "lower-case"),
+        ({"every": 5, "id": ""}, "lower-case"),
+        ({"every": 5, "overlap": "maybe"}, "overlap is skip or queue"),
+        ({"every": 5, "jitter": 5}, "shorter than its interval"),
+        ({"every": 5, "jitter": -1}, "shorter than its interval"),
+    ],
+)
+def test_nonsense_is_refused_when_it_is_declared(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidSchedule, match=named):
+        Schedules(jobs(), [Schedule(**{"id": "x", "job": "tick", **given})])
+
+
+def test_two_schedules_cannot_share_an_id_past_or_present() -> None:
+    with pytest.raises(InvalidSchedule, match="called 'a'"):
+        Schedules(jobs(), [Schedule("a", "tick", every=1), Schedule("b", "tick", every=1, was=["a"])])
+
+
+def test_a_signed_template_is_good_for_genuine_slots_only() -> None:
+    signer = Signer(["k" * 32])
+    data = signer.sign("tick", "repeat:a", {"v": 1, "payload": {}, "schedule": {"id": "a", "every": 60}})
+    genuine = "repeat:a:1700000040000"
+    signer.verify("tick", signing_id(genuine, data), data)
+    check_slot(genuine, data)
+    assert tick_of(genuine, data) is not None
+    with pytest.raises(ForgedJob, match="not a slot"):
+        check_slot("repeat:a:1700000040001", data)
+    for other in ("repeat:b:1700000040000", "my-own-id", "repeat:a:later", "repeat:a"):
+        with pytest.raises(ForgedJob, match="not one of that schedule's ticks"):
+            signing_id(other, data)
+    plain = {"v": 1, "payload": {}}
+    with pytest.raises(ForgedJob, match="does not match"):
+        signer.verify("tick", signing_id(genuine, plain), signer.sign("tick", "repeat:a", plain))
+
+
+def jobs() -> JobTypes:
+    async def tick(ctx: Any, payload: Payload) -> None: ...
+
+    types = JobTypes()
+    types.register(name="tick", payload=Payload, handler=tick)
+    return types
