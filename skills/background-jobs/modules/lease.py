@@ -47,11 +47,11 @@ fences = Table(
     Column("fence", BigInteger, nullable=False),  # of the last holder that wrote
 )
 
-# The fence follows the server's clock in ms, and is never repeated: data loss must not make it start anew.
+# The fence follows the server's clock in µs, and is never repeated: data loss must not make it start anew.
 _TAKE = """
 if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 0 end
 local now = redis.call('TIME')
-local fence = math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 1, now[1] * 1000 + math.floor(now[2] / 1000))
+local fence = math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 1, now[1] * 1000000 + now[2])
 redis.call('SET', KEYS[2], string.format('%.0f', fence))
 return fence
 """
@@ -113,10 +113,12 @@ class Lease:
     async def __aenter__(self) -> Held:
         began = time.monotonic()
         while True:
-            asked = (
-                time.monotonic()
-            )  # counted from before the call: the server's ttl starts later, never earlier
-            fence = await self._call(_TAKE, *self._keys, keys=2)
+            asked = time.monotonic()  # from before the call: the server's ttl starts later, never earlier
+            try:
+                fence = await self._call(_TAKE, *self._keys, keys=2)
+            except BaseException:  # cancelled, or the answer was lost: it may be ours all the same
+                await self._release()
+                raise
             if fence:
                 break
             if time.monotonic() - began >= self._wait:
@@ -132,8 +134,7 @@ class Lease:
         assert self._renewal is not None
         self._renewal.cancel()
         await asyncio.wait({self._renewal})
-        with contextlib.suppress(RedisError, OSError):  # it runs out by itself
-            await self._call(_RELEASE, self._keys[0])
+        await self._release()
         if self._cancelled_body and kind is asyncio.CancelledError:
             task = asyncio.current_task()
             # Only our own cancellation becomes LeaseLost; one from outside (a shutdown) goes on as it is.
@@ -150,7 +151,9 @@ class Lease:
             await asyncio.sleep(min(self._ttl / 3, max(0.01, held.remaining() - self._ttl / 10)))
             asked = time.monotonic()
             with contextlib.suppress(RedisError, OSError):
-                if not await self._call(_RENEW, self._keys[0]):
+                async with asyncio.timeout(held.remaining()):  # TimeoutError is an OSError
+                    renewed = await self._call(_RENEW, self._keys[0])
+                if not renewed:
                     break  # it ran out, whoever has it now
                 held.ends_at = asked + self._ttl
             if time.monotonic() >= held.ends_at - self._ttl / 10:  # Redis is away, or we were frozen
@@ -159,6 +162,10 @@ class Lease:
         if self._cancel_on_loss and body is not None:
             self._cancelled_body = True
             body.cancel(f"the lease {self.name} is lost")
+
+    async def _release(self) -> None:
+        with contextlib.suppress(RedisError, OSError):  # then it runs out by itself
+            await self._call(_RELEASE, self._keys[0])
 
     async def _call(self, script: str, *names: str, keys: int = 1) -> Any:
         return await self._redis.eval(script, keys, *names, self._token, str(int(self._ttl * 1000)))

@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bullmq import Job
@@ -275,7 +275,10 @@ class Pipeline:
         policy = job_type.retry if job_type else None
         # BullMQ counts starts and spent attempts: the difference is how often the job came back for free.
         waits = max(0, job.attemptsStarted - 1 - job.attemptsMade)
-        return decide(error, policy, job.attemptsMade, age=time.time() - job.timestamp / 1000, waits=waits)
+        decision = decide(
+            error, policy, job.attemptsMade, age=time.time() - job.timestamp / 1000, waits=waits
+        )
+        return replace(decision, outcome=Outcome.EXPIRED) if isinstance(error, Expired) else decision
 
 
 def _outcome(result: object, otherwise: Outcome) -> Outcome:

@@ -14,24 +14,35 @@ def watch(redis, workers) -> CancelWatcher:
 
 # [/cancel]
 # [delayed]
-from patterns.producer import JobRequest, Producer
+from datetime import UTC, datetime, timedelta
+
+from patterns.delayed import after, at, reschedule, withdraw
+from patterns.producer import JobRef, JobRequest, Producer
 
 
-async def remind_later(producer: Producer, order_id: str) -> str:
-    # Seconds. The worker starts it on time; `max_age`: pointless when it is more than an hour late.
-    request = JobRequest(
-        "add-credit", {"account": "a", "cents": 1}, key=f"remind/{order_id}", delay=24 * 3600, max_age=3600
-    )
-    return (await producer.enqueue(request)).id
+async def remind(producer: Producer, order_id: str) -> JobRef:
+    credit = {"account": "a", "cents": 1}
+    soon = JobRequest("add-credit", credit, key=f"remind/{order_id}", delay=after(hours=24), max_age=3600)
+    ref = await producer.enqueue(soon)  # max_age: pointless when it starts more than an hour late
+    await reschedule(producer, ref, at(datetime.now(UTC) + timedelta(days=2)))  # needs a time zone
+    return ref
+
+
+async def forget(producer: Producer, ref: JobRef) -> None:
+    await withdraw(producer, ref)  # AlreadyStarted if it runs or ran: then `cancel` is what you want
 
 
 # [/delayed]
 # [flow]
-def study_flow(document: str) -> JobRequest:
-    """extract → graph → quiz: children run first, all are added or none, a parent waits for its children."""
-    extract = JobRequest("extract", {"document": document}, key=document)
-    graph = JobRequest("graph", {"document": document}, key=document, children=[extract])
-    return JobRequest("quiz", {"document": document}, key=document, children=[graph])
+from patterns.flow import chain, fan_in, on_failure
+
+
+def study(document: str, pictures: list[str]) -> JobRequest:
+    """Enqueue what this returns: all of it is added or nothing. Children run before their parent."""
+    steps = [JobRequest(name, {"document": document}, key=document) for name in ("extract", "graph", "quiz")]
+    looks = [JobRequest("caption", {"picture": name}, key=name) for name in pictures]
+    report = JobRequest("report", {"document": document}, key=document)
+    return fan_in(report, [chain(*steps), *on_failure("ignore", *looks)])
 
 
 # [/flow]
@@ -80,10 +91,12 @@ async def example(redis_url: str, store_url: str) -> None:
     engine = store.open_store(store_url)
     await store.create_all(engine)
     producer = Producer(jobs, redis_url)
-    ident = await remind_later(producer, "o1")
+    ref = await remind(producer, "o1")
+    await forget(producer, ref)
+    ident = (await remind(producer, "o1")).id
     assert await stop_job(producer.redis, engine, ident) == "cancelled"
     assert (await stop_job(producer.redis, engine, ident)) in ("cancelled", "too-late")
-    assert [child.name for child in study_flow("d").children] == ["graph"]
+    assert [child.name for child in study("d", ["p1"]).children] == ["quiz", "caption"]
 
     orders: list[str] = []
 
