@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from .jobs import job_types
+from .limits import admission
 from .patterns import store as stores
 from .patterns import tracing
+from .patterns.degraded import DegradedProducer
 from .patterns.engine import RedisServer, ensure_redis
+from .patterns.engine_check import Unreachable, without_secrets
 from .patterns.producer import Producer
 from .patterns.signed_payload import Signer
 from .patterns.typed_jobs import JobTypes
@@ -31,12 +34,17 @@ class App:
     jobs: JobTypes
     signer: Signer
     producer: Producer
+    degraded: DegradedProducer  # for uploads: accepts while Redis is away
 
 
 @asynccontextmanager
-async def open_app(settings: Settings) -> AsyncIterator[App]:
-    """Find or start Redis, open the database, close both at the end."""
-    redis = ensure_redis(settings.data_dir, settings.redis_url)
+async def open_app(settings: Settings, *, edge: bool = False) -> AsyncIterator[App]:
+    """Find or start Redis, open the database, close both at the end.
+
+    `edge` is for processes that take requests from outside: they refuse when the queues are too long, and they
+    start without a Redis that is configured and away. Workers do neither: follow-up work must get in.
+    """
+    redis = _redis(settings, edge)
     for warning in redis.warnings:
         log.warning(warning)
     try:
@@ -46,8 +54,11 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
             traces = tracing.to_file(settings.trace_file, "studyhall") if settings.trace_file else None
             jobs, signer = job_types(), Signer(settings.keys())
             producer = Producer(jobs, redis.url, signer=signer)
+            if edge:
+                producer.admission = admission(settings, producer.redis)
             try:
-                yield App(settings, redis, store, jobs, signer, producer)
+                degraded = DegradedProducer(producer, store)
+                yield App(settings, redis, store, jobs, signer, producer, degraded)
             finally:
                 await producer.close()
                 if traces is not None:
@@ -56,3 +67,15 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
             await stores.close(store)
     finally:
         redis.stop()
+
+
+def _redis(settings: Settings, edge: bool) -> RedisServer:
+    try:
+        return ensure_redis(settings.data_dir, settings.redis_url)
+    except Unreachable as error:
+        if not edge or not settings.redis_url:
+            raise
+        gone = f"{error} Requests are kept in the database until it is back."
+        return RedisServer(
+            settings.redis_url, "unknown", without_secrets(settings.redis_url), warnings=[gone]
+        )

@@ -9,17 +9,30 @@ from typing import Annotated, Any
 
 import typer
 
-from . import cli_dlq, cli_orders, cli_relay, cli_saga, db
+from . import cli_dlq, cli_limits, cli_orders, cli_relay, cli_saga, db
 from .app import open_app
 from .housekeeping import clean_up
 from .patterns.engine import EngineError
 from .patterns.errors import JobError
 from .patterns.parent_death import die_with_parent
+from .patterns.pending_jobs import pending
 from .patterns.store import read
 from .settings import SettingsError
 from .submissions import states, submit
 from .supervisor import UNUSABLE, supervise
-from .terminal import AsJson, DataDir, ago, fail, out, run, settings_for, show_fields, show_json, show_table
+from .terminal import (
+    AsJson,
+    DataDir,
+    ago,
+    err,
+    fail,
+    out,
+    run,
+    settings_for,
+    show_fields,
+    show_json,
+    show_table,
+)
 from .worker import work, worker_command
 
 __all__ = ["main"]
@@ -34,6 +47,7 @@ app.add_typer(cli_orders.order, name="order")
 app.add_typer(cli_orders.outbox, name="outbox")
 app.add_typer(cli_saga.app, name="saga")
 app.command("relay")(cli_relay.relay_command)
+app.command("limits")(cli_limits.limits_command)
 
 
 def main() -> None:
@@ -82,8 +96,11 @@ def submit_(
     """Upload documents (PDF, DOCX, Markdown, text) and start their flow of jobs."""
 
     async def go() -> dict[str, str]:
-        async with open_app(settings_for(data_dir)) as studyhall:
+        async with open_app(settings_for(data_dir), edge=True) as studyhall:
             made = {str(path): await submit(studyhall, path, owner) for path in files}
+            if kept := (await pending(studyhall.store)).waiting:
+                err.print(f"kept in the database until the queue takes them: {kept}", highlight=False)
+                return made
             for document_id in made.values() if wait else ():
                 while any(
                     stage.state not in ("completed", "failed", "gone")

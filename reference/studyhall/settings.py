@@ -77,6 +77,28 @@ class Settings(BaseModel):
         2.0, description="how often failed jobs are archived"
     )
     max_document_bytes: Annotated[int, Field(ge=1)] = Field(50 * 1024 * 1024, description="largest upload")
+    user_rate: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="AI jobs per second and user; none: 1 with a remote provider, no limit with the local one",
+    )
+    user_burst: Annotated[int, Field(ge=1)] = Field(10, description="AI jobs one user may start at once")
+    ai_rate: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="AI jobs per second of all users; none: 5 with a remote provider, no limit with the local one",
+    )
+    ai_burst: Annotated[int, Field(ge=1)] = Field(
+        20, description="AI jobs all users together may start at once"
+    )
+    breaker_failures: Annotated[int, Field(ge=1)] = Field(
+        5, description="failed calls within 30 s after which a remote provider is left alone"
+    )
+    breaker_seconds: Annotated[float, Field(gt=0)] = Field(20.0, description="for how long it is left alone")
+    queue_depth: Annotated[int, Field(ge=0)] = Field(
+        10_000, description="jobs a queue holds before uploads are refused, 0: no limit"
+    )
+    queue_age: Annotated[float, Field(ge=0)] = Field(
+        900.0, description="seconds of waiting after which uploads are refused, 0: no limit"
+    )
     trace_file: Path | None = Field(
         None, description="append OpenTelemetry spans here as JSON lines; needs opentelemetry-sdk; none: off"
     )

@@ -13,6 +13,7 @@ from .jobs import STAGES, study_flow
 from .jobs.reference import UnknownDocument
 from .patterns.claim_check import Blobs
 from .patterns.job_ids import job_id
+from .patterns.rate_limit import named_tenant
 from .patterns.store import begin
 
 __all__ = ["StageState", "replace_file", "states", "submit"]
@@ -24,6 +25,8 @@ async def submit(app: App, path: Path, owner: str = "you") -> str:
     if size > app.settings.max_document_bytes:
         raise TooLarge(f"{path.name} has {size:,} bytes, the limit is {app.settings.max_document_bytes:,}")
     document_id = uuid.uuid4().hex
+    flow = study_flow(document_id, named_tenant(owner))
+    await app.degraded.admit(flow)
     # The claim check: the file outside the queue first, then the row that names it, then jobs that name the row.
     # Killed in between, we leave a file without a row, which the sweep collects.
     claim = await Blobs(app.settings.blob_dir).put(path, ("documents", document_id))
@@ -37,7 +40,9 @@ async def submit(app: App, path: Path, owner: str = "you") -> str:
             size=claim.size,
             sha256=claim.sha256,
         )
-    await app.producer.enqueue(study_flow(document_id, owner))
+        # The row and its flow are accepted together: killed here, or with Redis away, a drainer queues the flow.
+        await app.degraded.accept(tx, flow)
+    await app.degraded.hand_over(flow)
     return document_id
 
 

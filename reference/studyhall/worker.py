@@ -12,13 +12,15 @@ import sys
 from collections.abc import Sequence
 
 from .app import App, open_app
+from .limits import ai_limit, provider_breaker
 from .patterns import dead_letter, stall_budget
 from .patterns.bullmq_worker import ReliableWorker
 from .patterns.isolation import SubprocessPool
 from .patterns.observability import JobMetrics, serve_metrics
+from .patterns.pending_jobs import Drainer
 from .patterns.pipeline import Pipeline
 from .patterns.shutdown import Drainable, run_until_signalled
-from .providers import open_provider
+from .providers import GuardedProvider, open_provider
 from .services import Services
 from .settings import Settings
 
@@ -32,13 +34,18 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
     async with open_app(settings) as app, contextlib.AsyncExitStack() as stack:
         provider = open_provider(settings)
         stack.push_async_callback(provider.close)
+        if breaker := provider_breaker(settings, app.producer.redis):
+            provider = GuardedProvider(provider, breaker)
         pool = SubprocessPool(size=2)
         stack.push_async_callback(pool.close)
         services = Services(provider, pool, settings.blob_dir, settings.max_document_bytes)
         metrics = JobMetrics()
         if settings.metrics_port:
             serve_metrics(metrics, settings.metrics_port)
-        pipeline = Pipeline(app.jobs, app.store, signer=app.signer, services=services, metrics=metrics)
+        guards = ai_limit(settings, app.producer.redis)
+        pipeline = Pipeline(
+            app.jobs, app.store, signer=app.signer, guards=guards, services=services, metrics=metrics
+        )
         workers: list[Drainable] = [
             ReliableWorker(
                 queue,
@@ -58,7 +65,8 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
                     await worker.ready()
             print(json.dumps({"event": "ready", "pid": os.getpid(), "redis": app.redis.url}), flush=True)
 
-        await run_until_signalled([*workers, Sweeper(app)], grace=settings.grace_seconds, on_ready=ready)
+        beside: list[Drainable] = [Sweeper(app), Drainer(app.store, app.producer)]
+        await run_until_signalled([*workers, *beside], grace=settings.grace_seconds, on_ready=ready)
 
 
 class Sweeper:

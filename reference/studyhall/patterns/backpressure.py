@@ -78,13 +78,13 @@ class Admission:
         self._seen: dict[str, tuple[float, asyncio.Task[Load]]] = {}
 
     async def __call__(self, queue: str, jobs: int = 1, priority: int = LOWEST) -> None:
-        """Raises `Overloaded` when the queue cannot take `jobs` more. Redis errors pass through."""
+        """Raises `Overloaded` when the queue cannot take `jobs` more (0: only asking). Redis errors pass through."""
         limits = self._limits if isinstance(self._limits, Limits) else self._limits.get(queue)
         if limits is None:
             return
         load = await self._cached(queue)
         late = load.oldest(priority)
-        if limits.depth is not None and load.depth + jobs > limits.depth:
+        if limits.depth is not None and load.depth + max(jobs, 1) > limits.depth:
             raise self._refusal(f"{queue} holds {load.depth} jobs of {limits.depth}")
         if limits.age is not None and late > limits.age:
             raise self._refusal(f"work in {queue} is {late:.0f} s late, the limit is {limits.age:g} s")
@@ -107,16 +107,14 @@ class Admission:
         if looking is None or failed or time.monotonic() - at > self._cache:
             looking = asyncio.create_task(self.load(queue))
             self._seen[queue] = (time.monotonic(), looking)
-            looking.add_done_callback(
-                lambda task: task.cancelled() or task.exception()
-            )  # nobody may be left to read it
+            # Nobody may be left to read its error, and asyncio would complain.
+            looking.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(looking)
 
     def _refusal(self, why: str) -> Overloaded:
         # Spread: refused callers must not all come back in the same second.
-        return Overloaded(
-            f"{why}. {Overloaded.__doc__}", retry_after=self._retry_after * random.uniform(1.0, 2.0)
-        )
+        wait = self._retry_after * random.uniform(1.0, 2.0)
+        return Overloaded(f"{why}. Nothing was stored: send it again in {wait:.0f} s.", retry_after=wait)
 
 
 # The head of each priority: `prioritized` is scored priority * 2^32 + a counter, so one look per priority finds

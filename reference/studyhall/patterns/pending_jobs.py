@@ -21,7 +21,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import Column, Double, Index, Integer, String, Table, Text, delete, func, select, update
@@ -187,18 +187,9 @@ async def _update(store: AsyncEngine, which: Any, values: Mapping[str, Any]) -> 
 
 
 def _plain(request: JobRequest) -> dict[str, Any]:
-    tier = request.priority
-    return {
-        "name": request.name,
-        "payload": request.payload,
-        "key": request.key,
-        "delay": request.delay,
-        "priority": tier if isinstance(tier, str) else int(tier),
-        "max_age": request.max_age,
-        "on_failure": str(request.on_failure),
-        "meta": dict(request.meta),
-        "children": [_plain(child) for child in request.children],
-    }
+    """Every field, so that one which requests get later is not lost here."""
+    plain = {field.name: getattr(request, field.name) for field in fields(request)}
+    return {**plain, "meta": dict(request.meta), "children": [_plain(child) for child in request.children]}
 
 
 def _request(stored: dict[str, Any], age: float) -> JobRequest:

@@ -172,7 +172,7 @@ class Producer:
     async def admit(self, request: JobRequest) -> None:
         """Ask whether the queues take it, without adding it: `Overloaded` or `QueueUnavailable` if not."""
         async with self.bounded():
-            await self._admit([self._tree(request, "")])
+            await self._admit([self._tree(request, "")], look=True)
 
     async def enqueue_many(self, requests: Sequence[JobRequest]) -> list[JobRef]:
         """Add many jobs in one round trip per queue; about five times as fast as one by one."""
@@ -209,12 +209,12 @@ class Producer:
             if twins := [ident for ident, score in zip(idents, scores, strict=True) if score is not None]:
                 raise FailedTwin(f"{', '.join(twins[:5])}: {FailedTwin.__doc__}")
 
-    async def _admit(self, nodes: Sequence[dict[str, Any]]) -> None:
+    async def _admit(self, nodes: Sequence[dict[str, Any]], *, look: bool = False) -> None:
         if self.admission is None:
             return
         wanted = Counter((node["queueName"], node["opts"]["priority"]) for node in _all(nodes))
         for (queue, priority), jobs in wanted.items():
-            await self.admission(queue, jobs, priority)
+            await self.admission(queue, 0 if look else jobs, priority)
 
     def _tree(self, request: JobRequest, cid: str) -> dict[str, Any]:
         node = self._node(request, cid)

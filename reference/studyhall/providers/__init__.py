@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .guarded import GuardedProvider
 from .local import LocalProvider
 from .protocol import AIProvider, OnProgress, Step, TooLittleText
 from .results import Concept, ConceptGraph, Explanation, Link, Question, Quiz
@@ -16,6 +17,7 @@ __all__ = [
     "Concept",
     "ConceptGraph",
     "Explanation",
+    "GuardedProvider",
     "Link",
     "LocalProvider",
     "OnProgress",

@@ -1,0 +1,73 @@
+"""`studyhall limits`: how full the queues are, whether the AI provider is left alone, what waits in the database."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from .app import open_app
+from .limits import admission, provider_breaker
+from .patterns.pending_jobs import pending, release
+from .terminal import AsJson, DataDir, fail, out, run, settings_for, show_json, show_table
+
+__all__ = ["limits_command"]
+
+
+def limits_command(
+    retry: Annotated[
+        str | None, typer.Option("--retry", metavar="JOB", help="Queue a parked request again.")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Queues and their limits, the AI provider's breaker, and requests that wait in the database."""
+    settings = settings_for(data_dir)
+
+    async def go() -> dict[str, Any]:
+        async with open_app(settings) as studyhall:
+            if retry and not await release(studyhall.store, retry):
+                raise fail(f"no parked request {retry}; `studyhall limits` lists them")
+            look = admission(settings, studyhall.producer.redis)
+            breaker = provider_breaker(settings, studyhall.producer.redis)
+            loads = {queue: await look.load(queue) for queue in studyhall.jobs.queues}
+            return {
+                "queues": {
+                    queue: {"depth": load.depth, **load.states, "oldest_seconds": round(load.oldest(), 1)}
+                    for queue, load in loads.items()
+                },
+                "depth_limit": settings.queue_depth or None,
+                "age_limit": settings.queue_age or None,
+                "provider": asdict(await breaker.state()) if breaker else None,
+                "pending": asdict(await pending(studyhall.store)),
+            }
+
+    found = run(go())
+    if as_json:
+        show_json(found)
+        return
+    most, age = found["depth_limit"] or "no limit", found["age_limit"]
+    show_table(
+        f"Queues: at most {most} jobs, {f'{age:g} s late' if age else 'of any age'}",
+        ["queue", "jobs", "ready", "delayed", "waiting for others", "oldest"],
+        [
+            [
+                name,
+                load["depth"],
+                load["waiting"] + load["prioritized"] + load["paused"],
+                load["delayed"],
+                load["children"],
+                f"{load['oldest_seconds']:g} s",
+            ]
+            for name, load in found["queues"].items()
+        ],
+        "No queues.",
+    )
+    breaker, waits = found["provider"], found["pending"]
+    again = f", next try in {breaker['retry_after']:g} s" if breaker and breaker["retry_after"] else ""
+    out.print(f"AI provider: {breaker['state'] + again if breaker else 'local'}", highlight=False)
+    if waits["waiting"]:
+        out.print(f"{waits['waiting']} requests wait in the database, the oldest for {waits['oldest']:g} s")
+    for job_id, reason in waits["parked"].items():
+        out.print(f"parked: {job_id}: {reason}", highlight=False, markup=False)
