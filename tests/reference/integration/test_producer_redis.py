@@ -1,0 +1,116 @@
+"""The producer: bad input is refused by name before anything is queued, and one key is one job."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.pipelines import Desk
+from studyhall.patterns.claim_check import PayloadTooLarge
+from studyhall.patterns.errors import Permanent
+from studyhall.patterns.flow import FlowConflict, FlowTooLarge, UnknownPolicy, chain, fan_in
+from studyhall.patterns.job_ids import InvalidKey
+from studyhall.patterns.pipeline import JobContext
+from studyhall.patterns.priority import UnknownPriority
+from studyhall.patterns.producer import FailedTwin, InvalidDelay, InvalidMaxAge, JobRequest
+from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.typed_jobs import JobTypes, MalformedPayload, Payload, UnknownJob
+
+
+class Note(Payload):
+    text: str = "hello"
+
+
+async def keep(ctx: JobContext, payload: Note) -> None:
+    if payload.text == "poison":
+        raise Permanent("poison")
+
+
+def note_jobs() -> JobTypes:
+    jobs = JobTypes()
+    jobs.register(name="note", payload=Note, handler=keep, queue="notes", retry=RetryPolicy(0.01, 0.01, 1))
+    return jobs
+
+
+def note(key: str = "k", text: str = "hello", **options: Any) -> JobRequest:
+    return JobRequest("note", {"text": text}, key=key, **options)
+
+
+BAD: list[tuple[type[Exception], JobRequest]] = [
+    (UnknownPriority, note(priority="urgent")),
+    (UnknownPriority, note(priority=7)),
+    (InvalidDelay, note(delay=-1)),
+    (InvalidDelay, note(delay=math.nan)),
+    (InvalidDelay, note(delay=math.inf)),
+    (InvalidDelay, note(delay="soon")),
+    (InvalidMaxAge, note(max_age=0)),
+    (InvalidMaxAge, note(max_age=-3)),
+    (InvalidMaxAge, note(max_age=math.inf)),
+    (MalformedPayload, JobRequest("note", {"txt": "x"}, key="k")),
+    (MalformedPayload, JobRequest("note", {"text": 5}, key="k")),
+    (UnknownJob, JobRequest("nota", {"text": "x"}, key="k")),
+    (InvalidKey, note(key="")),
+    (InvalidKey, note(key=None)),  # type: ignore[arg-type]
+    (PayloadTooLarge, note(text="x" * 70_000)),
+    (UnknownPolicy, fan_in(note("p"), [note("c", on_failure="shrug")])),
+    (FlowConflict, fan_in(note("p"), [note("c"), note("c")])),
+    (FlowConflict, chain(note("p"), note("c"), note("p"))),
+    (FlowTooLarge, fan_in(note("p"), [note(f"c{n}") for n in range(1001)])),
+    (FlowTooLarge, chain(*(note(f"c{n}") for n in range(101)))),
+    (FlowTooLarge, chain(*(note(f"c{n}") for n in range(5000)))),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "request_"), BAD, ids=[f"{e.__name__}-{n}" for n, (e, _) in enumerate(BAD)]
+)
+async def test_bad_input_is_refused_by_name_and_nothing_is_queued(
+    redis_url: str, tmp_path: Path, error: type[Exception], request_: JobRequest
+) -> None:
+    async with Desk.open(redis_url, tmp_path, note_jobs()) as desk:
+        with pytest.raises(error) as refused:
+            await desk.producer.enqueue(request_)
+        assert isinstance(refused.value, Permanent)
+        assert 20 < len(str(refused.value)) < 500, "says what to do, and does not repeat the input"
+        assert await desk.counts("notes") == {}
+
+
+async def test_one_key_is_one_job_from_many_producers_at_once(redis_url: str, tmp_path: Path) -> None:
+    async with Desk.open(redis_url, tmp_path, note_jobs()) as desk:
+        refs = await asyncio.gather(*(desk.producer.enqueue(note("same")) for _ in range(50)))
+        assert len({ref.id for ref in refs}) == 1
+        assert await desk.counts("notes") == {"prioritized": 1}
+
+
+async def test_a_repeat_of_a_failed_request_is_an_error_that_says_so(redis_url: str, tmp_path: Path) -> None:
+    """BullMQ ignores the add without a word: the caller would believe that the work is on its way."""
+    async with Desk.open(redis_url, tmp_path, note_jobs()) as desk:
+        async with desk.working():
+            await desk.producer.enqueue(note("k", "poison"))
+            assert await desk.ended(note("k")) == ["failed"]
+        stock = await desk.producer.queue("notes").add("note", {}, {"jobId": desk.producer.ref(note("k")).id})
+        assert stock is not None
+        assert await desk.state(note("k")) == "failed", "BullMQ reported an add that never happened"
+        with pytest.raises(FailedTwin, match="dead letters"):
+            await desk.producer.enqueue(note("k", "poison"))
+        with pytest.raises(FailedTwin, match="dead letters"):
+            await desk.producer.enqueue_many([note("other"), note("k", "poison")])
+        with pytest.raises(FailedTwin, match="dead letters"):
+            await desk.producer.enqueue(fan_in(note("parent"), [note("k", "poison")]))
+
+
+async def test_options_of_every_job_are_explicit(redis_url: str, tmp_path: Path) -> None:
+    async with Desk.open(redis_url, tmp_path, note_jobs()) as desk:
+        await desk.producer.enqueue(note("k", priority="low", delay=60, max_age=600))
+        job = await desk.job(note("k"))
+        assert job.opts["attempts"] == 1
+        assert job.opts["priority"] == 10_000
+        assert job.opts["delay"] == 60_000
+        assert set(job.opts["removeOnComplete"]) == {"count", "age"}
+        assert job.opts["removeOnFail"] == {"age": 14 * 24 * 3600}
+        assert job.data["meta"]["max_age"] == 600
+        assert job.data["sig"]

@@ -1,0 +1,137 @@
+"""Somebody who can write to Redis: our worker runs none of it, the usual worker runs all of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.pipelines import KEYS, Desk
+from harness.waiting import until
+from harness.workers import at_work
+from studyhall.patterns.pipeline import JobContext
+from studyhall.patterns.producer import JobRequest
+from studyhall.patterns.signed_payload import Signer
+from studyhall.patterns.typed_jobs import JobTypes, Payload
+
+NEW_KEY = "the-second-signing-key-of-the-tests"
+
+
+class Payout(Payload):
+    to: str
+    cents: int
+
+
+def payout_jobs(paid: list[tuple[str, int]]) -> JobTypes:
+    async def pay(ctx: JobContext, payload: Payout) -> None:
+        paid.append((payload.to, payload.cents))
+
+    jobs = JobTypes()
+    for name in ("payout", "refund"):
+        jobs.register(name=name, payload=Payout, handler=pay, queue="payouts")
+    return jobs
+
+
+def payout(to: str, cents: int = 100, name: str = "payout") -> JobRequest:
+    return JobRequest(name, {"to": to, "cents": cents}, key=to)
+
+
+async def tamper(desk: Desk, request: JobRequest, field: str, change: Callable[[Any], Any]) -> None:
+    """What an intruder with a Redis shell does."""
+    key = f"bull:payouts:{desk.producer.ref(request).id}"
+    found = await desk.producer.redis.hget(key, field)
+    changed = change(json.loads(found) if field == "data" else found)
+    await desk.producer.redis.hset(key, field, json.dumps(changed) if field == "data" else changed)
+
+
+def richer(data: dict[str, Any]) -> dict[str, Any]:
+    return {**data, "payload": {**data["payload"], "cents": 1_000_000}}
+
+
+async def test_injected_and_altered_jobs_never_run_where_the_usual_worker_pays_them(
+    redis_url: str, tmp_path: Path, figures: Callable[..., Path]
+) -> None:
+    paid: list[tuple[str, int]] = []
+    async with Desk.open(redis_url, tmp_path, payout_jobs(paid)) as desk:
+        redis, queue = desk.producer.redis, desk.producer.queue("payouts")
+
+        async def attack() -> list[str]:
+            """Eight ways in, and three honest neighbours; returns the ids of the bad ones."""
+            for name in ("ann", "bob", "cid", "altered", "renamed", "victim", "emptied"):
+                await desk.producer.enqueue(payout(name))
+            await tamper(desk, payout("altered"), "data", richer)
+            await tamper(desk, payout("renamed"), "name", lambda _: "refund")
+            donor = json.loads(await redis.hget("bull:payouts:payout.ann", "data"))
+            await tamper(desk, payout("victim"), "data", lambda _: donor)  # swapped between jobs
+            await tamper(desk, payout("emptied"), "data", lambda data: {**data, "sig": ""})
+            envelope = {"v": 1, "payload": {"to": "mallory", "cents": 5}, "key": "m", "meta": {}}
+            await queue.add("payout", envelope, {"jobId": "injected", "attempts": 3})
+            await queue.add(
+                "payout", donor, {"jobId": "copied", "attempts": 3}
+            )  # a genuine job under a new id
+            other = Signer(["a key of mallory's own making"]).sign("payout", "foreign", envelope)
+            await queue.add("payout", other, {"jobId": "foreign", "attempts": 3})
+            return [
+                "payout.altered",
+                "payout.renamed",
+                "payout.victim",
+                "payout.emptied",
+                "injected",
+                "copied",
+                "foreign",
+            ]
+
+        naive: list[tuple[str, int]] = []
+
+        async def usual_worker(job: Any, _token: str) -> None:
+            naive.append((job.data["payload"]["to"], job.data["payload"]["cents"]))
+
+        bad = await attack()
+        async with at_work("payouts", usual_worker, url=redis_url):
+            await until(lambda: len(naive) == len(bad) + 3, 30, "the usual worker is through")
+        assert ("mallory", 5) in naive, "the naive twin ran the injected job"
+        assert ("altered", 1_000_000) in naive, "and the altered one"
+
+        await queue.obliterate(True)
+        bad = await attack()
+        async with desk.working():
+            await until(lambda: _through(desk, len(bad) + 3), 30, "ours is through")
+        assert sorted(paid) == [("ann", 100), ("bob", 100), ("cid", 100)], "neighbours run, nothing else does"
+        for ident in bad:
+            job = await queue.getJob(ident)
+            assert job.failedReason.startswith("ForgedJob"), (ident, job.failedReason)
+            assert job.attemptsMade == 1, "at once, not after three tries"
+        figures(
+            "signed-payload",
+            name="intruder",
+            bad_jobs=len(bad),
+            bad_jobs_run=len(paid) - 3,
+            naive_bad_jobs_run=len(naive) - 3,
+            neighbours_run=3,
+        )
+
+
+async def _through(desk: Desk, number: int) -> bool:
+    counts = await desk.counts("payouts")
+    return counts.get("completed", 0) + counts.get("failed", 0) == number
+
+
+async def test_keys_rotate_on_a_live_queue_and_a_removed_key_is_refused(
+    redis_url: str, tmp_path: Path
+) -> None:
+    paid: list[tuple[str, int]] = []
+    old, both, new = Signer(KEYS), Signer([NEW_KEY, *KEYS]), Signer([NEW_KEY])
+    async with Desk.open(redis_url, tmp_path, payout_jobs(paid), signer=old) as desk:
+        await desk.producer.enqueue(payout("queued-before"))
+        async with desk.working(signer=both):
+            assert await desk.ended(payout("queued-before")) == ["completed"]
+        await desk.producer.enqueue(payout("forgotten"))
+        async with desk.working(signer=new):
+            assert await desk.ended(payout("forgotten")) == ["failed"]
+        assert "does not know" in (await desk.job(payout("forgotten"))).failedReason
+    async with Desk.open(redis_url, tmp_path, payout_jobs(paid), signer=both) as desk:
+        await desk.producer.enqueue(payout("queued-after"))
+        async with desk.working(signer=new):
+            assert await desk.ended(payout("queued-after")) == ["completed"]
+    assert [to for to, _ in paid] == ["queued-before", "queued-after"]
