@@ -68,6 +68,7 @@ async def test_queue_stays_within_its_depth_however_many_ask(
     asked, limit = scale(2_000, 20_000), 500
     refused: list[float] = []
     async with producer_at(redis_url, Limits(depth=limit)) as producer:
+        await producer.redis.config_resetstat()
 
         async def ask(number: int) -> None:
             try:
