@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import json
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -344,3 +346,15 @@ async def test_delay_counts_from_acceptance(redis_url: str, orders: AsyncEngine)
             }
         assert delays["prepare-order.soon"] == 0
         assert 590_000 < delays["prepare-order.later"] < 600_000
+
+
+async def test_a_stored_request_keeps_every_field(redis_url: str) -> None:
+    """Priority, policy, trace and children survive the database; a field that is added later must too."""
+    async with producer_at(redis_url) as producer:
+        child = shop.prepare("child", on_failure="ignore", priority="low", meta={"traceparent": "00-a-b-01"})
+        given = producer.checked(
+            shop.prepare("parent", delay=5.0, max_age=60.0, priority="high", children=[child])
+        )
+        stored = json.loads(json.dumps(pending_jobs._plain(given)))
+        assert set(stored) == {field.name for field in dataclasses.fields(JobRequest)}
+        assert pending_jobs._request(stored, 0.0) == given
