@@ -1,0 +1,320 @@
+"""Schedules in Redis: applied by many, changed, renamed, forged, late and overlapping."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from harness.waiting import until
+from harness.workers import at_work, counts, queue_at
+from studyhall.patterns import store as stores
+from studyhall.patterns.cancel import cancelled
+from studyhall.patterns.pipeline import JobContext, Pipeline
+from studyhall.patterns.producer import Producer
+from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.schedule import Schedule, Schedules, UnknownSchedule
+from studyhall.patterns.schedule_slots import tick_of
+from studyhall.patterns.signed_payload import Signer
+from studyhall.patterns.typed_jobs import JobTypes, Payload
+
+
+class Work(Payload):
+    seconds: float = 0.0
+
+
+class Hall:
+    """A producer, a signer, and what ran: schedule and slot of every start of a handler."""
+
+    def __init__(self, url: str, store: AsyncEngine) -> None:
+        self.url, self.store, self.ran = url, store, list[tuple[str, int]]()
+        self.running = self.most = 0
+        self.jobs = JobTypes()
+        for name, queue in (("tick", "q"), ("tock", "other")):
+            self.jobs.register(
+                name=name,
+                payload=Work,
+                handler=self.handle,
+                queue=queue,
+                retry=RetryPolicy(base=0.1, cap=0.3),
+            )
+        self.signer = Signer(["0123456789abcdef"])
+        self.producer = Producer(self.jobs, url, signer=self.signer, timeout=10)
+
+    async def handle(self, ctx: JobContext, payload: Work) -> dict[str, int]:
+        tick = tick_of(ctx.job_id, ctx.job.data)
+        assert tick is not None
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(payload.seconds)
+        self.running -= 1
+        self.ran.append((tick.schedule, tick.slot))
+        return {"slot": tick.slot}
+
+    def schedules(self, *declared: Schedule) -> Schedules:
+        return Schedules(self.jobs, declared, lease=1.0)
+
+    async def apply(self, *declared: Schedule) -> Any:
+        return await self.schedules(*declared).apply(self.producer, self.store)
+
+    def at_work(self, schedules: Schedules, queue: str = "q") -> Any:
+        pipeline = Pipeline(self.jobs, self.store, signer=self.signer, guards=[schedules.guard])
+        return at_work(queue, pipeline, url=self.url)
+
+    async def next_slot(self, schedule: str, queue: str = "q") -> int | None:
+        score = await self.producer.redis.zscore(f"bull:{queue}:repeat", schedule)
+        return None if score is None else int(score)
+
+    async def state(self, schedules: Schedules) -> Any:
+        return (await schedules.states(self.producer, self.store))[0]
+
+
+@pytest.fixture
+async def hall(redis_url: str, tmp_path: Path) -> AsyncIterator[Hall]:
+    store = stores.open_store(f"sqlite:///{tmp_path / 'schedule.db'}")
+    await stores.create_all(store)
+    made = Hall(redis_url, store)
+    yield made
+    await made.producer.close()
+    await stores.close(store)
+
+
+async def test_any_number_of_instances_apply_the_same_schedules_once(hall: Hall) -> None:
+    nightly = Schedule("nightly", "tick", cron="0 3 * * *")
+    beat = Schedule("beat", "tick", every=60)
+    await asyncio.gather(*(hall.apply(nightly, beat) for _ in range(10)))
+    before = await hall.next_slot("nightly"), await hall.next_slot("beat")
+    again = await hall.apply(nightly, beat)
+    assert (again.written, again.removed) == ([], []), "nothing changed, nothing is written"
+    assert (await hall.next_slot("nightly"), await hall.next_slot("beat")) == before
+    assert await counts(hall.producer.queue("q")) == {"delayed": 2}
+    assert before[1] is not None
+    assert before[1] % 60_000 == 0, "slots of an interval lie on a grid that all instances share"
+
+
+async def test_what_is_no_longer_declared_goes_and_strangers_stay(hall: Hall) -> None:
+    stranger = {"pattern": "0 0 * * *"}
+    await hall.producer.queue("q").upsertJobScheduler("stranger", stranger, "x", {}, {})
+    await hall.apply(Schedule("a", "tick", every=60), Schedule("b", "tick", every=60))
+    done = await hall.apply(Schedule("a", "tock", every=60))  # b is gone, a moved to another queue
+    assert sorted(done.removed) == ["a", "b"]
+    assert await hall.next_slot("a") is None
+    assert await hall.next_slot("a", "other") is not None
+    assert await hall.next_slot("stranger") is not None
+    assert await counts(hall.producer.queue("q")) == {"delayed": 1}
+
+
+async def test_a_changed_schedule_replaces_its_next_tick(hall: Hall) -> None:
+    await hall.apply(Schedule("a", "tick", cron="0 3 * * *", payload={"seconds": 1}))
+    slot = await hall.next_slot("a")
+    await hall.apply(Schedule("a", "tick", cron="0 3 * * *", payload={"seconds": 2}))
+    job = await hall.producer.queue("q").getJob(f"repeat:a:{slot}")
+    assert job is not None
+    assert job.data["payload"] == {"seconds": 2}
+    await hall.apply(Schedule("a", "tick", cron="0 4 * * *", payload={"seconds": 2}))
+    assert await hall.next_slot("a") != slot
+    assert await counts(hall.producer.queue("q")) == {"delayed": 1}
+
+
+async def test_a_renamed_schedule_keeps_its_history_and_repeats_no_slot(hall: Hall) -> None:
+    old = hall.schedules(Schedule("old", "tick", every=0.5))
+    await old.apply(hall.producer, hall.store)
+    async with hall.at_work(old):
+        await until(lambda: len(hall.ran) >= 2, what="two ticks")
+    before = await hall.state(old)
+    new = hall.schedules(Schedule("new", "tick", every=0.5, was=["old"]))
+    await new.apply(hall.producer, hall.store)
+    assert await hall.next_slot("old") is None
+    assert (await hall.next_slot("new") or 0) > before.last_slot
+    async with hall.at_work(new):
+        await until(
+            lambda: [name for name, _ in hall.ran].count("new") >= 1, what="a tick under the new name"
+        )
+    slots = [slot for _, slot in hall.ran]
+    assert len(slots) == len(set(slots))
+    assert (await hall.state(new)).ticks > before.ticks
+
+
+async def test_ticks_pass_the_signed_pipeline_and_forged_ones_do_not(hall: Hall) -> None:
+    declared = hall.schedules(Schedule("a", "tick", every=3600))
+    await declared.apply(hall.producer, hall.store)
+    queue = hall.producer.queue("q")
+    slot = await hall.next_slot("a") or 0
+    template = (await queue.getJob(f"repeat:a:{slot}")).data  # type: ignore[union-attr]
+    past = slot - 3_600_000
+    forged = {
+        f"repeat:a:{past - 1}": template,  # not a slot
+        f"repeat:b:{past}": template,  # another schedule
+        "my-own": template,
+        f"repeat:a:{past - 3_600_000}": {**template, "payload": {"seconds": 9}},
+        f"repeat:a:{past - 7_200_000}": {**template, "schedule": {"id": "a", "every": 1}},
+        f"repeat:a:{past - 10_800_000}": {k: v for k, v in template.items() if k != "sig"},
+        f"repeat:a:{past - 14_400_000}": {k: v for k, v in template.items() if k != "schedule"},
+    }
+    for job_id, data in forged.items():
+        await queue.add("tick", data, {"jobId": job_id})
+    await queue.add("tick", template, {"jobId": f"repeat:a:{past}"})  # a genuine slot that was missed
+    async with hall.at_work(declared):
+        await until(lambda: hall.ran, what="the genuine tick")
+
+        async def settled() -> bool:
+            return await queue.getFailedCount() == len(forged)  # type: ignore[no-any-return]
+
+        await until(settled, what="every forged tick is refused")
+    assert hall.ran == [("a", past)]
+    reasons = {job.id: job.failedReason for job in await queue.getFailed()}
+    assert all("ForgedJob" in reason for reason in reasons.values()), reasons
+
+
+async def test_the_slot_is_the_key_a_tick_delivered_again_takes_no_effect(hall: Hall) -> None:
+    declared = hall.schedules(Schedule("a", "tick", every=0.5))
+    await declared.apply(hall.producer, hall.store)
+    queue = hall.producer.queue("q")
+    async with hall.at_work(declared):
+        await until(lambda: hall.ran, what="a tick")
+        _, slot = hall.ran[0]
+        await queue.removeJobScheduler("a")
+        job = await queue.getJob(f"repeat:a:{slot}")
+        assert job is not None
+        data = job.data
+        await until(queue.getCompletedCount, what="it is completed")
+        await queue.remove(f"repeat:a:{slot}")
+        await queue.add("tick", data, {"jobId": f"repeat:a:{slot}"})
+        await until(queue.getCompletedCount, what="it is completed again")
+    assert [one for one in hall.ran if one[1] == slot] == [("a", slot)]
+
+
+@pytest.mark.parametrize("policy", ["skip", "queue"])
+async def test_a_tick_whose_predecessor_still_runs_is_skipped_or_waits(hall: Hall, policy: Any) -> None:
+    one = Schedule(f"o-{policy}", "tick", every=0.3, payload={"seconds": 0.8}, overlap=policy)
+    declared = hall.schedules(one)
+    await declared.apply(hall.producer, hall.store)
+    queue = hall.producer.queue("q")
+    async with hall.at_work(declared):
+        await until(lambda: len(hall.ran) >= 2, 20, "two long ticks")
+        await queue.removeJobScheduler(one.id)
+
+        async def idle() -> bool:
+            left = await counts(queue)
+            return not any(left.get(name) for name in ("active", "delayed", "waiting", "prioritized"))
+
+        await until(idle, 30, "every tick under way ends")
+    state = await hall.state(declared)
+    skipped = [job for job in await queue.getCompleted() if cancelled(job.returnvalue)]
+    assert hall.most == 1, "two ticks ran at once"
+    if policy == "skip":
+        assert state.skipped > 0
+        assert "still runs" in str(skipped[0].returnvalue)
+    else:
+        assert (state.skipped, len(hall.ran)) == (0, state.ticks), "every tick had its turn"
+
+
+@pytest.mark.parametrize("policy", ["run", "skip"])
+async def test_a_late_tick_runs_once_for_all_that_were_missed_or_not_at_all(hall: Hall, policy: Any) -> None:
+    one = Schedule(f"late-{policy}", "tick", every=0.3, when_late=policy)
+    declared = hall.schedules(one)
+    await declared.apply(hall.producer, hall.store)
+    pending = await hall.next_slot(one.id)
+    await asyncio.sleep(1.2)  # nobody works: three more slots pass
+    assert (await hall.apply(one)).unchanged == [one.id], "a restart does not drop the tick that is late"
+    async with hall.at_work(declared):
+
+        async def second() -> bool:
+            return bool((await hall.state(declared)).ticks >= 2)
+
+        await until(second, what="the tick after the late one")
+    state = await hall.state(declared)
+    assert state.missed >= 2
+    assert ((one.id, pending) in hall.ran) == (policy == "run")
+
+
+async def test_schedules_come_back_after_redis_lost_them_and_never_touch_those_of_a_newer_version(
+    hall: Hall,
+) -> None:
+    declared = hall.schedules(Schedule("a", "tick", cron="0 3 * * *"))
+    await declared.apply(hall.producer, hall.store)
+    assert (await declared.heal(hall.producer, hall.store)).written == []
+    await hall.producer.redis.flushall()
+    assert (await declared.heal(hall.producer, hall.store)).written == ["a"]
+    # Its next job is lost alone: BullMQ by itself would never fire again.
+    slot = await hall.next_slot("a")
+    await hall.producer.redis.zrem("bull:q:delayed", f"repeat:a:{slot}")
+    await hall.producer.redis.delete(f"bull:q:repeat:a:{slot}")
+    assert (await declared.heal(hall.producer, hall.store)).written == ["a"]
+    assert await counts(hall.producer.queue("q")) == {"delayed": 1}
+    # A newer instance changed it: the older one keeps its hands off.
+    await hall.apply(Schedule("a", "tick", cron="0 5 * * *"))
+    newer = await hall.next_slot("a")
+    assert (await declared.heal(hall.producer, hall.store)).written == []
+    assert await hall.next_slot("a") == newer
+
+
+async def test_a_slot_that_bullmq_computed_wrong_at_the_end_of_summer_time_is_put_right(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Schedule("a", "tick", cron="0 3 * * *", tz="Europe/Berlin")
+    declared = hall.schedules(one)
+    await declared.apply(hall.producer, hall.store)
+    eve = int(datetime(2026, 10, 24, 12, tzinfo=ZoneInfo("Europe/Berlin")).timestamp() * 1000)
+
+    async def on_that_eve(_redis: object) -> int:
+        return eve
+
+    monkeypatch.setattr("studyhall.patterns.schedule._server_millis", on_that_eve)
+    monkeypatch.setattr("bullmq.job_scheduler.time.time", lambda: eve / 1000)
+    queue = hall.producer.queue("q")
+    await queue.removeJobScheduler("a")
+    await queue.upsertJobScheduler("a", {"pattern": one.cron, "tz": one.tz}, "tick", {}, {})
+    wrong = await hall.next_slot("a") or 0
+    assert (await declared.heal(hall.producer, hall.store)).written == ["a"]
+    assert await hall.next_slot("a") == wrong - 3_600_000
+
+
+async def test_jitter_spreads_a_tick_within_its_bounds_and_costs_no_attempt(hall: Hall) -> None:
+    declared = hall.schedules(Schedule("a", "tick", every=2, jitter=1.9))
+    await declared.apply(hall.producer, hall.store)
+    async with hall.at_work(declared):
+        await until(lambda: hall.ran, 20, "a tick")
+        late = time.time() - hall.ran[0][1] / 1000
+        await until(hall.producer.queue("q").getCompletedCount, what="it is completed")
+    job = await hall.producer.queue("q").getJob(f"repeat:a:{hall.ran[0][1]}")
+    assert job is not None
+    assert job.attemptsMade == 1
+    assert 0 <= late < 4
+
+
+async def test_repeat_in_the_options_of_a_job_is_silently_ignored(
+    redis_url: str, figures: Callable[..., Path]
+) -> None:
+    """The naive twin: what Node's older documentation says, accepted by bullmq for Python and never repeated."""
+    ran: list[str] = []
+
+    async def processor(job: Any, token: str) -> None:
+        ran.append(job.id)
+
+    async with queue_at(redis_url, "naive") as queue, at_work("naive", processor, url=redis_url):
+        await queue.add("tick", {}, {"repeat": {"every": 100}})
+        await until(lambda: ran, what="the first run")
+        await asyncio.sleep(1.0)
+    assert len(ran) == 1
+    figures("schedule", name="repeat-option", expected_runs=10, naive_runs=len(ran))
+
+
+def test_an_unknown_schedule_is_named_with_those_that_exist() -> None:
+    jobs = JobTypes()
+
+    async def tick(ctx: Any, payload: Work) -> None: ...
+
+    jobs.register(name="tick", payload=Work, handler=tick)
+    schedules = Schedules(jobs, [Schedule("a", "tick", every=5)])
+    with pytest.raises(UnknownSchedule, match="declared: a"):
+        schedules["b"]
+    assert json.dumps([one.id for one in schedules]) == '["a"]'
