@@ -85,8 +85,8 @@ async def run_within(
     task: asyncio.Task[T] = loop.create_task(_call(work, args), name=label, context=context)
     try:
         await asyncio.wait({task}, timeout=max(ends_at - loop.time(), 0))
-    except asyncio.CancelledError:
-        await _stop(task, grace, label)
+    except asyncio.CancelledError as why:
+        await _stop(task, grace, label, *why.args[:1])  # the work learns why: see `cancel.stop_reason`
         raise
     if task.done():
         return task.result()
@@ -126,10 +126,10 @@ async def _call(work: Callable[..., Awaitable[T]], args: tuple[Any, ...]) -> T:
     return await work(*args)
 
 
-async def _stop(task: asyncio.Task[Any], grace: float, label: str) -> bool:
+async def _stop(task: asyncio.Task[Any], grace: float, label: str, reason: object = None) -> bool:
     """Cancel, then wait. A second cancel only after the grace: it would cut an honest `finally` short."""
     for wait in (grace, _LAST_CALL):
-        task.cancel()
+        task.cancel(reason)
         await asyncio.wait({task}, timeout=wait)
         if task.done():
             return True

@@ -118,7 +118,7 @@ async def check_parents(root: dict[str, Any], redis: Redis, prefix: str) -> None
     """
     edges: dict[str, str] = {}
     for parent, child in _edges(root, prefix):
-        if child in edges or child == parent:
+        if child in edges or child == _key(root, prefix):
             raise FlowConflict(f"{child} is in this flow twice. {FlowConflict.__doc__}")
         edges[child] = parent
     async with redis.pipeline(transaction=False) as pipe:

@@ -60,7 +60,7 @@ RULES = [
 
 async def check(redis, engine, queues, page_somebody) -> None:  # from a schedule; any number of instances
     health = await measure(redis, engine, queues)
-    await evaluate(engine, health.signals, RULES, send=page_somebody)
+    await evaluate(engine, health.signals(), RULES, send=page_somebody)
 
 
 async def readyz(redis, engine) -> tuple[int, dict]:

@@ -16,7 +16,7 @@ from patterns.engine import ensure_redis
 from patterns.idempotency import inbox
 from patterns.producer import JobRequest, Producer
 
-JOBS, KILLS = 200, 2
+JOBS, KILLS = 200, int(os.environ.get("KILLS", "3"))
 
 
 def test_kill_9_loses_and_doubles_nothing(tmp_path):

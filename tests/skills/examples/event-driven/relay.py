@@ -1,0 +1,33 @@
+# [relay]
+# relay.py: publishes the outbox and feeds the consumers; run as many as you like
+import asyncio
+import os
+import signal
+
+from patterns import store
+from patterns.bus_redis_streams import RedisStreamsBus
+from patterns.connections import producer_client
+from patterns.outbox_relay import Relay
+from shop import revenue_consumer
+
+
+async def main() -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    engine = store.open_store(os.environ["DATABASE_URL"])
+    await store.create_all(engine)
+    redis = producer_client(os.environ["REDIS_URL"])
+    bus = RedisStreamsBus(redis, ordered=True, claim_idle=10)  # a dead process's events wait that long
+    relay = Relay(engine, bus, lease=10)
+    await bus.subscribe("revenue", ["order"])  # topic = first word of the type
+    async with asyncio.TaskGroup() as parts:  # a part that dies ends the process, which is restarted
+        parts.create_task(relay.run())
+        parts.create_task(bus.consume("revenue", ["order"], revenue_consumer(engine), stop=stop))
+        await stop.wait()
+        relay.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
+# [/relay]

@@ -1,0 +1,86 @@
+# [saga]
+from sqlalchemy import text
+
+from patterns.errors import Permanent
+from patterns.saga import DbStep, Saga, SagaRunner, Step, StepContext
+from patterns.store import begin
+
+
+async def reserve(ctx: StepContext, tx) -> None:  # DbStep: its effect commits with the saga's own record
+    taken = await tx.execute(text("UPDATE stock SET free = free - 1 WHERE free > 0"))
+    if taken.rowcount != 1:
+        raise Permanent("sold out")  # a business no: compensate now
+
+
+async def release(ctx: StepContext, tx) -> None:
+    await tx.execute(text("UPDATE stock SET free = free + 1"))
+
+
+def buy(payments) -> Saga:
+    async def charge(ctx: StepContext) -> dict:  # called at least once, always with the same ctx.key
+        return {"charge": await payments.charge(ctx.data["cents"], idempotency_key=ctx.key)}
+
+    async def refund(ctx: StepContext) -> None:
+        # By the charge's key: also right when nobody ever saw the answer (ctx.result is None).
+        await payments.refund(charge_key=ctx.key, idempotency_key=ctx.undo_key)
+
+    async def find(ctx: StepContext) -> dict | None:
+        found = await payments.find(ctx.key)
+        return {"charge": found} if found else None
+
+    async def confirm(ctx: StepContext, tx) -> None:
+        await tx.execute(text("INSERT INTO sold VALUES (:id)"), {"id": ctx.saga_id})
+
+    return Saga(
+        "buy",
+        steps=[
+            DbStep("reserve", do=reserve, undo=release),
+            Step("charge", do=charge, undo=refund, resolve=find, deadline=15),
+            DbStep("confirm", do=confirm),  # what cannot be undone goes last
+        ],
+    )
+
+
+async def order(engine, runner: SagaRunner, order_id: str, cents: int) -> None:
+    async with begin(engine) as tx:  # beside your own rows and outbox.add
+        await runner.start(tx, "buy", order_id, {"cents": cents})  # False: it was started before
+
+
+# In a process of its own, any number of them: await SagaRunner(engine, buy(payments)).run_forever()
+# [/saga]
+
+
+async def example(redis_url: str, store_url: str) -> None:
+    from patterns import store
+
+    class Payments:
+        def __init__(self) -> None:
+            self.charged: dict[str, int] = {}
+
+        async def charge(self, cents: int, idempotency_key: str) -> str:
+            if cents == 13:
+                raise Permanent("card declined")
+            self.charged[idempotency_key] = cents
+            return f"ch-{len(self.charged)}"
+
+        async def refund(self, charge_key: str, idempotency_key: str) -> None:
+            self.charged.pop(charge_key, None)
+
+        async def find(self, key: str) -> str | None:
+            return "ch" if key in self.charged else None
+
+    engine, payments = store.open_store(store_url), Payments()
+    await store.create_all(engine)
+    async with begin(engine) as tx:
+        await tx.execute(text("CREATE TABLE stock (free INTEGER)"))
+        await tx.execute(text("INSERT INTO stock VALUES (3)"))
+        await tx.execute(text("CREATE TABLE sold (id TEXT)"))
+    runner = SagaRunner(engine, buy(payments))
+    await order(engine, runner, "good", 500)
+    await order(engine, runner, "bad", 13)
+    assert (await runner.run("good")).state == "completed"
+    assert (await runner.run("bad")).state == "compensated"
+    async with store.read(engine) as tx:
+        assert (await tx.execute(text("SELECT free FROM stock"))).scalar_one() == 2
+    assert list(payments.charged.values()) == [500]
+    await store.close(engine)
