@@ -40,7 +40,7 @@ from .signed_payload import Signer
 from .store import begin
 from .typed_jobs import JobType, JobTypes
 
-__all__ = ["Done", "Expired", "Guard", "JobContext", "Pipeline"]
+__all__ = ["Done", "Expired", "Guard", "JobContext", "Pipeline", "Save"]
 
 Save = Callable[[AsyncConnection], Awaitable[object]]
 
