@@ -60,6 +60,13 @@ class RabbitServer:
         self.kill()
         self._launch()
 
+    def has_on_disk(self, queue: str) -> bool:
+        """RabbitMQ 3.10 writes the name of a new quorum queue to disk a second after declaring it: killed before
+        that, it comes back without the queue. In a cluster the other nodes still have it."""
+        found = self.directory.glob("data/*/quorum/*/names.dets")
+        name = f"%2F_{queue}".encode()
+        return any(bytes([len(name)]) + name in path.read_bytes() for path in found)
+
     def stop(self) -> None:
         if self._process is not None:  # politely: Erlang's own helper processes leave with it
             self._process.terminate()

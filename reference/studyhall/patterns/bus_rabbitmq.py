@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -54,6 +55,7 @@ class RabbitBus:
         self.confirm_within, self.delivery_limit = confirm_within, delivery_limit
         self._connection: AbstractConnection | None = None
         self._connecting = asyncio.Lock()
+        self._out: tuple[AbstractChannel, AbstractExchange] | None = None  # where events are published
         self.capabilities = Capabilities(
             broker="rabbitmq",
             replay_from_start=False,
@@ -62,17 +64,20 @@ class RabbitBus:
                 "no order per key, no dropping of a second publish under the same id",
                 f"a delivery limit of {delivery_limit} crashes, whatever the policy says above it",
                 "lag counts waiting events, not the ones consumers hold",
+                "RabbitMQ 3.10 on one node: a queue declared within a second of a SIGKILL does not come back",
             ),
         )
 
     async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
         try:
-            async with self._channel() as channel:
-                exchange = await self._exchange(channel)
-                sends = (self._send(exchange, event) for event in events)
-                return list(await asyncio.gather(*sends))
+            exchange = await self._outlet()
         except TROUBLE as error:
+            await self._disconnect()
             return [self._unconfirmed(error)] * len(events)
+        results = list(await asyncio.gather(*(self._send(exchange, event) for event in events)))
+        if any(isinstance(result, BrokerUnavailable) for result in results):
+            await self._disconnect()  # the next publish starts from a fresh connection
+        return results
 
     async def subscribe(self, group: str, topics: Sequence[str]) -> None:
         async with self._channel() as channel:
@@ -92,8 +97,7 @@ class RabbitBus:
         lanes = Lanes()
 
         async def work(channel: AbstractChannel, message: AbstractIncomingMessage) -> None:
-            spent = _number(message, "spent")
-            deliveries = spent + _number(message, "x-delivery-count") + 1
+            deliveries = _number(message, "spent") + _number(message, "x-delivery-count") + 1
             verdict = await judge(handler, message.body, deliveries, policy, time_limit)
             with contextlib.suppress(*TROUBLE):  # unacknowledged when the channel is gone: it comes back
                 if verdict is None:
@@ -102,31 +106,31 @@ class RabbitBus:
                     await self._park(channel, group, message, verdict.reason, deliveries)
                     log.warning("quarantined an event for %s: %s", group, verdict.reason)
                 else:
-                    headers = {
-                        "topic": _topic(message),
-                        "spent": deliveries if verdict.spend_attempt else spent,
-                    }
+                    spent = deliveries if verdict.spend_attempt else deliveries - 1
+                    headers = {"topic": _topic(message), "spent": spent}
                     queue = await self._retry_queue(channel, group, verdict.delay)
                     await self._copy(channel, message.body, queue, message.message_id or "", headers)
                 await message.ack()
 
+        async def receive(channel: AbstractChannel, message: AbstractIncomingMessage) -> None:
+            lanes.start(None, lambda: work(channel, message))
+
         async for _ in pauses(stop):
             try:
-                # Plain connections, rebuilt whole: what an automatic reconnect restores is harder to reason about.
-                async with await aio_pika.connect(self.url, timeout=10) as connection:
-                    channel = await connection.channel(on_return_raises=True)
-                    await channel.set_qos(prefetch_count=concurrency)
-                    queue = await self._declare(channel, group, topics)
-
-                    async def receive(
-                        message: AbstractIncomingMessage, channel: AbstractChannel = channel
-                    ) -> None:
-                        lanes.start(None, lambda: work(channel, message))
-
-                    tag = await queue.consume(receive)
-                    if await _stopped(stop, channel):
-                        await queue.cancel(tag)
+                # A plain connection, rebuilt whole: what an automatic reconnect restores is hard to reason about.
+                connection = await aio_pika.connect(self.url, timeout=self.confirm_within)
+                try:
+                    # Bounded: right after a restart a quorum queue may not answer, and aiormq would wait for ever.
+                    async with asyncio.timeout(self.confirm_within):
+                        channel = await connection.channel(on_return_raises=True)
+                        await channel.set_qos(prefetch_count=concurrency)
+                        queue = await self._declare(channel, group, topics)
+                        tag = await queue.consume(partial(receive, channel))
+                    if await _stopped(stop, channel, tag):
+                        await queue.cancel(tag, timeout=self.confirm_within)
                         await lanes.drain()
+                finally:
+                    await _closed(connection)
             except TROUBLE as error:
                 log.warning("group %s cannot read from RabbitMQ, trying again: %r", group, error)
         await lanes.drain()
@@ -159,8 +163,7 @@ class RabbitBus:
         return total
 
     async def close(self) -> None:
-        if self._connection is not None:
-            await self._connection.close()
+        await self._disconnect()
 
     # topology
 
@@ -255,11 +258,32 @@ class RabbitBus:
 
     @contextlib.asynccontextmanager
     async def _channel(self) -> AsyncIterator[AbstractChannel]:
-        async with self._connecting:
-            if self._connection is None or self._connection.is_closed:
-                self._connection = await aio_pika.connect(self.url, timeout=self.confirm_within)
-        async with self._connection.channel(on_return_raises=True) as channel:
+        async with self._connecting, asyncio.timeout(self.confirm_within):
+            channel = await self._open_channel()
+        try:
             yield channel
+        finally:
+            await _closed(channel)
+
+    async def _outlet(self) -> AbstractExchange:
+        async with self._connecting, asyncio.timeout(self.confirm_within):
+            if self._out is None or self._out[0].is_closed:
+                channel = await self._open_channel()
+                self._out = channel, await self._exchange(channel)
+            return self._out[1]
+
+    async def _open_channel(self) -> AbstractChannel:
+        if self._connection is not None:
+            with contextlib.suppress(*TROUBLE):
+                return await self._connection.channel(on_return_raises=True)
+        await self._disconnect()  # broken since its last use
+        self._connection = await aio_pika.connect(self.url, timeout=self.confirm_within)
+        return await self._connection.channel(on_return_raises=True)
+
+    async def _disconnect(self) -> None:
+        connection, self._connection, self._out = self._connection, None, None
+        if connection is not None:
+            await _closed(connection)
 
     def _unconfirmed(self, error: BaseException) -> BrokerUnavailable:
         return BrokerUnavailable(f"RabbitMQ did not confirm ({error!r}); publish the same id again")
@@ -294,13 +318,17 @@ def _shown(message: AbstractIncomingMessage) -> Quarantined:
     return Quarantined(message.message_id or "", _topic(message), text(message.body), reason, deliveries, at)
 
 
-async def _stopped(stop: asyncio.Event, channel: AbstractChannel) -> bool:
-    """True when asked to stop, False when the channel is gone."""
-    stopping = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait(
-            [stopping, asyncio.ensure_future(channel.closed())], return_when=asyncio.FIRST_COMPLETED
-        )
-        return stop.is_set()
-    finally:
-        stopping.cancel()
+async def _stopped(stop: asyncio.Event, channel: AbstractChannel, tag: str) -> bool:
+    """True when asked to stop, False when the channel is gone or the broker took the consumer off its queue."""
+    underlay: Any = await channel.get_underlay_channel()
+    while not stop.is_set() and not channel.is_closed and tag in underlay.consumers:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), 0.5)
+    return stop.is_set() and not channel.is_closed
+
+
+async def _closed(thing: AbstractChannel | AbstractConnection) -> None:
+    """Closing a broken connection may hang or fail, and neither matters."""
+    with contextlib.suppress(*TROUBLE):
+        async with asyncio.timeout(2):
+            await thing.close()

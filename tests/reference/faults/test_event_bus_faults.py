@@ -203,6 +203,8 @@ async def test_broker_killed_mid_stream_loses_no_accepted_event(
                 refused += len(waiting)
                 await asyncio.sleep(0.2 if waiting else 0.01)
 
+    if broker.kind == "rabbitmq":
+        await until(lambda: broker.has_on_disk("orders.mail"), 60, "the queue on disk", every=0.2)
     stop = asyncio.Event()
     consumer = asyncio.create_task(bus.consume("mail", ["order"], note, stop=stop, policy=QUICK))
     producer = asyncio.create_task(produce())
