@@ -62,7 +62,9 @@ class Scene:
     def effects(self, group: str) -> list[str]:
         with closing(sqlite3.connect(self.store.removeprefix("sqlite:///"), timeout=10)) as store:
             try:
-                found = store.execute("SELECT event FROM bus_effects WHERE consumer = ?", (group,))
+                found = store.execute(
+                    "SELECT event FROM bus_effects WHERE consumer = ? ORDER BY id", (group,)
+                )
             except sqlite3.OperationalError:  # not created yet
                 return []
             return [row[0] for row in found]
@@ -76,7 +78,7 @@ class Scene:
 @pytest.fixture
 async def scene(request: pytest.FixtureRequest, tmp_path: Path, spawn: Spawner) -> AsyncIterator[Scene]:
     kind = str(request.param)
-    url = request.getfixturevalue(SERVERS[kind])
+    url = request.getfixturevalue(SERVERS[kind.removesuffix("-ordered")])
     made = Scene(kind, url, f"sqlite:///{tmp_path}/store.db", spawn)
     yield made
     await made.close()
@@ -141,6 +143,24 @@ async def test_event_that_kills_its_consumer_ends_in_quarantine(scene: Scene) ->
     assert entry.event == poison
     assert "delivered 2 times and never answered" in entry.reason
     assert Counter(scene.effects("mail")) == {event.id: 1 for event in good}
+
+
+@pytest.mark.parametrize(
+    "scene",
+    ["redis-ordered", "nats-ordered", pytest.param("kafka-ordered", marks=pytest.mark.full)],
+    indirect=True,
+)
+async def test_order_per_key_survives_a_killed_owner(scene: Scene) -> None:
+    assert scene.bus.capabilities.ordered_per_key
+    await scene.bus.subscribe("mail", ["order"])
+    batch = [event for _ in range(6) for event in events(3)]  # three subjects, six events each, interleaved
+    assert set(await scene.bus.publish(batch)) == {None}
+    child = scene.start("mail", "inbox", "before", "after", "never")
+    assert len(await scene.finish("mail", child, len(batch))) == 2
+    effects = scene.effects("mail")  # in the order they were committed
+    for subject in {event.subject for event in batch}:
+        line = [event.id for event in batch if event.subject == subject]
+        assert [each for each in effects if each in line] == line
 
 
 @pytest.mark.full

@@ -1,0 +1,223 @@
+"""What only one broker has or gets wrong by default."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aio_pika
+import pytest
+from redis.asyncio import Redis
+
+from harness.buses import open_bus
+from harness.waiting import until
+from studyhall.patterns.bus_rabbitmq import NoSubscriber, RabbitBus
+from studyhall.patterns.bus_redis_streams import RedisStreamsBus
+from studyhall.patterns.connections import producer_client
+from studyhall.patterns.event_bus import EventBus
+from studyhall.patterns.event_schema import Event
+from studyhall.patterns.retry import RetryPolicy
+
+QUICK = RetryPolicy(base=0.05, cap=0.1, attempts=3)
+
+
+def events(count: int, subject: str | None = None) -> list[Event]:
+    return [
+        Event(source="/test", type="order.placed.v1", subject=subject or f"o{n}", data={"number": n})
+        for n in range(count)
+    ]
+
+
+@asynccontextmanager
+async def consuming(
+    bus: EventBus, group: str, handler: Callable[[Event], Awaitable[None]], **options: Any
+) -> AsyncIterator[None]:
+    stop = asyncio.Event()
+    task = asyncio.create_task(bus.consume(group, ["order"], handler, stop=stop, policy=QUICK, **options))
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 30)
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    client = producer_client(redis_url)
+    yield client
+    await client.aclose()
+
+
+async def test_redis_trims_only_what_the_slowest_group_has_finished(redis: Redis) -> None:
+    bus = RedisStreamsBus(redis, retain=0)
+    seen: list[str] = []
+
+    async def keep(event: Event) -> None:
+        seen.append(event.id)
+
+    await bus.publish(events(10))
+    assert await bus.trim("order") == 0  # no group yet: nobody has finished anything
+    for group in ("fast", "slow"):
+        await bus.subscribe(group, ["order"])
+    async with consuming(bus, "fast", keep):
+        await until(lambda: len(seen) == 10, what="the fast group")
+    assert await bus.trim("order") == 0  # the slow group has read nothing
+    first = await redis.xreadgroup("slow", "someone", {"events:order:0": ">"}, count=4)
+    entries = [entry for entry, _ in first[0][1]]
+    await redis.xack("events:order:0", "slow", *entries[:2])
+    assert await bus.trim("order") == 2  # the third is pending: read, not finished
+    assert await bus.lag("slow") == 8
+    keeping = RedisStreamsBus(redis, retain=3600)
+    await redis.xack("events:order:0", "slow", *entries)
+    assert await keeping.trim("order") == 0  # finished, and still there for a group that comes late
+    assert await bus.trim("order") == 2
+
+
+async def test_redis_consumer_goes_on_after_all_data_is_lost(redis: Redis) -> None:
+    bus = RedisStreamsBus(redis)
+    seen: Counter[str] = Counter()
+
+    async def keep(event: Event) -> None:
+        seen[event.id] += 1
+
+    async with consuming(bus, "mail", keep):
+        before, after = events(3), events(3)
+        await bus.publish(before)
+        await until(lambda: len(seen) == 3, what="events before")
+        await redis.flushall()  # NOGROUP from now on
+        await bus.publish(after)
+        await until(lambda: len(seen) == 6, 20, "events after the loss")
+    assert set(seen) == {event.id for event in before + after}
+
+
+async def test_redis_body_that_is_no_text_does_not_harm_its_batch(redis: Redis) -> None:
+    bus = RedisStreamsBus(redis)
+    seen: list[str] = []
+
+    async def keep(event: Event) -> None:
+        seen.append(event.id)
+
+    good = events(6)
+    await bus.publish(good[:3])
+    await redis.xadd("events:order:0", {"event": b"\xff\xfe not UTF-8", "key": "x"})
+    await redis.xadd("events:order:0", {"nothing": "we know"})
+    await bus.publish(good[3:])
+
+    async def both() -> bool:
+        return len(await bus.quarantined("mail")) == 2
+
+    async with consuming(bus, "mail", keep):
+        await until(both, what="two in quarantine")
+        await until(lambda: len(seen) == 6, what="the good ones")
+    assert sorted(seen) == sorted(event.id for event in good)
+    assert all("CloudEvents" in entry.reason for entry in await bus.quarantined("mail"))
+
+
+async def test_redis_idle_reader_stays_below_the_socket_timeout(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "studyhall.event_bus")
+    client = Redis.from_url(redis_url, socket_timeout=0.4)
+    bus = RedisStreamsBus(client)
+    seen: list[float] = []
+
+    async def keep(event: Event) -> None:
+        seen.append(asyncio.get_running_loop().time())
+
+    async with consuming(bus, "mail", keep):
+        await asyncio.sleep(1.5)  # idle for several socket timeouts
+        published = asyncio.get_running_loop().time()
+        await bus.publish(events(1))
+        await until(lambda: seen, what="the event")
+    assert seen[0] - published < 1
+    assert not [record for record in caplog.records if "cannot read" in record.getMessage()]
+    await client.aclose()
+
+
+async def test_redis_entries_whose_reply_was_lost_come_first_under_the_same_name(redis: Redis) -> None:
+    bus = RedisStreamsBus(redis, member="pod-0", claim_idle=3600)
+    await bus.subscribe("mail", ["order"])
+    batch = events(4)
+    await bus.publish(batch[:2])
+    await redis.xreadgroup("mail", "pod-0", {"events:order:0": ">"})  # the process died with this reply
+    await bus.publish(batch[2:])
+    seen: list[str] = []
+
+    async def keep(event: Event) -> None:
+        seen.append(event.id)
+
+    async with consuming(bus, "mail", keep, concurrency=1):
+        await until(lambda: len(seen) == 4, what="all four")
+    assert seen == [event.id for event in batch]
+    assert await redis.xinfo_consumers("events:order:0", "mail") == []  # left nothing, so left no name
+
+
+@pytest.mark.parametrize(("kind", "server"), [("redis", "redis_url"), ("nats", "nats_url")])
+async def test_slow_handler_of_a_living_member_is_not_doubled(
+    kind: str, server: str, request: pytest.FixtureRequest
+) -> None:
+    """Takeover comes after 1.5 s of silence; the handler needs three times as long, and another member waits."""
+    url = request.getfixturevalue(server)
+    buses = [open_bus(kind, url, "slow") for _ in range(2)]
+    calls: list[str] = []
+    done: list[str] = []
+
+    async def slow(event: Event) -> None:
+        calls.append(event.id)
+        await asyncio.sleep(4.5)
+        done.append(event.id)
+
+    await buses[0].subscribe("mail", ["order"])
+    await buses[0].publish(events(1))
+    async with consuming(buses[0], "mail", slow), consuming(buses[1], "mail", slow):
+        await until(lambda: done, 15, "the slow event")
+    assert (len(calls), len(done)) == (1, 1)
+    for bus in buses:
+        await bus.close()
+        if isinstance(bus, RedisStreamsBus):
+            await bus.redis.aclose()
+
+
+@pytest.mark.needs_rabbitmq
+async def test_rabbitmq_refuses_an_event_nobody_would_get(rabbitmq_url: str) -> None:
+    bus = RabbitBus(rabbitmq_url, prefix="nobody")
+    (event,) = events(1)
+    (result,) = await bus.publish([event])
+    assert isinstance(result, NoSubscriber)
+    await bus.subscribe("mail", ["order"])
+    assert await bus.publish([event]) == [None]
+    await bus.close()
+
+
+@pytest.mark.needs_rabbitmq
+async def test_rabbitmq_itself_dead_letters_what_is_returned_too_often(rabbitmq_url: str) -> None:
+    bus = RabbitBus(rabbitmq_url, prefix="limited", delivery_limit=2)
+    await bus.subscribe("mail", ["order"])
+    (event,) = events(1)
+    assert await bus.publish([event]) == [None]
+    connection = await aio_pika.connect(rabbitmq_url)
+    returned = 0
+    async with connection:
+        for _ in range(4):  # consumers that die with the message in their hands
+            channel = await connection.channel()
+            queue = await channel.get_queue("limited.mail")
+            if await queue.get(fail=False) is not None:
+                returned += 1
+            await channel.close()
+            await asyncio.sleep(0.2)
+    assert returned == 3
+
+    async def parked() -> bool:
+        return bool(await bus.quarantined("mail"))
+
+    await until(parked, what="the event in quarantine", every=0.2)
+    (entry,) = await bus.quarantined("mail")
+    assert entry.event == event
+    assert "dead-lettered by RabbitMQ" in entry.reason
+    assert await bus.replay_quarantined("mail", [entry.id]) == 1
+    assert await bus.lag("mail") == 1
+    await bus.close()
