@@ -1,0 +1,118 @@
+// The one way to the server: same origin only, the token in a header (never in an address), errors in words.
+
+const KEY = "studyhall.admin-token"; // sessionStorage: gone with the tab
+
+export class ApiError extends Error {
+  constructor(status, message, retryAfter = null) {
+    super(message);
+    this.status = status; // 0: no answer at all
+    this.retryAfter = retryAfter;
+  }
+}
+
+let memory = null;
+const listeners = new Set();
+/** none | checking | accepted | refused | off (the server has no token set) */
+export const access = { state: "none", detail: "" };
+
+export function onAccess(listener) {
+  listeners.add(listener);
+}
+
+function become(state, detail = "") {
+  if (access.state === state && access.detail === detail) return;
+  Object.assign(access, { state, detail });
+  for (const listener of listeners) listener();
+}
+
+export function token() {
+  try {
+    return sessionStorage.getItem(KEY) ?? memory;
+  } catch {
+    return memory;
+  }
+}
+
+function keep(value) {
+  memory = value;
+  try {
+    if (value === null) sessionStorage.removeItem(KEY);
+    else sessionStorage.setItem(KEY, value);
+  } catch {
+    // Storage is switched off: the token lives as long as the page.
+  }
+}
+
+/** Try a token; it is kept only when the server takes it. */
+export async function offer(value) {
+  become("checking");
+  keep(value);
+  try {
+    await admin("/admin/queues");
+    return true;
+  } catch (error) {
+    if (error.status === 0 || error.status >= 500) become("none", error.message);
+    if (access.state !== "accepted") keep(null);
+    return false;
+  }
+}
+
+export function forget() {
+  keep(null);
+  become("none");
+}
+
+export function get(path, options) {
+  return request(path, options);
+}
+
+export function post(path, json, options) {
+  return request(path, { method: "POST", json, ...options });
+}
+
+/** An admin call. Its answers also tell whether the token is any good. */
+export async function admin(path, options = {}) {
+  try {
+    const answer = await request(path, { ...options, authorised: true });
+    become("accepted");
+    return answer;
+  } catch (error) {
+    if (error.status === 401) {
+      keep(null);
+      become("refused", error.message);
+    } else if (error.status === 403) {
+      become("off", error.message);
+    }
+    throw error;
+  }
+}
+
+async function request(path, { method = "GET", json, form, authorised = false, signal, headers = {} } = {}) {
+  const sent = { Accept: "application/json", ...headers };
+  if (authorised && token()) sent.Authorization = `Bearer ${token()}`;
+  if (json !== undefined) sent["Content-Type"] = "application/json";
+  if (method !== "GET") sent["Idempotency-Key"] ??= unique(); // a repeated send of this very request counts once
+  let answer;
+  try {
+    answer = await fetch(path, {
+      method,
+      headers: sent,
+      body: form ?? (json === undefined ? undefined : JSON.stringify(json)),
+      signal: signal ?? AbortSignal.timeout(15000),
+      credentials: "omit",
+      cache: "no-store",
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "The server does not answer.");
+  }
+  const body = await answer.json().catch(() => null);
+  if (answer.ok) return body;
+  const words = typeof body?.detail === "string" ? body.detail : body?.title;
+  const after = Number(answer.headers.get("Retry-After")) || null;
+  throw new ApiError(answer.status, words || `The server answered ${answer.status}.`, after);
+}
+
+function unique() {
+  return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}

@@ -1,0 +1,227 @@
+// Elements from data. Text only ever becomes a text node, so a document named <img onerror=…> is just a name.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** h("button", {class: "quiet", onclick: run, "aria-label": "Close"}, "×") */
+export function h(tag, props, ...children) {
+  return build(document.createElement(tag), props, children);
+}
+
+/** The same for SVG. */
+export function s(tag, props, ...children) {
+  return build(document.createElementNS(SVG, tag), props, children);
+}
+
+function build(node, props, children) {
+  for (const [name, value] of Object.entries(props ?? {})) set(node, name, value);
+  node.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+export function set(node, name, value) {
+  if (name === "class") node.setAttribute("class", value);
+  else if (name.startsWith("on") && typeof value === "function") node.addEventListener(name.slice(2), value);
+  else if (name === "value" || name === "checked" || name === "disabled" || name === "hidden") node[name] = value;
+  else if (value === false || value === null || value === undefined) node.removeAttribute(name);
+  else {
+    const wanted = value === true ? "" : String(value);
+    if (node.getAttribute(name) !== wanted) node.setAttribute(name, wanted);
+  }
+}
+
+/** Change text only when it differs: an untouched node keeps selection and is not announced again. */
+export function text(node, value) {
+  const wanted = String(value ?? "");
+  if (node.textContent !== wanted) node.textContent = wanted;
+}
+
+/** Bring the children of `parent` in line with `items`, reusing nodes by key: focus and selection stay. */
+export function keyed(parent, items, keyOf, make, update) {
+  const old = new Map([...parent.children].map((node) => [node.dataset.key, node]));
+  let next = parent.firstElementChild;
+  for (const item of items) {
+    const key = String(keyOf(item));
+    let node = old.get(key);
+    if (node) old.delete(key);
+    else {
+      node = make(item);
+      node.dataset.key = key;
+    }
+    update?.(node, item);
+    if (node === next) next = next.nextElementSibling;
+    else parent.insertBefore(node, next);
+  }
+  for (const node of old.values()) node.remove();
+}
+
+export function replace(parent, ...children) {
+  parent.replaceChildren(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+}
+
+const ICONS = {
+  overview: "M3 13V8m4 5V4m4 9V6",
+  documents: "M4 2.5h5l3 3v8H4zM9 2.5v3h3",
+  jobs: "M3 4h10M3 8h10M3 12h6",
+  letters: "M2.5 4.5h11v7h-11zM2.5 5l5.5 4 5.5-4",
+  sagas: "M4 4h5a3 3 0 0 1 0 6H5m2-2-2 2 2 2",
+  outbox: "M2.5 9v4h11V9M8 10V2.5M5 5.5l3-3 3 3",
+  breakers: "M8 2v5M4.7 4.4a5 5 0 1 0 6.6 0",
+  events: "M2 8h3l2-4.5 2.5 9L11.5 8H14",
+  done: "M3 8.5l3.2 3L13 4.5",
+  run: "M5 3.500l7.5 4.5-7.5 4.500z",
+  wait: "M8 4.500V8l2.5 1.500M8 2a6 6 0 1 0 .01 0",
+  fail: "M4 4l8 8M12 4l-8 8",
+  warn: "M8 2.500l6 11H2zM8 6.500v3.200M8 11.600v.2",
+  back: "M6 4L2.5 7.5 6 11M3 7.500h6.500a3 3 0 0 1 0 6",
+  none: "M4 8h8",
+  pause: "M6 4v8M10 4v8",
+  link: "M9.5 3h3.500v3.500M13 3L7.5 8.500M11 9.500V13H3V5h3.5",
+};
+
+export function icon(name) {
+  return s(
+    "svg",
+    { class: "icon", viewBox: "0 0 16 16", width: 16, height: 16, "aria-hidden": "true", focusable: "false" },
+    s("path", { d: ICONS[name] ?? ICONS.none }),
+  );
+}
+
+// tone: colour, icon: shape, and the word itself: three signals, so colour is never the only one.
+const STATES = {
+  completed: ["ok", "done"],
+  done: ["ok", "done"],
+  closed: ["ok", "done"],
+  ready: ["ok", "done"],
+  published: ["ok", "done"],
+  replayed: ["ok", "done"],
+  active: ["run", "run"],
+  running: ["run", "run"],
+  started: ["run", "run"],
+  failed: ["bad", "fail"],
+  rejected: ["bad", "fail"],
+  needs_repair: ["bad", "warn"],
+  open: ["bad", "fail"],
+  quarantined: ["bad", "warn"],
+  "half-open": ["warn", "warn"],
+  delayed: ["warn", "wait"],
+  compensating: ["warn", "back"],
+  undoing: ["warn", "back"],
+  paused: ["warn", "pause"],
+  compensated: ["idle", "back"],
+  undone: ["idle", "back"],
+  cancelled: ["idle", "none"],
+};
+const NAMES = { needs_repair: "needs repair", "waiting-children": "waits for a stage before", wait: "waiting", prioritized: "waiting, prioritized" };
+
+export function tone(state) {
+  return (STATES[state] ?? ["idle", "wait"])[0];
+}
+
+export function stateName(state) {
+  return NAMES[state] ?? String(state ?? "unknown");
+}
+
+export function pill(state) {
+  const node = h("span", { class: "pill" });
+  setPill(node, state);
+  return node;
+}
+
+export function setPill(node, state) {
+  if (node.dataset.state === String(state)) return;
+  const [colour, shape] = STATES[state] ?? ["idle", "wait"];
+  node.dataset.state = String(state);
+  node.setAttribute("class", `pill tone-${colour}`);
+  replace(node, icon(shape), stateName(state));
+}
+
+/** A progress bar with its number beside it. */
+export function bar(label) {
+  const fill = h("span", { class: "bar-fill" });
+  const track = h("span", { class: "bar", role: "progressbar", "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 100 }, fill);
+  const number = h("span", { class: "bar-number" });
+  const node = h("span", { class: "bar-line" }, track, number);
+  node.show = (percent, state) => {
+    const value = Math.max(0, Math.min(100, Number(percent) || 0));
+    set(track, "aria-valuenow", Math.round(value));
+    set(track, "aria-valuetext", `${Math.round(value)} %, ${stateName(state)}`);
+    fill.style.setProperty("inline-size", `${value}%`); // the object model: a style attribute is refused by the policy
+    set(fill, "class", `bar-fill tone-${tone(state)}`);
+    text(number, `${Math.round(value)} %`);
+  };
+  return node;
+}
+
+/** A table that stays one for assistive technology when the stylesheet lays its rows out as cards on a phone. */
+export function table(caption, columns) {
+  const body = h("tbody", { role: "rowgroup" });
+  const head = h("tr", { role: "row" }, columns.map((name) => h("th", { role: "columnheader", scope: "col" }, name)));
+  const node = h("table", { class: "rows", role: "table" }, h("caption", { class: "hidden-text" }, caption), h("thead", { role: "rowgroup" }, head), body);
+  node.body = body;
+  return node;
+}
+
+export function cell(label, ...children) {
+  return h("td", { role: "cell", "data-label": label }, ...children);
+}
+
+/** Nothing to show: say what to do about it. */
+export function empty(title, ...lines) {
+  return h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), lines.map((line) => (line instanceof Node ? line : h("p", null, line))));
+}
+
+export function toast(message, kind = "ok") {
+  const node = h("div", { class: `toast tone-${kind}` }, icon(kind === "bad" ? "warn" : "done"), h("span", null, message));
+  const toasts = document.getElementById("toasts");
+  toasts.append(node);
+  while (toasts.children.length > 3) toasts.firstElementChild.remove();
+  setTimeout(() => node.remove(), kind === "bad" ? 9000 : 4500);
+}
+
+/** A modal that gives focus back. `fill(close)` returns the content. Resolves with what `close` was given. */
+export function modal(title, fill) {
+  return new Promise((resolve) => {
+    const before = document.activeElement;
+    let answer;
+    const close = (value) => {
+      answer = value;
+      dialog.close();
+    };
+    const heading = h("h2", { id: "dialog-title" }, title);
+    const dialog = h("dialog", { class: "dialog", "aria-labelledby": "dialog-title" });
+    dialog.append(heading, ...[fill(close)].flat());
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      if (before?.isConnected) before.focus();
+      resolve(answer);
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+/** A plain question. */
+export function confirmAction(title, warning, action, keep = "Cancel") {
+  return modal(title, (close) => [
+    h("div", { class: "stack" }, h("p", null, warning)),
+    h("div", { class: "actions" }, h("button", { type: "button", autofocus: true, onclick: () => close(false) }, keep), h("button", { type: "button", class: "danger", onclick: () => close(true) }, action)),
+  ]);
+}
+
+/** Ask before something that cannot be taken back: the word must be typed. */
+export function confirmByWord(title, warning, word, action) {
+  return modal(title, (close) => {
+    const field = h("input", { id: "confirm-word", autocomplete: "off", spellcheck: "false" });
+    const go = h("button", { type: "submit", class: "danger", disabled: true }, action);
+    field.addEventListener("input", () => set(go, "disabled", field.value.trim() !== word));
+    const form = h(
+      "form",
+      { method: "dialog", onsubmit: (event) => { event.preventDefault(); if (!go.disabled) close(true); } },
+      h("p", null, warning),
+      h("label", { for: "confirm-word" }, `Type “${word}” to go on`),
+      field,
+      h("div", { class: "actions" }, h("button", { type: "button", onclick: () => close(false) }, "Keep them"), go),
+    );
+    return form;
+  });
+}

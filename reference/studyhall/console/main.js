@@ -1,0 +1,298 @@
+// The frame: which view is shown, keys, theme, token, and the line to the server.
+import { access, admin, forget, offer, onAccess, token } from "./api.js";
+import { empty, h, icon, modal, replace, set, text, toast } from "./dom.js";
+import { count } from "./format.js";
+import { Live } from "./live.js";
+import { queues } from "./queues.js";
+import { breakers } from "./views/breakers.js";
+import { documents } from "./views/documents.js";
+import { events } from "./views/events.js";
+import { jobs } from "./views/jobs.js";
+import { letters } from "./views/letters.js";
+import { outbox } from "./views/outbox.js";
+import { overview } from "./views/overview.js";
+import { sagas } from "./views/sagas.js";
+
+const VIEWS = [overview, documents, jobs, letters, sagas, outbox, breakers, events];
+const EVERY = { live: 4000, connecting: 2500, polling: 2500, offline: 2500 };
+const AT_MOST_EVERY = 600; // however many events arrive
+
+const main = document.getElementById("main");
+const live = new Live();
+let shown = { view: null, handle: null, route: "" };
+let refreshing = false;
+let refreshedAt = 0;
+let due = null;
+
+// ---- views
+
+function route() {
+  const [id, ...rest] = decodeURI(location.hash.replace(/^#\/?/, "")).split("/");
+  const view = VIEWS.find((one) => one.id === id) ?? VIEWS[0];
+  return { view, params: rest.map(decodeURIComponent) };
+}
+
+function show({ focus = true } = {}) {
+  const { view, params } = route();
+  const gated = view.admin && access.state !== "accepted";
+  const now = `${view.id}${gated ? ` gate ${access.state} ${access.detail}` : ""}`;
+  if (shown.route === now && shown.handle?.navigate) {
+    shown.handle.navigate(params);
+    refresh();
+    return;
+  }
+  shown.handle?.unmount?.();
+  const changed = shown.view !== view;
+  document.title = `${view.title} · StudyHall console`;
+  for (const link of document.querySelectorAll("#nav a")) set(link, "aria-current", link.dataset.view === view.id ? "page" : null);
+  const heading = h("h1", { tabindex: -1 }, view.title);
+  const tools = h("div", { class: "view-tools" });
+  const body = h("div", { class: "view-body" });
+  replace(main, h("div", { class: "view-head" }, h("div", null, heading, h("p", null, view.about)), tools), body);
+  shown = { view, route: now, handle: gated ? gate(body) : view.mount({ body, tools, params, live, refresh: refreshSoon }) };
+  if (changed) scrollTo(0, 0);
+  if (focus && changed) heading.focus({ preventScroll: true });
+  refresh();
+}
+
+function gate(body) {
+  const ask = h("button", { type: "button", class: "primary", onclick: openToken }, "Enter the admin token");
+  const said = {
+    none: ["This view needs the admin token", "The token is the value of STUDYHALL_ADMIN_TOKEN that the API was started with."],
+    refused: ["The token was refused", "It is not the value of STUDYHALL_ADMIN_TOKEN that the API was started with. Enter it again."],
+    off: ["The admin part is switched off", "Start the API with STUDYHALL_ADMIN_TOKEN set to a long random value, then enter it here."],
+    checking: ["Checking the token…", ""],
+  }[access.state] ?? ["This view needs the admin token", ""];
+  body.append(empty(said[0], said[1], access.state === "checking" ? null : ask));
+  return { navigate: null };
+}
+
+async function refresh() {
+  clearTimeout(due);
+  due = null;
+  if (refreshing) return;
+  refreshing = true;
+  const { handle } = shown;
+  try {
+    if (handle?.refresh && !document.hidden) {
+      await handle.refresh();
+      live.polled(true);
+    }
+  } catch (error) {
+    if (error.status === 0) live.polled(false);
+    else if (error.status === undefined) console.error(error);
+    else if (![401, 403].includes(error.status)) handle?.failed?.(error);
+  } finally {
+    refreshing = false;
+    refreshedAt = Date.now();
+    due ??= setTimeout(refresh, EVERY[live.state]);
+  }
+}
+
+function refreshSoon() {
+  const wait = Math.max(80, refreshedAt + AT_MOST_EVERY - Date.now());
+  clearTimeout(due);
+  due = setTimeout(refresh, wait);
+}
+
+function drawNav() {
+  const links = VIEWS.map((view, index) =>
+    h(
+      "li",
+      null,
+      h(
+        "a",
+        { href: `#/${view.id}`, "data-view": view.id, "aria-keyshortcuts": index + 1 },
+        icon(view.icon),
+        h("span", null, view.title),
+        view.badge ? h("span", { class: "badge", "data-badge": view.badge, hidden: true }) : null,
+      ),
+    ),
+  );
+  replace(document.getElementById("nav"), h("ul", null, links));
+}
+
+queues.addEventListener("sample", () => {
+  for (const badge of document.querySelectorAll("[data-badge]")) {
+    const number = queues.totals[badge.dataset.badge] ?? 0;
+    set(badge, "hidden", number === 0);
+    replace(badge, count(number), h("span", { class: "hidden-text" }, " waiting for you"));
+  }
+});
+
+// ---- the token
+
+async function openToken() {
+  await modal("Admin token", (close) => {
+    const field = h("input", { type: "password", id: "token-field", autocomplete: "off", spellcheck: "false", "aria-describedby": "token-note" });
+    const note = h("p", { id: "token-note", class: "small muted" }, "Kept in this tab only and sent as a header, never in an address.");
+    const result = h("p", { role: "alert", class: "note tone-bad", hidden: true });
+    const go = h("button", { type: "submit", class: "primary" }, "Use this token");
+    const leave = token() ? h("button", { type: "button", onclick: () => { forget(); close(); toast("The token is forgotten."); } }, "Forget it") : null;
+    const submit = async (event) => {
+      event.preventDefault();
+      const value = field.value.trim();
+      if (!value || go.disabled) return;
+      set(go, "disabled", true);
+      const taken = await offer(value);
+      set(go, "disabled", false);
+      if (taken) {
+        close();
+        toast("Token accepted.");
+        live.renew();
+        return;
+      }
+      text(result, `${access.state === "refused" ? "Token refused. " : ""}${access.detail}`);
+      set(result, "hidden", false);
+      field.select();
+    };
+    return h(
+      "form",
+      { onsubmit: submit },
+      h("label", { for: "token-field" }, "Token (STUDYHALL_ADMIN_TOKEN of the API)"),
+      field,
+      note,
+      result,
+      h("div", { class: "actions" }, leave, h("button", { type: "button", onclick: () => close() }, "Cancel"), go),
+    );
+  });
+}
+
+onAccess(() => {
+  const words = { none: "Enter admin token", checking: "Checking token…", accepted: "Admin: accepted", refused: "Admin: refused", off: "Admin: off" };
+  text(document.getElementById("token-label"), words[access.state]);
+  if (access.state === "accepted") queues.start();
+  else if (access.state !== "checking") queues.stop();
+  if (access.state !== "checking" || !document.querySelector("dialog")) show({ focus: false });
+});
+
+// ---- theme
+
+function openTheme() {
+  const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  const root = document.documentElement;
+  const next = (root.dataset.theme ?? system) === "dark" ? "light" : "dark";
+  root.dataset.theme = next;
+  try {
+    localStorage.setItem("studyhall.theme", next);
+  } catch {
+    // Storage is switched off: the choice lasts as long as the page.
+  }
+  themeLabel();
+}
+
+function themeLabel() {
+  const dark = (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  text(document.getElementById("toggle-theme"), dark ? "Light theme" : "Dark theme");
+}
+
+// ---- keys. One letter each, so they can be switched off (some people speak to their browser).
+
+const KEYS = [
+  ...VIEWS.map((view, index) => [String(index + 1), view.title, () => (location.hash = `#/${view.id}`)]),
+  ["/", "Search in this view", () => main.querySelector("[data-search]")?.focus()],
+  ["u", "Upload a document", () => { location.hash = "#/documents"; setTimeout(() => main.querySelector("#choose-files")?.focus(), 50); }],
+  ["r", "Refresh now", () => refresh()],
+  ["t", "Light or dark theme", openTheme],
+  ["a", "Enter the admin token", openToken],
+  ["?", "This list", openHelp],
+];
+
+function keysOn() {
+  try {
+    return localStorage.getItem("studyhall.keys") !== "off";
+  } catch {
+    return true;
+  }
+}
+
+function openHelp() {
+  modal("Shortcuts", (close) => {
+    const list = h("dl", { class: "keys" }, KEYS.map(([key, what]) => [h("dt", null, h("kbd", null, key)), h("dd", null, what)]));
+    const on = h("input", { type: "checkbox", id: "keys-on", checked: keysOn(), onchange: () => {
+      try {
+        localStorage.setItem("studyhall.keys", on.checked ? "on" : "off");
+      } catch {
+        toast("This browser keeps no settings.", "bad");
+      }
+    } });
+    return h(
+      "div",
+      { class: "stack" },
+      list,
+      h("p", { class: "muted small" }, "Tab and Shift+Tab move, Enter follows, Space selects, Esc closes."),
+      h("div", { class: "check" }, on, h("label", { for: "keys-on" }, "Single-key shortcuts are on")),
+      h("div", { class: "actions" }, h("button", { type: "button", class: "primary", onclick: () => close() }, "Close")),
+    );
+  });
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]") || !keysOn()) return;
+  if (event.target.matches("input:not([type=checkbox]), select, textarea")) return;
+  const found = KEYS.find(([key]) => key === event.key);
+  if (!found) return;
+  event.preventDefault();
+  found[2]();
+});
+
+// ---- the line
+
+let wasOffline = false;
+function drawLine() {
+  const words = {
+    connecting: ["warn", "wait", "Connecting…"],
+    live: ["ok", "done", "Live"],
+    polling: ["warn", "wait", "Polling: no event stream"],
+    offline: ["bad", "warn", "No connection"],
+  }[live.state];
+  const state = document.getElementById("link-state");
+  if (state.dataset.state !== live.state) {
+    state.dataset.state = live.state;
+    set(state, "class", `link-state tone-${words[0]}`);
+    replace(state, icon(words[1]), h("span", null, words[2]));
+  }
+  const banner = document.getElementById("banner");
+  if (live.state === "offline") {
+    if (banner.hidden) {
+      const retry = h("button", { type: "button", class: "small-button", onclick: () => live.now() }, "Try now");
+      replace(banner, icon("warn"), h("span", null, "The server does not answer. What you see may be old. ", h("span", { id: "retry-in", "aria-live": "off" })), retry);
+      set(banner, "hidden", false);
+    }
+    const left = Math.max(0, Math.ceil((live.retryAt - Date.now()) / 1000));
+    text(document.getElementById("retry-in"), left ? `Next try in ${left} s.` : "Trying…");
+    wasOffline = true;
+  } else if (live.state !== "connecting") {
+    set(banner, "hidden", true);
+    if (wasOffline) {
+      wasOffline = false;
+      toast("Connected again.");
+      if (token() && access.state !== "accepted") admin("/admin/queues").catch(() => {});
+      refresh();
+    }
+  }
+}
+setInterval(drawLine, 500);
+live.addEventListener("state", drawLine);
+live.addEventListener("event", (event) => {
+  events.remember(event.detail);
+  queues.noted(event.detail);
+  shown.handle?.event?.(event.detail);
+});
+
+// ---- go
+
+drawNav();
+themeLabel();
+text(document.getElementById("token-label"), "Enter admin token");
+document.getElementById("open-token").addEventListener("click", openToken);
+document.getElementById("toggle-theme").addEventListener("click", openTheme);
+document.getElementById("open-help").addEventListener("click", openHelp);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeLabel);
+addEventListener("hashchange", () => show());
+addEventListener("online", () => live.now());
+document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
+if (token()) offer(token());
+show({ focus: false });
+live.run();

@@ -1,0 +1,71 @@
+// The queues' numbers, sampled while the page is open, so that every view finds a history to draw.
+import { access, admin } from "./api.js";
+
+const EVERY = 2000;
+const RATE_WINDOW = 60; // seconds over which completions are counted
+export const SLOTS = 90; // samples kept: three minutes
+
+class Queues extends EventTarget {
+  #timer = null;
+  #ended = new Map(); // queue -> times of completions, from the event stream
+  history = new Map(); // queue -> {depth: [], oldest: [], rate: [], failures: []}
+  rows = [];
+  totals = {};
+
+  start() {
+    if (this.#timer === null) this.#sample();
+  }
+
+  stop() {
+    clearTimeout(this.#timer);
+    this.#timer = null;
+  }
+
+  /** An event of the stream: completions are the rate. */
+  noted({ name, data }) {
+    const queue = data?.queue;
+    if (name !== "completed" || !queue) return;
+    if (!this.#ended.has(queue)) this.#ended.set(queue, []);
+    this.#ended.get(queue).push(Date.now() / 1000);
+  }
+
+  async #sample() {
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.#sample(), EVERY);
+    if (document.hidden) return;
+    try {
+      this.#take(await admin("/admin/queues"));
+    } catch {
+      // The banner tells about a server that is away; a gap in the drawing is honest.
+      if (access.state !== "accepted") this.stop();
+    }
+  }
+
+  #take(answer) {
+    const now = Date.now() / 1000;
+    this.rows = answer.queues;
+    for (const row of this.rows) {
+      const recent = (this.#ended.get(row.queue) ?? []).filter((at) => at > now - RATE_WINDOW);
+      this.#ended.set(row.queue, recent);
+      row.rate = recent.length;
+      if (!this.history.has(row.queue)) this.history.set(row.queue, { depth: [], oldest: [], rate: [], failures: [] });
+      const kept = this.history.get(row.queue);
+      for (const [name, value] of [["depth", row.backlog], ["oldest", row.oldest], ["rate", row.rate], ["failures", row.failure_rate]]) {
+        kept[name].push(Number(value) || 0);
+        if (kept[name].length > SLOTS) kept[name].shift();
+      }
+    }
+    const sum = (field) => this.rows.reduce((total, row) => total + (Number(row[field]) || 0), 0);
+    this.totals = {
+      letters: answer.dead_letters ?? 0,
+      backlog: sum("backlog"),
+      active: sum("active"),
+      delayed: sum("delayed"),
+      rate: sum("rate"),
+      oldest: Math.max(0, ...this.rows.map((row) => Number(row.oldest) || 0)),
+    };
+    this.dispatchEvent(new Event("sample"));
+  }
+}
+
+export const queues = new Queues();
