@@ -9,7 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from . import cli_dlq, cli_limits, cli_orders, cli_relay, cli_saga, db
+from . import (
+    cli_api,
+    cli_cancel,
+    cli_dlq,
+    cli_health,
+    cli_limits,
+    cli_orders,
+    cli_relay,
+    cli_saga,
+    cli_schedule,
+    db,
+)
 from .app import open_app
 from .housekeeping import clean_up
 from .patterns.engine import EngineError
@@ -43,10 +54,15 @@ app = typer.Typer(
     help="StudyHall: a study assistant whose background work survives crashes, duplicates and outages.",
 )
 app.add_typer(cli_dlq.app, name="dlq")
+app.add_typer(cli_schedule.app, name="schedule")
+app.command()(cli_cancel.cancel)
+app.command()(cli_cancel.remind)
+app.command()(cli_health.health)
 app.add_typer(cli_orders.order, name="order")
 app.add_typer(cli_orders.outbox, name="outbox")
 app.add_typer(cli_saga.app, name="saga")
 app.command("relay")(cli_relay.relay_command)
+app.command("api")(cli_api.api_command)
 app.command("limits")(cli_limits.limits_command)
 
 
@@ -103,7 +119,7 @@ def submit_(
                 return made
             for document_id in made.values() if wait else ():
                 while any(
-                    stage.state not in ("completed", "failed", "gone")
+                    stage.state not in ("completed", "failed", "cancelled", "gone")
                     for stage in await states(studyhall, document_id)
                 ):
                     await asyncio.sleep(0.2)

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal
+from zoneinfo import ZoneInfo
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 __all__ = ["Settings", "SettingsError", "load"]
 
@@ -53,6 +54,22 @@ class Settings(BaseModel):
         None, repr=False, description="comma separated, newest first; none: made in data_dir"
     )
     admin_token: str | None = Field(None, repr=False, description="turns the admin endpoints on")
+    allowed_hosts: str = Field(
+        "localhost,127.0.0.1,[::1]", description="host names the API answers to, comma separated; *: any"
+    )
+    request_rate: Annotated[float, Field(gt=0)] = Field(
+        50.0, description="writing requests per second and client address; twice as many at once"
+    )
+    chat_public_key: str | None = Field(
+        None, description="Ed25519 key (hex) of the chat application; turns POST /interactions on"
+    )
+    chat_url: str = Field(
+        "https://discord.com/api/v10", description="where answers to chat commands are sent"
+    )
+    chat_token_seconds: Annotated[float, Field(gt=0, le=900)] = Field(
+        900.0, description="life of an interaction's token; the answer must be there by then"
+    )
+    chat_owner: str = Field("you", description="whose documents /ask answers from")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"
     )
@@ -102,9 +119,19 @@ class Settings(BaseModel):
     trace_file: Path | None = Field(
         None, description="append OpenTelemetry spans here as JSON lines; needs opentelemetry-sdk; none: off"
     )
+    time_zone: str = Field("UTC", description="of nightly work, for example Europe/Berlin")
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(
         0, description="Prometheus port of a worker, 0: off"
     )
+
+    @field_validator("time_zone")
+    @classmethod
+    def _known_zone(cls, name: str) -> str:
+        try:
+            ZoneInfo(name)
+        except Exception:  # ValueError, OSError or ZoneInfoNotFoundError, by the kind of nonsense
+            raise ValueError("unknown time zone") from None
+        return name
 
     @property
     def store_url(self) -> str:

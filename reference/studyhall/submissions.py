@@ -11,6 +11,7 @@ from .app import App
 from .documents import TooLarge
 from .jobs import STAGES, study_flow
 from .jobs.reference import UnknownDocument
+from .patterns.cancel import cancelled
 from .patterns.claim_check import Blobs
 from .patterns.job_ids import job_id
 from .patterns.rate_limit import named_tenant
@@ -19,23 +20,28 @@ from .patterns.store import begin
 __all__ = ["StageState", "replace_file", "states", "submit"]
 
 
-async def submit(app: App, path: Path, owner: str = "you") -> str:
-    """Store the file, write its row, add its flow. Returns the document's id."""
+async def submit(
+    app: App, path: Path, owner: str = "you", *, name: str | None = None, document_id: str | None = None
+) -> str:
+    """Store the file, write its row, add its flow. Returns the document's id; the same one again is the same
+    upload, finished if it was left half done."""
     size = path.stat().st_size  # noqa: ASYNC240  one look at a local file
     if size > app.settings.max_document_bytes:
         raise TooLarge(f"{path.name} has {size:,} bytes, the limit is {app.settings.max_document_bytes:,}")
-    document_id = uuid.uuid4().hex
+    document_id = document_id or uuid.uuid4().hex
     flow = study_flow(document_id, named_tenant(owner))
     await app.degraded.admit(flow)
     # The claim check: the file outside the queue first, then the row that names it, then jobs that name the row.
     # Killed in between, we leave a file without a row, which the sweep collects.
     claim = await Blobs(app.settings.blob_dir).put(path, ("documents", document_id))
     async with begin(app.store) as tx:
+        if await db.document(tx, document_id, owner) is not None:
+            return document_id  # its flow was accepted in the same transaction
         await db.add_document(
             tx,
             document_id=document_id,
             owner=owner,
-            name=path.name,
+            name=name or path.name,
             blob=claim.ref,
             size=claim.size,
             sha256=claim.sha256,
@@ -79,6 +85,8 @@ async def _state(app: App, name: str, document_id: str) -> StageState:
     if job is None:
         return StageState(name, "gone", 0.0, "")
     state = str(await queue.getJobState(ident))
+    if (why := cancelled(job.returnvalue)) is not None:
+        return StageState(name, "cancelled", 0.0, why)
     progress = job.progress if isinstance(job.progress, dict) else {}
     percent = 100.0 if state == "completed" else float(progress.get("percent", 0.0))
     return StageState(

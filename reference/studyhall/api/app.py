@@ -1,0 +1,72 @@
+"""Puts the API together. Nothing is opened before the server starts, all of it is closed when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.staticfiles import StaticFiles
+
+from studyhall.app import open_app
+from studyhall.orders.service import seed_packs
+from studyhall.patterns.in_process_tasks import Tasks
+from studyhall.patterns.observability import JobMetrics
+from studyhall.patterns.progress_stream import ProgressStream
+from studyhall.patterns.request_dedup import RequestDedup
+from studyhall.patterns.store import begin
+from studyhall.patterns.wait_for_result import Results
+from studyhall.settings import Settings
+
+from . import admin_jobs, admin_letters, admin_state, documents, events, orders, probes, reading
+from .gate import Gate
+from .hall import Hall
+from .problems import install
+
+__all__ = ["create_app"]
+
+CONSOLE = Path(__file__).resolve().parent.parent / "console"
+
+
+def create_app(settings: Settings) -> FastAPI:
+    @contextlib.asynccontextmanager
+    async def lifespan(api: FastAPI) -> AsyncIterator[None]:
+        async with open_app(settings, edge=True) as app:
+            async with begin(app.store) as tx:
+                await seed_packs(tx)
+            stream = ProgressStream(app.redis.url, app.jobs.queues)
+            tasks = Tasks()
+            api.state.hall = Hall(
+                app=app,
+                stream=stream,
+                results=Results(stream, app.producer.redis, app.store),
+                tasks=tasks,
+                metrics=JobMetrics(),
+                uploads=RequestDedup(app.store, "uploads"),
+                orders=RequestDedup(app.store, "orders"),
+            )
+            reader = asyncio.create_task(stream.run(), name="event streams")
+            try:
+                yield
+            finally:
+                await tasks.drain(settings.grace_seconds)
+                reader.cancel()
+                await asyncio.wait({reader})
+
+    api = FastAPI(
+        title="StudyHall",
+        version="1",
+        summary="Documents in, concept graphs, quizzes and explanations out; study packs for sale.",
+        lifespan=lifespan,
+        docs_url=None,  # the stock pages load their scripts from another host
+        redoc_url=None,
+    )
+    install(api)
+    for part in (probes, documents, orders, events, admin_jobs, admin_letters, admin_state, reading):
+        api.include_router(part.router)
+    if CONSOLE.is_dir():
+        api.mount("/", StaticFiles(directory=CONSOLE, html=True), name="console")
+    api.add_middleware(Gate, settings=settings)
+    return api

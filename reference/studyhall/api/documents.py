@@ -1,0 +1,215 @@
+"""Upload a document, follow it, stop it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Response, UploadFile
+from fastapi import Path as InPath
+from pydantic import BaseModel, Field
+
+from studyhall import db
+from studyhall.documents import TooLarge
+from studyhall.documents.detect import detect
+from studyhall.jobs import STAGES
+from studyhall.jobs.reference import UnknownDocument
+from studyhall.patterns import cancel as cancelling
+from studyhall.patterns.errors import Cancelled
+from studyhall.patterns.job_ids import job_id
+from studyhall.patterns.producer import JobRef, QueueUnavailable
+from studyhall.patterns.redaction import redact_text
+from studyhall.patterns.store import read
+from studyhall.patterns.wait_for_result import JobFailed, JobUnknown, StillRunning
+from studyhall.providers.results import ConceptGraph, Explanation, Quiz
+from studyhall.submissions import states, submit
+
+from .hall import Caller, Hall, RequestKey, TheHall
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/documents", tags=["documents"])
+CHUNK = 64 * 1024
+MAX_WAIT = 25.0
+DocumentId = Annotated[str, InPath(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+PREFER = re.compile(r"(?:^|[,;\s])wait=(\d{1,3})(?:$|[,;\s])")
+
+
+class Stage(BaseModel):
+    """One stage of a document's flow. `state` is BullMQ's, or `unknown` while Redis is away."""
+
+    name: str
+    queue: str
+    job_id: str
+    state: str
+    percent: float
+    message: str
+
+
+class DocumentView(BaseModel):
+    id: str
+    name: str
+    status: Annotated[str, Field(description="uploaded, ready or rejected")]
+    size: int
+    kind: str | None
+    title: str | None
+    pages: int | None
+    error: str | None
+    created_at: float
+    updated_at: float
+    stages: list[Stage]
+
+
+class DocumentDetail(DocumentView):
+    graph: ConceptGraph | None = None
+    quiz: Quiz | None = None
+    explanations: list[Explanation] | None = None
+
+
+class Accepted(BaseModel):
+    id: str
+    href: str
+
+
+class Reason(BaseModel):
+    reason: Annotated[str, Field(max_length=500)] = "asked for by its owner"
+
+
+class Stopped(BaseModel):
+    queue: str
+    job_id: str
+    state: Annotated[str, Field(description="cancelled, stopping or too-late")]
+    reason: str
+
+
+@router.post("", status_code=202)
+async def upload(
+    hall: TheHall,
+    caller: Caller,
+    response: Response,
+    file: UploadFile,
+    key: RequestKey = None,
+    prefer: Annotated[
+        str | None, Header(max_length=200, description="`wait=10`: answer 201 if done by then")
+    ] = None,
+) -> Accepted:
+    """Take a PDF, DOCX, Markdown or text file; what it is is told by its bytes, not by its name.
+
+    202 with its id as soon as it is safe on disk and in the database, also while Redis is away.
+    """
+    with tempfile.TemporaryDirectory(prefix="upload-") as folder:
+        path, digest = await _received(file, Path(folder), hall.app.settings.max_document_bytes)
+        name = _shown(file.filename or "document")
+
+        async def work(ident: str) -> dict[str, Any]:
+            return {"id": await submit(hall.app, path, caller, name=name, document_id=ident)}
+
+        answer = await hall.uploads.run(caller, key, {"sha256": digest, "name": name}, work)
+    made = Accepted(id=answer.value["id"], href=f"/documents/{answer.value['id']}")
+    if answer.replayed:
+        response.headers["Idempotency-Replayed"] = "true"
+    response.headers["Location"] = made.href
+    if (asked := PREFER.search(prefer or "")) and await _through(
+        hall, made.id, min(MAX_WAIT, float(asked[1]))
+    ):
+        response.status_code = 201
+        response.headers["Preference-Applied"] = f"wait={asked[1]}"
+    return made
+
+
+@router.get("")
+async def list_documents(
+    hall: TheHall, caller: Caller, limit: Annotated[int, Query(ge=1, le=100)] = 20
+) -> list[DocumentView]:
+    """The caller's documents, newest first."""
+    async with read(hall.app.store) as connection:
+        found = await db.documents_of(connection, caller, limit=limit)
+    return [DocumentView(**await _view(hall, one)) for one in found]
+
+
+@router.get("/{document_id}")
+async def show_document(hall: TheHall, caller: Caller, document_id: DocumentId) -> DocumentDetail:
+    """One document: its stages, and what has been made of it so far."""
+    async with read(hall.app.store) as connection:
+        found = await db.document(connection, document_id, caller)
+        if found is None:
+            raise UnknownDocument("There is no such document of yours.")
+        made = {
+            "graph": await db.graph(connection, document_id, caller),
+            "quiz": await db.quiz(connection, document_id, caller),
+            "explanations": await db.explanations(connection, document_id, caller),
+        }
+    return DocumentDetail(**await _view(hall, found), **made)  # type: ignore[arg-type]
+
+
+@router.post("/{document_id}/cancel")
+async def cancel_document(
+    hall: TheHall, caller: Caller, document_id: DocumentId, why: Reason | None = None
+) -> list[Stopped]:
+    """Stop the flow: what has not been done will not be; what is done stays."""
+    async with read(hall.app.store) as connection:
+        if await db.document(connection, document_id, caller) is None:
+            raise UnknownDocument("There is no such document of yours.")
+    ref = _last_stage(hall, document_id)
+    async with hall.app.producer.bounded():
+        stopped = await cancelling.cancel(
+            hall.app.producer.redis, hall.app.store, ref.queue, ref.id, (why or Reason()).reason
+        )
+    return [Stopped(queue=s.queue, job_id=s.job_id, state=s.state, reason=s.reason) for s in stopped]
+
+
+async def _received(file: UploadFile, folder: Path, limit: int) -> tuple[Path, str]:
+    path, digest, size = folder / "upload", hashlib.sha256(), 0
+    with path.open("w+b") as out:
+        while piece := await file.read(CHUNK):
+            size += len(piece)
+            if size > limit:
+                raise TooLarge(f"The file is larger than {limit:,} bytes.")
+            digest.update(piece)
+            out.write(piece)
+        detect(out)
+    return path, digest.hexdigest()
+
+
+def _shown(name: str) -> str:
+    """The last part of the name, for people to read. No file is ever opened by it."""
+    return re.split(r"[/\\]", name)[-1].strip()[:255] or "document"
+
+
+async def _view(hall: Hall, found: db.Document) -> dict[str, Any]:
+    fields = {name: getattr(found, name) for name in DocumentView.model_fields if name != "stages"}
+    return {**fields, "stages": await _stages(hall, found.id)}
+
+
+async def _stages(hall: Hall, document_id: str) -> list[Stage]:
+    queues = {name: hall.app.jobs[name].queue for name in STAGES}
+    try:
+        async with hall.app.producer.bounded():
+            found = {stage.name: stage for stage in await states(hall.app, document_id)}
+    except QueueUnavailable:
+        found = {}
+    made = []
+    for name in STAGES:
+        one, ident = found.get(name), job_id(name, document_id)
+        state = one.state if one else "unknown"
+        percent, message = (one.percent, redact_text(one.message)) if one else (0.0, "")
+        made.append(
+            Stage(name=name, queue=queues[name], job_id=ident, state=state, percent=percent, message=message)
+        )
+    return made
+
+
+def _last_stage(hall: Hall, document_id: str) -> JobRef:
+    name = STAGES[-1]
+    return JobRef(hall.app.jobs[name].queue, name, job_id(name, document_id), document_id)
+
+
+async def _through(hall: Hall, document_id: str, seconds: float) -> bool:
+    try:
+        await hall.results.wait(_last_stage(hall, document_id), timeout=seconds)
+    except (StillRunning, JobFailed, JobUnknown, Cancelled):
+        return False
+    return True

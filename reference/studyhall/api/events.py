@@ -1,0 +1,109 @@
+"""Live events as Server-Sent Events. After a break the browser sends Last-Event-ID and misses nothing."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+from starlette.responses import StreamingResponse
+
+from studyhall import db
+from studyhall.jobs import STAGES
+from studyhall.patterns.progress_stream import GAP, IDLE, Event, sse
+from studyhall.patterns.redaction import redact, redact_text
+from studyhall.patterns.store import read
+
+from .hall import Admin, Caller, TheHall
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["events"])
+RETRY_MS = 1_000
+HEARTBEAT = 10.0
+SHOWN = frozenset(
+    {
+        "added",
+        "waiting",
+        "waiting-children",
+        "active",
+        "progress",
+        "delayed",
+        "completed",
+        "failed",
+        "stalled",
+    }
+)
+LastId = Annotated[str | None, Header(alias="Last-Event-ID", max_length=4_000)]
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "events, for ever"}
+}
+
+
+class Streamed(StreamingResponse):
+    media_type = "text/event-stream"
+
+
+@router.get("/events", response_class=Streamed, responses=STREAM)
+async def my_events(
+    hall: TheHall,
+    caller: Caller,
+    last_event_id: LastId = None,
+    document: Annotated[
+        str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="only this document's")
+    ] = None,
+) -> Streamed:
+    """What happens to the caller's documents: stages that start, progress, ends."""
+    owners: OrderedDict[str, bool] = OrderedDict()
+
+    async def mine(event: Event) -> bool:
+        stage, _, ident = event.job_id.partition(".")
+        if stage not in STAGES or (document is not None and ident != document):
+            return False
+        if ident not in owners:
+            async with read(hall.app.store) as connection:
+                owners[ident] = await db.document(connection, ident, caller) is not None
+            if len(owners) > 1_000:
+                owners.popitem(last=False)
+        return owners[ident]
+
+    async def told() -> AsyncIterator[str]:
+        yield f"retry: {RETRY_MS}\n\n"
+        async for event in hall.stream.events(last_event_id, idle=HEARTBEAT):
+            if event.name in (GAP, IDLE):
+                yield _wire(event)
+            elif event.name in SHOWN and await mine(event):
+                yield _wire(event, document=event.job_id.partition(".")[2])
+
+    return Streamed(told())
+
+
+@router.get("/admin/events", response_class=Streamed, responses=STREAM, tags=["admin"])
+async def all_events(
+    hall: TheHall,
+    _: Admin,
+    last_event_id: LastId = None,
+    queue: Annotated[list[str] | None, Query(max_length=50, description="only these queues")] = None,
+) -> Streamed:
+    """What happens in the queues, whoever's it is."""
+
+    async def told() -> AsyncIterator[str]:
+        yield f"retry: {RETRY_MS}\n\n"
+        async for event in hall.stream.events(last_event_id, queues=queue, idle=HEARTBEAT):
+            yield _wire(event)
+
+    return Streamed(told())
+
+
+def _wire(event: Event, **more: Any) -> str:
+    if event.name == IDLE:
+        return f"id: {event.cursor}\nevent: idle\ndata: {{}}\n\n"
+    told: dict[str, Any] = {"queue": event.queue, "job_id": event.job_id, "at": event.at, **more}
+    if event.name == "progress":
+        told["progress"] = redact(event.progress)
+    elif event.name == "failed":
+        told["reason"] = redact_text(event.fields.get("failedReason", ""))
+    elif event.name == "delayed":
+        told["until"] = event.fields.get("delay")
+    return sse(event.name or "message", told, event.cursor)

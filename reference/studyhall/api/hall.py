@@ -1,0 +1,83 @@
+"""What the endpoints share: the open app and the helpers of this process, and who is asking."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Request
+from fastapi.security import HTTPBearer
+from fastapi.security.http import HTTPAuthorizationCredentials
+
+from studyhall.app import App
+from studyhall.patterns.in_process_tasks import Tasks
+from studyhall.patterns.observability import JobMetrics
+from studyhall.patterns.progress_stream import ProgressStream
+from studyhall.patterns.request_dedup import RequestDedup
+from studyhall.patterns.wait_for_result import Results
+
+from .problems import Problem
+
+__all__ = ["Admin", "Caller", "Hall", "RequestKey", "TheHall"]
+
+
+@dataclass(slots=True)
+class Hall:
+    app: App
+    stream: ProgressStream
+    results: Results
+    tasks: Tasks
+    metrics: JobMetrics
+    uploads: RequestDedup
+    orders: RequestDedup
+    replays: dict[str, dict[str, Any]] = field(default_factory=dict)  # what `replay many` did, the last few
+
+
+def _hall(request: Request) -> Hall:
+    hall: Hall = request.app.state.hall
+    return hall
+
+
+def _caller(
+    x_user: Annotated[
+        str,
+        Header(
+            pattern=r"^[A-Za-z0-9._@-]{1,100}$",
+            description="Who is asking. StudyHall has no accounts: let the proxy that signs people in set this.",
+        ),
+    ] = "you",
+) -> str:
+    return x_user
+
+
+_bearer = HTTPBearer(auto_error=False, description="STUDYHALL_ADMIN_TOKEN")
+
+
+def _admin(request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> str:
+    """A header, never a cookie or an address: no other site can make a browser send it."""
+    token = _hall(request).app.settings.admin_token
+    if not token:
+        raise Problem(403, "admin-off", "Admin is off. Set STUDYHALL_ADMIN_TOKEN and restart to turn it on.")
+    if given is None or not hmac.compare_digest(given.credentials.encode(), token.encode()):
+        raise Problem(
+            401,
+            "wrong-token",
+            "Send the admin token as `Authorization: Bearer …`.",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+    return "admin"
+
+
+TheHall = Annotated[Hall, Depends(_hall)]
+Caller = Annotated[str, Depends(_caller)]
+Admin = Annotated[str, Depends(_admin)]
+RequestKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        max_length=200,
+        pattern=r"^[\x21-\x7e]{1,200}$",
+        description="Same key, same body: the first answer again, nothing done twice. Same key, other body: 422.",
+    ),
+]

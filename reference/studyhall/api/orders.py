@@ -1,0 +1,146 @@
+"""Study packs and orders. An order is a row, an event and a saga in one transaction: Redis is not needed for it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import select
+
+from studyhall.orders import db, service
+from studyhall.orders.saga import order_taker
+from studyhall.patterns import saga_store
+from studyhall.patterns.store import begin, read
+
+from .hall import Caller, RequestKey, TheHall
+from .problems import Problem
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["orders"])
+OrderId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
+
+
+class Pack(BaseModel):
+    id: str
+    title: str
+    author: str
+    price_cents: int
+    seats: int
+    seats_free: int
+
+
+class NewOrder(BaseModel):
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    pack_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
+    seats: Annotated[int, Field(ge=1, le=service.MAX_SEATS)] = 1
+    card: Annotated[
+        str, Field(pattern=r"^card_[a-z_]{1,40}$", description="a payment method of the sandbox")
+    ] = "card_ok"
+
+
+class OrderView(BaseModel):
+    id: str
+    pack_id: str
+    seats: int
+    amount_cents: int
+    status: Annotated[str, Field(description="placed, processing, cancelling, confirmed or cancelled")]
+    reason: str | None
+    placed_at: float
+    updated_at: float
+
+
+class Step(BaseModel):
+    name: str
+    state: str
+    attempts: int
+
+
+class OrderDetail(OrderView):
+    saga: str | None = None
+    steps: list[Step] = []
+
+
+@router.get("/packs")
+async def list_packs(hall: TheHall) -> list[Pack]:
+    """What there is to buy."""
+    async with read(hall.app.store) as connection:
+        rows = (await connection.execute(select(db.packs).order_by(db.packs.c.id))).mappings()
+        return [Pack(**dict(row)) for row in rows]
+
+
+@router.post("/orders", status_code=201)
+async def place_order(
+    hall: TheHall, caller: Caller, wanted: NewOrder, response: Response, key: RequestKey = None
+) -> OrderView:
+    """Order a study pack. It is reserved, charged and confirmed behind your back; follow it by its id."""
+    store = hall.app.store
+
+    async def work(ident: str) -> str:
+        async with begin(store) as tx:
+            return await service.place_order(
+                tx,
+                order_taker(store),
+                pack_id=wanted.pack_id,
+                customer=caller,
+                seats=wanted.seats,
+                method=wanted.card,
+                order_id=f"ord-{ident[:16]}",
+            )
+
+    answer = await hall.orders.run(caller, key, wanted.model_dump(), work)
+    if answer.replayed:
+        response.headers["Idempotency-Replayed"] = "true"
+    response.headers["Location"] = f"/orders/{answer.value}"
+    return OrderView(**_shown(await service.show_order(store, answer.value)))
+
+
+@router.get("/orders")
+async def list_orders(
+    hall: TheHall, caller: Caller, limit: Annotated[int, Query(ge=1, le=100)] = 20
+) -> list[OrderView]:
+    """The caller's orders, newest first."""
+    mine = select(db.orders).where(db.orders.c.customer == caller)
+    async with read(hall.app.store) as connection:
+        rows = await connection.execute(mine.order_by(db.orders.c.placed_at.desc()).limit(limit))
+        return [OrderView(**_shown(dict(row))) for row in rows.mappings()]
+
+
+@router.get("/orders/{order_id}")
+async def show_order(hall: TheHall, caller: Caller, order_id: OrderId) -> OrderDetail:
+    """One order and the steps its saga has taken."""
+    row = await _mine(hall, caller, order_id)
+    try:
+        saga = await saga_store.load(hall.app.store, order_id)
+    except saga_store.UnknownSaga:
+        return OrderDetail(**_shown(row))
+    steps = [Step(name=s.name, state=s.state, attempts=s.attempts) for s in saga.steps]
+    return OrderDetail(**_shown(row), saga=saga.state, steps=steps)
+
+
+@router.post("/orders/{order_id}/cancel", status_code=202)
+async def cancel_order(hall: TheHall, caller: Caller, order_id: OrderId) -> OrderView:
+    """Ask for an order to be taken back. Only a running one can be."""
+    await _mine(hall, caller, order_id)
+    try:
+        async with begin(hall.app.store) as tx:
+            await service.cancel_order(tx, order_id)
+    except service.OrderRefused as refused:
+        raise Problem(409, "conflict", str(refused)) from refused
+    return OrderView(**_shown(await service.show_order(hall.app.store, order_id)))
+
+
+async def _mine(hall: Any, caller: str, order_id: str) -> dict[str, Any]:
+    try:
+        row = await service.show_order(hall.app.store, order_id)
+    except service.OrderRefused:
+        row = {}
+    if row.get("customer") != caller:
+        raise Problem(404, "not-found", "There is no such order of yours.")
+    return row
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in OrderView.model_fields}

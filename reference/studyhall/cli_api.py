@@ -1,0 +1,56 @@
+"""`studyhall api`: the HTTP API and the web console."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated
+
+import typer
+
+from .patterns.parent_death import die_with_parent
+from .settings import SettingsError
+from .terminal import DataDir, err, run, settings_for
+
+__all__ = ["api_command"]
+
+STOP_SECONDS = 3  # open event streams are ended after this
+
+
+def api_command(
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Beyond loopback, set the admin token and a proxy.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one, printed.")] = 8000,
+    data_dir: DataDir = None,
+    parent: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Serve the API and the console until SIGTERM."""
+    try:
+        import uvicorn
+
+        from .api import create_app
+    except ImportError as missing:
+        raise SettingsError(f"the API needs {missing.name}: pip install 'queuesmith[api]'") from None
+    settings = settings_for(data_dir, quiet=False)
+    if parent is not None:
+        die_with_parent(parent)
+    if not _loopback(host):
+        err.print(f"listening on {host}: everybody who can reach it can use StudyHall", highlight=False)
+    config = uvicorn.Config(
+        create_app(settings),
+        host=host,
+        port=port,
+        log_config=None,  # our own: redacted, one line each
+        access_log=False,  # addresses may hold what people typed
+        server_header=False,
+        timeout_graceful_shutdown=STOP_SECONDS,
+        h11_max_incomplete_event_size=32 * 1024,
+    )
+    run(uvicorn.Server(config).serve())
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
