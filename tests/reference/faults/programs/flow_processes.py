@@ -1,0 +1,128 @@
+"""Producers and workers of the flow proof, as a flow and (naive) as steps that enqueue the next one by hand."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+from typing import Any
+
+import uvloop
+from bullmq import Queue
+from sqlalchemy import Column, Integer, String, Table
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from studyhall.patterns.bullmq_worker import ReliableWorker
+from studyhall.patterns.connections import producer_client
+from studyhall.patterns.flow import chain
+from studyhall.patterns.idempotency import Inbox, fingerprint
+from studyhall.patterns.observability import configure_logging
+from studyhall.patterns.pipeline import Done, JobContext, Pipeline
+from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.shutdown import run_until_signalled
+from studyhall.patterns.store import close, metadata, open_store
+from studyhall.patterns.typed_jobs import JobTypes, Payload
+
+STEPS = ("extract", "graph", "quiz", "explain")
+QUEUE, NAIVE = "flows", "chains"
+done = Table(
+    "steps_done",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("chain", Integer),
+    Column("step", String(20)),
+)
+
+
+class Step(Payload):
+    chain: int
+
+
+def say(event: str, **fields: object) -> None:
+    print(json.dumps({"event": event, "pid": os.getpid(), **fields}), flush=True)
+
+
+def job_types() -> JobTypes:
+    async def handler(ctx: JobContext, payload: Step) -> Done:
+        await asyncio.sleep(0.02)
+
+        async def save(tx: AsyncConnection) -> None:
+            await tx.execute(done.insert().values(chain=payload.chain, step=ctx.name))
+
+        return Done({"step": ctx.name}, save)
+
+    jobs = JobTypes()
+    for name in STEPS:
+        jobs.register(name=name, payload=Step, handler=handler, queue=QUEUE)
+    return jobs
+
+
+def flow_of(number: int) -> JobRequest:
+    return chain(*(JobRequest(name, {"chain": number}, key=f"chain-{number}") for name in STEPS))
+
+
+async def work(options: argparse.Namespace) -> None:
+    store = open_store(options.store)
+    queue = Queue(NAIVE, {"connection": producer_client(options.redis)})
+
+    async def by_hand(job: Any, _token: str) -> None:
+        """The usual chain: do the work once (an inbox even), then add the next step."""
+        number = job.data["chain"]
+
+        async def effect(tx: AsyncConnection) -> None:
+            await tx.execute(done.insert().values(chain=number, step=job.name))
+
+        inbox = Inbox(store, job.name)
+        if await inbox.seen(str(number), fingerprint(job.data)):
+            return  # done before, so there is nothing to do
+        await asyncio.sleep(0.02)
+        await inbox.once(str(number), fingerprint(job.data), effect)
+        say("done", step=job.name)
+        await asyncio.sleep(0.02)  # whatever stands between the effect and the next add
+        following = STEPS.index(job.name) + 1
+        if following < len(STEPS):
+            await queue.add(
+                STEPS[following], {"chain": number}, {"jobId": f"{STEPS[following]}.{number}", "attempts": 3}
+            )
+
+    workers = [
+        ReliableWorker(
+            name, processor, url=options.redis, lock_duration=1.5, stalled_interval=0.3, concurrency=8
+        )
+        for name, processor in ((QUEUE, Pipeline(job_types(), store)), (NAIVE, by_hand))
+    ]
+
+    async def ready() -> None:
+        for worker in workers:
+            await worker.ready()
+        say("ready")
+
+    await run_until_signalled(workers, grace=5, on_ready=ready)
+    await close(store)
+
+
+async def produce(options: argparse.Namespace) -> None:
+    """Add flows, and the same jobs one by one, as fast as possible until killed."""
+    producer = Producer(job_types(), options.redis, timeout=20)
+    queue = producer.queue(NAIVE)
+    say("ready")
+    for number in range(options.start, 10**9):
+        for name in STEPS:
+            await queue.add(name, {"chain": number}, {"jobId": f"{name}.{number}"})
+        await producer.enqueue(flow_of(number))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("role", choices=["work", "produce"])
+    parser.add_argument("--redis", required=True)
+    parser.add_argument("--store", default="")
+    parser.add_argument("--start", type=int, default=0)
+    options = parser.parse_args()
+    configure_logging("ERROR")
+    uvloop.run(work(options) if options.role == "work" else produce(options))
+
+
+if __name__ == "__main__":
+    main()

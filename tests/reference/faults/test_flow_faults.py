@@ -1,0 +1,153 @@
+"""Crashes around flows: of the producer while it adds them, of workers between two steps."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+
+from harness.processes import Spawner
+from harness.waiting import until
+from studyhall.patterns.producer import Producer
+from studyhall.patterns.store import close, create_all, open_store, read
+
+PROGRAM = Path(__file__).parent / "programs" / "flow_processes.py"
+sys.path.insert(0, str(PROGRAM.parent))
+
+import flow_processes as program  # noqa: E402
+
+pytestmark = pytest.mark.fault
+
+
+async def test_a_killed_producer_leaves_whole_flows_where_single_adds_leave_halves(
+    redis_url: str, spawn: Spawner, scale: Callable[[int, int], int], seed: int, figures: Callable[..., Path]
+) -> None:
+    kills, rng = scale(4, 25), random.Random(seed)
+    producer = Producer(program.job_types(), redis_url)
+    try:
+        for number in range(kills):
+            victim = spawn(PROGRAM, "produce", f"--redis={redis_url}", f"--start={number * 1_000_000}")
+            await victim.line('"ready"')
+            await asyncio.sleep(0.05 + rng.random() * 0.1)
+            victim.kill()
+        jobs: dict[str, Counter[str]] = {program.QUEUE: Counter(), program.NAIVE: Counter()}
+        for queue, found in jobs.items():
+            async for key in producer.redis.scan_iter(f"bull:{queue}:*.*", count=1000):
+                ident = key.split(":")[2]
+                if key.count(":") == 2:
+                    found[ident.rpartition(".")[2].removeprefix("chain-")] += 1
+    finally:
+        await producer.close()
+    flows, naive = jobs[program.QUEUE], jobs[program.NAIVE]
+    halves = [chain for chain, steps in flows.items() if steps != len(program.STEPS)]
+    naive_halves = [chain for chain, steps in naive.items() if steps != len(program.STEPS)]
+    assert len(flows) > kills
+    assert naive_halves, "no kill hit the adds: this run proves nothing"
+    assert halves == []
+    figures(
+        "flow",
+        name="killed-producer",
+        kills=kills,
+        flows=len(flows),
+        half_flows=0,
+        naive_half_chains=len(naive_halves),
+    )
+
+
+async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_in_the_middle(
+    redis_url: str,
+    tmp_path: Path,
+    spawn: Spawner,
+    scale: Callable[[int, int], int],
+    seed: int,
+    figures: Callable[..., Path],
+) -> None:
+    chains, kills = scale(40, 250), scale(3, 15)
+    rng = random.Random(seed)
+    store_url = f"sqlite:///{tmp_path / 'steps.db'}"
+    store = open_store(store_url)
+    await create_all(store)
+    producer = Producer(program.job_types(), redis_url, timeout=20)
+
+    async def steps_done() -> int:
+        async with read(store) as connection:
+            return int(await connection.scalar(select(func.count()).select_from(program.done)) or 0)
+
+    async def run(total: int, add: Callable[[int], object]) -> tuple[dict[int, list[str]], int]:
+        """Add the chains, kill a worker at random moments, wait until nothing is left to run."""
+        began = await steps_done()
+        for number in range(total):
+            await add(number)  # type: ignore[misc]
+        worker, hits = None, 0
+        for kill in range(kills + 1):
+            worker = spawn(PROGRAM, "work", f"--redis={redis_url}", f"--store={store_url}")
+            await worker.line('"ready"')
+            if kill < kills:
+                mark = began + total * 4 * (kill + 1) // (kills + 4)
+                await until(
+                    lambda mark=mark: _at_least(steps_done, mark, idle), 30, f"{mark} steps", every=0.01
+                )  # type: ignore[misc]
+                await asyncio.sleep(rng.random() * 0.03)
+                hits += sum(
+                    [await producer.redis.llen(f"bull:{q}:active") for q in (program.QUEUE, program.NAIVE)]
+                )
+                worker.kill()
+        assert worker is not None
+        await until(idle, 60, "nothing is left", every=0.1)
+        worker.close()
+        async with read(store) as connection:
+            rows = await connection.execute(
+                select(program.done.c.chain, program.done.c.step).order_by(program.done.c.id)
+            )
+            found: dict[int, list[str]] = defaultdict(list)
+            for chain, step in rows:
+                found[chain].append(step)
+        return found, hits
+
+    async def idle() -> bool:
+        for name in (program.QUEUE, program.NAIVE):
+            counts = await producer.queue(name).getJobCounts()
+            if any(
+                counts[state] for state in ("waiting", "prioritized", "delayed", "active", "waiting-children")
+            ):
+                return False
+        return True
+
+    async def by_hand(number: int) -> None:
+        first = program.STEPS[0]
+        await producer.queue(program.NAIVE).add(
+            first, {"chain": number}, {"jobId": f"{first}.{number}", "attempts": 3}
+        )
+
+    try:
+        naive, naive_hits = await run(chains, by_hand)
+        naive_cut = [number for number in range(chains) if len(naive[number]) < len(program.STEPS)]
+        flows, hits = await run(chains, lambda number: producer.enqueue(program.flow_of(number + 1_000_000)))
+        ours = {number: steps for number, steps in flows.items() if number >= 1_000_000}
+    finally:
+        await producer.close()
+        await close(store)
+    assert naive_cut, f"{naive_hits} running steps were killed and no chain broke: this run proves nothing"
+    assert hits > 0
+    assert len(ours) == chains
+    assert all(steps == list(program.STEPS) for steps in ours.values()), "every step once, in order"
+    figures(
+        "flow",
+        name="killed-workers",
+        chains=chains,
+        kills=kills,
+        steps_killed=hits,
+        chains_cut=0,
+        steps_doubled=0,
+        naive_chains_cut=len(naive_cut),
+    )
+
+
+async def _at_least(count: Callable[[], object], mark: int, idle: Callable[[], object]) -> bool:
+    return await count() >= mark or await idle()  # type: ignore[misc,operator,no-any-return]

@@ -1,0 +1,182 @@
+"""Flows on a real queue: order, results, each policy of a failing child, conflicts, repeats, replay."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.pipelines import Desk
+from studyhall.jobs import STAGES, study_flow
+from studyhall.patterns import dead_letter
+from studyhall.patterns.cancel import cancel
+from studyhall.patterns.errors import Permanent
+from studyhall.patterns.flow import FlowConflict, OnFailure, chain, fan_in, on_failure
+from studyhall.patterns.pipeline import JobContext
+from studyhall.patterns.producer import JobRequest
+from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.typed_jobs import JobTypes, Payload
+
+
+class Step(Payload):
+    name: str
+
+
+class Flows:
+    """Steps of any name on two queues; what ran, in order, and what each parent was given."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.given: dict[str, tuple[Any, Any]] = {}
+        self.broken: set[str] = set()
+        self.jobs = JobTypes()
+        for queue in ("left", "right"):
+            self.jobs.register(
+                name=queue, payload=Step, handler=self.run, queue=queue, retry=RetryPolicy(0.01, 0.01, 1)
+            )
+
+    async def run(self, ctx: JobContext, payload: Step) -> dict[str, str]:
+        self.given[payload.name] = (await ctx.children(), await ctx.failed_children())
+        if payload.name in self.broken:
+            raise Permanent(f"{payload.name} is broken")
+        self.ran.append(payload.name)
+        return {"by": payload.name}
+
+
+def step(name: str, queue: str = "left", **options: Any) -> JobRequest:
+    return JobRequest(queue, {"name": name}, key=name, **options)
+
+
+async def test_a_chain_runs_in_order_across_queues_and_each_gets_the_result_before(
+    redis_url: str, tmp_path: Path
+) -> None:
+    flows = Flows()
+    async with Desk.open(redis_url, tmp_path, flows.jobs) as desk:
+        steps = [step("a"), step("b", "right"), step("c")]
+        await desk.producer.enqueue(chain(*steps))
+        assert await desk.counts("left") == {"prioritized": 1, "waiting-children": 1}
+        async with desk.working():
+            await desk.ended(*steps)
+        assert flows.ran == ["a", "b", "c"]
+        assert flows.given["c"] == ({"bull:right:right.b": {"by": "b"}}, {})
+
+
+async def test_a_parent_runs_once_after_all_its_children(redis_url: str, tmp_path: Path) -> None:
+    flows = Flows()
+    children = [step(f"c{n}", "right") for n in range(20)]
+    async with Desk.open(redis_url, tmp_path, flows.jobs) as desk, desk.working():
+        await desk.producer.enqueue(fan_in(step("merge"), children))
+        await desk.ended(step("merge"))
+        assert flows.ran[-1] == "merge"
+        assert sorted(flows.ran[:-1]) == sorted(f"c{n}" for n in range(20))
+        assert len(flows.given["merge"][0]) == 20
+
+
+async def test_wait_keeps_the_parent_until_the_child_is_replayed(redis_url: str, tmp_path: Path) -> None:
+    flows = Flows()
+    flows.broken = {"b"}
+    async with Desk.open(redis_url, tmp_path, flows.jobs) as desk, desk.working():
+        steps = [step("a"), step("b"), step("c"), step("d", "right")]
+        await desk.producer.enqueue(chain(*steps))
+        assert await desk.ended(step("b")) == ["failed"]
+        swept = await dead_letter.sweep(desk.jobs.queues, desk.producer.redis, desk.store)
+        assert swept.archived == 1
+        assert [await desk.state(one) for one in steps[2:]] == ["waiting-children", "waiting-children"]
+        assert flows.ran == ["a"]
+        flows.broken.clear()
+        [letter] = await dead_letter.list_letters(desk.store)
+        await dead_letter.replay(desk.store, desk.producer.redis, letter.id)
+        await desk.ended(steps[-1])
+        assert flows.ran == ["a", "b", "c", "d"], "the flow went on where it stood, nothing ran twice"
+
+
+async def test_fail_takes_the_parent_along_and_replaying_the_child_brings_both_back(
+    redis_url: str, tmp_path: Path
+) -> None:
+    flows = Flows()
+    flows.broken = {"child"}
+    async with Desk.open(redis_url, tmp_path, flows.jobs) as desk, desk.working():
+        [child] = on_failure("fail", step("child"))
+        await desk.producer.enqueue(fan_in(step("parent", "right"), [child]))
+        assert await desk.ended(step("child"), step("parent", "right")) == ["failed", "failed"]
+        assert "child bull:left:left.child failed" in (await desk.job(step("parent", "right"))).failedReason
+        await dead_letter.sweep(desk.jobs.queues, desk.producer.redis, desk.store)
+        flows.broken.clear()
+        done = await dead_letter.replay_many(desk.store, desk.producer.redis, per_second=1000)
+        assert "left.child" in done.job_ids
+        assert await desk.ended(step("child"), step("parent", "right")) == ["completed", "completed"]
+        assert flows.ran == ["child", "parent"]
+
+
+async def test_ignore_lets_the_parent_go_on_and_tells_it_what_is_missing(
+    redis_url: str, tmp_path: Path
+) -> None:
+    flows = Flows()
+    flows.broken = {"nice-to-have"}
+    async with Desk.open(redis_url, tmp_path, flows.jobs) as desk, desk.working():
+        optional = on_failure(OnFailure.IGNORE, step("nice-to-have"))
+        await desk.producer.enqueue(fan_in(step("report", "right"), [step("needed"), *optional]))
+        assert await desk.ended(step("report", "right")) == ["completed"]
+        results, missing = flows.given["report"]
+        assert results == {"bull:left:left.needed": {"by": "needed"}}
+        assert "nice-to-have is broken" in missing["bull:left:left.nice-to-have"]
+
+
+async def test_adding_a_flow_again_at_any_moment_changes_nothing(redis_url: str, tmp_path: Path) -> None:
+    flows = Flows()
+    steps = [step("a"), step("b", "right"), step("c")]
+    async with Desk.open(redis_url, tmp_path, flows.jobs) as desk:
+        for _ in range(3):
+            await desk.producer.enqueue(chain(*steps))
+        async with desk.working("left"):
+            await desk.ended(step("a"))
+        await desk.producer.enqueue(chain(*steps))  # a is done, b waits for a worker
+        async with desk.working("right"):
+            await desk.ended(step("b", "right"))
+        await desk.producer.enqueue(chain(*steps))  # c waits for a worker
+        async with desk.working():
+            await desk.ended(*steps)
+            await desk.producer.enqueue(chain(*steps))  # all done
+            await asyncio.sleep(0.3)
+        assert flows.ran == ["a", "b", "c"]
+        assert await desk.counts("left") == {"completed": 2}
+
+
+async def test_a_child_of_another_living_flow_is_refused_before_anything_is_added(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """BullMQ adds the second parent without its child: it would wait for ever, and nobody is told."""
+    flows = Flows()
+    async with Desk.open(redis_url, tmp_path, flows.jobs) as desk:
+        await desk.producer.enqueue(fan_in(step("first", "right"), [step("shared")]))
+        before = await desk.counts("right")
+        with pytest.raises(
+            FlowConflict, match=r"left\.shared belongs to the flow of bull:right:right\.first"
+        ):
+            await desk.producer.enqueue(fan_in(step("second", "right"), [step("shared"), step("own")]))
+        assert await desk.counts("right") == before
+        assert await desk.counts("left") == {"prioritized": 1}
+
+
+def test_studyhall_adds_its_four_stages_as_one_flow_that_waits_for_replays() -> None:
+    flow: JobRequest | None = study_flow("doc", "ann")
+    names = []
+    while flow is not None:
+        names.append((flow.name, str(flow.on_failure)))
+        assert len(flow.children) <= 1
+        flow = flow.children[0] if flow.children else None
+    assert names == [(name, "wait") for name in reversed(STAGES)]
+
+
+async def test_cancelling_one_step_cancels_what_waits_for_it(redis_url: str, tmp_path: Path) -> None:
+    flows = Flows()
+    async with Desk.open(redis_url, tmp_path, flows.jobs) as desk:
+        steps = [step("a"), step("b"), step("c", "right")]
+        await desk.producer.enqueue(chain(*steps))
+        first = desk.producer.ref(step("a"))
+        await cancel(desk.producer.redis, desk.store, first.queue, first.id, reason="changed my mind")
+        async with desk.working():
+            assert await desk.ended(*steps) == ["completed"] * 3
+        assert flows.ran == []
