@@ -1,0 +1,1 @@
+"""{@ {'background-jobs': 'Background jobs that survive crashes, duplicates and outages.', 'async-flow': 'Answers at once, works in the background, shows its progress.', 'event-driven': 'Events that are neither lost nor doubled, and a process that ends well or is taken back.'}[kind] @}"""

@@ -1,0 +1,69 @@
+{@% set process = 'relay' if kind == 'event-driven' else 'worker' %@}
+"""python -m {@ package @} run | api | {@ process @}"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import subprocess
+import sys
+
+import uvicorn
+
+from .api import create_api
+from .patterns.engine import EngineError
+from .patterns.observability import configure_logging
+from .patterns.store import StoreUnavailable, WrongStoreUrl
+{@% if kind == 'event-driven' %@}
+from .relay import relay
+from .settings import Settings, SettingsError, environment, load
+{@% else %@}
+from .settings import Settings, SettingsError, environment, load
+from .worker import work
+{@% endif %@}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="{@ package @}", description=__doc__)
+    parser.add_argument(
+        "process", choices=["run", "api", "{@ process @}"], help="run: the API and a {@ process @}, for development"
+    )
+    process = parser.parse_args().process
+    try:
+        settings = load(environment())
+        style = "human" if process == "run" else settings.log_format
+        configure_logging(settings.log_level, style=style)
+        if process == "{@ process @}":
+            asyncio.run({@ 'relay' if kind == 'event-driven' else 'work' @}(settings))
+        elif process == "api":
+            serve(settings)
+        else:
+            run(settings)
+    except (SettingsError, EngineError, StoreUnavailable, WrongStoreUrl) as error:
+        print(f"{@ package @}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def serve(settings: Settings) -> None:
+    api = create_api(settings)
+    uvicorn.run(api, host=settings.host, port=settings.port, log_config=None, access_log=False)
+
+
+def run(settings: Settings) -> None:
+    """The API here, a {@ process @} beside it. In production each is a process of its own."""
+    print(f"{@ project_name @} on http://{settings.host}:{settings.port}/docs (Ctrl-C stops it)", flush=True)
+    # Its own session: Ctrl-C reaches us, and we let it drain.
+    beside = subprocess.Popen([sys.executable, "-m", "{@ package @}", "{@ process @}"], start_new_session=True)
+    try:
+        serve(settings)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        beside.send_signal(signal.SIGTERM)
+        beside.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

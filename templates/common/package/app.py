@@ -1,0 +1,50 @@
+"""Opens what every process needs, in one place: Redis, the database, the job types, a producer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from .jobs import job_types
+from .patterns import store as stores
+from .patterns.engine import RedisServer, ensure_redis
+from .patterns.producer import Producer
+from .patterns.signed_payload import Signer
+from .patterns.typed_jobs import JobTypes
+from .settings import Settings
+
+__all__ = ["App", "open_app"]
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    settings: Settings
+    redis: RedisServer
+    store: AsyncEngine
+    jobs: JobTypes
+    signer: Signer | None
+    producer: Producer
+
+
+@asynccontextmanager
+async def open_app(settings: Settings) -> AsyncIterator[App]:
+    """Find or start Redis, open the database, close both at the end."""
+    redis = ensure_redis(settings.data_dir, settings.redis_url)
+    try:
+        store = stores.open_store(settings.store_url)
+        try:
+            await stores.create_all(store)
+            jobs = job_types()
+            signer = Signer(settings.keys) if settings.keys else None
+            producer = Producer(jobs, redis.url, signer=signer)
+            try:
+                yield App(settings, redis, store, jobs, signer, producer)
+            finally:
+                await producer.close()
+        finally:
+            await stores.close(store)
+    finally:
+        redis.stop()

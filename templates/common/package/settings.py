@@ -1,0 +1,91 @@
+"""The one settings object. Everything comes from the environment; the defaults need no server and no key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+__all__ = ["Settings", "SettingsError", "environment", "load"]
+
+PREFIX = "{@ package | upper @}_"
+# Names that other tools use too; everything else is PREFIX + field.
+COMMON = {
+    "redis_url": "REDIS_URL",
+    "database_url": "DATABASE_URL",
+{@% if kind == 'event-driven' %@}
+    "bus_url": "BUS_URL",
+{@% endif %@}
+}
+
+
+class SettingsError(Exception):
+    """A setting is wrong; the message names the variable."""
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data_dir: Path = Path(".data")  # embedded Redis and SQLite live here
+    redis_url: str | None = None  # none: found on this machine or started, see patterns/engine.py
+    database_url: str | None = None  # postgresql://... or sqlite:////path.db; none: SQLite in data_dir
+{@% if kind == 'event-driven' %@}
+    bus_url: str | None = None  # {@ {'redis': 'redis://...', 'rabbitmq': 'amqp://...', 'nats': 'nats://...', 'kafka': 'kafka://host:port'}[broker] @}; none: Redis Streams on our Redis
+{@% else %@}
+    signing_keys: str | None = Field(None, repr=False)  # newest first, commas between; none: unsigned jobs
+{@% endif %@}
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "human"] = "json"
+    metrics_host: str = "127.0.0.1"
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0  # of a {@ 'relay' if kind == 'event-driven' else 'worker' @}, 0: off
+
+{@% if kind == 'event-driven' %@}
+    lease_seconds: Annotated[float, Field(ge=0.5, le=600)] = 5.0  # when a dead relay's work is taken over
+    grace_seconds: Annotated[float, Field(ge=0, le=600)] = 20.0  # on SIGTERM, time for work in hand
+    partner_seconds: Annotated[float, Field(ge=0, le=60)] = 0.0  # how long the example's partner takes to answer
+{@% else %@}
+    concurrency: Annotated[int, Field(ge=1, le=1000)] = 20  # jobs at once per process
+    lock_seconds: Annotated[float, Field(ge=1, le=600)] = 7.5  # when a dead worker's jobs are taken over
+    stalled_seconds: Annotated[float, Field(ge=0.2, le=600)] = 1.5  # how often they are looked for
+    grace_seconds: Annotated[float, Field(ge=0, le=600)] = 20.0  # on SIGTERM, time for running jobs
+    sweep_seconds: Annotated[float, Field(ge=0.1, le=600)] = 2.0  # how often failed jobs are archived
+    step_seconds: Annotated[float, Field(ge=0, le=60)] = 0.1  # how long a step of the example job takes
+{@% endif %@}
+
+    @property
+    def store_url(self) -> str:
+        return self.database_url or f"sqlite:///{(self.data_dir / '{@ package @}.db').resolve()}"
+{@% if kind != 'event-driven' %@}
+
+    @property
+    def keys(self) -> list[str]:
+        return [key.strip() for key in (self.signing_keys or "").split(",") if key.strip()]
+{@% endif %@}
+
+
+def load(env: Mapping[str, str]) -> Settings:
+    known = {COMMON.get(field, PREFIX + field.upper()): field for field in Settings.model_fields}
+    for name in env:
+        if name.startswith(PREFIX) and name not in known:
+            near = get_close_matches(name, known, n=1)
+            raise SettingsError(f"unknown setting {name}" + (f", did you mean {near[0]}?" if near else ""))
+    try:
+        return Settings.model_validate({field: env[name] for name, field in known.items() if env.get(name)})
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        name = next(name for name, field in known.items() if field == first["loc"][0])
+        raise SettingsError(f"{name}: {first['msg']}") from None
+
+
+def environment(file: Path = Path(".env")) -> dict[str, str]:
+    """The environment, and below it what the file says: lines of NAME=value."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    pairs = (line.split("=", 1) for line in lines if "=" in line and not line.lstrip().startswith("#"))
+    return {name.strip(): value.strip() for name, value in pairs} | dict(os.environ)

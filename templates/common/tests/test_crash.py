@@ -1,0 +1,74 @@
+"""A worker is killed in the middle of a job. The same fault hits the worker that people write first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import redis
+from fastapi.testclient import TestClient
+from sqlalchemy import func, select
+
+from {@ package @}.db import {@ job_name @}_results as results
+from {@ package @}.patterns.engine import ensure_redis
+from {@ package @}.patterns.store import close, open_store, read
+from {@ package @}.settings import Settings
+
+from .example import BODY, URL
+from .processes import Processes, until
+
+NAIVE = Path(__file__).with_name("naive_worker.py")
+
+
+async def effects(settings: Settings, ident: str) -> int:
+    store = open_store(settings.store_url)
+    try:
+        async with read(store) as connection:
+            counted = select(func.count()).where(results.c.key == ident)
+            return int(await connection.scalar(counted) or 0)
+    finally:
+        await close(store)
+
+
+async def test_a_job_whose_worker_is_killed_runs_again_and_takes_effect_once(
+    api: TestClient, processes: Processes, settings: Settings
+) -> None:
+    ident = api.post(URL, json=BODY).json()["id"]
+    doomed = processes.start("-m", "{@ package @}", "worker")
+    until(lambda: api.get(f"{URL}/{ident}").json()["percent"] >= 20, "started job")
+    processes.kill(doomed)
+    assert await effects(settings, ident) == 0
+    processes.start("-m", "{@ package @}", "worker")
+    until(lambda: api.get(f"{URL}/{ident}").json()["state"] == "completed", "completed job")
+    assert await effects(settings, ident) == 1
+
+
+def test_the_naive_worker_loses_its_job_in_the_same_crash(processes: Processes, settings: Settings) -> None:
+    server = ensure_redis(settings.data_dir)
+    client = redis.Redis.from_url(server.url, decode_responses=True)
+    client.rpush("naive-jobs", "job 1")
+    doomed = processes.start(str(NAIVE), server.url)
+    until(lambda: "started" in processes.output(), "started job")
+    processes.kill(doomed)
+    processes.start(str(NAIVE), server.url)
+    client.rpush("naive-jobs", "job 2")
+    until(lambda: client.llen("naive-results"), "result of the second job")
+    assert client.lrange("naive-results", 0, -1) == ['"job 2"']
+    client.close()
+    server.stop()
+
+
+async def test_a_job_that_is_delivered_again_after_its_end_takes_no_second_effect(
+    api: TestClient, processes: Processes, settings: Settings
+) -> None:
+    processes.start("-m", "{@ package @}", "worker")
+    key = {"Idempotency-Key": "delivered-twice"}
+    api.post(URL, json=BODY, headers=key)
+    until(lambda: api.get(f"{URL}/delivered-twice").json()["state"] == "completed", "completed job")
+    server = ensure_redis(settings.data_dir)
+    client = redis.Redis.from_url(server.url, decode_responses=True)
+    client.flushall()  # Redis has forgotten everything; the client asks again
+    api.post(URL, json=BODY, headers=key)
+    until(lambda: client.zcard("bull:work:completed"), "second run")
+    assert await effects(settings, "delivered-twice") == 1
+    client.close()
+    server.stop()

@@ -1,0 +1,87 @@
+"""What the templates know about the patterns: `templates/catalogue.yml`, read by copier.yml, written by `make sync`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from queuesmith import catalogue  # noqa: E402
+
+PATH = ROOT / "templates" / "catalogue.yml"
+
+# What the code of each template imports; everything else in a project was asked for.
+_SHARED = ["engine.py", "health.py", "observability.py", "store.py"]
+_JOBS = [
+    *_SHARED,
+    "bullmq_worker.py",
+    "dead_letter.py",
+    "deadline.py",
+    "pipeline.py",
+    "producer.py",
+    "retry.py",
+    "shutdown.py",
+    "signed_payload.py",
+    "stall_budget.py",
+    "typed_jobs.py",
+]
+CORE = {
+    "background-jobs": [*_JOBS, "schedule.py"],
+    "async-flow": [*_JOBS, "progress.py"],
+    "event-driven": [
+        *_SHARED,
+        "bus_redis_streams.py",
+        "connections.py",
+        "event_bus.py",
+        "inbox.py",
+        "outbox.py",
+        "outbox_relay.py",
+        "saga.py",
+        "saga_repair.py",
+        "shutdown.py",
+    ],
+}
+BROKERS = {
+    "redis": "bus_redis_streams.py",
+    "rabbitmq": "bus_rabbitmq.py",
+    "nats": "bus_nats.py",
+    "kafka": "bus_kafka.py",
+}
+APP = ["fastapi", "uvicorn"]  # what the generated code itself imports besides
+DEV = ["pytest", "pytest-asyncio", "pytest-timeout", "ruff", "mypy", "httpx2"]
+
+HEAD = """\
+# Made by `make sync` from reference/catalogue.toml, the pattern modules and pyproject.toml. Not a question: copier.yml
+# asks from it which patterns there are, which modules each one needs and which packages those import.
+"""
+
+
+def rendered() -> str:
+    patterns = catalogue.patterns()
+    modules = sorted(path.name for path in catalogue.MODULES.glob("*.py"))
+    facts = {
+        "version": catalogue.version(),
+        "core": {kind: catalogue.closure(own) for kind, own in CORE.items()},
+        "brokers": {broker: catalogue.closure([own]) for broker, own in BROKERS.items()},
+        "patterns": {
+            ident: {"title": one.title, "skill": one.skill, "own": list(one.own), "modules": one.modules}
+            for ident, one in sorted(patterns.items())
+        },
+        "packages": {name: catalogue.packages([name]) for name in modules},
+        "app": catalogue.packages([], also=APP),
+        "dev": catalogue.packages([], also=DEV),
+        "postgres": catalogue.packages([], postgres=True),
+    }
+    # JSON is YAML; one line per entry so that a change is readable.
+    body = ",\n".join(f"    {json.dumps(key)}: {_entry(value)}" for key, value in facts.items())
+    return f"{HEAD}catalogue:\n  type: yaml\n  when: false\n  default: {{\n{body}\n  }}\n"
+
+
+def _entry(value: object) -> str:
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    inner = ",\n".join(f"      {json.dumps(key)}: {json.dumps(one)}" for key, one in value.items())
+    return f"{{\n{inner}\n    }}"
