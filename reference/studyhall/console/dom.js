@@ -98,6 +98,7 @@ const STATES = {
   running: ["run", "run"],
   started: ["run", "run"],
   failed: ["bad", "fail"],
+  dead: ["bad", "fail"],
   rejected: ["bad", "fail"],
   needs_repair: ["bad", "warn"],
   open: ["bad", "fail"],
@@ -111,7 +112,7 @@ const STATES = {
   undone: ["idle", "back"],
   cancelled: ["idle", "none"],
 };
-const NAMES = { needs_repair: "needs repair", "waiting-children": "waits for a stage before", wait: "waiting", prioritized: "waiting, prioritized" };
+const NAMES = { needs_repair: "needs repair", "waiting-children": "waits for a stage before", wait: "waiting", dead: "dead letter", prioritized: "waiting, prioritized" };
 
 export function tone(state) {
   return (STATES[state] ?? ["idle", "wait"])[0];

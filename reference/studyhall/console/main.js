@@ -276,7 +276,6 @@ setInterval(drawLine, 500);
 live.addEventListener("state", drawLine);
 live.addEventListener("event", (event) => {
   events.remember(event.detail);
-  queues.noted(event.detail);
   shown.handle?.event?.(event.detail);
 });
 

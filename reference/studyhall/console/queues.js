@@ -2,12 +2,10 @@
 import { access, admin } from "./api.js";
 
 const EVERY = 2000;
-const RATE_WINDOW = 60; // seconds over which completions are counted
 export const SLOTS = 90; // samples kept: three minutes
 
 class Queues extends EventTarget {
   #timer = null;
-  #ended = new Map(); // queue -> times of completions, from the event stream
   history = new Map(); // queue -> {depth: [], oldest: [], rate: [], failures: []}
   rows = [];
   totals = {};
@@ -19,14 +17,6 @@ class Queues extends EventTarget {
   stop() {
     clearTimeout(this.#timer);
     this.#timer = null;
-  }
-
-  /** An event of the stream: completions are the rate. */
-  noted({ name, data }) {
-    const queue = data?.queue;
-    if (name !== "completed" || !queue) return;
-    if (!this.#ended.has(queue)) this.#ended.set(queue, []);
-    this.#ended.get(queue).push(Date.now() / 1000);
   }
 
   async #sample() {
@@ -42,12 +32,9 @@ class Queues extends EventTarget {
   }
 
   #take(answer) {
-    const now = Date.now() / 1000;
     this.rows = answer.queues;
     for (const row of this.rows) {
-      const recent = (this.#ended.get(row.queue) ?? []).filter((at) => at > now - RATE_WINDOW);
-      this.#ended.set(row.queue, recent);
-      row.rate = recent.length;
+      row.rate = row.completed_last_minute;
       if (!this.history.has(row.queue)) this.history.set(row.queue, { depth: [], oldest: [], rate: [], failures: [] });
       const kept = this.history.get(row.queue);
       for (const [name, value] of [["depth", row.backlog], ["oldest", row.oldest], ["rate", row.rate], ["failures", row.failure_rate]]) {

@@ -34,12 +34,26 @@ function limitCard(limit) {
   return node;
 }
 
+function limitsOf({ rate_limits: rates, queues, depth_limit: depth, age_limit: age, pending }) {
+  const rate = (one) => (one.per_second ? `${count(one.per_second)} jobs per second, bursts of ${count(one.burst)}` : "no limit");
+  const rows = [
+    { name: "AI jobs of one user", about: rate(rates.user), value: "STUDYHALL_USER_RATE: nobody takes all of the AI" },
+    { name: "AI jobs of everybody", about: rate(rates.all), value: "STUDYHALL_AI_RATE: what the provider allows us" },
+  ];
+  for (const [name, load] of Object.entries(queues)) {
+    const room = [depth ? `of ${count(depth)} at most` : "no depth limit", `oldest ${seconds(load.oldest_seconds)}${age ? ` of ${seconds(age)} at most` : ""}`];
+    rows.push({ name: `Queue ${name}`, about: `${count(load.depth)} in line, ${room.join(", ")}`, value: "beyond its limit new work is refused with a time to come back" });
+  }
+  const parked = Object.keys(pending.parked).length;
+  rows.push({ name: "Waiting for Redis", about: pending.waiting ? `${count(pending.waiting)} requests, oldest ${seconds(pending.oldest)}` : "nothing", value: parked ? `${count(parked)} parked: see studyhall limits` : "accepted while Redis was away, kept in the database" });
+  return rows;
+}
+
 function mount({ body }) {
   const breakers = h("ul", { class: "cards" });
   const limits = h("ul", { class: "cards" });
   const noBreaker = h("div");
-  const noLimit = h("div");
-  replace(body, h("h2", { class: "section" }, "Circuit breakers"), noBreaker, breakers, h("h2", { class: "section" }, "Rate and depth limits"), noLimit, limits);
+  replace(body, h("h2", { class: "section" }, "Circuit breakers"), noBreaker, breakers, h("h2", { class: "section" }, "Rate and depth limits"), limits);
   return {
     navigate: () => {},
     failed: (error) => replace(noBreaker, h("p", { class: "note tone-bad", role: "alert" }, error.message)),
@@ -47,8 +61,7 @@ function mount({ body }) {
       const answer = await admin("/admin/breakers");
       replace(noBreaker, answer.breakers.length ? null : empty("No breaker is needed", "The local provider makes no outside calls. With a remote one, set STUDYHALL_PROVIDER and it is guarded by a breaker that all workers share."));
       keyed(breakers, answer.breakers, (one) => one.name, breakerCard, (node, one) => node.show(one));
-      const all = answer.limits ?? [];
-      replace(noLimit, all.length ? null : empty("No limit is set", "STUDYHALL_USER_RATE, STUDYHALL_AI_RATE and STUDYHALL_QUEUE_DEPTH set them."));
+      const all = limitsOf(answer);
       keyed(limits, all, (one) => one.name, limitCard, (node, one) => node.show(one));
     },
   };

@@ -11,11 +11,12 @@ export function summary(document) {
   const percent = stages.length ? stages.reduce((sum, stage) => sum + (Number(stage.percent) || 0), 0) / stages.length : 0;
   const has = (state) => stages.some((stage) => stage.state === state);
   if (document.status === "rejected" || has("failed")) return { state: "failed", percent };
-  if (document.cancelled || has("cancelled")) return { state: "cancelled", percent };
+  if (has("cancelled")) return { state: "cancelled", percent };
   if (stages.length && stages.every((stage) => stage.state === "completed")) return { state: "completed", percent: 100 };
   if (has("active")) return { state: "active", percent };
   if (has("delayed")) return { state: "delayed", percent };
-  return { state: stages.every((stage) => stage.state === "gone") ? document.status ?? "gone" : "waiting", percent };
+  if (has("unknown")) return { state: "unknown", percent };
+  return { state: stages.every((stage) => stage.state === "gone") ? (document.status === "ready" ? "completed" : document.status) : "waiting", percent };
 }
 
 function now(document) {
@@ -92,7 +93,7 @@ function detail(id, refresh) {
   stop.addEventListener("click", async () => {
     if (!(await confirmAction("Cancel this document?", "Stages that run are told to stop, those that wait never start. Upload it again to begin anew.", "Cancel it", "Go on"))) return;
     try {
-      await post(`/documents/${encodeURIComponent(id)}/cancel`, {});
+      await post(`/documents/${encodeURIComponent(id)}/cancel`, { reason: "cancelled in the console" });
       toast("Cancelled: running stages stop now.");
     } catch (error) {
       toast(error.message, "bad");
@@ -154,10 +155,10 @@ function mount({ body, params, refresh }) {
     refresh: async () => {
       const wanted = id;
       const [answer, one] = await Promise.all([
-        get("/documents"),
+        get("/documents?limit=50"),
         wanted ? get(`/documents/${encodeURIComponent(wanted)}`).catch((error) => { if (error.status === 404) return null; throw error; }) : null,
       ]);
-      const documents = answer.documents;
+      const documents = answer;
       replace(nothing, documents.length ? null : empty("No document yet", "Choose a file above, or from a terminal:", h("code", null, "studyhall submit reference/samples/water-cycle.md")));
       list.hidden = documents.length === 0;
       keyed(list.body, documents, (document) => document.id, row, (node, document) => { node.show(document); node.classList.toggle("chosen", document.id === id); });

@@ -1,10 +1,20 @@
 import { admin } from "../api.js";
-import { bar, cell, confirmAction, empty, h, icon, keyed, pill, replace, set, setPill, table, text, toast, tone } from "../dom.js";
+import { bar, cell, confirmAction, empty, h, icon, keyed, pill, replace, set, setPill, stateName, table, text, toast, tone } from "../dom.js";
+import { flowGraph } from "../flow.js";
 import { ago, clock, full, plural, seconds, short } from "../format.js";
 import { queues } from "../queues.js";
 
-const STATES = ["active", "waiting", "prioritized", "delayed", "waiting-children", "completed", "failed"];
-const ENDED = new Set(["completed", "failed", "cancelled", "gone"]);
+// BullMQ's names of the states, the count of each in /admin/queues, and how many rows of it are worth a look.
+const STATES = [
+  ["active", "active", 50],
+  ["wait", "waiting", 50],
+  ["prioritized", "prioritized", 25],
+  ["delayed", "delayed", 25],
+  ["waiting-children", "waiting_children", 25],
+  ["failed", "failed", 25],
+  ["completed", "completed", 10],
+];
+const ENDED = new Set(["completed", "failed", "cancelled", "dead", "gone"]);
 
 function address(job) {
   return `#/jobs/${encodeURIComponent(job.queue)}/${encodeURIComponent(job.id)}`;
@@ -19,16 +29,36 @@ function jobRow(job) {
   const node = h("tr", { role: "row" }, cell("Job", h("div", null, h("a", { class: "title", href: address(job) }, job.name || "(no name)"), what)), cell("Queue", h("span", null, job.queue)), cell("State", state), cell("Progress", line), cell("Tries", tries), cell("Added", age));
   node.show = (one) => {
     setPill(state, one.state);
-    line.show(one.percent, one.state);
-    text(tries, one.attempts ?? 0);
-    text(age, ago(one.added));
-    set(age, "title", full(one.added));
+    line.show(percentOf(one), one.state);
+    text(tries, one.attempts_made);
+    text(age, ago(one.added_at));
+    set(age, "title", full(one.added_at));
   };
   return node;
 }
 
+function percentOf(job) {
+  return job.state === "completed" ? 100 : (job.progress?.percent ?? 0);
+}
+
+const TITLES = { added: "Added", waiting: "In line", "waiting-children": "Waits for the stage before", active: "Started", delayed: "Put off", completed: "Completed", failed: "Failed for good", stalled: "Its worker went silent: taken over" };
+
+/** What the event stream knows, the error of every failed try beside its end, and earlier deaths. */
 function moments(job) {
-  return (job.timeline ?? []).map((entry, index) => ({ ...entry, key: `${index}:${entry.event}` }));
+  const errors = job.attempts_failed.map((one) => one.error);
+  const rows = job.timeline.map((entry) => ({ at: entry.at, state: entry.event, title: TITLES[entry.event] ?? entry.event, detail: entry.event === "failed" ? entry.detail : "" }));
+  let tries = 0;
+  rows.forEach((row, index) => {
+    if (row.state !== "active") return;
+    tries += 1;
+    row.title = `Started, try ${tries}`;
+    const next = rows[index + 1]?.state;
+    if (next && next !== "completed" && next !== "stalled" && errors.length) row.detail = errors.shift();
+  });
+  for (const error of errors) rows.push({ at: null, state: "failed", title: "A try failed", detail: error });
+  for (const death of job.deaths) rows.push({ at: death.at, state: "failed", title: `Dead letter (${death.cause})`, detail: death.reason });
+  rows.sort((a, b) => (a.at ?? Infinity) - (b.at ?? Infinity));
+  return rows.map((row, index) => ({ ...row, key: `${index}:${row.state}` }));
 }
 
 function momentRow(entry) {
@@ -37,12 +67,12 @@ function momentRow(entry) {
   const more = h("p", { class: "small" });
   const node = h("li", null, icon("wait"), h("div", { class: "timeline-head" }, what, time), more);
   node.show = (now) => {
-    const colour = tone(now.state ?? now.event);
+    const colour = now.state === "waiting-children" ? "idle" : tone(now.state);
     set(node, "class", `tone-${colour}`);
     node.querySelector(".icon").replaceWith(icon({ ok: "done", bad: "fail", run: "run", warn: "wait" }[colour] ?? "none"));
-    text(what, now.title ?? now.event);
-    text(time, now.at ? `${clock(now.at)}${now.after ? `, after ${seconds(now.after)}` : ""}` : "");
-    text(more, now.detail ?? "");
+    text(what, now.title);
+    text(time, now.at ? clock(now.at) : "");
+    text(more, now.detail);
     more.hidden = !now.detail;
   };
   return node;
@@ -57,12 +87,14 @@ function detail(queue, id, refresh) {
   const facts = h("dl", { class: "facts" });
   const timeline = h("ol", { class: "timeline", "aria-label": "Timeline" });
   const payload = h("pre", { class: "payload", tabindex: 0, role: "region", "aria-label": "Payload, secrets masked" });
+  const graph = flowGraph("Flow of this job");
+  const flowPart = h("div", { hidden: true }, h("h3", null, "Flow"), h("div", { class: "flow-frame" }, graph));
   const stop = h("button", { type: "button", class: "danger small-button", hidden: true }, "Cancel this job");
   stop.addEventListener("click", async () => {
     if (!(await confirmAction("Cancel this job?", "If it runs it is told to stop; if it waits it never starts. Nothing it did before is taken back.", "Cancel the job", "Leave it"))) return;
     try {
-      await admin(`/admin/jobs/${encodeURIComponent(queue)}/${encodeURIComponent(id)}/cancel`, { method: "POST", json: {} });
-      toast("Cancelled.");
+      await admin(`/admin/jobs/${encodeURIComponent(queue)}/${encodeURIComponent(id)}/cancel`, { method: "POST", json: { reason: "cancelled in the console" } });
+      toast("Cancelled: if it runs, it stops now.");
     } catch (error) {
       toast(error.message, "bad");
     }
@@ -76,6 +108,7 @@ function detail(queue, id, refresh) {
     message,
     trouble,
     facts,
+    flowPart,
     h("h3", null, "Timeline"),
     timeline,
     h("h3", null, "Payload, secrets masked"),
@@ -83,19 +116,20 @@ function detail(queue, id, refresh) {
     h("div", { class: "card-head card-foot" }, h("a", { href: `#/jobs/${encodeURIComponent(queue)}` }, "Close"), stop),
   );
   node.show = (job) => {
-    text(title, job.name);
-    setPill(state, job.state);
-    line.show(job.percent, job.state);
-    text(message, job.message ?? "");
+    const ended = job.result && typeof job.result === "object" && "cancelled" in job.result ? "cancelled" : job.state;
+    text(title, job.name || "(no name)");
+    setPill(state, ended);
+    line.show(percentOf(job), ended);
+    text(message, ended === "cancelled" ? `cancelled: ${job.result.cancelled}` : [job.progress?.stage, job.progress?.message].filter(Boolean).join(": "));
     text(trouble, job.reason ?? "");
     trouble.hidden = !job.reason;
     const rows = [
       ["Id", h("span", { class: "mono" }, job.id)],
       ["Queue", job.queue],
-      ["Tries", `${job.attempts ?? 0}${job.max_attempts ? ` of ${job.max_attempts}` : ""}`],
-      ["Added", job.added ? `${full(job.added)} (${ago(job.added)})` : null],
-      ["Trace", job.correlation_id ? h("span", { class: "mono" }, job.correlation_id) : null],
-      ["Waits for", job.waits_for?.length ? plural(job.waits_for.length, "job") : null],
+      ["Tries", `${job.attempts_made}${job.options?.attempts ? ` of ${job.options.attempts}` : ""}${job.stalls ? `, taken over ${plural(job.stalls, "time")}` : ""}`],
+      ["Added", full(job.added_at)],
+      ["Took", job.started_at && job.ended_at ? seconds(job.ended_at - job.started_at) : null],
+      ["Trace", job.payload?.meta?.cid ? h("span", { class: "mono" }, job.payload.meta.cid) : null],
     ].filter(([, value]) => value !== null && value !== undefined);
     const shape = JSON.stringify(rows.map(([name, value]) => [name, value.textContent ?? value]));
     if (facts.dataset.shape !== shape) {
@@ -104,15 +138,37 @@ function detail(queue, id, refresh) {
     }
     keyed(timeline, moments(job), (entry) => entry.key, momentRow, (one, entry) => one.show(entry));
     text(payload, JSON.stringify(job.payload ?? null, null, 2));
-    set(stop, "hidden", ENDED.has(job.state));
+    set(stop, "hidden", ENDED.has(ended));
+    if (job.flow) {
+      flowPart.hidden = job.flow.nodes.length < 2;
+      graph.show(job.flow.nodes.map((one) => ({ ...one, after: job.flow.edges.filter((edge) => edge.to === one.id).map((edge) => edge.from) })));
+    }
   };
   return node;
+}
+
+/** The API lists one queue and state at a time: ask for those that have any. */
+async function search(queue, state) {
+  const { queues: rows } = await admin("/admin/queues");
+  const asked = rows
+    .filter((row) => !queue || row.queue === queue)
+    .flatMap((row) => STATES.filter(([name, counted]) => (!state || name === state) && row[counted] > 0).map(([name, , size]) => [name, row.queue, state ? 100 : size]));
+  const pages = await Promise.all(asked.map(([name, of, size]) => admin(`/admin/jobs?${new URLSearchParams({ queue: of, state: name, size })}`)));
+  const order = STATES.map(([name]) => name);
+  return pages.flatMap((page) => page.jobs).sort((a, b) => order.indexOf(a.state) - order.indexOf(b.state) || (b.added_at ?? 0) - (a.added_at ?? 0));
+}
+
+async function look(queue, id) {
+  const path = `${encodeURIComponent(queue)}/${encodeURIComponent(id)}`;
+  const missing = (error) => { if (error.status === 404) return null; throw error; };
+  const [job, flow] = await Promise.all([admin(`/admin/jobs/${path}`).catch(missing), admin(`/admin/flows/${path}`).catch(missing)]);
+  return job && { ...job, flow };
 }
 
 function mount({ body, params, refresh }) {
   let [queue = "", id] = params;
   const queueField = h("select", { id: "job-queue" }, h("option", { value: "" }, "All queues"));
-  const stateField = h("select", { id: "job-state" }, h("option", { value: "" }, "Any state"), STATES.map((state) => h("option", { value: state }, state)));
+  const stateField = h("select", { id: "job-state" }, h("option", { value: "" }, "Any state"), STATES.map(([state]) => h("option", { value: state }, stateName(state))));
   const nameField = h("input", { id: "job-name", type: "search", "data-search": "", placeholder: "name or id" });
   const list = table("Jobs", ["Job", "Queue", "State", "Progress", "Tries", "Added"]);
   const nothing = h("div", null, h("p", { class: "muted" }, "Looking…"));
@@ -158,15 +214,9 @@ function mount({ body, params, refresh }) {
     refresh: async () => {
       fill();
       const [inQueue, one] = [queue, id];
-      const wanted = new URLSearchParams({ limit: "100" });
-      if (inQueue && !one) wanted.set("queue", inQueue);
-      if (stateField.value) wanted.set("state", stateField.value);
-      const [answer, job] = await Promise.all([
-        admin(`/admin/jobs?${wanted}`),
-        one ? admin(`/admin/jobs/${encodeURIComponent(inQueue)}/${encodeURIComponent(one)}`).catch((error) => { if (error.status === 404) return null; throw error; }) : null,
-      ]);
+      const [listed, job] = await Promise.all([search(inQueue, stateField.value), one ? look(inQueue, one) : null]);
       const name = nameField.value.trim().toLowerCase();
-      const jobs = answer.jobs.filter((row) => !name || row.name.toLowerCase().includes(name) || row.id.toLowerCase().includes(name));
+      const jobs = listed.filter((row) => !name || row.name.toLowerCase().includes(name) || row.id.toLowerCase().includes(name));
       const filtered = Boolean(inQueue || name || stateField.value);
       replace(nothing, jobs.length ? null : filtered ? empty("No job matches", "Choose another state or queue, or clear the search.") : empty("No jobs", h("p", null, h("a", { href: "#/documents" }, "Upload a document"), " to make some.")));
       list.hidden = jobs.length === 0;

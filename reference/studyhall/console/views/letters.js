@@ -1,6 +1,6 @@
 import { admin } from "../api.js";
-import { cell, confirmByWord, empty, h, keyed, modal, pill, replace, set, table, text, toast } from "../dom.js";
-import { ago, count, full, plural, short } from "../format.js";
+import { cell, confirmByWord, empty, h, icon, keyed, modal, pill, replace, set, table, text, toast } from "../dom.js";
+import { ago, full, plural, short } from "../format.js";
 
 function letterRow(letter, chosen, changed) {
   const box = h("input", { type: "checkbox", "aria-label": `Select ${letter.name} ${letter.job_id}` });
@@ -52,12 +52,29 @@ async function replaySome(ids, queue, refresh) {
   );
   if (!perSecond) return;
   try {
-    const done = await admin("/admin/dead-letters/replay", { method: "POST", json: { ids: ids.length ? ids : undefined, queue: queue || undefined, per_second: perSecond } });
-    toast(`${plural(done.replayed ?? 0, "letter")} replayed${done.skipped ? `, ${count(done.skipped)} left out` : ""}.`);
+    const json = { ids, every: ids.length === 0, queue: queue || null, per_second: perSecond };
+    const started = await admin("/admin/dead-letters/replay", { method: "POST", json });
+    toast(`Replaying, at most ${perSecond} per second.`);
+    follow(started.href, refresh);
   } catch (error) {
     toast(error.message, "bad");
   }
   refresh();
+}
+
+/** Tell how a replay of many went, when it is through. */
+async function follow(href, refresh) {
+  for (;;) {
+    await new Promise((resolve) => setTimeout(resolve, 700));
+    const now = await admin(href).catch(() => null);
+    refresh();
+    if (now === null) return toast("The server was restarted: letters that were not replayed are still here.", "bad");
+    if (now.state === "running") continue;
+    const refused = Object.values(now.refused);
+    if (refused.length) toast(`${plural(refused.length, "letter")} could not be replayed: ${refused[0]}`, "bad");
+    if (now.replayed.length) toast(`${plural(now.replayed.length, "letter")} replayed.`);
+    return undefined;
+  }
 }
 
 async function purge(refresh) {
@@ -75,7 +92,7 @@ async function purge(refresh) {
   const warning = `Letters archived more than ${plural(chosen, "day")} ago are deleted, replayed or not. They cannot be replayed afterwards.`;
   if (!(await confirmByWord("Delete them for good?", warning, "purge", "Purge"))) return;
   try {
-    const done = await admin("/admin/dead-letters/purge", { method: "POST", json: { older_than_days: chosen } });
+    const done = await admin("/admin/dead-letters/purge", { method: "POST", json: { older_than_days: chosen, confirm: "purge" } });
     toast(`${plural(done.purged ?? 0, "letter")} purged.`);
   } catch (error) {
     toast(error.message, "bad");
@@ -90,7 +107,7 @@ function detail(id, refresh) {
     const now = JSON.stringify(letter);
     if (now === shape) return;
     shape = now;
-    const earlier = letter.history ?? [];
+    const earlier = letter.earlier ?? [];
     replace(
       node,
       h("div", { class: "card-head" }, h("h2", null, letter.name || "(no name)"), pill(letter.replayed_at ? "replayed" : "failed")),
@@ -104,10 +121,14 @@ function detail(id, refresh) {
           ["Job", h("span", { class: "mono" }, letter.job_id)],
           ["Tries", String(letter.attempts_made)],
           ["Failed", `${full(letter.failed_at)} (${ago(letter.failed_at)})`],
+          ["Trace", letter.correlation_id ? h("span", { class: "mono" }, letter.correlation_id) : "none"],
           ["Replayed", letter.replayed_at ? full(letter.replayed_at) : "not yet"],
         ].map(([name, value]) => [h("dt", null, name), h("dd", null, value)]),
       ),
       earlier.length ? [h("h3", null, "Earlier deaths of this job"), h("ul", null, earlier.map((one) => h("li", { class: "small" }, `${full(one.failed_at)}: ${one.reason}`)))] : null,
+      letter.attempts_failed.length
+        ? [h("h3", null, "Failed tries"), h("ol", { class: "timeline" }, letter.attempts_failed.map((one) => h("li", { class: "tone-bad" }, icon("fail"), h("div", { class: "timeline-head" }, h("strong", null, `Try ${one.attempt}`)), h("p", { class: "small mono" }, one.error))))]
+        : null,
       h("h3", null, "Payload, secrets masked"),
       h("pre", { class: "payload", tabindex: 0, role: "region", "aria-label": "Payload, secrets masked" }, JSON.stringify(letter.payload ?? null, null, 2)),
       h("div", { class: "card-head card-foot" }, h("a", { href: "#/letters" }, "Close"), letter.replayed_at ? null : h("button", { type: "button", class: "primary small-button", onclick: () => replayOne(id, refresh) }, "Replay this one")),

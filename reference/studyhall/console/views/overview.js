@@ -58,7 +58,7 @@ function mount({ body }) {
     if (!queues.rows.length) return;
     tiles.backlog.show(count(all.backlog), all.delayed ? `${count(all.delayed)} more later` : "in all queues");
     tiles.active.show(count(all.active), "jobs at work");
-    tiles.rate.show(count(all.rate), "jobs, counted live");
+    tiles.rate.show(count(all.rate), "jobs");
     tiles.oldest.show(seconds(all.oldest), all.oldest >= 60 ? "longer than a minute: more workers?" : "before it starts", all.oldest >= 60 ? "warn" : "");
     tiles.letters.show(count(all.letters), all.letters ? "wait for you" : "nothing to repair", all.letters ? "bad" : "");
     const idle = all.backlog === 0 && all.active === 0 && all.rate === 0;

@@ -46,8 +46,8 @@ async function repair(saga, refresh) {
   );
   if (!wanted) return;
   const [action, step] = wanted.what.split(/:(.*)/s);
-  const json = { action: action === "mark" ? (backward ? "undone" : "done") : action, note: wanted.note, by: wanted.by };
-  if (action === "mark") json.step = step;
+  const json = { action, note: wanted.note, by: wanted.by };
+  if (action === "mark") Object.assign(json, { step, outcome: backward ? "undone" : "done" });
   try {
     await admin(`/admin/sagas/${encodeURIComponent(saga.id)}/repair`, { method: "POST", json });
     toast("Noted: the next runner goes on from here.");
@@ -139,7 +139,7 @@ function mount({ body, params, refresh }) {
         admin(`/admin/sagas?${wanted}`),
         one ? admin(`/admin/sagas/${encodeURIComponent(one)}`).catch((error) => { if (error.status === 404) return null; throw error; }) : null,
       ]);
-      const sagas = answer.sagas;
+      const sagas = answer;
       replace(nothing, sagas.length ? null : stateField.value ? empty(`No saga is ${stateName(stateField.value)}`, "Choose another state to see the others.") : empty("No sagas yet", "Order a study pack, and its payment, reservation and delivery appear here step by step:", h("code", null, "studyhall order buy biology-101")));
       list.hidden = sagas.length === 0;
       keyed(list.body, sagas, (row) => row.id, sagaRow, (node, row) => { node.show(row); node.classList.toggle("chosen", row.id === id); });

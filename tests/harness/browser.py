@@ -1,0 +1,213 @@
+"""Chromium through playwright, and a whole StudyHall (API, worker, embedded Redis) for it to look at.
+
+A `Page` here records what must not happen: errors on the console, errors in scripts, requests to other hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+import pytest
+
+from .missing import missing, need_binary
+from .ports import free_port
+from .processes import Spawned, spawn_python
+
+__all__ = ["TOKEN", "StudyHall", "Watched", "launched"]
+
+TOKEN = "console-admin-token-of-the-tests"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+]
+
+
+class StudyHall:
+    """The API and a worker on one data directory. The API can be stopped and started again on its port."""
+
+    def __init__(self, directory: Path, *, pace: float = 0.0, worker: bool = True, **settings: str) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._env = {
+            "STUDYHALL_ADMIN_TOKEN": TOKEN,
+            "STUDYHALL_DATA_DIR": str(directory / "data"),
+            "STUDYHALL_PROVIDER_PACE": str(pace),
+            "STUDYHALL_SWEEP_SECONDS": "0.5",
+            "STUDYHALL_GRACE_SECONDS": "1",
+            **settings,
+        }
+        self._started = 0
+        self._api: Spawned | None = None
+        self._worker: Spawned | None = None
+        self.start_api()
+        if worker:
+            self.start_worker()
+
+    def start_api(self) -> None:
+        self._api = self._spawn("api", "--port", str(self.port))
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(URLError, OSError), urlopen(f"{self.url}/readyz", timeout=2) as answer:
+                if answer.status == 200:
+                    return
+            if self._api.returncode is not None or time.monotonic() > deadline:
+                raise AssertionError(f"the API did not start: {self._api}")
+            time.sleep(0.05)
+
+    def stop_api(self) -> None:
+        """As a deployment does it: SIGTERM, then wait for its end."""
+        assert self._api is not None
+        self._api.terminate()
+        self._api.wait(20)
+
+    def start_worker(self) -> None:
+        self._worker = self._spawn("worker", "--processes", "1")
+        self._worker.line_sync('"ready"', timeout=60)
+
+    def command(self, *args: str) -> str:
+        """`studyhall …` on the same data; its output."""
+        child = self._spawn(*args)
+        code = child.wait(60)
+        assert code == 0, str(child)
+        return "\n".join(child.lines())
+
+    def upload(self, path: Path, name: str | None = None) -> str:
+        """Upload by HTTP, as a browser would; the document's id."""
+        import json
+
+        bound = "boundary-of-the-tests"
+        shown = (name or path.name).replace('"', "%22")
+        head = f'--{bound}\r\nContent-Disposition: form-data; name="file"; filename="{shown}"\r\n\r\n'
+        body = head.encode() + path.read_bytes() + f"\r\n--{bound}--\r\n".encode()
+        headers = {"Content-Type": f"multipart/form-data; boundary={bound}"}
+        with urlopen(Request(f"{self.url}/documents", body, headers), timeout=30) as answer:
+            return str(json.load(answer)["id"])
+
+    def close(self) -> None:
+        """The API and the worker end, and the embedded server with the last of them."""
+        for child in (self._worker, self._api):
+            if child is not None and child.returncode is None:
+                child.terminate()
+        for child in (self._worker, self._api):
+            if child is not None:
+                with contextlib.suppress(AssertionError):
+                    child.wait(15)
+                child.close()
+
+    def _spawn(self, *args: str) -> Spawned:
+        self._started += 1
+        log = self.directory / f"{self._started}-{args[0]}.log"
+        return spawn_python("studyhall", *args, env=self._env, log=log)
+
+
+class Watched:
+    """What a page did that it must not. `clean()` at the end of every test."""
+
+    def __init__(self, page: Any, home: str) -> None:
+        self.errors: list[str] = []
+        self.foreign: list[str] = []
+        self.expected: tuple[str, ...] = ()
+        host = urlsplit(home).netloc
+        page.on("console", lambda said: self._said(said))
+        page.on("pageerror", lambda error: self.errors.append(f"script: {error}"))
+        page.on("dialog", lambda dialog: (self.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: self._requested(request.url, host))
+
+    def expect(self, *texts: str) -> None:
+        """Console errors with one of these texts are part of the test: a refused token, a stopped server."""
+        self.expected = texts
+
+    def clean(self) -> None:
+        wrong = [error for error in self.errors if not any(text in error for text in self.expected)]
+        assert wrong == []
+        assert self.foreign == [], "the console may talk to its own server only"
+
+    def _said(self, said: Any) -> None:
+        if said.type in ("error", "warning"):
+            self.errors.append(f"{said.type}: {said.text}")
+
+    def _requested(self, url: str, host: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("data", "blob") and parts.netloc != host:
+            self.foreign.append(url)
+
+
+@contextlib.contextmanager
+def launched() -> Iterator[Any]:
+    """A headless browser with a profile of its own, as a playwright `Browser`."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        missing("playwright", "pip install playwright")
+    binary = need_binary(*BROWSERS, how="install chromium with your package manager")
+    folder = tempfile.mkdtemp(prefix="test-browser-")
+    try:
+        with sync_playwright() as playwright:
+            chromium = playwright.chromium.launch(
+                executable_path=binary, headless=True, args=FLAGS, env={**os.environ, "HOME": folder}, timeout=60_000
+            )
+            try:
+                yield chromium
+            finally:
+                chromium.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    with launched() as chromium:
+        yield chromium
+
+
+@pytest.fixture(scope="session")
+def hall(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[StudyHall]:
+    """One StudyHall for the tests that only look and add. Asked for after the browser: no browser, no servers."""
+    running = StudyHall(tmp_path_factory.mktemp("studyhall"), pace=0.25)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """`open_page(hall, "#/jobs", token=True)`: a fresh profile each; every page must stay clean to the end."""
+    contexts: list[Any] = []
+    watched: list[Watched] = []
+
+    def start(
+        hall: StudyHall, route: str = "", *, token: bool = False, permissions: Sequence[str] = (), **options: Any
+    ) -> Any:
+        context = browser.new_context(base_url=hall.url, permissions=list(permissions), **options)
+        context.set_default_timeout(20_000)
+        contexts.append(context)
+        if token:
+            context.add_init_script(f"sessionStorage.setItem('studyhall.admin-token', '{TOKEN}')")
+        page = context.new_page()
+        page.watched = Watched(page, hall.url)
+        watched.append(page.watched)
+        page.goto(f"/{route}")
+        return page
+
+    yield start
+    for context in contexts:
+        context.close()
+    for one in watched:
+        one.clean()
