@@ -178,6 +178,8 @@ class KafkaBus:
             if error is None:
                 confirmed.set_result(None)
             else:
+                if error.fatal():  # this producer is done for; the next event gets a new one
+                    self._producer = None
                 confirmed.set_exception(self._unconfirmed(error))
 
         def report(error: KafkaError | None, _: Any) -> None:
@@ -207,7 +209,7 @@ class KafkaBus:
             )
 
             def poll() -> None:  # delivery reports are handed out by poll alone
-                while not self._closed.is_set():
+                while not self._closed.is_set() and (self._producer is producer or len(producer)):
                     producer.poll(0.1)
 
             threading.Thread(target=poll, name="kafka-delivery-reports", daemon=True).start()

@@ -62,6 +62,7 @@ class NatsBus:
         self.confirm_within = confirm_within
         self._client: Client | None = None
         self._connecting = asyncio.Lock()
+        self._declared = False
         self._waits: dict[tuple[str, int], int] = {}
         self.capabilities = Capabilities(
             broker="nats-jetstream",
@@ -109,6 +110,7 @@ class NatsBus:
                             (message,) = await source.fetch(1, timeout=FETCH)
                             await self._settle(group, message, handler, policy, time_limit)
                 except TROUBLE as error:
+                    self._declared = False
                     log.warning("group %s cannot read from NATS, trying again: %r", group, error)
 
         if self.ordered:  # the server gives out one per durable anyway; more workers would only wait
@@ -268,20 +270,18 @@ class NatsBus:
     async def _jetstream(self) -> JetStreamContext:
         async with self._connecting:
             if self._client is None or self._client.is_closed:
-                client = await nats.connect(
+                self._client = await nats.connect(
                     self.url,
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=0,
                     connect_timeout=5,
                     error_cb=_quiet,
                 )
-                try:
-                    await self._streams(client.jetstream(timeout=self.confirm_within))
-                except BaseException:
-                    await client.close()
-                    raise
-                self._client = client
-        return self._client.jetstream(timeout=self.confirm_within)
+            stream = self._client.jetstream(timeout=self.confirm_within)
+            if not self._declared:  # at first, and after trouble: a server that lost its data has no streams
+                await self._streams(stream)
+                self._declared = True
+        return stream
 
     async def _streams(self, stream: JetStreamContext) -> None:
         kinds = {self.prefix: ("event", "replay"), self._parking: ("quarantine",)}
@@ -301,6 +301,7 @@ class NatsBus:
                     raise
 
     def _unconfirmed(self, error: BaseException) -> BrokerUnavailable:
+        self._declared = False
         return BrokerUnavailable(f"NATS did not confirm ({error!r}); publish the same id again")
 
 
