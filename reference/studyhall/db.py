@@ -41,6 +41,7 @@ __all__ = [
     "blobs_in_use",
     "delete_document",
     "document",
+    "document_of_anybody",
     "documents_of",
     "explanations",
     "graph",
@@ -50,8 +51,10 @@ __all__ = [
     "save_explanations",
     "save_graph",
     "save_quiz",
+    "save_reminder",
     "save_text",
     "text",
+    "unfinished_documents",
 ]
 
 documents = Table(
@@ -93,6 +96,13 @@ def _result_table(name: str) -> Table:
 graphs = _result_table("graphs")
 quizzes = _result_table("quizzes")
 explanation_sets = _result_table("explanations")
+
+reminders = Table(
+    "reminders",
+    metadata,
+    Column("document_id", ForeignKey(documents.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("reminded_at", Float, primary_key=True),
+)
 
 _EXPLANATIONS = TypeAdapter(list[Explanation])
 _SUMMARY = [column for column in documents.c if column.name != "text"]
@@ -239,6 +249,24 @@ async def save_explanations(
 async def explanations(connection: AsyncConnection, document_id: str, owner: str) -> list[Explanation] | None:
     data = await _data(connection, explanation_sets, document_id, owner)
     return None if data is None else _EXPLANATIONS.validate_json(data)
+
+
+async def unfinished_documents(connection: AsyncConnection, *, after: str, limit: int) -> list[Document]:
+    """Documents of anybody that are neither through nor rejected, by id; for the reconciliation."""
+    through = select(explanation_sets.c.document_id)
+    wanted = and_(documents.c.id > after, documents.c.status != "rejected", documents.c.id.not_in(through))
+    rows = await connection.execute(select(*_SUMMARY).where(wanted).order_by(documents.c.id).limit(limit))
+    return [Document(**row._mapping) for row in rows]
+
+
+async def document_of_anybody(connection: AsyncConnection, document_id: str) -> Document | None:
+    """For the operator's command line. Whatever answers to users asks `document`, with the owner."""
+    row = (await connection.execute(select(*_SUMMARY).where(documents.c.id == document_id))).first()
+    return Document(**row._mapping) if row else None
+
+
+async def save_reminder(tx: AsyncConnection, document_id: str, at: float) -> None:
+    await tx.execute(insert(reminders).values(document_id=document_id, reminded_at=at))
 
 
 def _mine(document_id: str, owner: str) -> ColumnElement[bool]:

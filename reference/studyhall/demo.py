@@ -239,7 +239,14 @@ async def _summary(app: App, story: Story, seconds: float, console: Console) -> 
                 select(func.count()).select_from(db.explanation_sets)
             ),
         }
-        done = await connection.scalar(select(func.count()).select_from(idempotency.inbox)) or 0
+        done = (
+            await connection.scalar(
+                select(func.count())
+                .select_from(idempotency.inbox)
+                .where(idempotency.inbox.c.consumer.in_(STAGES))
+            )
+            or 0
+        )
     completed = sum((worker.executions() for worker in story.workers), Counter[str]())
     jobs = len(story.documents) * len(STAGES)
     lost = jobs - done

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .db import Document
 from .documents import Missing
 from .patterns.claim_check import BlobDamaged, BlobMissing, Blobs, Claim
 from .providers import AIProvider
+
+if TYPE_CHECKING:  # it enqueues flows of the jobs that use these services
+    from .upkeep import Upkeep
 
 __all__ = ["Pool", "Services"]
 
@@ -36,6 +39,7 @@ class Services:
     pool: Pool
     blob_dir: Path
     max_document_bytes: int = 50 * 1024 * 1024
+    upkeep: Upkeep | None = None  # for the scheduled jobs
 
     async def upload(self, document: Document) -> Path:
         """Where the document's file lies. One that is gone or is not what was uploaded is refused."""

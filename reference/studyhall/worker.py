@@ -15,14 +15,18 @@ from .app import App, open_app
 from .limits import ai_limit, provider_breaker
 from .patterns import dead_letter, stall_budget
 from .patterns.bullmq_worker import ReliableWorker
+from .patterns.cancel import CancelWatcher
 from .patterns.isolation import SubprocessPool
 from .patterns.observability import JobMetrics, serve_metrics
 from .patterns.pending_jobs import Drainer
 from .patterns.pipeline import Pipeline
+from .patterns.schedule import ScheduleKeeper
 from .patterns.shutdown import Drainable, run_until_signalled
 from .providers import GuardedProvider, open_provider
+from .schedules import schedules
 from .services import Services
 from .settings import Settings
+from .upkeep import Upkeep
 
 __all__ = ["work", "worker_command"]
 
@@ -38,15 +42,17 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
             provider = GuardedProvider(provider, breaker)
         pool = SubprocessPool(size=2)
         stack.push_async_callback(pool.close)
-        services = Services(provider, pool, settings.blob_dir, settings.max_document_bytes)
+        upkeep = Upkeep(app.producer, app.store, app.jobs.queues)
+        services = Services(provider, pool, settings.blob_dir, settings.max_document_bytes, upkeep)
+        scheduled = schedules(app.jobs, settings)
         metrics = JobMetrics()
         if settings.metrics_port:
             serve_metrics(metrics, settings.metrics_port)
-        guards = ai_limit(settings, app.producer.redis)
+        guards = [*ai_limit(settings, app.producer.redis), scheduled.guard]
         pipeline = Pipeline(
             app.jobs, app.store, signer=app.signer, guards=guards, services=services, metrics=metrics
         )
-        workers: list[Drainable] = [
+        workers = [
             ReliableWorker(
                 queue,
                 pipeline,
@@ -61,11 +67,15 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
 
         async def ready() -> None:
             for worker in workers:
-                if isinstance(worker, ReliableWorker):
-                    await worker.ready()
+                await worker.ready()
             print(json.dumps({"event": "ready", "pid": os.getpid(), "redis": app.redis.url}), flush=True)
 
-        beside: list[Drainable] = [Sweeper(app), Drainer(app.store, app.producer)]
+        beside: list[Drainable] = [
+            Sweeper(app),
+            Drainer(app.store, app.producer),
+            CancelWatcher(app.producer.redis, workers),
+            ScheduleKeeper(scheduled, app.producer, app.store),
+        ]
         await run_until_signalled([*workers, *beside], grace=settings.grace_seconds, on_ready=ready)
 
 

@@ -8,7 +8,7 @@ from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.retry import AI, DOCUMENTS
 from studyhall.patterns.typed_jobs import JobTypes
 
-from . import connection_explanations, document_processing, graph_generation, quiz_creation
+from . import connection_explanations, document_processing, graph_generation, quiz_creation, upkeep
 
 __all__ = ["job_types", "study_flow"]
 
@@ -49,6 +49,17 @@ def job_types() -> JobTypes:
         retry=AI,
         deadline=Deadline(180, growth=2, longest=600),
     )
+    jobs.register(
+        name="study-reminder", payload=upkeep.Remind, handler=upkeep.study_reminder, queue="reminders"
+    )
+    for name, handler, limit in (
+        ("nightly-cleanup", upkeep.nightly_cleanup, 600),
+        ("reconcile-documents", upkeep.reconcile_documents, 300),
+        ("evaluate-health", upkeep.evaluate_health, 30),
+    ):
+        jobs.register(
+            name=name, payload=upkeep.Nothing, handler=handler, queue="upkeep", deadline=Deadline(limit)
+        )
     return jobs
 
 

@@ -1,0 +1,87 @@
+"""Cancelling a document with all its stages, or any job by its id; and reminders, which are delayed jobs."""
+
+from __future__ import annotations
+
+import contextlib
+
+from . import db
+from .app import App
+from .jobs import STAGES
+from .jobs.reference import UnknownDocument
+from .patterns import delayed, pending_jobs
+from .patterns.cancel import Cancellation, NoSuchJob, cancel, rule_out
+from .patterns.job_ids import job_id
+from .patterns.producer import JobRef, JobRequest
+from .patterns.store import begin, read
+from .schedules import schedules
+
+__all__ = ["cancel_document", "cancel_job", "forget_reminder", "remind"]
+
+
+async def cancel_document(app: App, document_id: str, reason: str) -> list[Cancellation]:
+    """Stop whatever is still to be done for a document. What is stored already stays."""
+    found = await _document(app, document_id)
+    given = {"document_id": document_id, "owner": found.owner}
+    ended = []
+    # The markers first, in the database: they hold whether the flow is queued, waits to be, or runs.
+    for name in reversed(STAGES):
+        ident, payload = job_id(name, document_id), app.jobs.encode(name, given)["payload"]
+        ended.append(
+            await rule_out(app.store, app.jobs[name].queue, name, ident, document_id, payload, reason)
+        )
+    if all(one.state == "too-late" for one in ended):
+        return ended
+    async with begin(app.store) as tx:
+        await db.reject(tx, document_id, found.owner, "cancelled", f"Cancelled: {reason}")
+    await pending_jobs.forget(app.store, job_id(STAGES[-1], document_id))
+    states = {one.job_id: one for one in ended}
+    for name in reversed(STAGES):
+        ident = job_id(name, document_id)
+        try:
+            for one in await cancel(app.producer.redis, app.store, app.jobs[name].queue, ident, reason):
+                states[one.job_id] = one
+            break  # it followed the flow to all the others
+        except NoSuchJob:
+            continue  # not queued yet, or finished and forgotten
+    with contextlib.suppress(delayed.AlreadyStarted):
+        await forget_reminder(app, document_id)
+    return list(states.values())
+
+
+async def cancel_job(app: App, ident: str, reason: str) -> list[Cancellation]:
+    """Cancel a job by its id, such as `graph-generation.<document>`, and with it its flow."""
+    return await cancel(app.producer.redis, app.store, _queue_of(app, ident), ident, reason)
+
+
+def _queue_of(app: App, ident: str) -> str:
+    if ident.startswith("repeat:"):
+        return app.jobs[schedules(app.jobs, app.settings)[ident.split(":")[1]].job].queue
+    for job_type in app.jobs:
+        if ident.startswith(f"{job_type.name}."):
+            return job_type.queue
+    raise NoSuchJob(f"{ident!r} is neither a document nor a job id such as graph-generation.<document>")
+
+
+async def remind(app: App, document_id: str, delay: float) -> JobRef:
+    """Remind the owner `delay` seconds from now; asked again, the reminder moves."""
+    found = await _document(app, document_id)
+    request = JobRequest(
+        "study-reminder", {"document_id": document_id, "owner": found.owner}, key=document_id, delay=delay
+    )
+    ref = await app.producer.enqueue(request)
+    if delay:  # if it was there already, only its time changes
+        await delayed.reschedule(app.producer, ref, delay)
+    return ref
+
+
+async def forget_reminder(app: App, document_id: str) -> None:
+    ident = job_id("study-reminder", document_id)
+    await delayed.withdraw(app.producer, JobRef("reminders", "study-reminder", ident, document_id))
+
+
+async def _document(app: App, document_id: str) -> db.Document:
+    async with read(app.store) as connection:
+        found = await db.document_of_anybody(connection, document_id)
+    if found is None:
+        raise UnknownDocument(f"there is no document {document_id!r}: see studyhall status")
+    return found

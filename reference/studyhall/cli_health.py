@@ -1,0 +1,72 @@
+"""`studyhall health`: how the queues are, and whether anybody should look."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import typer
+
+from .app import open_app
+from .patterns.health_alerts import raised, rule_for
+from .terminal import AsJson, DataDir, err, out, run, settings_for, show_json, show_table
+from .upkeep import RULES, Upkeep
+
+
+def health(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Queues, dead letters and outbox in numbers. Exit code 1 when a limit is passed or an alert stands."""
+
+    async def go() -> dict[str, Any]:
+        async with open_app(settings_for(data_dir)) as studyhall:
+            upkeep = Upkeep(studyhall.producer, studyhall.store, studyhall.jobs.queues)
+            measured, signals = await upkeep.signals()
+            standing = [asdict(alert) for alert in await raised(studyhall.store)]
+        over = {
+            name: rule.because
+            for name, value in signals.items()
+            if (rule := rule_for(name, RULES)) and value >= rule.raise_at
+        }
+        fine = not over and not standing
+        return {
+            "healthy": fine,
+            "over_limit": over,
+            "alerts": standing,
+            "signals": signals,
+            **measured.as_dict(),
+        }
+
+    found = run(go())
+    if as_json:
+        show_json(found)
+    else:
+        _print(found)
+    if not found["healthy"]:
+        raise typer.Exit(1)
+
+
+def _print(found: dict[str, Any]) -> None:
+    columns = ["queue", "backlog", "oldest", "active", "delayed", "children", "failing", "paused"]
+    rows = [
+        [
+            queue["queue"],
+            queue["backlog"],
+            f"{queue['oldest']:.0f} s",
+            queue["active"],
+            queue["delayed"],
+            queue["waiting_children"],
+            f"{100 * queue['failure_rate']:.0f} %",
+            "paused" if queue["paused"] else "",
+        ]
+        for queue in found["queues"]
+    ]
+    show_table("Queues", columns, rows, "No queues.")
+    out.print(
+        f"dead letters: {found['dead_letters']}, outbox: {found['signals']['outbox.oldest']:.0f} s behind"
+    )
+    for name, because in found["over_limit"].items():
+        err.print(f"[red]{name}[/] is over its limit: {because}", soft_wrap=True)
+    for alert in found["alerts"]:
+        if alert["signal"] not in found["over_limit"]:
+            err.print(f"[yellow]{alert['signal']}[/] was over its limit and is not back below it")
+    if found["healthy"]:
+        out.print("[green]healthy[/]")

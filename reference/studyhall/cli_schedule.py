@@ -1,0 +1,82 @@
+"""`studyhall schedule`: what runs by the clock."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from .app import open_app
+from .patterns.producer import JobRequest
+from .schedules import schedules
+from .terminal import AsJson, DataDir, out, run, settings_for, show_json, show_table
+
+app = typer.Typer(no_args_is_help=True, help="Schedules: list them, or run one now.")
+
+
+def _moment(millis: int | None) -> str | None:
+    return datetime.fromtimestamp(millis / 1000, UTC).isoformat(timespec="seconds") if millis else None
+
+
+@app.command("list")
+def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Every schedule, when it runs next, and what became of its ticks. A worker puts them to work."""
+
+    async def go() -> list[dict[str, Any]]:
+        async with open_app(settings_for(data_dir)) as studyhall:
+            declared = schedules(studyhall.jobs, studyhall.settings)
+            return [
+                {
+                    "id": state.schedule.id,
+                    "job": state.schedule.job,
+                    "when": str(state.schedule.cadence),
+                    "next": _moment(state.next_slot),
+                    "last": _moment(state.last_slot),
+                    "ticks": state.ticks,
+                    "missed": state.missed,
+                    "skipped": state.skipped,
+                }
+                for state in await declared.states(studyhall.producer, studyhall.store)
+            ]
+
+    rows = run(go())
+    if as_json:
+        show_json(rows)
+        return
+    show_table(
+        "Schedules (times in UTC)",
+        ["id", "when", "next", "last", "ticks", "missed", "skipped"],
+        [
+            [
+                row["id"],
+                row["when"],
+                row["next"] or "not applied: start a worker",
+                row["last"] or "never",
+                row["ticks"],
+                row["missed"],
+                row["skipped"],
+            ]
+            for row in rows
+        ],
+        "No schedules are declared.",
+    )
+
+
+@app.command("run")
+def run_(
+    schedule: Annotated[str, typer.Argument(help="Id of a schedule.")],
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a schedule's job now, beside its regular ticks."""
+
+    async def go() -> str:
+        async with open_app(settings_for(data_dir)) as studyhall:
+            one = schedules(studyhall.jobs, studyhall.settings)[schedule]
+            key = f"{one.id}-by-hand-{time.time_ns()}"
+            return (await studyhall.producer.enqueue(JobRequest(one.job, one.payload, key=key))).id
+
+    job = run(go())
+    show_json({"job": job}) if as_json else out.print(f"queued as {job}", highlight=False)

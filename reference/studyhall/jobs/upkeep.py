@@ -1,0 +1,58 @@
+"""What StudyHall does for itself: cleaning up, finding lost work, watching its health; and reminding people."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from studyhall import db, housekeeping
+from studyhall.patterns.errors import Cancelled
+from studyhall.patterns.pipeline import Done, JobContext
+from studyhall.patterns.store import read
+from studyhall.patterns.typed_jobs import Payload
+from studyhall.services import Services
+
+from .reference import DocumentReference
+
+__all__ = ["Nothing", "Remind", "evaluate_health", "nightly_cleanup", "reconcile_documents", "study_reminder"]
+
+
+class Nothing(Payload):
+    """These jobs need to know nothing but that it is time."""
+
+
+class Remind(DocumentReference):
+    """Remind the owner to go over a document again."""
+
+
+async def nightly_cleanup(ctx: JobContext, payload: Nothing) -> dict[str, int]:
+    services: Services = ctx.services
+    return (await housekeeping.clean_up(ctx.store, services.blob_dir)).numbers()
+
+
+async def reconcile_documents(ctx: JobContext, payload: Nothing) -> dict[str, object]:
+    """Documents whose flow is nowhere to be found are enqueued again."""
+    report = await ctx.services.upkeep.reconcile_documents()
+    return {
+        "checked": report.checked,
+        "repaired": report.repaired[:100],
+        "failed": dict(list(report.failed.items())[:20]),
+    }
+
+
+async def evaluate_health(ctx: JobContext, payload: Nothing) -> dict[str, object]:
+    sent = await ctx.services.upkeep.evaluate_health()
+    return {"alerts": [{"signal": alert.signal, "raised": alert.raised} for alert in sent]}
+
+
+async def study_reminder(ctx: JobContext, payload: Remind) -> Done:
+    async with read(ctx.store) as connection:
+        found = await db.document(connection, payload.document_id, payload.owner)
+    if found is None or found.status != "ready":
+        raise Cancelled("the document is gone or was never ready: nothing to go over")
+
+    async def save(tx: AsyncConnection) -> None:
+        await db.save_reminder(tx, payload.document_id, time.time())
+
+    return Done({"document_id": payload.document_id, "title": found.title or found.name}, save)

@@ -1,0 +1,166 @@
+"""StudyHall by the clock and by command: schedules, cancelling, reminders, reconciliation, health, end to end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from harness.processes import Spawner
+from harness.waiting import until
+from harness.workers import at_work
+from studyhall import db, upkeep
+from studyhall.app import App, open_app
+from studyhall.cancellations import cancel_document, forget_reminder, remind
+from studyhall.jobs import STAGES
+from studyhall.patterns import delayed
+from studyhall.patterns.health_alerts import Rule, raised
+from studyhall.patterns.pipeline import Pipeline
+from studyhall.patterns.producer import JobRequest
+from studyhall.patterns.store import begin, read
+from studyhall.schedules import schedules
+from studyhall.services import Services
+from studyhall.settings import Settings, SettingsError, load
+from studyhall.submissions import states, submit
+from studyhall.upkeep import Upkeep
+
+SAMPLES = Path(__file__).parents[3] / "reference" / "samples"
+
+
+@pytest.fixture
+async def hall(redis_url: str, tmp_path: Path) -> AsyncIterator[App]:
+    async with open_app(Settings(data_dir=tmp_path, redis_url=redis_url)) as app:
+        yield app
+
+
+def services(app: App) -> Services:
+    nobody: Any = None
+    return Services(
+        nobody, nobody, app.settings.blob_dir, upkeep=Upkeep(app.producer, app.store, app.jobs.queues)
+    )
+
+
+async def result_of(app: App, request: JobRequest) -> Any:
+    """Run one upkeep job for real: queue, worker, signed pipeline."""
+    ref = await app.producer.enqueue(request)
+    queue: Any = app.producer.queue(ref.queue)
+    guard = schedules(app.jobs, app.settings).guard
+    pipeline = Pipeline(app.jobs, app.store, signer=app.signer, guards=[guard], services=services(app))
+    async with at_work(ref.queue, pipeline, url=app.redis.url):
+
+        async def ended() -> bool:
+            return await queue.getJobState(ref.id) in ("completed", "failed")
+
+        await until(ended, 20, f"{ref.id} ends")
+    job = await queue.getJob(ref.id)
+    assert job.failedReason is None, job.failedReason
+    return job.returnvalue
+
+
+async def test_a_document_whose_flow_was_lost_is_enqueued_again_and_others_are_left_alone(hall: App) -> None:
+    lost = await submit(hall, SAMPLES / "water-cycle.md")
+    kept = await submit(hall, SAMPLES / "water-cycle.md")
+    gone = await submit(hall, SAMPLES / "water-cycle.md")
+    await cancel_document(hall, gone, "not needed")
+    for name in STAGES:
+        for document in (lost, gone):
+            await hall.producer.queue(hall.jobs[name].queue).remove(f"{name}.{document}")
+    early = await Upkeep(hall.producer, hall.store, hall.jobs.queues).reconcile_documents()
+    assert (early.repaired, early.young) == ([], 2), "an upload may still be on its way"
+    async with begin(hall.store) as tx:
+        await tx.execute(update(db.documents).values(updated_at=1.0))
+    done = await result_of(hall, JobRequest("reconcile-documents", {}, key="now"))
+    assert done == {"checked": 2, "repaired": [lost], "failed": {}}
+    assert {stage.state for stage in await states(hall, lost)} == {"prioritized", "waiting-children"}
+    again = await result_of(hall, JobRequest("reconcile-documents", {}, key="again"))
+    assert again["repaired"] == []
+    assert kept
+
+
+async def test_cleanup_and_health_run_as_jobs(hall: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    cleaned = await result_of(hall, JobRequest("nightly-cleanup", {}, key="now"))
+    assert cleaned["markers"] == 0
+    assert (await result_of(hall, JobRequest("evaluate-health", {}, key="1")))["alerts"] == []
+    monkeypatch.setattr(upkeep, "RULES", (Rule("documents.backlog", raise_at=1, clear_at=0.5),))
+    await submit(hall, SAMPLES / "water-cycle.md")
+    sent = await result_of(hall, JobRequest("evaluate-health", {}, key="2"))
+    assert sent["alerts"] == [{"signal": "documents.backlog", "raised": True}]
+    assert (await result_of(hall, JobRequest("evaluate-health", {}, key="3")))["alerts"] == []
+    assert [alert.signal for alert in await raised(hall.store)] == ["documents.backlog"]
+
+
+async def test_a_reminder_comes_once_moves_and_can_be_called_off(hall: App) -> None:
+    document = await submit(hall, SAMPLES / "water-cycle.md")
+    async with begin(hall.store) as tx:
+        await tx.execute(update(db.documents).values(status="ready"))
+    ref = await remind(hall, document, delayed.after(days=3))
+    first = await delayed.due_at(hall.producer, ref)
+    await remind(hall, document, delayed.after(days=5))
+    second = await delayed.due_at(hall.producer, ref)
+    assert first is not None
+    assert second is not None
+    assert round((second - first) / 86400) == 2
+    await forget_reminder(hall, document)
+    with pytest.raises(delayed.AlreadyStarted):
+        await forget_reminder(hall, document)
+    payload = {"document_id": document, "owner": "you"}
+    done = await result_of(hall, JobRequest("study-reminder", payload, key=document, delay=0.1))
+    assert done["document_id"] == document
+    async with read(hall.store) as connection:
+        assert len((await connection.execute(select(db.reminders))).all()) == 1
+
+
+async def test_the_command_line_lists_runs_cancels_and_reports(
+    redis_url: str, tmp_path: Path, spawn: Spawner
+) -> None:
+    env = {"REDIS_URL": redis_url, "STUDYHALL_PROVIDER_PACE": "5", "STUDYHALL_GRACE_SECONDS": "1"}
+
+    async def studyhall(*args: object, code: int = 0) -> Any:
+        child = spawn("studyhall", *args, "--data-dir", tmp_path, "--json", env=env)
+        assert await child.exited(60) == code, str(child)
+        text = child.log.read_text()
+        return json.loads(text) if text.startswith(("{", "[")) else text
+
+    worker = spawn("studyhall", "worker", "--processes", "1", "--data-dir", tmp_path, env=env)
+    await worker.line('"ready"', 60)
+    await worker.line("schedules changed", 20)
+    listed = {row["id"]: row for row in await studyhall("schedule", "list")}
+    assert set(listed) == {"nightly-cleanup", "reconcile-documents", "evaluate-health"}
+    assert listed["nightly-cleanup"]["next"].endswith("03:15:00+00:00")
+    ran = await studyhall("schedule", "run", "nightly-cleanup")
+    await worker.line(ran["job"], 20)
+    assert "declared:" in await studyhall("schedule", "run", "nightly", code=1)
+
+    (document,) = (await studyhall("submit", SAMPLES / "water-cycle.md")).values()
+
+    async def graph_runs() -> bool:
+        async with open_app(Settings(data_dir=tmp_path, redis_url=redis_url)) as app:
+            return (await states(app, document))[1].state == "active"
+
+    await until(graph_runs, 40, "the graph is being made", every=0.2)
+    assert (await studyhall("health"))["healthy"] is True
+    ended = {one["job_id"]: one["state"] for one in await studyhall("cancel", document)}
+    assert ended[f"document-processing.{document}"] == "too-late"
+    assert ended[f"graph-generation.{document}"] == "stopping"
+
+    async def over() -> bool:
+        async with open_app(Settings(data_dir=tmp_path, redis_url=redis_url)) as app:
+            found = [stage.state for stage in await states(app, document)]
+            return found == ["completed", "cancelled", "cancelled", "cancelled"]
+
+    await until(over, 20, "every later stage ends as cancelled", every=0.2)
+    (row,) = await studyhall("status")
+    assert row["error"] == "Cancelled: by the operator"
+    assert await studyhall("dlq", "list") == []
+    assert "neither a document nor a job" in await studyhall("cancel", "nonsense", code=1)
+    worker.terminate()
+    assert await worker.exited(20) == 0
+
+
+def test_an_unknown_time_zone_is_refused_with_the_name_of_the_setting() -> None:
+    with pytest.raises(SettingsError, match="STUDYHALL_TIME_ZONE"):
+        load({"STUDYHALL_TIME_ZONE": "Europe/Atlantis"})
