@@ -83,6 +83,17 @@ def marker(queue: str, job_id: str, data: Mapping[str, Any]) -> tuple[str, str]:
     return data.get("key") or f"{queue}/{job_id}", fingerprint(data["payload"])
 
 
+async def rule_out(
+    engine: AsyncEngine, queue: str, name: str, job_id: str, key: str | None, payload: object, reason: str
+) -> Cancellation:
+    """The marker alone: from here on the job has no effect, queued or not, in whatever state it is."""
+    place = key or f"{queue}/{job_id}"
+    stands = await Inbox(engine, name).record(place, fingerprint(payload), {CANCELLED: reason})
+    if cancelled(stands) is None:
+        return Cancellation(queue, job_id, "too-late", "the job had done its work")
+    return Cancellation(queue, job_id, "cancelled", reason)
+
+
 async def cancel(
     redis: Redis, engine: AsyncEngine, queue: str, job_id: str, reason: str, *, prefix: str = "bull"
 ) -> list[Cancellation]:
@@ -109,10 +120,10 @@ async def _cancel_one(
     name, text = await redis.hmget(key, "name", "data")
     if text is None:
         return None  # finished and forgotten while we looked
-    # First the marker: from here on the job has no effect, whatever state it is in.
-    stands = await Inbox(engine, name).record(*marker(queue, job_id, json.loads(text)), {CANCELLED: reason})
-    if cancelled(stands) is None:
-        return Cancellation(queue, job_id, "too-late", "the job had done its work")
+    data = json.loads(text)
+    done = await rule_out(engine, queue, name, job_id, data.get("key"), data["payload"], reason)
+    if done.state == "too-late":
+        return done
     handle = Queue(queue, {"connection": redis, "prefix": prefix})
     requests = f"{prefix}:{queue}:cancel"
     async with redis.pipeline() as both:  # for the worker that runs it, now or by the time it looks
@@ -124,7 +135,7 @@ async def _cancel_one(
         with contextlib.suppress(Exception):  # it left the delayed ones this very moment
             job: Any = await handle.getJob(job_id)
             await job.promote()
-    return Cancellation(queue, job_id, "cancelled", reason)
+    return done
 
 
 class _Worker(Protocol):

@@ -138,6 +138,10 @@ class Producer:
             self._queues[name] = Queue(name, self._opts)
         return self._queues[name]
 
+    def queue_of(self, name: str) -> str:
+        """The queue in which jobs of that type live."""
+        return self._jobs[name].queue
+
     async def enqueue(self, request: JobRequest) -> JobRef:
         """Add one job, or one flow when the request has children: these run first, all or none are added."""
         ref = self.ref(request)

@@ -17,6 +17,8 @@ as much, at most a second. Daylight saving: see `schedule_slots`.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -43,7 +45,15 @@ from .schedule_slots import FIELD, Cadence, InvalidSchedule, tick_of
 from .store import begin, is_postgres, metadata, read
 from .typed_jobs import JobTypes
 
-__all__ = ["Applied", "InvalidSchedule", "Schedule", "ScheduleState", "Schedules", "UnknownSchedule"]
+__all__ = [
+    "Applied",
+    "InvalidSchedule",
+    "Schedule",
+    "ScheduleKeeper",
+    "ScheduleState",
+    "Schedules",
+    "UnknownSchedule",
+]
 
 log = logging.getLogger("schedule")
 EARLY = 1.0  # seconds by which a worker's clock may be ahead before its tick is made to wait
@@ -315,3 +325,32 @@ async def _sound(queue: Queue, one: Schedule, expected: int, now: int) -> bool:
 async def _server_millis(redis: Redis) -> int:
     seconds, micros = await redis.time()
     return int(seconds) * 1000 + int(micros) // 1000
+
+
+class ScheduleKeeper:
+    """Applies the schedules when its process starts and heals them from time to time; drains like a worker."""
+
+    def __init__(
+        self, schedules: Schedules, producer: Producer, engine: AsyncEngine, *, every: float = 30.0
+    ) -> None:
+        self._schedules, self._producer, self._engine, self._every = schedules, producer, engine, every
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        keep, pause = self._schedules.apply, 1.0
+        while not self._stop.is_set():
+            try:
+                done = await keep(self._producer, self._engine)
+                if done.written or done.removed:
+                    fields = {"written": done.written, "removed": done.removed}
+                    log.info("schedules changed", extra={"fields": fields})
+                keep, pause = self._schedules.heal, self._every
+            except Exception as error:  # Redis is away, or another instance was a moment faster
+                log.warning("the schedules could not be looked after: %s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause * random.uniform(0.8, 1.2)):
+                    await self._stop.wait()
+
+    async def drain(self, grace: float) -> list[str]:
+        self._stop.set()
+        return []

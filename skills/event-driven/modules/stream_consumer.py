@@ -202,7 +202,7 @@ class StreamConsumer:
             await HOLD(self.redis, [stream], [self.group, self.member, idle, entry])
 
     async def _surely(self, script: Script, keys: list[str], args: list[Any]) -> Any:
-        """Through outages; a second run of these scripts changes nothing. Given up only when stopping."""
+        """Through outages; a second run costs a delivery more at worst. Given up only when stopping."""
         async for _ in pauses(asyncio.Event()):
             try:
                 return await script(self.redis, keys, args)

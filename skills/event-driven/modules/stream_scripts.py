@@ -54,8 +54,11 @@ class Script:
 PUBLISH = Script("""
 local window = tonumber(ARGV[1])
 for i = 2, #ARGV, 3 do
-  if window == 0 or redis.call('SET', KEYS[1] .. ':seen:' .. ARGV[i], 1, 'NX', 'PX', window) then
+  local seen = KEYS[1] .. ':seen:' .. ARGV[i]
+  if window == 0 or redis.call('EXISTS', seen) == 0 then
     redis.call('XADD', KEYS[1], '*', 'event', ARGV[i + 1], 'key', ARGV[i + 2])
+    -- After it: marked first, an event whose XADD fails would be dropped as a repeat for ever.
+    if window > 0 then redis.call('SET', seen, 1, 'PX', window) end
   end
 end
 return 1""")

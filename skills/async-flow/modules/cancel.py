@@ -1,0 +1,179 @@
+"""Cancel a job that waits, is delayed, or runs right now in another process; it never comes back.
+
+Promise: the cancellation is written where the job's effect would be written, as its idempotency marker, and
+the first of the two wins. So a job ends either done (`too-late`: it was finished before) or cancelled without
+its database effect, never both, and whatever happens afterwards (a crash, a retry, a stalled job that returns,
+a second delivery) finds the marker and does nothing. A running job is stopped within about a second. The
+other jobs of its flow are cancelled with it: what waits for it could never run.
+
+How it ends in BullMQ: completed, with the result `{"cancelled": reason}` (`cancelled(result)` tells). Not
+failed: a failed job is swept into the dead letters, raises alerts, is retried by "retry all", and keeps the
+parents of its flow waiting for ever. Its log line and metrics say `cancelled`.
+
+When it does NOT hold
+- Effects outside the database that happened before: undo them in `except asyncio.CancelledError` of the
+  handler (`raise` afterwards), or make them steps of a saga. What checkpoints have saved stays.
+- A job that is not run by `Pipeline` (which looks for the marker), or whose marker was purged.
+- The job keeps its place in the queue until a worker, in passing, ends it; its effect is ruled out at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from bullmq import Queue
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from .errors import JobError
+from .idempotency import Inbox, fingerprint
+
+__all__ = [
+    "CANCELLED",
+    "CancelWatcher",
+    "Cancellation",
+    "NoSuchJob",
+    "cancel",
+    "cancelled",
+    "marker",
+    "stop_reason",
+]
+
+log = logging.getLogger("cancel")
+CANCELLED = "cancelled"  # the only field of a cancelled job's result
+STOP = "cancelled: "  # how a running processor is told; other cancellations are drains and lost locks
+MEMORY = 24 * 3600  # seconds that a request to stop waits for a worker to notice
+LARGEST_FLOW = 1_000
+
+
+class NoSuchJob(JobError):
+    """There is no such job in Redis: never enqueued, finished and forgotten, or another id is meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """`cancelled`: it will not take effect. `stopping`: the same, and it runs right now. `too-late`: done."""
+
+    queue: str
+    job_id: str
+    state: Literal["cancelled", "stopping", "too-late"]
+    reason: str
+
+
+def cancelled(result: object) -> str | None:
+    """The reason, if this is the result of a cancelled job."""
+    reason = result.get(CANCELLED) if isinstance(result, Mapping) and len(result) == 1 else None
+    return reason if isinstance(reason, str) else None
+
+
+def stop_reason(error: asyncio.CancelledError) -> str | None:
+    """Why somebody cancelled the running job; None if the worker is draining or lost the job's lock."""
+    text = str(error)
+    return text.removeprefix(STOP) if text.startswith(STOP) else None
+
+
+def marker(queue: str, job_id: str, data: Mapping[str, Any]) -> tuple[str, str]:
+    """(key, fingerprint) of the idempotency marker of a job."""
+    return data.get("key") or f"{queue}/{job_id}", fingerprint(data["payload"])
+
+
+async def rule_out(
+    engine: AsyncEngine, queue: str, name: str, job_id: str, key: str | None, payload: object, reason: str
+) -> Cancellation:
+    """The marker alone: from here on the job has no effect, queued or not, in whatever state it is."""
+    place = key or f"{queue}/{job_id}"
+    stands = await Inbox(engine, name).record(place, fingerprint(payload), {CANCELLED: reason})
+    if cancelled(stands) is None:
+        return Cancellation(queue, job_id, "too-late", "the job had done its work")
+    return Cancellation(queue, job_id, "cancelled", reason)
+
+
+async def cancel(
+    redis: Redis, engine: AsyncEngine, queue: str, job_id: str, reason: str, *, prefix: str = "bull"
+) -> list[Cancellation]:
+    """Cancel the job and the unfinished rest of its flow, the last stage first, so that none starts after."""
+    reason = reason.strip()[:500] or "no reason given"
+    client: Any = redis  # redis-py types every answer as text or bytes; ours are decoded
+    root = f"{prefix}:{queue}:{job_id}"
+    if not await client.hexists(root, "data"):
+        raise NoSuchJob(f"{queue}/{job_id}: {NoSuchJob.__doc__}")
+    while parent := await client.hget(root, "parentKey"):
+        root = parent
+    found: list[str] = []
+    level = [root]
+    while level and len(found) < LARGEST_FLOW:
+        found += level
+        level = [child for key in level for child in await client.smembers(f"{key}:dependencies")]
+    return [done for key in found if (done := await _cancel_one(client, engine, key, reason, prefix))]
+
+
+async def _cancel_one(
+    redis: Any, engine: AsyncEngine, key: str, reason: str, prefix: str
+) -> Cancellation | None:
+    queue, _, job_id = key.removeprefix(f"{prefix}:").partition(":")
+    name, text = await redis.hmget(key, "name", "data")
+    if text is None:
+        return None  # finished and forgotten while we looked
+    data = json.loads(text)
+    done = await rule_out(engine, queue, name, job_id, data.get("key"), data["payload"], reason)
+    if done.state == "too-late":
+        return done
+    handle = Queue(queue, {"connection": redis, "prefix": prefix})
+    requests = f"{prefix}:{queue}:cancel"
+    async with redis.pipeline() as both:  # for the worker that runs it, now or by the time it looks
+        await both.hset(requests, job_id, reason).expire(requests, MEMORY).execute()
+    state = str(await handle.getJobState(job_id))
+    if state == "active":
+        return Cancellation(queue, job_id, "stopping", reason)
+    if state == "delayed":  # let a worker end it now, not next week
+        with contextlib.suppress(Exception):  # it left the delayed ones this very moment
+            job: Any = await handle.getJob(job_id)
+            await job.promote()
+    return done
+
+
+class _Worker(Protocol):
+    name: str
+    prefix: str
+
+    @property
+    def active(self) -> Mapping[str, Any]: ...
+    def cancel(self, job_id: str, reason: str) -> bool: ...
+
+
+class CancelWatcher:
+    """Stops what is running here and was cancelled elsewhere. One per worker process; drains like a worker."""
+
+    def __init__(self, redis: Redis, workers: Sequence[_Worker], *, every: float = 0.5) -> None:
+        self._redis: Any = redis
+        self._workers, self._every = workers, every
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        while not self._stop.is_set():
+            for worker in self._workers:
+                try:
+                    await self._look(worker)
+                except Exception as error:  # Redis is away: the marker holds all the same
+                    log.warning("looking for cancelled jobs did not work: %s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._every):
+                    await self._stop.wait()
+
+    async def _look(self, worker: _Worker) -> None:
+        if running := list(worker.active):
+            # A poll, not pub/sub: a message sent while the connection is being restored is gone for good.
+            reasons = await self._redis.hmget(f"{worker.prefix}:{worker.name}:cancel", running)
+            for job_id, reason in zip(running, reasons, strict=True):
+                if reason is not None:
+                    worker.cancel(job_id, STOP + reason)
+
+    async def drain(self, grace: float) -> list[str]:
+        self._stop.set()
+        return []

@@ -1,0 +1,98 @@
+"""Long work resumes where it was, not at the start.
+
+Promise: after a crash the next run starts from the last saved state, so at most one batch per crash is done
+again. The state and the rows it stands for can be saved in one transaction, then no row is written twice, not
+even by a run that was frozen, taken over by another one and then woke up: every run has a number (`fence`),
+and a save with a lower one than the latest is refused (`Overtaken`).
+
+It does not hold for effects outside the database that happen between two checkpoints: give those a provider
+idempotency key per batch. A job that is enqueued anew under its old key, instead of replayed, starts from the
+beginning.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, Float, Table, Text, delete
+from sqlalchemy.dialects.postgresql import insert as pg_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from .errors import Permanent, Transient
+from .store import begin, metadata
+
+__all__ = ["CheckpointTooLarge", "Overtaken", "checkpoints", "claim", "close", "fence", "purge", "save"]
+
+MAX_BYTES = 1_000_000
+STARTS = 100_000  # of one job; only has to be more than it will ever be started
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("state", Text),  # JSON; NULL: nothing to resume, the row only remembers the fence
+    Column("fence", BigInteger, nullable=False),
+    Column("saved_at", Float, nullable=False),
+)
+
+
+class CheckpointTooLarge(Permanent):
+    """A checkpoint says where the work is; it does not carry the work. Store the results, save a position."""
+
+
+class Overtaken(Transient):
+    """A later run of this job has begun: this one lost its lock, and what it did since is thrown away."""
+
+
+def fence(created_ms: int, starts: int) -> int:
+    """The number of a run: higher for every later start of the job, and of a job that replaces it."""
+    return created_ms * STARTS + min(starts, STARTS - 1)
+
+
+async def claim(engine: AsyncEngine, key: str, fence: int) -> Any | None:
+    """Begin a run: the last state saved for `key`, or None; from now on earlier runs cannot save."""
+    async with begin(engine) as tx:
+        row = (await tx.execute(_upsert(tx, key, fence).returning(checkpoints.c.state))).first()
+    if row is None:
+        raise Overtaken(Overtaken.__doc__)
+    return None if row.state is None else json.loads(row.state)
+
+
+async def save(tx: AsyncConnection, key: str, state: Any, fence: int) -> None:
+    """Remember `state` (JSON) for `key`, in the caller's transaction; `Overtaken` rolls that back."""
+    text = json.dumps(state, separators=(",", ":"))
+    if len(text) > MAX_BYTES:
+        raise CheckpointTooLarge(f"{len(text)} bytes: {CheckpointTooLarge.__doc__}")
+    await _write(tx, key, fence, text)
+
+
+async def close(tx: AsyncConnection, key: str, fence: int) -> None:
+    """Forget the state, in the transaction that records the end of the work. The fence stays until `purge`."""
+    await _write(tx, key, fence, None)
+
+
+async def purge(engine: AsyncEngine, older_than: timedelta) -> int:
+    """Drop what nobody will resume: states of jobs that are gone, fences of runs that ended."""
+    async with begin(engine) as tx:
+        aged = checkpoints.c.saved_at < time.time() - older_than.total_seconds()
+        return (await tx.execute(delete(checkpoints).where(aged))).rowcount
+
+
+async def _write(tx: AsyncConnection, key: str, fence: int, text: str | None) -> None:
+    written = await tx.execute(_upsert(tx, key, fence, state=text).returning(checkpoints.c.key))
+    if written.first() is None:
+        raise Overtaken(Overtaken.__doc__)
+
+
+def _upsert(tx: AsyncConnection, key: str, fence: int, **state: str | None) -> Any:
+    insert = pg_insert if tx.dialect.name == "postgresql" else sqlite_insert
+    values = {"fence": fence, "saved_at": time.time(), **state}
+    return (
+        insert(checkpoints)
+        .values(key=key, **values)
+        .on_conflict_do_update(index_elements=["key"], set_=values, where=checkpoints.c.fence <= fence)
+    )

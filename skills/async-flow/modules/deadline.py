@@ -1,0 +1,147 @@
+"""Deadline: a time limit that stops the work, not only the waiting for it.
+
+Promise: when the limit passes, the coroutine is cancelled and has ended before `DeadlineExceeded` is raised;
+what it had finished travels on the error; the next attempt may get a longer limit. Processes started with
+`owned_process` are killed with their whole group, and so are the children of `isolation.SubprocessPool`.
+
+Does not hold for code that blocks the event loop or runs in a thread (neither can be cancelled: use
+`isolation`), nor for a coroutine that swallows CancelledError. That one gets `grace` seconds, then it is
+abandoned and named in the log and on the error (`abandoned`): it may still act, so give its effects an
+idempotency key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from .errors import Transient
+
+__all__ = ["Deadline", "DeadlineExceeded", "owned_process", "remaining", "run_within"]
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+_ends_at: ContextVar[float] = ContextVar("deadline_ends_at", default=math.inf)
+_abandoned: set[asyncio.Task[Any]] = set()  # the loop holds tasks weakly; an abandoned one must stay visible
+_LAST_CALL = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """Limit of a job type. Attempt n gets `seconds * growth**(n-1)`, never more than `longest`."""
+
+    seconds: float
+    growth: float = 1.0
+    longest: float = math.inf
+    grace: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not (self.seconds > 0 and self.growth >= 1 and self.longest >= self.seconds and self.grace >= 0):
+            raise ValueError(f"need seconds > 0, growth >= 1, longest >= seconds, grace >= 0, got {self}")
+
+    def limit_for(self, attempt: int) -> float:
+        """Seconds for this attempt, counted from 1."""
+        return min(self.seconds * self.growth ** min(max(attempt - 1, 0), 64), self.longest)
+
+
+class DeadlineExceeded(Transient):
+    """The work ran into its time limit. Raise it, let it grow per attempt, or checkpoint smaller steps."""
+
+    def __init__(
+        self, message: str, *, limit: float = 0.0, partial: Any = None, abandoned: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.partial = partial
+        self.abandoned = abandoned
+
+
+async def run_within(
+    seconds: float,
+    work: Callable[..., Awaitable[T]],
+    *args: Any,
+    grace: float = 5.0,
+    partial: Callable[[], Any] | None = None,
+    name: str = "",
+) -> T:
+    """Await `work(*args)` for at most `seconds`. When time is up, `partial()` is asked for what is finished.
+
+    Work that catches its cancellation and returns within `grace` hands over a partial result that way.
+    """
+    loop = asyncio.get_running_loop()
+    label = name or str(getattr(work, "__qualname__", work))
+    ends_at = min(loop.time() + seconds, _ends_at.get())
+    context = copy_context()
+    context.run(_ends_at.set, ends_at)
+    task: asyncio.Task[T] = loop.create_task(_call(work, args), name=label, context=context)
+    try:
+        await asyncio.wait({task}, timeout=max(ends_at - loop.time(), 0))
+    except asyncio.CancelledError as why:
+        await _stop(task, grace, label, *why.args[:1])  # the work learns why: see `cancel.stop_reason`
+        raise
+    if task.done():
+        return task.result()
+    stopped = await _stop(task, grace, label)
+    kept, cause = (partial() if partial else None), None
+    if stopped and not task.cancelled():
+        cause = task.exception()
+        if cause is None and kept is None:
+            kept = task.result()
+    text = f"{label} did not finish within {seconds:g} s"
+    if not stopped:
+        text += (
+            f" and ignored its cancellation for {grace:g} s: abandoned. It must not swallow CancelledError"
+        )
+    raise DeadlineExceeded(text, limit=seconds, partial=kept, abandoned=not stopped) from cause
+
+
+def remaining() -> float:
+    """Seconds left in the innermost `run_within` around the caller; infinite outside of one."""
+    ends_at = _ends_at.get()
+    return math.inf if ends_at == math.inf else max(ends_at - asyncio.get_running_loop().time(), 0.0)
+
+
+@contextlib.asynccontextmanager
+async def owned_process(*argv: str, **options: Any) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A subprocess that never outlives the block: however it ends, the whole process group gets SIGKILL."""
+    process = await asyncio.create_subprocess_exec(*argv, start_new_session=True, **options)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the group: a shell's children would survive the shell
+        await process.wait()
+
+
+async def _call(work: Callable[..., Awaitable[T]], args: tuple[Any, ...]) -> T:
+    return await work(*args)
+
+
+async def _stop(task: asyncio.Task[Any], grace: float, label: str, reason: object = None) -> bool:
+    """Cancel, then wait. A second cancel only after the grace: it would cut an honest `finally` short."""
+    for wait in (grace, _LAST_CALL):
+        task.cancel(reason)
+        await asyncio.wait({task}, timeout=wait)
+        if task.done():
+            return True
+    _abandoned.add(task)
+    task.add_done_callback(_report_late)
+    log.error("%s swallowed its cancellation, abandoned after %g s; it may still act", label, grace)
+    return False
+
+
+def _report_late(task: asyncio.Task[Any]) -> None:
+    _abandoned.discard(task)
+    ended = "cancelled" if task.cancelled() else "completed"
+    if not task.cancelled() and (error := task.exception()):
+        ended = type(error).__name__
+    log.error("abandoned work %s ended late: %s", task.get_name(), ended)

@@ -1,0 +1,59 @@
+"""What a job's code raises to say what should happen next.
+
+The class decides, never the message text: `retry.decide` turns each of these into exactly one outcome.
+Anything else that escapes a handler is treated as `Transient`, because a bug that retries a few times and
+then lands in the dead letters is visible, while work that is dropped is not.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    # outcomes of a job
+    "Cancelled",
+    "JobError",
+    "Permanent",
+    "RateLimited",
+    "ResourceBusy",
+    "Snooze",
+    "Transient",
+]
+
+
+class JobError(Exception):
+    """Root of everything a handler raises on purpose."""
+
+
+class Transient(JobError):
+    """May pass by itself (network, 5xx, timeout): retry with backoff, spending an attempt."""
+
+
+class Permanent(JobError):
+    """Will never pass (bad input, 4xx, forged job): fail now, whatever attempts are left."""
+
+
+class RateLimited(JobError):
+    """The other side said when to come back: wait that long, spending no attempt."""
+
+    def __init__(self, message: str = "rate limited", *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ResourceBusy(JobError):
+    """A resource we share is taken (pool, seat, lock): wait a little, spending no attempt."""
+
+    def __init__(self, message: str = "resource busy", *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Snooze(JobError):
+    """Not an error: there is nothing to do yet. Run again after `delay` seconds, spending no attempt."""
+
+    def __init__(self, delay: float, message: str = "snoozed") -> None:
+        super().__init__(message)
+        self.delay = delay
+
+
+class Cancelled(JobError):
+    """Somebody asked for this job to stop. It ends as cancelled and never comes back as a retry."""

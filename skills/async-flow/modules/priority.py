@@ -1,0 +1,45 @@
+"""Named priority tiers, set on every job.
+
+Promise: a critical job added to a backlog is the next one fetched; within a tier, first in is first out.
+
+It does not hold for jobs that are already running (nothing is preempted), nor against jobs added elsewhere
+with no priority at all: BullMQ serves 0 (or none) before every other number, so a job with `priority: 1` ran
+301st behind 300 jobs that had none. That is why every producer must name a tier, and why `normal` is not 0.
+A steady stream of critical jobs starves the low ones; the depth and age limits of backpressure show it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from .errors import Permanent
+
+__all__ = ["LOWEST", "Priority", "UnknownPriority", "priority_of"]
+
+LOWEST = 2_097_151  # BullMQ packs the priority into a sorted-set score; 2097152 throws in Node, passes here
+
+
+class UnknownPriority(Permanent):
+    """The priority is not one of the tiers. Use critical, high, normal or low."""
+
+
+class Priority(IntEnum):
+    """Lower number, served earlier."""
+
+    CRITICAL = 1  # somebody is watching a spinner
+    HIGH = 100
+    NORMAL = 1_000
+    LOW = 10_000  # cleanup, analytics
+
+
+def priority_of(tier: str | int | Priority) -> Priority:
+    """The tier for a name or number; anything else is refused, because bullmq-Python validates nothing."""
+    try:
+        if isinstance(tier, str):
+            return Priority[tier.upper()]
+        if isinstance(tier, int) and not isinstance(tier, bool):  # True is 1, and no tier
+            return Priority(tier)
+    except (KeyError, ValueError):
+        pass
+    known = ", ".join(p.name.lower() for p in Priority)
+    raise UnknownPriority(f"unknown priority {str(tier)[:50]!r}: use one of {known}")

@@ -1,0 +1,87 @@
+"""How long everything is kept, in one place.
+
+Promise: finished jobs leave Redis by count and by age, failed ones as soon as the dead-letter sweep has them
+in the database (by age if no sweep runs), and the database forgets markers, letters and checkpoints after
+their time. Redis' memory is bounded by the rate of work, not by its history: by default BullMQ keeps every
+finished job for ever, 4.5 KB each for failed ones with their stack traces.
+
+Results that matter live in the database: whoever asks for a result after its job was evicted gets it from
+the idempotency marker (`Inbox.seen`), or from the rows that the job wrote.
+
+It does not hold for a queue that nobody works on: BullMQ evicts when a job finishes. Failed jobs are kept
+by age alone: with a count, a burst of failures evicts those that are not archived yet, and the eviction of a
+failed child lets its parent run without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from . import checkpoint, dead_letter_archive
+from .idempotency import Inbox, inbox
+from .store import read
+
+__all__ = ["DEFAULT", "Purged", "Retention", "purge"]
+
+DAY = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """`completed_count` jobs per queue at most, none older than `completed_age`; ages in seconds."""
+
+    completed_count: int = 1_000
+    completed_age: float = DAY
+    failed_age: float = 14 * DAY  # only a safety net: the sweep moves them to the database within seconds
+    letters_age: float = 30 * DAY
+    markers_age: float = 60 * DAY
+    checkpoints_age: float = 60 * DAY
+
+    def __post_init__(self) -> None:
+        if self.completed_count < 1 or min(self.completed_age, self.failed_age, self.letters_age) <= 0:
+            raise ValueError("retention: keep at least one completed job, and everything for some time")
+        # A marker that is gone lets a late duplicate or a replayed letter do its work a second time.
+        longest = max(self.completed_age, self.failed_age) + self.letters_age
+        for name in ("markers_age", "checkpoints_age"):
+            if getattr(self, name) < longest:
+                raise ValueError(
+                    f"retention: {name} must be at least {longest:.0f} s, as long as a job can come back: "
+                    "the age of failed or completed jobs plus that of dead letters"
+                )
+
+    def job_options(self) -> dict[str, Any]:
+        """BullMQ's options, for every job."""
+        return {
+            "removeOnComplete": {"count": self.completed_count, "age": int(self.completed_age)},
+            "removeOnFail": {"age": int(self.failed_age)},
+            "stackTraceLimit": 5,
+            "keepLogs": 50,
+        }
+
+
+DEFAULT = Retention()
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """Rows that `purge` deleted."""
+
+    markers: int = 0
+    letters: int = 0
+    checkpoints: int = 0
+
+
+async def purge(store: AsyncEngine, retention: Retention = DEFAULT) -> Purged:
+    """Delete from the database what is older than its time. Run it once a day; twice does no harm."""
+    async with read(store) as connection:
+        consumers = (await connection.scalars(select(inbox.c.consumer).distinct())).all()
+    age = timedelta(seconds=retention.markers_age)
+    markers = sum([await Inbox(store, consumer).purge(age) for consumer in consumers])
+    letters = await dead_letter_archive.purge(store, timedelta(seconds=retention.letters_age))
+    states = await checkpoint.purge(store, timedelta(seconds=retention.checkpoints_age))
+    return Purged(markers, letters, states)

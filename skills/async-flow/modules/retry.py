@@ -1,0 +1,192 @@
+"""Retry with full jitter: one place decides what happens after an error.
+
+Promise: the class of the error decides, never its text. The delay after the nth failure is
+`random() * min(cap, base * 2**n)`, a Retry-After is never undercut, and waiting that is nobody's fault (rate
+limit, busy resource, snooze) spends no attempt. All of it ends: attempts by `attempts`, waiting by `max_age`.
+
+Does not hold when the handler retries inside itself as well: loops multiply (3 inside 3 make 9 calls), so let
+the error escape and be decided here. Jitter spreads a herd, it does not make a provider bigger: limit
+concurrency too.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+
+from .errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze
+
+__all__ = [
+    "AI",
+    "DEFAULT",
+    "DOCUMENTS",
+    "Decision",
+    "Outcome",
+    "RetryPolicy",
+    "decide",
+    "full_jitter",
+    "parse_retry_after",
+]
+
+DAY = 24 * 3600.0
+SHORTEST_WAIT = 0.1  # "Retry-After: 0" spends no attempt: without a floor it would be a hot loop
+_system_random = random.Random()
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Seconds, except `attempts`, which counts the first run too. `max_age` bounds waiting since enqueue."""
+
+    base: float = 1.0
+    cap: float = 60.0
+    attempts: int = 3
+    max_age: float = DAY
+
+    def __post_init__(self) -> None:
+        if not 0 < self.base <= self.cap < math.inf:
+            raise ValueError(f"need 0 < base <= cap, got base={self.base} cap={self.cap}")
+        if self.attempts < 1:
+            raise ValueError(f"attempts counts the first run, so it is at least 1, got {self.attempts}")
+        if not self.max_age > 0:
+            raise ValueError(f"max_age must be positive seconds, got {self.max_age}")
+
+
+DEFAULT = RetryPolicy()
+DOCUMENTS = RetryPolicy(base=1, cap=30, attempts=5)  # local work: come back soon
+AI = RetryPolicy(base=5, cap=300, attempts=3)  # a call costs money, and a provider's incident lasts minutes
+
+
+class Outcome(StrEnum):
+    """How one execution ended."""
+
+    COMPLETED = "completed"
+    DUPLICATE = "duplicate"  # done before: the stored result was returned
+    RETRY = "retry"  # failed, comes back, an attempt is spent
+    SNOOZED = "snoozed"  # waits (rate limit, busy, nothing to do yet), no attempt is spent
+    PERMANENT = "permanent"  # the error said that it never passes
+    EXHAUSTED = "exhausted"  # every attempt failed
+    EXPIRED = "expired"  # waited longer than max_age
+    CANCELLED = "cancelled"  # final, and not a failure
+    GIVEN_BACK = "given-back"  # interrupted by a shutdown; another worker takes it
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Run again in `delay` seconds, or never when that is None. `reason` quotes the error: redact it."""
+
+    outcome: Outcome
+    reason: str
+    delay: float | None = None
+    spend_attempt: bool = True
+
+
+def full_jitter(policy: RetryPolicy, attempt: int, rng: random.Random = _system_random) -> float:
+    """Delay after failure number `attempt`, counted from 0.
+
+    The popular `min(cap, base * 2**n + jitter)` adds the jitter under the cap, where it is cut off: every
+    client that reaches the cap gets the same delay. Here the whole delay is random.
+    """
+    exponent = min(max(attempt, 0), 64)  # a float times 2**1024 overflows
+    return rng.random() * min(policy.cap, policy.base * 2.0**exponent)
+
+
+def decide(
+    error: BaseException,
+    policy: RetryPolicy | None,
+    attempts_made: int,
+    *,
+    age: float = 0.0,
+    waits: int = 0,
+    rng: random.Random = _system_random,
+) -> Decision:
+    """What to do after `error`. An unknown exception is transient: it ends visibly, dropped work would not.
+
+    `attempts_made`: attempts spent before this one, which is BullMQ's `attemptsMade` while the job runs.
+    `age`: seconds since enqueue. `waits`: how often the job waited already without spending an attempt.
+    """
+    policy = policy or DEFAULT
+    error = _decisive(error)
+    reason = f"{type(error).__name__}: {error}"
+    match error:
+        case Cancelled():
+            return Decision(Outcome.CANCELLED, reason)
+        case Permanent():
+            return Decision(Outcome.PERMANENT, reason)
+        case RateLimited() | ResourceBusy() | Snooze():
+            return _wait(_free_delay(error, policy, waits, rng), reason, policy, age)
+    if attempts_made + 1 >= policy.attempts:
+        spent = f"attempt {attempts_made + 1} of {policy.attempts} failed: {reason}"
+        return Decision(Outcome.EXHAUSTED, spent)
+    return Decision(Outcome.RETRY, reason, full_jitter(policy, attempts_made, rng))
+
+
+def parse_retry_after(header: str | None, now: float, *, limit: float = DAY) -> float | None:
+    """Seconds to wait from an HTTP `Retry-After` (seconds or date), at most `limit`. Garbage: None.
+
+    `now` is the epoch time to count a date from.
+    """
+    text = (header or "").strip()
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        return min(float(text), limit)
+    try:
+        at = parsedate_to_datetime(text)
+        at = at if at.tzinfo else at.replace(tzinfo=UTC)  # "-0000" parses as naive, that is as local time
+        return min(max(at.timestamp() - now, 0.0), limit)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+
+
+def _free_delay(
+    error: RateLimited | ResourceBusy | Snooze, policy: RetryPolicy, waits: int, rng: random.Random
+) -> float:
+    asked = _asked(error)
+    match error:
+        case RateLimited():  # never earlier, it would be refused again; spread, for all were told the same
+            return asked + rng.random() * max(1.0, 0.1 * asked)
+        case ResourceBusy():
+            ceiling = min(policy.cap, max(asked, SHORTEST_WAIT) * (waits + 1))
+            return ceiling * (0.5 + 0.5 * rng.random())
+    return asked
+
+
+def _wait(delay: float, reason: str, policy: RetryPolicy, age: float) -> Decision:
+    delay = max(delay, SHORTEST_WAIT)
+    if age + delay > policy.max_age:
+        late = f"{delay:.0f} s more at age {age:.0f} s pass max_age {policy.max_age:.0f} s: {reason}"
+        return Decision(Outcome.EXPIRED, late)
+    return Decision(Outcome.SNOOZED, reason, delay, spend_attempt=False)
+
+
+def _asked(error: RateLimited | ResourceBusy | Snooze) -> float:
+    seconds = error.delay if isinstance(error, Snooze) else error.retry_after
+    return seconds if seconds > 0 else 0.0  # negative and NaN too; inf ends as expired
+
+
+def _decisive(error: BaseException) -> BaseException:
+    """The member of an exception group that decides: a TaskGroup wraps even a lone Permanent in one."""
+    return min(_leaves(error), key=_rank)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:
+            yield from _leaves(member)
+    else:
+        yield error
+
+
+def _rank(error: BaseException) -> tuple[int, float]:
+    match error:
+        case Cancelled():
+            return 0, 0.0
+        case Permanent():
+            return 1, 0.0
+        case RateLimited() | ResourceBusy() | Snooze():
+            return 3, -_asked(error)  # nothing but waits: the longest covers the others
+    return 2, 0.0

@@ -1,0 +1,73 @@
+"""Only jobs that our own producers made are executed.
+
+Promise: a job whose name, id or data was altered, or that carries no signature, fails permanently and its
+handler never runs. Keys rotate without a gap: sign with the first, accept all. To rotate: give every worker
+the new key as the second one, then make it the first, then drop the old one when no job signed with it is
+left (a day after the longest delay, retry and dead-letter age).
+
+It does not hold against somebody who has the key, and it does not hide the payload: it is signed, not
+encrypted. Replaying a genuine job under its own id is stopped by the idempotency marker, not here. A job's
+options (attempts, delay, priority) are not signed: who can write to Redis can still delay or drop jobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .errors import Permanent
+
+__all__ = ["ForgedJob", "Signer"]
+
+FIELD = "sig"
+MIN_KEY_BYTES = 16
+
+
+class ForgedJob(Permanent):
+    """The job is unsigned, was altered, or was signed with a key this worker does not accept."""
+
+
+class Signer:
+    """`Signer(["new-key", "old-key"])`: signs with the first key, verifies with any."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        if not keys or any(len(key.encode()) < MIN_KEY_BYTES for key in keys):
+            raise ValueError(f"signing needs at least one key of {MIN_KEY_BYTES} bytes or more")
+        # The id of a key is a digest of it: it names the key in the job without giving it away.
+        self._keys = {hashlib.sha256(b"id" + key.encode()).hexdigest()[:8]: key.encode() for key in keys}
+        self._current = next(iter(self._keys))
+
+    def sign(self, name: str, job_id: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """A copy of `data` with the signature added."""
+        mac = self._mac(self._keys[self._current], name, job_id, data)
+        return {**data, FIELD: f"{self._current}.{mac}"}
+
+    def verify(self, name: str, job_id: str, data: Mapping[str, Any]) -> None:
+        """Raise `ForgedJob` unless one of our keys signed exactly this."""
+        signature = data.get(FIELD) if isinstance(data, Mapping) else None
+        if not isinstance(signature, str):
+            raise ForgedJob(
+                "the job is not signed: enqueue it through Producer, or give both sides the same keys"
+            )
+        key_id, _, mac = signature.partition(".")
+        key = self._keys.get(key_id)
+        if key is None:
+            raise ForgedJob(
+                "the job is signed with a key this worker does not know: add it to the accepted keys"
+            )
+        try:
+            expected = self._mac(key, name, job_id, data)
+        except (TypeError, ValueError, RecursionError):  # nothing our own producer could have written
+            expected = ""
+        if not expected or not hmac.compare_digest(mac.encode(errors="replace"), expected.encode()):
+            raise ForgedJob("the signature does not match: the job's name, id or data was altered")
+
+    @staticmethod
+    def _mac(key: bytes, name: str, job_id: str, data: Mapping[str, Any]) -> str:
+        # Canonical JSON: Redis stores JSON, so what is verified is what was stored, key order aside.
+        body = {k: v for k, v in data.items() if k != FIELD}
+        text = json.dumps([name, job_id, body], sort_keys=True, separators=(",", ":"))
+        return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,31 @@
+"""A crash of the worker is not a failure of the job.
+
+Promise: a job that was running when its worker died runs again and keeps all its attempts, however many
+workers die, until it was caught in `limit` crashes; then it fails permanently, because a job that keeps
+killing its worker would otherwise take the fleet down for ever.
+
+It does not hold with BullMQ's default (`maxStalledCount` 1): 1,000 jobs and 18 SIGKILLs made 28 failed jobs
+whose attempts were unspent. So the queue's own limit is lifted out of the way and the count is judged here,
+in the pipeline, where the failure is logged, measured and dead-lettered like any other.
+"""
+
+from __future__ import annotations
+
+from .errors import Permanent
+
+__all__ = ["CRASH_LIMIT", "QUEUE_LIMIT", "CrashLoop", "check"]
+
+CRASH_LIMIT = 20  # innocent neighbours of a process-killer are hit too, so this is far above any attempts
+QUEUE_LIMIT = 1_000_000  # what the worker passes as maxStalledCount: never the first to give up
+
+
+class CrashLoop(Permanent):
+    """The job was running in too many crashes. Run its type isolated, fix it, then replay it."""
+
+
+def check(stalled: int, limit: int = CRASH_LIMIT) -> None:
+    """Raise `CrashLoop` when the job has used up its crash budget."""
+    if stalled > limit:
+        raise CrashLoop(
+            f"its worker died {stalled} times while running it (limit {limit}); {CrashLoop.__doc__}"
+        )

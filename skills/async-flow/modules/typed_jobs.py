@@ -1,0 +1,215 @@
+"""Typed jobs: a name, a version and a payload model, checked on enqueue and again at the worker.
+
+Promise: what a worker runs was valid when it was enqueued and is valid now. An unknown name, an unknown
+version or malformed data raises a `Permanent` error at once: no crash loop, no silent success, neighbours go
+on. The message names what is known and where the data is wrong, never a value from it. Jobs of an older
+version that are still in the queue run after a deploy, lifted by `upcasts`.
+
+Does not hold for a version newer than the worker knows: it fails permanently and waits in the dead letters
+for a replay. So deploy workers before producers.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticSerializationError
+
+from .deadline import Deadline
+from .errors import Permanent
+from .retry import DEFAULT, RetryPolicy
+
+__all__ = ["JobType", "JobTypes", "MalformedPayload", "Payload", "UnknownJob", "UnknownVersion"]
+
+P = TypeVar("P", bound=BaseModel)
+Handler = Callable[[Any, P], Awaitable[Any]]
+Upcast = Callable[[dict[str, Any]], dict[str, Any]]
+MINUTE = Deadline(60.0)
+
+
+class UnknownJob(Permanent):
+    """No job type of this name is registered here. Fix the name, or deploy the worker that knows it."""
+
+
+class UnknownVersion(Permanent):
+    """This worker cannot read that version. Deploy a newer worker, or register an upcast, then replay."""
+
+
+class MalformedPayload(Permanent):
+    """The data does not fit the job type's model. Fix the producer; the job never ran."""
+
+
+class Payload(BaseModel):
+    """Convenient parent for payload models: unknown fields are errors, and errors never show the input."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class JobType(Generic[P]):
+    """One kind of job. `upcasts[n]` turns a payload of version n into one of version n + 1."""
+
+    name: str
+    payload: type[P]
+    handler: Handler[P] = field(repr=False)
+    version: int = 1
+    queue: str = "default"
+    retry: RetryPolicy = DEFAULT
+    deadline: Deadline = MINUTE
+    isolated: bool = False  # its work belongs into a child process, see `isolation`
+    upcasts: Mapping[int, Upcast] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]{0,99}", self.name):
+            raise ValueError(f"job name {self.name!r}: letters, digits, dot, dash, underscore, up to 100")
+        if not inspect.iscoroutinefunction(self.handler):
+            raise TypeError(f"the handler of {self.name} must be `async def handler(ctx, payload)`")
+        lifted = sorted(self.upcasts)
+        if lifted and lifted != list(range(lifted[0], self.version)):
+            raise ValueError(f"{self.name} v{self.version}: upcasts {lifted} leave a gap before this version")
+
+    @property
+    def versions(self) -> list[int]:
+        """Every version that this job type reads."""
+        return [*sorted(self.upcasts), self.version]
+
+    def limit_for(self, attempt: int) -> float:
+        """Seconds that this attempt, counted from 1, may take."""
+        return self.deadline.limit_for(attempt)
+
+
+class Options(TypedDict, total=False):
+    """What may be said about a job type; see `JobType`."""
+
+    version: int
+    queue: str
+    retry: RetryPolicy
+    deadline: float | Deadline
+    isolated: bool
+    upcasts: Mapping[int, Upcast]
+
+
+class JobTypes:
+    """The registry that producers and workers share."""
+
+    def __init__(self) -> None:
+        self._types: dict[str, JobType[Any]] = {}
+
+    @overload
+    def register(
+        self, *, name: str, payload: type[P], handler: Handler[P], **options: Unpack[Options]
+    ) -> JobType[P]: ...
+
+    @overload
+    def register(
+        self, *, name: str, payload: type[P], **options: Unpack[Options]
+    ) -> Callable[[Handler[P]], JobType[P]]: ...
+
+    def register(
+        self, *, name: str, payload: type[P], handler: Handler[P] | None = None, **options: Unpack[Options]
+    ) -> JobType[P] | Callable[[Handler[P]], JobType[P]]:
+        """Add a job type; without `handler` it is a decorator that turns the function into its JobType."""
+        if handler is None:
+            return lambda decorated: self.register(name=name, payload=payload, handler=decorated, **options)
+        limit = options.get("deadline", MINUTE)
+        job_type = JobType(
+            name=name,
+            payload=payload,
+            handler=handler,
+            version=options.get("version", 1),
+            queue=options.get("queue", "default"),
+            retry=options.get("retry", DEFAULT),
+            deadline=limit if isinstance(limit, Deadline) else Deadline(limit),
+            isolated=options.get("isolated", False),
+            upcasts=options.get("upcasts", {}),
+        )
+        if name in self._types:
+            raise ValueError(f"job type {name} is registered already; a new payload is a new `version` of it")
+        self._types[name] = job_type
+        return job_type
+
+    def encode(
+        self,
+        job: str | JobType[Any],
+        payload: BaseModel | Mapping[str, Any],
+        meta: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Job data for the queue. Validated in the form in which the worker will read it."""
+        job_type = self[job.name if isinstance(job, JobType) else job]
+        try:
+            given = payload if isinstance(payload, Mapping) else _dump(payload)
+            body = _dump(job_type.payload.model_validate(given))
+            job_type.payload.model_validate(body)  # what serialises does not always parse: find out here
+        except ValidationError as error:
+            raise MalformedPayload(_complaint(job_type, error)) from None  # its text quotes the payload
+        except PydanticSerializationError:
+            raise MalformedPayload(f"{job_type.name}: the payload has no JSON form") from None
+        return {"v": job_type.version, "payload": body, **({"meta": dict(meta)} if meta else {})}
+
+    def decode(self, name: str, data: object) -> tuple[JobType[Any], Any]:
+        """The job type and the validated payload of a job taken from the queue, or a `Permanent` error."""
+        job_type = self[name]
+        if not isinstance(data, dict) or not isinstance(data.get("payload"), dict):
+            raise MalformedPayload(
+                f"{name}: data is not an envelope {{v, payload}}, so use `encode` to enqueue"
+            )
+        version, body = data.get("v"), data["payload"]
+        if type(version) is not int:
+            raise MalformedPayload(f"{name}: `v` is not a version number")
+        if version not in job_type.versions:
+            raise UnknownVersion(f"{name} v{version}: this worker reads {_listed(job_type.versions)}")
+        for step in range(version, job_type.version):
+            try:
+                body = job_type.upcasts[step](copy.deepcopy(body))
+            except Exception as error:
+                lost = f"{name}: the upcast from v{step} raised {type(error).__name__}"
+                raise MalformedPayload(lost) from None
+        try:
+            return job_type, job_type.payload.model_validate(body)
+        except ValidationError as error:
+            raise MalformedPayload(_complaint(job_type, error)) from None
+
+    def find(self, name: str) -> JobType[Any] | None:
+        return self._types.get(name)
+
+    def __getitem__(self, name: str) -> JobType[Any]:
+        if found := self._types.get(name):
+            return found
+        near = difflib.get_close_matches(str(name), self._types, 1)
+        hint = f", did you mean {near[0]}?" if near else ""
+        raise UnknownJob(f"no job type {str(name)[:100]!r}{hint} (known: {_listed(sorted(self._types))})")
+
+    def __iter__(self) -> Iterator[JobType[Any]]:
+        return iter(self._types.values())
+
+    @property
+    def queues(self) -> list[str]:
+        """Names of the queues that these jobs live in."""
+        return sorted({job_type.queue for job_type in self})
+
+
+def _dump(payload: BaseModel) -> dict[str, Any]:
+    return payload.model_dump(mode="json", by_alias=True)
+
+
+def _complaint(job_type: JobType[Any], error: ValidationError) -> str:
+    """Where and how, never what. A key that is no field of the model came with the data: hidden too."""
+    known = {str(name) for name in job_type.payload.model_fields}
+    known |= {str(f.alias) for f in job_type.payload.model_fields.values() if f.alias}
+    faults = []
+    for fault in error.errors(include_url=False, include_context=False, include_input=False)[:5]:
+        path = [str(p) if isinstance(p, int) or p in known else "*" for p in fault["loc"]]
+        faults.append(f"{'.'.join(path) or 'payload'} ({fault['type']})")
+    more = f" and {error.error_count() - 5} more" if error.error_count() > 5 else ""
+    return f"{job_type.name} v{job_type.version}: malformed at {', '.join(faults)}{more}"
+
+
+def _listed(items: list[Any]) -> str:
+    return ", ".join(map(str, items)) or "none"

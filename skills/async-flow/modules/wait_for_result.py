@@ -1,0 +1,109 @@
+"""Wait for a job's end without a race, a leak or a hang.
+
+Promise: `wait` returns the result if the job ends within `timeout`, whenever it ends: before the call, during
+it, or so fast that no listener could have been attached. It listens first, then looks, then waits for the event,
+and looks again every `poll` seconds for the case that an event was lost. A job that failed for good raises
+`JobFailed`; one that runs on raises `StillRunning` (the job goes on, wait again). Whatever happens, the listener
+is removed. A listener attached after the add saw none of 50 quick jobs.
+
+Results are looked up in Redis, then in the database: retention removes a job from Redis while its result still
+stands in the idempotency marker, and failed jobs move to the dead letters. It does NOT hold when both are gone:
+`JobUnknown`. Waiting holds a connection of your caller: for more than some seconds let him ask again instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from .cancel import cancelled
+from .dead_letter_archive import dead_letters
+from .errors import Cancelled, JobError
+from .idempotency import inbox
+from .producer import JobRef
+from .progress_stream import ProgressStream
+from .store import read
+
+__all__ = ["JobFailed", "JobUnknown", "Results", "StillRunning"]
+
+UNKNOWN_FOR = 1.0  # seconds a job may be nowhere: accepted into the database, not queued yet
+_RUNNING = object()
+_NOWHERE = object()
+
+
+class JobFailed(JobError):
+    """The job failed for good. Its reason is in the message; replay it from the dead letters."""
+
+
+class StillRunning(JobError):
+    """Not ended yet. Nothing is lost: the job goes on, ask again later."""
+
+
+class JobUnknown(JobError):
+    """No trace of this job: never enqueued, or ended so long ago that its result is forgotten too."""
+
+
+class Results:
+    """One per process, on the process's `ProgressStream`."""
+
+    def __init__(
+        self, stream: ProgressStream, redis: Redis, store: AsyncEngine, *, prefix: str = "bull"
+    ) -> None:
+        self._stream, self._redis, self._store, self._prefix = stream, redis, store, prefix
+
+    async def wait(self, ref: JobRef, *, timeout: float, poll: float = 1.0) -> Any:
+        """The job's result. Raises `JobFailed`, `Cancelled`, `StillRunning` or `JobUnknown`."""
+        start = time.monotonic()
+        with self._stream.ending(ref.queue, ref.id) as ended:
+            while True:
+                found = await self._look(ref)
+                spent = time.monotonic() - start
+                if found is _NOWHERE and spent >= UNKNOWN_FOR:
+                    raise JobUnknown(f"{ref.queue}/{ref.id}: {JobUnknown.__doc__}")
+                if found is not _RUNNING and found is not _NOWHERE:
+                    if (reason := cancelled(found)) is not None:
+                        raise Cancelled(reason)
+                    return found
+                if spent >= timeout:
+                    raise StillRunning(f"{ref.queue}/{ref.id} after {timeout:g} s: {StillRunning.__doc__}")
+                nap = min(poll, timeout - spent, 0.1 if found is _NOWHERE else poll)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(nap):
+                        await ended.wait()
+                ended.clear()
+
+    async def _look(self, ref: JobRef) -> Any:
+        base, client = f"{self._prefix}:{ref.queue}:", self._redis
+        try:
+            async with client.pipeline(transaction=True) as pipe:
+                pipe.zscore(f"{base}completed", ref.id).zscore(f"{base}failed", ref.id)  # type: ignore[attr-defined]
+                pipe.hmget(base + ref.id, "returnvalue", "failedReason", "name")
+                done, failed, (value, reason, name) = await pipe.execute()
+        except (RedisError, OSError):
+            found = await self._stored(ref)
+            return _RUNNING if found is _NOWHERE else found
+        if done is not None:
+            return json.loads(value or "null")
+        if failed is not None:
+            raise JobFailed(f"{ref.queue}/{ref.id}: {reason}")
+        return _RUNNING if name is not None else await self._stored(ref)
+
+    async def _stored(self, ref: JobRef) -> Any:
+        letters, markers = dead_letters.c, inbox.c
+        marker = select(markers.result).where(markers.consumer == ref.name, markers.key == ref.key)
+        letter = select(letters.reason).where(letters.queue == ref.queue, letters.job_id == ref.id)
+        letter = letter.where(letters.replayed_at.is_(None)).order_by(letters.failed_at.desc()).limit(1)
+        async with read(self._store) as connection:
+            if (text := await connection.scalar(marker)) is not None:
+                return json.loads(text)
+            if (reason := await connection.scalar(letter)) is not None:
+                raise JobFailed(f"{ref.queue}/{ref.id}: {reason}")
+        return _NOWHERE

@@ -1,0 +1,113 @@
+# [api]
+# api.py: answers at once; the work is a job, its end can be awaited or watched
+import asyncio
+import contextlib
+import os
+
+from fastapi import FastAPI, Header, HTTPException, Request
+from fastapi.responses import StreamingResponse
+
+from patterns import store
+from patterns.producer import JobRef, JobRequest, Producer, QueueUnavailable
+from patterns.progress_stream import ProgressStream, sse
+from patterns.request_dedup import RequestDedup
+from patterns.wait_for_result import JobFailed, JobUnknown, Results, StillRunning
+from summaries import Summarise, jobs
+
+
+@contextlib.asynccontextmanager
+async def lifespan(app: FastAPI):
+    url, app.state.engine = os.environ["REDIS_URL"], store.open_store(os.environ["DATABASE_URL"])
+    await store.create_all(app.state.engine)
+    app.state.producer = Producer(jobs, url)
+    app.state.stream = ProgressStream(url, jobs.queues)
+    app.state.results = Results(app.state.stream, app.state.producer.redis, app.state.engine)
+    reading = asyncio.create_task(app.state.stream.run())  # held: one reader serves all clients
+    yield
+    reading.cancel()
+    await app.state.producer.close()
+    await store.close(app.state.engine)
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.post("/summaries", status_code=202)
+async def create(body: Summarise, request: Request, idempotency_key: str | None = Header(None)):
+    async def work(ident: str) -> dict:  # the same ident for every repeat of this request
+        ref = await request.app.state.producer.enqueue(JobRequest("summarise", body, key=ident))
+        return {"key": ref.key, "job": ref.id}
+
+    try:
+        caller = "the user's id, from your authentication"
+        dedup = RequestDedup(request.app.state.engine, "summaries")
+        return (await dedup.run(caller, idempotency_key, body.model_dump(), work)).value
+    except QueueUnavailable as error:
+        raise HTTPException(503, str(error), {"Retry-After": "5"}) from error
+
+
+@app.get("/summaries/{key}")
+async def result(key: str, request: Request, wait: float = 0):
+    ref: JobRef = request.app.state.producer.ref(JobRequest("summarise", {}, key=key))
+    try:
+        return await request.app.state.results.wait(ref, timeout=min(wait, 10))
+    except StillRunning:
+        raise HTTPException(202, "still running, ask again", {"Retry-After": "2"}) from None
+    except JobUnknown:
+        raise HTTPException(404, "no such summary") from None
+    except JobFailed:
+        raise HTTPException(502, "the summary failed") from None  # the reason stays in the dead letters
+
+
+# [/api]
+# [sse]
+@app.get("/events")
+async def events(request: Request, last_event_id: str | None = Header(None)):
+    async def lines():
+        async for event in request.app.state.stream.events(last_event_id, queues=["ai"]):
+            if event.name == "idle":
+                yield ": still here\n\n"  # keeps proxies from closing the connection
+            else:
+                data = {"job": event.job_id, "progress": event.progress}  # no results, no reasons
+                yield sse(event.name, data, event.cursor)
+
+    return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+# [/sse]
+
+
+async def example(redis_url: str, store_url: str) -> None:
+    import httpx2 as httpx
+
+    from patterns.bullmq_worker import ReliableWorker
+    from patterns.pipeline import Pipeline
+
+    os.environ["DATABASE_URL"] = store_url
+    async with lifespan(app):
+        worker = ReliableWorker("ai", Pipeline(jobs, app.state.engine), url=redis_url)
+        running = asyncio.create_task(worker.run())
+        seen = []
+
+        async def watch() -> None:
+            async for event in app.state.stream.events(queues=["ai"]):
+                seen.append(event.name)
+                if event.name == "completed":
+                    return
+
+        await app.state.stream.ready()
+        watching = asyncio.create_task(watch())
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            body, header = {"text": "one two three four five six"}, {"idempotency-key": "click-1"}
+            answers = [(await client.post("/summaries", json=body, headers=header)).json() for _ in range(3)]
+            assert answers[0] == answers[1] == answers[2], answers
+            done = await client.get(f"/summaries/{answers[0]['key']}?wait=10")
+            assert done.json() == {"summary": "one two three four five"}, done.text
+            assert (await client.get("/summaries/nobody?wait=0")).status_code in (202, 404)
+        async with asyncio.timeout(10):
+            await watching
+        assert "progress" in seen
+        assert seen.count("completed") == 1
+        await worker.drain(5)
+        await running
