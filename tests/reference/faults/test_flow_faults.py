@@ -34,7 +34,7 @@ async def test_a_killed_producer_leaves_whole_flows_where_single_adds_leave_halv
         for number in range(kills):
             victim = spawn(PROGRAM, "produce", f"--redis={redis_url}", f"--start={number * 1_000_000}")
             await victim.line('"ready"')
-            await asyncio.sleep(0.05 + rng.random() * 0.1)
+            await asyncio.sleep(0.2 + rng.random() * 0.1)
             victim.kill()
         jobs: dict[str, Counter[str]] = {program.QUEUE: Counter(), program.NAIVE: Counter()}
         for queue, found in jobs.items():

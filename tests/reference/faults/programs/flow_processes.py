@@ -110,6 +110,7 @@ async def produce(options: argparse.Namespace) -> None:
     for number in range(options.start, 10**9):
         for name in STEPS:
             await queue.add(name, {"chain": number}, {"jobId": f"{name}.{number}"})
+            await asyncio.sleep(0.01)  # so that most kills fall between two adds
         await producer.enqueue(flow_of(number))
 
 

@@ -1,0 +1,190 @@
+"""Retention: Redis stays bounded, results that matter are answered from the database."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from harness.pipelines import Desk
+from harness.redis import RedisServer
+from harness.waiting import until
+from harness.workers import at_work, queue_at
+from studyhall.patterns import checkpoint, dead_letter, idempotency, retention
+from studyhall.patterns.dead_letter_archive import dead_letters
+from studyhall.patterns.errors import Transient
+from studyhall.patterns.idempotency import Inbox, fingerprint
+from studyhall.patterns.pipeline import JobContext
+from studyhall.patterns.producer import JobRequest
+from studyhall.patterns.retention import Retention
+from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.store import begin, read
+from studyhall.patterns.typed_jobs import JobTypes, Payload
+
+
+class Sum(Payload):
+    n: int
+
+
+def sums(*, fail: bool = False) -> JobTypes:
+    async def handler(ctx: JobContext, payload: Sum) -> dict[str, int]:
+        if fail:
+            raise Transient("the provider answered 503 for a request that is described at some length here")
+        return {"square": payload.n**2}
+
+    jobs = JobTypes()
+    jobs.register(name="sum", payload=Sum, handler=handler, queue="sums", retry=RetryPolicy(0.001, 0.001, 3))
+    return jobs
+
+
+def request(n: int) -> JobRequest:
+    return JobRequest("sum", {"n": n}, key=f"k{n}")
+
+
+async def test_failed_jobs_cost_redis_nothing_lasting_where_the_default_keeps_them_for_ever(
+    make_redis: Callable[..., RedisServer],
+    tmp_path: Path,
+    scale: Callable[[int, int], int],
+    figures: Callable[..., Path],
+) -> None:
+    server, number = make_redis(), scale(300, 2_000)
+
+    def memory() -> int:
+        with server.client() as client:
+            return int(client.info("memory")["used_memory"])
+
+    async def naive(job: Any, _token: str) -> None:
+        raise RuntimeError("the provider answered 503 for a request that is described at some length here")
+
+    async with queue_at(server.url, "naive") as queue:
+        async with at_work("naive", naive, url=server.url):
+            await queue.add("sum", {"n": -1}, {"attempts": 1})
+            await until(lambda: _failed(queue, 1), 20, "warm")
+            empty = memory()
+            for n in range(number):
+                await queue.add("sum", {"n": n}, {"attempts": 3, "backoff": 1})
+            await until(lambda: _failed(queue, number + 1), 120, "the naive jobs failed", every=0.2)
+        kept = (await queue.getJobCounts("failed"))["failed"]
+    naive_bytes = (memory() - empty) // number
+
+    async with Desk.open(server.url, tmp_path, sums(fail=True)) as desk:
+        async with desk.working():
+            await desk.producer.enqueue(request(-1))
+            await desk.ended(request(-1))
+            await dead_letter.sweep(["sums"], desk.producer.redis, desk.store)
+            empty = memory()
+            await desk.producer.enqueue_many([request(n) for n in range(number)])
+            await until(lambda: _failed(desk.producer.queue("sums"), number), 120, "ours failed", every=0.2)
+        await dead_letter.sweep(["sums"], desk.producer.redis, desk.store)
+        left = [key async for key in desk.producer.redis.scan_iter("bull:sums:sum.*")]
+        letters = await dead_letter.list_letters(desk.store, limit=number + 10)
+    # What stays is the event stream, which BullMQ bounds at 10,000 entries whatever happens.
+    with server.client() as client:
+        stream = int(client.memory_usage("bull:sums:events", samples=0) or 0)
+    ours = max(0, memory() - empty - stream) // number
+    assert kept == number + 1, "the naive twin keeps every failed job"
+    assert naive_bytes > 2_000
+    assert left == []
+    assert len(letters) == number + 1, "and none is forgotten: all are dead letters"
+    assert ours < naive_bytes / 10
+    figures(
+        "retention",
+        name="failed-jobs",
+        failed=number,
+        naive_redis_bytes_per_failed_job=naive_bytes,
+        redis_bytes_per_failed_job=ours,
+        dead_letters=len(letters) - 1,
+    )
+
+
+async def _failed(queue: Any, number: int) -> bool:
+    return bool((await queue.getJobCounts("failed"))["failed"] >= number)
+
+
+async def test_results_that_left_redis_are_answered_from_the_database(
+    redis_url: str, tmp_path: Path, figures: Callable[..., Path]
+) -> None:
+    number, keep = 200, 20
+    async with (
+        Desk.open(redis_url, tmp_path, sums(), retention=Retention(completed_count=keep)) as desk,
+        desk.working(),
+    ):
+        await desk.producer.enqueue_many([request(n) for n in range(number)])
+        await until(lambda: _answered(desk, number), 60, "all are done", every=0.1)
+        in_redis = [await desk.job(request(n)) for n in range(number)]
+        inbox = Inbox(desk.store, "sum")
+        stored = [await inbox.seen(f"k{n}", fingerprint({"n": n})) for n in range(number)]
+        counts = await desk.counts("sums")
+    evicted = sum(job is None for job in in_redis)
+    assert evicted == number - keep, "a waiter that asks Redis finds nothing: the naive answer is lost"
+    assert counts["completed"] == keep
+    assert [found.result for found in stored if found] == [{"square": n**2} for n in range(number)]
+    figures(
+        "retention", name="evicted-results", jobs=number, evicted=evicted, answered_from_database=len(stored)
+    )
+
+
+async def _answered(desk: Desk, number: int) -> bool:
+    async with read(desk.store) as connection:
+        done = await connection.scalar(select(func.count()).select_from(idempotency.inbox))
+    return done == number and not await desk.producer.redis.llen("bull:sums:active")
+
+
+def test_markers_must_outlive_whatever_can_come_back() -> None:
+    with pytest.raises(ValueError, match="markers_age must be at least"):
+        Retention(markers_age=20 * retention.DAY)
+    with pytest.raises(ValueError, match="checkpoints_age"):
+        Retention(letters_age=50 * retention.DAY, markers_age=90 * retention.DAY)
+    with pytest.raises(ValueError, match="at least one"):
+        Retention(completed_count=0)
+    assert retention.DEFAULT.markers_age >= retention.DEFAULT.failed_age + retention.DEFAULT.letters_age
+
+
+def test_failed_jobs_are_never_limited_by_count() -> None:
+    """With a count of 50, a burst of 1,000 failures leaves 50 to archive."""
+    assert retention.DEFAULT.job_options()["removeOnFail"] == {"age": 14 * 24 * 3600}
+
+
+async def test_purge_forgets_each_thing_after_its_own_time(store: AsyncEngine) -> None:
+    now, day = time.time(), retention.DAY
+    rules = Retention()
+    for age_in_days in (1, 31, 61):
+        async with begin(store) as tx:
+            await checkpoint.save(tx, f"c{age_in_days}", 1, 1)
+            await tx.execute(
+                idempotency.inbox.insert().values(
+                    consumer=f"consumer-{age_in_days % 2}",
+                    key=f"k{age_in_days}",
+                    fingerprint="f",
+                    result="1",
+                    at=now - age_in_days * day,
+                )
+            )
+            await tx.execute(
+                dead_letters.insert().values(
+                    id=f"l{age_in_days}",
+                    queue="q",
+                    job_id="j",
+                    name="n",
+                    cause="exhausted",
+                    reason="r",
+                    attempts_made=1,
+                    failed_at=now,
+                    archived_at=now - age_in_days * day,
+                    snapshot="{}",
+                )
+            )
+            await tx.execute(
+                update(checkpoint.checkpoints)
+                .where(checkpoint.checkpoints.c.key == f"c{age_in_days}")
+                .values(saved_at=now - age_in_days * day)
+            )
+    assert await retention.purge(store, rules) == retention.Purged(markers=1, letters=2, checkpoints=1)
+    assert await retention.purge(store, rules) == retention.Purged()
+    assert timedelta(seconds=rules.markers_age).days == 60
