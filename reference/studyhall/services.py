@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from .db import Document
 from .documents import Missing
 from .patterns.claim_check import BlobDamaged, BlobMissing, Blobs, Claim
+from .patterns.deferred_reply import DeferredReplies
+from .patterns.interaction_webhook import InteractionWebhook
 from .providers import AIProvider
 
 if TYPE_CHECKING:  # it enqueues flows of the jobs that use these services
     from .upkeep import Upkeep
 
-__all__ = ["Pool", "Services"]
+__all__ = ["Chat", "Pool", "Services"]
 
 T = TypeVar("T")
 GONE = "The uploaded file is no longer there, or was damaged. Upload it again."
@@ -34,12 +36,21 @@ class Pool(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Chat:
+    """How answers get to the chat platform."""
+
+    replies: DeferredReplies
+    webhook: InteractionWebhook
+
+
+@dataclass(frozen=True, slots=True)
 class Services:
     provider: AIProvider
     pool: Pool
     blob_dir: Path
     max_document_bytes: int = 50 * 1024 * 1024
     upkeep: Upkeep | None = None  # for the scheduled jobs
+    chat: Chat | None = None  # for answers to chat commands
 
     async def upload(self, document: Document) -> Path:
         """Where the document's file lies. One that is gone or is not what was uploaded is refused."""

@@ -16,6 +16,8 @@ from .limits import ai_limit, provider_breaker
 from .patterns import dead_letter, stall_budget
 from .patterns.bullmq_worker import ReliableWorker
 from .patterns.cancel import CancelWatcher
+from .patterns.deferred_reply import DeferredReplies
+from .patterns.interaction_webhook import InteractionWebhook
 from .patterns.isolation import SubprocessPool
 from .patterns.observability import JobMetrics, serve_metrics
 from .patterns.pending_jobs import Drainer
@@ -24,7 +26,7 @@ from .patterns.schedule import ScheduleKeeper
 from .patterns.shutdown import Drainable, run_until_signalled
 from .providers import GuardedProvider, open_provider
 from .schedules import schedules
-from .services import Services
+from .services import Chat, Services
 from .settings import Settings
 from .upkeep import Upkeep
 
@@ -42,8 +44,11 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
             provider = GuardedProvider(provider, breaker)
         pool = SubprocessPool(size=2)
         stack.push_async_callback(pool.close)
+        webhook = InteractionWebhook(settings.chat_url)
+        stack.push_async_callback(webhook.close)
+        chat = Chat(DeferredReplies(app.store, life=settings.chat_token_seconds), webhook)
         upkeep = Upkeep(app.producer, app.store, app.jobs.queues)
-        services = Services(provider, pool, settings.blob_dir, settings.max_document_bytes, upkeep)
+        services = Services(provider, pool, settings.blob_dir, settings.max_document_bytes, upkeep, chat)
         scheduled = schedules(app.jobs, settings)
         metrics = JobMetrics()
         if settings.metrics_port:

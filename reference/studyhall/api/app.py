@@ -12,6 +12,7 @@ from starlette.staticfiles import StaticFiles
 
 from studyhall.app import open_app
 from studyhall.orders.service import seed_packs
+from studyhall.patterns.deferred_reply import DeferredReplies
 from studyhall.patterns.in_process_tasks import Tasks
 from studyhall.patterns.observability import JobMetrics
 from studyhall.patterns.progress_stream import ProgressStream
@@ -20,7 +21,7 @@ from studyhall.patterns.store import begin
 from studyhall.patterns.wait_for_result import Results
 from studyhall.settings import Settings
 
-from . import admin_jobs, admin_letters, admin_state, documents, events, orders, probes, reading
+from . import admin_jobs, admin_letters, admin_state, documents, events, interactions, orders, probes, reading
 from .gate import Gate
 from .hall import Hall
 from .problems import install
@@ -46,6 +47,7 @@ def create_app(settings: Settings) -> FastAPI:
                 metrics=JobMetrics(),
                 uploads=RequestDedup(app.store, "uploads"),
                 orders=RequestDedup(app.store, "orders"),
+                replies=DeferredReplies(app.store, life=settings.chat_token_seconds),
             )
             reader = asyncio.create_task(stream.run(), name="event streams")
             try:
@@ -64,7 +66,17 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     install(api)
-    for part in (probes, documents, orders, events, admin_jobs, admin_letters, admin_state, reading):
+    for part in (
+        probes,
+        documents,
+        orders,
+        interactions,
+        events,
+        admin_jobs,
+        admin_letters,
+        admin_state,
+        reading,
+    ):
         api.include_router(part.router)
     if CONSOLE.is_dir():
         api.mount("/", StaticFiles(directory=CONSOLE, html=True), name="console")

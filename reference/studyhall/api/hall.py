@@ -11,6 +11,7 @@ from fastapi.security import HTTPBearer
 from fastapi.security.http import HTTPAuthorizationCredentials
 
 from studyhall.app import App
+from studyhall.patterns.deferred_reply import DeferredReplies
 from studyhall.patterns.in_process_tasks import Tasks
 from studyhall.patterns.observability import JobMetrics
 from studyhall.patterns.progress_stream import ProgressStream
@@ -31,6 +32,7 @@ class Hall:
     metrics: JobMetrics
     uploads: RequestDedup
     orders: RequestDedup
+    replies: DeferredReplies
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)  # what `replay many` did, the last few
 
 

@@ -8,7 +8,14 @@ from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.retry import AI, DOCUMENTS
 from studyhall.patterns.typed_jobs import JobTypes
 
-from . import connection_explanations, document_processing, graph_generation, quiz_creation, upkeep
+from . import (
+    answer_question,
+    connection_explanations,
+    document_processing,
+    graph_generation,
+    quiz_creation,
+    upkeep,
+)
 
 __all__ = ["job_types", "study_flow"]
 
@@ -60,6 +67,14 @@ def job_types() -> JobTypes:
         jobs.register(
             name=name, payload=upkeep.Nothing, handler=handler, queue="upkeep", deadline=Deadline(limit)
         )
+    jobs.register(
+        name="answer-question",
+        payload=answer_question.AnswerQuestion,
+        handler=answer_question.answer_question,
+        queue="chat",
+        retry=answer_question.CHAT,
+        deadline=Deadline(930),  # the reply's own limit, from its token's life, ends it before
+    )
     return jobs
 
 

@@ -66,5 +66,9 @@ class GuardedProvider:
                 connections, text, key=key, on_progress=on_progress, deadline=deadline
             )
 
+    async def answer(self, question: str, text: str, *, key: str, deadline: float) -> str:
+        async with self._breaker:
+            return await self._provider.answer(question, text, key=key, deadline=deadline)
+
     async def close(self) -> None:
         await self._provider.close()

@@ -146,6 +146,10 @@ class HttpProvider:
             await on_progress(Step("explaining", len(made), len(connections)))
         return made
 
+    async def answer(self, question: str, text: str, *, key: str, deadline: float) -> str:
+        task, body = prompts.answer(question, sentences(text[:MAX_TEXT]))
+        return (await self._ask(prompts.Answered, task, body, f"{key}-answer", deadline)).text
+
     async def close(self) -> None:
         await self._client.aclose()
 

@@ -21,6 +21,7 @@ from itertools import combinations, pairwise
 from typing import Any
 
 from .language import Vocabulary, chunks, sentences
+from .prompts import relevant
 from .protocol import OnProgress, Step, TooLittleText, time_left
 from .results import Concept, ConceptGraph, Explanation, Link, Question, Quiz
 
@@ -126,6 +127,11 @@ class LocalProvider:
             explanations.append(_explanation(link, where, found))
             await on_progress(Step("explaining", done, len(connections)))
         return explanations
+
+    async def answer(self, question: str, text: str, *, key: str, deadline: float) -> str:
+        await asyncio.sleep(min(self._pace, time_left(deadline)))
+        told = relevant(question, sentences(text[:MAX_TEXT]), at_most=3)
+        return " ".join(told) or "Your documents do not say anything about that."
 
     async def close(self) -> None:
         """Nothing is open."""

@@ -1,6 +1,6 @@
 """What every AI provider can do, local or remote.
 
-All three calls work in steps. After each step the provider awaits `on_progress`; for the long one, the
+The first three calls work in steps. After each step the provider awaits `on_progress`; for the long one, the
 concept graph, the step carries a `state` that can be stored and given back as `resume`, so a killed worker
 repeats one step at most.
 
@@ -77,6 +77,8 @@ class AIProvider(Protocol):
         on_progress: OnProgress,
         deadline: float,
     ) -> list[Explanation]: ...
+
+    async def answer(self, question: str, text: str, *, key: str, deadline: float) -> str: ...
 
     async def close(self) -> None: ...
 

@@ -1,0 +1,58 @@
+"""answer-question: the work behind the chat command `/ask`. The job names the interaction; its token stays in the
+database."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from studyhall import db
+from studyhall.patterns.pipeline import JobContext
+from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.store import read
+from studyhall.patterns.typed_jobs import Payload
+from studyhall.services import Services
+
+__all__ = ["CHAT", "AnswerQuestion", "answer_question"]
+
+# Short pauses: the token that lets us answer lives for 15 minutes.
+CHAT = RetryPolicy(base=1.0, cap=10.0, attempts=3, max_age=900.0)
+DOCUMENTS_READ = 20
+TEXT_READ = 200_000
+
+
+class AnswerQuestion(Payload):
+    interaction_id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,100}$")]
+    owner: Annotated[str, StringConstraints(min_length=1, max_length=200)]
+    question: Annotated[str, Field(min_length=1, max_length=1_000)]
+
+
+async def answer_question(ctx: JobContext, payload: AnswerQuestion) -> dict[str, str]:
+    services: Services = ctx.services
+    assert services.chat is not None, "this worker has no chat platform to answer to"
+
+    async def work(seconds: float) -> str:
+        return await services.provider.answer(
+            payload.question,
+            await _texts(ctx, payload.owner),
+            key=ctx.provider_key(f"answer-{ctx.attempt}"),
+            deadline=time.monotonic() + seconds,
+        )
+
+    state = await services.chat.replies.answer(
+        payload.interaction_id,
+        services.chat.webhook,
+        work,
+        last_try=ctx.attempt >= ctx.attempts,
+        next_try_within=2 * CHAT.cap,
+    )
+    return {"state": state}
+
+
+async def _texts(ctx: JobContext, owner: str) -> str:
+    async with read(ctx.store) as connection:
+        found = await db.documents_of(connection, owner, limit=DOCUMENTS_READ)
+        texts = [await db.text(connection, one.id, owner) or "" for one in found if one.status == "ready"]
+    return "\n\n".join(texts)[:TEXT_READ]
