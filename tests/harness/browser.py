@@ -6,6 +6,7 @@ A `Page` here records what must not happen: errors on the console, errors in scr
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import tempfile
@@ -57,6 +58,8 @@ class StudyHall:
         self._started = 0
         self._api: Spawned | None = None
         self._worker: Spawned | None = None
+        self._relay: Spawned | None = None
+        self._sandbox: Spawned | None = None
         self.start_api()
         if worker:
             self.start_worker()
@@ -82,6 +85,16 @@ class StudyHall:
         self._worker = self._spawn("worker", "--processes", "1")
         self._worker.line_sync('"ready"', timeout=60)
 
+    def start_relay(self) -> None:
+        """A payment provider and the relay: from here on orders are paid, confirmed or taken back."""
+        folder = self.directory / "payments"
+        self._sandbox = spawn_python(
+            "studyhall.payment_sandbox", "--port", "0", "--data-dir", folder, log=self.directory / "payments.log"
+        )
+        url = json.loads(self._sandbox.line_sync('"url"', timeout=30))["url"]
+        self._relay = self._spawn("relay", "--payment-url", url)
+        self._relay.line_sync('"ready"', timeout=60)
+
     def command(self, *args: str) -> str:
         """`studyhall …` on the same data; its output."""
         child = self._spawn(*args)
@@ -91,8 +104,6 @@ class StudyHall:
 
     def upload(self, path: Path, name: str | None = None) -> str:
         """Upload by HTTP, as a browser would; the document's id."""
-        import json
-
         bound = "boundary-of-the-tests"
         shown = (name or path.name).replace('"', "%22")
         head = f'--{bound}\r\nContent-Disposition: form-data; name="file"; filename="{shown}"\r\n\r\n'
@@ -103,14 +114,15 @@ class StudyHall:
 
     def close(self) -> None:
         """The API and the worker end, and the embedded server with the last of them."""
-        for child in (self._worker, self._api):
-            if child is not None and child.returncode is None:
+        children = [child for child in (self._relay, self._sandbox, self._worker, self._api) if child]
+        for child in children:
+            if child.returncode is None:
                 child.terminate()
-        for child in (self._worker, self._api):
-            if child is not None:
+        for child in children:
+            if child.returncode is None:
                 with contextlib.suppress(AssertionError):
                     child.wait(15)
-                child.close()
+            child.close()
 
     def _spawn(self, *args: str) -> Spawned:
         self._started += 1

@@ -1,5 +1,5 @@
 import { admin } from "../api.js";
-import { empty, h, keyed, pill, replace, setPill, text } from "../dom.js";
+import { bar, cell, empty, h, keyed, pill, replace, setPill, table, text } from "../dom.js";
 import { count, seconds } from "../format.js";
 
 const MEANING = {
@@ -23,37 +23,43 @@ function breakerCard(breaker) {
   return node;
 }
 
-function limitCard(limit) {
-  const about = h("p");
-  const more = h("p", { class: "small muted number" });
-  const node = h("li", { class: "card" }, h("div", { class: "card-head" }, h("h3", null, limit.name)), about, more);
-  node.show = (one) => {
-    text(about, one.about ?? "");
-    text(more, one.value ?? "");
+function rateCards({ rate_limits: rates, pending }) {
+  const rate = (one) => (one.per_second ? `${count(one.per_second)} per second` : "no limit");
+  const parked = Object.keys(pending.parked).length;
+  return [
+    ["AI jobs of one user", rate(rates.user), rates.user.per_second ? `bursts of ${count(rates.user.burst)}; nobody takes all of the AI` : "set STUDYHALL_USER_RATE to share the AI fairly"],
+    ["AI jobs of everybody", rate(rates.all), rates.all.per_second ? `bursts of ${count(rates.all.burst)}; what the provider allows` : "set STUDYHALL_AI_RATE to what the provider allows"],
+    ["Waiting for Redis", pending.waiting ? count(pending.waiting) : "nothing", parked ? `${count(parked)} parked: see studyhall limits` : pending.waiting ? `oldest ${seconds(pending.oldest)}` : "requests taken while Redis is away wait in the database"],
+  ];
+}
+
+function rateCard() {
+  const [label, value, note] = [h("div", { class: "tile-label" }), h("div", { class: "tile-value" }), h("div", { class: "tile-note" })];
+  const node = h("li", { class: "tile" }, label, value, note);
+  node.show = (words) => [label, value, note].forEach((part, index) => text(part, words[index]));
+  return node;
+}
+
+function loadRow([name]) {
+  const depth = bar(`${name}: share of the depth limit`);
+  const line = h("span", { class: "number" });
+  const age = h("span", { class: "number" });
+  const node = h("tr", { role: "row" }, cell("Queue", h("span", { class: "title" }, name)), cell("In line", line), cell("Of the limit", depth), cell("Oldest", age));
+  node.show = ([, load], most, oldest) => {
+    text(line, `${count(load.depth)}${most ? ` of ${count(most)}` : ""}`);
+    const share = most ? (100 * load.depth) / most : 0;
+    depth.show(share, share >= 80 ? "failed" : "completed");
+    text(age, `${seconds(load.oldest_seconds)}${oldest ? ` of ${seconds(oldest)}` : ""}`);
   };
   return node;
 }
 
-function limitsOf({ rate_limits: rates, queues, depth_limit: depth, age_limit: age, pending }) {
-  const rate = (one) => (one.per_second ? `${count(one.per_second)} jobs per second, bursts of ${count(one.burst)}` : "no limit");
-  const rows = [
-    { name: "AI jobs of one user", about: rate(rates.user), value: "STUDYHALL_USER_RATE: nobody takes all of the AI" },
-    { name: "AI jobs of everybody", about: rate(rates.all), value: "STUDYHALL_AI_RATE: what the provider allows us" },
-  ];
-  for (const [name, load] of Object.entries(queues)) {
-    const room = [depth ? `of ${count(depth)} at most` : "no depth limit", `oldest ${seconds(load.oldest_seconds)}${age ? ` of ${seconds(age)} at most` : ""}`];
-    rows.push({ name: `Queue ${name}`, about: `${count(load.depth)} in line, ${room.join(", ")}`, value: "beyond its limit new work is refused with a time to come back" });
-  }
-  const parked = Object.keys(pending.parked).length;
-  rows.push({ name: "Waiting for Redis", about: pending.waiting ? `${count(pending.waiting)} requests, oldest ${seconds(pending.oldest)}` : "nothing", value: parked ? `${count(parked)} parked: see studyhall limits` : "accepted while Redis was away, kept in the database" });
-  return rows;
-}
-
 function mount({ body }) {
   const breakers = h("ul", { class: "cards" });
-  const limits = h("ul", { class: "cards" });
+  const rates = h("ul", { class: "tiles" });
+  const loads = table("How full each queue may get", ["Queue", "In line", "Of the limit", "Oldest"]);
   const noBreaker = h("div");
-  replace(body, h("h2", { class: "section" }, "Circuit breakers"), noBreaker, breakers, h("h2", { class: "section" }, "Rate and depth limits"), limits);
+  replace(body, h("h2", { class: "section" }, "Circuit breakers"), noBreaker, breakers, h("h2", { class: "section" }, "Rate limits"), rates, h("h2", { class: "section" }, "How full each queue may get"), h("p", { class: "muted small status-line" }, "Beyond its limit new work is refused with 503 and a time to come back."), loads);
   return {
     navigate: () => {},
     failed: (error) => replace(noBreaker, h("p", { class: "note tone-bad", role: "alert" }, error.message)),
@@ -61,8 +67,8 @@ function mount({ body }) {
       const answer = await admin("/admin/breakers");
       replace(noBreaker, answer.breakers.length ? null : empty("No breaker is needed", "The local provider makes no outside calls. With a remote one, set STUDYHALL_PROVIDER and it is guarded by a breaker that all workers share."));
       keyed(breakers, answer.breakers, (one) => one.name, breakerCard, (node, one) => node.show(one));
-      const all = limitsOf(answer);
-      keyed(limits, all, (one) => one.name, limitCard, (node, one) => node.show(one));
+      keyed(rates, rateCards(answer), (words) => words[0], rateCard, (node, words) => node.show(words));
+      keyed(loads.body, Object.entries(answer.queues), ([name]) => name, loadRow, (node, row) => node.show(row, answer.depth_limit, answer.age_limit));
     },
   };
 }

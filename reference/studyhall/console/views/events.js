@@ -24,7 +24,7 @@ function mount({ body, tools }) {
   let paused = false;
   const feed = h("ol", { class: "feed", "aria-label": "Events, newest first", tabindex: 0 });
   const search = h("input", { id: "event-search", type: "search", "data-search": "", placeholder: "queue, job, event…" });
-  const status = h("p", { class: "muted small" });
+  const status = h("p", { class: "muted small status-line" });
   const hold = h("button", { type: "button", "aria-pressed": "false" }, "Hold still");
   const nothing = h("div");
   const draw = () => {

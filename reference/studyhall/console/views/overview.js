@@ -3,6 +3,7 @@ import { h, keyed, pill, replace, set, setPill, text } from "../dom.js";
 import { count, percent, seconds } from "../format.js";
 import { SLOTS, queues } from "../queues.js";
 
+const ORDER = ["documents", "graphs", "quizzes", "explanations"]; // as a document passes them; others follow
 const FIGURES = [
   ["depth", "Waiting", "area", (n) => count(n), () => false],
   ["oldest", "Oldest waits", "area", seconds, (n) => n >= 60],
@@ -46,7 +47,7 @@ function mount({ body }) {
   const tiles = {
     backlog: tile("Waiting now", "#/jobs"),
     active: tile("Running", "#/jobs"),
-    rate: tile("Done in the last minute"),
+    rate: tile("Done per minute"),
     oldest: tile("Oldest waits"),
     letters: tile("Dead letters", "#/letters"),
   };
@@ -58,7 +59,7 @@ function mount({ body }) {
     if (!queues.rows.length) return;
     tiles.backlog.show(count(all.backlog), all.delayed ? `${count(all.delayed)} more later` : "in all queues");
     tiles.active.show(count(all.active), "jobs at work");
-    tiles.rate.show(count(all.rate), "jobs");
+    tiles.rate.show(count(all.rate), "in the last minute");
     tiles.oldest.show(seconds(all.oldest), all.oldest >= 60 ? "longer than a minute: more workers?" : "before it starts", all.oldest >= 60 ? "warn" : "");
     tiles.letters.show(count(all.letters), all.letters ? "wait for you" : "nothing to repair", all.letters ? "bad" : "");
     const idle = all.backlog === 0 && all.active === 0 && all.rate === 0;
@@ -68,7 +69,8 @@ function mount({ body }) {
       stuck ? h("p", { class: "note tone-warn" }, `Jobs wait and nothing runs. Is a worker up? Start one: studyhall worker`) : null,
       idle ? h("p", { class: "note" }, "Everything is done. ", h("a", { href: "#/documents" }, "Upload a document"), " and watch it go through the queues.") : null,
     );
-    keyed(cards, queues.rows, (row) => row.queue, queueCard, (node, row) => node.show(row));
+    const place = (row) => (ORDER.indexOf(row.queue) + 1 || 99);
+    keyed(cards, [...queues.rows].sort((a, b) => place(a) - place(b)), (row) => row.queue, queueCard, (node, row) => node.show(row));
   };
   queues.addEventListener("sample", draw);
   if (!queues.rows.length) cards.append(h("li", { class: "muted", "data-key": "first" }, "Counting…"));

@@ -1,0 +1,115 @@
+"""Makes docs/screenshots: StudyHall at work, in a real browser. Needs chromium and playwright.
+
+One run: an API, a worker, a relay and a payment sandbox on a temporary data directory, documents on their way,
+one damaged document among the dead letters, three orders. Pictures are WebP, small enough for a README.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "reference")]
+
+from harness.browser import TOKEN, StudyHall, launched  # noqa: E402
+
+SAMPLES = ROOT / "reference" / "samples"
+TARGET = ROOT / "docs" / "screenshots"
+DESKTOP = {"width": 1280, "height": 800}
+PHONE = {"width": 390, "height": 844}
+LARGEST = 100_000
+
+
+def main() -> None:
+    TARGET.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="screenshots-") as folder:
+        hall = StudyHall(Path(folder), pace=0.9)
+        try:
+            with launched() as browser:
+                _show(hall, browser, Path(folder))
+        finally:
+            hall.close()
+
+
+def _show(hall: StudyHall, browser: Any, folder: Path) -> None:
+    hall.start_relay()
+    good = (SAMPLES / "photosynthesis.pdf").read_bytes()
+    damaged = folder / "damaged.pdf"
+    damaged.write_bytes(good[: len(good) // 3])
+    for name in ("lecture-notes-week-3.pdf", "cell-biology.pdf", "scan-of-a-book.pdf"):
+        hall.upload(damaged, name)
+    for pack, card in (("biology-101", "card_ok"), ("chemistry-lab", "card_declined"), ("biology-101", "card_lost_answer")):
+        _order(hall, pack, card)
+    light = _page(browser, hall, DESKTOP, "light")
+    light.goto("/#/overview")
+    for _ in range(3):  # enough work to give the charts a shape
+        for sample in ("water-cycle.md", "plate-tectonics.docx", "photosynthesis.pdf"):
+            hall.upload(SAMPLES / sample)
+        light.wait_for_timeout(4_000)
+    document = hall.upload(SAMPLES / "water-cycle.md", "The water cycle.md")
+    hall.upload(SAMPLES / "plate-tectonics.docx", "Plate tectonics.docx")
+    phone = _page(browser, hall, PHONE, "light")
+    phone.goto("/#/documents")
+    light.wait_for_timeout(2_500)
+    _save(light, "overview")
+    light.goto(f"/#/documents/{document}")
+    light.locator("[data-key=quiz-creation] .bar-fill.tone-run, [data-key=graph-generation] .bar-fill.tone-run").first.wait_for()
+    light.wait_for_timeout(1_500)
+    _save(light, "document-flow")
+    _save(phone, "phone")
+    light.goto("/#/letters")
+    light.locator("tbody input[type=checkbox]").nth(1).wait_for()
+    for number in (0, 1):
+        light.locator("tbody input[type=checkbox]").nth(number).check()
+    _save(light, "dead-letters")
+    dark = _page(browser, hall, DESKTOP, "dark")
+    dark.goto(f"/#/jobs/graphs/graph-generation.{document}")
+    dark.locator(".detail .timeline li").nth(2).wait_for()
+    dark.wait_for_timeout(700)
+    _save(dark, "job-dark")
+    dark.goto("/#/sagas")
+    _settled(dark, lambda: dark.locator("tbody .pill.tone-run").count() == 0)
+    dark.locator("tbody tr a").first.click()
+    dark.locator(".detail .timeline li").nth(3).wait_for()
+    _save(dark, "sagas-dark")
+
+
+def _order(hall: StudyHall, pack: str, card: str) -> None:
+    listed = hall.command("order", "packs", "--json")
+    known = pack if pack in listed else "biology-101"
+    hall.command("order", "buy", known, "--card", card, "--customer", "alex")
+
+
+def _page(browser: Any, hall: StudyHall, size: dict[str, int], theme: str) -> Any:
+    context = browser.new_context(base_url=hall.url, viewport=size, color_scheme=theme, reduced_motion="reduce")
+    context.add_init_script(f"sessionStorage.setItem('studyhall.admin-token', '{TOKEN}')")
+    return context.new_page()
+
+
+def _settled(page: Any, done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not done() and time.monotonic() < deadline:
+        page.wait_for_timeout(250)
+
+
+def _save(page: Any, name: str) -> None:
+    from PIL import Image
+
+    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    for quality in (90, 80, 70, 60, 50):
+        out = io.BytesIO()
+        picture.save(out, "WEBP", quality=quality, method=6)
+        if out.tell() <= LARGEST:
+            break
+    (TARGET / f"{name}.webp").write_bytes(out.getvalue())
+    print(f"{name}.webp  {out.tell():,} bytes, quality {quality}")
+
+
+if __name__ == "__main__":
+    main()
