@@ -55,7 +55,11 @@ def run(settings: Settings) -> None:
     """The API here, a {@ process @} beside it. In production each is a process of its own."""
     print(f"{@ project_name @} on http://{settings.host}:{settings.port}/docs (Ctrl-C stops it)", flush=True)
     # Its own session: Ctrl-C reaches us, and we let it drain.
-    beside = subprocess.Popen([sys.executable, "-m", "{@ package @}", "{@ process @}"], start_new_session=True)
+    beside = subprocess.Popen(
+        [sys.executable, "-m", "{@ package @}", "{@ process @}"],
+        start_new_session=True,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # or uvicorn's end would leave it behind
     try:
         serve(settings)
     except KeyboardInterrupt:

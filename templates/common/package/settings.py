@@ -49,7 +49,7 @@ class Settings(BaseModel):
 {@% if kind == 'event-driven' %@}
     lease_seconds: Annotated[float, Field(ge=0.5, le=600)] = 5.0  # when a dead relay's work is taken over
     grace_seconds: Annotated[float, Field(ge=0, le=600)] = 20.0  # on SIGTERM, time for work in hand
-    partner_seconds: Annotated[float, Field(ge=0, le=60)] = 0.0  # how long the example's partner takes to answer
+    partner_seconds: Annotated[float, Field(ge=0, le=60)] = 0.0  # when the example's partner answers
 {@% else %@}
     concurrency: Annotated[int, Field(ge=1, le=1000)] = 20  # jobs at once per process
     lock_seconds: Annotated[float, Field(ge=1, le=600)] = 7.5  # when a dead worker's jobs are taken over
@@ -61,7 +61,8 @@ class Settings(BaseModel):
 
     @property
     def store_url(self) -> str:
-        return self.database_url or f"sqlite:///{(self.data_dir / '{@ package @}.db').resolve()}"
+        file = self.data_dir / "{@ package @}.db"
+        return self.database_url or f"sqlite:///{file.resolve()}"
 {@% if kind != 'event-driven' %@}
 
     @property

@@ -1,6 +1,6 @@
 """What the tests ask the service for."""
 
-URL = "/{@ job if kind != 'event-driven' else job_name ~ 's' @}"
+URL = "/{@ job if kind != 'event-driven' else plural @}"
 BODY = {
 {@% for column in columns %@}
     "{@ column.name @}": {@ {'str': '"text"', 'int': '3', 'float': '1.5', 'bool': 'True'}[column.type] @},

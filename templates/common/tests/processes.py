@@ -8,9 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
-
-T = TypeVar("T")
 
 
 class Processes:
@@ -43,10 +40,9 @@ class Processes:
             process.wait(10)
 
 
-def until(look: Callable[[], T], what: str, timeout: float = 30) -> T:
+def until(look: Callable[[], object], what: str, timeout: float = 30) -> None:
     """Poll until `look` returns something true."""
     deadline = time.monotonic() + timeout
-    while not (found := look()):
+    while not look():
         assert time.monotonic() < deadline, f"no {what} after {timeout:g} s"
         time.sleep(0.05)
-    return found

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 {@% if kind == 'async-flow' %@}
 import json
+
 {@% endif %@}
 from fastapi.testclient import TestClient
 
