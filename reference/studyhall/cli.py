@@ -29,7 +29,7 @@ from .patterns.parent_death import die_with_parent
 from .patterns.pending_jobs import pending
 from .patterns.store import read
 from .settings import SettingsError
-from .submissions import states, submit
+from .submissions import StageState, states, submit
 from .supervisor import UNUSABLE, supervise
 from .terminal import (
     AsJson,
@@ -111,18 +111,23 @@ def submit_(
 ) -> None:
     """Upload documents (PDF, DOCX, Markdown, text) and start their flow of jobs."""
 
+    stopped: dict[str, str] = {}
+
     async def go() -> dict[str, str]:
         async with open_app(settings_for(data_dir), edge=True) as studyhall:
             made = {str(path): await submit(studyhall, path, owner) for path in files}
             if kept := (await pending(studyhall.store)).waiting:
                 err.print(f"kept in the database until the queue takes them: {kept}", highlight=False)
                 return made
-            for document_id in made.values() if wait else ():
-                while any(
-                    stage.state not in ("completed", "failed", "cancelled", "gone")
-                    for stage in await states(studyhall, document_id)
-                ):
+            for path, document_id in made.items() if wait else ():
+                while not _ended(stages := await states(studyhall, document_id)):
                     await asyncio.sleep(0.2)
+                if any(stage.state != "completed" for stage in stages):
+                    async with read(studyhall.store) as connection:
+                        document = await db.document(connection, document_id, owner)
+                    stopped[path] = (
+                        document and document.error
+                    ) or "stopped; see studyhall status and dlq list"
             return made
 
     made = run(go())
@@ -131,6 +136,16 @@ def submit_(
     else:
         for path, document_id in made.items():
             out.print(f"{document_id}  {path}", highlight=False)
+    for path, why in stopped.items():
+        fail(f"{path}: {why}")
+    if stopped:
+        raise typer.Exit(1)
+
+
+def _ended(stages: list[StageState]) -> bool:
+    """All through, or one stopped: what waits for that one goes on only when it is replayed."""
+    found = {stage.state for stage in stages}
+    return found == {"completed"} or bool(found & {"failed", "cancelled", "gone"})
 
 
 def _so_far(stages: dict[str, dict[str, Any]]) -> str:
