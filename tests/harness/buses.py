@@ -36,7 +36,7 @@ def _kafka(url: str, prefix: str, **options: Any) -> EventBus:
     from studyhall.patterns.bus_kafka import KafkaBus
 
     # The mock brokers create topics when asked about them and know no CreateTopics.
-    return KafkaBus(url, prefix=prefix, create_topics=False, session_timeout=6.0, **options)
+    return KafkaBus(url, prefix=prefix, create_topics=False, session_timeout=3.0, **options)
 
 
 # Each imports its own client only: a process that is killed in a test should be back soon.
