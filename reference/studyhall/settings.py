@@ -12,6 +12,8 @@ from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from .patterns.signed_payload import MIN_KEY_BYTES
+
 __all__ = ["Settings", "SettingsError", "load"]
 
 PREFIX = "STUDYHALL_"
@@ -144,7 +146,12 @@ class Settings(BaseModel):
     def keys(self) -> list[str]:
         """Signing keys; without configuration one is made once and shared by all processes of the data dir."""
         if self.signing_keys:
-            return [key.strip() for key in self.signing_keys.split(",") if key.strip()]
+            keys = [key.strip() for key in self.signing_keys.split(",") if key.strip()]
+            if not keys or min(len(key.encode()) for key in keys) < MIN_KEY_BYTES:
+                raise SettingsError(
+                    f"{variable('signing_keys')}: each key needs at least {MIN_KEY_BYTES} bytes; openssl rand -hex 32"
+                )
+            return keys
         self.data_dir.mkdir(parents=True, exist_ok=True)
         path = self.data_dir / "signing.key"
         try:

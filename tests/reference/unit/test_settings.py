@@ -81,7 +81,17 @@ def test_every_setting_says_what_it_is() -> None:
 
 
 def test_signing_keys_are_split_and_cleaned() -> None:
-    assert load({"STUDYHALL_SIGNING_KEYS": " new , old,"}).keys() == ["new", "old"]
+    new, old = "new-key-new-key-new", "old-key-old-key-old"
+    assert load({"STUDYHALL_SIGNING_KEYS": f" {new} , {old},"}).keys() == [new, old]
+
+
+@pytest.mark.parametrize("keys", ["short", " , ", "long-enough-for-a-key,short"])
+def test_a_short_signing_key_is_refused_without_printing_it(keys: str) -> None:
+    with pytest.raises(
+        SettingsError, match="STUDYHALL_SIGNING_KEYS: each key needs at least 16 bytes"
+    ) as refused:
+        load({"STUDYHALL_SIGNING_KEYS": keys}).keys()
+    assert "short" not in str(refused.value)
 
 
 def test_eight_processes_that_start_at_once_make_one_key(tmp_path: Path) -> None:

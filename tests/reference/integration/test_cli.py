@@ -1,0 +1,207 @@
+"""The `studyhall` command as people and scripts use it: what it prints, and how it exits."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.ports import free_port
+from harness.processes import ROOT, Spawner
+from harness.waiting import until_sync
+from studyhall import cli
+from studyhall.app import open_app
+from studyhall.settings import load
+from studyhall.submissions import replace_file
+
+SAMPLES = ROOT / "reference" / "samples"
+Command = Callable[..., Any]
+
+
+class Ran:
+    """Exit code and output of one command."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def studyhall(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """`studyhall("submit", path)`: what the command does, in this process, with its exit code."""
+    for name in ("DATABASE_URL", "STUDYHALL_DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*args: object, data_dir: bool = True) -> Ran:
+        where = ["--data-dir", str(tmp_path / "data")] if data_dir else []
+        monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))  # to every question: no
+        monkeypatch.setattr(sys, "argv", ["studyhall", *map(str, args), *where])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        said = capsys.readouterr()
+        return Ran(code, said.out, said.err)
+
+    return run
+
+
+def worker(spawn: Spawner, redis_url: str, tmp_path: Path) -> Any:
+    env = {"REDIS_URL": redis_url, "STUDYHALL_SWEEP_SECONDS": "0.3"}
+    started = spawn("studyhall", "worker", "--processes", 1, "--data-dir", tmp_path / "data", env=env)
+    started.line_sync('"ready"', 60)
+    return started
+
+
+def test_help_names_every_command_and_each_has_its_own(studyhall: Command) -> None:
+    top = studyhall("--help", data_dir=False)
+    assert top.code == 0
+    for name in ("worker", "submit", "status", "dlq", "cleanup", "demo"):
+        assert name in top.out
+        assert studyhall(name, "--help", data_dir=False).code == 0
+    assert studyhall(data_dir=False).code in (0, 2), "no arguments: the help"
+    assert studyhall("sbmit", data_dir=False).code == 2
+
+
+def test_status_of_nothing_says_what_to_do_next(studyhall: Command) -> None:
+    said = studyhall("status")
+    assert (said.code, "studyhall submit" in said.out) == (0, True)
+    assert studyhall("status", "--json").json == []
+
+
+def test_submit_refuses_what_it_cannot_take(
+    studyhall: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = studyhall("submit", tmp_path / "nowhere.md")
+    assert (missing.code, "does not exist" in missing.err) == (2, True)
+    assert studyhall("submit", tmp_path).code == 2, "a folder is no document"
+    huge = tmp_path / "huge.md"
+    huge.write_text("word " * 1000)
+    monkeypatch.setenv("STUDYHALL_MAX_DOCUMENT_BYTES", "1000")
+    refused = studyhall("submit", huge)
+    assert (refused.code, "5,000 bytes, the limit is 1,000" in refused.err) == (1, True)
+    assert "Traceback" not in refused.err
+    assert studyhall("status", "--json").json == [], "nothing was stored"
+
+
+def test_a_document_goes_through_and_a_corrupt_one_goes_on_after_its_repair(
+    studyhall: Command, redis_url: str, tmp_path: Path, spawn: Spawner
+) -> None:
+    """Replay inside a flow, in the app: the failed stage runs again, the three that wait for it follow."""
+    worker(spawn, redis_url, tmp_path)
+    good = studyhall("submit", SAMPLES / "water-cycle.md", "--wait", "--json")
+    assert good.code == 0
+    broken = tmp_path / "damaged.pdf"
+    whole = (SAMPLES / "photosynthesis.pdf").read_bytes()
+    broken.write_bytes(whole[: len(whole) // 3])
+    bad = studyhall("submit", broken, "--wait", "--json")
+    assert bad.code == 1
+    assert "damaged" in bad.err
+    [ident] = bad.json.values()
+
+    letters = until_sync(lambda: studyhall("dlq", "list", "--json").json, 20, "the dead letter")
+    [letter] = letters
+    assert (letter["name"], letter["job"]) == ("document-processing", f"document-processing.{ident}")
+    shown = studyhall("dlq", "show", letter["id"], "--json").json
+    assert shown["payload"]["payload"]["document_id"] == ident
+    assert "damaged" in studyhall("dlq", "list").out
+    rows = {row["id"]: row for row in studyhall("status", "--json").json}
+    assert rows[ident]["status"] == "rejected"
+
+    [blob] = (tmp_path / "data" / "blobs" / "documents" / ident).iterdir()
+    blob.write_bytes(whole)  # not what was uploaded: the claim check refuses it
+    assert studyhall("dlq", "replay", letter["id"]).code == 0
+    until_sync(lambda: studyhall("dlq", "list", "--json").json, 20, "refused again")
+    [again] = studyhall("dlq", "list", "--json").json
+    assert "damaged" in again["reason"]
+    assert studyhall("dlq", "show", again["id"], "--json").json["earlier"][0]["id"] == letter["id"]
+
+    broken.write_bytes(whole)
+
+    async def repair() -> None:
+        async with open_app(load(overrides={"data_dir": tmp_path / "data"})) as app:
+            await replace_file(app, ident, broken)
+
+    asyncio.run(repair())
+    assert studyhall("dlq", "replay", "--all", "--json").json["replayed"] == [f"document-processing.{ident}"]
+
+    def through() -> bool:
+        found = {row["id"]: row for row in studyhall("status", "--json").json}[ident]
+        return all(stage["state"] == "completed" for stage in found["stages"].values())
+
+    until_sync(through, 60, "the flow went on behind the replayed stage")
+    assert "4 of 4" in studyhall("status").out
+    assert studyhall("dlq", "list", "--json").json == []
+    assert len(studyhall("dlq", "list", "--replayed", "--json").json) == 2
+    assert studyhall("dlq", "purge", "--older-than", 0, "--yes", "--json").json == {"purged": 2}
+
+
+def test_dlq_mistakes_exit_with_a_line_that_says_what_to_do(studyhall: Command) -> None:
+    for args, code, text in (
+        (("dlq", "show", "nothing"), 1, "no dead letter"),
+        (("dlq", "replay", "nothing"), 1, "no dead letter"),
+        (("dlq", "replay"), 2, "name one letter"),
+        (("dlq", "replay", "x", "--all"), 2, "name one letter"),
+        (("dlq", "purge"), 1, ""),
+    ):
+        said = studyhall(*args)
+        assert said.code == code, (args, said.code, said.err)
+        assert text in said.err
+        assert "Traceback" not in said.err
+    assert "every job that ended, ended well" in studyhall("dlq", "list").out
+
+
+def test_cleanup_takes_files_that_no_document_names(studyhall: Command, tmp_path: Path) -> None:
+    [ident] = studyhall("submit", SAMPLES / "water-cycle.md", "--json").json.values()
+    blobs = tmp_path / "data" / "blobs" / "documents"
+    orphan = blobs / "never" / "blob"
+    orphan.parent.mkdir()
+    orphan.write_bytes(b"its upload was killed before the row was written")
+    for path in [*blobs.rglob("*")]:
+        os.utime(path, (time.time() - 7200, time.time() - 7200))
+    done = studyhall("cleanup", "--json").json
+    assert (done["files_deleted"], done["files_kept"]) == (1, 1)
+    assert [path.name for path in blobs.iterdir() if any(path.iterdir())] == [ident]
+
+
+@pytest.mark.parametrize("command", [("status",), ("dlq", "list")])
+def test_an_unreachable_redis_is_exit_2_in_seconds(
+    studyhall: Command, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("REDIS_URL", f"redis://127.0.0.1:{free_port()}/0")
+    began = time.monotonic()
+    said = studyhall(*command)
+    assert said.code == 2
+    assert "REDIS_URL" in said.err
+    assert "Traceback" not in said.err
+    assert time.monotonic() - began < 10
+
+
+def test_wrong_settings_are_exit_2_and_name_the_variable(
+    studyhall: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUDYHALL_CONCURENCY", "5")
+    said = studyhall("status")
+    assert (said.code, "did you mean STUDYHALL_CONCURRENCY?" in said.err) == (2, True)
+    monkeypatch.delenv("STUDYHALL_CONCURENCY")
+    monkeypatch.setenv("STUDYHALL_SIGNING_KEYS", "short")
+    said = studyhall("status")
+    assert said.code == 2
+    assert "16 bytes" in said.err
