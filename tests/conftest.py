@@ -21,6 +21,8 @@ pytest_plugins = [
         "nats",
         "kafka",
         "node",
+        "browser",
+        "claude",
     )
     if (HARNESS / f"{name}.py").exists()
 ]

@@ -1,0 +1,102 @@
+"""The manifests: three files that must agree, and an icon that our own code draws."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REPOSITORY = PROJECT["urls"]["Repository"]
+SLUG = REPOSITORY.removeprefix("https://github.com/")
+
+
+def manifest(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((ROOT / name).read_text())
+    return loaded
+
+
+PORTABLE, CLAUDE, MARKET = (
+    manifest(name)
+    for name in ("plugin.json", ".claude-plugin/plugin.json", ".claude-plugin/marketplace.json")
+)
+
+
+def test_version_and_description_are_the_same_everywhere() -> None:
+    """Updates reach users only when the version changes, so one that lags behind hides a release."""
+    assert PORTABLE["version"] == CLAUDE["version"] == PROJECT["version"]
+    for key in ("name", "description", "author", "homepage", "repository", "license", "keywords"):
+        assert PORTABLE[key] == CLAUDE[key], key
+    assert "version" not in MARKET["plugins"][0], "the version lives in plugin.json alone"
+
+
+def test_portable_manifest_keeps_to_its_closed_schema() -> None:
+    assert PORTABLE["$schema"] == "https://agent-plugins.org/schemas/1.0.0/plugin.schema.json"
+    allowed = {
+        "$schema",
+        "name",
+        "version",
+        "description",
+        "author",
+        "homepage",
+        "repository",
+        "license",
+        "keywords",
+    }
+    assert set(PORTABLE) <= allowed | {"extensions"}
+    assert set(PORTABLE["author"]) <= {"name", "email", "url"}
+
+
+def test_marketplace_offers_this_repository_as_its_one_plugin() -> None:
+    assert [plugin["source"] for plugin in MARKET["plugins"]] == ["./"]
+    assert MARKET["plugins"][0]["name"] == CLAUDE["name"] == MARKET["name"] == "queuesmith"
+
+
+def test_components_are_found_by_their_place_not_listed() -> None:
+    for one in (PORTABLE, CLAUDE):
+        assert not {"skills", "agents", "commands", "hooks", "mcpServers"} & set(one)
+    assert not (ROOT / "agents" / "README.md").exists(), "every file in agents/ is an agent"
+
+
+def test_repository_address_comes_from_one_place() -> None:
+    """pyproject.toml names it; every other mention must be the same."""
+    assert {PORTABLE["repository"], CLAUDE["repository"], PORTABLE["homepage"]} == {REPOSITORY}
+    files = [
+        ROOT / "README.md",
+        ROOT / "copier.yml",
+        *ROOT.glob("skills/*/SKILL.md"),
+        *ROOT.glob(".claude-plugin/*.json"),
+    ]
+    found = {
+        match[1].rstrip(".")
+        for path in files
+        if path.exists()
+        for match in re.finditer(r"(?:gh:|github\.com/|marketplace add )([\w-]+/[\w.-]+)", path.read_text())
+    }
+    assert found == {SLUG}
+
+
+def test_icon_is_square_small_and_drawn_by_our_code(tmp_path: Path) -> None:
+    icon = ROOT / ".claude-plugin" / "icon.png"
+    with Image.open(icon) as picture:
+        width, height = picture.size
+        assert picture.format == "PNG"
+    assert width == height
+    assert 512 <= width <= 1024
+    assert icon.stat().st_size < 50_000
+    spec = importlib.util.spec_from_file_location("draw_icon", ROOT / "tools" / "draw_icon.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    drawn = module.draw().convert("RGB")
+    with Image.open(icon) as picture:
+        assert list(picture.convert("RGB").resize((32, 32)).getdata()) == list(
+            drawn.resize((32, 32)).getdata()
+        )
