@@ -55,7 +55,7 @@ def create_app(settings: Settings) -> FastAPI:
             finally:
                 await tasks.drain(settings.grace_seconds)
                 reader.cancel()
-                await asyncio.wait({reader})
+                await asyncio.wait({reader}, timeout=5)
 
     api = FastAPI(
         title="StudyHall",

@@ -12,12 +12,11 @@ from fastapi import APIRouter, Header, Query, Response, UploadFile
 from fastapi import Path as InPath
 from pydantic import BaseModel, Field
 
-from studyhall import db
+from studyhall import cancellations, db
 from studyhall.documents import TooLarge
 from studyhall.documents.detect import detect
 from studyhall.jobs import STAGES
 from studyhall.jobs.reference import UnknownDocument
-from studyhall.patterns import cancel as cancelling
 from studyhall.patterns.errors import Cancelled
 from studyhall.patterns.job_ids import job_id
 from studyhall.patterns.producer import JobRef, QueueUnavailable
@@ -153,11 +152,8 @@ async def cancel_document(
     async with read(hall.app.store) as connection:
         if await db.document(connection, document_id, caller) is None:
             raise UnknownDocument("There is no such document of yours.")
-    ref = _last_stage(hall, document_id)
     async with hall.app.producer.bounded():
-        stopped = await cancelling.cancel(
-            hall.app.producer.redis, hall.app.store, ref.queue, ref.id, (why or Reason()).reason
-        )
+        stopped = await cancellations.cancel_document(hall.app, document_id, (why or Reason()).reason)
     return [Stopped(queue=s.queue, job_id=s.job_id, state=s.state, reason=s.reason) for s in stopped]
 
 

@@ -1,0 +1,195 @@
+"""Waiting for a job: at any gap between add and wait, through failures, cancellations and a forgetful Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bullmq import QueueEvents
+
+from harness.redis import RedisServer
+from harness.workers import at_work
+from studyhall.patterns import dead_letter
+from studyhall.patterns.cancel import cancel
+from studyhall.patterns.connections import events_client
+from studyhall.patterns.errors import Cancelled, Permanent
+from studyhall.patterns.pipeline import JobContext, Pipeline
+from studyhall.patterns.producer import JobRef, JobRequest, Producer
+from studyhall.patterns.progress_stream import ProgressStream
+from studyhall.patterns.store import close, create_all, open_store
+from studyhall.patterns.typed_jobs import JobTypes, Payload
+from studyhall.patterns.wait_for_result import JobFailed, JobUnknown, Results, StillRunning
+
+
+class Work(Payload):
+    number: int = 0
+    seconds: float = 0.0
+    fails: bool = False
+
+
+async def work(_ctx: JobContext, payload: Work) -> dict[str, int]:
+    await asyncio.sleep(payload.seconds)
+    if payload.fails:
+        raise Permanent("no good")
+    return {"number": payload.number}
+
+
+def job_types() -> JobTypes:
+    jobs = JobTypes()
+    jobs.register(name="work", payload=Work, handler=work, queue="work")
+    return jobs
+
+
+class Bench:
+    def __init__(self, url: str, directory: Path) -> None:
+        self.url = url
+        self.jobs = job_types()
+        self.store = open_store(f"sqlite:///{directory / 'results.db'}")
+        self.producer = Producer(self.jobs, url, timeout=10)
+        self.stream = ProgressStream(url, self.jobs.queues)
+        self.results = Results(self.stream, self.producer.redis, self.store)
+
+    async def add(self, number: int, **fields: Any) -> JobRef:
+        return await self.producer.enqueue(
+            JobRequest("work", {"number": number, **fields}, key=f"k-{number}")
+        )
+
+    def worker(self) -> Any:
+        return at_work("work", Pipeline(self.jobs, self.store), url=self.url, concurrency=20)
+
+    @property
+    def leaked(self) -> int:
+        return len(self.stream._ending)
+
+
+@contextlib.asynccontextmanager
+async def bench_at(url: str, directory: Path) -> AsyncIterator[Bench]:
+    bench = Bench(url, directory)
+    await create_all(bench.store)
+    reading = asyncio.create_task(bench.stream.run())
+    try:
+        await bench.stream.ready()
+        yield bench
+    finally:
+        reading.cancel()
+        await asyncio.wait({reading})
+        await bench.producer.close()
+        await close(bench.store)
+
+
+@pytest.fixture
+async def bench(redis_url: str, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with bench_at(redis_url, tmp_path) as made:
+        yield made
+
+
+async def naive_wait(url: str, job_id: str, seconds: float) -> bool:
+    """A listener attached after the add, as in most examples. True: it saw the end."""
+    events = QueueEvents("work", {"connection": events_client(url), "autorun": False})
+    seen = asyncio.Event()
+    events.on("completed", lambda args, *_: seen.set() if args.get("jobId") == job_id else None)
+    running = asyncio.create_task(events.run())
+    try:
+        async with asyncio.timeout(seconds):
+            await seen.wait()
+    except TimeoutError:
+        return False
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+        await events.close()
+    return True
+
+
+async def test_every_wait_resolves_at_any_gap_and_a_late_listener_sees_nothing(
+    bench: Bench, figures: Callable[..., None], scale: Callable[[int, int], int]
+) -> None:
+    gaps = (0.0, 0.001, 0.02, 0.1, 0.3)
+    resolved = 0
+    async with bench.worker():
+
+        async def one(number: int) -> int:
+            ref = await bench.add(number)
+            await asyncio.sleep(gaps[number % len(gaps)])
+            result: dict[str, int] = await bench.results.wait(ref, timeout=20)
+            return result["number"]
+
+        answers = await asyncio.gather(*(one(number) for number in range(50)))
+        resolved = sum(answer == number for number, answer in enumerate(answers))
+
+        async def late(number: int) -> bool:
+            ref = await bench.add(number)
+            await bench.results.wait(ref, timeout=20)  # it has ended: the gap is wide enough
+            return await naive_wait(bench.url, ref.id, 0.5)
+
+        tries = scale(10, 50)
+        naive = sum(await asyncio.gather(*(late(1_000 + number) for number in range(tries))))
+    assert resolved == 50
+    assert naive == 0
+    assert bench.leaked == 0
+    figures(
+        "wait-for-result", name="gaps", waits=50, resolved=resolved, naive_waits=tries, naive_resolved=naive
+    )
+
+
+async def test_failure_raises_also_after_the_sweep_took_the_job_away(bench: Bench) -> None:
+    async with bench.worker():
+        ref = await bench.add(1, fails=True)
+        with pytest.raises(JobFailed, match="no good"):
+            await bench.results.wait(ref, timeout=20)
+        await dead_letter.sweep(["work"], bench.producer.redis, bench.store)
+        assert not await bench.producer.redis.exists(f"bull:work:{ref.id}"), "it has left Redis"
+        with pytest.raises(JobFailed, match="no good"):
+            await bench.results.wait(ref, timeout=20)
+    assert bench.leaked == 0
+
+
+async def test_a_result_outlives_redis(bench: Bench) -> None:
+    async with bench.worker():
+        ref = await bench.add(7)
+        await bench.results.wait(ref, timeout=20)
+    await bench.producer.redis.flushall()
+    assert await bench.results.wait(ref, timeout=5) == {"number": 7}
+    with pytest.raises(JobUnknown):
+        await bench.results.wait(JobRef("work", "work", "work.never", "never"), timeout=5)
+    assert bench.leaked == 0
+
+
+async def test_a_wait_ends_in_time_and_leaves_nothing_behind(bench: Bench) -> None:
+    ref = await bench.add(1)  # no worker
+    with pytest.raises(StillRunning):
+        await bench.results.wait(ref, timeout=0.3)
+    waits = [asyncio.create_task(bench.results.wait(ref, timeout=60)) for _ in range(105)]
+    await asyncio.sleep(0.1)
+    assert bench.leaked == 1, "they wait for one job"
+    for wait in waits:
+        wait.cancel()
+    await asyncio.wait(waits)
+    assert bench.leaked == 0
+    async with bench.worker():
+        assert await bench.results.wait(ref, timeout=20) == {"number": 1}, "the job was not harmed"
+
+
+async def test_a_cancelled_job_is_told_as_cancelled(bench: Bench) -> None:
+    ref = await bench.add(1)
+    await cancel(bench.producer.redis, bench.store, ref.queue, ref.id, "changed my mind")
+    async with bench.worker():
+        with pytest.raises(Cancelled, match="changed my mind"):
+            await bench.results.wait(ref, timeout=20)
+
+
+@pytest.mark.fault
+async def test_a_restart_of_redis_during_the_wait_is_waited_out(
+    own_redis: RedisServer, tmp_path: Path
+) -> None:
+    async with bench_at(own_redis.url, tmp_path) as bench, bench.worker():
+        refs = [await bench.add(number, seconds=1.5) for number in range(10)]
+        waits = [asyncio.create_task(bench.results.wait(ref, timeout=60)) for ref in refs]
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(own_redis.restart)
+        assert [answer["number"] for answer in await asyncio.gather(*waits)] == list(range(10))
+        assert bench.leaked == 0

@@ -1,0 +1,116 @@
+"""Interactions: what is read, what is refused, how answers are cut."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nacl.signing import SigningKey
+
+from studyhall.patterns.deferred_reply import MAX_AGE, MAX_AHEAD, NotSigned, Unreadable, parse, split, verify
+
+KEY = SigningKey(b"k" * 32)
+PUBLIC = KEY.verify_key.encode().hex()
+BODY = b'{"type":1}'
+
+
+def signature(body: bytes, timestamp: str, key: SigningKey = KEY) -> str:
+    return key.sign(timestamp.encode() + body).signature.hex()
+
+
+def refused(timestamp: str, body: bytes = BODY, sig: str | None = None, **options: Any) -> bool:
+    try:
+        verify(PUBLIC, signature(BODY, timestamp) if sig is None else sig, timestamp, body, **options)
+    except NotSigned:
+        return True
+    return False
+
+
+def test_only_what_the_platform_signed_just_now_is_read() -> None:
+    now = str(int(time.time()))
+    assert not refused(now)
+    assert refused(now, BODY + b" "), "one byte more"
+    assert refused(now, sig=signature(BODY, now, SigningKey.generate())), "somebody else's key"
+    assert refused(now, sig=signature(BODY, str(int(now) - 1))), "the signature covers the timestamp"
+    for nonsense in ("", "zz", "00" * 64, "00" * 63, "é"):
+        assert refused(now, sig=nonsense)
+
+
+@pytest.mark.parametrize(
+    ("age", "fate"),
+    [
+        (0.0, False),
+        (MAX_AGE - 1, False),
+        (MAX_AGE + 1, True),
+        (-MAX_AHEAD + 1, False),
+        (-MAX_AHEAD - 1, True),
+    ],
+)
+def test_a_recorded_request_is_worthless_soon(age: float, fate: bool) -> None:
+    assert refused("1700000000", now=1700000000 + age) is fate
+
+
+@pytest.mark.parametrize("timestamp", ["nan", "inf", "-inf", "", "1e400", "now"])
+def test_a_signed_timestamp_that_is_no_time_is_refused(timestamp: str) -> None:
+    assert refused(timestamp)
+
+
+def command(**changes: Any) -> bytes:
+    data: dict[str, Any] = {
+        "id": "1",
+        "application_id": "2",
+        "token": "secret-token",
+        "type": 2,
+        "user": {"id": "3"},
+        "data": {"name": "ask", "options": [{"name": "question", "value": "why?"}]},
+    }
+    return json.dumps({**data, **changes}).encode()
+
+
+def test_a_command_is_read_and_its_token_is_not_shown() -> None:
+    read = parse(command())
+    assert read is not None
+    assert (read.command, read.options["question"], read.user) == ("ask", "why?", "3")
+    assert "secret-token" not in repr(read)
+    assert parse(b'{"type": 1}') is None, "a PING"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"nonsense",
+        b'{"type":9}',
+        command(id=""),
+        command(token=7),
+        command(data=[]),
+        command(id="x" * 101),
+    ],
+)
+def test_what_is_no_command_is_one_error(body: bytes) -> None:
+    with pytest.raises(Unreadable):
+        parse(body)
+
+
+@given(st.text(min_size=1, max_size=9_000), st.integers(10, 2_000))
+def test_every_part_fits_and_no_word_is_lost_while_there_is_room(text: str, limit: int) -> None:
+    parts = split(text, limit, most=10_000)
+    assert all(0 < len(part.encode("utf-16-le", "surrogatepass")) // 2 <= limit for part in parts)
+    assert "".join("".join(parts).split()) == "".join(text.split())
+
+
+def test_answers_are_cut_where_people_would_cut_and_bounded() -> None:
+    text = "\n\n".join("word " * 150 for _ in range(5)).strip()
+    assert len(text) > 2_000, "the platform refuses the whole text"
+    assert all(part.startswith("word") and part.endswith("word") for part in split(text))
+    long = split("x" * 100_000)
+    assert len(long) == 5
+    assert long[-1].endswith(" …")
+    assert all(len(part) <= 2_000 for part in long)
+    assert split("   ") == []
