@@ -1,0 +1,240 @@
+"""`add` and `diff`: pattern modules and their proofs in an existing project, and what has changed since.
+
+Nothing is written before everything is decided, an edited file is never overwritten unasked, and a file is
+replaced in one step. `.queuesmith.json` in the project's root records what was written, with its hash.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import keyword
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from . import catalogue, proofs
+from .catalogue import MODULES, ROOT
+
+__all__ = ["Adoption", "Change", "Project", "Refused", "differences", "plan", "write"]
+
+LOCK = ".queuesmith.json"
+PROOFS = "tests/patterns"
+
+
+class Refused(Exception):
+    """What cannot be done, and what to do instead. Nothing was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    root: Path
+    into: str  # the package's folder, relative to the root: src/app
+
+    @classmethod
+    def find(cls, into: Path) -> Project:
+        folder = into.resolve()
+        if not folder.is_dir():
+            raise Refused(
+                f"{into} is not a folder; name the package that shall get the modules, like src/app"
+            )
+        above = [folder, *folder.parents]
+        root = next((path for path in above if (path / "pyproject.toml").is_file()), None)
+        root = root or next((path for path in above if (path / ".git").exists()), Path.cwd().resolve())
+        if root == folder or not folder.is_relative_to(root):
+            raise Refused(
+                f"{into} is not inside a project; name the package that shall get the modules, like src/app"
+            )
+        project = cls(root, folder.relative_to(root).as_posix())
+        for part in project.package.split("."):
+            if not part.isidentifier() or keyword.iskeyword(part):
+                raise Refused(f"{into} cannot be imported: {part!r} is no Python name")
+        return project
+
+    @property
+    def package(self) -> str:
+        """The dotted name of the folder with the modules."""
+        return ".".join([*self._dotted, "patterns"])
+
+    @property
+    def _dotted(self) -> tuple[str, ...]:
+        parts = PurePosixPath(self.into).parts
+        return parts[1:] if parts[0] in ("src", "lib", "python") and len(parts) > 1 else parts
+
+    @property
+    def source(self) -> str:
+        """The folder to import from, seen from the proofs."""
+        top = PurePosixPath(self.into).parts[: -len(self._dotted)]
+        return "/".join(["..", "..", *top])
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    path: str  # in the project, relative to its root
+    origin: str  # in our repository
+    state: str  # new, same, updated, edited
+    old: str
+    new: str
+
+    def diff(self) -> str:
+        lines = difflib.unified_diff(
+            self.old.splitlines(True),
+            self.new.splitlines(True),
+            f"{self.path} (yours)",
+            f"{self.path} (queuesmith)",
+        )
+        return "".join(lines)
+
+
+@dataclass(slots=True)
+class Adoption:
+    project: Project
+    patterns: list[str]
+    changes: list[Change]
+    requirements: list[str]
+    left: dict[str, str] = field(default_factory=dict)  # proofs that stay upstream, and why
+
+    @property
+    def edited(self) -> list[Change]:
+        return [change for change in self.changes if change.state == "edited"]
+
+
+def plan(project: Project, wanted: Iterable[str], *, with_proofs: bool = True) -> Adoption:
+    """What `add` would do."""
+    lock = _lock(project)
+    before = lock["packages"].get(project.into, {}).get("patterns", [])
+    patterns = [catalogue.find(ident) for ident in wanted]
+    modules = set().union(*(pattern.modules for pattern in patterns))
+    files = {}
+    left: dict[str, str] = {}
+    if with_proofs:
+        found = proofs.proofs_of(patterns, modules)
+        modules |= found.modules
+        left = found.left
+        files = {f"{PROOFS}/{to}": origin for origin, to in found.files.items()}
+        if files:
+            files[f"{PROOFS}/conftest.py"] = ""
+    for name in sorted(modules):
+        files[f"{project.into}/patterns/{name}"] = (MODULES / name).relative_to(ROOT).as_posix()
+    changes = [_change(project, lock, path, origin) for path, origin in sorted(files.items())]
+    chosen = sorted({*before, *(pattern.id for pattern in patterns)})
+    return Adoption(project, chosen, changes, catalogue.packages(sorted(modules)), left)
+
+
+def _change(project: Project, lock: dict[str, Any], path: str, origin: str) -> Change:
+    new = _content(project, path, origin)
+    file = project.root / path
+    if not file.exists():
+        return Change(path, origin, "new", "", new)
+    old = file.read_text(encoding="utf-8", errors="replace")
+    if old == new:
+        return Change(path, origin, "same", old, new)
+    written = lock["packages"].get(project.into, {}).get("files", {}).get(path, {}).get("sha256")
+    return Change(path, origin, "updated" if written == _hash(old) else "edited", old, new)
+
+
+def _content(project: Project, path: str, origin: str) -> str:
+    if not origin:
+        return proofs.conftest(project.source)
+    text = (ROOT / origin).read_text(encoding="utf-8")
+    if not path.startswith(f"{PROOFS}/"):
+        return text  # byte for byte
+    if path.endswith("proof_harness/processes.py"):
+        text = text.replace("parents[2]", "parents[3]")
+    return proofs.adapted(text, project.package)
+
+
+def write(adoption: Adoption, overwrite: Callable[[Change], bool]) -> list[Change]:
+    """Write what is new or updated, and of what was edited that for which `overwrite` says yes."""
+    project = adoption.project
+    chosen = [
+        c for c in adoption.changes if c.state in ("new", "updated") or (c.state == "edited" and overwrite(c))
+    ]
+    lock = _lock(project)
+    entry = lock["packages"].setdefault(project.into, {"patterns": [], "files": {}})
+    entry["patterns"] = adoption.patterns
+    for change in [*chosen, *(c for c in adoption.changes if c.state == "same")]:
+        entry["files"][change.path] = {"from": change.origin, "sha256": _hash(change.new)}
+    lock["queuesmith"] = catalogue.version()
+    entry["files"] = dict(sorted(entry["files"].items()))
+    contents = {change.path: change.new for change in chosen}
+    contents[LOCK] = json.dumps(lock, indent=2) + "\n"
+    # All of it beside its place first: a full disk or a missing permission leaves no half of it behind.
+    staged: list[tuple[Path, Path]] = []
+    try:
+        for path, text in contents.items():
+            target = project.root / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=target.parent, prefix=".queuesmith-")
+            staged.append((Path(name), target))
+            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as out:
+                out.write(text)
+            Path(name).chmod(0o644)
+        for scratch, target in staged:
+            scratch.replace(target)
+    except OSError as error:
+        raise Refused(
+            f"cannot write {error.filename or ''}: {error.strerror}. Nothing was changed."
+        ) from error
+    finally:
+        for scratch, _ in staged:
+            scratch.unlink(missing_ok=True)
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    path: str
+    state: str  # unchanged, edited here, changed upstream, changed on both sides, gone here, gone upstream
+    diff: str
+
+
+def differences(root: Path) -> tuple[str, list[Difference]]:
+    """(version that was copied, every file and how it differs from what `add` would bring now)"""
+    if not (root / LOCK).is_file():
+        raise Refused(
+            f"there is no {LOCK} in {root}; run it where `queuesmith add` was run, or add a pattern first"
+        )
+    lock = _lock(Project(root, "."))
+    found = []
+    for into, entry in lock["packages"].items():
+        project = Project(root, into)
+        for path, record in entry["files"].items():
+            found.append(_difference(project, path, record))
+    return str(lock["queuesmith"]), found
+
+
+def _difference(project: Project, path: str, record: dict[str, str]) -> Difference:
+    file = project.root / path
+    if not file.is_file():
+        return Difference(path, "gone here", "")
+    if record["from"] and not (ROOT / record["from"]).is_file():
+        return Difference(path, "gone upstream", "")
+    mine, theirs = file.read_text(encoding="utf-8", errors="replace"), _content(project, path, record["from"])
+    edited, changed = _hash(mine) != record["sha256"], _hash(theirs) != record["sha256"]
+    state = {
+        (False, False): "unchanged",
+        (True, False): "edited here",
+        (False, True): "changed upstream",
+        (True, True): "changed on both sides",
+    }[edited, changed]
+    return Difference(path, state, Change(path, record["from"], state, mine, theirs).diff())
+
+
+def _lock(project: Project) -> dict[str, Any]:
+    path = project.root / LOCK
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise Refused(
+            f"{path} is damaged ({error}); restore it from git, or delete it to start afresh"
+        ) from None
+    return {"queuesmith": "", "packages": {}, **found}
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

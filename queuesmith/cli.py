@@ -1,0 +1,266 @@
+"""queuesmith list | new | add | diff"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import adopt, catalogue
+from .adopt import Change, Refused
+from .catalogue import ROOT, UnknownPattern
+
+__all__ = ["main"]
+
+KINDS = ("background-jobs", "async-flow", "event-driven")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    try:
+        return int(options.run(options))
+    except (Refused, UnknownPattern) as error:
+        print(f"queuesmith: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # | head
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="queuesmith",
+        description="Proven background-job and event patterns, into new and existing projects.",
+    )
+    parser.add_argument("--version", action="version", version=f"queuesmith {catalogue.version()}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    listing = commands.add_parser("list", help="the patterns and what each one promises")
+    listing.add_argument("--skill", choices=KINDS, help="only these")
+    listing.set_defaults(run=_list)
+
+    add = commands.add_parser(
+        "add", help="copy patterns, with what they need and their proofs, into a project"
+    )
+    add.add_argument("patterns", nargs="+", metavar="PATTERN")
+    add.add_argument("--into", type=Path, required=True, metavar="FOLDER", help="the package, like src/app")
+    add.add_argument("--no-tests", action="store_true", help="leave the proofs out")
+    add.add_argument("--force", action="store_true", help="overwrite files that were edited")
+    add.add_argument("--dry-run", action="store_true", help="show what would happen, with the diffs")
+    add.set_defaults(run=_add)
+
+    diff = commands.add_parser("diff", help="what changed upstream, and here, since the patterns were copied")
+    diff.add_argument("folder", nargs="?", type=Path, default=Path(), help="the project (default: here)")
+    diff.set_defaults(run=_diff)
+
+    new = commands.add_parser("new", help="a new service from the templates (needs copier)")
+    new.add_argument("folder", type=Path)
+    new.add_argument("--kind", choices=KINDS, help="default: asked, or background-jobs")
+    new.add_argument("--job", help="the first job, like send-report")
+    new.add_argument("--event", help="the first event, like order.placed (event-driven)")
+    new.add_argument("--fields", help='what it carries, like "customer: str, pages: int"')
+    new.add_argument("--package", help="name of the Python package")
+    new.add_argument("--python", help="lowest Python version: 3.11, 3.12 or 3.13")
+    new.add_argument("--broker", choices=("redis", "rabbitmq", "nats", "kafka"), help="event-driven only")
+    new.add_argument("--database", choices=("sqlite", "postgres"))
+    new.add_argument("--pattern", action="append", default=[], help="one more pattern; may be repeated")
+    new.add_argument("--ci", choices=("github", "none"))
+    new.add_argument("--no-container", action="store_true", help="no Dockerfile and compose.yaml")
+    new.add_argument("--defaults", action="store_true", help="ask nothing")
+    new.set_defaults(run=_new)
+    for command in (listing, add, diff, new):
+        command.add_argument("--json", action="store_true", help="for programs")
+    return parser
+
+
+def _list(options: argparse.Namespace) -> int:
+    rows = [one for one in catalogue.patterns().values() if options.skill in (None, one.skill)]
+    if options.json:
+        _print_json(
+            [
+                {
+                    "id": one.id,
+                    "skill": one.skill,
+                    "title": one.title,
+                    "promise": one.summary,
+                    "modules": one.modules,
+                    "requirements": catalogue.packages(one.modules),
+                }
+                for one in rows
+            ]
+        )
+        return 0
+    width = max((len(one.id) for one in rows), default=0)
+    for skill in KINDS:
+        mine = sorted((one for one in rows if one.skill == skill), key=lambda one: one.id)
+        if mine:
+            print(f"\n{skill}")
+        for one in mine:
+            print(f"  {one.id:<{width}}  {one.title}")
+    print("\nAdd one to a project:  queuesmith add PATTERN --into src/app")
+    return 0
+
+
+def _add(options: argparse.Namespace) -> int:
+    project = adopt.Project.find(options.into)
+    adoption = adopt.plan(project, options.patterns, with_proofs=not options.no_tests)
+    if options.dry_run:
+        return _report(options, adoption, [])
+    if adoption.edited and not options.force and not (sys.stdin.isatty() and not options.json):
+        if not options.json:
+            for change in adoption.edited:
+                print(change.diff())
+        names = ", ".join(change.path for change in adoption.edited)
+        raise Refused(
+            f"edited since it was copied, or not from here: {names}. Nothing was written. "
+            "See the differences with --dry-run; --force overwrites."
+        )
+    written = adopt.write(adoption, lambda change: bool(options.force) or _asked(change))
+    return _report(options, adoption, written)
+
+
+def _asked(change: Change) -> bool:
+    print(change.diff())
+    return input(f"{change.path} was edited. Overwrite it? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _report(options: argparse.Namespace, adoption: adopt.Adoption, written: Sequence[Change]) -> int:
+    project = adoption.project
+    if options.json:
+        _print_json(
+            {
+                "patterns": adoption.patterns,
+                "package": project.package,
+                "root": str(project.root),
+                "files": {change.path: change.state for change in adoption.changes},
+                "written": [change.path for change in written],
+                "requirements": adoption.requirements,
+                "proofs_left_upstream": adoption.left,
+            }
+        )
+        return 0
+    for change in adoption.changes:
+        if change.state != "same":
+            done = change in written or options.dry_run
+            print(f"  {change.state if done else 'kept':<8} {change.path}")
+            if options.dry_run and change.state in ("updated", "edited"):
+                print(change.diff())
+    same = sum(change.state == "same" for change in adoption.changes)
+    print(
+        f"{len(written)} files written, {same} were up to date."
+        if not options.dry_run
+        else "Nothing was written."
+    )
+    print("\nAdd these to your dependencies:")
+    for requirement in adoption.requirements:
+        print(f'  "{requirement}"')
+    if any(change.path.startswith(adopt.PROOFS) for change in adoption.changes):
+        print(
+            f"\nRun the proofs (pytest, pytest-asyncio, hypothesis):\n  pytest -o asyncio_mode=auto {adopt.PROOFS}"
+        )
+    for proof, why in adoption.left.items():
+        print(f"  stays upstream: {proof} ({why})")
+    print(
+        f"\nImport them from {project.package}; each module's docstring says what it promises and when not."
+    )
+    return 0
+
+
+def _diff(options: argparse.Namespace) -> int:
+    copied, found = adopt.differences(options.folder.resolve())
+    news = [one for one in found if "upstream" in one.state or "both" in one.state]
+    if options.json:
+        _print_json(
+            {
+                "copied": copied,
+                "now": catalogue.version(),
+                "files": {one.path: one.state for one in found},
+                "diffs": {one.path: one.diff for one in news},
+            }
+        )
+        return 1 if news else 0
+    for one in news:
+        print(one.diff, end="")
+    for one in found:
+        if one.state != "unchanged":
+            print(f"  {one.state:<22} {one.path}")
+    print(
+        f"{len(news)} of {len(found)} files changed upstream (copied {copied}, this is {catalogue.version()})."
+    )
+    if news:
+        print("Take them with `queuesmith add` as before; edited files are shown first.")
+    return 1 if news else 0
+
+
+def _new(options: argparse.Namespace) -> int:
+    folder: Path = options.folder
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise Refused(f"{folder} is not empty. Name a new folder; for an existing project: queuesmith add")
+    event_driven = options.kind == "event-driven"
+    if (options.broker or options.event) and options.kind and not event_driven:
+        raise Refused(f"--broker and --event are for event-driven services, this one is {options.kind}")
+    if options.job and event_driven:
+        raise Refused(
+            "an event-driven service starts with an event: use --event thing.happened instead of --job"
+        )
+    answers: dict[str, Any] = {
+        "kind": options.kind or ("event-driven" if options.event or options.broker else None),
+        "job": options.job,
+        "event": options.event,
+        "fields": options.fields,
+        "package": options.package,
+        "python_version": options.python,
+        "broker": options.broker,
+        "database": options.database,
+        "patterns": [catalogue.find(ident).id for ident in options.pattern] or None,
+        "ci": options.ci,
+        "container": False if options.no_container else None,
+    }
+    command = [*_copier(), "copy", "--quiet"]
+    for name, value in answers.items():
+        if value is not None:
+            command += ["--data", f"{name}={json.dumps(value) if isinstance(value, list | bool) else value}"]
+    if options.defaults or options.json or not sys.stdin.isatty():
+        command.append("--defaults")
+    done = subprocess.run(
+        [*command, str(ROOT), str(folder)], capture_output=options.json, text=True, check=False
+    )
+    if done.returncode:
+        # copier cleans up after itself; only its words are worth more
+        said = (done.stderr or "").strip().splitlines()
+        raise Refused(
+            f"nothing was made. {said[-1] if said else 'See above; `queuesmith new --help` lists the choices.'}"
+        )
+    if options.json:
+        files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        _print_json({"folder": str(folder), "files": files, "next": ["make run", "make test"]})
+    else:
+        print(
+            f"\n{folder} is ready:\n\n  cd {folder}\n  make run     # http://127.0.0.1:8000/docs\n  make test"
+        )
+    return 0
+
+
+def _copier() -> list[str]:
+    beside = Path(sys.executable).with_name("copier")
+    if beside.exists():
+        return [str(beside)]
+    if found := shutil.which("copier"):
+        return [found]
+    if uvx := shutil.which("uvx"):
+        return [uvx, "copier"]
+    raise Refused(
+        "the templates need copier. Do one of: pip install copier; pipx install copier; install uv (uvx runs it)"
+    )
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
