@@ -44,7 +44,11 @@ def _show(hall: StudyHall, browser: Any, folder: Path) -> None:
     damaged.write_bytes(good[: len(good) // 3])
     for name in ("lecture-notes-week-3.pdf", "cell-biology.pdf", "scan-of-a-book.pdf"):
         hall.upload(damaged, name)
-    for pack, card in (("biology-101", "card_ok"), ("chemistry-lab", "card_declined"), ("biology-101", "card_lost_answer")):
+    for pack, card in (
+        ("biology-101", "card_ok"),
+        ("chemistry-lab", "card_declined"),
+        ("biology-101", "card_lost_answer"),
+    ):
         _order(hall, pack, card)
     light = _page(browser, hall, DESKTOP, "light")
     light.goto("/#/overview")
@@ -59,7 +63,9 @@ def _show(hall: StudyHall, browser: Any, folder: Path) -> None:
     light.wait_for_timeout(2_500)
     _save(light, "overview")
     light.goto(f"/#/documents/{document}")
-    light.locator("[data-key=quiz-creation] .bar-fill.tone-run, [data-key=graph-generation] .bar-fill.tone-run").first.wait_for()
+    light.locator(
+        "[data-key=quiz-creation] .bar-fill.tone-run, [data-key=graph-generation] .bar-fill.tone-run"
+    ).first.wait_for()
     light.wait_for_timeout(1_500)
     _save(light, "document-flow")
     _save(phone, "phone")
@@ -87,7 +93,9 @@ def _order(hall: StudyHall, pack: str, card: str) -> None:
 
 
 def _page(browser: Any, hall: StudyHall, size: dict[str, int], theme: str) -> Any:
-    context = browser.new_context(base_url=hall.url, viewport=size, color_scheme=theme, reduced_motion="reduce")
+    context = browser.new_context(
+        base_url=hall.url, viewport=size, color_scheme=theme, reduced_motion="reduce"
+    )
     context.add_init_script(f"sessionStorage.setItem('studyhall.admin-token', '{TOKEN}')")
     return context.new_page()
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -64,8 +64,8 @@ class StudyHall:
         if worker:
             self.start_worker()
 
-    def start_api(self) -> None:
-        self._api = self._spawn("api", "--port", str(self.port))
+    def start_api(self, **settings: str) -> None:
+        self._api = self._spawn("api", "--port", str(self.port), **settings)
         deadline = time.monotonic() + 60
         while True:
             with contextlib.suppress(URLError, OSError), urlopen(f"{self.url}/readyz", timeout=2) as answer:
@@ -89,7 +89,12 @@ class StudyHall:
         """A payment provider and the relay: from here on orders are paid, confirmed or taken back."""
         folder = self.directory / "payments"
         self._sandbox = spawn_python(
-            "studyhall.payment_sandbox", "--port", "0", "--data-dir", folder, log=self.directory / "payments.log"
+            "studyhall.payment_sandbox",
+            "--port",
+            "0",
+            "--data-dir",
+            folder,
+            log=self.directory / "payments.log",
         )
         url = json.loads(self._sandbox.line_sync('"url"', timeout=30))["url"]
         self._relay = self._spawn("relay", "--payment-url", url)
@@ -112,6 +117,19 @@ class StudyHall:
         with urlopen(Request(f"{self.url}/documents", body, headers), timeout=30) as answer:
             return str(json.load(answer)["id"])
 
+    def program(self, path: Path, *args: object) -> None:
+        """Run a program of the tests on the same data, to its end."""
+        self._started += 1
+        child = spawn_python(
+            path, *args, env=self._env, log=self.directory / f"{self._started}-{path.stem}.log"
+        )
+        assert child.wait(60) == 0, str(child)
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        sent = Request(f"{self.url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urlopen(sent, timeout=30) as answer:
+            return json.load(answer)
+
     def close(self) -> None:
         """The API and the worker end, and the embedded server with the last of them."""
         children = [child for child in (self._relay, self._sandbox, self._worker, self._api) if child]
@@ -124,10 +142,15 @@ class StudyHall:
                     child.wait(15)
             child.close()
 
-    def _spawn(self, *args: str) -> Spawned:
+    @property
+    def redis_url(self) -> str:
+        assert self._worker is not None
+        return str(json.loads(self._worker.line_sync('"ready"'))["redis"])
+
+    def _spawn(self, *args: str, **settings: str) -> Spawned:
         self._started += 1
         log = self.directory / f"{self._started}-{args[0]}.log"
-        return spawn_python("studyhall", *args, env=self._env, log=log)
+        return spawn_python("studyhall", *args, env={**self._env, **settings}, log=log)
 
 
 class Watched:
@@ -138,9 +161,9 @@ class Watched:
         self.foreign: list[str] = []
         self.expected: tuple[str, ...] = ()
         host = urlsplit(home).netloc
-        page.on("console", lambda said: self._said(said))
+        page.on("console", self._said)
         page.on("pageerror", lambda error: self.errors.append(f"script: {error}"))
-        page.on("dialog", lambda dialog: (self.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("dialog", self._asked)
         page.on("request", lambda request: self._requested(request.url, host))
 
     def expect(self, *texts: str) -> None:
@@ -155,6 +178,10 @@ class Watched:
     def _said(self, said: Any) -> None:
         if said.type in ("error", "warning"):
             self.errors.append(f"{said.type}: {said.text}")
+
+    def _asked(self, dialog: Any) -> None:
+        self.errors.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
 
     def _requested(self, url: str, host: str) -> None:
         parts = urlsplit(url)
@@ -174,7 +201,11 @@ def launched() -> Iterator[Any]:
     try:
         with sync_playwright() as playwright:
             chromium = playwright.chromium.launch(
-                executable_path=binary, headless=True, args=FLAGS, env={**os.environ, "HOME": folder}, timeout=60_000
+                executable_path=binary,
+                headless=True,
+                args=FLAGS,
+                env={**os.environ, "HOME": folder},
+                timeout=60_000,
             )
             try:
                 yield chromium
@@ -184,13 +215,15 @@ def launched() -> Iterator[Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
+# Module scope: playwright's synchronous API keeps an event loop running in this thread until it is stopped, and
+# no asynchronous test can run meanwhile.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with launched() as chromium:
         yield chromium
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def hall(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[StudyHall]:
     """One StudyHall for the tests that only look and add. Asked for after the browser: no browser, no servers."""
     running = StudyHall(tmp_path_factory.mktemp("studyhall"), pace=0.25)
@@ -204,10 +237,8 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     contexts: list[Any] = []
     watched: list[Watched] = []
 
-    def start(
-        hall: StudyHall, route: str = "", *, token: bool = False, permissions: Sequence[str] = (), **options: Any
-    ) -> Any:
-        context = browser.new_context(base_url=hall.url, permissions=list(permissions), **options)
+    def start(hall: StudyHall, route: str = "", *, token: bool = False, **options: Any) -> Any:
+        context = browser.new_context(base_url=hall.url, **options)
         context.set_default_timeout(20_000)
         contexts.append(context)
         if token:

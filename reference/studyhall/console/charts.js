@@ -1,5 +1,5 @@
 // Small live charts, drawn as SVG by hand: an area for levels, bars for rates.
-import { h, s, set, text } from "./dom.js";
+import { h, icon, replace, s, set, text } from "./dom.js";
 
 const WIDTH = 160;
 const HEIGHT = 36;
@@ -19,11 +19,13 @@ export function figure(label, kind = "area") {
     kind === "bars" ? null : [line, tip],
   );
   const node = h("div", { class: "figure" }, h("div", { class: "figure-head" }, h("span", { class: "figure-label" }, label), value), drawing);
-  /** `history`: numbers, oldest first; `slots`: how many fit; `name`: a number in words. */
-  node.show = (history, slots, name) => {
+  /** `history`: numbers, oldest first; `fit`: how many at most; `name`: a number in words. */
+  node.show = (history, fit, name, alarm = false) => {
+    const slots = Math.min(fit, Math.max(30, history.length));
     const now = history.at(-1) ?? 0;
     const most = Math.max(...history, 0);
-    text(value, name(now));
+    if (node.classList.toggle("alarm", alarm)) replace(value, icon("warn"), name(now));
+    else text(value, name(now));
     set(drawing, "aria-label", `${label}: ${name(now)} now, ${name(most)} at most in the last ${history.length} samples`);
     const top = most > 0 ? most * 1.12 : 1;
     const step = WIDTH / Math.max(1, slots - 1);

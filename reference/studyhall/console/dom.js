@@ -112,7 +112,7 @@ const STATES = {
   undone: ["idle", "back"],
   cancelled: ["idle", "none"],
 };
-const NAMES = { needs_repair: "needs repair", "waiting-children": "waits for a stage before", wait: "waiting", dead: "dead letter", prioritized: "waiting, prioritized" };
+const NAMES = { needs_repair: "needs repair", "waiting-children": "waits its turn", wait: "waiting", dead: "dead letter", prioritized: "waiting, prioritized" };
 
 export function tone(state) {
   return (STATES[state] ?? ["idle", "wait"])[0];
@@ -154,16 +154,17 @@ export function bar(label) {
 }
 
 /** A table that stays one for assistive technology when the stylesheet lays its rows out as cards on a phone. */
+/** Columns whose name ends with * make room when a detail is open beside the table. */
 export function table(caption, columns) {
   const body = h("tbody", { role: "rowgroup" });
-  const head = h("tr", { role: "row" }, columns.map((name) => h("th", { role: "columnheader", scope: "col" }, name)));
+  const head = h("tr", { role: "row" }, columns.map((name) => h("th", { role: "columnheader", scope: "col", class: name.endsWith("*") ? "extra" : "" }, name.replace("*", ""))));
   const node = h("table", { class: "rows", role: "table" }, h("caption", { class: "hidden-text" }, caption), h("thead", { role: "rowgroup" }, head), body);
   node.body = body;
   return node;
 }
 
 export function cell(label, ...children) {
-  return h("td", { role: "cell", "data-label": label }, ...children);
+  return h("td", { role: "cell", class: label.endsWith("*") ? "extra" : "", "data-label": label.replace("*", "") }, ...children);
 }
 
 /** Nothing to show: say what to do about it. */

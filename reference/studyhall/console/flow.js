@@ -1,8 +1,9 @@
 // A flow of jobs as a graph: boxes by depth from left to right, on a narrow screen from top to bottom.
 import { icon, s, set, stateName, text, tone } from "./dom.js";
 
-const BOX = { width: 196, height: 74 };
-const GAP = { along: 46, across: 18 };
+const BOX = { width: 214, height: 74 };
+const GAP = { along: 44, upright: 26, across: 18 };
+const READABLE = 0.75; // drawn smaller than this, words are too small: stand it upright
 const SHAPES = { ok: "done", run: "run", bad: "fail", warn: "wait", idle: "wait" };
 
 /** Depth of every node: one more than the deepest of those it waits for. */
@@ -27,18 +28,19 @@ function places(nodes, upright) {
   const rows = layers(nodes);
   const most = Math.max(1, ...rows.map((row) => row.length));
   const [along, across] = upright ? [BOX.height, BOX.width] : [BOX.width, BOX.height];
+  const gap = upright ? GAP.upright : GAP.along;
   const pad = 4;
   const extent = most * across + (most - 1) * GAP.across;
   const at = new Map();
   rows.forEach((row, layer) => {
     const used = row.length * across + (row.length - 1) * GAP.across;
     row.forEach((node, index) => {
-      const a = pad + layer * (along + GAP.along);
+      const a = pad + layer * (along + gap);
       const b = pad + (extent - used) / 2 + index * (across + GAP.across);
       at.set(node.id, upright ? { x: b, y: a } : { x: a, y: b });
     });
   });
-  const length = rows.length * along + (rows.length - 1) * GAP.along;
+  const length = rows.length * along + (rows.length - 1) * gap;
   return { at, width: (upright ? extent : length) + 2 * pad, height: (upright ? length : extent) + 2 * pad };
 }
 
@@ -49,7 +51,8 @@ export function flowGraph(label) {
   let boxes = new Map();
   let edges = [];
   drawing.show = (nodes) => {
-    const upright = matchMedia("(max-width: 820px)").matches;
+    const room = drawing.parentElement?.clientWidth || 900;
+    const upright = room < READABLE * places(nodes, false).width;
     const wanted = JSON.stringify([upright, nodes.map((node) => [node.id, node.after])]);
     if (wanted !== shape) {
       shape = wanted;

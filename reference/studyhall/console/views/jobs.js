@@ -26,7 +26,7 @@ function jobRow(job) {
   const what = h("div", { class: "small muted mono" }, short(job.id));
   const age = h("time");
   const tries = h("span", { class: "number" });
-  const node = h("tr", { role: "row" }, cell("Job", h("div", null, h("a", { class: "title", href: address(job) }, job.name || "(no name)"), what)), cell("Queue", h("span", null, job.queue)), cell("State", state), cell("Progress", line), cell("Tries", tries), cell("Added", age));
+  const node = h("tr", { role: "row" }, cell("Job", h("div", null, h("a", { class: "title", href: address(job) }, job.name || "(no name)"), what)), cell("Queue*", h("span", null, job.queue)), cell("State", state), cell("Progress*", line), cell("Tries*", tries), cell("Added*", age));
   node.show = (one) => {
     setPill(state, one.state);
     line.show(percentOf(one), one.state);
@@ -170,7 +170,7 @@ function mount({ body, params, refresh }) {
   const queueField = h("select", { id: "job-queue" }, h("option", { value: "" }, "All queues"));
   const stateField = h("select", { id: "job-state" }, h("option", { value: "" }, "Any state"), STATES.map(([state]) => h("option", { value: state }, stateName(state))));
   const nameField = h("input", { id: "job-name", type: "search", "data-search": "", placeholder: "name or id" });
-  const list = table("Jobs", ["Job", "Queue", "State", "Progress", "Tries", "Added"]);
+  const list = table("Jobs", ["Job", "Queue*", "State", "Progress*", "Tries*", "Added*"]);
   const nothing = h("div", null, h("p", { class: "muted" }, "Looking…"));
   const side = h("div", { hidden: true });
   const split = h("div", { class: "split" }, h("div", null, nothing, list), side);

@@ -15,8 +15,8 @@ function letterRow(letter, chosen, changed) {
     { role: "row" },
     cell("Select", box),
     cell("Job", h("div", null, h("a", { class: "title", href: `#/letters/${encodeURIComponent(letter.id)}` }, letter.name || "(no name)"), h("div", { class: "small muted mono" }, `${letter.queue} / ${short(letter.job_id)}`))),
-    cell("Why", h("div", null, h("span", { class: "pill tone-bad" }, letter.cause), h("div", { class: "small" }, letter.reason))),
-    cell("Tries", h("span", { class: "number" }, letter.attempts_made)),
+    cell("Why*", h("div", null, h("span", { class: "pill tone-bad" }, letter.cause), h("div", { class: "small" }, letter.reason))),
+    cell("Tries*", h("span", { class: "number" }, letter.attempts_made)),
     cell("Failed", age),
   );
   node.show = (one) => {
@@ -148,7 +148,7 @@ function mount({ body, tools, params, refresh }) {
   const queueField = h("select", { id: "letter-queue" }, h("option", { value: "" }, "All queues"));
   const kind = h("select", { id: "letter-kind" }, h("option", { value: "" }, "Not replayed"), h("option", { value: "1" }, "Replayed"));
   const search = h("input", { id: "letter-search", type: "search", "data-search": "", placeholder: "name, id or reason" });
-  const list = table("Dead letters", ["Select", "Job", "Why", "Tries", "Failed"]);
+  const list = table("Dead letters", ["Select", "Job", "Why*", "Tries*", "Failed"]);
   const nothing = h("div", null, h("p", { class: "muted" }, "Looking…"));
   const side = h("div", { hidden: true });
   const split = h("div", { class: "split" }, h("div", null, nothing, list), side);

@@ -41,8 +41,8 @@ function mount({ body, refresh }) {
       for (const name of Object.keys(figures)) {
         history[name].push(Number(answer[name]) || 0);
         if (history[name].length > SLOTS) history[name].shift();
-        figures[name].show(history[name], SLOTS, words[name]);
-        figures[name].classList.toggle("alarm", name === "oldest" ? answer.oldest >= 30 : name === "quarantined" && answer.quarantined > 0);
+        const alarm = name === "oldest" ? answer.oldest >= 30 : name === "quarantined" && answer.quarantined > 0;
+        figures[name].show(history[name], SLOTS, words[name], alarm);
       }
       replace(hint, answer.oldest >= 30 ? h("p", { class: "note tone-warn" }, "Events wait and nobody publishes them. Is the relay up? Start one: studyhall relay") : null);
       const rows = answer.events;

@@ -36,8 +36,7 @@ function queueCard(row) {
     text(sub, more.join(" · "));
     const kept = queues.history.get(now.queue);
     FIGURES.forEach(([name, , , words, alarm], index) => {
-      figures[index].show(kept[name], SLOTS, words);
-      figures[index].classList.toggle("alarm", alarm(kept[name].at(-1) ?? 0));
+      figures[index].show(kept[name], SLOTS, words, alarm(kept[name].at(-1) ?? 0));
     });
   };
   return node;
@@ -78,4 +77,4 @@ function mount({ body }) {
   return { navigate: () => {}, unmount: () => queues.removeEventListener("sample", draw) };
 }
 
-export const overview = { id: "overview", title: "Overview", icon: "overview", admin: true, about: "How every queue is doing, over the last three minutes.", mount };
+export const overview = { id: "overview", title: "Overview", icon: "overview", admin: true, about: "How every queue is doing, now and in the last minutes.", mount };

@@ -8,7 +8,7 @@ function sagaRow(saga) {
   const state = pill(saga.state);
   const why = h("div", { class: "small muted" });
   const age = h("time");
-  const node = h("tr", { role: "row" }, cell("Saga", h("div", null, h("a", { class: "title", href: `#/sagas/${encodeURIComponent(saga.id)}` }, saga.name), h("div", { class: "small muted mono" }, saga.id))), cell("State", state), cell("Why", why), cell("Changed", age));
+  const node = h("tr", { role: "row" }, cell("Saga", h("div", null, h("a", { class: "title", href: `#/sagas/${encodeURIComponent(saga.id)}` }, saga.name), h("div", { class: "small muted mono" }, saga.id))), cell("State", state), cell("Why*", why), cell("Changed*", age));
   node.show = (one) => {
     setPill(state, one.state);
     text(why, one.error || "–");
@@ -110,7 +110,7 @@ function detail(id, refresh) {
 function mount({ body, params, refresh }) {
   let id = params[0];
   const stateField = h("select", { id: "saga-state", "data-search": "" }, h("option", { value: "" }, "All states"), STATES.map((state) => h("option", { value: state }, stateName(state))));
-  const list = table("Sagas", ["Saga", "State", "Why", "Changed"]);
+  const list = table("Sagas", ["Saga", "State", "Why*", "Changed*"]);
   const nothing = h("div", null, h("p", { class: "muted" }, "Looking…"));
   const side = h("div", { hidden: true });
   const split = h("div", { class: "split" }, h("div", null, nothing, list), side);

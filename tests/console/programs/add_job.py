@@ -1,0 +1,18 @@
+"""Put a job that nobody knows into a queue, past the producer: add_job.py REDIS_URL QUEUE NAME."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from bullmq import Queue
+
+
+async def main(url: str, queue: str, name: str) -> None:
+    handle = Queue(queue, {"connection": url})
+    await handle.add(name, {"note": name, "password": "hunter2-hunter2"}, {})
+    await handle.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:4]))

@@ -1,0 +1,383 @@
+"""The console in a real browser, before a real API, worker and Redis."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.browser import TOKEN, StudyHall
+from harness.missing import missing
+from harness.waiting import until_sync
+
+pytestmark = pytest.mark.needs_browser
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = ROOT / "reference" / "samples"
+PROGRAMS = Path(__file__).parent / "programs"
+VIEWS = ("overview", "documents", "jobs", "letters", "sagas", "outbox", "breakers", "events")
+AXE = "4.14.0"
+HOSTILE = "<img src=x onerror=alert(1)>"
+OpenPage = Callable[..., Any]
+
+
+def damaged(folder: Path, name: str = "damaged.pdf") -> Path:
+    good = (SAMPLES / "photosynthesis.pdf").read_bytes()
+    path = folder / name
+    path.write_bytes(good[: len(good) // 3])
+    return path
+
+
+def long_document(folder: Path) -> Path:
+    """Many parts: long enough at work to be stopped in the middle."""
+    text = (SAMPLES / "water-cycle.md").read_text()
+    path = folder / "long.md"
+    path.write_text("\n\n".join(f"# Chapter {number}\n\n{text}" for number in range(12)))
+    return path
+
+
+def letters_view(page: Any, at_least: int) -> Any:
+    rows = page.locator("tbody tr")
+    until_sync(lambda: rows.count() >= at_least, timeout=30, what=f"{at_least} letters in the view")
+    return rows
+
+
+def test_a_document_is_watched_live_through_its_flow(hall: StudyHall, open_page: OpenPage) -> None:
+    page = open_page(hall, "#/documents")
+    page.get_by_text("No document yet").wait_for()
+    page.evaluate("window.untouched = true")
+    page.locator("#upload").set_input_files(SAMPLES / "water-cycle.md")
+    page.get_by_role("heading", name="water-cycle.md").wait_for()
+    stages = page.locator(".stages [role=progressbar]")
+    seen: set[tuple[str, str]] = set()
+
+    def through() -> bool:
+        now = stages.evaluate_all("all => all.map(one => [one.ariaLabel, one.getAttribute('aria-valuenow')])")
+        seen.update((name, value) for name, value in now)
+        return len(now) == 4 and all(value == "100" for _, value in now)
+
+    until_sync(through, timeout=60, what="four stages at 100 %")
+    between = {(name, value) for name, value in seen if value not in ("0", "100")}
+    assert len(between) >= 3, f"the bars jumped: {sorted(seen)}"
+    assert page.locator(".stages .pill").all_inner_texts() == ["completed"] * 4
+    drawn = page.locator(".flow").get_attribute("aria-label")
+    assert drawn.count("completed 100 %") == 4
+    assert page.locator(".flow .flow-edge.passed").count() == 3
+    assert page.locator("#link-state").inner_text() == "Live"
+    assert page.evaluate("window.untouched"), "the page was loaded anew"
+
+
+def test_token_is_refused_then_accepted_and_never_in_an_address(hall: StudyHall, open_page: OpenPage) -> None:
+    page = open_page(hall, "#/overview")
+    page.watched.expect("401")
+    addresses: list[str] = []
+    page.on("request", lambda request: addresses.append(request.url))
+    page.get_by_text("This view needs the admin token").wait_for()
+    page.locator("main").get_by_role("button", name="Enter the admin token").click()
+    field = page.get_by_label("Token (STUDYHALL_ADMIN_TOKEN of the API)")
+    field.fill("wrong")
+    field.press("Enter")
+    page.get_by_text("Token refused.").wait_for()
+    assert page.evaluate("sessionStorage.length") == 0
+    assert page.locator("#token-label").inner_text() == "Admin: refused"
+    field.fill(TOKEN)
+    field.press("Enter")
+    page.get_by_role("heading", name="graphs", exact=True).wait_for()
+    assert page.locator("#token-label").inner_text() == "Admin: accepted"
+    page.reload()  # entered once: this tab keeps it
+    page.get_by_role("heading", name="graphs", exact=True).wait_for()
+    charts = page.locator("[data-key=graphs] svg[role=img]")
+    until_sync(lambda: charts.count() == 4, what="four charts of the queue")
+    assert "Waiting: 0 now" in charts.first.get_attribute("aria-label")
+    assert [url for url in addresses if TOKEN in url] == []
+    assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+    another = open_page(hall, "#/overview")
+    another.get_by_text("This view needs the admin token").wait_for()
+
+
+def test_dead_letters_are_replayed_one_and_many_and_purged_by_word(
+    hall: StudyHall, open_page: OpenPage, tmp_path: Path
+) -> None:
+    repaired = hall.upload(damaged(tmp_path))
+    page = open_page(hall, "#/letters", token=True)
+    letters_view(page, 1)
+    page.get_by_role("link", name="document-processing").first.click()
+    page.locator(".detail").get_by_text("The PDF is damaged").first.wait_for()
+    hall.program(PROGRAMS / "replace_file.py", repaired, SAMPLES / "photosynthesis.pdf")
+    page.get_by_role("button", name="Replay this one").click()
+    page.get_by_text("Replayed: the job is back").wait_for()
+    page.get_by_text("No dead letters").wait_for()
+
+    # Many: they die again, for nobody repaired them, each with its earlier death on record.
+    for number in range(3):
+        hall.upload(damaged(tmp_path), f"broken-{number}.pdf")
+    page.goto("/#/letters")
+    letters_view(page, 3)
+    page.get_by_label("Select all shown").check()
+    page.get_by_role("button", name="Replay 3 selected letters…").click()
+    page.get_by_label("At most so many per second").fill("20")
+    page.get_by_role("button", name="Replay", exact=True).click()
+    page.get_by_text("3 letters replayed.").wait_for()
+    letters_view(page, 3)
+    page.get_by_role("link", name="document-processing").first.click()
+    page.get_by_text("Earlier deaths of this job").wait_for()
+    page.goto("/#/documents")
+    page.locator(f"a[href='#/documents/{repaired}']").wait_for()
+    done = page.locator("tbody tr", has=page.locator(f"a[href='#/documents/{repaired}']")).locator(".pill")
+    until_sync(lambda: done.inner_text() == "completed", timeout=30, what="the replayed document")
+
+    page.goto("/#/letters")
+    letters_view(page, 3)
+    page.get_by_role("button", name="Purge…").click()
+    page.get_by_label("Older than so many days").fill("0")
+    page.get_by_role("button", name="Go on").click()
+    purge = page.get_by_role("button", name="Purge", exact=True)
+    assert purge.is_disabled()
+    page.get_by_label("Type “purge” to go on").fill("purge")
+    purge.click()
+    page.get_by_text("letters purged.").wait_for()
+    page.get_by_text("No dead letters").wait_for()
+
+
+def test_a_job_is_cancelled_and_the_rest_of_its_flow_with_it(
+    hall: StudyHall, open_page: OpenPage, tmp_path: Path
+) -> None:
+    document = hall.upload(long_document(tmp_path))
+    page = open_page(hall, f"#/jobs/graphs/graph-generation.{document}", token=True)
+    detail = page.locator(".detail")
+    detail.get_by_text("Started, try 1").wait_for(timeout=30_000)
+    detail.get_by_role("button", name="Cancel this job").click()
+    page.get_by_role("button", name="Cancel the job").click()
+    page.get_by_text("Cancelled: if it runs").wait_for()
+    detail.locator(".card-head .pill", has_text="cancelled").wait_for(timeout=30_000)
+    assert detail.locator("pre").inner_text().count(document) >= 1
+    page.goto(f"/#/documents/{document}")
+    page.locator(".detail .card-head .pill", has_text="cancelled").wait_for(timeout=30_000)
+    states = page.locator(".stages .pill")
+    until_sync(
+        lambda: states.all_inner_texts() == ["completed"] + ["cancelled"] * 3,
+        timeout=30,
+        what="the stages after it cancelled",
+    )
+
+
+def test_html_in_names_and_errors_is_shown_as_text(
+    hall: StudyHall, open_page: OpenPage, tmp_path: Path
+) -> None:
+    document = hall.upload(SAMPLES / "water-cycle.md", HOSTILE)
+    script = "<script>alert(2)</script>"
+    hall.program(PROGRAMS / "add_job.py", hall.redis_url, "documents", script)
+    page = open_page(hall, f"#/documents/{document}", token=True)
+    page.get_by_role("heading", name=HOSTILE).wait_for()
+    page.get_by_role("link", name=HOSTILE).first.wait_for()
+    page.goto("/#/letters")
+    page.get_by_role("link", name=script).first.click()
+    reason = page.locator(".detail .note").first
+    reason.wait_for()
+    assert script in page.locator(".detail h2").inner_text()
+    payload = page.locator(".detail pre").inner_text()
+    assert script in payload
+    assert "hunter2" not in payload
+    page.goto("/#/events")
+    page.wait_for_timeout(300)
+    assert page.locator("img[src=x], main script").count() == 0
+    policy = page.request.get("/").headers["content-security-policy"]
+    assert "unsafe" not in policy
+    assert "script-src 'self'" in policy
+
+
+def test_restart_of_the_api_is_announced_and_outlived(hall: StudyHall, open_page: OpenPage) -> None:
+    page = open_page(hall, "#/documents", token=True)
+    page.watched.expect(
+        "ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_EMPTY_RESPONSE", "403"
+    )
+    page.locator("#link-state", has_text="Live").wait_for()
+    page.evaluate("window.untouched = true")
+    hall.stop_api()
+    banner = page.get_by_role("alert").filter(has_text="The server does not answer")
+    banner.wait_for()
+    hall.start_api(STUDYHALL_ADMIN_TOKEN="")
+    page.get_by_text("Connected again.").wait_for(timeout=30_000)
+    assert not banner.is_visible()
+    hall.upload(SAMPLES / "water-cycle.md", "after-the-restart.md")
+    page.get_by_role("link", name="after-the-restart.md").wait_for()
+    page.keyboard.press("1")
+    page.get_by_text("The admin part is switched off").wait_for()
+    hall.stop_api()
+    hall.start_api()
+    page.locator("#link-state", has_text="Live").wait_for(timeout=30_000)
+    page.get_by_role("heading", name="graphs", exact=True).wait_for(timeout=30_000)
+    assert page.evaluate("window.untouched"), "the page was loaded anew"
+
+
+def test_everything_is_reached_by_keyboard_and_focus_is_seen(hall: StudyHall, open_page: OpenPage) -> None:
+    page = open_page(hall, "#/documents")
+    press = page.keyboard.press
+    focused = "document.activeElement"
+    press("Tab")
+    assert page.evaluate(f"{focused}.textContent") == "Skip to the content"
+    press("Enter")
+    assert page.evaluate(f"{focused}.id") == "main"
+    press("Tab")
+    assert page.evaluate(f"{focused}.id") == "choose-files"
+    assert page.evaluate(f"getComputedStyle({focused}).outlineStyle") == "solid"
+    press("?")
+    page.get_by_role("dialog", name="Shortcuts").wait_for()
+    press("Escape")
+    assert page.evaluate(f"{focused}.id") == "choose-files", "focus went back where it was"
+    press("a")
+    page.keyboard.type(TOKEN)
+    press("Enter")
+    page.get_by_text("Token accepted.").wait_for()
+    press("3")
+    page.get_by_role("heading", name="Jobs", exact=True).wait_for()
+    assert page.evaluate(f"{focused}.tagName") == "H1", "a new view begins at its heading"
+    page.locator("tbody tr").first.wait_for()
+    press("/")
+    assert page.evaluate(f"{focused}.id") == "job-name"
+    page.keyboard.type("graph-generation")
+    press("Tab")
+    until_sync(lambda: page.evaluate(f"{focused}.textContent") == "graph-generation", what="a job's link")
+    press("Enter")
+    page.locator(".detail .timeline li").first.wait_for()
+    press("?")
+    page.get_by_label("Single-key shortcuts are on").focus()
+    press("Space")
+    press("Escape")
+    press("1")
+    assert page.url.endswith("jobs") is False
+    assert "/jobs/" in page.url, "shortcuts can be switched off"
+
+
+def test_theme_follows_the_system_and_the_toggle_wins(hall: StudyHall, open_page: OpenPage) -> None:
+    page = open_page(hall, "#/documents", color_scheme="dark")
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(background)
+    assert dark == "rgb(15, 20, 27)"
+    page.get_by_role("button", name="Light theme").click()
+    assert page.evaluate(background) == "rgb(245, 246, 248)"
+    page.reload()
+    assert page.evaluate(background) == "rgb(245, 246, 248)"
+    page.get_by_role("button", name="Dark theme").click()
+    assert page.evaluate(background) == dark
+
+
+def test_a_stuck_saga_is_repaired_with_name_and_note(hall: StudyHall, open_page: OpenPage) -> None:
+    order = hall.post("/orders", {"pack_id": "biology-101"})["id"]
+    page = open_page(hall, "#/sagas", token=True)
+    page.locator("tbody tr", has_text=order).get_by_role("link").click()
+    steps = page.locator(".detail .steps li")
+    steps.first.wait_for()
+    assert "place-order" in steps.first.inner_text()
+    page.get_by_role("button", name="Repair…").click()
+    page.get_by_label("What should happen").select_option("compensate")
+    page.get_by_label("Your name").fill("Robin")
+    page.get_by_label("What you found").fill("<b>customer</b> changed her mind")
+    page.get_by_role("button", name="Repair", exact=True).click()
+    page.get_by_text("Noted: the next runner").wait_for()
+    entry = page.locator(".detail .timeline li", has_text="repair: compensate")
+    entry.wait_for()
+    assert "by Robin" in entry.inner_text()
+    assert "<b>customer</b> changed her mind" in entry.inner_text()
+    page.locator(".detail .card-head .pill", has_text="compensating").wait_for()
+
+
+def test_events_appear_as_they_happen_and_can_be_held(hall: StudyHall, open_page: OpenPage) -> None:
+    page = open_page(hall, "#/events", token=True)
+    page.get_by_text("Nothing has happened yet").wait_for()
+    page.locator("#link-state", has_text="Live").wait_for()
+    page.get_by_text("Admin: accepted").wait_for()
+    page.wait_for_timeout(300)  # the line is renewed with the token
+    document = hall.upload(SAMPLES / "water-cycle.md")
+    page.locator(".feed li", has_text="completed").filter(has_text=document).first.wait_for(timeout=30_000)
+    page.get_by_role("button", name="Hold still").click()
+    page.get_by_label("Search").fill("nothing like this")
+    page.get_by_text("No event matches").wait_for()
+
+
+@pytest.fixture(scope="module")
+def furnished(hall: StudyHall, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Something to look at in every view; view -> route of a detail."""
+    folder = tmp_path_factory.mktemp("furnished")
+    document = hall.upload(SAMPLES / "plate-tectonics.docx")
+    hall.upload(damaged(folder), "a-rather-long-name-of-a-damaged-document-without-any-space-in-it.pdf")
+    order = hall.post("/orders", {"pack_id": "biology-101"})["id"]
+    return {
+        "documents": f"documents/{document}",
+        "jobs": f"jobs/graphs/graph-generation.{document}",
+        "sagas": f"sagas/{order}",
+    }
+
+
+def routes(furnished: dict[str, str]) -> list[str]:
+    return [*VIEWS, *furnished.values()]
+
+
+def settle(page: Any, route: str) -> None:
+    page.goto(f"/#/{route}")
+    page.locator("main h1").wait_for()
+    quiet = "!/Looking…|Counting…/.test(document.querySelector('main').textContent)"
+    page.wait_for_function(quiet)
+    if "/" in route:
+        page.locator(".detail .pill").first.wait_for()
+
+
+def test_nothing_scrolls_sideways_at_360_pixels(
+    hall: StudyHall, open_page: OpenPage, furnished: dict[str, str]
+) -> None:
+    page = open_page(hall, "", token=True, viewport={"width": 360, "height": 740})
+    for route in routes(furnished):
+        settle(page, route)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, route
+    page.goto("/#/letters")
+    page.locator("tbody tr a").first.click()
+    page.locator(".detail pre").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def axe() -> str:
+    """axe-core's source, installed once into build/axe."""
+    home = ROOT / "build" / "axe"
+    source = home / "node_modules" / "axe-core" / "axe.min.js"
+    if not source.exists():
+        if not shutil.which("npm"):
+            missing("npm", "install Node.js and npm, with a package registry in reach")
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "package.json").write_text(json.dumps({"private": True, "dependencies": {"axe-core": AXE}}))
+        npm = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
+        done = subprocess.run(npm, cwd=home, capture_output=True, text=True, timeout=180, check=False)
+        if done.returncode:
+            missing("axe-core", f"npm needs a package registry in reach ({done.stderr[-200:]})")
+    return source.read_text()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_accessibility_check_finds_nothing_serious(
+    hall: StudyHall, open_page: OpenPage, furnished: dict[str, str], theme: str
+) -> None:
+    source = axe()
+    # The page's own policy would refuse the checker's script: bypassed in this context alone.
+    page = open_page(hall, "", token=True, bypass_csp=True, color_scheme=theme, reduced_motion="reduce")
+    page.evaluate(source)
+    found: list[str] = []
+    checked = 0
+    for route in routes(furnished):
+        settle(page, route)
+        result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        checked += len(result["passes"])
+        found += [
+            f"{route}: {one['id']} ({one['impact']}) at {[node['target'] for node in one['nodes']][:3]}"
+            for one in result["violations"]
+            if one["impact"] in ("serious", "critical")
+        ]
+    assert checked > 100, "the checker checked nothing"
+    assert found == []
+    # It can fail: an unlabelled field is found.
+    page.evaluate("document.querySelector('main').append(document.createElement('input'))")
+    broken = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    assert [one["id"] for one in broken if one["impact"] == "critical"] == ["label"]
