@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -133,38 +134,36 @@ def expanded(home: Path, project: Path) -> str:
     return next(text for text in texts if text.startswith("Base directory for this skill"))
 
 
-def test_every_eval_case_loads(claude: ClaudeClient, repository: Path, tmp_path: Path) -> None:
-    """Without a login no case can run; that the client gets as far as asking for one means that all were read."""
-    report = tmp_path / "result.json"
-    done = claude.run(
-        *(
-            "plugin",
-            "eval",
-            repository,
-            "--eval-dir",
-            "tests/evals",
-            "--json",
-            report,
-            "--no-publish",
-            "--trust-plugin",
-        ),
-        *(
-            "--runs",
-            "1",
-            "--ablation",
-            "none",
-            "--output-dir",
-            tmp_path / "out",
-            "--allow-tools",
-            "Write",
-            "Edit",
-        ),
-        ok=False,
+def test_every_eval_case_loads(claude: ClaudeClient, tmp_path: Path) -> None:
+    """Without a login no case can run; that the client asks for one, and complains of no file, means all were read."""
+    plugin = tmp_path / "plugin"
+    shutil.copytree(ROOT / "tests" / "evals", plugin / "tests" / "evals")
+    shutil.copytree(ROOT / ".claude-plugin", plugin / ".claude-plugin")
+    said, result = evaluate(claude, plugin, tmp_path)
+    assert result["partialReason"] == "auth_failed"
+    assert "failed to load" not in said
+    assert "cannot pass" not in said
+    case = plugin / "tests" / "evals" / "stream-reader" / "case.yaml"
+    case.write_text(case.read_text().replace("type: regex", "type: no-such-grader", 1))
+    said, _ = evaluate(claude, plugin, tmp_path)
+    assert "1 case file(s) failed to load" in said, "this test would notice a broken case"
+
+
+def evaluate(claude: ClaudeClient, plugin: Path, folder: Path) -> tuple[str, dict[str, Any]]:
+    report = folder / "result.json"
+    where = ("--eval-dir", "tests/evals", "--json", str(report), "--output-dir", str(folder / "out"))
+    how = (
+        "--no-publish",
+        "--trust-plugin",
+        "--runs",
+        "1",
+        "--ablation",
+        "none",
+        "--allow-tools",
+        "Write",
+        "Edit",
     )
+    done = claude.run("plugin", "eval", plugin, *where, *how, ok=False)
     assert done.returncode == 2, done.stderr
-    result = json.loads(report.read_text())
-    cases = sorted(path.parent.name for path in ROOT.glob("tests/evals/*/case.yaml"))
-    assert sorted(case["name"] for case in result["cases"]) == cases
-    assert len(cases) >= 8
-    assert "auth_failed" in report.read_text()
-    assert "cannot pass" not in done.stderr
+    result: dict[str, Any] = json.loads(report.read_text())
+    return done.stdout + done.stderr, result

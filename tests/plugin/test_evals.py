@@ -1,0 +1,71 @@
+"""The eval cases: realistic, without naming the answer, graded without a model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = {
+    path.parent.name: yaml.safe_load(path.read_text())
+    for path in sorted(ROOT.glob("tests/evals/*/case.yaml"))
+}
+SKILLS = {path.parent.name for path in ROOT.glob("skills/*/SKILL.md")}
+GIVEN_AWAY = re.compile(
+    r"\b(outbox|inbox|saga|idempotent|idempotency pattern|dead[- ]letter|DLQ|jitter|back-?off|circuit breaker|"
+    r"compensat\w+|fencing|lease|checkpoint|claim check|drain|deferred|sweep|queuesmith|skill|pattern)\b",
+    re.IGNORECASE,
+)
+
+
+def test_every_skill_has_a_case() -> None:
+    assert len(CASES) >= 8
+    assert {tag for case in CASES.values() for tag in case["tags"]} == SKILLS
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_prompt_describes_the_problem_and_not_the_answer(name: str) -> None:
+    prompt = CASES[name]["execution"]["prompt"]
+    assert not GIVEN_AWAY.findall(prompt)
+    assert len(prompt.split()) > 40, "a request as people write it, with its context"
+    assert "Naive traps" in CASES[name]["expected_outcome"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_graders_need_no_model_and_their_patterns_are_valid(name: str) -> None:
+    case: dict[str, Any] = CASES[name]
+    assert case["schema_version"] == "1.1"
+    assert case["name"] == name
+    kinds = [grader["type"] for grader in case["graders"]]
+    assert set(kinds) <= {"regex", "tool_used", "file_exists", "tool_order"}
+    assert kinds.count("regex") >= 3
+    for grader in case["graders"]:
+        if grader["type"] == "regex":
+            re.compile(grader["pattern"])
+    checks = [grader.get("match", "contains") for grader in case["graders"] if grader["type"] == "regex"]
+    if "file_exists" in kinds and name not in {"start-from-nothing", "deploy-leaves-stuck-jobs"}:
+        assert "not_contains" in checks, "at least one trap is looked for"
+
+
+def test_naive_answer_to_the_charge_case_fails_its_graders() -> None:
+    """The graders tell the published way from ours: the code in the prompt itself must not pass."""
+    case = CASES["charged-twice"]
+    naive = re.search(r"```python\n(.*?)```", case["execution"]["prompt"], re.DOTALL)
+    assert naive
+    assert failed(case, naive[1]) >= {"no-redis-flag", "not-keyed-by-job-id", "provider-key"}
+    ours = (ROOT / "tests" / "skills" / "examples" / "background-jobs" / "idempotency.py").read_text()
+    assert failed(case, ours) == set()
+
+
+def failed(case: dict[str, Any], text: str) -> set[str]:
+    graders = [grader for grader in case["graders"] if grader["type"] == "regex"]
+    return {
+        grader["name"]
+        for grader in graders
+        if bool(re.search(grader["pattern"], text, re.IGNORECASE))
+        != (grader.get("match", "contains") == "contains")
+    }
