@@ -93,6 +93,7 @@ class CircuitBreaker:
         self._redis = redis
         self._ask, self._tell = redis.register_script(_CLOCK + _ASK), redis.register_script(_CLOCK + _TELL)
         self._renew = redis.register_script(_CLOCK + _RENEW)
+        self._probing: set[str] = set()
         self._inside: dict[
             asyncio.Task[Any] | None, list[_Pass]
         ] = {}  # one breaker serves many tasks at once
@@ -142,6 +143,7 @@ class CircuitBreaker:
                 return _Pass(token, int(number), began)
             case "probe":
                 log.info("probing", extra={"fields": {"breaker": self.name}})
+                self._probing.add(token)
                 return _Pass(token, int(number), began, asyncio.create_task(self._keep(token)))
         raise BreakerOpen(
             f"{self.name} is {said}: {BreakerOpen.__doc__}", retry_after=max(int(number), 100) / 1000
@@ -149,6 +151,7 @@ class CircuitBreaker:
 
     async def _leave(self, leave: _Pass, verdict: Verdict) -> None:
         if leave.renewing is not None:
+            self._probing.discard(leave.token)
             leave.renewing.cancel()
         if not leave.token or (verdict == "none" and leave.renewing is None):
             return
@@ -165,7 +168,9 @@ class CircuitBreaker:
 
     async def _keep(self, token: str) -> None:
         """Renew a probe's lease as long as its call runs."""
-        while True:
+        # Not `while True`: a cancellation that hits a command in the middle can get lost in the client, and the
+        # loop of a program that wants to end would wait for this task for ever.
+        while token in self._probing:
             await asyncio.sleep(self._lease / 3)
             with contextlib.suppress(RedisError, OSError):
                 async with _bounded():
