@@ -124,12 +124,13 @@ async def test_listing_a_hundred_thousand_delayed_jobs_never_holds_redis_up(
         await redis.eval(clone, 3, *keys, job.id, start, min(start + 4_999, jobs))
     await redis.config_set("slowlog-log-slower-than", 1_000)
 
-    async def longest_command(listing: Callable[[], Any]) -> tuple[float, int]:
-        """Milliseconds of the slowest command while listing: for so long nobody else is served."""
+    async def held_up(listing: Callable[[], Any]) -> tuple[list[float], int]:
+        """Milliseconds of every command over 1 ms while listing: for so long nobody else is served."""
+        await redis.config_set("slowlog-max-len", 200_000)
         await redis.slowlog_reset()
         count = await listing()
-        slow = [entry["duration"] for entry in await redis.slowlog_get(1_000)]
-        return max(slow, default=0) / 1_000, count
+        slow = [entry["duration"] / 1_000 for entry in await redis.slowlog_get(200_000)]
+        return sorted(slow, reverse=True), count
 
     async def paged() -> int:
         return sum([len(page) async for page in pages(redis, "q", "delayed", size=500)])
@@ -137,21 +138,21 @@ async def test_listing_a_hundred_thousand_delayed_jobs_never_holds_redis_up(
     async def naive() -> int:
         return len(await queue.getDelayed())
 
-    # A busy machine may suspend the server in mid-command. That only ever adds: the least of three listings
-    # is what the commands themselves take.
-    listings = [await longest_command(paged) for _ in range(3)]
-    ours, counted = min(listings)
-    theirs, naive_counted = await longest_command(naive)
+    ours, counted = await held_up(paged)
+    theirs, naive_counted = await held_up(naive)
     await redis.aclose()
     assert counted == naive_counted == jobs
-    assert ours < 20, f"a page took {ours} ms"
-    assert theirs > max(20, 3 * ours), "the usual listing did not block: this run proves nothing"
+    # The clock also runs while a busy machine suspends the server in mid-command. That hits any command, one in
+    # many thousands; a listing that is itself too long shows in each of its 200 pages.
+    too_long = [taken for taken in ours if taken >= 20]
+    assert len(too_long) <= 20, f"{len(too_long)} commands took 20 ms or more, up to {ours[0]} ms"
+    assert theirs[0] > max(20, 3 * ours[20] if len(ours) > 20 else 0), "the usual listing did not block"
     figures(
         "health",
         name="listing",
         jobs=jobs,
-        longest_command_ms=round(ours, 1),
-        naive_longest_command_ms=round(theirs, 1),
+        longest_command_ms=round(max(ours, default=0), 1),
+        naive_longest_command_ms=round(theirs[0], 1),
     )
 
 
