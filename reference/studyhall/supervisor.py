@@ -1,4 +1,4 @@
-"""Keeps processes running: starts them, restarts what dies with growing pauses, passes SIGTERM on, reports their exit."""
+"""Keeps processes running: starts them, restarts what dies with growing pauses, passes SIGTERM on."""
 
 from __future__ import annotations
 
@@ -47,13 +47,16 @@ async def supervise(command: Sequence[str], count: int, grace: float) -> int:
             del children[slot]
             if stop.is_set() or code in (0, UNUSABLE):
                 stop.set()
-                return code
+                return (
+                    0 if code == -signal.SIGTERM else code
+                )  # it was asked to stop before it could handle that
             failures = 1 if time.monotonic() - began > 60 else failures + 1
             delay = random.random() * min(10.0, 0.2 * 2**failures)
             log.error("worker process died", extra={"fields": {"exit": code, "restart_in": round(delay, 2)}})
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await stop.wait()
+                return 0  # told to stop while nothing runs in this slot
 
     async def reap() -> None:
         await stop.wait()
