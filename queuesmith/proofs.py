@@ -165,6 +165,7 @@ def conftest(source: str) -> str:
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import sys
@@ -185,7 +186,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in ("fault: kills real processes", "full: long", "needs_postgres: needs a PostgreSQL server"):
         config.addinivalue_line("markers", marker)
     for module in sorted((HERE / "proof_harness").glob("[a-z]*.py")):
-        config.pluginmanager.import_plugin(f"proof_harness.{{module.stem}}")
+        config.pluginmanager.register(importlib.import_module(f"proof_harness.{{module.stem}}"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

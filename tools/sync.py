@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import quotes
+import scaffold
 
 ROOT = Path(__file__).resolve().parents[1]
 CATALOGUE = ROOT / "reference" / "catalogue.toml"
@@ -108,8 +109,8 @@ def rendered(path: Path) -> str:
 
 
 def copies() -> dict[Path, bytes | None]:
-    """Every file in skills/*/modules: what it has to contain, None when it has to go."""
-    wanted: dict[Path, bytes | None] = {}
+    """Every file in skills/*/modules, and what the templates know: its content, None when it has to go."""
+    wanted: dict[Path, bytes | None] = {scaffold.PATH: scaffold.rendered().encode()}
     for skill in SKILLS:
         folder = ROOT / "skills" / skill / "modules"
         wanted |= dict.fromkeys(folder.glob("*.py"))
