@@ -35,6 +35,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from studyhall.patterns.parent_death import die_with_parent
+
 __all__ = ["Sandbox", "main", "serve"]
 
 KINDS = ("decline", "rate-limit", "unavailable", "lost-answer", "hang", "late")
@@ -276,8 +278,11 @@ def serve(port: int, data_dir: Path) -> ThreadingHTTPServer:
 def main() -> None:
     parser = argparse.ArgumentParser(description="payment provider for demo and tests, on loopback")
     parser.add_argument("--port", type=int, default=0, help="0: any free port")
-    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--data-dir", type=Path, required=True, help="where charges are kept")
+    parser.add_argument("--parent", type=int, help="pid of the process it ends with")
     options = parser.parse_args()
+    if options.parent:
+        die_with_parent(options.parent)
     server = serve(options.port, options.data_dir)
     print(json.dumps({"url": f"http://127.0.0.1:{server.server_address[1]}", "pid": os.getpid()}), flush=True)
     try:
