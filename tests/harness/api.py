@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 
 from .ports import free_port
 from .processes import Spawned, Spawner
 
-__all__ = ["TOKEN", "Api", "api_at"]
+__all__ = ["TOKEN", "Api", "StandingApi", "api_at", "standing_api"]
 
 TOKEN = "an admin token of the tests"
 
@@ -78,3 +79,65 @@ async def api_at(spawn: Spawner, data_dir: Path, redis_url: str, **env: str) -> 
     finally:
         await api.client.aclose()
         await api.admin.aclose()
+
+
+class StandingApi:
+    """For many tests that only look: synchronous clients of one API with one worker."""
+
+    def __init__(self, api: Spawned, worker: Spawned | None, url: str, data_dir: Path) -> None:
+        self.process, self.worker, self.url, self.data_dir = api, worker, url, data_dir
+        self.client = httpx2.Client(base_url=url, timeout=30)
+        self.admin = httpx2.Client(base_url=url, timeout=30, headers={"authorization": f"Bearer {TOKEN}"})
+
+    def logs(self) -> str:
+        both = (one for one in (self.process, self.worker) if one is not None)
+        return "\n".join(one.log.read_text(encoding="utf-8", errors="replace") for one in both)
+
+    def until(self, path: str, done: Callable[[Any], object], seconds: float = 60) -> Any:
+        """Ask until the answer is as wanted; the answer."""
+        deadline = time.monotonic() + seconds
+        while True:
+            found = self.client.get(path).json()
+            if done(found):
+                return found
+            assert time.monotonic() < deadline, f"{path} after {seconds:g} s: {found}"
+            time.sleep(0.05)
+
+
+@contextmanager
+def standing_api(
+    directory: Path, redis_url: str, *, worker: bool = True, **env: str
+) -> Iterator[StandingApi]:
+    """`studyhall api` and, with `worker`, one worker; settings by keyword."""
+    settings = {f"STUDYHALL_{name.upper()}": value for name, value in env.items()}
+    full = {
+        "REDIS_URL": redis_url,
+        "STUDYHALL_ADMIN_TOKEN": TOKEN,
+        "STUDYHALL_GRACE_SECONDS": "2",
+        **settings,
+    }
+    full = {name: value for name, value in full.items() if value}
+    spawner, port = Spawner(directory), free_port()
+    data = directory / "data"
+    try:
+        api = spawner("studyhall", "api", "--port", port, "--data-dir", data, env=full)
+        beside = (
+            spawner("studyhall", "worker", "--processes", 1, "--data-dir", data, env=full) if worker else None
+        )
+        standing = StandingApi(api, beside, f"http://127.0.0.1:{port}", data)
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                standing.client.get("/healthz")
+                break
+            except httpx2.TransportError:
+                assert time.monotonic() < deadline, str(api)
+                assert api.returncode is None, str(api)
+                time.sleep(0.05)
+        if beside is not None:
+            beside.line_sync('"ready"', 60)
+        yield standing
+        standing.client.close()
+        standing.admin.close()
+    finally:
+        spawner.close()

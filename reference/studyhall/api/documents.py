@@ -126,12 +126,17 @@ async def list_documents(
     """The caller's documents, newest first."""
     async with read(hall.app.store) as connection:
         found = await db.documents_of(connection, caller, limit=limit)
-    return [DocumentView(**await _view(hall, one)) for one in found]
+    return [DocumentView(**_fields(one), stages=await _stages(hall, one.id)) for one in found]
 
 
 @router.get("/{document_id}")
 async def show_document(hall: TheHall, caller: Caller, document_id: DocumentId) -> DocumentDetail:
     """One document: its stages, and what has been made of it so far."""
+    async with read(hall.app.store) as connection:
+        if await db.document(connection, document_id, caller) is None:
+            raise UnknownDocument("There is no such document of yours.")
+    # The stages first: when one is shown as completed, its result is there.
+    stages = await _stages(hall, document_id)
     async with read(hall.app.store) as connection:
         found = await db.document(connection, document_id, caller)
         if found is None:
@@ -141,7 +146,7 @@ async def show_document(hall: TheHall, caller: Caller, document_id: DocumentId) 
             "quiz": await db.quiz(connection, document_id, caller),
             "explanations": await db.explanations(connection, document_id, caller),
         }
-    return DocumentDetail(**await _view(hall, found), **made)  # type: ignore[arg-type]
+    return DocumentDetail(**_fields(found), stages=stages, **made)  # type: ignore[arg-type]
 
 
 @router.post("/{document_id}/cancel")
@@ -175,9 +180,8 @@ def _shown(name: str) -> str:
     return re.split(r"[/\\]", name)[-1].strip()[:255] or "document"
 
 
-async def _view(hall: Hall, found: db.Document) -> dict[str, Any]:
-    fields = {name: getattr(found, name) for name in DocumentView.model_fields if name != "stages"}
-    return {**fields, "stages": await _stages(hall, found.id)}
+def _fields(found: db.Document) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in DocumentView.model_fields if name != "stages"}
 
 
 async def _stages(hall: Hall, document_id: str) -> list[Stage]:
