@@ -45,7 +45,9 @@ def catalogue() -> dict[str, dict[str, Any]]:
     return {str(row["id"]): row for row in rows}
 
 
-MISSING = "Not in the catalogue yet."  # a test looks for it: a page may be written before its pattern is proven
+MISSING = (
+    "Not in the catalogue yet."  # a test looks for it: a page may be written before its pattern is proven
+)
 
 
 # ---- quotes
@@ -85,7 +87,7 @@ def _part(path: str, source: str, name: str) -> tuple[str, int, int]:
     else:
         node = _node(path, ast.parse(source).body, name.removesuffix("~").split("."))
         if name.endswith("~"):
-            return _outline(node, lines), *_span(node)
+            return textwrap.dedent(_outline(node, lines)), *_span(node)
         first, last = _span(node)[0] - 1, _span(node)[1]
     return textwrap.dedent("\n".join(lines[first:last])), first + 1, last
 

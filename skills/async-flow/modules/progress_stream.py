@@ -1,7 +1,7 @@
 """Live progress for any number of clients: Server-Sent Events fed by the queues' own event streams.
 
 Promise: a client that reconnects with the last id it saw (`Last-Event-ID`, which browsers send by themselves)
-gets every event since, once and in order per queue, from any instance of the server: an id is a position in
+gets every event since, once and in order, from any instance of the server: an id is a position in
 Redis, not in our memory. One reader serves all clients of a process, and memory does not grow with them: events
 are held once, in a ring of `memory` entries, and a client too slow for it reads on from Redis. Polling every
 100 ms instead costs each client ten requests a second and misses what happens in between.
@@ -32,7 +32,7 @@ __all__ = ["GAP", "IDLE", "Event", "ProgressStream", "sse"]
 
 log = logging.getLogger("progress_stream")
 BLOCK = 2_000  # ms that one read waits for news
-PAGE = 500
+PAGE = 200
 MAX_CURSOR = 4_000  # characters of a Last-Event-ID; anybody can send one
 GAP, IDLE = "gap", "idle"
 ENDS = frozenset({"completed", "failed", "removed"})
@@ -83,9 +83,10 @@ class ProgressStream:
 
     async def run(self) -> None:
         """Read until cancelled. An outage of Redis is waited out; what it still has is not missed."""
-        pause = 0.1
+        pause, task = 0.1, asyncio.current_task()
         try:
-            while True:
+            # Asked for, because a cancellation can vanish inside redis-py (seen on 3.11).
+            while task is None or not task.cancelling():
                 try:
                     await self._read_once()
                     pause = 0.1
@@ -155,18 +156,28 @@ class ProgressStream:
         """What Redis holds after `since`, up to `until`; what it no longer holds is told as a gap."""
         self.catch_ups += 1
         cursor = {**until, **since}
-        for queue in (one for one in wanted if one in since):
-            here, end = since[queue], until.get(queue, START)
-            if await self._lost(queue, here):
-                here = cursor[queue] = START
+        pages: dict[str, deque[Event]] = {queue: deque() for queue in wanted if queue in since}
+        for queue in pages:
+            if await self._lost(queue, since[queue]):
+                cursor[queue] = START
                 yield _pointing(Event(queue, GAP), cursor, wanted)
-            more = True
-            while more and here < end:
-                rows: Any = await self._client.xrange(self._key(queue), f"({_text(here)}", _text(end), PAGE)
-                for ident, fields in rows:
-                    here = cursor[queue] = _position(ident)
-                    yield _pointing(_event(queue, here, fields), cursor, wanted)
-                more = len(rows) == PAGE
+        unread = set(pages)
+        while True:
+            for queue in sorted(unread):  # a page of each, so that the oldest of all can be told first
+                if not pages[queue]:
+                    end = until.get(queue, START)
+                    rows: Any = await self._client.xrange(
+                        self._key(queue), f"({_text(cursor[queue])}", _text(end), PAGE
+                    )
+                    pages[queue].extend(_event(queue, _position(ident), fields) for ident, fields in rows)
+                    if len(rows) < PAGE:
+                        unread.discard(queue)
+            heads = [(page[0].position, queue) for queue, page in pages.items() if page]
+            if not heads:
+                return
+            event = pages[min(heads)[1]].popleft()
+            cursor[event.queue] = event.position
+            yield _pointing(event, cursor, wanted)
 
     async def _lost(self, queue: str, position: Position) -> bool:
         """Was something after this position trimmed, or is the position of a Redis whose data is gone?"""

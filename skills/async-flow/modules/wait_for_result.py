@@ -61,10 +61,13 @@ class Results:
 
     async def wait(self, ref: JobRef, *, timeout: float, poll: float = 1.0) -> Any:
         """The job's result. Raises `JobFailed`, `Cancelled`, `StillRunning` or `JobUnknown`."""
-        start = time.monotonic()
+        start, task = time.monotonic(), asyncio.current_task()
         with self._stream.ending(ref.queue, ref.id) as ended:
             while True:
                 found = await self._look(ref)
+                if task is not None and task.cancelling():
+                    # A cancellation can vanish inside redis-py (seen on 3.11): some of 105 waited on for a minute.
+                    raise asyncio.CancelledError
                 spent = time.monotonic() - start
                 if found is _NOWHERE and spent >= UNKNOWN_FOR:
                     raise JobUnknown(f"{ref.queue}/{ref.id}: {JobUnknown.__doc__}")

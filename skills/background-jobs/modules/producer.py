@@ -15,7 +15,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,6 +46,7 @@ __all__ = [
     "job_options",
 ]
 
+MAX_ADDS = 32  # at once, by one producer
 MAX_DELAY = 366 * 24 * 3600.0
 
 
@@ -122,6 +123,7 @@ class Producer:
         self._jobs = jobs
         self._signer = signer
         self._timeout = timeout
+        self._turns = asyncio.Semaphore(MAX_ADDS)
         self._retention = retention
         self._max_payload = max_payload  # bytes of a job's data as JSON
         self._meta = meta  # adds to every job's meta
@@ -255,9 +257,15 @@ class Producer:
     def sign(self, name: str, ident: str, data: dict[str, Any]) -> dict[str, Any]:
         return self._signer.sign(name, ident, data) if self._signer else data
 
-    def bounded(self, timeout: float | None = None) -> AbstractAsyncContextManager[None]:
-        """For other calls on our connection: an answer or `QueueUnavailable`, in time."""
-        return _bounded(timeout or self._timeout)
+    @asynccontextmanager
+    async def bounded(self, timeout: float | None = None) -> AsyncIterator[None]:
+        """Calls on our connection get their answer or `QueueUnavailable`, in time, whatever ails Redis."""
+        try:
+            # Turns, because redis-py 8 opens at most 100 connections and refuses the 101st command at once.
+            async with asyncio.timeout(timeout or self._timeout), self._turns:
+                yield
+        except (RedisError, OSError) as error:  # TimeoutError is an OSError
+            raise QueueUnavailable(f"{QueueUnavailable.__doc__} ({type(error).__name__})") from error
 
     async def close(self) -> None:
         await self.redis.aclose()
@@ -267,13 +275,3 @@ def _all(nodes: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for node in nodes:
         yield node
         yield from _all(node.get("children", ()))
-
-
-@asynccontextmanager
-async def _bounded(timeout: float) -> AsyncIterator[None]:
-    """Turns every way Redis can be away into one error, in time."""
-    try:
-        async with asyncio.timeout(timeout):
-            yield
-    except (RedisError, OSError) as error:  # TimeoutError is an OSError
-        raise QueueUnavailable(f"{QueueUnavailable.__doc__} ({type(error).__name__})") from error

@@ -109,6 +109,7 @@ class KafkaBus:
                 "enable.auto.commit": False,
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": int(self.session_timeout * 1000),
+                "heartbeat.interval.ms": int(self.session_timeout * 250),
             }
         )
         main = {self._topic(topic): topic for topic in topics}

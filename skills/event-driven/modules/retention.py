@@ -3,7 +3,7 @@
 Promise: finished jobs leave Redis by count and by age, failed ones as soon as the dead-letter sweep has them
 in the database (by age if no sweep runs), and the database forgets markers, letters and checkpoints after
 their time. Redis' memory is bounded by the rate of work, not by its history: by default BullMQ keeps every
-finished job for ever, 4.5 KB each for failed ones with their stack traces.
+finished job for ever, kilobytes each for failed ones with their stack traces.
 
 Results that matter live in the database: whoever asks for a result after its job was evicted gets it from
 the idempotency marker (`Inbox.seen`), or from the rows that the job wrote.

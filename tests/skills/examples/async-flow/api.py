@@ -5,11 +5,10 @@ import contextlib
 import os
 
 from fastapi import FastAPI, Header, HTTPException, Request
-from fastapi.responses import StreamingResponse
 
 from patterns import store
 from patterns.producer import JobRef, JobRequest, Producer, QueueUnavailable
-from patterns.progress_stream import ProgressStream, sse
+from patterns.progress_stream import ProgressStream
 from patterns.request_dedup import RequestDedup
 from patterns.wait_for_result import JobFailed, JobUnknown, Results, StillRunning
 from summaries import Summarise, jobs
@@ -60,21 +59,6 @@ async def result(key: str, request: Request, wait: float = 0):
 
 
 # [/api]
-# [sse]
-@app.get("/events")
-async def events(request: Request, last_event_id: str | None = Header(None)):
-    async def lines():
-        async for event in request.app.state.stream.events(last_event_id, queues=["ai"]):
-            if event.name == "idle":
-                yield ": still here\n\n"  # keeps proxies from closing the connection
-            else:
-                data = {"job": event.job_id, "progress": event.progress}  # no results, no reasons
-                yield sse(event.name, data, event.cursor)
-
-    return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-
-
-# [/sse]
 
 
 async def example(redis_url: str, store_url: str) -> None:
@@ -107,7 +91,23 @@ async def example(redis_url: str, store_url: str) -> None:
             assert (await client.get("/summaries/nobody?wait=0")).status_code in (202, 404)
         async with asyncio.timeout(10):
             await watching
+        await first_event(app, body)
         assert "progress" in seen
         assert seen.count("completed") == 1
         await worker.drain(5)
         await running
+
+
+async def first_event(app: FastAPI, body: dict) -> None:
+    """The SSE route of events.py, called as the server would: one progress event in the wire format."""
+    from events import events
+
+    request = Request({"type": "http", "app": app, "headers": []})
+    lines = (await events(request, last_event_id=None)).body_iterator
+    waiting = asyncio.create_task(anext(lines))
+    await asyncio.sleep(0.1)
+    await app.state.producer.enqueue(JobRequest("summarise", body, key="watched"))
+    async with asyncio.timeout(10):
+        line = await waiting
+    assert line.startswith(("id:", "event:")), line
+    await lines.aclose()

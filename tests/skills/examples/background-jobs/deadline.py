@@ -1,7 +1,7 @@
+# [use]
 import asyncio
 import sys
 
-# [use]
 from patterns.deadline import Deadline, owned_process, run_within
 from patterns.typed_jobs import JobTypes, Payload
 

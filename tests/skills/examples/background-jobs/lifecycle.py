@@ -35,6 +35,7 @@ async def forget(producer: Producer, ref: JobRef) -> None:
 # [/delayed]
 # [flow]
 from patterns.flow import chain, fan_in, on_failure
+from patterns.producer import JobRequest
 
 
 def study(document: str, pictures: list[str]) -> JobRequest:
@@ -49,6 +50,7 @@ def study(document: str, pictures: list[str]) -> JobRequest:
 # [degraded]
 from patterns.degraded import DegradedProducer
 from patterns.pending_jobs import Drainer
+from patterns.producer import JobRequest
 from patterns.store import begin
 
 
@@ -73,6 +75,7 @@ def drainer(engine, producer) -> Drainer:
 import os
 
 from patterns.pipeline import Pipeline
+from patterns.producer import Producer
 from patterns.signed_payload import Signer
 
 

@@ -1,6 +1,6 @@
+# [enqueue]
 import os
 
-# [enqueue]
 from fastapi import FastAPI, HTTPException
 
 from jobs import AddCredit, jobs

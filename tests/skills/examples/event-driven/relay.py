@@ -8,7 +8,7 @@ from patterns import store
 from patterns.bus_redis_streams import RedisStreamsBus
 from patterns.connections import producer_client
 from patterns.outbox_relay import Relay
-from shop import revenue_consumer
+from revenue import revenue_consumer
 
 
 async def main() -> None:

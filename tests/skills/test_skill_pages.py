@@ -1,0 +1,201 @@
+"""The skills as documents: small, whole, linked, valid, and every line of code in them quoted or executed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import quotes  # noqa: E402
+
+SKILLS = sorted((ROOT / "skills").glob("*/SKILL.md"))
+PAGES = sorted((ROOT / "skills").glob("*/references/*.md"))
+EVERY = [*SKILLS, *PAGES]
+BIN = Path(sys.executable).parent
+PATTERN_SKILLS = ("async-flow", "background-jobs", "event-driven")
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+QUOTE = re.compile(r"<!-- sync:quote (\S+?)#[^\n]* -->\n(.*?)<!-- /sync -->", re.DOTALL)
+
+
+def label(path: Path) -> str:
+    return str(path.relative_to(ROOT / "skills"))
+
+
+# ---- budgets
+
+
+def test_descriptions_share_the_listing_fairly() -> None:
+    lengths = {path.parent.name: len(quotes.description(path.read_text())) for path in SKILLS}
+    assert sum(lengths.values()) <= 1_800, lengths
+    assert max(lengths.values()) <= 310, lengths
+
+
+@pytest.mark.parametrize("path", SKILLS, ids=label)
+def test_skill_is_short_enough_to_be_read(path: Path) -> None:
+    text = path.read_text()
+    assert quotes.tokens(text) <= 2_000
+    assert len(text.splitlines()) <= 200
+    assert re.search(r" Not for ", quotes.description(text)), "says what it is not for"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=label)
+def test_page_is_short_enough_to_be_read(path: Path) -> None:
+    assert quotes.tokens(path.read_text()) <= 2_500
+
+
+# ---- whole
+
+
+@pytest.mark.parametrize("ident", sorted(quotes.catalogue()))
+def test_pattern_has_a_page_that_its_skill_names(ident: str) -> None:
+    skill = quotes.catalogue()[ident]["skill"]
+    page = ROOT / "skills" / skill / "references" / f"{ident}.md"
+    assert page.is_file(), f"write {page.relative_to(ROOT)}"
+    text = page.read_text()
+    assert f"sync:card {ident} " in text
+    assert f"sync:files {ident} " in text
+    assert f"references/{ident}.md" in (page.parents[1] / "SKILL.md").read_text()
+    for part in ("**Not for**", "**Prove it.**", "**Traps**"):
+        assert part in text or (part == "**Not for**" and "**Not fine**" in text), part
+
+
+@pytest.mark.parametrize("path", PAGES, ids=label)
+def test_page_waits_for_no_pattern(path: Path) -> None:
+    assert quotes.MISSING not in path.read_text(), "its pattern is not in the catalogue: prove it first"
+
+
+@pytest.mark.parametrize("path", EVERY, ids=label)
+def test_links_resolve_inside_the_skill(path: Path) -> None:
+    """`npx skills add` copies the folder of one skill and nothing else."""
+    skill = ROOT / "skills" / path.relative_to(ROOT / "skills").parts[0]
+    for target in re.findall(r"\]\(([^)]+)\)", re.sub(BLOCK, "", path.read_text())):
+        if not target.startswith("https://"):
+            found = (path.parent / target.split("#")[0]).resolve()
+            assert found.exists(), target
+            assert found.is_relative_to(skill), f"{target} leaves the skill"
+
+
+@pytest.mark.parametrize("path", SKILLS, ids=label)
+def test_every_page_of_a_skill_is_reachable_from_it(path: Path) -> None:
+    linked = set(re.findall(r"references/([\w-]+\.md)", path.read_text()))
+    present = {page.name for page in (path.parent / "references").glob("*.md")}
+    assert linked == present
+
+
+@pytest.mark.parametrize("path", SKILLS, ids=label)
+def test_skill_ends_in_a_checklist_with_a_kill(path: Path) -> None:
+    last = path.read_text().rstrip().splitlines()[-1]
+    assert last.startswith("- [ ] ")
+    assert re.search(r"kill -9|SIGKILL", last)
+
+
+@pytest.mark.parametrize("path", SKILLS, ids=label)
+def test_skill_has_no_placeholder_that_the_client_would_fill(path: Path) -> None:
+    """`$1` becomes an argument of the command; SQL placeholders would be eaten."""
+    assert not re.findall(r"\$\d|\$ARGUMENTS", path.read_text())
+    assert set(re.findall(r"\$\{(\w+)\}", path.read_text())) <= {"CLAUDE_PLUGIN_ROOT", "CLAUDE_SKILL_DIR"}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=label)
+def test_page_uses_no_variable_of_the_client(path: Path) -> None:
+    assert "${CLAUDE" not in path.read_text(), "replaced in SKILL.md and agents only"
+
+
+def test_voice_has_no_persona_and_no_shouting() -> None:
+    for path in [*EVERY, *(ROOT / "agents").glob("*.md")]:
+        text = re.sub(BLOCK, "", path.read_text())
+        assert not re.findall(
+            r"(?i:you are an? (?:elite|expert|world|senior))|\bIMPORTANT\b|\bMUST\b|🚨", text
+        ), path
+
+
+# ---- code
+
+
+@pytest.mark.parametrize("skill", PATTERN_SKILLS)
+def test_modules_of_a_skill_are_the_proven_ones(skill: str) -> None:
+    brought = {path.name: path.read_bytes() for path in (ROOT / "skills" / skill / "modules").glob("*.py")}
+    assert brought == quotes.modules(skill), "run make sync"
+
+
+@pytest.mark.parametrize("path", EVERY, ids=label)
+def test_python_blocks_are_quoted_and_have_no_undefined_name(path: Path, tmp_path: Path) -> None:
+    """All Python is quoted: from modules that are linted and proven, or from examples that are run by the tests."""
+    text = path.read_text()
+    quoted = [(source, block) for source, region in QUOTE.findall(text) for _, block in BLOCK.findall(region)]
+    blocks = [block for language, block in BLOCK.findall(text) if language in ("python", "py")]
+    assert len(blocks) == len(QUOTE.findall(text)), (
+        "Python that nobody runs: move it to tests/skills/examples"
+    )
+    for block in blocks:
+        ast.parse(block)
+    examples = [block for source, block in quoted if source.startswith("tests/skills/examples/")]
+    for number, block in enumerate(examples):
+        (tmp_path / f"block{number}.py").write_text(block)
+    if examples:
+        command = [
+            BIN / "ruff",
+            "check",
+            "--isolated",
+            "--output-format",
+            "concise",
+            "--select",
+            "F821",
+            tmp_path,
+        ]
+        checked = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stdout
+
+
+def test_no_other_language_is_shown_unchecked() -> None:
+    languages = {language for path in EVERY for language, _ in BLOCK.findall(path.read_text())}
+    assert languages <= {"python", "sh", "text", "mermaid"}
+
+
+# ---- coverage and validators
+
+TOPICS = tomllib.loads((Path(__file__).parent / "coverage.toml").read_text())["topics"]
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_topic_is_answered(topic: str) -> None:
+    page, *words = TOPICS[topic]
+    text = (ROOT / "skills" / page).read_text()
+    assert [word for word in words if word.lower() not in text.lower()] == []
+
+
+@pytest.mark.parametrize("path", SKILLS, ids=label)
+def test_skill_is_valid_by_the_reference_library(path: Path) -> None:
+    done = subprocess.run(
+        [BIN / "agentskills", "validate", path.parent], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_linter_of_skills_and_plugins_is_content() -> None:
+    done = subprocess.run([BIN / "skillsaw", "lint", ROOT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"Errors:\s+0\s+Warnings:\s+0", done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "agents").glob("*.md")), ids=lambda path: path.stem)
+def test_agent_has_limits_examples_and_loads_skills(path: Path) -> None:
+    head, body = path.read_text().split("---\n", 2)[1:]
+    assert f"name: {path.stem}" in head
+    assert head.count("<example>") >= 2
+    tools = re.search(r"^tools: (.*)$", head, re.MULTILINE)
+    assert tools
+    assert "Skill" in tools[1]
+    skills = {path.parent.name for path in SKILLS}
+    named = set(re.findall(r"`queuesmith:([\w-]+)`", body))
+    assert named
+    assert named <= skills
+    if "reviewer" in path.stem:
+        assert not {"Edit", "Write"} & set(re.split(r",\s*", tools[1])), "reads only"
