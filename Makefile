@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults lint format sync lock bench guide clean
+.PHONY: help install demo test faults lint format sync lock bench guide screenshots clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ sync: $(STAMP) ## Regenerate what is derived from the catalogue, the modules and
 
 bench: $(STAMP) ## Run the quick benchmarks, side by side with the stock libraries
 	@for program in bench/*.py; do echo "== $$program"; $(BIN)/python $$program $(ARGS) || exit 1; done
+
+screenshots: $(STAMP) ## Make docs/screenshots from a running StudyHall (needs chromium)
+	@$(BIN)/python tools/screenshots.py
 
 lock: $(STAMP) ## Resolve requirements.lock and bootstrap.lock anew from pyproject.toml
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --all-extras pyproject.toml -o requirements.lock $(ARGS)

@@ -202,7 +202,7 @@ def test_restart_of_the_api_is_announced_and_outlived(hall: StudyHall, open_page
     banner = page.get_by_role("alert").filter(has_text="The server does not answer")
     banner.wait_for()
     hall.start_api(STUDYHALL_ADMIN_TOKEN="")
-    page.get_by_text("Connected again.").wait_for(timeout=30_000)
+    page.get_by_text("Connected again.").wait_for(timeout=60_000)
     assert not banner.is_visible()
     hall.upload(SAMPLES / "water-cycle.md", "after-the-restart.md")
     page.get_by_role("link", name="after-the-restart.md").wait_for()
@@ -210,8 +210,8 @@ def test_restart_of_the_api_is_announced_and_outlived(hall: StudyHall, open_page
     page.get_by_text("The admin part is switched off").wait_for()
     hall.stop_api()
     hall.start_api()
-    page.locator("#link-state", has_text="Live").wait_for(timeout=30_000)
-    page.get_by_role("heading", name="graphs", exact=True).wait_for(timeout=30_000)
+    page.get_by_role("heading", name="graphs", exact=True).wait_for(timeout=60_000)
+    page.locator("#link-state", has_text="Live").wait_for()
     assert page.evaluate("window.untouched"), "the page was loaded anew"
 
 
@@ -321,8 +321,10 @@ def routes(furnished: dict[str, str]) -> list[str]:
 def settle(page: Any, route: str) -> None:
     page.goto(f"/#/{route}")
     page.locator("main h1").wait_for()
-    quiet = "!/Looking…|Counting…/.test(document.querySelector('main').textContent)"
-    page.wait_for_function(quiet)
+    until_sync(
+        lambda: not {"Looking…", "Counting…"} & set(page.locator("main").inner_text().splitlines()),
+        what=f"the data of {route}",
+    )
     if "/" in route:
         page.locator(".detail .pill").first.wait_for()
 

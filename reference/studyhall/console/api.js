@@ -45,14 +45,20 @@ function keep(value) {
 
 /** Try a token; it is kept only when the server takes it. */
 export async function offer(value) {
-  become("checking");
   keep(value);
+  const taken = await recheck();
+  if (!taken) keep(null);
+  return taken;
+}
+
+/** Ask the server about the token we have. A server that is away says nothing about it: it is kept. */
+export async function recheck() {
+  become("checking");
   try {
     await admin("/admin/queues");
     return true;
   } catch (error) {
-    if (error.status === 0 || error.status >= 500) become("none", error.message);
-    if (access.state !== "accepted") keep(null);
+    if (access.state === "checking") become("none", error.message);
     return false;
   }
 }

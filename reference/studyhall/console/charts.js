@@ -13,7 +13,7 @@ export function figure(label, kind = "area") {
   const base = s("path", { class: "chart-base", d: `M0 ${HEIGHT - 0.5}H${WIDTH}` });
   const drawing = s(
     "svg",
-    { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" },
+    { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label },
     base,
     shape,
     kind === "bars" ? null : [line, tip],

@@ -46,7 +46,7 @@ function places(nodes, upright) {
 
 /** `nodes`: [{id, name, state, percent, after: [ids]}]. Call `.show(nodes)` again with news. */
 export function flowGraph(label) {
-  const drawing = s("svg", { class: "flow", role: "img" });
+  const drawing = s("svg", { class: "flow", role: "img", "aria-label": label });
   let shape = "";
   let boxes = new Map();
   let edges = [];

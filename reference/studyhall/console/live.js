@@ -3,7 +3,7 @@
 import { access, token } from "./api.js";
 
 const FIRST_PAUSE = 500;
-const LONGEST_PAUSE = 15000;
+const LONGEST_PAUSE = 5000;
 const SILENCE = 45000; // the server sends something at least every 10 s: longer than this and the line is dead
 
 /** Emits "event" {id, name, data} and "state" {state: connecting | live | polling | offline, retryIn}. */

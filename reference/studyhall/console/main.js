@@ -1,5 +1,5 @@
 // The frame: which view is shown, keys, theme, token, and the line to the server.
-import { access, admin, forget, offer, onAccess, token } from "./api.js";
+import { access, admin, forget, offer, onAccess, recheck, token } from "./api.js";
 import { empty, h, icon, modal, replace, set, text, toast } from "./dom.js";
 import { count } from "./format.js";
 import { Live } from "./live.js";
@@ -21,6 +21,7 @@ const main = document.getElementById("main");
 const live = new Live();
 let shown = { view: null, handle: null, route: "" };
 let refreshing = false;
+let again = false;
 let refreshedAt = 0;
 let due = null;
 
@@ -64,14 +65,19 @@ function gate(body) {
     checking: ["Checking the token…", ""],
   }[access.state] ?? ["This view needs the admin token", ""];
   body.append(empty(said[0], said[1], access.state === "checking" ? null : ask));
-  return { navigate: null };
+  // A token that could not be checked, or a server without one, may be fine after its next restart.
+  return { refresh: async () => { if (token()) await admin("/admin/queues"); } };
 }
 
 async function refresh() {
   clearTimeout(due);
   due = null;
-  if (refreshing) return;
+  if (refreshing) {
+    again = true; // what was asked for meanwhile must not wait for the next turn
+    return;
+  }
   refreshing = true;
+  again = false;
   const { handle } = shown;
   try {
     if (handle?.refresh && !document.hidden) {
@@ -85,7 +91,7 @@ async function refresh() {
   } finally {
     refreshing = false;
     refreshedAt = Date.now();
-    due ??= setTimeout(refresh, EVERY[live.state]);
+    due ??= setTimeout(refresh, again ? 30 : EVERY[live.state]);
   }
 }
 
@@ -267,7 +273,6 @@ function drawLine() {
     if (wasOffline) {
       wasOffline = false;
       toast("Connected again.");
-      if (token() && access.state !== "accepted") admin("/admin/queues").catch(() => {});
       refresh();
     }
   }
@@ -292,6 +297,6 @@ addEventListener("hashchange", () => show());
 addEventListener("online", () => live.now());
 document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
-if (token()) offer(token());
+if (token()) recheck();
 show({ focus: false });
 live.run();

@@ -197,7 +197,16 @@ function mount({ body, params, refresh }) {
   };
   queueField.addEventListener("change", () => { location.hash = queueField.value ? `#/jobs/${encodeURIComponent(queueField.value)}` : "#/jobs"; });
   stateField.addEventListener("change", refresh);
-  nameField.addEventListener("input", refresh);
+  let listed = [];
+  const draw = () => {
+    const name = nameField.value.trim().toLowerCase();
+    const rows = listed.filter((row) => !name || row.name.toLowerCase().includes(name) || row.id.toLowerCase().includes(name));
+    const filtered = Boolean(queue || name || stateField.value);
+    replace(nothing, rows.length ? null : filtered ? empty("No job matches", "Choose another state or queue, or clear the search.") : empty("No jobs", h("p", null, h("a", { href: "#/documents" }, "Upload a document"), " to make some.")));
+    list.hidden = rows.length === 0;
+    keyed(list.body, rows, (row) => `${row.queue}/${row.id}`, jobRow, (node, row) => { node.show(row); node.classList.toggle("chosen", row.id === id && row.queue === queue); });
+  };
+  nameField.addEventListener("input", draw); // at once: the next Tab must find the right row
   fill();
   queueField.value = queue;
   open();
@@ -214,13 +223,9 @@ function mount({ body, params, refresh }) {
     refresh: async () => {
       fill();
       const [inQueue, one] = [queue, id];
-      const [listed, job] = await Promise.all([search(inQueue, stateField.value), one ? look(inQueue, one) : null]);
-      const name = nameField.value.trim().toLowerCase();
-      const jobs = listed.filter((row) => !name || row.name.toLowerCase().includes(name) || row.id.toLowerCase().includes(name));
-      const filtered = Boolean(inQueue || name || stateField.value);
-      replace(nothing, jobs.length ? null : filtered ? empty("No job matches", "Choose another state or queue, or clear the search.") : empty("No jobs", h("p", null, h("a", { href: "#/documents" }, "Upload a document"), " to make some.")));
-      list.hidden = jobs.length === 0;
-      keyed(list.body, jobs, (row) => `${row.queue}/${row.id}`, jobRow, (node, row) => { node.show(row); node.classList.toggle("chosen", row.id === id && row.queue === queue); });
+      const [found, job] = await Promise.all([search(inQueue, stateField.value), one ? look(inQueue, one) : null]);
+      listed = found;
+      draw();
       if (one !== id || inQueue !== queue || !id) return;
       const card = side.firstElementChild;
       card.hidden = false;

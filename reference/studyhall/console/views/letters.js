@@ -140,6 +140,7 @@ function detail(id, refresh) {
 function mount({ body, tools, params, refresh }) {
   let id = params[0];
   const chosen = new Set();
+  let letters = [];
   let shown = [];
   const all = h("input", { type: "checkbox", id: "letters-all" });
   const replayChosen = h("button", { type: "button", class: "primary", disabled: true }, "Replay selected");
@@ -175,7 +176,7 @@ function mount({ body, tools, params, refresh }) {
   replayAll.addEventListener("click", () => replaySome([], queueField.value, refresh));
   purgeOld.addEventListener("click", () => purge(refresh));
   for (const field of [queueField, kind]) field.addEventListener("change", refresh);
-  search.addEventListener("input", refresh);
+  search.addEventListener("input", () => { pick(); changed(); });
   replace(tools, replayChosen, replayAll, purgeOld);
   replace(
     body,
@@ -188,6 +189,13 @@ function mount({ body, tools, params, refresh }) {
   );
   const draw = () => {
     keyed(list.body, shown, (letter) => letter.id, (letter) => letterRow(letter, chosen, changed), (node, letter) => { node.show(letter); node.classList.toggle("chosen", letter.id === id); });
+  };
+  const pick = () => {
+    const word = search.value.trim().toLowerCase();
+    shown = letters.filter((row) => (!queueField.value || row.queue === queueField.value) && (!word || `${row.name} ${row.job_id} ${row.reason}`.toLowerCase().includes(word)));
+    replace(nothing, shown.length ? null : letters.length ? empty("No letter matches", "Clear the search, or choose another queue.") : kind.value ? empty("Nothing was replayed yet") : empty("No dead letters", "Jobs that fail for good are kept here with their reason, until somebody replays or purges them. Nothing to do."));
+    list.hidden = shown.length === 0;
+    draw();
   };
   const open = () => {
     replace(side, id ? detail(id, refresh) : null);
@@ -211,7 +219,7 @@ function mount({ body, tools, params, refresh }) {
         admin(`/admin/dead-letters?${wanted}`),
         one ? admin(`/admin/dead-letters/${encodeURIComponent(one)}`).catch((error) => { if (error.status === 404) return null; throw error; }) : null,
       ]);
-      const letters = answer.letters;
+      letters = answer.letters;
       const names = [...new Set(letters.map((row) => row.queue))].sort();
       if (queueField.value && !names.includes(queueField.value)) names.push(queueField.value);
       if ([...queueField.options].slice(1).map((option) => option.value).join() !== names.join()) {
@@ -219,13 +227,9 @@ function mount({ body, tools, params, refresh }) {
         replace(queueField, h("option", { value: "" }, "All queues"), names.map((name) => h("option", { value: name }, name)));
         queueField.value = before;
       }
-      const word = search.value.trim().toLowerCase();
-      shown = letters.filter((row) => (!queueField.value || row.queue === queueField.value) && (!word || `${row.name} ${row.job_id} ${row.reason}`.toLowerCase().includes(word)));
       for (const gone of [...chosen].filter((key) => !letters.some((row) => row.id === key))) chosen.delete(gone);
-      replace(nothing, shown.length ? null : letters.length ? empty("No letter matches", "Clear the search, or choose another queue.") : kind.value ? empty("Nothing was replayed yet") : empty("No dead letters", "Jobs that fail for good are kept here with their reason, until somebody replays or purges them. Nothing to do."));
-      list.hidden = shown.length === 0;
+      pick();
       set(replayAll, "disabled", Boolean(kind.value) || letters.length === 0);
-      draw();
       changed();
       if (one && one === id) {
         if (letter) side.firstElementChild.show(letter);
