@@ -25,6 +25,7 @@ from . import db
 from .app import App, open_app
 from .jobs import STAGES
 from .patterns import dead_letter, idempotency
+from .patterns.engine import RedisServer
 from .patterns.store import read
 from .settings import Settings
 from .submissions import StageState, replace_file, states, submit
@@ -72,10 +73,11 @@ async def tour(settings: Settings, *, keep: bool, console: Console) -> int:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="studyhall-")))
         settings = settings.model_copy(
-            update={"data_dir": folder, "redis_url": settings.redis_url, "processes": 1}
+            update={"data_dir": folder, "database_url": None, "processes": 1}  # nobody's real data
         )
         story, began = Story(), time.monotonic()
-        async with open_app(settings) as app, _stopping(story.workers):
+        async with _server_ended() as server, open_app(settings) as app, _stopping(story.workers):
+            server.append(app.redis)
             console.rule("[bold]StudyHall")
             where = "embedded" if app.redis.owned else "yours"
             console.print(
@@ -88,6 +90,21 @@ async def tour(settings: Settings, *, keep: bool, console: Console) -> int:
             if keep:
                 await _keep_running(app, console)
             return 0 if held else 1
+
+
+@contextlib.asynccontextmanager
+async def _server_ended() -> AsyncIterator[list[RedisServer]]:
+    """Leaves when our embedded server has ended, which it does after its last user: until then it writes files."""
+    servers: list[RedisServer] = []
+    try:
+        yield servers
+    finally:
+        deadline = time.monotonic() + 15
+        for pid in [server.pid for server in servers if server.owned and server.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                while time.monotonic() < deadline:
+                    os.kill(pid, 0)
+                    await asyncio.sleep(0.05)
 
 
 @contextlib.asynccontextmanager
@@ -116,6 +133,7 @@ async def _start_worker(app: App, story: Story, console: Console) -> WorkerProce
         "STUDYHALL_PROVIDER_PACE": str(PACE),
         "STUDYHALL_GRACE_SECONDS": "3",
         "STUDYHALL_LOG_FORMAT": "json",
+        "DATABASE_URL": "",
     }
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(

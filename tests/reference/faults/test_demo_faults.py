@@ -1,0 +1,76 @@
+"""The guided tour as a newcomer runs it: it passes, and whatever happens it leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.processes import Spawned, Spawner, alive
+from harness.waiting import until
+
+pytestmark = pytest.mark.fault
+
+
+class Tour:
+    def __init__(self, spawn: Spawner, folder: Path) -> None:
+        self._mark, self.folder = f"QUEUESMITH_TOUR={uuid.uuid4().hex}", folder
+        name, _, value = self._mark.partition("=")
+        env = {"REDIS_URL": "", "DATABASE_URL": "", "TMPDIR": str(folder), "COLUMNS": "120", name: value}
+        self.process: Spawned = spawn("studyhall", "demo", env=env)
+
+    def running(self) -> list[int]:
+        """Every process that inherited the tour's environment, whatever session it moved to (Linux)."""
+        found = []
+        for entry in Path("/proc").iterdir() if Path("/proc").exists() else ():
+            if entry.name.isdigit():
+                try:
+                    inherited = self._mark.encode() in (entry / "environ").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                if inherited and alive(int(entry.name)):
+                    found.append(int(entry.name))
+        return found
+
+    async def nothing_left(self, seconds: float = 30) -> None:
+        await until(lambda: not self.running(), seconds, "no process of the tour is left")
+
+
+async def test_the_tour_passes_and_leaves_nothing_behind(
+    tmp_path: Path, spawn: Spawner, figures: Callable[..., Path]
+) -> None:
+    began = time.monotonic()
+    tour = Tour(spawn, tmp_path)
+    await tour.process.line("Worker 1 runs", 60)
+    assert len(tour.running()) >= 3 or not Path("/proc").exists(), "tour, worker, server"
+    assert await tour.process.exited(240) == 0, str(tour.process)
+    said = "\n".join(tour.process.lines())
+    assert "SIGKILL to worker 1" in said
+    assert "Nothing was lost, nothing was done twice." in said
+    await tour.nothing_left()
+    assert list(tmp_path.glob("studyhall-*")) == [], "its data directory is gone"
+    figures(
+        "pipeline", name="tour", seconds=round(time.monotonic() - began), lost=0, doubled=0, left_behind=0
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "sigkill"])
+async def test_a_tour_that_is_stopped_in_the_middle_leaves_no_process(
+    tmp_path: Path, spawn: Spawner, number: signal.Signals
+) -> None:
+    tour = Tour(spawn, tmp_path)
+    await tour.process.line("Uploading", 60)
+    busy = tour.running()
+    os.kill(tour.process.pid, number)
+    code = await tour.process.exited(30)
+    await tour.nothing_left()
+    assert len(busy) >= 3 or not Path("/proc").exists(), "there was something to leave behind"
+    if number is signal.SIGINT:
+        assert code == 130
+        assert "Traceback" not in "\n".join(tour.process.lines())
+        assert list(tmp_path.glob("studyhall-*")) == []
