@@ -68,6 +68,7 @@ def test_kill_9_test_that_readers_copy_passes(project: Path) -> None:
 
 
 @pytest.mark.fault
+@pytest.mark.full
 @pytest.mark.parametrize("project", ["background-jobs"], indirect=True, ids=["jobs"])
 def test_kill_9_test_notices_an_effect_outside_the_transaction(project: Path) -> None:
     """The naive twin: the same handler with its effect beside the marker's transaction. The copied test must fail."""
