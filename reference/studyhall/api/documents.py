@@ -24,7 +24,7 @@ from studyhall.patterns.redaction import redact_text
 from studyhall.patterns.store import read
 from studyhall.patterns.wait_for_result import JobFailed, JobUnknown, StillRunning
 from studyhall.providers.results import ConceptGraph, Explanation, Quiz
-from studyhall.submissions import states, submit
+from studyhall.submissions import StageState, states, submit
 
 from .hall import Caller, Hall, RequestKey, TheHall
 
@@ -126,7 +126,8 @@ async def list_documents(
     """The caller's documents, newest first."""
     async with read(hall.app.store) as connection:
         found = await db.documents_of(connection, caller, limit=limit)
-    return [DocumentView(**_fields(one), stages=await _stages(hall, one.id)) for one in found]
+    stages = await _stages(hall, *(one.id for one in found))
+    return [DocumentView(**_fields(one), stages=stages[one.id]) for one in found]
 
 
 @router.get("/{document_id}")
@@ -136,7 +137,7 @@ async def show_document(hall: TheHall, caller: Caller, document_id: DocumentId) 
         if await db.document(connection, document_id, caller) is None:
             raise UnknownDocument("There is no such document of yours.")
     # The stages first: when one is shown as completed, its result is there.
-    stages = await _stages(hall, document_id)
+    stages = (await _stages(hall, document_id))[document_id]
     async with read(hall.app.store) as connection:
         found = await db.document(connection, document_id, caller)
         if found is None:
@@ -184,22 +185,30 @@ def _fields(found: db.Document) -> dict[str, Any]:
     return {name: getattr(found, name) for name in DocumentView.model_fields if name != "stages"}
 
 
-async def _stages(hall: Hall, document_id: str) -> list[Stage]:
-    queues = {name: hall.app.jobs[name].queue for name in STAGES}
+async def _stages(hall: Hall, *document_ids: str) -> dict[str, list[Stage]]:
+    """By document. All within one time limit: with Redis away a list of twenty must not wait twenty times."""
+    found: dict[str, list[StageState]] = {}
     try:
         async with hall.app.producer.bounded():
-            found = {stage.name: stage for stage in await states(hall.app, document_id)}
+            for ident in document_ids:
+                found[ident] = await states(hall.app, ident)
     except QueueUnavailable:
-        found = {}
-    made = []
-    for name in STAGES:
-        one, ident = found.get(name), job_id(name, document_id)
-        state = one.state if one else "unknown"
-        percent, message = (one.percent, redact_text(one.message)) if one else (0.0, "")
-        made.append(
-            Stage(name=name, queue=queues[name], job_id=ident, state=state, percent=percent, message=message)
-        )
-    return made
+        pass
+    unknown = [StageState(name, "unknown", 0.0, "") for name in STAGES]
+    return {
+        ident: [
+            Stage(
+                name=one.name,
+                queue=hall.app.jobs[one.name].queue,
+                job_id=job_id(one.name, ident),
+                state=one.state,
+                percent=one.percent,
+                message=redact_text(one.message),
+            )
+            for one in found.get(ident, unknown)
+        ]
+        for ident in document_ids
+    }
 
 
 def _last_stage(hall: Hall, document_id: str) -> JobRef:

@@ -104,7 +104,9 @@ class Gate:
 
     def _counted(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         limit = self._uploads if scope["path"] == "/documents" else MAX_BODY
-        too_large = Problem(413, "too-large", f"The body is larger than {limit:,} bytes.")
+        # Closed, or the client could go on sending and we would go on throwing it away.
+        close = {"Connection": "close"}
+        too_large = Problem(413, "too-large", f"The body is larger than {limit:,} bytes.", headers=close)
         said = headers.get("content-length", "")
         got = 0
 

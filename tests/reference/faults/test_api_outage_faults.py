@@ -1,0 +1,100 @@
+"""Redis killed and frozen under a running API: reads go on, writes answer in time, nothing accepted is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.api import Api, api_at
+from harness.processes import Spawner
+from harness.redis import RedisServer
+from harness.waiting import until
+
+pytestmark = pytest.mark.fault
+TEXT = (Path(__file__).parents[3] / "reference" / "samples" / "water-cycle.md").read_bytes()
+LIMIT = 2.0
+
+
+async def timed(times: list[float], request: Any) -> Any:
+    began = time.monotonic()
+    response = await request
+    times.append(time.monotonic() - began)
+    return response
+
+
+async def upload(api: Api) -> Any:
+    return await api.client.post("/documents", files={"file": ("water.md", TEXT)})
+
+
+@pytest.mark.parametrize("away", ["killed", "frozen"])
+async def test_reads_go_on_and_writes_answer_in_time_while_redis_is_away(
+    away: str, spawn: Spawner, own_redis: RedisServer, tmp_path: Path, figures: Callable[..., None]
+) -> None:
+    async with api_at(spawn, tmp_path, own_redis.url) as api:
+        await api.worker()
+        before = (await upload(api)).json()
+
+        async def through(document: Any) -> bool:
+            shown = (await api.client.get(document["href"])).json()
+            return all(stage["state"] == "completed" for stage in shown["stages"])
+
+        await until(lambda: through(before), 60, "the first document is through", every=0.1)
+        await asyncio.to_thread(own_redis.kill if away == "killed" else own_redis.pause)
+        times: list[float] = []
+        shown = await timed(times, api.client.get(before["href"]))
+        assert shown.json()["quiz"]["questions"], "results are in the database"
+        assert {stage["state"] for stage in shown.json()["stages"]} == {"unknown"}
+        for path in ("/documents", "/orders", "/packs", "/healthz"):
+            assert (await timed(times, api.client.get(path))).status_code == 200
+        accepted = [await timed(times, upload(api)) for _ in range(3)]
+        assert {one.status_code for one in accepted} == {202}, "into the database"
+        order = await timed(times, api.client.post("/orders", json={"pack_id": "biology-101"}))
+        assert order.status_code == 201, "an order needs no Redis"
+        refused = await timed(times, api.admin.get("/admin/queues?"))
+        slow_one = times.pop()  # has a limit of its own
+        assert slow_one < 6
+        assert refused.status_code == 503
+        assert refused.json()["type"].endswith("queue-unavailable")
+        assert refused.headers["retry-after"]
+        ready = await api.client.get("/readyz")
+        assert ready.status_code == 503
+        assert "redis" in ready.json()["problems"]
+        assert "studyhall_redis_up 0" in (await api.client.get("/metrics")).text
+        assert max(times) < LIMIT + 1.0, "2 s, and a second for a loaded machine"
+        await asyncio.to_thread(own_redis.restart if away == "killed" else own_redis.resume)
+        for one in accepted:
+            await until(lambda one=one: through(one.json()), 60, "what was accepted is done", every=0.2)
+        assert (await api.client.get("/readyz")).status_code == 200
+    figures(
+        "degraded",
+        name=f"API, Redis {away}",
+        requests=len(times),
+        slowest_ms=round(1000 * max(times)),
+        accepted=len(accepted),
+        lost=0,
+    )
+
+
+async def test_the_api_starts_while_redis_is_away_and_survives_its_own_kill(
+    spawn: Spawner, own_redis: RedisServer, tmp_path: Path
+) -> None:
+    async with api_at(spawn, tmp_path, own_redis.url) as api:
+        await asyncio.to_thread(own_redis.kill)
+        api.process.kill()
+        await api.start()
+        made = (await upload(api)).json()
+        api.process.kill()
+        await asyncio.to_thread(own_redis.restart)
+        await api.start()
+        await api.worker()
+
+        async def through() -> bool:
+            shown = (await api.client.get(made["href"])).json()
+            return all(stage["state"] == "completed" for stage in shown["stages"])
+
+        await until(through, 60, "accepted without Redis, by a process that was killed: done", every=0.2)
