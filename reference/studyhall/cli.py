@@ -12,6 +12,7 @@ import typer
 from . import (
     cli_api,
     cli_cancel,
+    cli_chat,
     cli_dlq,
     cli_health,
     cli_limits,
@@ -53,6 +54,7 @@ app = typer.Typer(
     add_completion=False,
     help="StudyHall: a study assistant whose background work survives crashes, duplicates and outages.",
 )
+app.add_typer(cli_chat.app, name="chat")
 app.add_typer(cli_dlq.app, name="dlq")
 app.add_typer(cli_schedule.app, name="schedule")
 app.command()(cli_cancel.cancel)

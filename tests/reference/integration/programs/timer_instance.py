@@ -1,0 +1,62 @@
+"""One instance of an application that reminds people every so often, in one of two ways.
+
+interval: a loop in every instance, as it is usually written
+schedule: the schedule lives in Redis; every instance has a worker, one of them gets each tick
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+from studyhall.patterns.bullmq_worker import ReliableWorker
+from studyhall.patterns.connections import producer_client
+from studyhall.patterns.pipeline import JobContext, Pipeline
+from studyhall.patterns.producer import Producer
+from studyhall.patterns.schedule import Schedule, Schedules
+from studyhall.patterns.schedule_slots import tick_of
+from studyhall.patterns.store import create_all, open_store
+from studyhall.patterns.timers import every
+from studyhall.patterns.typed_jobs import JobTypes, Payload
+
+EVERY = 1.0
+
+
+class Nothing(Payload):
+    pass
+
+
+async def interval(url: str) -> None:
+    redis = producer_client(url)
+
+    async def remind() -> None:
+        await redis.rpush("reminders", int(time.time() // EVERY))  # type: ignore[misc]
+
+    print("ready", flush=True)
+    await every(EVERY, remind, jitter=0)
+
+
+async def schedule(url: str, store_url: str) -> None:
+    redis = producer_client(url)
+
+    async def remind(ctx: JobContext, _: Nothing) -> None:
+        found = tick_of(ctx.job_id, ctx.job.data)
+        await redis.rpush("reminders", found.slot if found else -1)  # type: ignore[misc]
+
+    jobs = JobTypes()
+    jobs.register(name="remind", payload=Nothing, handler=remind, queue="reminders")
+    store = open_store(store_url)
+    await create_all(store)
+    schedules = Schedules(jobs, [Schedule(id="reminder", job="remind", every=EVERY)])
+    await schedules.apply(Producer(jobs, url, timeout=10), store)
+    worker = ReliableWorker("reminders", Pipeline(jobs, store, guards=[schedules.guard]), url=url)
+    running = asyncio.create_task(worker.run())
+    await worker.ready()
+    print("ready", flush=True)
+    await running
+
+
+if __name__ == "__main__":
+    kind, *args = sys.argv[1:]
+    asyncio.run(interval(*args) if kind == "interval" else schedule(*args))

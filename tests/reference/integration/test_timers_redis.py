@@ -1,0 +1,52 @@
+"""Three instances: an interval in each runs everything three times, a schedule in Redis once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.processes import Spawner
+from harness.redis import RedisServer
+from harness.waiting import until
+
+PROGRAM = Path(__file__).parent / "programs" / "timer_instance.py"
+INSTANCES = 3
+
+
+async def test_an_interval_in_three_instances_runs_three_times_and_a_schedule_once(
+    spawn: Spawner, redis_server: RedisServer, redis_url: str, tmp_path: Path, figures: Callable[..., None]
+) -> None:
+    ticks = 4
+
+    async def runs(kind: str, *args: object) -> Counter[str]:
+        """How often each tick ran, while all instances were up; the first and the last tick are cut off."""
+        instances = [spawn(PROGRAM, kind, redis_url, *args) for _ in range(INSTANCES)]
+        for one in instances:
+            await one.line("ready", 60)
+        with redis_server.client() as client:
+            client.delete("reminders")
+
+            def seen() -> list[str]:
+                return [str(tick) for tick in client.lrange("reminders", 0, -1)]
+
+            await until(lambda: len(set(seen())) >= ticks + 2, 60, f"{ticks + 2} ticks")
+            found = seen()
+        for one in instances:
+            one.close()
+        order = list(dict.fromkeys(found))
+        return Counter(tick for tick in found if tick in order[1:-1])
+
+    naive = await runs("interval")
+    ours = await runs("schedule", f"sqlite:///{tmp_path / 'timers.db'}")
+    per_tick = sum(naive.values()) / len(naive)
+    assert per_tick > 2, f"every instance does it: {naive}"
+    assert set(ours.values()) == {1}, ours
+    figures(
+        "timers",
+        name="three instances",
+        instances=INSTANCES,
+        naive_runs_per_tick=round(per_tick, 1),
+        ticks=len(ours),
+        runs=sum(ours.values()),
+    )
