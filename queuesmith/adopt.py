@@ -20,7 +20,7 @@ from typing import Any
 from . import catalogue, proofs
 from .catalogue import MODULES, ROOT
 
-__all__ = ["Adoption", "Change", "Project", "Refused", "differences", "plan", "write"]
+__all__ = ["Adoption", "Change", "Project", "Refused", "differences", "plan", "plan_update", "write"]
 
 LOCK = ".queuesmith.json"
 PROOFS = "tests/patterns"
@@ -125,6 +125,27 @@ def plan(project: Project, wanted: Iterable[str], *, with_proofs: bool = True) -
     return Adoption(project, chosen, changes, catalogue.packages(sorted(modules)), left)
 
 
+def plan_update(root: Path) -> list[Adoption]:
+    """What `diff --apply` would do: the recorded files as they are upstream now, and modules they have come to need."""
+    lock = _read_lock(root)
+    found = []
+    for into, entry in lock["packages"].items():
+        project = Project(root, into)
+        files = {path: record["from"] for path, record in entry["files"].items()}
+        files = {path: origin for path, origin in files.items() if not origin or (ROOT / origin).is_file()}
+        here = f"{into}/patterns/"
+        modules = [path.removeprefix(here) for path in files if path.startswith(here)]
+        for name in catalogue.closure(modules):
+            files[here + name] = (MODULES / name).relative_to(ROOT).as_posix()
+        changes = [_change(project, lock, path, origin) for path, origin in sorted(files.items())]
+        # Edited here and not changed upstream is nobody's business.
+        changes = [
+            c for c in changes if c.state != "edited" or _hash(c.new) != entry["files"][c.path]["sha256"]
+        ]
+        found.append(Adoption(project, entry["patterns"], changes, catalogue.packages(modules)))
+    return found
+
+
 def _change(project: Project, lock: dict[str, Any], path: str, origin: str) -> Change:
     new = _content(project, path, origin)
     file = project.root / path
@@ -195,11 +216,7 @@ class Difference:
 
 def differences(root: Path) -> tuple[str, list[Difference]]:
     """(version that was copied, every file and how it differs from what `add` would bring now)"""
-    if not (root / LOCK).is_file():
-        raise Refused(
-            f"there is no {LOCK} in {root}; run it where `queuesmith add` was run, or add a pattern first"
-        )
-    lock = _lock(Project(root, "."))
+    lock = _read_lock(root)
     found = []
     for into, entry in lock["packages"].items():
         project = Project(root, into)
@@ -223,6 +240,14 @@ def _difference(project: Project, path: str, record: dict[str, str]) -> Differen
         (True, True): "changed on both sides",
     }[edited, changed]
     return Difference(path, state, Change(path, record["from"], state, mine, theirs).diff())
+
+
+def _read_lock(root: Path) -> dict[str, Any]:
+    if not (root / LOCK).is_file():
+        raise Refused(
+            f"there is no {LOCK} in {root}; run it where `queuesmith add` was run, or add a pattern first"
+        )
+    return _lock(Project(root, "."))
 
 
 def _lock(project: Project) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -55,7 +56,9 @@ def _parser() -> argparse.ArgumentParser:
 
     diff = commands.add_parser("diff", help="what changed upstream, and here, since the patterns were copied")
     diff.add_argument("folder", nargs="?", type=Path, default=Path(), help="the project (default: here)")
-    diff.set_defaults(run=_diff)
+    diff.add_argument("--apply", action="store_true", help="take what changed upstream")
+    diff.add_argument("--force", action="store_true", help="with --apply: also over files that were edited")
+    diff.set_defaults(run=_diff, dry_run=False)
 
     new = commands.add_parser("new", help="a new service from the templates (needs copier)")
     new.add_argument("folder", type=Path)
@@ -110,17 +113,22 @@ def _add(options: argparse.Namespace) -> int:
     adoption = adopt.plan(project, options.patterns, with_proofs=not options.no_tests)
     if options.dry_run:
         return _report(options, adoption, [])
-    if adoption.edited and not options.force and not (sys.stdin.isatty() and not options.json):
+    _refuse_edited(options, adoption)
+    written = adopt.write(adoption, lambda change: bool(options.force) or _asked(change))
+    return _report(options, adoption, written)
+
+
+def _refuse_edited(options: argparse.Namespace, adoption: adopt.Adoption) -> None:
+    """Unless somebody can be asked."""
+    if adoption.edited and not options.force and (options.json or not sys.stdin.isatty()):
         if not options.json:
             for change in adoption.edited:
                 print(change.diff())
         names = ", ".join(change.path for change in adoption.edited)
         raise Refused(
             f"edited since it was copied, or not from here: {names}. Nothing was written. "
-            "See the differences with --dry-run; --force overwrites."
+            "Merge what you need by hand, or let --force overwrite."
         )
-    written = adopt.write(adoption, lambda change: bool(options.force) or _asked(change))
-    return _report(options, adoption, written)
 
 
 def _asked(change: Change) -> bool:
@@ -170,7 +178,19 @@ def _report(options: argparse.Namespace, adoption: adopt.Adoption, written: Sequ
     return 0
 
 
+def _apply(options: argparse.Namespace) -> int:
+    adoptions = adopt.plan_update(options.folder.resolve())
+    for adoption in adoptions:
+        _refuse_edited(options, adoption)
+    for adoption in adoptions:
+        written = adopt.write(adoption, lambda change: bool(options.force) or _asked(change))
+        _report(options, adoption, written)
+    return 0
+
+
 def _diff(options: argparse.Namespace) -> int:
+    if options.apply:
+        return _apply(options)
     copied, found = adopt.differences(options.folder.resolve())
     news = [one for one in found if "upstream" in one.state or "both" in one.state]
     if options.json:
@@ -192,7 +212,7 @@ def _diff(options: argparse.Namespace) -> int:
         f"{len(news)} of {len(found)} files changed upstream (copied {copied}, this is {catalogue.version()})."
     )
     if news:
-        print("Take them with `queuesmith add` as before; edited files are shown first.")
+        print("Take them with `queuesmith diff --apply`; edited files are never overwritten unasked.")
     return 1 if news else 0
 
 
@@ -226,15 +246,21 @@ def _new(options: argparse.Namespace) -> int:
             command += ["--data", f"{name}={json.dumps(value) if isinstance(value, list | bool) else value}"]
     if options.defaults or options.json or not sys.stdin.isatty():
         command.append("--defaults")
+    # HEAD: this very checkout, not its latest tag. A folder without git is taken as it is.
+    command += ["--vcs-ref", "HEAD", str(ROOT), str(folder)]
     done = subprocess.run(
-        [*command, str(ROOT), str(folder)], capture_output=options.json, text=True, check=False
+        command,
+        stdout=subprocess.PIPE if options.json else None,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     if done.returncode:
-        # copier cleans up after itself; only its words are worth more
-        said = (done.stderr or "").strip().splitlines()
-        raise Refused(
-            f"nothing was made. {said[-1] if said else 'See above; `queuesmith new --help` lists the choices.'}"
+        said = done.stderr.strip().splitlines() or ["copier gave no reason"]  # it leaves nothing behind
+        why = re.sub(r"^\w+: (Validation error for question '(\w+)': )?", r"\2: ", said[-1]).removeprefix(
+            ": "
         )
+        raise Refused(f"{why}\nNothing was made.")
     if options.json:
         files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         _print_json({"folder": str(folder), "files": files, "next": ["make run", "make test"]})
