@@ -159,6 +159,23 @@ def test_no_other_language_is_shown_unchecked() -> None:
     assert languages <= {"python", "sh", "text", "mermaid"}
 
 
+def test_commands_that_the_skills_name_exist() -> None:
+    """Every option after `queuesmith new` or `queuesmith add` in a skill is one that the command knows."""
+    for verb in ("new", "add", "list", "diff"):
+        shown = subprocess.run(
+            [sys.executable, ROOT / "bin" / "queuesmith", verb, "--help"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert shown.returncode == 0, shown.stderr
+        for path in SKILLS:
+            for line in re.findall(rf'queuesmith"? {verb}\b[^`\n]*', path.read_text()):
+                assert [
+                    option for option in re.findall(r"--[a-z-]+", line) if option not in shown.stdout
+                ] == [], line
+
+
 # ---- coverage and validators
 
 TOPICS = tomllib.loads((Path(__file__).parent / "coverage.toml").read_text())["topics"]
