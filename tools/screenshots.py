@@ -29,7 +29,8 @@ LARGEST = 100_000
 def main() -> None:
     TARGET.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="screenshots-") as folder:
-        hall = StudyHall(Path(folder), pace=0.9)
+        # Two jobs at a time per queue: some have to wait, as in real life.
+        hall = StudyHall(Path(folder), pace=0.7, STUDYHALL_CONCURRENCY="2")
         try:
             with launched() as browser:
                 _show(hall, browser, Path(folder))
@@ -52,20 +53,19 @@ def _show(hall: StudyHall, browser: Any, folder: Path) -> None:
         _order(hall, pack, card)
     light = _page(browser, hall, DESKTOP, "light")
     light.goto("/#/overview")
-    for _ in range(3):  # enough work to give the charts a shape
+    for _ in range(4):  # enough work to give the charts a shape
         for sample in ("water-cycle.md", "plate-tectonics.docx", "photosynthesis.pdf"):
             hall.upload(SAMPLES / sample)
-        light.wait_for_timeout(4_000)
+        light.wait_for_timeout(9_000)
     document = hall.upload(SAMPLES / "water-cycle.md", "The water cycle.md")
     hall.upload(SAMPLES / "plate-tectonics.docx", "Plate tectonics.docx")
     phone = _page(browser, hall, PHONE, "light")
     phone.goto("/#/documents")
-    light.wait_for_timeout(2_500)
     _save(light, "overview")
     light.goto(f"/#/documents/{document}")
     light.locator(
         "[data-key=quiz-creation] .bar-fill.tone-run, [data-key=graph-generation] .bar-fill.tone-run"
-    ).first.wait_for()
+    ).first.wait_for(timeout=90_000)
     light.wait_for_timeout(1_500)
     _save(light, "document-flow")
     _save(phone, "phone")

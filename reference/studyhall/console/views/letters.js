@@ -15,7 +15,7 @@ function letterRow(letter, chosen, changed) {
     { role: "row" },
     cell("Select", box),
     cell("Job", h("div", null, h("a", { class: "title", href: `#/letters/${encodeURIComponent(letter.id)}` }, letter.name || "(no name)"), h("div", { class: "small muted mono" }, `${letter.queue} / ${short(letter.job_id)}`))),
-    cell("Why*", h("div", null, h("span", { class: "pill tone-bad" }, letter.cause), h("div", { class: "small" }, letter.reason))),
+    cell("Why*", h("div", null, h("span", { class: "pill tone-bad" }, icon("warn"), letter.cause), h("div", { class: "small" }, letter.reason))),
     cell("Tries*", h("span", { class: "number" }, letter.attempts_made)),
     cell("Failed", age),
   );
