@@ -46,6 +46,9 @@ bench: $(STAMP) ## Run the quick benchmarks, side by side with the stock librari
 screenshots: $(STAMP) ## Make docs/screenshots from a running StudyHall (needs chromium)
 	@$(BIN)/python tools/screenshots.py
 
+guide: $(STAMP) ## Build the pattern guide into build/guide; ARGS=--serve to read it
+	@$(BIN)/python guide/build.py $(ARGS)
+
 lock: $(STAMP) ## Resolve requirements.lock and bootstrap.lock anew from pyproject.toml
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --all-extras pyproject.toml -o requirements.lock $(ARGS)
 	@echo "uv==0.13.7" | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header - -o bootstrap.lock

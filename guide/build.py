@@ -1,0 +1,168 @@
+"""`make guide`: the pattern guide, built into build/guide from skills/, the catalogue, the figures and the tests.
+
+Open it with `make guide ARGS=--serve`. Nothing in it is a second copy, and nothing in it asks another host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import http.server
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import mermaid
+import pages
+import sources
+
+ROOT = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).parent
+WORK = ROOT / "build" / "guide-src"
+HREF = re.compile(r'href="(?P<kind>page|code):(?P<to>[^"#]*)(?P<anchor>#[^"]*)?"')
+FEATURES = ["navigation.indexes", "navigation.top", "navigation.footer", "search.highlight", "content.code.copy"]
+EXTENSIONS: list[Any] = [
+    "admonition",
+    "attr_list",
+    "def_list",
+    "md_in_html",
+    "tables",
+    {"toc": {"permalink": True}},
+    "pymdownx.details",
+    {"pymdownx.highlight": {"anchor_linenums": False}},
+    "pymdownx.superfences",
+]
+
+
+def config(texts: dict[str, str]) -> dict[str, Any]:
+    def entry(address: str) -> dict[str, str]:
+        return {_title(texts[address]): _file(address)}
+
+    nav: list[Any] = [{"Home": "index.md"}]
+    nav += [{title: [entry(name) for name in names]} for title, names in pages.settings()["nav"].items()]
+    groups = [{title: [entry(f"patterns/{name}") for name in names]} for title, names in pages.grouped()]
+    nav.append({"Patterns": ["patterns.md", *groups]})
+    wrong = [entry(f"antipatterns/{name}") for name in pages.antipatterns()]
+    nav.append({"Anti-patterns": ["antipatterns.md", *wrong]})
+    skills = [entry(address) for address in sorted(texts) if address.startswith("skills/")]
+    nav.append({"Skills and reference app": [entry("reference"), *skills]})
+    palette = [
+        {"media": "(prefers-color-scheme)", "toggle": {"icon": "lucide/sun-moon", "name": "Switch to light"}},
+        {
+            "media": "(prefers-color-scheme: light)",
+            "scheme": "default",
+            "toggle": {"icon": "lucide/sun", "name": "Switch to dark"},
+        },
+        {
+            "media": "(prefers-color-scheme: dark)",
+            "scheme": "slate",
+            "toggle": {"icon": "lucide/moon", "name": "Follow the system"},
+        },
+    ]
+    return {
+        "site_name": "Queuesmith",
+        "site_description": "Patterns for background jobs and events that survive crashes, each with its proof",
+        "docs_dir": "docs",
+        "site_dir": "site",
+        "use_directory_urls": True,
+        # no repo_url: the theme would ask that host for its stars from every page
+        "theme": {"font": False, "language": "en", "features": FEATURES, "palette": palette},
+        "extra_css": ["assets/guide.css"],
+        "extra_javascript": ["assets/guide.js", "assets/calculate.js", "assets/calculators.js"],
+        "markdown_extensions": EXTENSIONS,
+        "nav": nav,
+    }
+
+
+def build(site: Path) -> list[str]:
+    """Build into `site`; what a reader will miss, in sentences."""
+    started, missed = time.monotonic(), []
+    texts = pages.all_pages()
+    docs = WORK / "docs"
+    shutil.rmtree(WORK, ignore_errors=True)
+    for address, text in texts.items():
+        path = docs / _file(address)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    shutil.copytree(HERE / "assets", docs / "assets", dirs_exist_ok=True)
+    with (docs / "assets" / "source.css").open("a") as style:
+        style.write(sources.stylesheet())
+    if library := mermaid.library():
+        shutil.copyfile(library, docs / "assets" / "mermaid.min.js")
+    else:
+        missed.append(
+            "mermaid could not be fetched with npm: diagrams are shown as text. Install Node.js and build again."
+        )
+    (WORK / "mkdocs.yml").write_text(json.dumps(config(texts), indent=1))  # JSON is YAML
+    zensical = [str(Path(sys.executable).with_name("zensical")), "build", "-f", str(WORK / "mkdocs.yml"), "-c"]
+    done = subprocess.run(zensical, cwd=WORK, capture_output=True, text=True, check=False)
+    built = WORK / "site"
+    if done.returncode or not (built / "index.html").exists():
+        raise SystemExit(f"zensical failed:\n{done.stdout}{done.stderr}")
+    linked = finish(built, texts, drawn=library is not None)
+    for path in sorted(linked):
+        sources.write(path, built, pages.settings()["repository"])
+    shutil.rmtree(site, ignore_errors=True)
+    shutil.move(built, site)
+    taken = time.monotonic() - started
+    print(f"{len(texts)} pages and {len(linked)} source files in {taken:.1f} s: {site}/index.html")
+    return missed
+
+
+def finish(site: Path, texts: dict[str, str], *, drawn: bool) -> set[str]:
+    """Make `page:` and `code:` links relative; the source files that are linked."""
+    linked: set[str] = set()
+    for path in site.rglob("*.html"):
+        up = "../" * (len(path.relative_to(site).parts) - 1)
+
+        def relative(match: re.Match[str], up: str = up, path: Path = path) -> str:
+            anchor = match["anchor"] or ""
+            if match["kind"] == "code":
+                linked.add(match["to"])
+                return f'href="{up}{sources.FOLDER}/{match["to"]}.html{anchor}"'
+            address = match["to"].strip("/")
+            if address not in texts:
+                raise SystemExit(f"{path.relative_to(site)} links to the page {address!r}, which does not exist")
+            return f'href="{up}{address}{"/" if address else ""}{anchor}"' if up or address else f'href="./{anchor}"'
+
+        text = HREF.sub(relative, path.read_text())
+        mark = f' data-qs-base="{up or "./"}" data-qs-mermaid="{"yes" if drawn else "no"}"'
+        path.write_text(text.replace("<html ", f"<html{mark} ", 1))
+    return linked
+
+
+def _file(address: str) -> str:
+    return f"{address or 'index'}.md"
+
+
+def _title(text: str) -> str:
+    found = re.search(r"^# (.+)$", text, re.MULTILINE)
+    return found[1].replace("`", "") if found else "?"
+
+
+def serve(site: Path) -> None:
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        print(f"http://127.0.0.1:{server.server_port}/ (ctrl-c ends it)", flush=True)
+        server.serve_forever()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--site", type=Path, default=ROOT / "build" / "guide", help="where to build")
+    parser.add_argument("--serve", action="store_true", help="serve it on loopback afterwards")
+    args = parser.parse_args()
+    for sentence in build(args.site.resolve()):
+        print(f"note: {sentence}")
+    if args.serve:
+        serve(args.site)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

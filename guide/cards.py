@@ -1,0 +1,136 @@
+"""What was measured: guarantee cards and single figures, read from the files that the proofs wrote.
+
+`reference/figures` (the full fault suite) comes first, `build/figures` (the quick one on this machine) second; a
+card says which. Nothing measured yet is said as such, never filled in.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import sources
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = (ROOT / "reference" / "figures", Path(os.environ.get("GUIDE_FIGURES", ROOT / "build" / "figures")))
+BENCHES = (ROOT / "bench" / "results", ROOT / "build" / "bench")
+UNMEASURED = "not measured yet"
+TWINS = ("naive", "stock", "without", "nested", "race", "executor", "inline", "usual", "no_jitter", "with_count")
+
+Measured = dict[str, dict[str, Any]]
+
+
+@functools.cache
+def measured(pattern: str) -> Measured:
+    """proof name -> entry, of the best run there is."""
+    for folder in FOLDERS:
+        path = folder / f"{pattern}.json"
+        if path.exists():
+            entries: Measured = json.loads(path.read_text())
+            return {name: entries[name] for name in sorted(entries) if _current(entries[name])}
+    return {}
+
+
+def _current(entry: dict[str, Any]) -> bool:
+    """A figure whose test was renamed or removed proves nothing any more."""
+    path, _, name = entry["proof"].partition("[")[0].partition("::")
+    return (ROOT / path).is_file() and sources.defines(path, name)
+
+
+def of_proof(proof: str) -> list[tuple[str, dict[str, Any]]]:
+    """Every entry that this test wrote, whatever file it is in."""
+    plain = proof.partition("[")[0]
+    names = sorted({path.stem for folder in FOLDERS for path in folder.glob("*.json")})
+    return [
+        (name, entry)
+        for pattern in names
+        for name, entry in measured(pattern).items()
+        if entry["proof"].partition("[")[0] == plain
+    ]
+
+
+def number(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {number(inner)}" for key, inner in value.items())
+    if isinstance(value, float):
+        return f"{value:,.3g}" if abs(value) < 100 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def card(pattern: dict[str, Any]) -> str:
+    """The guarantee card of a pattern, as HTML with markdown inside."""
+    entries = measured(Path(pattern.get("figures", f"{pattern['id']}.json")).stem)
+    head = f'<section class="qs-card" data-measured="{_mode(entries)}" markdown>\n\n'
+    promise = f"**Promise.** {pattern['summary']}\n\n"
+    if not entries:
+        text = f"Figures: {UNMEASURED}. `make faults` runs the proofs below and writes them."
+        return f"{head}{promise}{text}\n\n</section>"
+    return head + promise + table(entries.items()) + "\n\n" + _run(entries) + "\n\n</section>"
+
+
+def table(entries: Any) -> str:
+    lines = ["| fault | measured | without it |", "|---|---|---|"]
+    for name, entry in entries:
+        ours = {key: value for key, value in entry["figures"].items() if not is_twin(key)}
+        twin = {key: value for key, value in entry["figures"].items() if is_twin(key)}
+        link = sources.proof_link(entry["proof"]).partition("](")[2].removesuffix(")")
+        title = html.escape(name.replace("-", " "))
+        lines.append(f"| [{title}]({link}) | {_cells(ours)} | {_cells(twin)} |")
+    return "\n".join(lines)
+
+
+def is_twin(key: str) -> bool:
+    """Is this figure about the naive version that ran in the same test?"""
+    return any(word in key for word in TWINS)
+
+
+def figure(path: str) -> str:
+    """`stall-budget/recovery/recovery_seconds` -> its value, linked to the test that wrote it."""
+    pattern, name, key = path.split("/")
+    entry = measured(pattern).get(name)
+    if entry is None or key not in entry["figures"]:
+        return f'<span class="qs-figure" data-figure="{path}">{UNMEASURED}</span>'
+    link = sources.proof_link(entry["proof"]).partition("](")[2].removesuffix(")")
+    title = f"{entry['mode']} run of {entry['date']}, seed {entry['seed']}"
+    value = number(entry["figures"][key])
+    return f'<a class="qs-figure" data-figure="{path}" href="{link}" title="{title}">{value}</a>'
+
+
+def bench(path: str) -> str:
+    """`worker_throughput/median/reliable` -> its value from the last benchmark run on this machine."""
+    name, *keys = path.split("/")
+    for folder in BENCHES:
+        if (folder / f"{name}.json").exists():
+            value: Any = json.loads((folder / f"{name}.json").read_text())
+            for key in keys:
+                value = value.get(key, {}) if isinstance(value, dict) else {}
+            if value != {}:
+                return f'<span class="qs-figure" data-bench="{path}">{number(value)}</span>'
+    return f'<span class="qs-figure" data-bench="{path}">{UNMEASURED}</span>'
+
+
+def _mode(entries: Measured) -> str:
+    if not entries:
+        return "none"
+    return "full" if all(entry["mode"] == "full" for entry in entries.values()) else "quick"
+
+
+def _run(entries: Measured) -> str:
+    dates = sorted({entry["date"] for entry in entries.values()})
+    seeds = sorted({str(entry["seed"]) for entry in entries.values()})
+    versions = next(iter(entries.values()))["versions"]
+    kind = {"full": "Full fault suite", "quick": "Quick fault suite"}[_mode(entries)]
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    shown = ", ".join(f"{key} {value}" for key, value in versions.items())
+    return (
+        f"<small>{kind}, run of {when}, seed {', '.join(seeds)}; {shown}. "
+        "Repeat it: `make faults ARGS='-k …'` with `QUEUESMITH_SEED` set.</small>"
+    )
+
+
+def _cells(figures: dict[str, object]) -> str:
+    return "<br>".join(f"{key.replace('_', ' ')} **{number(value)}**" for key, value in figures.items()) or "–"

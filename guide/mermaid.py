@@ -1,0 +1,66 @@
+"""Diagrams: a `<figure>` with the text of the diagram, drawn in the page by a mermaid that is served locally.
+
+The library is taken from npm at build time into build/ and is never committed. Without npm the text stays, readable.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DIAGRAMS = Path(__file__).parent / "diagrams"
+VERSION = "11.17.2"
+CACHE = ROOT / "build" / "guide-mermaid"
+MEMBER = "package/dist/mermaid.min.js"
+FENCE = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def library() -> Path | None:
+    """The path of mermaid.min.js, fetched once; None when npm or its registry is out of reach."""
+    script = CACHE / f"mermaid-{VERSION}.min.js"
+    if script.exists():
+        return script
+    if not shutil.which("npm"):
+        return None
+    CACHE.mkdir(parents=True, exist_ok=True)
+    pack = ["npm", "pack", f"mermaid@{VERSION}", "--silent", "--pack-destination", str(CACHE)]
+    done = subprocess.run(pack, cwd=CACHE, capture_output=True, timeout=180, check=False)
+    archive = CACHE / f"mermaid-{VERSION}.tgz"
+    if done.returncode or not archive.exists():
+        return None
+    with tarfile.open(archive) as packed:
+        member = packed.extractfile(MEMBER)
+        if member is None:
+            return None
+        partial = script.with_suffix(".part")
+        partial.write_bytes(member.read())
+    partial.rename(script)
+    archive.unlink()
+    return script
+
+
+def figure(text: str, caption: str, name: str = "") -> str:
+    """The text is what a reader without scripts, a printer without them and a screen reader get."""
+    return (
+        f'<figure class="qs-diagram" data-diagram="{html.escape(name)}">'
+        f'<div class="qs-drawing" role="img" aria-label="{html.escape(caption)}" hidden></div>'
+        f'<details open><summary>Diagram as text</summary><pre class="qs-text" tabindex="0">'
+        f"{html.escape(text.strip(), quote=False)}</pre></details>"
+        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+    )
+
+
+def drawn(name: str, caption: str) -> str:
+    """The figure of guide/diagrams/NAME.mmd, or nothing when there is none."""
+    path = DIAGRAMS / f"{name}.mmd"
+    return figure(path.read_text(), caption, name) if path.exists() else ""
+
+
+def fences(text: str, caption: str) -> str:
+    """The same for fenced diagrams in a page."""
+    return FENCE.sub(lambda match: figure(match[1], caption), text)

@@ -1,0 +1,394 @@
+"""The pages: skill references, catalogue, figures and tests put together; hand-written ones from guide/pages.
+
+Links are written as `page:ADDRESS` and `code:PATH#L1`; `build` makes them relative when the HTML exists.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cards
+import mermaid
+import sources
+
+ROOT = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).parent
+MODULES = "reference/studyhall/patterns"
+SKILLS = {"background-jobs": "Background jobs", "event-driven": "Event-driven", "async-flow": "Async flow"}
+# Reference pages that are no pattern: skill/page -> address.
+READING = {
+    "background-jobs/choosing": "choosing",
+    "background-jobs/prove-it": "prove-it/jobs",
+    "event-driven/prove-it": "prove-it/events",
+    "review-jobs/checklist": "checklist",
+}
+LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\n]*)\]\((?P<to>[^)\s]+)\)")
+FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+QUOTED = re.compile(r"^Lines (?P<spans>[\d–, ]+) of \[`modules/(?P<file>\w+\.py)`\]\([^)]*\):$", re.MULTILINE)
+REGION = r"<!-- sync:{name}[^\n]*-->\n(?P<text>.*?)<!-- /sync -->\n?"
+DIRECTIVE = re.compile(r"\{\{ (?P<name>[\w-]+)(?: (?P<args>[^}]+?))? \}\}")
+
+
+@functools.cache
+def catalogue() -> dict[str, dict[str, Any]]:
+    rows = tomllib.loads((ROOT / "reference" / "catalogue.toml").read_text())["pattern"]
+    return {str(row["id"]): row for row in rows}
+
+
+@functools.cache
+def settings() -> dict[str, Any]:
+    return tomllib.loads((HERE / "guide.toml").read_text())
+
+
+@functools.cache
+def antipatterns() -> dict[str, dict[str, Any]]:
+    rows = tomllib.loads((HERE / "antipatterns.toml").read_text())["antipattern"]
+    return {str(row["id"]): row for row in rows}
+
+
+@functools.cache
+def references() -> dict[str, Path]:
+    """Pattern id -> its reference page in a skill; patterns whose row is still to come included."""
+    found = {}
+    for path in sorted((ROOT / "skills").glob("*/references/*.md")):
+        if f"{path.parts[-3]}/{path.stem}" not in READING:
+            found[path.stem] = path
+    return found
+
+
+def all_pages() -> dict[str, str]:
+    """Address -> markdown of every page of the guide."""
+    found = {f"patterns/{ident}": pattern_page(ident) for ident in sorted({*catalogue(), *references()})}
+    for name, address in READING.items():
+        skill, stem = name.split("/")
+        path = ROOT / "skills" / skill / "references" / f"{stem}.md"
+        found[address] = from_file(path)
+    for path in sorted((ROOT / "skills").glob("*/SKILL.md")):
+        found[f"skills/{path.parent.name}"] = from_file(path)
+    found["reference"] = from_file(ROOT / "reference" / "README.md")
+    found |= {f"antipatterns/{ident}": antipattern_page(row) for ident, row in antipatterns().items()}
+    for path in sorted((HERE / "pages").rglob("*.md")):
+        address = path.relative_to(HERE / "pages").with_suffix("").as_posix()
+        found["" if address == "index" else address] = written(path)
+    return found
+
+
+# ---- text from elsewhere in the repository
+
+
+def from_file(path: Path) -> str:
+    """A markdown file as a page: no front matter, no sync marks, links that lead somewhere in the guide."""
+    text = re.sub(r"\A---\n.*?\n---\n", "", path.read_text(), flags=re.DOTALL)
+    text = re.sub(r"<!-- /?sync.*?-->\n?", "", text)
+    text = QUOTED.sub(_quote_links, text)
+    text = "".join(
+        part if part.startswith("```") else LINK.sub(lambda match: _link(match, path), part)
+        for part in FENCED.split(text)
+    )
+    title = re.search(r"^# (.+)$", text, re.MULTILINE)
+    return mermaid.fences(text, title[1] if title else path.stem)
+
+
+def _quote_links(match: re.Match[str]) -> str:
+    path = f"{MODULES}/{match['file']}"
+    spans = [span.strip() for span in match["spans"].split(",")]
+    linked = ", ".join(f"[{span}]({sources.link(path, int(span.split('–')[0]))})" for span in spans)
+    return f"[`{match['file']}`]({sources.link(path)}), lines {linked}:"
+
+
+def _link(match: re.Match[str], page: Path) -> str:
+    to, _, anchor = match["to"].partition("#")
+    if not to or re.match(r"[a-z]+:", to):
+        return match[0]
+    target = (page.parent / to).resolve()
+    if not target.exists() or not target.is_relative_to(ROOT):
+        raise SystemExit(f"{page.relative_to(ROOT)} links to {to}, which does not exist")
+    address = address_of(target)
+    if address is not None:
+        return f"[{match['text']}](page:{address}{'#' + anchor if anchor else ''})"
+    if target.is_dir():
+        return f"[{match['text']}]({settings()['repository']}/tree/main/{target.relative_to(ROOT).as_posix()})"
+    if target.parent.name == "modules":
+        target = ROOT / MODULES / target.name
+    return f"[{match['text']}]({sources.link(target.relative_to(ROOT).as_posix())})"
+
+
+def address_of(path: Path) -> str | None:
+    """Where a file of the repository is a page of its own."""
+    parts = path.relative_to(ROOT).parts
+    match parts:
+        case ("skills", skill, "references", _):
+            return READING.get(f"{skill}/{path.stem}", f"patterns/{path.stem}")
+        case ("skills", skill, "SKILL.md"):
+            return f"skills/{skill}"
+        case ("reference", "README.md"):
+            return "reference"
+        case ("guide", "pages", *_):
+            return path.relative_to(HERE / "pages").with_suffix("").as_posix()
+    return None
+
+
+# ---- one page per pattern
+
+
+def pattern_page(ident: str) -> str:
+    row = catalogue().get(ident)
+    text = from_file_with_regions(references()[ident]) if ident in references() else ""
+    text, title = _cut(text, r"\A\s*# (?P<text>.+)\n")
+    text, _ = _cut(text, REGION.format(name="card"))
+    text, files = _cut(text, REGION.format(name="files"))
+    text, not_for = _cut(text, r"^(?P<text>\*\*Not for\*\*.*?)(?:\n\n|\Z)")
+    text, traps = _cut(text, r"^\*\*Traps\*\*\n(?P<text>.*?)(?=^## |\Z)")
+    text, prove = _cut(text, r"^\*\*Prove it\.\*\* (?P<text>.*?)(?:\n\n|\Z)")
+    text, stacks = _cut(text, r"^(?:## |\*\*)(?:The same in )?[Oo]ther stacks\S*\n(?P<text>.*?)(?=^## |\Z)")
+    lead, code = _split_lead(re.sub(r"<!-- /?sync.*?-->\n?", "", text))
+    title = row["title"] if row else title
+    diagram = mermaid.drawn(ident, f"{title}: what goes wrong without it")
+    parts = [
+        f"# {title}",
+        _front(ident, row),
+        "## What goes wrong without it" if lead or diagram else "",
+        lead,
+        diagram,
+        "## The promise",
+        cards.card(row) if row else _unproven(ident),
+        not_for,
+        "## The code",
+        _modules(row, ident),
+        code,
+        re.sub(r"<!--.*?-->", "", files) if row else "",
+        "## The proof",
+        _proofs(row),
+        prove,
+        "## Traps" if traps else "",
+        traps,
+        "## The same in other stacks" if stacks else "",
+        stacks,
+        "## Related",
+        _related(ident),
+    ]
+    return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+
+
+def from_file_with_regions(path: Path) -> str:
+    """As `from_file`, but with the marks of the regions that a pattern page takes out."""
+    marked = re.sub(r"<!-- (/?sync.*?) -->", r"@@\1@@", path.read_text())
+    text = QUOTED.sub(_quote_links, marked)
+    text = "".join(
+        part if part.startswith("```") else LINK.sub(lambda match: _link(match, path), part)
+        for part in FENCED.split(text)
+    )
+    return re.sub(r"@@(/?sync.*?)@@", r"<!-- \1 -->", mermaid.fences(text, path.stem))
+
+
+def _cut(text: str, pattern: str) -> tuple[str, str]:
+    """The text without the first match, and its group `text`."""
+    match = re.search(pattern, text, re.DOTALL | re.MULTILINE) if ".*?" in pattern else re.search(pattern, text)
+    if match is None:
+        return text, ""
+    return text[: match.start()] + text[match.end() :], match["text"]
+
+
+def _split_lead(text: str) -> tuple[str, str]:
+    """The paragraphs before the first table, list, code or heading, and the rest."""
+    blocks = text.strip().split("\n\n")
+    lead: list[str] = []
+    while blocks and not re.match(r"```|\||#|- |\d\. |<|\[`", blocks[0].lstrip("\n")) and len(lead) < 2:
+        lead.append(blocks.pop(0))
+    return "\n\n".join(lead), "\n\n".join(blocks)
+
+
+def _front(ident: str, row: dict[str, Any] | None) -> str:
+    skill = row["skill"] if row else references()[ident].parts[-3]
+    return f'<p class="qs-kind">Pattern <code>{ident}</code> · <a href="page:skills/{skill}">{SKILLS[skill]}</a></p>'
+
+
+def _unproven(ident: str) -> str:
+    return (
+        '!!! warning "No promise yet"\n\n    This pattern has no row in the catalogue, so it promises nothing here: '
+        f"its proof is still to come. The module is `{ident.replace('-', '_')}.py`."
+    )
+
+
+def _modules(row: dict[str, Any] | None, ident: str) -> str:
+    names = [row["module"], *row.get("also", [])] if row else [f"{ident.replace('-', '_')}.py"]
+    lines = []
+    for name in names:
+        path = ROOT / MODULES / name
+        if path.exists():
+            length = len(path.read_text().splitlines())
+            lines.append(f"[`{name}`]({sources.link(f'{MODULES}/{name}')}) ({length} lines)")
+    return ("Modules: " + ", ".join(lines) + ".") if lines else ""
+
+
+def _proofs(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "Not in the catalogue yet."
+    return "\n".join(f"- {sources.proof_link(proof)}{{ .qs-proof }}" for proof in row["proofs"])
+
+
+def _related(ident: str) -> str:
+    found = sorted(_neighbours().get(ident, set()) - {ident})
+    groups = [group for group in settings()["group"] if ident in group["patterns"]]
+    mates = [name for group in groups for name in group["patterns"] if name != ident and _known(name)]
+    lines = [f"- {pattern_link(name)}" for name in dict.fromkeys([*found, *mates])]
+    wrong = [row for row in antipatterns().values() if row["pattern"] == ident]
+    lines += [f"- Mistake: [{row['title']}](page:antipatterns/{row['id']})" for row in wrong]
+    return "\n".join(lines) or "- [All patterns](page:patterns)"
+
+
+def pattern_link(ident: str) -> str:
+    row = catalogue().get(ident)
+    return f"[{row['title'] if row else ident}](page:patterns/{ident})" + (f": {row['summary']}" if row else "")
+
+
+def _known(ident: str) -> bool:
+    return ident in catalogue() or ident in references()
+
+
+@functools.cache
+def _neighbours() -> dict[str, set[str]]:
+    """Patterns that link to each other in their pages, or whose modules import each other."""
+    owner = {row["module"].removesuffix(".py"): ident for ident, row in catalogue().items()}
+    found: dict[str, set[str]] = {}
+
+    def join(one: str, other: str) -> None:
+        if one != other and _known(one) and _known(other):
+            found.setdefault(one, set()).add(other)
+            found.setdefault(other, set()).add(one)
+
+    for ident, path in references().items():
+        for match in LINK.finditer(path.read_text()):
+            if match["to"].endswith(".md"):
+                join(ident, Path(match["to"]).stem)
+    for module, ident in owner.items():
+        source = ROOT / MODULES / f"{module}.py"
+        for name in re.findall(r"^from \.(\w+) import", source.read_text() if source.exists() else "", re.MULTILINE):
+            if name in owner and name not in ("store", "errors", "connections"):
+                join(ident, owner[name])
+    return found
+
+
+# ---- anti-patterns
+
+
+def antipattern_page(row: dict[str, Any]) -> str:
+    """The mistake, its experiment (a naive twin that runs in the tests), what it cost there, what to do instead."""
+    path, _, name = row["proof"].partition("::")
+    twin_path, _, twin = row.get("twin", row["proof"]).partition("::")
+    entries = cards.of_proof(row["proof"])
+    figures = cards.table(entries) if entries else f"Figures: {cards.UNMEASURED}; `make faults` writes them."
+    parts = [
+        f"# {row['title']}",
+        '<p class="qs-kind">Anti-pattern</p>',
+        row["text"],
+        "## The experiment",
+        f"{sources.proof_link(row['proof'])}, run by `pytest {path} -k {name}`.",
+        f'<section class="qs-card" data-measured="{"yes" if entries else "none"}" markdown>\n\n{figures}\n\n</section>',
+        "## The naive version, as it runs there",
+        sources.excerpt(twin_path, twin),
+        "## Instead",
+        pattern_link(row["pattern"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+# ---- hand-written pages and what they may ask for
+
+
+def written(path: Path) -> str:
+    text = from_file(path)
+    return DIRECTIVE.sub(lambda match: _directive(path, match), text)
+
+
+def _directive(path: Path, match: re.Match[str]) -> str:
+    known: dict[str, Callable[[str], str]] = {
+        "figure": cards.figure,
+        "bench": cards.bench,
+        "section": section,
+        "tree": lambda _: tree(),
+        "patterns": lambda _: pattern_index(),
+        "antipatterns": lambda _: antipattern_index(),
+        "diagram": lambda args: mermaid.drawn(args.split(" ")[0], args.partition(" ")[2]) or _no(path, args),
+        "code": lambda args: sources.excerpt(*args.split("::")),
+        "file": lambda args: f"[`{Path(args).name}`]({sources.link(args)})",
+        "proof": sources.proof_link,
+    }
+    if match["name"] not in known:
+        raise SystemExit(f"{path}: unknown directive {match['name']!r}; known: {', '.join(known)}")
+    return known[match["name"]](match["args"] or "")
+
+
+def _no(path: Path, name: str) -> str:
+    raise SystemExit(f"{path}: guide/diagrams has no {name}.mmd")
+
+
+def section(args: str) -> str:
+    """`README.md#Three ways in`: the text below a heading of another file, its links made right."""
+    name, _, heading = args.partition("#")
+    text = from_file(ROOT / name)
+    found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^#{{1,2}} |\Z)", text, re.DOTALL | re.MULTILINE)
+    if found is None:
+        raise SystemExit(f"{name} has no heading {heading!r}; the guide shows that section")
+    return found[2].strip()
+
+
+def tree() -> str:
+    """The decision tree: nested <details>, so it works with a keyboard, on paper and without scripts."""
+    return f'<div class="qs-tree">{_branches(tomllib.loads((HERE / "decisions.toml").read_text())["choice"])}</div>'
+
+
+def _branches(choices: list[dict[str, Any]]) -> str:
+    parts = []
+    for choice in choices:
+        label = html.escape(choice["label"])
+        if "choice" in choice:
+            ask = f"<p>{html.escape(choice['ask'])}</p>" if "ask" in choice else ""
+            inner = _branches(choice["choice"])
+            parts.append(f"<details><summary>{label}</summary>{ask}{inner}</details>")
+        else:
+            links = " + ".join(_leaf(address) for address in choice["to"])
+            why = f" <span>{html.escape(choice['why'])}</span>" if "why" in choice else ""
+            parts.append(f'<p class="qs-leaf">{label} → {links}{why}</p>')
+    return "".join(parts)
+
+
+def _leaf(address: str) -> str:
+    if "/" in address:
+        return f'<a href="page:{address}">{html.escape(address.rpartition("/")[2])}</a>'
+    if not _known(address):
+        raise SystemExit(f"guide/decisions.toml leads to the pattern {address!r}, which does not exist")
+    row = catalogue().get(address)
+    return f'<a href="page:patterns/{address}">{html.escape(row["title"] if row else address)}</a>'
+
+
+def grouped() -> list[tuple[str, list[str]]]:
+    """Pattern ids by the problem they solve; what no group names comes last."""
+    named = {name for group in settings()["group"] for name in group["patterns"]}
+    groups = [(group["title"], [name for name in group["patterns"] if _known(name)]) for group in settings()["group"]]
+    rest = sorted(({*catalogue(), *references()}) - named)
+    return groups + ([("More", rest)] if rest else [])
+
+
+def pattern_index() -> str:
+    lines = []
+    for title, names in grouped():
+        lines += [f"## {title}", "", *(f"- {pattern_link(name)}" for name in names), ""]
+    return "\n".join(lines)
+
+
+def antipattern_index() -> str:
+    rows = ["| mistake | what it costs | instead |", "|---|---|---|"]
+    for row in antipatterns().values():
+        cost = " ".join(row["text"].split()).split(". ")[0].rstrip(".")
+        rows.append(
+            f"| [{row['title']}](page:antipatterns/{row['id']}) | {cost} | "
+            f"[{catalogue().get(row['pattern'], {}).get('title', row['pattern'])}](page:patterns/{row['pattern']}) |"
+        )
+    return "\n".join(rows)
