@@ -11,19 +11,24 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from . import db
 from .patterns import retention
 from .patterns.claim_check import Blobs, SweptBlobs
+from .patterns.deferred_reply import DeferredReplies
 from .patterns.store import read
 
 __all__ = ["Cleaned", "clean_up"]
+
+CHAT_KEPT = 24 * 3600.0  # seconds after the end of its token for which a chat command is remembered
 
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
     rows: retention.Purged
     files: SweptBlobs
+    chat_replies: int = 0
 
     def numbers(self) -> dict[str, int]:
         """For a result, a log line or a table."""
-        return {**asdict(self.rows), **{f"files_{name}": n for name, n in asdict(self.files).items()}}
+        files = {f"files_{name}": n for name, n in asdict(self.files).items()}
+        return {**asdict(self.rows), **files, "chat_replies": self.chat_replies}
 
 
 async def clean_up(store: AsyncEngine, blob_dir: Path, *, grace: float = 3600.0) -> Cleaned:
@@ -34,5 +39,7 @@ async def clean_up(store: AsyncEngine, blob_dir: Path, *, grace: float = 3600.0)
             return await db.blobs_in_use(connection, blobs)
 
     return Cleaned(
-        await retention.purge(store), await Blobs(blob_dir).sweep("documents", in_use, grace=grace)
+        await retention.purge(store),
+        await Blobs(blob_dir).sweep("documents", in_use, grace=grace),
+        await DeferredReplies(store).purge(CHAT_KEPT),
     )

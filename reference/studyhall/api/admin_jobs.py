@@ -17,7 +17,7 @@ from studyhall.patterns.redaction import redact, redact_text
 from .hall import Admin, Hall, TheHall
 from .problems import Problem
 
-__all__ = ["router"]
+__all__ = ["measured", "router"]
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 MAX_EVENTS_READ = 5_000
@@ -38,6 +38,16 @@ class Reason(BaseModel):
 @router.get("/queues")
 async def queues(hall: TheHall, _: Admin) -> dict[str, Any]:
     """Counts by state, age of the oldest job that should run, share of failures, ends in the last minute."""
+    return await measured(hall)
+
+
+@router.get("/history")
+async def history(hall: TheHall, _: Admin) -> list[dict[str, Any]]:
+    """The same every five seconds for the last quarter of an hour, as this process saw it: for charts."""
+    return list(hall.history)
+
+
+async def measured(hall: Hall) -> dict[str, Any]:
     app = hall.app
     since = (time.time() - 60) * 1000
     async with app.producer.bounded(5.0):

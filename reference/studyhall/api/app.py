@@ -15,9 +15,11 @@ from studyhall.orders.service import seed_packs
 from studyhall.patterns.deferred_reply import DeferredReplies
 from studyhall.patterns.in_process_tasks import Tasks
 from studyhall.patterns.observability import JobMetrics
+from studyhall.patterns.producer import QueueUnavailable
 from studyhall.patterns.progress_stream import ProgressStream
 from studyhall.patterns.request_dedup import RequestDedup
 from studyhall.patterns.store import begin
+from studyhall.patterns.timers import every
 from studyhall.patterns.wait_for_result import Results
 from studyhall.settings import Settings
 
@@ -28,6 +30,7 @@ from .problems import install
 
 __all__ = ["create_app"]
 
+SAMPLE_SECONDS = 5.0
 CONSOLE = Path(__file__).resolve().parent.parent / "console"
 
 
@@ -39,7 +42,7 @@ def create_app(settings: Settings) -> FastAPI:
                 await seed_packs(tx)
             stream = ProgressStream(app.redis.url, app.jobs.queues)
             tasks = Tasks()
-            api.state.hall = Hall(
+            api.state.hall = hall = Hall(
                 app=app,
                 stream=stream,
                 results=Results(stream, app.producer.redis, app.store),
@@ -49,13 +52,21 @@ def create_app(settings: Settings) -> FastAPI:
                 orders=RequestDedup(app.store, "orders"),
                 replies=DeferredReplies(app.store, life=settings.chat_token_seconds),
             )
+
+            async def sample() -> None:
+                with contextlib.suppress(QueueUnavailable):
+                    hall.history.append(await admin_jobs.measured(hall))
+
             reader = asyncio.create_task(stream.run(), name="event streams")
+            # A timer of this process for what this process shows: three instances have three charts, as they should.
+            sampling = asyncio.create_task(every(SAMPLE_SECONDS, sample), name="charts")
             try:
                 yield
             finally:
                 await tasks.drain(settings.grace_seconds)
                 reader.cancel()
-                await asyncio.wait({reader}, timeout=5)
+                sampling.cancel()
+                await asyncio.wait({reader, sampling}, timeout=5)
 
     api = FastAPI(
         title="StudyHall",

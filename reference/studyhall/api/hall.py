@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -23,6 +24,9 @@ from .problems import Problem
 __all__ = ["Admin", "Caller", "Hall", "RequestKey", "TheHall"]
 
 
+HISTORY = 180  # samples of the queues, five seconds apart: a quarter of an hour
+
+
 @dataclass(slots=True)
 class Hall:
     app: App
@@ -33,6 +37,7 @@ class Hall:
     uploads: RequestDedup
     orders: RequestDedup
     replies: DeferredReplies
+    history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=HISTORY))  # for charts
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)  # what `replay many` did, the last few
 
 

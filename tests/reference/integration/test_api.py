@@ -195,6 +195,7 @@ def test_admin_sees_queues_jobs_flows_and_what_each_job_went_through(hall: Stand
     document = upload(hall, prefer="wait=25").json()["id"]
     queues = {row["queue"]: row for row in hall.admin.get("/admin/queues").json()["queues"]}
     assert queues["graphs"]["completed_last_minute"] >= 1
+    assert {row["queue"] for row in hall.admin.get("/admin/history").json()[-1]["queues"]} == set(queues)
     page = hall.admin.get("/admin/jobs", params={"queue": "graphs", "state": "completed", "size": 1}).json()
     assert page["total"] >= 1
     assert len(page["jobs"]) == 1
