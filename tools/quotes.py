@@ -89,7 +89,7 @@ def _part(path: str, source: str, name: str) -> tuple[str, int, int]:
         if name.endswith("~"):
             return textwrap.dedent(_outline(node, lines)), *_span(node)
         first, last = _span(node)[0] - 1, _span(node)[1]
-    return textwrap.dedent("\n".join(lines[first:last])), first + 1, last
+    return textwrap.dedent("\n".join(lines[first:last])).strip("\n"), first + 1, last
 
 
 def _node(path: str, body: list[ast.stmt], names: list[str]) -> ast.stmt:
@@ -253,6 +253,13 @@ def files(ident: str) -> str:
     return text.rstrip()
 
 
+def _requirements_of(packages: set[str]) -> list[str]:
+    known = requirements()
+    return sorted(
+        known[name] for name in {IMPORT_NAMES.get(name, name) for name in packages} if name in known
+    )
+
+
 def _listed(names: list[str]) -> str:
     return " ".join(f"`{name}`" for name in names)
 
@@ -269,7 +276,12 @@ def modules(skill: str) -> dict[str, bytes]:
             elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("patterns."):
                 names.add(f"{str(node.module).split('.')[1]}.py")
     whole = {"__init__.py"}.union(*(needs(name) for name in names))
-    return {name: (PATTERNS / name).read_bytes() for name in sorted(whole)}
+    copies = {name: (PATTERNS / name).read_bytes() for name in sorted(whole)}
+    optional = ("bus_", "kafka_")  # who takes a broker's adapter reads on its page what it needs
+    packages = set().union(*(_imports(name)[1] for name in whole if not name.startswith(optional)))
+    needed = _requirements_of(packages | {"aiosqlite"}) + ["tzdata"] * ("croniter" in packages)
+    copies["requirements.txt"] = ("\n".join(needed) + "\n").encode()
+    return copies
 
 
 # ---- tokens

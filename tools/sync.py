@@ -113,7 +113,7 @@ def copies() -> dict[Path, bytes | None]:
     wanted: dict[Path, bytes | None] = {scaffold.PATH: scaffold.rendered().encode()}
     for skill in SKILLS:
         folder = ROOT / "skills" / skill / "modules"
-        wanted |= dict.fromkeys(folder.glob("*.py"))
+        wanted |= dict.fromkeys(folder.glob("*.*"))
         wanted |= {folder / name: content for name, content in quotes.modules(skill).items()}
     return wanted
 

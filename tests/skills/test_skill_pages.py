@@ -121,7 +121,7 @@ def test_voice_has_no_persona_and_no_shouting() -> None:
 
 @pytest.mark.parametrize("skill", PATTERN_SKILLS)
 def test_modules_of_a_skill_are_the_proven_ones(skill: str) -> None:
-    brought = {path.name: path.read_bytes() for path in (ROOT / "skills" / skill / "modules").glob("*.py")}
+    brought = {path.name: path.read_bytes() for path in (ROOT / "skills" / skill / "modules").glob("*.*")}
     assert brought == quotes.modules(skill), "run make sync"
 
 

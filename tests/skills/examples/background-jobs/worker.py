@@ -1,7 +1,7 @@
 # [worker]
 # worker.py
 import asyncio
-import contextlib
+import logging
 import os
 
 from jobs import jobs
@@ -11,20 +11,19 @@ from patterns.connections import producer_client
 from patterns.observability import configure_logging
 from patterns.pipeline import Pipeline
 from patterns.shutdown import run_until_signalled
+from patterns.timers import every
 
 
-class Sweeper:
-    """Archives failed jobs; runs in every process, sweeps do not collide."""
+async def alert(letter):  # tell a person
+    logging.error("dead letter %s %s: %s", letter.queue, letter.job_id, letter.reason)
 
-    def __init__(self, redis, engine):
-        self.redis, self.engine, self.stop = redis, engine, asyncio.Event()
 
-    async def run(self):
-        while not self.stop.is_set():
-            with contextlib.suppress(Exception):  # outage: next round
-                await dead_letter.sweep(jobs.queues, self.redis, self.engine)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.stop.wait(), 5)
+class Sweeper:  # archives failed jobs; one in each process is fine
+    def __init__(self, *args):
+        self.args, self.stop = args, asyncio.Event()
+
+    async def run(self):  # an outage is logged, the next round does it
+        await every(5, lambda: dead_letter.sweep(jobs.queues, *self.args, alert=alert), stop=self.stop)
 
     async def drain(self, grace):
         self.stop.set()
@@ -34,7 +33,7 @@ class Sweeper:
 async def main():
     configure_logging()
     url = os.environ["REDIS_URL"]
-    engine = store.open_store(os.environ["DATABASE_URL"])  # or sqlite:////absolute/path.db
+    engine = store.open_store(os.environ["DATABASE_URL"])  # postgresql://… or sqlite:////absolute/path.db
     await store.create_all(engine)
     pipeline = Pipeline(jobs, engine)
     workers = [ReliableWorker(queue, pipeline, url=url, concurrency=20) for queue in jobs.queues]
