@@ -23,9 +23,14 @@ import sources
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).parent
-WORK = ROOT / "build" / "guide-src"
 HREF = re.compile(r'href="(?P<kind>page|code):(?P<to>[^"#]*)(?P<anchor>#[^"]*)?"')
-FEATURES = ["navigation.indexes", "navigation.top", "navigation.footer", "search.highlight", "content.code.copy"]
+FEATURES = [
+    "navigation.indexes",
+    "navigation.top",
+    "navigation.footer",
+    "search.highlight",
+    "content.code.copy",
+]
 EXTENSIONS: list[Any] = [
     "admonition",
     "attr_list",
@@ -83,8 +88,9 @@ def build(site: Path) -> list[str]:
     """Build into `site`; what a reader will miss, in sentences."""
     started, missed = time.monotonic(), []
     texts = pages.all_pages()
-    docs = WORK / "docs"
-    shutil.rmtree(WORK, ignore_errors=True)
+    work = site.with_name(f"{site.name}-src")
+    docs = work / "docs"
+    shutil.rmtree(work, ignore_errors=True)
     for address, text in texts.items():
         path = docs / _file(address)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,10 +104,16 @@ def build(site: Path) -> list[str]:
         missed.append(
             "mermaid could not be fetched with npm: diagrams are shown as text. Install Node.js and build again."
         )
-    (WORK / "mkdocs.yml").write_text(json.dumps(config(texts), indent=1))  # JSON is YAML
-    zensical = [str(Path(sys.executable).with_name("zensical")), "build", "-f", str(WORK / "mkdocs.yml"), "-c"]
-    done = subprocess.run(zensical, cwd=WORK, capture_output=True, text=True, check=False)
-    built = WORK / "site"
+    (work / "mkdocs.yml").write_text(json.dumps(config(texts), indent=1))  # JSON is YAML
+    zensical = [
+        str(Path(sys.executable).with_name("zensical")),
+        "build",
+        "-f",
+        str(work / "mkdocs.yml"),
+        "-c",
+    ]
+    done = subprocess.run(zensical, cwd=work, capture_output=True, text=True, check=False)
+    built = work / "site"
     if done.returncode or not (built / "index.html").exists():
         raise SystemExit(f"zensical failed:\n{done.stdout}{done.stderr}")
     linked = finish(built, texts, drawn=library is not None)
@@ -127,8 +139,14 @@ def finish(site: Path, texts: dict[str, str], *, drawn: bool) -> set[str]:
                 return f'href="{up}{sources.FOLDER}/{match["to"]}.html{anchor}"'
             address = match["to"].strip("/")
             if address not in texts:
-                raise SystemExit(f"{path.relative_to(site)} links to the page {address!r}, which does not exist")
-            return f'href="{up}{address}{"/" if address else ""}{anchor}"' if up or address else f'href="./{anchor}"'
+                raise SystemExit(
+                    f"{path.relative_to(site)} links to the page {address!r}, which does not exist"
+                )
+            return (
+                f'href="{up}{address}{"/" if address else ""}{anchor}"'
+                if up or address
+                else f'href="./{anchor}"'
+            )
 
         text = HREF.sub(relative, path.read_text())
         mark = f' data-qs-base="{up or "./"}" data-qs-mermaid="{"yes" if drawn else "no"}"'

@@ -19,7 +19,18 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (ROOT / "reference" / "figures", Path(os.environ.get("GUIDE_FIGURES", ROOT / "build" / "figures")))
 BENCHES = (ROOT / "bench" / "results", ROOT / "build" / "bench")
 UNMEASURED = "not measured yet"
-TWINS = ("naive", "stock", "without", "nested", "race", "executor", "inline", "usual", "no_jitter", "with_count")
+TWINS = (
+    "naive",
+    "stock",
+    "without",
+    "nested",
+    "race",
+    "executor",
+    "inline",
+    "usual",
+    "no_jitter",
+    "with_count",
+)
 
 Measured = dict[str, dict[str, Any]]
 
@@ -64,12 +75,12 @@ def number(value: object) -> str:
 def card(pattern: dict[str, Any]) -> str:
     """The guarantee card of a pattern, as HTML with markdown inside."""
     entries = measured(Path(pattern.get("figures", f"{pattern['id']}.json")).stem)
-    head = f'<section class="qs-card" data-measured="{_mode(entries)}" markdown>\n\n'
+    head = f'<section class="qs-card" data-measured="{mode(entries)}" markdown>\n\n'
     promise = f"**Promise.** {pattern['summary']}\n\n"
     if not entries:
         text = f"Figures: {UNMEASURED}. `make faults` runs the proofs below and writes them."
         return f"{head}{promise}{text}\n\n</section>"
-    return head + promise + table(entries.items()) + "\n\n" + _run(entries) + "\n\n</section>"
+    return head + promise + table(entries.items()) + "\n\n" + run(entries) + "\n\n</section>"
 
 
 def table(entries: Any) -> str:
@@ -113,17 +124,17 @@ def bench(path: str) -> str:
     return f'<span class="qs-figure" data-bench="{path}">{UNMEASURED}</span>'
 
 
-def _mode(entries: Measured) -> str:
+def mode(entries: Measured) -> str:
     if not entries:
         return "none"
     return "full" if all(entry["mode"] == "full" for entry in entries.values()) else "quick"
 
 
-def _run(entries: Measured) -> str:
+def run(entries: Measured) -> str:
     dates = sorted({entry["date"] for entry in entries.values()})
     seeds = sorted({str(entry["seed"]) for entry in entries.values()})
     versions = next(iter(entries.values()))["versions"]
-    kind = {"full": "Full fault suite", "quick": "Quick fault suite"}[_mode(entries)]
+    kind = {"full": "Full fault suite", "quick": "Quick fault suite"}[mode(entries)]
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     shown = ", ".join(f"{key} {value}" for key, value in versions.items())
     return (
@@ -133,4 +144,6 @@ def _run(entries: Measured) -> str:
 
 
 def _cells(figures: dict[str, object]) -> str:
-    return "<br>".join(f"{key.replace('_', ' ')} **{number(value)}**" for key, value in figures.items()) or "–"
+    return (
+        "<br>".join(f"{key.replace('_', ' ')} **{number(value)}**" for key, value in figures.items()) or "–"
+    )

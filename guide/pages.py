@@ -28,6 +28,7 @@ READING = {
     "event-driven/prove-it": "prove-it/events",
     "review-jobs/checklist": "checklist",
 }
+MOST_RELATED = 10
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\n]*)\]\((?P<to>[^)\s]+)\)")
 FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 QUOTED = re.compile(r"^Lines (?P<spans>[\d–, ]+) of \[`modules/(?P<file>\w+\.py)`\]\([^)]*\):$", re.MULTILINE)
@@ -113,7 +114,9 @@ def _link(match: re.Match[str], page: Path) -> str:
     if address is not None:
         return f"[{match['text']}](page:{address}{'#' + anchor if anchor else ''})"
     if target.is_dir():
-        return f"[{match['text']}]({settings()['repository']}/tree/main/{target.relative_to(ROOT).as_posix()})"
+        return (
+            f"[{match['text']}]({settings()['repository']}/tree/main/{target.relative_to(ROOT).as_posix()})"
+        )
     if target.parent.name == "modules":
         target = ROOT / MODULES / target.name
     return f"[{match['text']}]({sources.link(target.relative_to(ROOT).as_posix())})"
@@ -189,7 +192,9 @@ def from_file_with_regions(path: Path) -> str:
 
 def _cut(text: str, pattern: str) -> tuple[str, str]:
     """The text without the first match, and its group `text`."""
-    match = re.search(pattern, text, re.DOTALL | re.MULTILINE) if ".*?" in pattern else re.search(pattern, text)
+    match = (
+        re.search(pattern, text, re.DOTALL | re.MULTILINE) if ".*?" in pattern else re.search(pattern, text)
+    )
     if match is None:
         return text, ""
     return text[: match.start()] + text[match.end() :], match["text"]
@@ -237,7 +242,7 @@ def _related(ident: str) -> str:
     found = sorted(_neighbours().get(ident, set()) - {ident})
     groups = [group for group in settings()["group"] if ident in group["patterns"]]
     mates = [name for group in groups for name in group["patterns"] if name != ident and _known(name)]
-    lines = [f"- {pattern_link(name)}" for name in dict.fromkeys([*found, *mates])]
+    lines = [f"- {pattern_link(name)}" for name in list(dict.fromkeys([*mates, *found]))[:MOST_RELATED]]
     wrong = [row for row in antipatterns().values() if row["pattern"] == ident]
     lines += [f"- Mistake: [{row['title']}](page:antipatterns/{row['id']})" for row in wrong]
     return "\n".join(lines) or "- [All patterns](page:patterns)"
@@ -245,7 +250,9 @@ def _related(ident: str) -> str:
 
 def pattern_link(ident: str) -> str:
     row = catalogue().get(ident)
-    return f"[{row['title'] if row else ident}](page:patterns/{ident})" + (f": {row['summary']}" if row else "")
+    return f"[{row['title'] if row else ident}](page:patterns/{ident})" + (
+        f": {row['summary']}" if row else ""
+    )
 
 
 def _known(ident: str) -> bool:
@@ -269,7 +276,9 @@ def _neighbours() -> dict[str, set[str]]:
                 join(ident, Path(match["to"]).stem)
     for module, ident in owner.items():
         source = ROOT / MODULES / f"{module}.py"
-        for name in re.findall(r"^from \.(\w+) import", source.read_text() if source.exists() else "", re.MULTILINE):
+        for name in re.findall(
+            r"^from \.(\w+) import", source.read_text() if source.exists() else "", re.MULTILINE
+        ):
             if name in owner and name not in ("store", "errors", "connections"):
                 join(ident, owner[name])
     return found
@@ -283,14 +292,18 @@ def antipattern_page(row: dict[str, Any]) -> str:
     path, _, name = row["proof"].partition("::")
     twin_path, _, twin = row.get("twin", row["proof"]).partition("::")
     entries = cards.of_proof(row["proof"])
-    figures = cards.table(entries) if entries else f"Figures: {cards.UNMEASURED}; `make faults` writes them."
+    figures = (
+        (cards.table(entries) + "\n\n" + cards.run(dict(entries)))
+        if entries
+        else f"Figures: {cards.UNMEASURED}; `make faults` writes them."
+    )
     parts = [
         f"# {row['title']}",
         '<p class="qs-kind">Anti-pattern</p>',
         row["text"],
         "## The experiment",
         f"{sources.proof_link(row['proof'])}, run by `pytest {path} -k {name}`.",
-        f'<section class="qs-card" data-measured="{"yes" if entries else "none"}" markdown>\n\n{figures}\n\n</section>',
+        f'<section class="qs-card" data-measured="{cards.mode(dict(entries))}" markdown>\n\n{figures}\n\n</section>',
         "## The naive version, as it runs there",
         sources.excerpt(twin_path, twin),
         "## Instead",
@@ -371,7 +384,10 @@ def _leaf(address: str) -> str:
 def grouped() -> list[tuple[str, list[str]]]:
     """Pattern ids by the problem they solve; what no group names comes last."""
     named = {name for group in settings()["group"] for name in group["patterns"]}
-    groups = [(group["title"], [name for name in group["patterns"] if _known(name)]) for group in settings()["group"]]
+    groups = [
+        (group["title"], [name for name in group["patterns"] if _known(name)])
+        for group in settings()["group"]
+    ]
     rest = sorted(({*catalogue(), *references()}) - named)
     return groups + ([("More", rest)] if rest else [])
 

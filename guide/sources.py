@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import hashlib
 import html
+import os
 import re
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from pygments.util import ClassNotFound
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "source"
+CACHE = ROOT / "build" / "guide-highlighted"  # by content: colouring is most of the time of a build
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark"><title>{path}</title>
@@ -85,12 +88,7 @@ def excerpt(path: str, name: str) -> str:
 def write(path: str, site: Path, repository: str) -> None:
     """The source page of one file."""
     text = (ROOT / path).read_text()
-    try:
-        lexer = get_lexer_for_filename(path)
-    except ClassNotFound:
-        lexer = TextLexer()
-    lexer.stripnl = False
-    inner = highlight(text, lexer, HtmlFormatter(nowrap=True))
+    inner = _highlighted(path, text)
     numbered = "\n".join(
         f'<span class="line" id="L{number}"><a href="#L{number}">{number}</a>{line}</span>'
         for number, line in enumerate(inner.rstrip("\n").split("\n"), 1)
@@ -102,6 +100,23 @@ def write(path: str, site: Path, repository: str) -> None:
     target.write_text(
         PAGE.format(path=html.escape(path), up=up, remote=remote, code=f"<pre>{numbered}</pre>")
     )
+
+
+def _highlighted(path: str, text: str) -> str:
+    cached = CACHE / hashlib.sha256(f"{Path(path).suffix}\0{text}".encode()).hexdigest()
+    if cached.exists():
+        return cached.read_text()
+    try:
+        lexer = get_lexer_for_filename(path)
+    except ClassNotFound:
+        lexer = TextLexer()
+    lexer.stripnl = False
+    inner = highlight(text, lexer, HtmlFormatter(nowrap=True))
+    CACHE.mkdir(parents=True, exist_ok=True)
+    partial = cached.with_suffix(f".{os.getpid()}")
+    partial.write_text(inner)
+    partial.rename(cached)  # builds may run side by side
+    return inner
 
 
 def stylesheet() -> str:
