@@ -1,0 +1,32 @@
+"""The console's files: nothing that a strict content security policy would refuse, nothing from elsewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+CONSOLE = Path(__file__).resolve().parents[2] / "reference" / "studyhall" / "console"
+FILES = sorted(path for path in CONSOLE.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CONSOLE)))
+def test_text_never_becomes_markup_and_nothing_comes_from_elsewhere(path: Path) -> None:
+    text = path.read_text()
+    markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc"
+    assert re.findall(markup, text) == []
+    addresses = {found for found in re.findall(r"https?://[^\s\"'`)]+", text) if "www.w3.org" not in found}
+    assert addresses == set()
+
+
+def test_page_has_no_inline_script_or_style() -> None:
+    page = (CONSOLE / "index.html").read_text()
+    assert re.findall(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)", page) == []
+
+
+def test_every_module_that_is_imported_exists() -> None:
+    for path in FILES:
+        if path.suffix == ".js":
+            for name in re.findall(r'from "(\.[^"]+)"', path.read_text()):
+                assert (path.parent / name).is_file(), f"{path.name} imports {name}"
