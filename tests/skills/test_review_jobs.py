@@ -67,6 +67,14 @@ def test_finding_can_be_silenced_with_a_reason(tmp_path: Path) -> None:
     assert found(tmp_path) == {("a.py", 5, "task-not-held")}
 
 
+def test_socket_timeout_is_no_finding_before_redis_py_8(tmp_path: Path) -> None:
+    code = "import redis\n\nclient = redis.Redis.from_url(url)\nclient.xread({}, block=5000)\n"
+    (tmp_path / "a.py").write_text(code)
+    assert found(tmp_path) == {("a.py", 3, "redis-default-timeout")}
+    (tmp_path / "requirements.txt").write_text("redis==7.1\n")
+    assert found(tmp_path) == set()
+
+
 @pytest.mark.parametrize("text", ["def broken(:\n", "\x00", "const a = `${", "queue.add('x', {", "'" * 3])
 def test_files_that_do_not_parse_are_passed_over(text: str, tmp_path: Path) -> None:
     for name in ("a.py", "a.ts"):

@@ -132,7 +132,7 @@ RULES = _rules(
 class Project:
     """What has to be known about all files before one is judged."""
 
-    def __init__(self, files: Iterable[Path]) -> None:
+    def __init__(self, files: Iterable[Path], requirements: str = "") -> None:
         self.python = {path: path.read_text(errors="replace") for path in files if path.suffix == ".py"}
         self.scripts = {
             path: _masked(path.read_text(errors="replace")) for path in files if path.suffix in SCRIPTS
@@ -143,6 +143,11 @@ class Project:
             re.search(r"process\.(on|once)\(\s*['\"]SIGTERM", text) for text in self.scripts.values()
         )
         self.acks_late = "acks_late" in everything
+        # Before version 8 redis-py had no default socket timeout.
+        self.old_redis = (
+            re.search(r"\bredis(\[[^\]]*\])?['\"]?\s*(==|~=|<=?|:)\s*['\"=]*[2-7](\.|\b)", requirements)
+            is not None
+        )
 
 
 # ---- Python
@@ -168,6 +173,9 @@ class _Python:
         self.queues = self._made_by("Queue")
         self.workers = self._made_by("Worker") if self.bullmq else {}
         self.default_options = "defaultJobOptions" in source
+        self._reads_blocking = (
+            re.search(r"\bblock\s*=|\.(brpop|blpop|bzpopmin|bzpopmax)\(", source) is not None
+        )
 
     def findings(self) -> Iterator[tuple[str, int]]:
         for node in ast.walk(self.tree):
@@ -235,6 +243,17 @@ class _Python:
             yield "job-id-as-key", node.lineno
         if name.endswith("Celery") and not self.project.acks_late:
             yield "acks-early", node.lineno
+        if (
+            self._reads_blocking
+            and re.search(r"(^|\.)(Redis|StrictRedis|from_url)$", name)
+            and "socket_timeout" not in keywords
+        ):
+            if (
+                re.search(r"redis", name, re.IGNORECASE)
+                and None not in keywords
+                and not self.project.old_redis
+            ):
+                yield "redis-default-timeout", node.lineno
         if method == "xadd" and "maxlen" in keywords:
             yield "stream-maxlen", node.lineno
         if method == "xgroup_create" and any(
@@ -346,6 +365,11 @@ class _Python:
             yield "inner-retry", node.lineno
 
     def _workers(self) -> Iterator[tuple[str, int]]:
+        for call in self.queues.values() if self.bullmq else ():
+            options = call.args[1] if len(call.args) > 1 else None
+            connection = _keys(options).get("connection")
+            if len(call.args) == 1 or isinstance(connection, ast.Constant | ast.JoinedStr):
+                yield "redis-default-timeout", call.lineno
         for call in self.workers.values():
             if not self.project.python_stops:
                 yield "no-shutdown", call.lineno
@@ -665,9 +689,21 @@ def files_in(paths: Iterable[Path], include_tests: bool) -> Iterator[Path]:
                 yield file
 
 
+def _requirements(paths: Iterable[Path]) -> str:
+    named = [
+        file
+        for path in paths
+        if path.is_dir()
+        for name in ("requirements*.txt", "pyproject.toml")
+        for file in path.glob(name)
+    ]
+    return "\n".join(file.read_text(errors="replace") for file in named)
+
+
 def review(paths: Iterable[Path], include_tests: bool = False) -> list[Finding]:
     """All findings, the worst first."""
-    project = Project(list(files_in(paths, include_tests)))
+    paths = list(paths)
+    project = Project(list(files_in(paths, include_tests)), _requirements(paths))
     found: list[Finding] = []
     for path, text in [*project.python.items(), *project.scripts.items()]:
         look = python_findings if path.suffix == ".py" else script_findings

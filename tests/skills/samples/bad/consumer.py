@@ -1,6 +1,9 @@
+import redis.asyncio
 from celery import Celery
 
 app = Celery("tasks", broker="redis://localhost")  # finds: acks-early
+
+client = redis.asyncio.from_url("redis://localhost")  # finds: redis-default-timeout
 
 
 async def consume(redis):

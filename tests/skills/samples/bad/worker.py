@@ -7,8 +7,8 @@ import requests
 from bullmq import Queue, Worker
 
 logger = logging.getLogger(__name__)
-queue = Queue("mail", {"connection": "redis://localhost"})
-dead_queue = Queue("dead", {"connection": "redis://localhost"})
+queue = Queue("mail", {"connection": "redis://localhost"})  # finds: redis-default-timeout
+dead_queue = Queue("dead", {"connection": "redis://localhost"})  # finds: redis-default-timeout
 
 
 async def process(job, token):  # finds: no-deadline
