@@ -30,7 +30,7 @@ _JOBS = [
 ]
 CORE = {
     "background-jobs": [*_JOBS, "schedule.py"],
-    "async-flow": [*_JOBS, "progress.py"],
+    "async-flow": [*_JOBS, "progress.py", "progress_stream.py"],
     "event-driven": [
         *_SHARED,
         "bus_redis_streams.py",

@@ -24,7 +24,12 @@ from .jobs import {@ job_class @}
 from .patterns import health
 from .patterns.dead_letter_archive import dead_letters
 from .patterns.observability import JobMetrics
+{@% if kind == 'async-flow' %@}
 from .patterns.producer import FailedTwin, JobRequest, QueueUnavailable
+from .patterns.progress_stream import ProgressStream
+{@% else %@}
+from .patterns.producer import FailedTwin, JobRequest, QueueUnavailable
+{@% endif %@}
 from .patterns.store import read
 from .settings import Settings
 
@@ -34,7 +39,7 @@ JOB = "{@ job @}"
 STATES = {"active": "running", "completed": "completed", "failed": "failed"}
 {@% if kind == 'async-flow' %@}
 ENDED = {"completed", "failed"}
-LOOK_EVERY = 0.25  # seconds between two looks at a job that somebody watches
+QUIET = 2.0  # seconds without news after which a watched job is looked at anyway
 {@% endif %@}
 
 
@@ -64,7 +69,16 @@ def create_api(settings: Settings) -> FastAPI:
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
         async with open_app(settings) as opened:
             api.state.opened, api.state.metrics = opened, JobMetrics()
+{@% if kind == 'async-flow' %@}
+            # One reader of the queues' events for all clients of this process.
+            api.state.news = ProgressStream(opened.redis.url, opened.jobs.queues)
+            reading = asyncio.create_task(api.state.news.run())
             yield
+            reading.cancel()
+            await asyncio.wait([reading])
+{@% else %@}
+            yield
+{@% endif %@}
 
     api = FastAPI(title="{@ project_name @}", lifespan=lifespan)
     api.post(f"/{JOB}", status_code=202)(request_job)
@@ -125,23 +139,27 @@ async def _look(app: App, ident: str) -> State | None:
 {@% if kind == 'async-flow' %@}
 
 
-async def job_events(ident: str, app: Opened) -> AsyncIterator[ServerSentEvent]:
+async def job_events(ident: str, app: Opened, request: Request) -> AsyncIterator[ServerSentEvent]:
     """Progress as server-sent events until the job ends. Whoever reconnects, to any instance, sees where it is."""
-    last: State | None = None
-    while True:
+    news: ProgressStream = request.app.state.news
+    ref = app.producer.ref(JobRequest(JOB, {}, key=ident))
+    last = await _look(app, ident)
+    if last is None:
+        yield ServerSentEvent(event="unknown", data={"id": ident})
+        return
+    yield ServerSentEvent(event=last.state, data=last.model_dump())
+    events = news.events(queues=[ref.queue], idle=QUIET)
+    while last.state not in ENDED:
+        event = await anext(events)
+        if event.job_id not in (ref.id, ""):
+            continue  # somebody else's; without an id: a quiet moment, or a gap
         try:
-            state = await _look(app, ident)
+            state = await _look(app, ident) or last
         except QueueUnavailable:
-            state = last  # Redis is away for a moment: the stream goes on when it is back
-        if state is None and last is None:
-            yield ServerSentEvent(event="unknown", data={"id": ident})
-            return
-        if state is not None and state != last:
-            yield ServerSentEvent(event=state.state, data=state.model_dump())
+            continue  # Redis is away for a moment: the stream goes on when it is back
+        if state != last:
             last = state
-        if last is not None and last.state in ENDED:
-            return
-        await asyncio.sleep(LOOK_EVERY)
+            yield ServerSentEvent(event=last.state, data=last.model_dump())
 {@% endif %@}
 
 
