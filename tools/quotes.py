@@ -156,27 +156,33 @@ def card(ident: str) -> str:
         return "\n".join(
             [*lines, f"**Measured** by `{proof[0]}`, run `make faults` in the Queuesmith repository."]
         )
-    merged: dict[str, tuple[list[str], dict[str, Any]]] = {}
+    merged: dict[str, dict[str, dict[str, Any]]] = {}  # proof -> database ("" if it needs none) -> figures
     for name, entry in sorted(full.items()):
-        plain, store = re.fullmatch(r"(.*?)(?:[- ](sqlite|postgresql))?", name).groups()  # type: ignore[union-attr]
-        merged.setdefault(plain, ([], entry))[0].extend([store] if store else [])
-    kills = sorted(merged, key=lambda name: ("kills" not in merged[name][1]["figures"], name))
-    date = max(entry["date"] for entry in full.values())
-    lines.append(
-        f"**Measured** (full fault run of {date}, real kills; `naive` is the usual version under the same fault):"
+        plain, _, store = name.rpartition("-")
+        known = store in ("sqlite", "postgresql")
+        merged.setdefault(plain if known else name, {})[store if known else ""] = entry["figures"]
+    first = sorted(
+        merged, key=lambda name: (not any("kills" in figures for figures in merged[name].values()), name)
     )
-    lines.append("")
-    for name in kills[:CARD_LINES]:
-        stores, entry = merged[name]
-        on = f" ({' and '.join(sorted(stores))})" if len(stores) > 1 else ""
-        lines.append(f"- {name.replace('-', ' ')}{on}: {_numbers(entry['figures'])}")
+    date = max(entry["date"] for entry in full.values())
+    lines += [
+        f"**Measured** (full fault run of {date}, real kills; `naive` is the usual version under the same fault):",
+        "",
+    ]
+    for name in first[:CARD_LINES]:
+        (store, figures), *others = sorted(merged[name].items())  # PostgreSQL's, where both were measured
+        same = [other for other, numbers in others if numbers == figures]
+        on = f" ({', '.join([store, *same])})" if store else ""
+        lines.append(f"- {name.replace('-', ' ')}{on}: {_numbers(figures)}")
     return "\n".join(lines)
 
 
 def _numbers(figures: dict[str, Any]) -> str:
     plain = {key: value for key, value in figures.items() if isinstance(value, int | float | str)}
-    telling = ("jobs", "events", "kills", "lost", "doubled", "naive")
-    order = sorted(plain, key=lambda key: (not any(word in key for word in telling), list(plain).index(key)))
+    telling = ["jobs", "events", "orders", "kills", "lost", "doubled"]
+    order = sorted(
+        plain, key=lambda key: (telling.index(key) if key in telling else len(telling), "naive" not in key)
+    )
     return ", ".join(f"{key.replace('_', ' ')} {_number(plain[key])}" for key in order[:CARD_NUMBERS])
 
 
