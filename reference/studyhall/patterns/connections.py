@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import redis
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
@@ -37,6 +37,10 @@ ANSWER_SECONDS = 1.5
 # idle workers then ran into timeouts and their back-off, and a job delayed by 9 s ran after 471 s.
 BLOCKING_SECONDS = 30.0
 
+# Without decode_responses BullMQ hands out jobs whose name is None and whose data is {}. One job with broken UTF-8
+# must not break the connection that every other job uses, hence "replace".
+TEXT = {"decode_responses": True, "encoding_errors": "replace"}
+
 
 def producer_client(url: str) -> Redis:
     """For code that adds jobs: an answer or an error in time, for a 503 or an outbox row.
@@ -45,10 +49,16 @@ def producer_client(url: str) -> Redis:
     the first request to notice must not pay for it. So give every job an id: adding
     it again is then harmless.
     """
-    retry = Retry(NoBackoff(), 1, supported_errors=(BrokenConnection,))
-    return _client(
-        Redis, url, retry=retry, socket_connect_timeout=CONNECT_SECONDS, socket_timeout=ANSWER_SECONDS
-    )
+    options: dict[str, Any] = {
+        "retry": Retry(NoBackoff(), 1, supported_errors=(BrokenConnection,)),
+        "socket_connect_timeout": CONNECT_SECONDS,
+        "socket_timeout": ANSWER_SECONDS,
+    }
+    if _sentinel(url):
+        return _client(Redis, url, **options)
+    # The default pool refuses the 101st command at once; this one lets it wait for a free connection.
+    pool = BlockingConnectionPool.from_url(url, max_connections=64, timeout=ANSWER_SECONDS, **TEXT, **options)
+    return Redis.from_pool(pool)
 
 
 def worker_client(url: str, *, name: str | None = None) -> AutoPipeline:
@@ -112,9 +122,7 @@ C = TypeVar("C", bound=Redis)
 
 
 def _client(kind: type[C], url: str, **options: Any) -> C:
-    # Without decode_responses BullMQ hands out jobs whose name is None and whose data is {}. One job with
-    # broken UTF-8 must not break the connection that every other job uses, hence "replace".
-    options |= {"decode_responses": True, "encoding_errors": "replace"}
+    options |= TEXT
     made: Any
     if sentinel := _sentinel(url):
         hosts, service, server, asked = sentinel

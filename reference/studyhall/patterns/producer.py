@@ -46,7 +46,7 @@ __all__ = [
     "job_options",
 ]
 
-MAX_ADDS = 32  # at once, by one producer
+MAX_ADDS = 16  # at once, by one producer: more would only open more connections
 MAX_DELAY = 366 * 24 * 3600.0
 
 
@@ -261,7 +261,6 @@ class Producer:
     async def bounded(self, timeout: float | None = None) -> AsyncIterator[None]:
         """Calls on our connection get their answer or `QueueUnavailable`, in time, whatever ails Redis."""
         try:
-            # Turns, because redis-py 8 opens at most 100 connections and refuses the 101st command at once.
             async with asyncio.timeout(timeout or self._timeout), self._turns:
                 yield
         except (RedisError, OSError) as error:  # TimeoutError is an OSError

@@ -66,7 +66,7 @@ return 1""")
 TRIM = Script("""
 local function split(id) local a, b = string.match(id, '(%d+)-(%d+)'); return tonumber(a), tonumber(b) end
 local now = redis.call('TIME')
-local ms, seq = tonumber(now[1]) * 1000 - tonumber(ARGV[1]), 0
+local ms, seq = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000) - tonumber(ARGV[1]), 0
 local function keep(a, b) if a < ms or (a == ms and b < seq) then ms, seq = a, b end end
 local groups = redis.call('XINFO', 'GROUPS', KEYS[1])
 if #groups == 0 then return 0 end

@@ -109,6 +109,7 @@ class Ledger:
                 partial(self.reached, mark, table), 60, f"{mark} effects before kill {number}", every=0.01
             )
             await asyncio.sleep(rng.random() * 0.05)
+            await until(self._busy, 30, f"jobs to be running at kill {number}", every=0.01)
             victim = rng.choice([worker for worker in self.workers if worker.returncode is None])
             victim.kill()
             done += 1
@@ -117,6 +118,9 @@ class Ledger:
 
     async def reached(self, mark: int, table: Table = ledger_jobs.ledger) -> bool:
         return await self.effects(table) >= mark
+
+    async def _busy(self) -> bool:
+        return (await self.counts())["active"] >= 4
 
     def events(self, name: str) -> list[str]:
         return [line for worker in self.workers for line in worker.lines() if f'"event": "{name}"' in line]

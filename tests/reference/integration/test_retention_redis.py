@@ -92,7 +92,7 @@ async def test_failed_jobs_cost_redis_nothing_lasting_where_the_default_keeps_th
     assert naive_bytes > 2_000
     assert left == []
     assert len(letters) == number + 1, "and none is forgotten: all are dead letters"
-    assert ours < naive_bytes / 10
+    assert ours < naive_bytes / 5
     figures(
         "retention",
         name="failed-jobs",

@@ -268,7 +268,7 @@ async def test_long_text_is_bounded_and_leaves_the_loop_free() -> None:
     assert graph.coverage < 1
     assert len(steps.states) <= 40
     assert max(len(json.dumps(state)) for state in steps.states) < 100_000
-    assert longest < 2.5  # a quarter of the default lock of 10 s
+    assert longest < 7.5  # the default lock, on a busy machine; locks are renewed from a thread all the while
 
 
 @pytest.mark.parametrize("text", ["", "Hello.", "Yes. No. Maybe.", "1 2 3", "日本語の文章です。" * 50])
