@@ -48,7 +48,8 @@ def test_a_new_project_tests_itself_on_postgresql(render: Render, run: Run, post
 
 
 @pytest.mark.full
-def test_a_cold_install_runs_the_tests(render: Render, run: Run) -> None:
+def test_a_cold_install_is_typed_and_passes_the_tests(render: Render, run: Run) -> None:
+    """Nothing of this environment: what is not in the project's dependencies is not there."""
     project = render()
     assert " passed" in run("make", f"PYTHON={sys.executable}", "test", cwd=project).stdout
     run("make", "lint", cwd=project)
