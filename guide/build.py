@@ -117,8 +117,8 @@ def build(site: Path) -> list[str]:
     if done.returncode or not (built / "index.html").exists():
         raise SystemExit(f"zensical failed:\n{done.stdout}{done.stderr}")
     linked = finish(built, texts, drawn=library is not None)
-    for path in sorted(linked):
-        sources.write(path, built, pages.settings()["repository"])
+    for file in sorted(linked):
+        sources.write(file, built, pages.settings()["repository"])
     shutil.rmtree(site, ignore_errors=True)
     shutil.move(built, site)
     taken = time.monotonic() - started

@@ -16,7 +16,8 @@ from typing import Any
 import sources
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = (ROOT / "reference" / "figures", Path(os.environ.get("GUIDE_FIGURES", ROOT / "build" / "figures")))
+OWN = os.environ.get("GUIDE_FIGURES")  # another folder instead of both, for tests
+FOLDERS = (Path(OWN),) if OWN else (ROOT / "reference" / "figures", ROOT / "build" / "figures")
 BENCHES = (ROOT / "bench" / "results", ROOT / "build" / "bench")
 UNMEASURED = "not measured yet"
 TWINS = (
@@ -49,7 +50,7 @@ def measured(pattern: str) -> Measured:
 def _current(entry: dict[str, Any]) -> bool:
     """A figure whose test was renamed or removed proves nothing any more."""
     path, _, name = entry["proof"].partition("[")[0].partition("::")
-    return (ROOT / path).is_file() and sources.defines(path, name)
+    return (ROOT / path).is_file() and bool(sources.defines(path, name))
 
 
 def of_proof(proof: str) -> list[tuple[str, dict[str, Any]]]:

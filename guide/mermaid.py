@@ -6,6 +6,7 @@ The library is taken from npm at build time into build/ and is never committed. 
 from __future__ import annotations
 
 import html
+import os
 import re
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DIAGRAMS = Path(__file__).parent / "diagrams"
 VERSION = "11.17.2"
-CACHE = ROOT / "build" / "guide-mermaid"
+CACHE = Path(os.environ.get("GUIDE_MERMAID", ROOT / "build" / "guide-mermaid"))
 MEMBER = "package/dist/mermaid.min.js"
 FENCE = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 

@@ -30,6 +30,7 @@ READING = {
 }
 MOST_RELATED = 10
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\n]*)\]\((?P<to>[^)\s]+)\)")
+HEADING = re.compile(r"^##+ (?P<text>[^{\n]+)$", re.MULTILINE)
 FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 QUOTED = re.compile(r"^Lines (?P<spans>[\d–, ]+) of \[`modules/(?P<file>\w+\.py)`\]\([^)]*\):$", re.MULTILINE)
 REGION = r"<!-- sync:{name}[^\n]*-->\n(?P<text>.*?)<!-- /sync -->\n?"
@@ -89,11 +90,19 @@ def from_file(path: Path) -> str:
     text = re.sub(r"<!-- /?sync.*?-->\n?", "", text)
     text = QUOTED.sub(_quote_links, text)
     text = "".join(
-        part if part.startswith("```") else LINK.sub(lambda match: _link(match, path), part)
+        part
+        if part.startswith("```")
+        else HEADING.sub(_with_anchor, LINK.sub(lambda match: _link(match, path), part))
         for part in FENCED.split(text)
     )
     title = re.search(r"^# (.+)$", text, re.MULTILINE)
     return mermaid.fences(text, title[1] if title else path.stem)
+
+
+def _with_anchor(heading: re.Match[str]) -> str:
+    """The anchor that the repository's own pages use, so that links from them hold here too."""
+    anchor = re.sub(r"[^\w\s-]", "", heading["text"].lower()).strip().replace(" ", "-")
+    return f"{heading[0]} {{ #{anchor} }}"
 
 
 def _quote_links(match: re.Match[str]) -> str:
@@ -346,7 +355,11 @@ def section(args: str) -> str:
     """`README.md#Three ways in`: the text below a heading of another file, its links made right."""
     name, _, heading = args.partition("#")
     text = from_file(ROOT / name)
-    found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^#{{1,2}} |\Z)", text, re.DOTALL | re.MULTILINE)
+    found = re.search(
+        rf"^(#+) {re.escape(heading)}(?: \{{ #[^\n]*)?\n(.*?)(?=^#{{1,2}} |\Z)",
+        text,
+        re.DOTALL | re.MULTILINE,
+    )
     if found is None:
         raise SystemExit(f"{name} has no heading {heading!r}; the guide shows that section")
     return found[2].strip()

@@ -40,15 +40,15 @@ def link(path: str, line: int | None = None) -> str:
 
 
 @functools.cache
-def _definitions(path: str) -> dict[str, tuple[int, int]]:
-    """Dotted name -> first and last line of every function and class, nested ones too."""
-    found: dict[str, tuple[int, int]] = {}
+def _definitions(path: str) -> dict[str, tuple[int, int, int]]:
+    """Dotted name -> first line, last line and line of the `def` of every function and class, nested ones too."""
+    found: dict[str, tuple[int, int, int]] = {}
 
     def visit(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 first = min([child.lineno, *(mark.lineno for mark in child.decorator_list)])
-                found.setdefault(prefix + child.name, (first, child.end_lineno or child.lineno))
+                found.setdefault(prefix + child.name, (first, child.end_lineno or child.lineno, child.lineno))
                 visit(child, f"{prefix}{child.name}.")
             else:
                 visit(child, prefix)
@@ -61,7 +61,7 @@ def defines(path: str, name: str) -> bool:
     return name in _definitions(path)
 
 
-def lines_of(path: str, name: str) -> tuple[int, int]:
+def lines_of(path: str, name: str) -> tuple[int, int, int]:
     lines = _definitions(path).get(name)
     if lines is None:
         raise SystemExit(f"{path} has no {name}; the guide names it")
@@ -73,12 +73,12 @@ def proof_link(proof: str) -> str:
     path, _, name = proof.partition("::")
     name = name.partition("[")[0].replace("::", ".")
     words = name.rpartition(".")[2].removeprefix("test_").replace("_", " ")
-    return f"[{words}]({link(path, lines_of(path, name)[0])})"
+    return f"[{words}]({link(path, lines_of(path, name)[2])})"
 
 
 def excerpt(path: str, name: str) -> str:
     """A function as a fenced block, below a link to its lines."""
-    first, last = lines_of(path, name)
+    first, last, _ = lines_of(path, name)
     lines = (ROOT / path).read_text().splitlines()[first - 1 : last]
     margin = min(len(line) - len(line.lstrip()) for line in lines if line.strip())
     body = "\n".join(line[margin:] for line in lines)
@@ -111,7 +111,7 @@ def _highlighted(path: str, text: str) -> str:
     except ClassNotFound:
         lexer = TextLexer()
     lexer.stripnl = False
-    inner = highlight(text, lexer, HtmlFormatter(nowrap=True))
+    inner: str = highlight(text, lexer, HtmlFormatter(nowrap=True))
     CACHE.mkdir(parents=True, exist_ok=True)
     partial = cached.with_suffix(f".{os.getpid()}")
     partial.write_text(inner)

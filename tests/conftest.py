@@ -22,6 +22,7 @@ pytest_plugins = [
         "kafka",
         "node",
         "browser",
+        "guide",
         "claude",
     )
     if (HARNESS / f"{name}.py").exists()

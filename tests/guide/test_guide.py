@@ -1,0 +1,209 @@
+"""The pattern guide as files: nothing missing, every link leads somewhere, every figure comes from a file."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from harness.guide import Document, Guide, build_guide
+from harness.processes import ROOT
+
+CATALOGUE = tomllib.loads((ROOT / "reference" / "catalogue.toml").read_text())["pattern"]
+NEEDED = {"qs-card": "guarantee card", "qs-diagram": "diagram", "qs-proof": "proof"}
+PROOF_LINE = re.compile(r'class="qs-proof" href="([^"#]+)#L(\d+)"[^>]*>([^<]+)<')
+
+
+def lacks(text: str, proofs: int) -> list[str]:
+    """What a pattern's page has to have and has not."""
+    page = Document(text)
+    gone = [word for name, word in NEEDED.items() if not page.classes.get(name)]
+    if page.classes.get("qs-proof", 0) != proofs:
+        gone.append(f"{proofs} proofs")
+    if not any("source/reference/studyhall/patterns/" in link for link in page.links):
+        gone.append("link to its code")
+    if "What goes wrong without it" not in text:
+        gone.append("failure")
+    return gone
+
+
+def test_every_pattern_has_its_failure_drawn_its_card_its_code_and_its_proofs(guide: Guide) -> None:
+    wanting = {
+        pattern["id"]: gone
+        for pattern in CATALOGUE
+        if (gone := lacks(guide.text(f"patterns/{pattern['id']}/"), len(pattern["proofs"])))
+    }
+    assert wanting == {}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_page_without_card_diagram_or_proof_is_found(guide: Guide, name: str) -> None:
+    pattern = CATALOGUE[0]
+    text = guide.text(f"patterns/{pattern['id']}/").replace(name, "gone")
+    assert NEEDED[name] in lacks(text, len(pattern["proofs"]))
+
+
+def broken_links(folder: Path) -> Iterator[str]:
+    """Every link and load of every page that leads nowhere, source pages included."""
+    documents: dict[Path, Document] = {}
+
+    def document(path: Path) -> Document:
+        if path not in documents:
+            text = path.read_text()
+            head, _, code = (
+                text.partition("<main ") if (folder / "source") in path.parents else (text, "", "")
+            )
+            documents[path] = Document(head)  # a source page links to its own lines only
+            documents[path].ids |= set(re.findall(r'<span class="line" id="(L\d+)"', code))
+        return documents[path]
+
+    for path in sorted(folder.rglob("*.html")):
+        if path.name == "404.html":  # served at any depth, so its addresses are absolute
+            continue
+        page = document(path)
+        for link in {*page.links, *page.loads}:
+            parts = urlsplit(link)
+            if parts.scheme in ("http", "https", "mailto", "data") and link not in page.loads:
+                continue
+            if parts.scheme or parts.netloc:
+                yield f"{path.relative_to(folder)} -> {link}"
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            if not target.is_file() or not target.is_relative_to(folder.resolve()):
+                yield f"{path.relative_to(folder)} -> {link}"
+            elif parts.fragment and target.suffix == ".html":
+                fragment = unquote(parts.fragment)
+                if not fragment.startswith("__") and fragment not in document(target).ids:
+                    yield f"{path.relative_to(folder)} -> {link} (no such place)"
+
+
+def test_every_link_leads_somewhere(guide: Guide) -> None:
+    assert list(broken_links(guide.folder)) == []
+
+
+def test_a_link_to_nowhere_is_found(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text(
+        '<a href="gone/">x</a> <a href="#nowhere">y</a> <script src="//cdn/x.js">'
+    )
+    assert sorted(broken_links(tmp_path)) == [
+        "index.html -> #nowhere (no such place)",
+        "index.html -> //cdn/x.js",
+        "index.html -> gone/",
+    ]
+
+
+def test_code_links_lead_to_the_test_that_they_name(guide: Guide) -> None:
+    checked = 0
+    for pattern in CATALOGUE:
+        for link, line, words in PROOF_LINE.findall(guide.text(f"patterns/{pattern['id']}/")):
+            path = ROOT / link.partition("source/")[2].removesuffix(".html")
+            named = path.read_text().splitlines()[int(line) - 1]
+            assert f"def test_{words.replace(' ', '_')}(" in named, f"{pattern['id']}: {link}#L{line}"
+            checked += 1
+    assert checked == sum(len(pattern["proofs"]) for pattern in CATALOGUE)
+
+
+def test_quoted_lines_are_the_lines_that_are_linked(guide: Guide) -> None:
+    """`[retry.py], lines [42–57]` above a quote: the quote begins with that line of the module."""
+    above = re.compile(r'lines <a href="[^"]*source/([^"#]+)\.html#L(\d+)">(\d+)[^<]*</a>')
+    checked = 0
+    for pattern in CATALOGUE:
+        text = guide.text(f"patterns/{pattern['id']}/")
+        for match in above.finditer(text):
+            line = (ROOT / match[1]).read_text().splitlines()[int(match[2]) - 1].strip()
+            block = re.search(r"<pre>(.*?)</pre>", text[match.end() :], re.DOTALL)
+            assert block, pattern["id"]
+            quoted = re.sub(r"<[^>]+>", "", block[1]).lstrip("\n").split("\n")[0].strip()
+            plain = (
+                quoted.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"').replace("&#39;", "'")
+            )
+            assert plain.replace("&amp;", "&") == line, f"{pattern['id']}: {match[1]}#L{match[2]}"
+            checked += 1
+    assert checked > 20
+
+
+def test_styles_load_nothing_from_another_host(guide: Guide) -> None:
+    """What pages load is in `broken_links`; the browser's own list of requests is in test_guide_browser."""
+    styles = list(guide.folder.rglob("*.css"))
+    assert len(styles) > 2
+    for style in styles:
+        assert not re.search(r"(@import|url\()\s*['\"]?(https?:)?//", style.read_text()), style
+
+
+def test_search_holds_every_pattern_and_antipattern(guide: Guide) -> None:
+    items = json.loads((guide.folder / "search.json").read_text())["items"]
+    titles = {item["location"]: item["title"] for item in items}
+    for pattern in CATALOGUE:
+        assert titles.get(f"patterns/{pattern['id']}/") == pattern["title"]
+    wrong = tomllib.loads((ROOT / "guide" / "antipatterns.toml").read_text())["antipattern"]
+    assert {f"antipatterns/{one['id']}/" for one in wrong} <= set(titles)
+
+
+def test_every_antipattern_shows_its_experiment_and_its_naive_twin(guide: Guide) -> None:
+    for one in tomllib.loads((ROOT / "guide" / "antipatterns.toml").read_text())["antipattern"]:
+        text = guide.text(f"antipatterns/{one['id']}/")
+        page = Document(text)
+        assert page.classes.get("qs-card") == 1, one["id"]
+        assert any("/source/tests/" in link for link in page.links), one["id"]
+        assert any(link.endswith(f"patterns/{one['pattern']}/") for link in page.links), one["id"]
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Guide:
+    """Built with one figure of our own, and with neither npm nor a mermaid from earlier."""
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "figures").mkdir()
+    proof = next(one for one in CATALOGUE if one["id"] == "retry")["proofs"][0]
+    entry = {
+        "proof": proof,
+        "date": "2031-02-03",
+        "mode": "full",
+        "seed": 424242,
+        "versions": {"python": "3.x"},
+        "figures": {"draws": 98765, "distinct_naive": 77},
+    }
+    (folder / "figures" / "retry.json").write_text(json.dumps({"at the cap": entry}))
+    env = {
+        "GUIDE_FIGURES": str(folder / "figures"),
+        "GUIDE_MERMAID": str(folder / "none"),
+        "PATH": "/nonexistent",
+    }
+    return build_guide(folder / "guide", **env)
+
+
+def test_the_card_shows_the_figures_of_the_file_with_date_and_seed(bare: Guide) -> None:
+    text = bare.text("patterns/retry/")
+    assert 'data-measured="full"' in text
+    for shown in ("98,765", "77", "2031-02-03", "424242"):
+        assert shown in text
+
+
+def test_what_was_not_measured_is_said_never_filled_in(bare: Guide) -> None:
+    assert 'data-measured="none"' in bare.text("patterns/saga/")
+    assert "not measured yet" in bare.text("patterns/saga/")
+    runbook = bare.text("runbook/")
+    figures = re.findall(r'data-figure="([^"]+)"[^>]*>([^<]+)<', runbook)
+    assert len(figures) > 15
+    assert {shown for _, shown in figures} == {"not measured yet"}
+
+
+def test_without_npm_the_diagrams_are_text_and_the_build_says_so(bare: Guide) -> None:
+    assert "diagrams are shown as text" in bare.said
+    assert not (bare.folder / "assets" / "mermaid.min.js").exists()
+    assert 'data-qs-mermaid="no"' in bare.text("patterns/retry/")
+    assert "sequenceDiagram" in bare.text("patterns/retry/")
+
+
+def test_pages_have_no_second_copy_of_a_skill_text() -> None:
+    """A sentence of a skill page that also stands in a hand-written page of the guide would drift."""
+    skills = " ".join(" ".join(path.read_text().split()) for path in (ROOT / "skills").rglob("*.md"))
+    for path in (ROOT / "guide" / "pages").rglob("*.md"):
+        for sentence in re.split(r"(?<=[.:])\s", " ".join(path.read_text().split())):
+            if len(sentence) > 80 and "{{" not in sentence:
+                assert sentence not in skills, f"{path.name}: {sentence}"

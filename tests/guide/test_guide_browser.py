@@ -1,0 +1,241 @@
+"""The pattern guide in a real browser: pages are clean, diagrams are drawn, calculators agree with Python."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import random
+import tomllib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from harness.axe import axe_source, serious
+from harness.browser import Watched
+from harness.figures import full
+from harness.guide import Guide
+from harness.processes import ROOT
+from studyhall.patterns.retry import AI, DOCUMENTS, RetryPolicy, full_jitter
+
+pytestmark = pytest.mark.needs_browser
+
+CATALOGUE = tomllib.loads((ROOT / "reference" / "catalogue.toml").read_text())["pattern"]
+SAMPLE = [
+    "",
+    "patterns/",
+    "patterns/retry/",
+    "patterns/saga/",
+    "patterns/idempotency/",
+    "semantics/",
+    "states/",
+]
+SAMPLE += [
+    "calculators/",
+    "runbook/",
+    "choosing/",
+    "reference/",
+    "skills/background-jobs/",
+    "antipatterns/cron-lock/",
+]
+DRAWN = "document.querySelectorAll('figure.qs-diagram').length === document.querySelectorAll('figure[data-drawn] svg').length"
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def read(guide: Guide, browser: Any) -> Iterator[Open]:
+    """`read("patterns/retry/")`: a page in a fresh profile, which must stay clean to the end."""
+    opened: list[tuple[Any, Watched]] = []
+
+    def start(address: str = "", **options: Any) -> Any:
+        context = browser.new_context(base_url=guide.url, **options)
+        context.set_default_timeout(30_000)
+        page = context.new_page()
+        opened.append((context, Watched(page, guide.url)))
+        page.goto(address)
+        return page
+
+    yield start
+    for context, watched in opened:
+        context.close()
+        watched.clean()
+
+
+def test_pages_load_without_errors_or_foreign_requests_and_their_diagrams_are_drawn(
+    guide: Guide, read: Open
+) -> None:
+    addresses = guide.addresses() if full() else SAMPLE
+    page = read("")
+    drawn = 0
+    for address in addresses:
+        page.goto(f"{guide.url}{address}")
+        assert page.locator("h1").count() == 1, address
+        page.wait_for_function(DRAWN)
+        drawn += page.locator("figure.qs-diagram .qs-drawing svg").count()
+        assert (
+            page.locator("figure.qs-diagram .qs-drawing:visible").count() == page.locator("figure").count()
+        ), address
+    assert drawn >= 8
+
+
+def test_every_diagram_of_the_catalogue_can_be_drawn(read: Open) -> None:
+    """All texts in one page: a syntax error in any of them is an error of the test, not a blank picture."""
+    page = read("patterns/retry/")
+    page.wait_for_function(DRAWN)
+    texts = {path.stem: path.read_text() for path in sorted((ROOT / "guide" / "diagrams").glob("*.mmd"))}
+    assert {pattern["id"] for pattern in CATALOGUE} <= set(texts)
+    failed = page.evaluate(
+        """async (texts) => {
+            const failed = [];
+            for (const [name, text] of Object.entries({...texts, broken: "sequenceDiagram\\n nonsense ->> "})) {
+                try { await mermaid.parse(text); } catch (error) { failed.push(name); }
+            }
+            return failed;
+        }""",
+        texts,
+    )
+    assert failed == ["broken"]
+
+
+def test_the_decision_tree_leads_to_a_pattern_by_keyboard(read: Open) -> None:
+    page = read("")
+    page.locator(".qs-tree > details > summary").first.focus()
+    page.keyboard.press("Enter")
+    branch = page.locator(".qs-tree > details[open] > details > summary").first
+    branch.focus()
+    page.keyboard.press("Enter")
+    leaf = page.locator(".qs-tree details[open] details[open] a").first
+    assert leaf.is_visible()
+    leaf.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/patterns/idempotency/")
+
+
+def test_the_search_finds_patterns(read: Open) -> None:
+    page = read("")
+    for pattern in CATALOGUE if full() else CATALOGUE[::12]:
+        page.keyboard.press("Control+k")
+        field = page.locator(
+            "input[type=search]:visible, input[role=combobox]:visible, [type=text]:visible"
+        ).first
+        field.fill(pattern["title"])
+        page.locator(f"a[href*='patterns/{pattern['id']}/']:visible").first.wait_for()
+        page.keyboard.press("Escape")
+
+
+def test_phone_pages_do_not_scroll_sideways(guide: Guide, read: Open) -> None:
+    page = read("", viewport={"width": 360, "height": 740})
+    for address in guide.addresses() if full() else SAMPLE:
+        page.goto(f"{guide.url}{address}")
+        page.wait_for_function(DRAWN)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, address
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_accessibility_check_finds_nothing_serious(guide: Guide, read: Open, scheme: str) -> None:
+    source = axe_source()
+    page = read("", color_scheme=scheme, reduced_motion="reduce")
+    found: list[str] = []
+    for address in (
+        "",
+        "patterns/retry/",
+        "calculators/",
+        "source/reference/studyhall/patterns/retry.py.html",
+    ):
+        page.goto(f"{guide.url}{address}")
+        page.wait_for_function(DRAWN)
+        page.evaluate(source)
+        found += [f"{address}: {one}" for one in serious(page)]
+    assert found == []
+    page.evaluate("document.querySelector('main').append(document.createElement('input'))")
+    assert any("label" in one for one in serious(page)), "the check finds an unlabelled field"
+
+
+@pytest.fixture
+def calculators(read: Open) -> Any:
+    page = read("calculators/")
+    page.wait_for_function("document.querySelectorAll('form[data-ready]').length === 3")
+    return page
+
+
+@pytest.mark.parametrize("policy", [AI, DOCUMENTS, RetryPolicy(base=0.3, cap=7.7, attempts=9)])
+def test_backoff_equals_full_jitter_draw_by_draw(calculators: Any, policy: RetryPolicy, seed: int) -> None:
+    draws = [random.Random(seed + n).random() for n in range(policy.attempts - 1)]
+    rows = calculators.evaluate(
+        "([base, cap, attempts, draws]) => Queuesmith.backoff(base, cap, attempts, () => draws.shift())",
+        [policy.base, policy.cap, policy.attempts, draws],
+    )
+
+    class Always(random.Random):
+        def random(self) -> float:
+            return 1.0
+
+    assert len(rows) == policy.attempts - 1
+    for n, row in enumerate(rows):
+        assert row["drawn"] == full_jitter(policy, n, random.Random(seed + n))
+        assert row["ceiling"] == full_jitter(policy, n, Always())
+        assert row["mean"] == row["ceiling"] / 2
+    assert calculators.evaluate("Queuesmith.ceiling(1, 30, 5000)") == full_jitter(
+        RetryPolicy(base=1, cap=30), 5000, Always()
+    )
+
+
+def storm_of_the_tests() -> Callable[..., dict[str, int]]:
+    path = ROOT / "tests" / "reference" / "unit" / "test_retry.py"
+    spec = importlib.util.spec_from_file_location("the_tests_of_retry", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    storm: Callable[..., dict[str, int]] = module._storm
+    return storm
+
+
+@pytest.mark.parametrize(
+    ("clients", "attempts", "capacity"), [(1000, 5, 20), (137, 3, 0), (50, 4, 60), (400, 8, 7)]
+)
+def test_the_storm_equals_the_experiment_of_the_tests(
+    calculators: Any, clients: int, attempts: int, capacity: int, seed: int
+) -> None:
+    policy, storm = RetryPolicy(base=1, cap=30, attempts=attempts), storm_of_the_tests()
+    rng, drawn = random.Random(seed), []
+
+    def jittered(failures: int) -> float:
+        drawn.append(full_jitter(policy, failures, rng))
+        return drawn[-1]
+
+    ours = storm(jittered, clients, attempts, capacity)
+    plain = storm(lambda n: min(policy.cap, policy.base * 2**n), clients, attempts, capacity)
+    got = calculators.evaluate(
+        """([clients, attempts, capacity, drawn]) => [
+            Queuesmith.storm(clients, attempts, capacity, () => drawn.shift()),
+            Queuesmith.storm(clients, attempts, capacity, (n) => Queuesmith.ceiling(1, 30, n)),
+        ].map((run) => ({peak_retries_per_100ms: run.peak, succeeded: run.succeeded}))""",
+        [clients, attempts, capacity, drawn],
+    )
+    assert got == [ours, plain]
+
+
+@pytest.mark.parametrize(
+    ("rate", "seconds", "slots", "load", "processes"),
+    [(20, 3, 20, 0.7, 5), (7, 10, 10, 0.7, 10), (0, 3, 20, 0.5, 1)],
+)
+def test_workers_follow_littles_law(
+    calculators: Any, rate: float, seconds: float, slots: int, load: float, processes: int
+) -> None:
+    got = calculators.evaluate("(given) => Queuesmith.littlesLaw(...given)", [rate, seconds, slots, load])
+    assert got["inWork"] == rate * seconds
+    assert got["processes"] == processes == max(1, math.ceil(round(rate * seconds / (slots * load), 9)))
+    assert got["load"] == rate * seconds / (processes * slots) <= load + 1e-9
+
+
+def test_the_forms_show_what_is_computed_and_refuse_nonsense(calculators: Any) -> None:
+    form = calculators.locator("form[data-calculator=backoff]")
+    form.locator("input[name=cap]").fill("4")
+    form.locator("input[name=attempts]").fill("5")
+    ceilings = form.locator("tbody tr td:nth-child(2)").all_inner_texts()
+    assert ceilings == ["1", "2", "4", "4"]
+    assert form.locator("svg rect.qs-plain").count() >= 4
+    form.locator("input[name=cap]").fill("-1")
+    assert "must be a number" in form.locator("output").inner_text()
+    assert form.locator("svg").count() == 0

@@ -1,0 +1,46 @@
+"""axe-core, the accessibility checker, installed once into build/axe."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import subprocess
+from typing import Any
+
+from .missing import missing
+from .processes import ROOT
+
+__all__ = ["axe_source", "serious"]
+
+VERSION = "4.14.0"
+
+
+def axe_source() -> str:
+    """The script to evaluate in a page; a skip that says how to get it when npm is not there."""
+    home = ROOT / "build" / "axe"
+    source = home / "node_modules" / "axe-core" / "axe.min.js"
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # test processes run side by side
+        if not source.exists():
+            if not shutil.which("npm"):
+                missing("npm", "install Node.js and npm, with a package registry in reach")
+            package = {"private": True, "dependencies": {"axe-core": VERSION}}
+            (home / "package.json").write_text(json.dumps(package))
+            npm = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
+            done = subprocess.run(npm, cwd=home, capture_output=True, text=True, timeout=180, check=False)
+            if done.returncode:
+                missing("axe-core", f"npm needs a package registry in reach ({done.stderr[-200:]})")
+    return source.read_text()
+
+
+def serious(page: Any) -> list[str]:
+    """Serious and critical violations in a page in which `axe_source()` was evaluated."""
+    result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    assert len(result["passes"]) > 10, "the checker checked nothing"
+    return [
+        f"{one['id']} ({one['impact']}) at {[node['target'] for node in one['nodes']][:3]}"
+        for one in result["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]

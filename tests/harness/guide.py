@@ -1,0 +1,93 @@
+"""The built pattern guide: as files, and served on loopback."""
+
+from __future__ import annotations
+
+import html.parser
+import http.server
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .processes import ROOT
+
+__all__ = ["Document", "Guide", "build_guide"]
+
+BUILD = ROOT / "guide" / "build.py"
+
+
+class Document(html.parser.HTMLParser):
+    """What the tests ask of a page: its ids, what it links to and loads, its elements with their text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.classes: dict[str, int] = {}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {key: value or "" for key, value in attrs}
+        if "id" in given:
+            self.ids.add(given["id"])
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        elif tag == "link" and given.get("rel") not in ("canonical", "next", "prev") and "href" in given:
+            self.loads.append(given["href"])
+        elif "src" in given:
+            self.loads.append(given["src"])
+        for name in given.get("class", "").split():
+            self.classes[name] = self.classes.get(name, 0) + 1
+
+
+class Guide:
+    """A built guide in a folder."""
+
+    def __init__(self, folder: Path, said: str) -> None:
+        self.folder, self.said = folder, said
+        self.url = ""
+
+    def addresses(self) -> list[str]:
+        """Of every page but the source pages and the page for lost readers."""
+        found = (path.parent.relative_to(self.folder).as_posix() for path in self.folder.rglob("index.html"))
+        return sorted("" if address == "." else f"{address}/" for address in found)
+
+    def text(self, address: str) -> str:
+        return (self.folder / address / "index.html").read_text()
+
+
+def build_guide(folder: Path, **env: str) -> Guide:
+    done = subprocess.run(
+        [sys.executable, str(BUILD), "--site", str(folder)],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Guide(folder, done.stdout)
+
+
+@pytest.fixture(scope="session")
+def guide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guide]:
+    """The guide of this working tree, served on loopback."""
+    built = build_guide(tmp_path_factory.mktemp("guide") / "guide")
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args, directory=str(built.folder))
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+        built.url = f"http://127.0.0.1:{server.server_port}/"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield built
+        server.shutdown()
