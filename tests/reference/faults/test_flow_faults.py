@@ -28,7 +28,7 @@ pytestmark = pytest.mark.fault
 async def test_a_killed_producer_leaves_whole_flows_where_single_adds_leave_halves(
     redis_url: str, spawn: Spawner, scale: Callable[[int, int], int], seed: int, figures: Callable[..., Path]
 ) -> None:
-    kills, rng = scale(4, 25), random.Random(seed)
+    kills, rng = scale(4, 15), random.Random(seed)
     producer = Producer(program.job_types(), redis_url)
     try:
         for number in range(kills):
