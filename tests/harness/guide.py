@@ -86,7 +86,10 @@ def guide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guide]:
 
         def log_message(self, *_: Any) -> None: ...
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+    class Server(http.server.ThreadingHTTPServer):
+        def handle_error(self, *_: Any) -> None: ...  # a browser that leaves a page hangs up
+
+    with Server(("127.0.0.1", 0), Quiet) as server:
         built.url = f"http://127.0.0.1:{server.server_port}/"
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield built
