@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+JOBS ?= 3  # tests wait more than they compute
 .DEFAULT_GOAL := help
 .PHONY: help install demo test faults lint format sync lock bench guide screenshots clean
 
@@ -23,10 +24,10 @@ demo: $(STAMP) ## Run StudyHall and its guided tour: a worker is killed, nothing
 	@$(BIN)/studyhall demo $(ARGS)
 
 test: $(STAMP) ## Run the tests, the quick fault suite included
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 faults: $(STAMP) ## Run the full fault suite and rewrite the figures in reference/figures
-	@QUEUESMITH_FULL=1 QUEUESMITH_FIGURES=reference/figures $(BIN)/python -m pytest -m fault $(ARGS)
+	@QUEUESMITH_FULL=1 QUEUESMITH_FIGURES=reference/figures $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 900 -m "fault or measured" $(ARGS)
 
 lint: $(STAMP) ## ruff and strict types
 	@$(BIN)/ruff format --check .

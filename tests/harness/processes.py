@@ -106,7 +106,7 @@ class Spawned:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {timeout:g} s: {self}") from None
 
-    async def exited(self, timeout: float = 10) -> int:  # noqa: ASYNC109
+    async def exited(self, timeout: float = 10) -> int:
         deadline = time.monotonic() + timeout
         while (code := self.returncode) is None:
             if time.monotonic() >= deadline:
@@ -119,10 +119,10 @@ class Spawned:
         text = self.log.read_text(encoding="utf-8", errors="replace")
         return text[: text.rfind("\n") + 1].splitlines()
 
-    async def line(self, text: str, timeout: float = 20) -> str:  # noqa: ASYNC109
+    async def line(self, text: str, timeout: float = 20) -> str:
         """The first line that contains `text`, awaited. Fails at once when the process ends without it."""
         deadline = time.monotonic() + timeout
-        while (found := self._find(text, deadline)) is None:  # noqa: ASYNC110
+        while (found := self._find(text, deadline)) is None:
             await asyncio.sleep(0.02)
         return found
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 async def until(
     fn: Callable[[], T | Awaitable[T]],
-    timeout: float = 10,  # noqa: ASYNC109
+    timeout: float = 10,
     what: str = "",
     *,
     every: float = 0.02,

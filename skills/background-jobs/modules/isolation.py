@@ -70,7 +70,7 @@ class SubprocessPool:
         self,
         fn: Callable[..., T],
         *args: Any,
-        timeout: float | None = None,  # noqa: ASYNC109
+        timeout: float | None = None,
         memory_limit: int | None = None,
     ) -> T:
         """`fn(*args)` in a child. `timeout` in seconds from the start of the work, `memory_limit` in bytes.

@@ -247,7 +247,9 @@ async def test_a_hung_handler_is_stopped_at_its_deadline_and_others_run(
         assert "did not finish within 0.2 s" in (await desk.job(work(0))).failedReason
 
 
-@pytest.mark.parametrize("result", [object(), float("nan"), {1, 2}, b"bytes"], ids=["object", "nan", "set", "bytes"])
+@pytest.mark.parametrize(
+    "result", [object(), float("nan"), {1, 2}, b"bytes"], ids=["object", "nan", "set", "bytes"]
+)
 async def test_a_result_that_is_not_json_fails_once_and_takes_its_effect_back(
     redis_url: str, tmp_path: Path, result: object
 ) -> None:
