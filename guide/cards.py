@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OWN = os.environ.get("GUIDE_FIGURES")  # another folder instead of both, for tests
 FOLDERS = (Path(OWN),) if OWN else (ROOT / "reference" / "figures", ROOT / "build" / "figures")
 BENCHES = (ROOT / "bench" / "results", ROOT / "build" / "bench")
+MOST_LOSSES = 4
 UNMEASURED = "not measured yet"
 TWINS = (
     "naive",
@@ -93,6 +94,16 @@ def table(entries: Any) -> str:
         title = html.escape(name.replace("-", " "))
         lines.append(f"| [{title}]({link}) | {_cells(ours)} | {_cells(twin)} |")
     return "\n".join(lines)
+
+
+def loss(pattern: str) -> str:
+    """What the naive twins of a pattern's proofs lost or doubled, below its drawing."""
+    shown = []
+    for name, entry in measured(pattern).items():
+        twin = {key: value for key, value in entry["figures"].items() if is_twin(key)}
+        if twin and "postgresql" not in name:  # the same experiment on another database
+            shown.append(f"{html.escape(name.replace('-', ' '))}: {_cells(twin).replace('<br>', ', ')}")
+    return "Measured without it. " + "; ".join(shown[:MOST_LOSSES]) + "." if shown else ""
 
 
 def is_twin(key: str) -> bool:

@@ -5,6 +5,7 @@ Links are written as `page:ADDRESS` and `code:PATH#L1`; `build` makes them relat
 
 from __future__ import annotations
 
+import ast
 import functools
 import html
 import re
@@ -31,6 +32,7 @@ READING = {
 MOST_RELATED = 10
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\n]*)\]\((?P<to>[^)\s]+)\)")
 HEADING = re.compile(r"^##+ (?P<text>[^{\n]+)$", re.MULTILINE)
+LIMITS = re.compile(r"\bnot\s+hold\b", re.IGNORECASE)
 FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 QUOTED = re.compile(r"^Lines (?P<spans>[\d–, ]+) of \[`modules/(?P<file>\w+\.py)`\]\([^)]*\):$", re.MULTILINE)
 REGION = r"<!-- sync:{name}[^\n]*-->\n(?P<text>.*?)<!-- /sync -->\n?"
@@ -168,8 +170,10 @@ def pattern_page(ident: str) -> str:
         "## What goes wrong without it" if lead or diagram else "",
         lead,
         diagram,
+        cards.loss(ident),
         "## The promise",
         cards.card(row) if row else _unproven(ident),
+        _limits(row),
         not_for,
         "## The code",
         _modules(row, ident),
@@ -221,6 +225,21 @@ def _split_lead(text: str) -> tuple[str, str]:
 def _front(ident: str, row: dict[str, Any] | None) -> str:
     skill = row["skill"] if row else references()[ident].parts[-3]
     return f'<p class="qs-kind">Pattern <code>{ident}</code> · <a href="page:skills/{skill}">{SKILLS[skill]}</a></p>'
+
+
+def _limits(row: dict[str, Any] | None) -> str:
+    """When the promise does not hold, in the words of the module."""
+    if row is None:
+        return ""
+    docstring = ast.get_docstring(ast.parse((ROOT / MODULES / row["module"]).read_text())) or ""
+    told = []
+    for paragraph in docstring.split("\n\n"):
+        if LIMITS.search(paragraph):
+            text = re.sub(
+                r"\A(When|Where) (it|they) (does|do) not hold:?\s*", "", paragraph, flags=re.IGNORECASE
+            )
+            told.append(re.sub(r"^(?=- )", "\n", text, count=1, flags=re.MULTILINE).strip())
+    return "**When it does not hold**{ .qs-limits }\n\n" + "\n\n".join(told) if told else ""
 
 
 def _unproven(ident: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import tomllib
@@ -39,6 +40,16 @@ def test_every_pattern_has_its_failure_drawn_its_card_its_code_and_its_proofs(gu
         if (gone := lacks(guide.text(f"patterns/{pattern['id']}/"), len(pattern["proofs"])))
     }
     assert wanting == {}
+
+
+def test_every_promise_says_when_it_does_not_hold_in_the_words_of_its_module(guide: Guide) -> None:
+    told = 0
+    for pattern in CATALOGUE:
+        module = ROOT / "reference" / "studyhall" / "patterns" / pattern["module"]
+        if "not hold" in (ast.get_docstring(ast.parse(module.read_text())) or "").lower():
+            assert 'class="qs-limits"' in guide.text(f"patterns/{pattern['id']}/"), pattern["id"]
+            told += 1
+    assert told > len(CATALOGUE) / 2
 
 
 @pytest.mark.parametrize("name", NEEDED)
