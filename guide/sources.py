@@ -89,7 +89,7 @@ def write(path: str, site: Path, repository: str) -> None:
     """The source page of one file."""
     text = (ROOT / path).read_text()
     inner = _highlighted(path, text)
-    numbered = "\n".join(
+    numbered = "".join(
         f'<span class="line" id="L{number}"><a href="#L{number}">{number}</a>{line}</span>'
         for number, line in enumerate(inner.rstrip("\n").split("\n"), 1)
     )
