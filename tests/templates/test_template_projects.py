@@ -74,10 +74,11 @@ def test_make_run_answers_a_request_and_leaves_nothing_behind(
     }[kind]
     ident = _ask(base + path, body)["id"]
     until_sync(lambda: done.items() <= _ask(f"{base}{path}/{ident}").items(), 60, "the request carried out")
+    folder = str(project.resolve())
+    assert len(_using(folder)) >= 4, "make, the API, the process beside it, Redis"
     os.killpg(running.pid, signal.SIGINT)  # Ctrl-C
     running.wait(60)
-    data = str((project / ".data").resolve())
-    until_sync(lambda: not _using(data), 20, "the end of worker and Redis")
+    until_sync(lambda: not _using(folder), 20, "the end of all of them")
 
 
 def _ask(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
