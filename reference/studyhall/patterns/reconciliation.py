@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["Expected", "Reconciled", "reconcile"]
 
-log = logging.getLogger("studyhall.reconciliation")
+log = logging.getLogger("reconciliation")
 Present = Callable[[Collection[str]], Awaitable[Collection[str]]]
 
 

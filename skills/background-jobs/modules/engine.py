@@ -205,11 +205,11 @@ def _what_now(directory: Path) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m studyhall.patterns.engine",
+        prog=f"python -m {__package__}.engine",
         description="Show which Redis or Valkey server a data directory uses; start it if needed.",
         epilog="A started server ends with its last user; --stay makes this command one until Ctrl-C.",
     )
-    parser.add_argument("--data-dir", type=Path, default=Path(".studyhall"), help="default: %(default)s")
+    parser.add_argument("--data-dir", type=Path, default=Path(".redis"), help="default: %(default)s")
     parser.add_argument("--url", help="check this server instead (default: REDIS_URL)")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--stay", action="store_true", help="keep the server running until Ctrl-C")

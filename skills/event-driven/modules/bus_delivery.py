@@ -24,7 +24,7 @@ from .retry import Decision, Outcome, RetryPolicy, decide
 
 __all__ = ["Lanes", "checked_name", "encoded", "judge", "log", "pauses", "text"]
 
-log = logging.getLogger("studyhall.event_bus")
+log = logging.getLogger("event_bus")
 
 
 async def judge(

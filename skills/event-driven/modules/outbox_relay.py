@@ -41,7 +41,7 @@ from .store import StoreBusy
 
 __all__ = ["EVENTS_OUT", "Publisher", "Relay", "RelayCounts"]
 
-log = logging.getLogger("studyhall.outbox")
+log = logging.getLogger("outbox")
 WEEK = 7 * 24 * 3600.0
 EVENTS_OUT = RetryPolicy(base=0.5, cap=60.0, attempts=10, max_age=WEEK)
 OUTAGE = RetryPolicy(base=0.2, cap=5.0)

@@ -120,7 +120,7 @@ async def test_redis_body_that_is_no_text_does_not_harm_its_batch(redis: Redis) 
 async def test_redis_idle_reader_stays_below_the_socket_timeout(
     redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "studyhall.event_bus")
+    caplog.set_level(logging.WARNING, "event_bus")
     client = Redis.from_url(redis_url, socket_timeout=0.4)
     bus = RedisStreamsBus(client)
     seen: list[float] = []
