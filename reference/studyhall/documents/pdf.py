@@ -6,9 +6,6 @@ import logging
 import re
 from typing import BinaryIO
 
-from pypdf import PdfReader
-from pypdf.errors import DependencyError, LimitReachedError
-
 from .content import MAX_CHARS, Section
 from .errors import Corrupt, DocumentRejected, Encrypted, TooLarge
 
@@ -20,6 +17,9 @@ logging.getLogger("pypdf").setLevel(logging.CRITICAL)
 
 
 def read(file: BinaryIO) -> tuple[str, list[Section], int]:
+    # Here, because pypdf takes as long to load as half of the rest, and most processes never open a PDF.
+    from pypdf.errors import DependencyError, LimitReachedError
+
     try:
         return _read(file)
     except (DocumentRejected, OSError, MemoryError, RecursionError):
@@ -40,6 +40,8 @@ def read(file: BinaryIO) -> tuple[str, list[Section], int]:
 
 
 def _read(file: BinaryIO) -> tuple[str, list[Section], int]:
+    from pypdf import PdfReader
+
     reader = PdfReader(file, strict=False)
     # Many PDFs only restrict printing and open with an empty password; those we may read.
     if reader.is_encrypted and not reader.decrypt(""):
