@@ -43,8 +43,11 @@ class Project:
                 f"{into} is not a folder; name the package that shall get the modules, like src/app"
             )
         above = [folder, *folder.parents]
+        here = Path.cwd().resolve()
+        if here in above:  # never write above the folder we were called in: that is somebody else's project
+            above = above[: above.index(here) + 1]
         root = next((path for path in above if (path / "pyproject.toml").is_file()), None)
-        root = root or next((path for path in above if (path / ".git").exists()), Path.cwd().resolve())
+        root = root or next((path for path in above if (path / ".git").exists()), here)
         if root == folder or not folder.is_relative_to(root):
             raise Refused(
                 f"{into} is not inside a project; name the package that shall get the modules, like src/app"
@@ -240,6 +243,11 @@ def _difference(project: Project, path: str, record: dict[str, str]) -> Differen
         (True, True): "changed on both sides",
     }[edited, changed]
     return Difference(path, state, Change(path, record["from"], state, mine, theirs).diff())
+
+
+def root_of(folder: Path) -> Path:
+    """The project that `folder` belongs to: the nearest folder upwards that `queuesmith add` has written to."""
+    return next((path for path in (folder, *folder.parents) if (path / LOCK).is_file()), folder)
 
 
 def _read_lock(root: Path) -> dict[str, Any]:

@@ -163,7 +163,8 @@ def _report(options: argparse.Namespace, adoption: adopt.Adoption, written: Sequ
         if not options.dry_run
         else "Nothing was written."
     )
-    print("\nAdd these to your dependencies:")
+    if adoption.requirements:
+        print("\nAdd these to your dependencies:")
     for requirement in adoption.requirements:
         print(f'  "{requirement}"')
     if any(change.path.startswith(adopt.PROOFS) for change in adoption.changes):
@@ -179,7 +180,7 @@ def _report(options: argparse.Namespace, adoption: adopt.Adoption, written: Sequ
 
 
 def _apply(options: argparse.Namespace) -> int:
-    adoptions = adopt.plan_update(options.folder.resolve())
+    adoptions = adopt.plan_update(adopt.root_of(options.folder.resolve()))
     for adoption in adoptions:
         _refuse_edited(options, adoption)
     for adoption in adoptions:
@@ -191,7 +192,7 @@ def _apply(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     if options.apply:
         return _apply(options)
-    copied, found = adopt.differences(options.folder.resolve())
+    copied, found = adopt.differences(adopt.root_of(options.folder.resolve()))
     news = [one for one in found if "upstream" in one.state or "both" in one.state]
     if options.json:
         _print_json(

@@ -19,7 +19,7 @@ from .patterns.engine_check import Unreachable, without_secrets
 from .patterns.producer import Producer
 from .patterns.signed_payload import Signer
 from .patterns.typed_jobs import JobTypes
-from .settings import Settings
+from .settings import Settings, SettingsError, variable
 
 __all__ = ["App", "open_app"]
 
@@ -44,9 +44,14 @@ async def open_app(settings: Settings, *, edge: bool = False) -> AsyncIterator[A
     `edge` is for processes that take requests from outside: they refuse when the queues are too long, and they
     start without a Redis that is configured and away. Workers do neither: follow-up work must get in.
     """
-    settings.data_dir.mkdir(
-        parents=True, exist_ok=True
-    )  # files live here, also when all servers are elsewhere
+    try:
+        settings.data_dir.mkdir(
+            parents=True, exist_ok=True
+        )  # files live here, also when all servers are elsewhere
+    except OSError as error:
+        raise SettingsError(
+            f"{variable('data_dir')}: cannot use {settings.data_dir} ({error.strerror}); name a folder you may write to"
+        ) from None
     redis = _redis(settings, edge)
     for warning in redis.warnings:
         log.warning(warning)

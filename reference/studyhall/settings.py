@@ -84,10 +84,10 @@ class Settings(BaseModel):
         20, description="jobs at once per process and queue"
     )
     lock_seconds: Annotated[float, Field(ge=1, le=600)] = Field(
-        10.0, description="a job is taken over this long after its worker died"
+        7.5, description="with stalled_seconds: how long after its worker died a job is taken over"
     )
     stalled_seconds: Annotated[float, Field(ge=0.2, le=600)] = Field(
-        2.0, description="how often dead workers' jobs are looked for"
+        1.5, description="how often dead workers' jobs are looked for"
     )
     grace_seconds: Annotated[float, Field(ge=0, le=600)] = Field(
         20.0, description="on SIGTERM, time for running jobs to finish"

@@ -11,6 +11,7 @@ from .app import App
 from .documents import TooLarge
 from .jobs import STAGES, study_flow
 from .jobs.reference import UnknownDocument
+from .patterns import dead_letter_archive as archive
 from .patterns.cancel import cancelled
 from .patterns.claim_check import Blobs
 from .patterns.job_ids import job_id
@@ -83,7 +84,13 @@ async def _state(app: App, name: str, document_id: str) -> StageState:
     ident = job_id(name, document_id)
     job = await queue.getJob(ident)
     if job is None:
-        return StageState(name, "gone", 0.0, "")
+        dead = archive.dead_letters.c
+        letters = await archive.find(app.store, (dead.job_id == ident) & dead.replayed_at.is_(None), limit=1)
+        return (
+            StageState(name, "failed", 0.0, letters[0].reason)
+            if letters
+            else StageState(name, "gone", 0.0, "")
+        )
     state = str(await queue.getJobState(ident))
     if (why := cancelled(job.returnvalue)) is not None:
         return StageState(name, "cancelled", 0.0, why)
