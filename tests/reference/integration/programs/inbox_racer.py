@@ -26,7 +26,7 @@ async def main(url: str, gun: Path, process: int) -> None:
         return await inbox.once("same-key", fingerprint("same"), effect)
 
     print("ready", flush=True)
-    while not gun.exists():  # noqa: ASYNC110: another process makes it
+    while not gun.exists():  # another process makes it
         await asyncio.sleep(0.002)
     print("results", json.dumps(await asyncio.gather(*(deliver(task) for task in range(10)))))
     await close(engine)
