@@ -216,6 +216,8 @@ async def test_broker_killed_mid_stream_loses_no_accepted_event(
         nonlocal refused
         for number in range(0, kills * per_kill, 10):
             waiting = events(10, wave=number)
+            # Not ahead of the consumer: there must be something left to publish at every kill.
+            await until(partial(_reached, seen, number - 100), 120, "the consumer to keep up")
             while waiting:
                 results = await bus.publish(waiting)
                 accepted.update(e.id for e, failed in zip(waiting, results, strict=True) if failed is None)

@@ -45,6 +45,7 @@ async def test_sigterms_mid_job_spend_no_attempt_and_stall_nothing(
             began = time.monotonic()
             assert await worker.exited(grace + 10) == 0
             exits.append(time.monotonic() - began)
+        await ledger.worker(grace=grace, concurrency=20)  # for what is left
         await ledger.idle(120)
         given_back = sum(len(json.loads(line)["given_back"]) for line in ledger.events("stopped"))
         starts = [json.loads(line) for line in ledger.events("start")]

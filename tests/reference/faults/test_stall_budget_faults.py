@@ -31,10 +31,11 @@ async def test_random_kills_lose_fail_and_double_nothing(
     jobs, kills = scale(250, 1000), scale(5, 20)
     rng = random.Random(seed)
     async with Ledger.open(redis_url, tmp_path / "ours", spawn) as ledger:
-        await ledger.add(jobs, seconds=0.2)
-        await ledger.worker()
-        await ledger.worker()
-        killed = await ledger.kill_at_random(kills, jobs, rng, ledger_jobs.ledger)
+        await ledger.add(jobs, seconds=0.3)
+        # few at once: the work must outlast the kills
+        await ledger.worker(concurrency=5)
+        await ledger.worker(concurrency=5)
+        killed = await ledger.kill_at_random(kills, jobs, rng, ledger_jobs.ledger, concurrency=5)
         began = time.monotonic()
         await ledger.idle()
         settled = time.monotonic() - began
@@ -46,10 +47,12 @@ async def test_random_kills_lose_fail_and_double_nothing(
     naive_jobs, naive_kills = jobs, kills
     async with Ledger.open(redis_url, tmp_path / "naive", spawn) as ledger:
         await ledger.queue.obliterate(True)
-        await ledger.add(naive_jobs, seconds=0.2)
-        await ledger.worker(naive=True)
-        await ledger.worker(naive=True)
-        await ledger.kill_at_random(naive_kills, naive_jobs, rng, ledger_jobs.naive_ledger, naive=True)
+        await ledger.add(naive_jobs, seconds=0.3)
+        await ledger.worker(naive=True, concurrency=5)
+        await ledger.worker(naive=True, concurrency=5)
+        await ledger.kill_at_random(
+            naive_kills, naive_jobs, rng, ledger_jobs.naive_ledger, naive=True, concurrency=5
+        )
         await ledger.idle()
         naive, naive_counts = await ledger.entries(ledger_jobs.naive_ledger), await ledger.counts()
     naive_doubled = sum(1 for times in naive.values() if times > 1)
