@@ -96,13 +96,17 @@ async def test_process_killer_takes_only_itself_down_where_an_executor_fails_its
         neighbours = [
             loop.run_in_executor(executor, work.neighbour, str(naive_gate), number) for number in range(4)
         ]
+        killer = loop.run_in_executor(executor, work.die, "sigkill")
+        # CPython 3.11 may not watch the process it started last until one more call comes in: without this
+        # one the executor can wait for the dead process for ever.
+        neighbours.append(loop.run_in_executor(executor, work.neighbour, str(naive_gate), 4))
         with pytest.raises(BrokenProcessPool):
-            await loop.run_in_executor(executor, work.die, "sigkill")
+            await killer
         naive = await asyncio.gather(*neighbours, return_exceptions=True)
         with pytest.raises(BrokenProcessPool):  # and it never recovers
             await loop.run_in_executor(executor, work.add, 1, 1)
     assert all(isinstance(result, BrokenProcessPool) for result in naive), (
-        "four innocent calls failed with it"
+        "five innocent calls failed with it"
     )
 
     ours = [asyncio.create_task(pool.run(work.neighbour, str(gate), number)) for number in range(4)]
@@ -113,7 +117,7 @@ async def test_process_killer_takes_only_itself_down_where_an_executor_fails_its
     gate.touch()
     assert await asyncio.gather(*ours) == [0, 1, 2, 3]
     assert await pool.run(work.add, 1, 1) == 2, "the dead child is replaced"
-    figures("isolation", name="process killer", neighbours=4, failed_in_executor=len(naive), failed_in_pool=0)
+    figures("isolation", name="process killer", neighbours=len(naive), failed_in_executor=len(naive), failed_in_pool=0)
 
 
 @pytest.mark.fault
