@@ -54,7 +54,9 @@ def share(figures: dict[str, Any], rate: float, kind: str = "work") -> float:
 
 def table(figures: dict[str, Any]) -> str:
     lines = [
-        "| script, by " + figures["tool"] + f", {figures['clients']} clients | in flight per client | calls/s | µs in Redis per call |",
+        "| script, by "
+        + figures["tool"]
+        + f", {figures['clients']} clients | in flight per client | calls/s | µs in Redis per call |",
         "|---|---:|---:|---:|",
     ]
     names = {"add": "add a job (addStandardJob)", "work": "finish a job and take the next (moveToFinished)"}
@@ -75,7 +77,9 @@ def _work(
     done = _run(tool, url, client, scripts.finish(), jobs, pipeline)
     completed = client.zcard(scripts.key["completed"])
     if completed < jobs:  # redis-benchmark does not look at replies
-        raise RuntimeError(f"only {completed} of {jobs} calls finished a job: the figure would be of refusals")
+        raise RuntimeError(
+            f"only {completed} of {jobs} calls finished a job: the figure would be of refusals"
+        )
     return done
 
 

@@ -61,7 +61,9 @@ def table(figures: dict[str, Any]) -> str:
         one = figures[key]
         lines.append(
             f"| {name} | {one['ticks']} | "
-            + " | ".join("–" if one[which] is None else f"{one[which]:.0f}" for which in ("p50", "p95", "p99", "most"))
+            + " | ".join(
+                "–" if one[which] is None else f"{one[which]:.0f}" for which in ("p50", "p95", "p99", "most")
+            )
             + " |"
         )
     return "\n".join(lines)

@@ -1,0 +1,72 @@
+"""Medians, spreads and ratios of a few rounds, and the refusal of a ratio that the rounds do not support."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+UNSTABLE = "unstable"
+Value = float | int | str | None  # None: the peer has no such thing
+
+
+@dataclass(frozen=True)
+class Column:
+    """One measured thing: what the report calls it and whether more of it is better."""
+
+    label: str
+    unit: str = ""
+    better: Literal["more", "less", ""] = "more"
+    ratio: bool = False  # also shown as a multiple of the stock worker
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The rounds of one figure."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def spread(self) -> float:
+        return max(self.values) - min(self.values)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times `other` fits into `one`, round by round: the rounds of both ran beside each other."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def spread(self) -> float:
+        return max(self.values) - min(self.values)
+
+    @property
+    def stable(self) -> bool:
+        return self.spread <= self.median
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ×" if self.stable else UNSTABLE
+
+
+def ratio(one: Sequence[float], other: Sequence[float]) -> Ratio | None:
+    """None when a round of one of them is missing or zero."""
+    if not one or len(one) != len(other) or not all(other):
+        return None
+    return Ratio(tuple(a / b for a, b in zip(one, other, strict=True)))
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that is not below `percent` of all (nearest rank)."""
+    ordered = sorted(values)
+    rank = max(1, -(-len(ordered) * percent // 100))
+    return ordered[int(rank) - 1]

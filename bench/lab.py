@@ -1,0 +1,395 @@
+"""Where the peers meet: one Redis, their environments, their worker processes and the tally of what they did.
+
+A section gets a `Lab` and uses it so:
+
+    for peer in lab.peers:
+        with lab.bench(peer) as bench:                     # empty Redis, empty tally
+            bench.enqueue(2000, bulk=True)                 # -> seconds
+            workers = bench.start(processes=2)             # real processes; killed when the block ends
+            bench.tally.wait(2000)                         # until so many executions ended
+            workers.kill()                                 # SIGKILL to the whole tree, as when a container dies
+            bench.tally.records(), bench.tally.missing(2000), bench.tally.doubled()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "reference")]
+
+from harness.processes import start_tied  # noqa: E402
+from harness.redis import RedisServer  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+PEERS = HERE / "peers"
+ENVS = ROOT / "build" / "bench" / "envs"
+RECORD = struct.Struct("<4q")  # as in peers/shared/contest.py
+OURS = ("queuesmith", "queuesmith-bare")  # they run in the repository's own environment
+ORDER = (
+    "stock",
+    *OURS,
+    "celery",
+    "rq",
+    "arq",
+    "saq",
+    "taskiq",
+    "dramatiq",
+    "huey",
+    "node",
+)  # also the order of the rows
+
+
+class NotInstalled(Exception):
+    """A peer's packages could not be had; the run goes on without it."""
+
+
+class Record(NamedTuple):
+    """One execution that reached its end; times in nanoseconds since the epoch."""
+
+    number: int
+    sent: int
+    started: int
+    ended: int
+
+
+class Tally:
+    """The file to which every execution appends its record."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def count(self) -> int:
+        return self.path.stat().st_size // RECORD.size if self.path.exists() else 0
+
+    def records(self) -> list[Record]:
+        """In the order in which they ended."""
+        data = self.path.read_bytes() if self.path.exists() else b""
+        whole = data[: len(data) // RECORD.size * RECORD.size]
+        return sorted(
+            (Record(*fields) for fields in RECORD.iter_unpack(whole)), key=lambda record: record.ended
+        )
+
+    def wait(self, count: int, timeout: float = 120) -> None:
+        """Until `count` executions ended."""
+        deadline = time.monotonic() + timeout
+        while self.count() < count:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.count()} of {count} executions after {timeout:g} s")
+            time.sleep(0.005)
+
+    def missing(self, jobs: int, first: int = 0) -> list[int]:
+        """Jobs that never reached their end."""
+        done = {record.number for record in self.records()}
+        return [number for number in range(first, first + jobs) if number not in done]
+
+    def doubled(self) -> dict[int, int]:
+        """Job number -> executions, of those that reached their end more than once."""
+        counted = Counter(record.number for record in self.records())
+        return {number: times for number, times in counted.items() if times > 1}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A program under peers/: how to call it, and what is said about it in the report."""
+
+    id: str
+    title: str
+    package: str
+    pace: int  # about its empty jobs per second
+    bulk: bool
+    own_processes: bool
+    settings: str
+    states: tuple[str, ...]
+    concurrency: dict[str, int]  # kind of work -> jobs at a time, where it is not what is asked for
+
+    @classmethod
+    def load(cls, ident: str) -> Peer:
+        told: dict[str, Any] = tomllib.loads((PEERS / ident / "peer.toml").read_text())
+        return cls(
+            ident,
+            told["title"],
+            told["package"],
+            told["pace"],
+            told["bulk"],
+            told["processes"] == "own",
+            told["reliable"],
+            tuple(told["states"]),
+            told.get("concurrency", {}),
+        )
+
+    @property
+    def is_node(self) -> bool:
+        return (PEERS / self.id / "peer.mjs").exists()
+
+    def python(self) -> str:
+        return sys.executable if self.id in OURS else str(ENVS / self.id / "bin" / "python")
+
+    def command(self, *args: object) -> list[str]:
+        if self.is_node:
+            program = ["node", str(ENVS / self.id / "peer.mjs")]
+        else:
+            program = [self.python(), str(PEERS / self.id / "peer.py")]
+        return [*program, *map(str, args)]
+
+    def environment(self) -> dict[str, str]:
+        paths = [str(PEERS / "shared")] + ([str(ROOT / "reference")] if self.id in OURS else [])
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def version(self) -> str:
+        if self.is_node:
+            package = json.loads(
+                (ENVS / self.id / "node_modules" / self.package / "package.json").read_text()
+            )
+            return str(package["version"])
+        code = f"from importlib.metadata import version; print(version({self.package!r}))"
+        return subprocess.run(
+            [self.python(), "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    def install(self) -> None:
+        """Its environment in build/bench/envs, made once and again when its pins change."""
+        if self.id in OURS:
+            return
+        wanted = PEERS / self.id / ("package.json" if self.is_node else "requirements.txt")
+        home, ready = ENVS / self.id, ENVS / f"{self.id}.ready"
+        if not (ready.exists() and ready.read_text() == wanted.read_text() and home.exists()):
+            print(f"installing {self.title} (once)", file=sys.stderr, flush=True)
+            shutil.rmtree(home, ignore_errors=True)
+            home.mkdir(parents=True)
+            if self.is_node:
+                shutil.copyfile(wanted, home / "package.json")
+                flags = ["--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
+                self._run(["npm", "install", *flags], cwd=home)
+            else:
+                uv = str(Path(sys.executable).with_name("uv"))
+                self._run([uv, "venv", "-q", "--clear", "--python", sys.executable, str(home)])
+                self._run([uv, "pip", "install", "-q", "--python", self.python(), "-r", str(wanted)])
+            ready.write_text(wanted.read_text())
+        if self.is_node:  # its imports are looked up from where the program lies
+            shutil.copyfile(PEERS / self.id / "peer.mjs", home / "peer.mjs")
+
+    def _run(self, argv: list[str], cwd: Path = ROOT) -> None:
+        try:
+            done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NotInstalled(f"{self.title}: {error}") from None
+        if done.returncode:
+            said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            raise NotInstalled(f"{self.title}: {' '.join(argv[:3])}: {said[-1] if said else done.returncode}")
+
+
+def processes_of(pid: int) -> list[int]:
+    """`pid` and all below it, whatever sessions they moved to (rq's children do)."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if fields[0] != "Z":
+                children.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    found = [pid]
+    for parent in found:
+        found += children.get(parent, [])
+    return found
+
+
+class Workers:
+    """The worker processes of one peer."""
+
+    def __init__(self, commands: Sequence[list[str]], environment: dict[str, str], folder: Path) -> None:
+        self.log = folder / "workers.log"
+        with self.log.open("ab") as out:
+            self._leaders = [
+                start_tied(
+                    argv,
+                    env=environment,
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                )
+                for argv in commands
+            ]
+
+    def pids(self) -> list[int]:
+        return [pid for leader in self._leaders if leader.poll() is None for pid in processes_of(leader.pid)]
+
+    def alive(self) -> bool:
+        return all(leader.poll() is None for leader in self._leaders)
+
+    def kill(self) -> None:
+        """SIGKILL to all of them at once: what the end of a container or machine does."""
+        living = [leader for leader in self._leaders if leader.poll() is None]
+        for leader in living:
+            os.kill(leader.pid, signal.SIGSTOP)  # so that it starts nothing more
+        for pid in {pid for leader in living for pid in processes_of(leader.pid)}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for leader in living:
+            leader.wait(10)
+
+    def terminate(self, timeout: float = 20) -> None:
+        """SIGTERM to the leaders, as an orchestrator does, and SIGKILL to what is left then."""
+        for leader in self._leaders:
+            if leader.poll() is None:
+                leader.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            for leader in self._leaders:
+                leader.wait(timeout)
+        self.kill()
+
+    def memory(self) -> dict[str, float]:
+        """Megabytes: `rss` counts shared pages in every process, `pss` shares them out."""
+        totals = {"rss": 0.0, "pss": 0.0}
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                    name, _, rest = line.partition(":")
+                    if name.lower() in totals:
+                        totals[name.lower()] += int(rest.split()[0]) / 1024
+        return totals
+
+    def cpu_seconds(self) -> float:
+        """CPU time spent so far by them and by their children that ended."""
+        total = 0.0
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        return total
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")[-2000:]
+
+
+class Bench:
+    """One peer on an empty Redis."""
+
+    def __init__(self, peer: Peer, url: str, folder: Path, queue: str = "bench") -> None:
+        self.peer, self.url, self.folder, self.queue = peer, url, folder, queue
+        self.tally = Tally(folder / "tally")
+        self._all: list[Workers] = []
+
+    def enqueue(self, jobs: int, **options: object) -> float:
+        """Add jobs with the peer's own producer; seconds. Options as in `contest.py`: `kind="io5", bulk=True, …`."""
+        argv = self.peer.command("enqueue", "--url", self.url, "--queue", self.queue, "--jobs", jobs)
+        argv += _flags({**options, "bulk": bool(options.get("bulk")) and self.peer.bulk})
+        environment = {**self.peer.environment(), "BENCH_STORE": str(self.folder / "store.db")}
+        done = subprocess.run(
+            argv, env=environment, cwd=self.folder, capture_output=True, text=True, timeout=900, check=False
+        )
+        if done.returncode or not done.stdout.strip():
+            raise RuntimeError(f"{self.peer.id} could not add jobs:\n{done.stdout}{done.stderr[-2000:]}")
+        return float(json.loads(done.stdout.strip().splitlines()[-1])["seconds"])
+
+    def start(
+        self,
+        processes: int = 1,
+        *,
+        concurrency: int = 50,
+        kind: str = "noop",
+        takeover: float | None = None,
+        tally: Tally | None = None,
+    ) -> Workers:
+        """`kind` says what work is coming, for peers whose right concurrency depends on it."""
+        options = {
+            "url": self.url,
+            "queue": self.queue,
+            "tally": (tally or self.tally).path,
+            "concurrency": self.peer.concurrency.get(kind, concurrency),
+            "takeover": takeover,
+            "processes": processes if self.peer.own_processes else 1,
+        }
+        argv = self.peer.command("worker", *_flags(options))
+        environment = {**self.peer.environment(), "BENCH_STORE": str(self.folder / "store.db")}
+        copies = 1 if self.peer.own_processes else processes
+        workers = Workers([argv] * copies, environment, self.folder)
+        self._all.append(workers)
+        return workers
+
+    def finished(self, jobs: int, workers: Workers, timeout: float = 120) -> list[Record]:
+        """The records, when so many executions ended; says what the workers said when they do not come."""
+        try:
+            self.tally.wait(jobs, timeout)
+        except TimeoutError as error:
+            raise RuntimeError(f"{self.peer.id}: {error}; its workers said:\n{workers.said()}") from None
+        return self.tally.records()
+
+    def close(self) -> None:
+        for workers in self._all:
+            workers.kill()
+
+
+class Lab:
+    """One run: its peers, its Redis, and how big it is."""
+
+    def __init__(self, peers: Sequence[Peer], *, quick: bool, server: RedisServer, folder: Path) -> None:
+        self.peers, self.quick, self.server, self.folder = list(peers), quick, server, folder
+        self.round = 1
+        self.prefix = ""  # of the progress lines
+        self.failures: dict[str, str] = {}  # of the section that runs
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def scale(self, quick: Any, full: Any) -> Any:
+        return quick if self.quick else full
+
+    def say(self, text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {self.prefix}{text}", file=sys.stderr, flush=True)
+
+    def failed(self, peer: Peer, error: Exception) -> None:
+        """Note that this peer could not do it; the report says so."""
+        self.failures[peer.id] = str(error).splitlines()[0]
+        self.say(f"{peer.title} failed: {error}")
+
+    @contextlib.contextmanager
+    def bench(self, peer: Peer, *, flush: bool = True, queue: str = "bench") -> Iterator[Bench]:
+        if flush:
+            with self.server.client() as client:
+                client.flushall()
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=f"{peer.id}-") as folder:
+            bench = Bench(peer, self.url, Path(folder), queue)
+            try:
+                yield bench
+            finally:
+                bench.close()
+
+
+def _flags(options: dict[str, Any]) -> list[str]:
+    flags: list[str] = []
+    for name, value in options.items():
+        if value is True:
+            flags.append(f"--{name}")
+        elif value is not None and value is not False:
+            flags += [f"--{name}", str(value)]
+    return flags
+
+
+def available(names: Sequence[str]) -> tuple[list[Peer], list[str]]:
+    """The peers asked for that can run here, and why the others cannot."""
+    ready, missing = [], []
+    for name in names:
+        peer = Peer.load(name)
+        try:
+            peer.install()
+            ready.append(peer)
+        except NotInstalled as error:
+            missing.append(str(error))
+    return ready, missing

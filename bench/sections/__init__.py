@@ -1,0 +1,34 @@
+"""The parts of the benchmark. Each module here measures one thing for every peer and says how it is shown:
+
+TITLE    heading in the report
+ABOUT    a sentence or two: what was done, and how to read the table
+COLUMNS  figure name -> `Column(label, unit, better, ratio)`
+ROUNDS   optional: at most so many rounds, for what takes long
+measure  `def measure(lab) -> dict[str, dict[str, Value]]`: one round. Row -> figure name -> value. A row is the id of a
+         peer, or any name of its own (then it is shown as it is written). None: the peer has no such thing.
+         A peer that fails is left out after `lab.failed(peer, error)`; the others go on.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+NAMES = (
+    "ceiling",
+    "throughput",
+    "enqueue",
+    "latency",
+    "silence",
+    "memory",
+    "kills",
+    "recovery",
+    "backlog",
+    "scheduler",
+    "relay",
+    "streams",
+)  # the order of the report
+
+
+def load(name: str) -> ModuleType:
+    return importlib.import_module(f"bench.sections.{name}")
