@@ -304,6 +304,7 @@ class Bench:
         concurrency: int = 50,
         kind: str = "noop",
         takeover: float | None = None,
+        tries: int | None = None,
         tally: Tally | None = None,
     ) -> Workers:
         """`kind` says what work is coming, for peers whose right concurrency depends on it."""
@@ -313,6 +314,7 @@ class Bench:
             "tally": (tally or self.tally).path,
             "concurrency": self.peer.concurrency.get(kind, concurrency),
             "takeover": takeover,
+            "tries": tries,
             "processes": processes if self.peer.own_processes else 1,
         }
         argv = self.peer.command("worker", *_flags(options))

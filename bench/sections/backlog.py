@@ -19,6 +19,8 @@ import redis
 from bullmq.backends.redis_backend import RedisBackend
 from bullmq.redis_connection import RedisConnection
 
+from bench.figures import Column, Value
+from bench.lab import Lab
 from studyhall.patterns.bullmq_ledger import Ledger
 from studyhall.patterns.connections import worker_client
 from studyhall.patterns.pipeline import JobContext
@@ -28,7 +30,22 @@ from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 from .bullmq_scripts import Scripts, blast
 
-__all__ = ["QUICK", "FULL", "measure", "table"]
+TITLE = "What a backlog costs"
+ABOUT = (
+    "Median time to add and to fetch one job while so many others wait, and the ratio to the shortest backlog. "
+    "`bare`: BullMQ's scripts called by a plain client, jobs without priority (a list in Redis). `producer`: "
+    "`Producer.enqueue` with id, signature and priority (a sorted set), and the worker's own fetch. A job is added "
+    "and one is fetched in turn, so the backlog keeps its size."
+)
+COLUMNS = {
+    "add_us": Column("add p50", "µs", better="less"),
+    "add_ratio": Column("to the shortest", "×", better="less"),
+    "fetch_us": Column("fetch p50", "µs", better="less"),
+    "fetch_ratio": Column("to the shortest", "×", better="less"),
+    "add_p95_us": Column("add p95", "µs", better="less"),
+    "fetch_p95_us": Column("fetch p95", "µs", better="less"),
+}
+ROUNDS = 1
 
 QUICK = (1_000, 10_000, 100_000)
 FULL = (*QUICK, 1_000_000)
@@ -47,43 +64,35 @@ async def nothing(ctx: JobContext, payload: Nothing) -> None:
     return None
 
 
-def measure(url: str, *, sizes: Sequence[int] = QUICK, samples: int = 300) -> dict[str, Any]:
-    """Run on a Redis of its own: it is flushed, and holds up to 1 GB at a million jobs."""
-    figures: dict[str, Any] = {"samples": samples}
+def measure(lab: Lab) -> dict[str, dict[str, Value]]:
+    return run(lab.url, sizes=lab.scale(QUICK, FULL), samples=lab.scale(500, 1_000))
+
+
+def run(url: str, *, sizes: Sequence[int], samples: int) -> dict[str, dict[str, Value]]:
+    """On an empty Redis, which it leaves empty; it holds up to 1 GB at a million jobs."""
+    rows: dict[str, dict[str, Value]] = {}
     with redis.Redis.from_url(url, socket_timeout=60) as client:
-        for way in (_bare, _producer):
+        for name, way in (("bare", _bare), ("producer", _producer)):
             client.flushall()
-            figures[way.__name__.strip("_")] = asyncio.run(way(url, client, sizes, samples))
+            for one in asyncio.run(way(url, client, sizes, samples)):
+                rows[f"{name}, {one.pop('waiting'):,} waiting"] = one
         client.flushall()
-    return figures
-
-
-def table(figures: dict[str, Any]) -> str:
-    lines = [
-        "| way | waiting jobs | add p50 µs | × smallest | fetch p50 µs | × smallest |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for way in ("bare", "producer"):
-        lines += [
-            f"| {way} | {one['waiting']:,} | {one['add_us']:.0f} | {one['add_ratio']:.2f} "
-            f"| {one['fetch_us']:.0f} | {one['fetch_ratio']:.2f} |"
-            for one in figures[way]
-        ]
-    return "\n".join(lines)
+    return rows
 
 
 async def _bare(url: str, client: redis.Redis, sizes: Sequence[int], samples: int) -> list[dict[str, Any]]:
     scripts = Scripts(client, QUEUE)
     add, take = scripts.add(), scripts.take()
+    plain: Any = client
 
     async def fill(count: int) -> None:
         blast(url, add, count, connections=4, pipeline=250)
 
     async def one_add(_: int) -> object:
-        return client.execute_command(*add.argv)
+        return plain.execute_command(*add.argv)
 
     async def one_fetch(_: int) -> object:
-        return client.execute_command(*take.argv)
+        return plain.execute_command(*take.argv)
 
     def waiting() -> int:
         return int(client.llen(scripts.key["wait"]))

@@ -1,12 +1,8 @@
 """The limit: how often this Redis can run the scripts of a job's life when the client costs nothing.
 
-Two figures, each with one command per round trip on 50 connections and with 16 in flight on each:
-
-- `add`: BullMQ's addStandardJob, what one `queue.add` costs Redis;
-- `work`: BullMQ's moveToFinished that also hands out the next job, what one processed job costs Redis.
-
-The load comes from redis-benchmark (or valkey-benchmark), a C program; without it from a small client of our
-own, and the figures say which. Throughput elsewhere in the report is stated as a share of these.
+`add` is BullMQ's addStandardJob, what one `queue.add` costs Redis; `work` is BullMQ's moveToFinished that also hands
+out the next job, what one processed job costs Redis. The load comes from redis-benchmark (or valkey-benchmark), a C
+program; without it from a small client of our own, and the report says which.
 """
 
 from __future__ import annotations
@@ -19,57 +15,59 @@ from urllib.parse import urlsplit
 
 import redis
 
-from .bullmq_scripts import Command, Scripts, blast
+from bench.figures import Column, Value
+from bench.lab import Lab
 
-__all__ = ["measure", "share", "table"]
+from .bullmq_scripts import Command, Scripts, blast
 
 CLIENTS = 50
 PIPELINES = (1, 16)
+TOOL = shutil.which("redis-benchmark") or shutil.which("valkey-benchmark")
+
+TITLE = "What this Redis can do at most"
+SENT_BY = TOOL.rpartition("/")[2] if TOOL else "a pipelining client of our own"
+ABOUT = (
+    f"BullMQ's own scripts sent by {SENT_BY} on {CLIENTS} connections, with one call and with 16 calls in flight on "
+    "each. `add` is what adding one job costs Redis (addStandardJob), `work` is what working one off costs it "
+    "(moveToFinished, which hands out the next job too; finished jobs are kept). The larger of the two rates is the "
+    "limit that other figures are a share of."
+)
+COLUMNS = {
+    "P1": Column("1 in flight", "calls/s"),
+    "P16": Column("16 in flight", "calls/s"),
+    "us": Column("in Redis, per call", "µs", better="less"),
+}
 
 
-def measure(url: str, *, jobs: int = 20_000) -> dict[str, Any]:
-    """Run on a Redis of its own: it is flushed."""
-    tool = shutil.which("redis-benchmark") or shutil.which("valkey-benchmark")
-    figures: dict[str, Any] = {
-        "tool": tool.rpartition("/")[2] if tool else "own client",
-        "clients": CLIENTS,
-        "jobs": jobs,
-    }
+def measure(lab: Lab) -> dict[str, dict[str, Value]]:
+    return run(lab.url, jobs=lab.scale(20_000, 100_000))
+
+
+def run(url: str, *, jobs: int, tool: str | None = TOOL) -> dict[str, dict[str, Value]]:
+    """On an empty Redis; leaves it empty."""
+    rows: dict[str, dict[str, Value]] = {"add": {}, "work": {}}
     with redis.Redis.from_url(url, socket_timeout=60) as client:
         for pipeline in PIPELINES:
             client.flushall()
             scripts = Scripts(client, "ceiling")
-            figures[f"P{pipeline}"] = {
+            for name, (rate, micros) in {
                 "add": _run(tool, url, client, scripts.add(), jobs, pipeline),
                 "work": _work(tool, url, client, scripts, jobs, pipeline),
-            }
+            }.items():
+                rows[name][f"P{pipeline}"] = round(rate)
+                rows[name].setdefault("us", round(micros, 1))
         client.flushall()
-    return figures
+    return rows
 
 
-def share(figures: dict[str, Any], rate: float, kind: str = "work") -> float:
-    """`rate` as a share of the most this Redis does of `kind` ("add" or "work")."""
-    return rate / max(figures[f"P{pipeline}"][kind]["per_second"] for pipeline in PIPELINES)
-
-
-def table(figures: dict[str, Any]) -> str:
-    lines = [
-        "| script, by "
-        + figures["tool"]
-        + f", {figures['clients']} clients | in flight per client | calls/s | µs in Redis per call |",
-        "|---|---:|---:|---:|",
-    ]
-    names = {"add": "add a job (addStandardJob)", "work": "finish a job and take the next (moveToFinished)"}
-    for kind, name in names.items():
-        for pipeline in PIPELINES:
-            one = figures[f"P{pipeline}"][kind]
-            lines.append(f"| {name} | {pipeline} | {one['per_second']:,.0f} | {one['redis_us']:.0f} |")
-    return "\n".join(lines)
+def limit(rows: dict[str, dict[str, Any]], kind: str) -> float:
+    """The most calls per second of `kind`, "add" or "work", in the rows of `measure`."""
+    return float(max(rows[kind][f"P{pipeline}"] for pipeline in PIPELINES))
 
 
 def _work(
     tool: str | None, url: str, client: redis.Redis, scripts: Scripts, jobs: int, pipeline: int
-) -> dict[str, float]:
+) -> tuple[float, float]:
     """`jobs` jobs wait already; as many more as can be in flight keep the last call from finding none."""
     in_flight = CLIENTS * pipeline
     blast(url, scripts.add(), in_flight, connections=1, pipeline=in_flight)
@@ -85,14 +83,15 @@ def _work(
 
 def _run(
     tool: str | None, url: str, client: redis.Redis, command: Command, count: int, pipeline: int
-) -> dict[str, float]:
+) -> tuple[float, float]:
+    """Calls per second, and microseconds of Redis per call."""
     client.config_resetstat()
     if tool is None:
         rate = count / blast(url, command, count, connections=CLIENTS, pipeline=pipeline)
     else:
         rate = _redis_benchmark(tool, url, command, count, pipeline)
     stats: dict[str, Any] = client.info("commandstats")["cmdstat_evalsha"]
-    return {"per_second": round(rate), "redis_us": float(stats["usec_per_call"])}
+    return rate, float(stats["usec_per_call"])
 
 
 def _redis_benchmark(tool: str, url: str, command: Command, count: int, pipeline: int) -> float:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import redis
+import uvloop
 from bullmq import Job, Queue, Worker
 
+from bench.figures import Column, Value, percentile
+from bench.lab import Lab
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.pipeline import JobContext, Pipeline
 from studyhall.patterns.producer import Producer
@@ -28,50 +29,44 @@ from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.store import close, create_all, open_store
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
-__all__ = ["measure", "table"]
-
 EVERY = 1.0
 KEYS = ["a-signing-key-for-the-benchmark"]
+
+TITLE = "Lateness of scheduled jobs"
+ABOUT = (
+    f"One tick every {EVERY:g} s; lateness is the start of the handler minus the slot of its tick. The schedule "
+    "pattern with the full pipeline, and a scheduler of BullMQ's own Python worker, in the same seconds."
+)
+COLUMNS = {
+    "ticks": Column("ticks", better=""),
+    "p50": Column("late p50", "ms", better="less"),
+    "p95": Column("p95", "ms", better="less"),
+    "p99": Column("p99", "ms", better="less"),
+    "most": Column("most", "ms", better="less"),
+}
+ROUNDS = 1
 
 
 class Nothing(Payload):
     pass
 
 
-def measure(url: str, *, seconds: float = 20) -> dict[str, Any]:
-    """Run on a Redis of its own: it is flushed."""
+def measure(lab: Lab) -> dict[str, dict[str, Value]]:
+    return run(lab.url, seconds=lab.scale(20, 60))
+
+
+def run(url: str, *, seconds: float) -> dict[str, dict[str, Value]]:
+    """On an empty Redis; leaves it empty."""
     with redis.Redis.from_url(url, socket_timeout=60) as client:
         client.flushall()
-        late = asyncio.run(_both(url, seconds))
+        late = uvloop.run(_both(url, seconds))
         client.flushall()
-    return {
-        "seconds": seconds,
-        "every": EVERY,
-        **{name: _summary(times, seconds) for name, times in late.items()},
-    }
-
-
-def table(figures: dict[str, Any]) -> str:
-    lines = [
-        f"| one tick every {figures['every']:g} s for {figures['seconds']:g} s "
-        "| ticks | p50 late ms | p95 | p99 | most |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for key, name in (("ours", "schedule pattern, full pipeline"), ("stock", "stock bullmq-Python worker")):
-        one = figures[key]
-        lines.append(
-            f"| {name} | {one['ticks']} | "
-            + " | ".join(
-                "–" if one[which] is None else f"{one[which]:.0f}" for which in ("p50", "p95", "p99", "most")
-            )
-            + " |"
-        )
-    return "\n".join(lines)
+    return {name: _summary(times) for name, times in late.items()}
 
 
 async def _both(url: str, seconds: float) -> dict[str, list[float]]:
-    late: dict[str, list[float]] = {"ours": [], "stock": []}
-    async with _ours(url, late["ours"]), _stock(url, late["stock"]):
+    late: dict[str, list[float]] = {"queuesmith": [], "stock": []}
+    async with _ours(url, late["queuesmith"]), _stock(url, late["stock"]):
         await asyncio.sleep(EVERY)  # both are at work
         for times in late.values():
             times.clear()
@@ -127,17 +122,14 @@ async def _stock(url: str, late: list[float]) -> AsyncIterator[None]:
         await queue.close()
 
 
-def _summary(times: Sequence[float], seconds: float) -> dict[str, Any]:
-    ordered = sorted(times)
-
-    def at(share: float) -> float | None:
-        return round(ordered[math.ceil(share * len(ordered)) - 1], 1) if ordered else None
+def _summary(times: Sequence[float]) -> dict[str, Value]:
+    def late(percent: float) -> float | None:
+        return round(percentile(times, percent), 1) if times else None
 
     return {
-        "ticks": len(ordered),
-        "expected": int(seconds / EVERY),
-        "p50": at(0.5),
-        "p95": at(0.95),
-        "p99": at(0.99),
-        "most": at(1.0),
+        "ticks": len(times),
+        "p50": late(50),
+        "p95": late(95),
+        "p99": late(99),
+        "most": late(100),
     }

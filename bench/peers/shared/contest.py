@@ -4,12 +4,15 @@ Runs inside the environment of each peer, so it needs nothing but the standard l
 worker and how to add a job; what a job does and how it is counted is the same for all:
 
     peer.py worker  --url URL --tally FILE [--processes 1] [--concurrency 50] [--queue bench] [--takeover SECONDS]
-    peer.py enqueue --url URL --jobs N [--kind noop|io5|cpu20|hold|fail] [--payload BYTES] [--bulk] [--rate PER_SECOND]
-                    [--first 0] [--delay SECONDS] [--queue bench]      prints {"seconds": …}
+                    [--tries N]
+    peer.py enqueue --url URL --jobs N [--kind noop|io5|cpu20|hold|fail|row|begin] [--payload BYTES] [--bulk]
+                    [--rate PER_SECOND] [--first 0] [--delay SECONDS] [--takeover SECONDS] [--tries N] [--queue bench]
+                    prints {"seconds": …}
 
 Every execution that reaches its end appends one record to the tally, with a single `write` to a file opened with
 O_APPEND: job number, time of the enqueue, start and end, in nanoseconds since the epoch, 8 bytes each. A job that is
-missing there was lost, one that is there twice was doubled.
+missing there was lost, one that is there twice was doubled. Jobs of the kinds `row` and `begin` also insert a row into
+the SQLite database BENCH_STORE, as handlers usually do it: one INSERT, committed at once.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ import asyncio
 import itertools
 import json
 import os
+import sqlite3
 import struct
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -27,10 +32,11 @@ from typing import Any
 RECORD = struct.Struct("<4q")  # number, enqueued, started, ended
 CHUNK = 500  # jobs per bulk call
 HOLD_SECONDS = 3600.0
-KINDS = ("noop", "io5", "cpu20", "hold", "fail")
+KINDS = ("noop", "io5", "cpu20", "hold", "fail", "row", "begin")
 
 Job = dict[str, Any]  # {"n": number, "sent": ns, "kind": …, "body": "xxx…"}
 _tally: int | None = None
+_local = threading.local()  # a connection per thread
 
 
 class Failed(Exception):
@@ -46,7 +52,6 @@ def options() -> argparse.Namespace:
     worker.add_argument("--tally", required=True)
     worker.add_argument("--processes", type=int, default=1)
     worker.add_argument("--concurrency", type=int, default=50)
-    worker.add_argument("--takeover", type=float, help="give a dead worker's job away after these seconds")
     enqueue = verbs.add_parser("enqueue")
     enqueue.add_argument("--jobs", type=int, required=True)
     enqueue.add_argument("--kind", choices=KINDS, default="noop")
@@ -58,6 +63,8 @@ def options() -> argparse.Namespace:
     enqueue.add_argument("--first", type=int, default=0, help="number of the first job")
     enqueue.add_argument("--delay", type=float, help="seconds until the jobs are due")
     for verb in (worker, enqueue):
+        verb.add_argument("--takeover", type=float, help="give a dead worker's job away after these seconds")
+        verb.add_argument("--tries", type=int, help="so many starts of a job, where crashes are counted")
         verb.add_argument("--url", required=True)
         verb.add_argument("--queue", default="bench")
     return parser.parse_args()
@@ -65,7 +72,7 @@ def options() -> argparse.Namespace:
 
 def prepare_worker(given: argparse.Namespace) -> None:
     """Settings that the worker's own processes, forked or executed, must find."""
-    for name in ("url", "queue", "tally", "concurrency", "processes", "takeover"):
+    for name in ("url", "queue", "tally", "concurrency", "processes", "takeover", "tries"):
         value = getattr(given, name)
         if value is not None:
             os.environ[f"BENCH_{name.upper()}"] = str(value)
@@ -88,6 +95,13 @@ def work(job: Job) -> None:
         time.sleep(HOLD_SECONDS)
     elif kind == "cpu20":
         _compute(0.020)
+    elif kind == "row":
+        time.sleep(0.020)
+        insert(job)
+        time.sleep(0.020)
+    elif kind == "begin":
+        insert(job)
+        time.sleep(1.0)
     record(job, started)
     if kind == "fail":
         raise Failed("on purpose")
@@ -103,6 +117,13 @@ async def work_async(job: Job) -> None:
         await asyncio.sleep(HOLD_SECONDS)
     elif kind == "cpu20":
         _compute(0.020)
+    elif kind == "row":
+        await asyncio.sleep(0.020)
+        insert(job)
+        await asyncio.sleep(0.020)
+    elif kind == "begin":
+        insert(job)
+        await asyncio.sleep(1.0)
     record(job, started)
     if kind == "fail":
         raise Failed("on purpose")
@@ -113,6 +134,13 @@ def _compute(seconds: float) -> None:
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
+
+
+def insert(job: Job) -> None:
+    """The effect of a job that has one. The table has no unique constraint: a second one is seen."""
+    if not hasattr(_local, "database"):
+        _local.database = sqlite3.connect(setting("store"), timeout=30, isolation_level=None)
+    _local.database.execute("INSERT INTO effects (job) VALUES (?)", (job["n"],))
 
 
 def record(job: Job, started: int) -> None:
