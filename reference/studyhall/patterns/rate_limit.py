@@ -1,8 +1,11 @@
 """Rate limits: one for a whole queue, and one per tenant that is fair.
 
 Promises
-- `queue_limit(max, per)` for `ReliableWorker(limiter=…)`: the workers of a queue together start at most `max` jobs
-  in each of BullMQ's windows, and lose no time between them (the stock Python worker sleeps through windows).
+- `queue_limit(max, per)` for `ReliableWorker(limiter=…)`: all workers of a queue together start at most `max` jobs
+  in a window of `per` seconds, and lose no time between windows (the stock Python worker sleeps through some).
+  A window opens with the first start after the one before it has ended, and lasts `per` by the server's clock.
+- `queue_limit(max, per, evenly=True)`: at most `max` starts in ANY stretch of `per` seconds, wherever it begins;
+  starts are `per / max` apart. For a provider that counts in sliding windows.
 - `tenant_limit(…)`, a pipeline guard: a tenant starts at most `burst` jobs at once and `rate` per second after
   that. A job over the budget spends no attempt; it gets its own turn in time, kept for it, and comes back
   exactly then. So a heavy tenant's backlog neither stands before a light one's job, nor comes back as a herd,
@@ -13,7 +16,9 @@ Promises
 When they do not hold
 - BullMQ's limiter counts every job that is fetched, also one that the guard sends back: behind 300 refused jobs
   of a heavy tenant a light one waited for 300 tokens. On a queue with tenants use `total`, not `limiter`.
-- BullMQ's windows are fixed ones: the end of one and the start of the next can stand close together.
+- Windows stand side by side: without `evenly` the end of one and the start of the next can bring up to
+  `2 * max - 1` starts within less than `per`. With it there are no bursts: an idle queue starts one job, then waits.
+- It is starts that are counted, at the moment Redis hands a job out, not the calls that a job makes later.
 - A turn that nobody takes (cancelled job) is lost, one place long. A run that crashed pays again.
 - Redis away: `on_outage="wait"` sends the job back for a second, unspent; "allow" lets it go unlimited.
 """
@@ -22,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import random
 from collections.abc import Callable, Container
 from typing import Any, Literal
@@ -48,11 +54,17 @@ class TenantOverBudget(Snooze):
     """Not an error: the tenant's budget is spent for now, and this job's turn comes after `delay` seconds."""
 
 
-def queue_limit(most: int, *, per: float) -> dict[str, int]:
-    """BullMQ's limiter option: at most `most` jobs in `per` seconds."""
+def queue_limit(most: int, *, per: float, evenly: bool = False) -> dict[str, int]:
+    """BullMQ's limiter option: at most `most` jobs in `per` seconds; `evenly`: wherever these seconds begin."""
     if most < 1 or per < 0.001:
         raise ValueError(f"a limit of {most} jobs per {per} s would stop the queue; pause it instead")
-    return {"max": int(most), "duration": round(per * 1000)}
+    window = math.ceil(per * 1000)
+    if not evenly:
+        return {"max": int(most), "duration": window}
+    if most > window:
+        raise ValueError(f"{most} jobs per {per} s, evenly, is more than one a millisecond; ask for fewer")
+    # A window of one job opens with that job, so starts are a whole window apart.
+    return {"max": 1, "duration": math.ceil(window / int(most))}
 
 
 def named_tenant(tenant: object, known: Container[str] | None = None) -> str:
