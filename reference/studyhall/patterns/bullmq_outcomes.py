@@ -29,6 +29,7 @@ from .worker_events import WorkerEvents
 __all__ = ["FailPermanently", "Outcomes", "RetryLater"]
 
 TRACES_KEPT = 10  # stock keeps one per attempt for ever
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class RetryLater(Exception):
@@ -129,7 +130,7 @@ class Outcomes:
 
 def _as_json(run: Run, result: Any) -> str:
     try:
-        return json.dumps(result, separators=(",", ":"), allow_nan=False)
+        return _encode(result)
     except (TypeError, ValueError, RecursionError) as error:
         # Stock counts this as a failed attempt and does the finished work again, three times in all.
         raise FailPermanently(

@@ -83,11 +83,21 @@ async def run_within(
     context = copy_context()
     context.run(_ends_at.set, ends_at)
     task: asyncio.Task[T] = loop.create_task(_call(work, args), name=label, context=context)
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def end(_: object = None) -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    task.add_done_callback(end)
+    timer = loop.call_at(ends_at, end)
     try:
-        await asyncio.wait({task}, timeout=max(ends_at - loop.time(), 0))
+        await ended  # what asyncio.wait does, at half its cost: every job passes here
     except asyncio.CancelledError as why:
         await _stop(task, grace, label, *why.args[:1])  # the work learns why: see `cancel.stop_reason`
         raise
+    finally:
+        timer.cancel()
     if task.done():
         return task.result()
     stopped = await _stop(task, grace, label)

@@ -77,10 +77,10 @@ def correlation(ident: object = None, meta: Mapping[str, Any] | None = None) -> 
     """
     given = ident if isinstance(ident, str) and _GOOD_ID.fullmatch(ident) else new_correlation_id()
     was = _correlation.set(given)
-    carrier = {
-        k: v for k, v in (meta or {}).items() if k in ("traceparent", "tracestate") and isinstance(v, str)
-    }
-    trace = otel_context.attach(propagate.extract(carrier)) if carrier else None
+    trace = None
+    if meta and "traceparent" in meta:
+        carrier = {k: v for k in ("traceparent", "tracestate") if isinstance(v := meta.get(k), str)}
+        trace = otel_context.attach(propagate.extract(carrier))
     try:
         yield given
     finally:
@@ -182,6 +182,8 @@ def configure_logging(
     """Make this the only output of the process's logs. Call it once, first thing."""
     handler = logging.StreamHandler(stream or sys.stderr)  # writes a line with its newline in one call
     handler.setFormatter(JsonLines() if style == "json" else HumanLines())
+    # Nothing here prints them, and looking them up is a third of the cost of a line.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper() if isinstance(level, str) else level)

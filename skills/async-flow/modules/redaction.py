@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from pydantic import BaseModel
@@ -111,10 +112,14 @@ def redact(value: Any, *, depth: int = MAX_DEPTH) -> Any:
         return "…"
     if not isinstance(value, Mapping):
         return [redact(item, depth=depth - 1) for item in list(value)[:MAX_ITEMS]]
-    return {
-        redact_text(str(key)): REDACTED if _telling(str(key)) else redact(item, depth=depth - 1)
-        for key, item in list(value.items())[:MAX_ITEMS]
-    }
+    safe: dict[str, Any] = {}
+    for key, item in islice(value.items(), MAX_ITEMS):
+        name, telling = _key(str(key))
+        if telling:
+            safe[name] = REDACTED
+        else:
+            safe[name] = redact_text(item) if type(item) is str else redact(item, depth=depth - 1)
+    return safe
 
 
 def _scalar(value: bool | int | float | str | None) -> Any:
@@ -126,8 +131,9 @@ def _scalar(value: bool | int | float | str | None) -> Any:
 
 
 @lru_cache(maxsize=2_048)
-def _telling(key: str) -> bool:
-    return _TELLING_KEY.search(_HUMP.sub("_", key[:200])) is not None
+def _key(key: str) -> tuple[str, bool]:
+    """How to write it, and whether it tells that a secret follows."""
+    return redact_text(key), _TELLING_KEY.search(_HUMP.sub("_", key[:200])) is not None
 
 
 def _luhn(digits: str) -> bool:

@@ -21,7 +21,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -59,7 +59,7 @@ _POSTGRES_SESSION = (
 
 metadata = MetaData()  # every pattern declares its tables here
 _turns: WeakKeyDictionary[Engine, asyncio.Lock] = WeakKeyDictionary()
-_hops: WeakKeyDictionary[Engine, tuple[Engine, ThreadPoolExecutor]] = WeakKeyDictionary()
+_hops: WeakKeyDictionary[Engine, tuple[Engine, Engine, ThreadPoolExecutor]] = WeakKeyDictionary()
 
 
 class WrongStoreUrl(ValueError):
@@ -144,15 +144,16 @@ async def in_one_hop(engine: AsyncEngine, work: Callable[[Connection], T], *, wr
     if is_postgres(engine):
         async with begin(engine) if write else read(engine) as connection:
             return await connection.run_sync(work)
-    hop, threads = _hops[engine.sync_engine]
-    async with _turn(engine) if write else nullcontext():
-        return await asyncio.get_running_loop().run_in_executor(threads, _transact, hop, work, write)
+    reader, writer, threads = _hops[engine.sync_engine]
+    run = asyncio.get_running_loop().run_in_executor
+    if not write:
+        return await run(threads, _transact, reader, work)
+    async with _turn(engine):
+        return await run(threads, _transact, writer, work)
 
 
-def _transact(engine: Engine, work: Callable[[Connection], T], write: bool) -> T:
+def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
     with engine.connect() as connection:
-        if not write:
-            return work(connection.execution_options(store_read=True))
         with _named_busy():
             connection.begin()
         done = work(connection)
@@ -176,8 +177,10 @@ def is_postgres(engine: AsyncEngine) -> bool:
 async def close(engine: AsyncEngine) -> None:
     await engine.dispose()
     if hop := _hops.pop(engine.sync_engine, None):
-        hop[1].shutdown(wait=False)
-        hop[0].dispose()
+        reader, writer, threads = hop
+        threads.shutdown(wait=False)
+        reader.dispose()
+        writer.dispose()
 
 
 def _open_sqlite(url: URL) -> AsyncEngine:
@@ -199,12 +202,15 @@ def _open_sqlite(url: URL) -> AsyncEngine:
         max_overflow=0,
         pool_timeout=LOCK_WAIT,
     )
-    hop = create_engine(
+    writer = create_engine(
         URL.create("sqlite", database=path), connect_args={**connect_args, "check_same_thread": False}
     )
-    for each in (engine.sync_engine, hop):
+    reader = create_engine(writer.url, connect_args={**connect_args, "check_same_thread": False})
+    for each in (engine.sync_engine, reader, writer):
         _govern(each, synchronous)
-    _hops[engine.sync_engine] = (hop, ThreadPoolExecutor(max_workers=2, thread_name_prefix="store"))
+    reader.update_execution_options(store_read=True)
+    threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="store")
+    _hops[engine.sync_engine] = (reader, writer, threads)
     return engine
 
 

@@ -68,7 +68,7 @@ class Cancellation:
 
 def cancelled(result: object) -> str | None:
     """The reason, if this is the result of a cancelled job."""
-    reason = result.get(CANCELLED) if isinstance(result, Mapping) and len(result) == 1 else None
+    reason = result.get(CANCELLED) if isinstance(result, dict) and len(result) == 1 else None
     return reason if isinstance(reason, str) else None
 
 

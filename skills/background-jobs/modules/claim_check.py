@@ -51,6 +51,7 @@ __all__ = [
 MAX_PAYLOAD = 64 * 1024  # bytes of a job's data as JSON
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _CHUNK = 1024 * 1024
+_as_stored = json.JSONEncoder(separators=(",", ":")).encode  # ASCII: what BullMQ stores
 
 Owner = tuple[str, str]  # (kind, id): ("documents", document id), or (queue, job id)
 InUse = Callable[[Sequence[str]], Awaitable[Collection[str]]]  # given references, those that somebody needs
@@ -84,7 +85,7 @@ class Claim(BaseModel):
 
 def check_size(data: Any, limit: int = MAX_PAYLOAD) -> None:
     """Raise `PayloadTooLarge` when `data` is longer than `limit` bytes of JSON."""
-    size = len(json.dumps(data, separators=(",", ":")))  # ASCII: what BullMQ stores
+    size = len(_as_stored(data))
     if size > limit:
         raise PayloadTooLarge(f"{size:,} bytes, the limit is {limit:,}. {PayloadTooLarge.__doc__}")
 

@@ -161,13 +161,13 @@ class Pipeline:
         started = time.perf_counter()
         waited = max(0.0, time.time() - _due(job))
         outcome, error = Outcome.COMPLETED, None
-        queue = str(job.queue.name)
+        queue, meta = str(job.queue.name), _meta(job)
         with (
-            correlation(_meta(job).get("cid"), _meta(job)),
+            correlation(meta.get("cid"), meta),
             tracing.executing(job.name, queue, str(job.id), job.attemptsMade + 1) as span,
         ):
             try:
-                result, outcome = await self._execute(job)
+                result, outcome = await self._execute(job, meta)
                 return result
             except asyncio.CancelledError as stopped:
                 if (reason := stop_reason(stopped)) is None:
@@ -199,14 +199,13 @@ class Pipeline:
                     error=error,
                 )
 
-    async def _execute(self, job: Job) -> tuple[Any, Outcome]:
+    async def _execute(self, job: Job, meta: dict[str, Any]) -> tuple[Any, Outcome]:
         if self._signer:
             self._signer.verify(job.name, signing_id(job.id, job.data), job.data)
         claim_check.check_size(job.data, self._max_payload)
         job_type, payload = self._jobs.decode(job.name, job.data)
         check_slot(job.id, job.data)
         stall_budget.check(job.stalledCounter, self._crash_limit)
-        meta = _meta(job)
         _check_age(job, meta)
         key, mark = marker(job.queue.name, job.id, job.data)
         limit = job_type.limit_for(job.attemptsMade + 1)
@@ -220,6 +219,8 @@ class Pipeline:
             time.monotonic(),
             limit,
         )
+        if not self._guards:
+            return await self._run(ctx, payload, mark)
         async with AsyncExitStack() as holding:
             for guard in self._guards:
                 hold = await guard(ctx, payload)
@@ -234,7 +235,7 @@ class Pipeline:
         if ctx.job.attemptsStarted != 1:  # a first start has nothing to resume, and nobody to shut out
             ctx.checkpointed = await checkpoint.claim(self._store, ctx.scope, ctx.fence)
             ctx._touched = True
-        answer = await run_within(ctx.limit, lambda: job_type.handler(ctx, payload))
+        answer = await run_within(ctx.limit, job_type.handler, ctx, payload, name=ctx.name)
         await ctx.progress.flush()
         done = answer if isinstance(answer, Done) else Done(answer)
         result = await self._commit(inbox, key, mark, done, ctx)

@@ -147,8 +147,8 @@ class Tick:
 
 def tick_of(job_id: str, data: object) -> Tick | None:
     """The tick that a job of a scheduler stands for; None for every other job."""
-    said = data.get(FIELD) if isinstance(data, Mapping) else None
-    if not isinstance(said, Mapping):
+    said = data.get(FIELD) if isinstance(data, dict) else None
+    if not isinstance(said, dict):
         return None
     match = re.fullmatch(r"repeat:([a-z0-9-]{1,60}):([0-9]{1,15})", str(job_id))
     if match is None or match[1] != said.get("id"):

@@ -13,6 +13,8 @@ Configure any SDK (`opentelemetry-instrument …`, or `to_file`) before the firs
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,9 +33,17 @@ _tracer = trace.get_tracer("queuesmith.jobs")
 _GOOD = {"completed", "duplicate", "cancelled", "snoozed", "given-back"}
 
 
+_asked_at, _was_off = -math.inf, True
+
+
 def _off() -> bool:
     # Until somebody sets a provider this is the API's placeholder, whose spans are nothing, at 10 us each.
-    return isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+    # Asking for it costs 5 us (it reads the environment): while there is none, once a second is enough.
+    global _asked_at, _was_off  # noqa: PLW0603
+    if not _was_off or time.monotonic() - _asked_at > 1:
+        _asked_at = time.monotonic()
+        _was_off = isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+    return _was_off
 
 
 @contextmanager

@@ -24,6 +24,9 @@ __all__ = ["ForgedJob", "Signer"]
 
 FIELD = "sig"
 MIN_KEY_BYTES = 16
+_canonical = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":")
+).encode  # made once: half the cost of dumps()
 
 
 class ForgedJob(Permanent):
@@ -69,5 +72,4 @@ class Signer:
     def _mac(key: bytes, name: str, job_id: str, data: Mapping[str, Any]) -> str:
         # Canonical JSON: Redis stores JSON, so what is verified is what was stored, key order aside.
         body = {k: v for k, v in data.items() if k != FIELD}
-        text = json.dumps([name, job_id, body], sort_keys=True, separators=(",", ":"))
-        return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+        return hmac.digest(key, _canonical([name, job_id, body]).encode(), "sha256").hex()
