@@ -287,15 +287,25 @@ class Bench:
 
     def enqueue(self, jobs: int, **options: object) -> float:
         """Add jobs with the peer's own producer; seconds. Options as in `contest.py`: `kind="io5", bulk=True, …`."""
-        argv = self.peer.command("enqueue", "--url", self.url, "--queue", self.queue, "--jobs", jobs)
-        argv += _flags({**options, "bulk": bool(options.get("bulk")) and self.peer.bulk})
-        environment = {**self.peer.environment(), "BENCH_STORE": str(self.folder / "store.db")}
         done = subprocess.run(
-            argv, env=environment, cwd=self.folder, capture_output=True, text=True, timeout=900, check=False
+            self.enqueue_command(jobs, **options),
+            env=self.environment(),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
         )
         if done.returncode or not done.stdout.strip():
             raise RuntimeError(f"{self.peer.id} could not add jobs:\n{done.stdout}{done.stderr[-2000:]}")
         return float(json.loads(done.stdout.strip().splitlines()[-1])["seconds"])
+
+    def enqueue_command(self, jobs: int, **options: object) -> list[str]:
+        argv = self.peer.command("enqueue", "--url", self.url, "--queue", self.queue, "--jobs", jobs)
+        return argv + _flags({**options, "bulk": bool(options.get("bulk")) and self.peer.bulk})
+
+    def environment(self) -> dict[str, str]:
+        return {**self.peer.environment(), "BENCH_STORE": str(self.folder / "store.db")}
 
     def start(
         self,
@@ -318,9 +328,8 @@ class Bench:
             "processes": processes if self.peer.own_processes else 1,
         }
         argv = self.peer.command("worker", *_flags(options))
-        environment = {**self.peer.environment(), "BENCH_STORE": str(self.folder / "store.db")}
         copies = 1 if self.peer.own_processes else processes
-        workers = Workers([argv] * copies, environment, self.folder)
+        workers = Workers([argv] * copies, self.environment(), self.folder)
         self._all.append(workers)
         return workers
 

@@ -1,0 +1,215 @@
+"""What the sections on crashes share: the effects that jobs left, what a queue still holds, and words on each peer."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from bench.lab import Bench, Lab, Peer
+from harness.processes import start_tied
+from harness.redis import RedisServer
+
+TAKEOVER = 5.0  # seconds after which a dead worker's job is given away, where a peer lets one choose
+
+
+@dataclass(frozen=True)
+class Words:
+    """`takeover`: what is set to give a dead worker's job away soon. `default`: what comes of it when nothing is set.
+    `why`: what a crash does to its jobs."""
+
+    takeover: str
+    default: str
+    why: str
+
+
+BULLMQ_WHY = "the job runs again when its lock has expired; an effect before the crash is done again"
+WORDS = {
+    "stock": Words(
+        "lockDuration and stalledInterval 5 s, maxStalledCount above the number of kills",
+        "30 s + 30 s; fails at the second crash (maxStalledCount 1)",
+        BULLMQ_WHY,
+    ),
+    "queuesmith": Words(
+        "lock_duration 5 s, stalled_interval 1.5 s",
+        "7.5 s + 1.5 s",
+        "the job runs again, finds the marker that was committed with its effect, and returns the stored result",
+    ),
+    "queuesmith-bare": Words("lock_duration 5 s, stalled_interval 1.5 s", "7.5 s + 1.5 s", BULLMQ_WHY),
+    "celery": Words(
+        "task_acks_late, task_reject_on_worker_lost, prefetch 1, visibility_timeout 5 s, unacked_restore_interval 1 s, "
+        "unacked_restore_throttle 1",
+        "visibility_timeout 1 h; without acks_late the job is lost",
+        "an unacknowledged message becomes visible again; an effect before the crash is done again",
+    ),
+    "rq": Words(
+        "Retry above the number of kills, job_monitoring_interval, maintenance_interval and dequeue timeout 5 s",
+        "90 s + up to 10 min; without Retry it then fails",
+        "an abandoned job is found 60 s (fixed in RQ) after its last heartbeat; an effect before the crash is done "
+        "again",
+    ),
+    "arq": Words(
+        "job_timeout 1 s, so that its in-progress key lives 11 s, max_tries above the number of kills",
+        "310 s (job_timeout + 10 s); fails at the sixth start (max_tries 5)",
+        "the job stays queued and starts again when the in-progress key has expired; an effect before the crash is "
+        "done again",
+    ),
+    "saq": Words(
+        "job timeout 5 s, sweep every 5 s, retries above the number of kills",
+        "job timeout 10 s, sweep every 60 s; with retries 1 it is then aborted",
+        "the sweep waits 5 s for each stuck job, one after the other; an effect before the crash is done again",
+    ),
+    "taskiq": Words(
+        "idle_timeout 5 s, unacknowledged_lock_timeout 5 s",
+        "idle_timeout 10 min",
+        "another worker claims what was not acknowledged, when a new message arrives; an effect before the crash is "
+        "done again",
+    ),
+    "dramatiq": Words(
+        "heartbeat_timeout 5 s, maintenance at every command",
+        "60 s without heartbeat, then one command in 1,000",
+        "messages of a worker without heartbeat are put back; an effect before the crash is done again",
+    ),
+    "huey": Words(
+        "nothing to set: a task is removed from Redis when it is taken",
+        "never",
+        "what a killed consumer was running is gone",
+    ),
+    "node": Words(
+        "lockDuration and stalledInterval 5 s, maxStalledCount above the number of kills",
+        "30 s + 30 s; fails at the second crash (maxStalledCount 1)",
+        BULLMQ_WHY,
+    ),
+}
+
+
+class Effects:
+    """The rows that jobs inserted. Node has no SQLite of its own before version 22.5 and appends lines to a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._database = sqlite3.connect(folder / "store.db", isolation_level=None, timeout=30)
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("CREATE TABLE effects (id INTEGER PRIMARY KEY, job INTEGER NOT NULL)")
+        self._lines = folder / "store.db.rows"
+
+    def times(self) -> Counter[int]:
+        """Job -> how often its effect happened."""
+        rows = self._database.execute("SELECT job, count(*) FROM effects GROUP BY job")
+        found = Counter(dict(rows.fetchall()))
+        if self._lines.exists():
+            text = self._lines.read_text()
+            found.update(int(line) for line in text[: text.rfind("\n") + 1].splitlines())
+        return found
+
+    def close(self) -> None:
+        self._database.close()
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a queue holds: jobs to be run, jobs it believes to be running, and jobs it gave up."""
+
+    waiting: int
+    running: int
+    dead: int = 0
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.running
+
+
+def held(peer: Peer, client: redis.Redis, queue: str) -> Held:
+    """Read from the peer's own keys."""
+    count: Any = client
+    if peer.id in ("stock", "queuesmith", "queuesmith-bare", "node"):
+        key = f"bull:{queue}"
+        waiting = (
+            count.llen(f"{key}:wait") + count.zcard(f"{key}:prioritized") + count.zcard(f"{key}:delayed")
+        )
+        return Held(waiting, count.llen(f"{key}:active"), count.zcard(f"{key}:failed"))
+    return {
+        "celery": lambda: Held(count.llen(queue), count.hlen("unacked")),
+        "rq": lambda: Held(
+            count.llen(f"rq:queue:{queue}") + count.zcard(f"rq:scheduled:{queue}"),
+            count.zcard(f"rq:wip:{queue}") + count.llen(f"rq:queue:{queue}:intermediate"),
+            count.zcard(f"rq:failed:{queue}"),
+        ),
+        "arq": lambda: _arq(count, queue),
+        "saq": lambda: Held(
+            count.llen(f"saq:{queue}:queued") + count.zcount(f"saq:{queue}:incomplete", "(1", "+inf"),
+            count.llen(f"saq:{queue}:active"),
+            _containing(count, f"saq:job:{queue}:*", '"status": "aborted"', '"status": "failed"'),
+        ),
+        "taskiq": lambda: _taskiq(count, queue),
+        "dramatiq": lambda: Held(
+            count.llen(f"dramatiq:{queue}") + count.llen(f"dramatiq:{queue}.DQ"),
+            sum(count.scard(key) for key in count.scan_iter(f"dramatiq:__acks__.*.{queue}", count=1000)),
+            count.zcard(f"dramatiq:{queue}.XQ"),
+        ),
+        "huey": lambda: Held(count.llen(f"huey.redis.{queue}") + count.zcard(f"huey.schedule.{queue}"), 0),
+    }[peer.id]()
+
+
+def _arq(client: Any, queue: str) -> Held:
+    running = sum(1 for _ in client.scan_iter("arq:in-progress:*", count=1000))
+    queued = client.zcard(queue)  # a job stays in there while it runs
+    return Held(max(0, queued - running), running, _containing(client, "arq:result:*", "retries exceeded"))
+
+
+def _taskiq(client: Any, queue: str) -> Held:
+    with contextlib.suppress(redis.ResponseError):  # no stream yet
+        for group in client.xinfo_groups(queue):
+            return Held(group["lag"] or 0, group["pending"])
+    return Held(0, 0)
+
+
+def _containing(client: Any, pattern: str, *words: str) -> int:
+    """How many values hold one of the words. The client must not decode: some peers pickle."""
+    found = 0
+    for key in client.scan_iter(pattern, count=1000):
+        value = client.get(key) or b""
+        found += any(word.encode() in value for word in words)
+    return found
+
+
+@contextlib.contextmanager
+def traffic(bench: Bench, first: int, **options: object) -> Iterator[None]:
+    """One more job a second, numbered from `first`, as in a queue that is in use: some peers look for abandoned jobs
+    only when they do something else."""
+    argv = bench.enqueue_command(10_000, first=first, rate=1, **options)
+    with (bench.folder / "traffic.log").open("wb") as log:
+        process = start_tied(
+            argv, env=bench.environment(), cwd=bench.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+@contextlib.contextmanager
+def alone(lab: Lab, peer: Peer) -> Iterator[tuple[Bench, Effects, redis.Redis]]:
+    """The peer on a Redis of its own: crashes are waited for, so several peers take their turns at once."""
+    server = RedisServer.start()
+    try:
+        with (
+            tempfile.TemporaryDirectory(dir=lab.folder, prefix=f"{peer.id}-") as name,
+            redis.Redis.from_url(server.url, socket_timeout=30) as client,
+        ):
+            bench, effects = Bench(peer, server.url, Path(name)), Effects(Path(name))
+            try:
+                yield bench, effects, client
+            finally:
+                bench.close()
+                effects.close()
+    finally:
+        server.stop()

@@ -1,0 +1,79 @@
+"""Seconds until a job runs again whose worker was killed in the middle of it, and another started at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import redis
+
+from bench.figures import Column, Value
+from bench.lab import Lab, Peer
+
+from .crash import TAKEOVER, WORDS, alone, held, traffic
+
+TITLE = "Recovery after SIGKILL"
+ABOUT = (
+    "One job, killed with its worker while it runs; a new worker is started at once, and one more job arrives every "
+    "second. Seconds from the kill to the second start of the job: with the peer's default settings, and with those "
+    f"that give a dead worker's job away after {TAKEOVER:g} s where the peer lets one choose. Full runs wait for "
+    "90 s, quick ones for 40 s."
+)
+COLUMNS = {
+    "default": Column("default settings", "s", better="less"),
+    "lowered": Column("lowered settings", "s", better="less"),
+    "by_default": Column("by its documentation and source", better=""),
+    "settings": Column("what was lowered", better=""),
+}
+ROUNDS = 1
+AT_ONCE = 4  # peers; they do nothing but wait
+
+
+def measure(lab: Lab) -> dict[str, dict[str, Value]]:
+    limit = lab.scale(40, 90)
+    rows: dict[str, dict[str, Value]] = {
+        peer.id: {"by_default": WORDS[peer.id].default, "settings": WORDS[peer.id].takeover}
+        for peer in lab.peers
+    }
+
+    def one(turn: tuple[Peer, str]) -> None:
+        peer, mode = turn
+        try:
+            rows[peer.id][mode] = recover(lab, peer, limit=limit, lowered=mode == "lowered")
+            lab.say(f"{peer.title}: {mode} settings: {rows[peer.id][mode]} s")
+        except (RuntimeError, OSError, redis.RedisError) as error:
+            lab.failed(peer, error)
+
+    # The long waits first, then what is lowered: so the threads end together.
+    with ThreadPoolExecutor(AT_ONCE) as turns:
+        list(turns.map(one, [(peer, mode) for mode in ("default", "lowered") for peer in lab.peers]))
+    return {name: row for name, row in rows.items() if "default" in row and "lowered" in row}
+
+
+def recover(lab: Lab, peer: Peer, *, limit: float, lowered: bool) -> float | str:
+    """Seconds, or why there are none: it took longer than `limit`, or the peer gave the job up or forgot it."""
+    options = {"takeover": TAKEOVER, "tries": 5} if lowered else {}
+    with alone(lab, peer) as (bench, effects, client):
+        bench.enqueue(1, kind="begin", **options)
+        workers = bench.start(concurrency=1, kind="begin", **options)  # type: ignore[arg-type]
+        if not _within(30, lambda: effects.times()[0] == 1):
+            raise RuntimeError(f"the job did not start; its workers said: {workers.said()[-500:]}")
+        time.sleep(0.3)  # it takes a second: this is its middle
+        workers.kill()
+        killed = time.monotonic()
+        bench.start(concurrency=1, kind="begin", **options)  # type: ignore[arg-type]
+        with traffic(bench, 1, **options):
+            if _within(limit, lambda: effects.times()[0] > 1):
+                return round(time.monotonic() - killed, 1)
+        left = held(peer, client, bench.queue)
+        return f"given up within {limit:g}" if left.dead else "never" if left.idle else f"> {limit:g}"
+
+
+def _within(seconds: float, happened: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
