@@ -64,6 +64,11 @@ inbox = Table(
     sqlite_with_rowid=False,
 )
 
+# Plain SQL: every job passes both, and having them built for each batch took longer than running them.
+_CLAIM = """INSERT INTO inbox (consumer, key, fingerprint, result, at) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING"""
+_LOOK_UP = "SELECT key, fingerprint, result, at FROM inbox WHERE consumer = ? AND key IN (?)"
+
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 _POISON = (DataError, IntegrityError, ProgrammingError, ValueError)  # what one bad key or result can cause
@@ -183,21 +188,12 @@ class Inbox:
         now = time.time()
         # One order in all processes: batches that overlap in another order deadlock on PostgreSQL.
         in_order = sorted(entries, key=lambda entry: entry.key)
-        # Plain SQL here and below: every job passes both, and having the statements built for each batch
-        # took longer than running them.
-        claim = (
-            "INSERT INTO inbox (consumer, key, fingerprint, result, at)"
-            f" VALUES ({', '.join([self._mark] * 5)}) ON CONFLICT DO NOTHING"
-        )
         rows = [(self._consumer, e.key, e.fingerprint, e.result, now) for e in in_order]
-        return tx.exec_driver_sql(claim, rows).rowcount
+        return tx.exec_driver_sql(_CLAIM.replace("?", self._mark), rows).rowcount
 
     def _stored(self, connection: Connection, keys: Sequence[str]) -> dict[str, _Row]:
-        query = (
-            f"SELECT key, fingerprint, result, at FROM inbox WHERE consumer = {self._mark}"
-            f" AND key IN ({', '.join([self._mark] * len(keys))})"
-        )
-        return {row.key: row for row in connection.exec_driver_sql(query, (self._consumer, *keys))}
+        look_up = _LOOK_UP.replace("(?)", f"({', '.join('?' * len(keys))})").replace("?", self._mark)
+        return {row.key: row for row in connection.exec_driver_sql(look_up, (self._consumer, *keys))}
 
 
 def _same_payload(row: _Row | None, key: str, fingerprint: str) -> Stored:
