@@ -67,19 +67,25 @@ def options() -> argparse.Namespace:
         verb.add_argument("--tries", type=int, help="so many starts of a job, where crashes are counted")
         verb.add_argument("--url", required=True)
         verb.add_argument("--queue", default="bench")
-    return parser.parse_args()
-
-
-def prepare_worker(given: argparse.Namespace) -> None:
-    """Settings that the worker's own processes, forked or executed, must find."""
-    for name in ("url", "queue", "tally", "concurrency", "processes", "takeover", "tries"):
-        value = getattr(given, name)
-        if value is not None:
-            os.environ[f"BENCH_{name.upper()}"] = str(value)
+    given = parser.parse_args()
+    for name in ("url", "queue", "tally", "takeover", "tries"):  # for processes that the peer starts itself
+        if getattr(given, name, None) is not None:
+            os.environ[f"BENCH_{name.upper()}"] = str(getattr(given, name))
+    return given
 
 
 def setting(name: str, otherwise: str = "") -> str:
     return os.environ.get(f"BENCH_{name.upper()}", otherwise)
+
+
+def takeover(otherwise: float) -> float:
+    """Seconds until a dead worker's job is given away; `otherwise`: what the peer does when nothing is set."""
+    return float(setting("takeover") or otherwise)
+
+
+def tries(otherwise: int) -> int:
+    """How often a job may start, for peers that count crashes."""
+    return int(setting("tries") or otherwise)
 
 
 # ---- the work
