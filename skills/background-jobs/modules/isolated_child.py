@@ -6,7 +6,6 @@ A module of its own, so that a child starts without importing what only the pare
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import inspect
 import os
@@ -14,13 +13,13 @@ import pickle
 import queue
 import signal
 import struct
-import sys
 import threading
 import traceback
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from .errors import Permanent
+from .parent_death import die_with_parent
 
 __all__ = ["HEADER", "OUT_OF_MEMORY", "serve"]
 
@@ -29,7 +28,7 @@ OUT_OF_MEMORY = 112  # our exit code for "over the memory limit"
 
 
 def serve(parent: int) -> None:
-    _die_with(parent)
+    die_with_parent(parent, signal.SIGKILL)  # tied to the thread that started us: the event loop's
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the function may read stdin and print:
     os.dup2(2, 1)  # neither may touch our pipes
@@ -38,14 +37,6 @@ def serve(parent: int) -> None:
     _send(answers, b"ready")
     while True:
         _send(answers, _execute(inbox.get()))
-
-
-def _die_with(parent: int) -> None:
-    if sys.platform == "linux":
-        # Tied to the thread that started us, which is the one of the event loop.
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it died before we could ask for the signal
-        os._exit(0)
 
 
 def _receive(requests: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
