@@ -335,10 +335,13 @@ class Bench:
 
     def finished(self, jobs: int, workers: Workers, timeout: float = 120) -> list[Record]:
         """The records, when so many executions ended; says what the workers said when they do not come."""
-        try:
-            self.tally.wait(jobs, timeout)
-        except TimeoutError as error:
-            raise RuntimeError(f"{self.peer.id}: {error}; its workers said:\n{workers.said()}") from None
+        deadline = time.monotonic() + timeout
+        while self.tally.count() < jobs:
+            if time.monotonic() > deadline or not workers.alive():
+                ended = "" if workers.alive() else ", and its worker ended"
+                state = f"{self.tally.count()} of {jobs} executions in {timeout:g} s{ended}"
+                raise RuntimeError(f"{self.peer.id}: {state}; its workers said:\n{workers.said()}")
+            time.sleep(0.005)
         return self.tally.records()
 
     def close(self) -> None:

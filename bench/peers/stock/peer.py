@@ -15,11 +15,18 @@ async def process(job: Job, token: str) -> None:
 
 
 async def worker() -> None:
-    # The URL as the documentation shows it: so the client's own time limits hold.
-    opts = {"connection": given.url, "concurrency": given.concurrency}
-    if given.takeover:
-        opts |= {"lockDuration": int(given.takeover * 1000), "stalledInterval": int(given.takeover * 1000)}
-    Worker(given.queue, process, opts)
+    lock = int(contest.takeover(60) * 500)  # lock and check of 30 s each: gone for up to a minute
+    Worker(
+        given.queue,
+        process,
+        {
+            "connection": given.url,  # as its documentation shows it: so the client's own time limits hold
+            "concurrency": given.concurrency,
+            "lockDuration": lock,
+            "stalledInterval": lock,
+            "maxStalledCount": contest.tries(1),
+        },
+    )
     await asyncio.Event().wait()
 
 
@@ -35,9 +42,5 @@ async def enqueue() -> None:
     await queue.close()
 
 
-if given.verb == "worker":
-    contest.prepare_worker(given)
-    uvloop.run(worker())
-else:
-    uvloop.run(enqueue())
-os._exit(0)
+uvloop.run(worker() if given.verb == "worker" else enqueue())
+os._exit(0)  # the library leaves tasks behind that never end

@@ -1,0 +1,89 @@
+"""The whole reliable pipeline as the app runs it: signature, validation, crash budget, deadline, idempotency marker and
+result in SQLite, one log line and metrics for every job; the producer validates, signs and refuses failed twins."""
+
+import asyncio
+import os
+
+import contest
+import uvloop
+from sqlalchemy import text
+
+from studyhall.patterns.bullmq_worker import ReliableWorker
+from studyhall.patterns.observability import configure_logging
+from studyhall.patterns.pipeline import Done, JobContext, Pipeline
+from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.signed_payload import Signer
+from studyhall.patterns.store import create_all, open_store
+from studyhall.patterns.typed_jobs import JobTypes, Payload
+
+KEYS = ["a-signing-key-for-the-benchmark-0123456789"]
+MAX_PAYLOAD = 256 * 1024  # above the default of 64 KB, for the row with 100 KB
+given = contest.options()
+
+
+class Job(Payload):
+    n: int
+    sent: int
+    kind: str
+    body: str
+
+
+async def handle(ctx: JobContext, payload: Job) -> Done | dict[str, int]:
+    if payload.kind == "row":
+        await asyncio.sleep(0.040)
+        row = text("INSERT INTO effects (job) VALUES (:job)"), {"job": payload.n}
+        # the effect and the marker that it happened share a transaction
+        return Done({"number": payload.n}, save=lambda tx: tx.execute(*row))
+    await contest.work_async(payload.__dict__)
+    return {"number": payload.n}
+
+
+def job_types() -> JobTypes:
+    jobs = JobTypes()
+    jobs.register(
+        name="job",
+        payload=Job,
+        handler=handle,
+        queue=given.queue,
+        # a job that fails on purpose shall end as failed, not wait for its next attempt
+        retry=RetryPolicy(attempts=1 if getattr(given, "kind", "") == "fail" else 3),
+        deadline=2 * contest.HOLD_SECONDS,
+    )
+    return jobs
+
+
+async def worker() -> None:
+    seconds = contest.takeover(9)
+    configure_logging("INFO", stream=open("jobs.log", "a"))  # noqa: SIM115
+    store = open_store(f"sqlite:///{os.environ['BENCH_STORE']}")
+    await create_all(store)
+    pipeline = Pipeline(job_types(), store, signer=Signer(KEYS), max_payload=MAX_PAYLOAD)
+    reliable = ReliableWorker(
+        given.queue,
+        pipeline,
+        url=given.url,
+        concurrency=given.concurrency,
+        lock_duration=seconds * 5 / 6,
+        stalled_interval=seconds / 6,
+    )
+    await reliable.run()
+
+
+async def enqueue() -> None:
+    producer = Producer(job_types(), given.url, signer=Signer(KEYS), timeout=30, max_payload=MAX_PAYLOAD)
+    await producer.redis.ping()
+
+    def request(job: contest.Job) -> JobRequest:
+        return JobRequest("job", job, key=f"n-{job['n']}", delay=given.delay or 0)
+
+    await contest.fill_async(
+        given,
+        lambda job: producer.enqueue(request(job)),
+        lambda chunk: producer.enqueue_many([request(job) for job in chunk]),
+    )
+    await producer.close()
+
+
+uvloop.run(worker() if given.verb == "worker" else enqueue())
+os._exit(0)
