@@ -101,10 +101,11 @@ async def cancel(
     reason = reason.strip()[:500] or "no reason given"
     client: Any = redis  # redis-py types every answer as text or bytes; ours are decoded
     root = f"{prefix}:{queue}:{job_id}"
-    if not await client.hexists(root, "data"):
+    data, parent = await client.hmget(root, "data", "parentKey")
+    if data is None:
         raise NoSuchJob(f"{queue}/{job_id}: {NoSuchJob.__doc__}")
-    while parent := await client.hget(root, "parentKey"):
-        root = parent
+    while parent:
+        root, parent = parent, await client.hget(parent, "parentKey")
     found: list[str] = []
     level = [root]
     while level and len(found) < LARGEST_FLOW:
@@ -124,16 +125,18 @@ async def _cancel_one(
     done = await rule_out(engine, queue, name, job_id, data.get("key"), data["payload"], reason)
     if done.state == "too-late":
         return done
-    handle = Queue(queue, {"connection": redis, "prefix": prefix})
-    requests = f"{prefix}:{queue}:cancel"
-    async with redis.pipeline() as both:  # for the worker that runs it, now or by the time it looks
-        await both.hset(requests, job_id, reason).expire(requests, MEMORY).execute()
-    state = str(await handle.getJobState(job_id))
-    if state == "active":
+    base = f"{prefix}:{queue}:"
+    async with redis.pipeline(transaction=False) as batch:
+        # For the worker that runs it, now or by the time it looks.
+        batch.hset(f"{base}cancel", job_id, reason).expire(f"{base}cancel", MEMORY)
+        batch.lpos(f"{base}active", job_id).zscore(f"{base}delayed", job_id)
+        _, _, running, due = await batch.execute()
+    if running is not None:
         return Cancellation(queue, job_id, "stopping", reason)
-    if state == "delayed":  # let a worker end it now, not next week
+    if due is not None:  # let a worker end it now, not next week
+        # Only here: a Queue reads 35 scripts from disk and asks for the version, most of the time of a cancellation.
         with contextlib.suppress(Exception):  # it left the delayed ones this very moment
-            job: Any = await handle.getJob(job_id)
+            job: Any = await Queue(queue, {"connection": redis, "prefix": prefix}).getJob(job_id)
             await job.promote()
     return done
 
