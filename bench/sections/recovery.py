@@ -16,13 +16,13 @@ from .crash import TAKEOVER, WORDS, alone, held, traffic
 TITLE = "Recovery after SIGKILL"
 ABOUT = (
     "One job, killed with its worker while it runs; a new worker is started at once, and one more job arrives every "
-    "second. Seconds from the kill to the second start of the job: with the peer's default settings, and with those "
-    f"that give a dead worker's job away after {TAKEOVER:g} s where the peer lets one choose. Full runs wait for "
-    "90 s, quick ones for 40 s."
+    "second. Seconds from the kill to the second start of the job: with the peer's default time limits, and with those "
+    f"lowered so that a dead worker's job is given away after {TAKEOVER:g} s where the peer lets one choose. Full runs "
+    "wait for 90 s, quick ones for 40 s."
 )
 COLUMNS = {
-    "default": Column("default settings", "s", better="less"),
-    "lowered": Column("lowered settings", "s", better="less"),
+    "default": Column("default limits", "s", better="less"),
+    "lowered": Column("lowered limits", "s", better="less"),
     "by_default": Column("by its documentation and source", better=""),
     "settings": Column("what was lowered", better=""),
 }
@@ -41,7 +41,7 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
         peer, mode = turn
         try:
             rows[peer.id][mode] = recover(lab, peer, limit=limit, lowered=mode == "lowered")
-            lab.say(f"{peer.title}: {mode} settings: {rows[peer.id][mode]} s")
+            lab.say(f"{peer.title}: {mode} limits: {rows[peer.id][mode]}")
         except (RuntimeError, OSError, redis.RedisError) as error:
             lab.failed(peer, error)
 
@@ -55,15 +55,17 @@ def recover(lab: Lab, peer: Peer, *, limit: float, lowered: bool) -> float | str
     """Seconds, or why there are none: it took longer than `limit`, or the peer gave the job up or forgot it."""
     options = {"takeover": TAKEOVER, "tries": 5} if lowered else {}
     with alone(lab, peer) as (bench, effects, client):
-        bench.enqueue(1, kind="begin", **options)
         workers = bench.start(concurrency=1, kind="begin", **options)  # type: ignore[arg-type]
+        bench.enqueue(1, first=1, **options)
+        bench.finished(1, workers, 60)  # the worker is up and does nothing else any more
+        bench.enqueue(1, kind="begin", **options)
         if not _within(30, lambda: effects.times()[0] == 1):
             raise RuntimeError(f"the job did not start; its workers said: {workers.said()[-500:]}")
         time.sleep(0.3)  # it takes a second: this is its middle
         workers.kill()
         killed = time.monotonic()
         bench.start(concurrency=1, kind="begin", **options)  # type: ignore[arg-type]
-        with traffic(bench, 1, **options):
+        with traffic(bench, 2, **options):
             if _within(limit, lambda: effects.times()[0] > 1):
                 return round(time.monotonic() - killed, 1)
         left = held(peer, client, bench.queue)
