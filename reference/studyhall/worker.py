@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -81,6 +82,9 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
             CancelWatcher(app.producer.redis, workers),
             ScheduleKeeper(scheduled, app.producer, app.store),
         ]
+        # What is there by now lives as long as the process: the collector need not walk it again and again, which
+        # was a tenth of the cost of a small job.
+        gc.freeze()
         await run_until_signalled([*workers, *beside], grace=settings.grace_seconds, on_ready=ready)
 
 
