@@ -16,11 +16,14 @@ T = TypeVar("T")
 async def until(
     fn: Callable[[], T | Awaitable[T]],
     timeout: float = 10,
-    what: str = "",
+    what: str | Callable[[], str] = "",
     *,
     every: float = 0.02,
 ) -> T:
-    """Call `fn` (sync or async) until it returns something truthy, and return that."""
+    """Call `fn` (sync or async) until it returns something truthy, and return that.
+
+    `what` as a function is asked when the time is over: for what a process has printed by then.
+    """
     deadline = time.monotonic() + timeout
     while True:
         got = fn()
@@ -44,6 +47,6 @@ def until_sync(fn: Callable[[], T], timeout: float = 10, what: str = "", *, ever
         time.sleep(every)
 
 
-def _never(fn: object, timeout: float, what: str, last: object) -> str:
-    name = what or getattr(fn, "__name__", repr(fn))
+def _never(fn: object, timeout: float, what: str | Callable[[], str], last: object) -> str:
+    name = (what() if callable(what) else what) or getattr(fn, "__name__", repr(fn))
     return f"not within {timeout:g} s: {name} (last value: {last!r})"
