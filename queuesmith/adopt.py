@@ -6,6 +6,7 @@ replaced in one step. `.queuesmith.json` in the project's root records what was 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
@@ -189,9 +190,12 @@ def write(adoption: Adoption, overwrite: Callable[[Change], bool]) -> list[Chang
     contents[LOCK] = json.dumps(lock, indent=2) + "\n"
     # All of it beside its place first: a full disk or a missing permission leaves no half of it behind.
     staged: list[tuple[Path, Path]] = []
+    made: list[Path] = []
+    done = False
     try:
         for path, text in contents.items():
             target = project.root / path
+            made += [parent for parent in target.parents if not parent.exists()]
             target.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=target.parent, prefix=".queuesmith-")
             staged.append((Path(name), target))
@@ -200,6 +204,7 @@ def write(adoption: Adoption, overwrite: Callable[[Change], bool]) -> list[Chang
             Path(name).chmod(0o644)
         for scratch, target in staged:
             scratch.replace(target)
+        done = True
     except OSError as error:
         raise Refused(
             f"cannot write {error.filename or ''}: {error.strerror}. Nothing was changed."
@@ -207,6 +212,9 @@ def write(adoption: Adoption, overwrite: Callable[[Change], bool]) -> list[Chang
     finally:
         for scratch, _ in staged:
             scratch.unlink(missing_ok=True)
+        for folder in sorted(made, reverse=True) if not done else ():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
     return chosen
 
 
@@ -261,12 +269,16 @@ def _read_lock(root: Path) -> dict[str, Any]:
 def _lock(project: Project) -> dict[str, Any]:
     path = project.root / LOCK
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        lock = {"queuesmith": "", "packages": {}, **found}
+        for entry in lock["packages"].values():
+            for record in (*entry["files"].values(), {"from": "", "sha256": ""}):
+                _ = entry["patterns"], record["from"], record["sha256"]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Refused(
             f"{path} is damaged ({error}); restore it from git, or delete it to start afresh"
         ) from None
-    return {"queuesmith": "", "packages": {}, **found}
+    return lock
 
 
 def _hash(text: str) -> str:

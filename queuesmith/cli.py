@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,11 @@ KINDS = ("background-jobs", "async-flow", "event-driven")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.run is None:
+        parser.print_help()
+        return 2
     try:
         return int(options.run(options))
     except (Refused, UnknownPattern) as error:
@@ -30,24 +36,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # | head
         return 0
+    except OSError as error:
+        print(f"queuesmith: {error.filename or ''}: {error.strerror}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, EOFError):
+        print("\nqueuesmith: stopped, nothing was written", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="queuesmith",
         description="Proven background-job and event patterns, into new and existing projects.",
+        epilog="queuesmith new my-service --defaults; queuesmith list retry; queuesmith add retry --into src/app",
     )
     parser.add_argument("--version", action="version", version=f"queuesmith {catalogue.version()}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(metavar="COMMAND")
 
-    listing = commands.add_parser("list", help="the patterns and what each one promises")
+    listing = commands.add_parser("list", help="the patterns; what one promises and needs: list PATTERN")
+    listing.add_argument("patterns", nargs="*", metavar="PATTERN", help="tell all about these")
     listing.add_argument("--skill", choices=KINDS, help="only these")
     listing.set_defaults(run=_list)
 
     add = commands.add_parser(
         "add", help="copy patterns, with what they need and their proofs, into a project"
     )
-    add.add_argument("patterns", nargs="+", metavar="PATTERN")
+    add.add_argument("patterns", nargs="+", metavar="PATTERN", help="as `queuesmith list` names them")
     add.add_argument("--into", type=Path, required=True, metavar="FOLDER", help="the package, like src/app")
     add.add_argument("--no-tests", action="store_true", help="leave the proofs out")
     add.add_argument("--force", action="store_true", help="overwrite files that were edited")
@@ -61,13 +76,13 @@ def _parser() -> argparse.ArgumentParser:
     diff.set_defaults(run=_diff, dry_run=False)
 
     new = commands.add_parser("new", help="a new service from the templates (needs copier)")
-    new.add_argument("folder", type=Path)
+    new.add_argument("folder", type=Path, help="a new or empty one; the project is named after it")
     new.add_argument("--kind", choices=KINDS, help="default: asked, or background-jobs")
     new.add_argument("--job", help="the first job, like send-report")
     new.add_argument("--event", help="the first event, like order.placed (event-driven)")
     new.add_argument("--fields", help='what it carries, like "customer: str, pages: int"')
     new.add_argument("--package", help="name of the Python package")
-    new.add_argument("--python", help="lowest Python version: 3.11, 3.12 or 3.13")
+    new.add_argument("--python", choices=("3.11", "3.12", "3.13"), help="lowest version it has to run on")
     new.add_argument("--broker", choices=("redis", "rabbitmq", "nats", "kafka"), help="event-driven only")
     new.add_argument("--database", choices=("sqlite", "postgres"))
     new.add_argument("--pattern", action="append", default=[], help="one more pattern; may be repeated")
@@ -81,7 +96,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(options: argparse.Namespace) -> int:
-    rows = [one for one in catalogue.patterns().values() if options.skill in (None, one.skill)]
+    named = _found(options.patterns)
+    rows = named or [one for one in catalogue.patterns().values() if options.skill in (None, one.skill)]
     if options.json:
         _print_json(
             [
@@ -97,6 +113,12 @@ def _list(options: argparse.Namespace) -> int:
             ]
         )
         return 0
+    for one in named:
+        print(f"{one.id}: {one.title}\n  {one.summary}\n  modules   {' '.join(one.modules)}")
+        print(f"  packages  {', '.join(catalogue.packages(one.modules)) or 'none'}")
+        print("\n".join(f"  proof     {path}" for path in one.proofs))
+    if named:
+        return 0
     width = max((len(one.id) for one in rows), default=0)
     for skill in KINDS:
         mine = sorted((one for one in rows if one.skill == skill), key=lambda one: one.id)
@@ -108,9 +130,15 @@ def _list(options: argparse.Namespace) -> int:
     return 0
 
 
+def _found(names: Sequence[str]) -> list[catalogue.Pattern]:
+    """Also `a,b` for `a b`."""
+    return [catalogue.find(ident) for name in names for ident in name.split(",")]
+
+
 def _add(options: argparse.Namespace) -> int:
     project = adopt.Project.find(options.into)
-    adoption = adopt.plan(project, options.patterns, with_proofs=not options.no_tests)
+    wanted = [one.id for one in _found(options.patterns)]
+    adoption = adopt.plan(project, wanted, with_proofs=not options.no_tests)
     if options.dry_run:
         return _report(options, adoption, [])
     _refuse_edited(options, adoption)
@@ -219,17 +247,61 @@ def _diff(options: argparse.Namespace) -> int:
 
 def _new(options: argparse.Namespace) -> int:
     folder: Path = options.folder
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not folder.is_dir():
+        raise Refused(f"{folder} is a file. Name a new folder")
+    if folder.is_dir() and any(one.name != ".git" for one in folder.iterdir()):
         raise Refused(f"{folder} is not empty. Name a new folder; for an existing project: queuesmith add")
-    event_driven = options.kind == "event-driven"
-    if (options.broker or options.event) and options.kind and not event_driven:
-        raise Refused(f"--broker and --event are for event-driven services, this one is {options.kind}")
-    if options.job and event_driven:
+    answers = _answers(options)
+    command = [*_copier(), "copy", "--quiet"]
+    for name, value in answers.items():
+        if value is not None:
+            command += ["--data", f"{name}={json.dumps(value) if isinstance(value, list | bool) else value}"]
+    if options.defaults or options.json or not sys.stdin.isatty():
+        command.append("--defaults")
+    command += ["--vcs-ref", _revision(), str(ROOT), str(folder.absolute())]
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    done = None
+    try:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE if options.json else None,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        if done is None or done.returncode:
+            _undo(folder, missing)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["copier gave no reason"]
+        why = re.sub(r"^\w+: (Validation error for question '(\w+)': )?", r"\2: ", said[-1])
+        why = re.sub(r"^\[Errno \d+\] ", "", why.removeprefix(": "))
+        raise Refused(f"{why}\nNothing was made.")
+    if options.json:
+        files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        files = [path for path in files if not path.startswith(".git/")]
+        _print_json({"folder": str(folder), "files": files, "next": ["make run", "make test"]})
+    else:
+        there = shlex.quote(str(folder))
+        print(
+            f"\n{folder} is ready:\n\n  cd {there}\n  make run     # http://127.0.0.1:8000/docs\n  make test"
+        )
+    return 0
+
+
+def _answers(options: argparse.Namespace) -> dict[str, Any]:
+    """What was said on the command line, for copier; None: it asks, or takes the default."""
+    events = [name for name in ("broker", "event") if getattr(options, name)]
+    kind = options.kind or ("event-driven" if events else None)
+    if events and kind != "event-driven":
+        raise Refused(f"--{' and --'.join(events)}: for event-driven services, this one is {kind}")
+    if options.job and kind == "event-driven":
         raise Refused(
             "an event-driven service starts with an event: use --event thing.happened instead of --job"
         )
-    answers: dict[str, Any] = {
-        "kind": options.kind or ("event-driven" if options.event or options.broker else None),
+    return {
+        "project_name": _plain(options.folder.resolve().name),
+        "kind": kind,
         "job": options.job,
         "event": options.event,
         "fields": options.fields,
@@ -237,52 +309,67 @@ def _new(options: argparse.Namespace) -> int:
         "python_version": options.python,
         "broker": options.broker,
         "database": options.database,
-        "patterns": [catalogue.find(ident).id for ident in options.pattern] or None,
+        "patterns": [one.id for one in _found(options.pattern)] or None,
         "ci": options.ci,
         "container": False if options.no_container else None,
     }
-    command = [*_copier(), "copy", "--quiet"]
-    for name, value in answers.items():
-        if value is not None:
-            command += ["--data", f"{name}={json.dumps(value) if isinstance(value, list | bool) else value}"]
-    if options.defaults or options.json or not sys.stdin.isatty():
-        command.append("--defaults")
-    # HEAD: this very checkout, not its latest tag. A folder without git is taken as it is.
-    command += ["--vcs-ref", "HEAD", str(ROOT), str(folder)]
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE if options.json else None,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or ["copier gave no reason"]  # it leaves nothing behind
-        why = re.sub(r"^\w+: (Validation error for question '(\w+)': )?", r"\2: ", said[-1]).removeprefix(
-            ": "
-        )
-        raise Refused(f"{why}\nNothing was made.")
-    if options.json:
-        files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-        _print_json({"folder": str(folder), "files": files, "next": ["make run", "make test"]})
-    else:
+
+
+def _plain(name: str) -> str | None:
+    """`Übung 2` -> `ubung-2`: what the template, which knows no accents, would make `bung-2`. None: it can do it."""
+    if name.isascii():
+        return None
+    letters = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"^[^a-z]+", "", re.sub(r"[^a-z0-9]+", "-", letters))[:40].rstrip("-") or None
+
+
+def _revision() -> str:
+    """The commit of this checkout, not its latest tag; a folder without git is taken as it is, whatever we say.
+
+    By its hash: for the word HEAD copier includes uncommitted changes as a commit that it then throws away, and a
+    project that records such a commit can never be updated.
+    """
+    if not (ROOT / ".git").exists() or not (git := shutil.which("git")):
+        return "HEAD"
+
+    def ask(*args: str) -> str:
+        return subprocess.run(
+            [git, "-C", str(ROOT), *args], capture_output=True, text=True, check=False
+        ).stdout.strip()
+
+    commit = ask("rev-parse", "HEAD")
+    if commit and ask("status", "--porcelain"):
         print(
-            f"\n{folder} is ready:\n\n  cd {folder}\n  make run     # http://127.0.0.1:8000/docs\n  make test"
+            f"queuesmith: uncommitted changes in {ROOT} are left out: the project comes from {commit[:9]}",
+            file=sys.stderr,
         )
-    return 0
+    return commit or "HEAD"
+
+
+def _undo(folder: Path, missing: Sequence[Path]) -> None:
+    """Copier removes a folder that it made. One that was there and empty is empty again, and its parents go."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name != ".git":
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    for path in missing:
+        if path.is_dir():
+            path.rmdir()
 
 
 def _copier() -> list[str]:
+    how = "Do one of: pip install copier; pipx install copier; install uv (uvx runs it)"
     beside = Path(sys.executable).with_name("copier")
     if beside.exists():
         return [str(beside)]
     if found := shutil.which("copier"):
         return [found]
     if uvx := shutil.which("uvx"):
-        return [uvx, "copier"]
-    raise Refused(
-        "the templates need copier. Do one of: pip install copier; pipx install copier; install uv (uvx runs it)"
-    )
+        tried = subprocess.run([uvx, "copier", "--version"], capture_output=True, text=True, check=False)
+        if tried.returncode == 0:
+            return [uvx, "copier"]
+        why = "\n  ".join(tried.stderr.strip().splitlines()[-4:])
+        raise Refused(f"the templates need copier, and uvx could not get it. {how}\n  {why}")
+    raise Refused(f"the templates need copier. {how}")
 
 
 def _print_json(value: object) -> None:

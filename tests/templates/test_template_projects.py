@@ -1,16 +1,20 @@
-"""Generated projects do what their README says: `make test` is green, `make run` answers."""
+"""Generated projects do what their README says: `make test` is green, `make run` answers. On the servers they name."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import runpy
 import signal
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -18,67 +22,137 @@ from harness.ports import free_port
 from harness.processes import Spawner
 from harness.waiting import until_sync
 
+from .combinations import COMBINATIONS, QUICK
+
+ROOT = Path(__file__).resolve().parents[2]
 VENV = Path(sys.executable).parents[1]  # already built: installing is the subject of one test alone
-KINDS = ["background-jobs", "async-flow", "event-driven"]
 Render = Callable[..., Path]
 Run = Callable[..., Any]
 
+every_combination = pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param(answers, id=name, marks=() if name in QUICK else pytest.mark.full)
+        for name, answers in COMBINATIONS.items()
+    ],
+)
+
+
+@pytest.fixture
+def servers(answers: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, str]:
+    """DATABASE_URL and BUS_URL of what this combination names, started for real (Kafka: librdkafka's brokers)."""
+    found = {}
+    if answers.get("database") == "postgres":
+        found["DATABASE_URL"] = request.getfixturevalue("postgres_url")
+    if answers.get("broker") == "kafka":
+        found["BUS_URL"] = f"kafka://{request.getfixturevalue('kafka_bootstrap')}"
+        found["BUS_CREATE_TOPICS"] = "no"  # these brokers create topics when asked about them
+    elif answers.get("broker"):
+        found["BUS_URL"] = request.getfixturevalue(f"{answers['broker']}_url")
+    return found
+
 
 @pytest.mark.fault
-def test_a_new_project_passes_its_own_tests_kill_9_included(render: Render, run: Run) -> None:
-    said = run("make", f"VENV={VENV}", "test", cwd=render()).stdout
+@every_combination
+def test_a_project_passes_its_own_tests_kill_9_included_on_the_servers_it_names(
+    render: Render, run: Run, answers: dict[str, Any], servers: dict[str, str]
+) -> None:
+    project = render(**answers)
+    env = {f"TEST_{name}": value for name, value in servers.items()}
+    said = run("make", f"VENV={VENV}", "test", "ARGS=-v", cwd=project, env=env).stdout
     assert " passed" in said
     assert "skipped" not in said
+    assert re.search(r"test_crash.py::test_a_\w+_killed_\w+ PASSED", said)
+    assert re.search(r"test_crash.py::test_the_naive_\w+_loses_\w+ PASSED", said)
 
 
-@pytest.mark.full
 @pytest.mark.fault
-@pytest.mark.parametrize("broker", ["redis", "kafka"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_project_passes_its_own_tests(render: Render, run: Run, kind: str, broker: str) -> None:
-    project = render(kind=kind, broker=broker, database="postgres", patterns=["circuit-breaker"])
-    assert " passed" in run("make", f"VENV={VENV}", "test", cwd=project).stdout
-
-
-@pytest.mark.full
-@pytest.mark.fault
-def test_a_new_project_tests_itself_on_postgresql(render: Render, run: Run, postgres_url: str) -> None:
-    project = render(database="postgres")
-    run("make", f"VENV={VENV}", "test", cwd=project, env={"TEST_DATABASE_URL": postgres_url})
-
-
-@pytest.mark.full
-def test_a_cold_install_is_typed_and_passes_the_tests(render: Render, run: Run) -> None:
-    """Nothing of this environment: what is not in the project's dependencies is not there."""
-    project = render()
-    assert " passed" in run("make", f"PYTHON={sys.executable}", "test", cwd=project).stdout
-    run("make", "lint", cwd=project)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_make_run_answers_a_request_and_leaves_nothing_behind(
-    render: Render, spawn: Spawner, tmp_path: Path, kind: str
+def test_the_tests_of_a_project_use_the_broker_and_the_database_that_are_named(
+    render: Render, run: Run
 ) -> None:
-    project = render("service", kind=kind)
+    """Or the test above would prove nothing: with nobody at these addresses they fail."""
+    project = render(kind="event-driven", broker="nats", database="postgres")
+    nowhere = f"127.0.0.1:{free_port()}"
+    only = "ARGS=-x -q tests/test_api.py -k confirmed"
+    env = {"TEST_DATABASE_URL": f"postgresql://nobody@{nowhere}/none"}
+    assert (
+        "psycopg.OperationalError"
+        in run("make", f"VENV={VENV}", "test", only, cwd=project, env=env, code=2).stdout
+    )
+    env = {"TEST_BUS_URL": f"nats://{nowhere}", "PYTEST_TIMEOUT": "60"}
+    conftest = project / "tests/processes.py"
+    conftest.write_text(conftest.read_text().replace("timeout: float = 30", "timeout: float = 5"))
+    assert (
+        "no confirmation after 5 s"
+        in run("make", f"VENV={VENV}", "test", only, cwd=project, env=env, code=2).stdout
+    )
+
+
+@every_combination
+def test_make_run_answers_a_request_and_leaves_nothing_behind(
+    render: Render, spawn: Spawner, answers: dict[str, Any], servers: dict[str, str]
+) -> None:
+    project = render("service", **answers)
+    prefix = f"{answers.get('package', 'service').upper()}_"
     port = free_port()
-    env = {"SERVICE_PORT": str(port), "PYTHONPATH": "", "SERVICE_STEP_SECONDS": "0.01"}
-    if kind == "event-driven":
-        del env["SERVICE_STEP_SECONDS"]
+    env = {f"{prefix}PORT": str(port), "PYTHONPATH": ""}
+    for name, value in servers.items():
+        env[name if name.endswith("_URL") else prefix + name] = value
+    if answers.get("kind") == "event-driven":
+        env[f"{prefix}BUS_PREFIX"] = f"test-{uuid4().hex}"
+        done = {"status": "confirmed"}
+    else:
+        env[f"{prefix}STEP_SECONDS"] = "0.01"
+        done = {"state": "completed"}
     running = spawn.command("make", f"VENV={VENV}", "run", cwd=project, env=env)
     base = f"http://127.0.0.1:{port}"
     until_sync(lambda: _ask(f"{base}/readyz") == {}, 60, "a service that is ready")
-    path, body, done = {
-        "background-jobs": ("/send-report", {"customer": "a", "pages": 1}, {"state": "completed"}),
-        "async-flow": ("/write-summary", {"customer": "a", "pages": 1}, {"state": "completed"}),
-        "event-driven": ("/orders", {"customer": "a", "amount": 1}, {"status": "confirmed"}),
-    }[kind]
-    ident = _ask(base + path, body)["id"]
-    until_sync(lambda: done.items() <= _ask(f"{base}{path}/{ident}").items(), 60, "the request carried out")
+    example = runpy.run_path(str(project / "tests" / "example.py"))
+    ident = _ask(base + example["URL"], example["BODY"])["id"]
+    until_sync(
+        lambda: done.items() <= _ask(f"{base}{example['URL']}/{ident}").items(), 60, "the request carried out"
+    )
     folder = str(project.resolve())
     assert len(_using(folder)) >= 4, "make, the API, the process beside it, Redis"
     os.killpg(running.pid, signal.SIGINT)  # Ctrl-C
     running.wait(60)
     until_sync(lambda: not _using(folder), 20, "the end of all of them")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cache", ["warm", "cold"])
+def test_from_nothing_to_green_tests_in_less_than_a_minute(
+    run: Run, installed: Path, tmp_path: Path, figures: Callable[..., Path], cache: str
+) -> None:
+    """A new folder, a new home, an environment of its own: what the project does not ask for is not there.
+
+    warm: packages were downloaded before; cold: uv has to fetch every one of them.
+    """
+    (tmp_path / "home").mkdir()
+    env = {"HOME": str(tmp_path / "home"), "PYTHON": sys.executable}
+    if cache == "cold":
+        env["UV_CACHE_DIR"] = str(tmp_path / "cache")
+    else:
+        env["UV_CACHE_DIR"] = run("uv", "cache", "dir", cwd=tmp_path).stdout.strip()
+    began = time.monotonic()
+    run(sys.executable, installed / "bin" / "queuesmith", "new", "shop", "--defaults", cwd=tmp_path, env=env)
+    scaffolded = time.monotonic()
+    project = tmp_path / "shop"
+    run("make", "install", cwd=project, env=env)
+    built = time.monotonic()
+    assert " passed" in run("make", "test", cwd=project, env=env).stdout
+    green = time.monotonic()
+    figures(
+        "scaffold",
+        name=f"default-{cache}-packages",
+        scaffold_seconds=round(scaffolded - began, 1),
+        install_seconds=round(built - scaffolded, 1),
+        test_seconds=round(green - built, 1),
+        total_seconds=round(green - began, 1),
+        cache=cache,
+    )
+    assert green - began < 60
+    run("make", "lint", cwd=project, env=env)
 
 
 def _ask(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

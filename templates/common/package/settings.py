@@ -35,6 +35,10 @@ class Settings(BaseModel):
     database_url: str | None = None  # postgresql://... or sqlite:////path.db; none: SQLite in data_dir
 {@% if kind == 'event-driven' %@}
     bus_url: str | None = None  # {@ {'redis': 'redis://...', 'rabbitmq': 'amqp://...', 'nats': 'nats://...', 'kafka': 'kafka://host:port'}[broker] @}; none: Redis Streams on our Redis
+    bus_prefix: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")] = "events"  # of every name on the bus
+{@% if broker == 'kafka' %@}
+    bus_create_topics: bool = True  # no: the brokers do, or somebody has
+{@% endif %@}
 {@% else %@}
     signing_keys: str | None = Field(None, repr=False)  # newest first, commas between; none: unsigned jobs
 {@% endif %@}
