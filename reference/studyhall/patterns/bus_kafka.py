@@ -28,7 +28,7 @@ from uuid import uuid4
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from .bus_delivery import checked_name, encoded, text
+from .bus_delivery import checked_name, encoded, log, pauses, text
 from .event_bus import EVENTS, BrokerUnavailable, Capabilities, Handler, Quarantined, topic_of
 from .event_schema import Event
 from .kafka_consumer import KafkaMember, headers_of
@@ -100,7 +100,14 @@ class KafkaBus:
         policy: RetryPolicy = EVENTS,
         time_limit: float = 60.0,
     ) -> None:
-        await self.subscribe(group, topics)
+        async for _ in pauses(stop):
+            try:
+                await self.subscribe(group, topics)
+                break
+            except KafkaException as error:
+                log.warning("group %s cannot reach Kafka, trying again: %s", group, error)
+        if stop.is_set():
+            return
         consumer = Consumer(
             {
                 **self._config,

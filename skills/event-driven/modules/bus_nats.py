@@ -38,6 +38,8 @@ from .retry import RetryPolicy
 __all__ = ["NatsBus"]
 
 DAY = 24 * 3600.0
+# Never 0: nats-py then spins on a refused port, and nothing else in the process runs (a time limit neither).
+RECONNECT = 0.2
 FETCH = 0.5  # seconds a fetch waits; also how long an idle consumer needs to notice `stop`
 TROUBLE = (NatsError, OSError, TimeoutError)
 
@@ -272,11 +274,13 @@ class NatsBus:
             if self._client is None or self._client.is_closed:
                 self._client = await nats.connect(
                     self.url,
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=0,
+                    # -1 here also means that the first connection is awaited for ever: publish would not answer.
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=RECONNECT,
                     connect_timeout=5,
                     error_cb=_quiet,
                 )
+                self._client.options["max_reconnect_attempts"] = -1  # from now on it comes back, however late
             stream = self._client.jetstream(timeout=self.confirm_within)
             if not self._declared:  # at first, and after trouble: a server that lost its data has no streams
                 await self._streams(stream)

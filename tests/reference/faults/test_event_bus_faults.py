@@ -17,10 +17,13 @@ import pytest
 
 from harness.buses import BUSES, SERVERS, open_bus
 from harness.nats import NatsServer
+from harness.ports import free_port
 from harness.processes import Spawned, Spawner
 from harness.rabbitmq import RabbitServer
 from harness.redis import RedisServer
 from harness.waiting import until
+from studyhall.patterns.bus_kafka import KafkaBus
+from studyhall.patterns.event_bus import BrokerUnavailable
 from studyhall.patterns.event_schema import Event
 from studyhall.patterns.retry import RetryPolicy
 
@@ -255,6 +258,65 @@ async def test_broker_killed_mid_stream_loses_no_accepted_event(
         lost=len(accepted - set(seen)),
         delivered_twice=sum(seen.values()) - len(seen),
     )
+
+
+async def _longest_silence(of: asyncio.Event) -> float:
+    """Seconds the event loop let nobody run, until `of` is set."""
+    longest, last = 0.0, time.monotonic()
+    while not of.is_set():
+        await asyncio.sleep(0.01)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    return longest
+
+
+@pytest.mark.parametrize(
+    "broker", ["redis", "nats", pytest.param("rabbitmq", marks=pytest.mark.full)], indirect=True
+)
+async def test_broker_that_is_away_at_the_start_is_waited_for_and_stops_nobody(broker: Any) -> None:
+    await asyncio.to_thread(broker.kill)
+    bus = open_bus(broker.kind, broker.url, "orders")
+    seen, stop, measured = list[Event](), asyncio.Event(), asyncio.Event()
+    silence = asyncio.create_task(_longest_silence(measured))
+
+    async def note(event: Event) -> None:
+        seen.append(event)
+
+    (order,) = events(1)
+    (refused,) = await asyncio.wait_for(bus.publish([order]), 30)
+    assert isinstance(refused, BrokerUnavailable)
+    consumer = asyncio.create_task(bus.consume("mail", ["order"], note, stop=stop, policy=QUICK))
+    await asyncio.sleep(0.5)
+    assert not consumer.done(), "a consumer outlives an outage, also one it starts in"
+    measured.set()
+    # nats-py with a reconnect wait of 0 answered nobody and starved every other task, for ever
+    assert await silence < 5
+    await asyncio.to_thread(broker.restart)
+
+    async def accepted() -> bool:
+        return await bus.publish([order]) == [None]
+
+    await until(accepted, 60, "the broker to take the event", every=0.1)
+    await until(lambda: order in seen, 60, "the consumer to get it")
+    stop.set()
+    await asyncio.wait_for(consumer, 40)
+    await bus.close()
+
+
+async def test_kafka_that_is_away_at_the_start_is_waited_for_and_stops_nobody() -> None:
+    """The mock brokers cannot come back on a port of their choice: what they would find is shown above."""
+    bus = KafkaBus(f"127.0.0.1:{free_port()}", prefix="orders", create_topics=False, confirm_within=0.3)
+    (refused,) = await asyncio.wait_for(bus.publish(events(1)), 30)
+    assert isinstance(refused, BrokerUnavailable)
+    stop = asyncio.Event()
+    consumer = asyncio.create_task(bus.consume("mail", ["order"], _ignore, stop=stop))
+    await asyncio.sleep(1)  # its first attempt is over after 0.3
+    assert not consumer.done()
+    stop.set()
+    await asyncio.wait_for(consumer, 30)
+    await bus.close()
+
+
+async def _ignore(_: Event) -> None: ...
 
 
 async def test_usual_stream_consumer_loses_what_ours_keeps(
