@@ -30,14 +30,17 @@ function work() {
   const lock = (given.takeover ? +given.takeover : 60) * 500;
   new Worker(given.queue, async ({ data: job }) => {
     const started = now();
+    const note = () => {
+      const record = Buffer.alloc(32);
+      [job.n, job.sent, started, now()].forEach((field, i) => record.writeBigInt64LE(BigInt(field), i * 8));
+      writeSync(tally, record);
+    };
     if (job.kind === "io5") await sleep(5);
-    else if (job.kind === "hold") await sleep(3600_000);
+    else if (job.kind === "hold") { note(); await sleep(3600_000); }
     else if (job.kind === "cpu20") compute(20);
     else if (job.kind === "row") { await sleep(20); insert(job); await sleep(20); }
     else if (job.kind === "begin") { insert(job); await sleep(1000); }
-    const record = Buffer.alloc(32);
-    [job.n, job.sent, started, now()].forEach((field, i) => record.writeBigInt64LE(BigInt(field), i * 8));
-    writeSync(tally, record);
+    note();
     if (job.kind === "fail") throw new Error("on purpose");
   }, { connection, concurrency: +given.concurrency, lockDuration: lock, stalledInterval: lock,
     maxStalledCount: +given.tries });

@@ -9,10 +9,10 @@ import uvloop
 from sqlalchemy import text
 
 from studyhall.patterns.bullmq_worker import ReliableWorker
+from studyhall.patterns.errors import Permanent
 from studyhall.patterns.observability import configure_logging
 from studyhall.patterns.pipeline import Done, JobContext, Pipeline
 from studyhall.patterns.producer import JobRequest, Producer
-from studyhall.patterns.retry import RetryPolicy
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.store import create_all, open_store
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -35,7 +35,10 @@ async def handle(ctx: JobContext, payload: Job) -> Done | dict[str, int]:
         row = text("INSERT INTO effects (job) VALUES (:job)"), {"job": payload.n}
         # the effect and the marker that it happened share a transaction
         return Done({"number": payload.n}, save=lambda tx: tx.execute(*row))
-    await contest.work_async(payload.__dict__)
+    try:
+        await contest.work_async(payload.__dict__)
+    except contest.Failed as error:  # shall end as failed at once, not after its attempts
+        raise Permanent(str(error)) from None
     return {"number": payload.n}
 
 
@@ -46,8 +49,6 @@ def job_types() -> JobTypes:
         payload=Job,
         handler=handle,
         queue=given.queue,
-        # a job that fails on purpose shall end as failed, not wait for its next attempt
-        retry=RetryPolicy(attempts=1 if getattr(given, "kind", "") == "fail" else 3),
         deadline=2 * contest.HOLD_SECONDS,
     )
     return jobs

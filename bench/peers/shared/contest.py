@@ -11,8 +11,9 @@ worker and how to add a job; what a job does and how it is counted is the same f
 
 Every execution that reaches its end appends one record to the tally, with a single `write` to a file opened with
 O_APPEND: job number, time of the enqueue, start and end, in nanoseconds since the epoch, 8 bytes each. A job that is
-missing there was lost, one that is there twice was doubled. Jobs of the kinds `row` and `begin` also insert a row into
-the SQLite database BENCH_STORE, as handlers usually do it: one INSERT, committed at once.
+missing there was lost, one that is there twice was doubled. Jobs of the kind `hold` do so at their start
+and stay. Jobs of the kinds `row` and `begin` also insert a row into the SQLite database BENCH_STORE, as handlers
+usually do it: one INSERT, committed at once.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ def work(job: Job) -> None:
     if kind == "io5":
         time.sleep(0.005)
     elif kind == "hold":
+        record(job, started)
         time.sleep(HOLD_SECONDS)
     elif kind == "cpu20":
         _compute(0.020)
@@ -120,6 +122,7 @@ async def work_async(job: Job) -> None:
     if kind == "io5":
         await asyncio.sleep(0.005)
     elif kind == "hold":
+        record(job, started)
         await asyncio.sleep(HOLD_SECONDS)
     elif kind == "cpu20":
         _compute(0.020)

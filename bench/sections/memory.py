@@ -1,0 +1,86 @@
+"""Memory: of one worker process, and in Redis per job in each of its states."""
+
+from __future__ import annotations
+
+import time
+
+import redis
+
+from bench.figures import Column, Value
+from bench.lab import Bench, Lab, Peer
+
+TITLE = "Memory"
+ABOUT = (
+    "One worker with its children after some hundred jobs; proportional: pages that processes share are shared out. "
+    "Redis: `MEMORY USAGE` of all keys, less what they took before, per job of 100 bytes payload. A dash: the peer "
+    "keeps no such jobs in Redis. Retention is the peer's default."
+)
+COLUMNS = {
+    "pss": Column("worker, proportional", "MB", better="less"),
+    "rss": Column("worker, resident", "MB", better="less"),
+    "waiting": Column("Redis: waiting", "bytes/job", better="less"),
+    "active": Column("active", "bytes/job", better="less"),
+    "delayed": Column("delayed", "bytes/job", better="less"),
+    "completed": Column("completed", "bytes/job", better="less"),
+    "failed": Column("failed", "bytes/job", better="less"),
+}
+ROUNDS = 1
+PAYLOAD = 100
+
+
+def measure(lab: Lab) -> dict[str, dict[str, Value]]:
+    rows: dict[str, dict[str, Value]] = {}
+    for peer in lab.peers:
+        try:
+            rows[peer.id] = once(lab, peer)
+            lab.say(
+                f"{peer.title}: {rows[peer.id]['pss']} MB, {rows[peer.id]['waiting']} bytes per waiting job"
+            )
+        except (RuntimeError, OSError) as error:
+            lab.failed(peer, error)
+    return rows
+
+
+def once(lab: Lab, peer: Peer) -> dict[str, Value]:
+    row: dict[str, Value] = dict.fromkeys(COLUMNS)
+    jobs = max(30, min(lab.scale(300, 1_000), peer.pace * 2))
+    for state in peer.states:
+        with lab.bench(peer) as bench, lab.server.client() as client:
+            row[state] = round(_bytes(bench, client, state, jobs))
+    with lab.bench(peer) as bench:
+        workers = bench.start()
+        bench.enqueue(jobs, bulk=True)
+        bench.finished(jobs, workers)
+        return row | {name: round(value, 1) for name, value in workers.memory().items()}
+
+
+def _bytes(bench: Bench, client: redis.Redis, state: str, jobs: int) -> float:
+    """Bytes in Redis per job in that state."""
+    if state in ("waiting", "delayed"):
+        bench.enqueue(jobs, payload=PAYLOAD, bulk=True, delay=3_600 if state == "delayed" else None)
+        return _stored(client) / jobs
+    workers = bench.start(kind="hold" if state == "active" else "noop")
+    bench.enqueue(1, payload=PAYLOAD)
+    bench.finished(1, workers)
+    before = _stored(client)
+    if state == "active":
+        jobs = bench.peer.concurrency.get("hold", 50)
+        bench.enqueue(jobs, payload=PAYLOAD, kind="hold", first=1)
+        bench.finished(1 + min(jobs, bench.peer.concurrency.get("running", jobs)), workers)
+    else:
+        kind = "fail" if state == "failed" else "noop"
+        bench.enqueue(jobs, payload=PAYLOAD, kind=kind, first=1, bulk=True)
+        bench.finished(1 + jobs, workers)
+    return (_stored(client) - before) / jobs
+
+
+def _stored(client: redis.Redis) -> int:
+    """Bytes of all keys, when they have come to rest: the last job's end is written after its record."""
+    last = -1
+    for _ in range(25):
+        total = sum(int(client.memory_usage(key, samples=0) or 0) for key in client.scan_iter(count=1_000))
+        if total == last:
+            return total
+        last = total
+        time.sleep(0.2)
+    return last
