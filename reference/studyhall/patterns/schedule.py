@@ -6,8 +6,9 @@ Promise
 - A tick is a slot of its schedule, the slot is part of the job's id, and that id is the idempotency key. So
   whoever runs it, early, late or again after a crash: one slot, at most one effect. There is no lock to lose:
   SET NX + DEL ran a job three times when it outlived the lock, and twice when a clock was 100 ms off.
-- Slots that nobody ran are counted, logged and kept (`missed`); a late tick runs once for all of them, or
-  not at all (`when_late`).
+- Every slot since the first is accounted for: its tick was started, or it is `missed`, logged and counted; never
+  both. One that was reported and comes after all (its worker was killed or hung) is taken off the missed ones.
+- A late tick runs once for all that were missed, or not at all (`when_late`).
 - A tick that finds the one before it still running is skipped, or waits (`overlap`).
 
 When it does NOT hold: effects outside the `save` of a handler, as in `idempotency`. Ticks wait for a worker:
@@ -33,9 +34,9 @@ from bullmq import Queue
 from bullmq.job_scheduler import JobScheduler
 from pydantic import BaseModel
 from redis.asyncio import Redis
-from sqlalchemy import BigInteger, Column, Integer, String, Table, delete, select, update
+from sqlalchemy import BigInteger, Column, Integer, String, Table, delete, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from .errors import Cancelled, JobError, Snooze
 from .lease import Lease
@@ -57,6 +58,9 @@ __all__ = [
 
 log = logging.getLogger("schedule")
 EARLY = 1.0  # seconds by which a worker's clock may be ahead before its tick is made to wait
+REMEMBERED = (
+    1_000  # missed slots of a schedule that are known by name; a tick that is later than these is lost
+)
 
 schedule_state = Table(
     "schedule_state",
@@ -66,6 +70,12 @@ schedule_state = Table(
     Column("ticks", Integer, nullable=False),
     Column("missed", Integer, nullable=False),
     Column("skipped", Integer, nullable=False),
+)
+missed_slots = Table(
+    "schedule_missed",
+    metadata,
+    Column("id", String(60), primary_key=True),
+    Column("slot", BigInteger, primary_key=True),
 )
 
 
@@ -222,9 +232,10 @@ class Schedules:
                 for old in one.was:
                     taken = select(schedule_state.c.id).where(schedule_state.c.id == one.id)
                     if (await tx.execute(taken)).first() is None:
-                        mine = schedule_state.c.id == old
-                        await tx.execute(update(schedule_state).where(mine).values(id=one.id))
-                    await tx.execute(delete(schedule_state).where(schedule_state.c.id == old))
+                        for table in (schedule_state, missed_slots):
+                            await tx.execute(update(table).where(table.c.id == old).values(id=one.id))
+                    for table in (schedule_state, missed_slots):
+                        await tx.execute(delete(table).where(table.c.id == old))
 
     # -- running a tick ------------------------------------------------------------------------------------
 
@@ -249,22 +260,29 @@ class Schedules:
         return lease  # held by the pipeline while the handler runs; when it is taken, the tick waits
 
     async def _note(self, engine: AsyncEngine, one: Schedule, slot: int) -> None:
-        insert = postgresql.insert if is_postgres(engine) else sqlite.insert
-        t = schedule_state.c
-        fresh = insert(schedule_state).values(id=one.id, last_slot=slot, ticks=1, missed=0, skipped=0)
-        missed = 0
+        dialect = postgresql if is_postgres(engine) else sqlite
+        t, mine = schedule_state.c, schedule_state.c.id == one.id
+        fresh = dialect.insert(schedule_state).values(id=one.id, last_slot=slot, ticks=1, missed=0, skipped=0)
+        missed: Sequence[int] = ()
         async with begin(engine) as tx:
-            if (await tx.execute(fresh.on_conflict_do_nothing().returning(t.id))).first() is None:
-                last = await tx.scalar(select(t.last_slot).where(t.id == one.id).with_for_update())
-                if last is None or slot <= last:
-                    return  # the same slot again, after a crash or a retry
+            if (await tx.execute(fresh.on_conflict_do_nothing().returning(t.id))).first() is not None:
+                return
+            last = await tx.scalar(select(t.last_slot).where(mine).with_for_update())
+            if last is None:
+                return  # renamed this very moment
+            values: dict[str, Any] = {"ticks": t.ticks + 1}
+            if slot > last:
                 missed = one.cadence.between(last, slot)
-                values = {"last_slot": slot, "ticks": t.ticks + 1, "missed": t.missed + missed}
-                await tx.execute(update(schedule_state).where(t.id == one.id).values(**values))
+                values |= {"last_slot": slot, "missed": t.missed + len(missed)}
+                await _remember(tx, one.id, missed)
+            elif await _forget(tx, one.id, slot):
+                values["missed"] = t.missed - 1
+            else:
+                return  # the same slot again, after a crash or a retry
+            await tx.execute(update(schedule_state).where(mine).values(**values))
         if missed:
-            log.warning(
-                "ticks missed", extra={"fields": {"schedule": one.id, "missed": missed, "slot": slot}}
-            )
+            fields = {"schedule": one.id, "missed": len(missed), "slot": slot}
+            log.warning("ticks missed", extra={"fields": fields})
 
     async def _count(self, engine: AsyncEngine, schedule_id: str, column: str) -> None:
         mine, counter = schedule_state.c.id == schedule_id, schedule_state.c[column]
@@ -302,6 +320,24 @@ def _check(one: Schedule, jobs: JobTypes) -> None:
         raise InvalidSchedule(f"schedule {one.id}: overlap is skip or queue, when_late is run or skip")
     if not 0 <= one.jitter < 86_400 or (cadence.every is not None and one.jitter >= cadence.every):
         raise InvalidSchedule(f"schedule {one.id}: jitter {one.jitter!r} must be shorter than its interval")
+
+
+async def _remember(tx: AsyncConnection, schedule_id: str, slots: Sequence[int]) -> None:
+    if not slots:
+        return
+    rows = [{"id": schedule_id, "slot": slot} for slot in slots[-REMEMBERED:]]
+    await tx.execute(insert(missed_slots), rows)
+    mine = missed_slots.c.id == schedule_id
+    too_many = select(missed_slots.c.slot).where(mine).order_by(missed_slots.c.slot.desc())
+    oldest = await tx.scalar(too_many.offset(REMEMBERED).limit(1))
+    if oldest is not None:
+        await tx.execute(delete(missed_slots).where(mine, missed_slots.c.slot <= oldest))
+
+
+async def _forget(tx: AsyncConnection, schedule_id: str, slot: int) -> bool:
+    """True: the slot was reported as missed, and from now on it is not."""
+    this = missed_slots.c.id == schedule_id, missed_slots.c.slot == slot
+    return (await tx.execute(delete(missed_slots).where(*this))).rowcount == 1
 
 
 def _spread(one: Schedule, slot: int) -> float:

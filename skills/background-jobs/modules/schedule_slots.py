@@ -14,7 +14,7 @@ asked for wall-clock times only and the zone is applied here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -119,15 +119,15 @@ class Cadence:
         repeat = {"pattern": self.cron, "tz": self.tz}
         return self.cron is not None and default_repeat_strategy(millis - 1, repeat) == millis
 
-    def between(self, first: int, last: int, *, limit: int = 10_000) -> int:
-        """How many slots lie strictly between the two; counts up to `limit`."""
+    def between(self, first: int, last: int, *, limit: int = 10_000) -> Sequence[int]:
+        """The slots strictly between the two; of an interval the latest `limit`, of cron the first."""
         if self.every is not None:
             step = round(self.every * 1000)
-            return min(limit, max(0, (last - 1) // step - first // step))
-        count, slot = 0, self.next_after(first)
-        while slot < last and count < limit:
-            count, slot = count + 1, self.next_after(slot)
-        return count
+            return range((first // step + 1) * step, last, step)[-limit:]
+        found: list[int] = []
+        while (slot := self.next_after(found[-1] if found else first)) < last and len(found) < limit:
+            found.append(slot)
+        return found
 
     def __str__(self) -> str:
         return f"every {self.every:g} s" if self.every is not None else f"{self.cron} ({self.tz})"

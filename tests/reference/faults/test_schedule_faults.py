@@ -19,7 +19,7 @@ from harness.processes import Spawned, Spawner
 from harness.waiting import until
 from studyhall.patterns.connections import producer_client
 from studyhall.patterns.producer import Producer
-from studyhall.patterns.schedule import Schedules
+from studyhall.patterns.schedule import Schedules, missed_slots
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.store import close, create_all, open_store, read
 
@@ -92,6 +92,10 @@ class Fleet:
             rows = await connection.execute(select(schedule_instances.tick_effects.c.slot))
             return collections.Counter(row.slot for row in rows)
 
+    async def missed(self) -> set[int]:
+        async with read(self.store) as connection:
+            return {row.slot for row in await connection.execute(select(missed_slots))}
+
     async def state(self) -> Any:
         (state,) = await self.schedules.states(self.producer, self.store)
         return state
@@ -145,16 +149,19 @@ async def test_leader_kills_leave_at_most_one_run_per_tick_and_every_missed_tick
 
         await until(enough, 90, f"{ticks} ticks, some of them after the outage", every=0.1)
         await fleet.idle()
-        effects, state = await fleet.effects(), await fleet.state()
+        effects, missed, state = await fleet.effects(), await fleet.missed(), await fleet.state()
         failures = [job.failedReason for job in await fleet.queue.getFailed()]
     runs = sum(len(fleet.starts(one)) for one in [*fleet.instances, *fleet.gone])
     assert in_mid_tick > 0, "no kill hit an unfinished tick: this run proves nothing"
     assert max(effects.values()) == 1, "a tick took effect twice"
     assert failures == []
     # Every slot since the first is accounted for: it ran, or it was reported as missed.
-    span = (max(effects) - min(effects)) // round(fleet.every * 1000) + 1
-    # A tick whose leader died in the middle may be reported as missed and still run when its job is taken over.
-    assert 0 <= len(effects) + state.missed - span <= kills + 3
+    step = round(fleet.every * 1000)
+    every_slot = set(range(min(effects), max(effects) + 1, step))
+    span = len(every_slot)
+    assert set(effects).isdisjoint(missed), "a slot that ran is still reported as missed"
+    assert set(effects) | missed == every_slot, "a slot neither ran nor was it reported"
+    assert state.missed == len(missed)
     assert state.missed - missed_before >= 3, "the outage of all is in the report"
     figures(
         "schedule",
@@ -167,7 +174,7 @@ async def test_leader_kills_leave_at_most_one_run_per_tick_and_every_missed_tick
         runs_started=runs,
         slots=span,
         missed_and_reported=state.missed,
-        unaccounted=max(0, span - len(effects) - state.missed),
+        unaccounted=span - len(effects) - state.missed,
     )
 
 

@@ -236,6 +236,35 @@ async def test_a_late_tick_runs_once_for_all_that_were_missed_or_not_at_all(hall
     assert ((one.id, pending) in hall.ran) == (policy == "run")
 
 
+async def test_a_tick_that_its_successor_overtook_counts_as_run_and_not_as_missed_too(hall: Hall) -> None:
+    """Its worker hung, or was killed, after the next tick was planned and before this one was noted."""
+    schedules = hall.schedules(Schedule("beat", "tick", every=0.5, overlap="queue"))
+    overtaken: list[int] = []
+    go_on = asyncio.Event()
+
+    async def hangs_once(ctx: JobContext, payload: Any) -> Any:
+        if not overtaken and hall.ran:
+            tick = tick_of(ctx.job_id, ctx.job.data)
+            assert tick is not None
+            overtaken.append(tick.slot)
+            await go_on.wait()
+        return await schedules.guard(ctx, payload)
+
+    await schedules.apply(hall.producer, hall.store)
+    pipeline = Pipeline(hall.jobs, hall.store, signer=hall.signer, guards=[hangs_once])
+    async with at_work("q", pipeline, url=hall.url):
+        await until(lambda: len(hall.ran) >= 3, what="ticks before and after the one that hangs")
+        reported = (await hall.state(schedules)).missed
+        go_on.set()
+        await until(lambda: ("beat", overtaken[0]) in hall.ran, what="the tick that was overtaken")
+        await hall.producer.queue("q").removeJobScheduler("beat")
+        await until(lambda: not hall.running, what="the last tick")
+    state = await hall.state(schedules)
+    assert reported == 1, "as long as it had not run, it was missed"
+    assert (state.missed, state.ticks) == (0, len(hall.ran))
+    assert len({slot for _, slot in hall.ran}) == len(hall.ran)
+
+
 async def test_schedules_come_back_after_redis_lost_them_and_never_touch_those_of_a_newer_version(
     hall: Hall,
 ) -> None:
