@@ -38,6 +38,10 @@ def queuesmith(run: Run, installed: Path, shop: Path) -> Command:
     return go
 
 
+def folders(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_dir() and path.name != "__pycache__"}
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
@@ -167,7 +171,14 @@ WRONG = {
         "for event-driven services",
     ),
     "job in events": (("new", "x", "--kind", "event-driven", "--job", "send-mail"), "use --event"),
-    "unknown pattern in new": (("new", "x", "--pattern", "sagas"), "did you mean saga?"),
+    "job and event": (("new", "x", "--event", "trip.booked", "--job", "send-mail"), "use --event"),
+    "a file": (("new", "pyproject.toml"), "pyproject.toml is a file"),
+    "inside a file": (("new", "pyproject.toml/x"), "Not a directory"),
+    "name too long": (("new", "x" * 300), "File name too long"),
+    "wrong answer, deep": (("new", "a/b/c", "--fields", "when: datetime"), "fields: when: datetime must be"),
+    "unknown Python": (("new", "x", "--python", "3.8"), "invalid choice: '3.8'"),
+    "unknown pattern in new": (("new", "x", "--pattern", "retry,sagas"), "did you mean saga?"),
+    "unknown pattern in list": (("list", "retri"), "did you mean inline-retry or retry?"),
     "keyword": (("new", "x", "--package", "class"), "class is a word of the Python language"),
 }
 
@@ -176,11 +187,54 @@ WRONG = {
 def test_wrong_input_is_named_and_nothing_is_written(
     queuesmith: Command, shop: Path, args: tuple[str, ...], message: str
 ) -> None:
-    before = files(shop)
+    before = files(shop), folders(shop)
     refused = queuesmith(*args, code=2)
     assert message in refused.stderr
     assert "Traceback" not in refused.stderr
-    assert files(shop) == before
+    assert (files(shop), folders(shop)) == before
+
+
+def test_a_folder_that_was_empty_is_empty_again_after_a_refusal(queuesmith: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    queuesmith("new", "mine", "--job", "No Name", cwd=tmp_path, code=2)
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_what_cannot_be_written_leaves_nothing_behind(queuesmith: Command, shop: Path) -> None:
+    (shop / "tests").write_text("a file where the folder for the proofs would be")
+    before = files(shop), folders(shop)
+    refused = queuesmith("add", "retry", "--into", "src/shop", code=2)
+    assert "Nothing was changed" in refused.stderr
+    assert (files(shop), folders(shop)) == before
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"packages": []}', '{"packages": {"src/shop": {}}}'])
+def test_a_damaged_record_is_named(queuesmith: Command, shop: Path, text: str) -> None:
+    (shop / ".queuesmith.json").write_text(text)
+    for command in (("diff",), ("add", "retry", "--into", "src/shop")):
+        refused = queuesmith(*command, code=2)
+        assert "is damaged" in refused.stderr
+        assert "Traceback" not in refused.stderr
+    assert (shop / ".queuesmith.json").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("into", "package"),
+    {"backend/app": "backend.app", "lib/app/core": "app.core"}.items(),
+)
+def test_a_project_of_any_layout_runs_the_proofs(
+    queuesmith: Command, run: Run, tmp_path: Path, into: str, package: str
+) -> None:
+    project = tmp_path / "theirs"
+    (project / into).mkdir(parents=True)
+    (project / into / "__init__.py").touch()
+    (project / "pyproject.toml").write_text('[project]\nname = "theirs"\nversion = "1"\n')
+    told = json.loads(queuesmith("add", "retry", "--into", into, "--json", cwd=project).stdout)
+    assert told["package"] == f"{package}.patterns"
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:valkey", "-o", "asyncio_mode=auto")
+    said = run(*command, "tests/patterns/test_retry.py", "-k", "cap", cwd=project).stdout
+    assert " passed" in said
+    assert "0 of" in queuesmith("diff", cwd=project / into).stdout
 
 
 def test_a_folder_that_cannot_be_imported_is_refused(queuesmith: Command, shop: Path) -> None:
@@ -195,6 +249,65 @@ def test_new_is_the_scaffold_with_fewer_words(queuesmith: Command, tmp_path: Pat
     told = json.loads(made.stdout)
     assert "src/trips/processing.py" in told["files"]
     assert "TripBooked" in (tmp_path / "trips/src/trips/events.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("folder", "package"),
+    {
+        "Ünï Çode 2": "uni_code_2",
+        "日本": "my_service",
+        "-dash": "dash",
+        "class": "class_app",
+        "test": "test_app",
+    }.items(),
+)
+def test_any_folder_name_makes_a_project(
+    queuesmith: Command, tmp_path: Path, folder: str, package: str
+) -> None:
+    made = queuesmith("new", "--", folder, cwd=tmp_path)
+    assert (tmp_path / folder / "src" / package / "api.py").is_file()
+    where = made.stdout.split("cd ", 1)[1].splitlines()[0]
+    assert subprocess.run(f"cd -- {where} && pwd", shell=True, cwd=tmp_path, check=False).returncode == 0  # noqa: S602
+
+
+def test_a_name_may_be_as_long_as_a_folders(queuesmith: Command, tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 39 + "-" + "b" * 150)  # cut to 40 characters it would end with a dash
+    queuesmith("new", folder, cwd=tmp_path)
+    assert (folder / "src" / ("a" * 39)).is_dir()
+
+
+def test_a_repository_that_was_just_made_is_as_good_as_empty(
+    queuesmith: Command, run: Run, tmp_path: Path
+) -> None:
+    run("git", "init", "-q", "fresh", cwd=tmp_path)
+    told = json.loads(queuesmith("new", "fresh", "--json", cwd=tmp_path).stdout)
+    assert "Makefile" in told["files"]
+    assert not [path for path in told["files"] if path.startswith(".git/")]
+
+
+def test_the_command_alone_and_help_say_what_there_is(queuesmith: Command) -> None:
+    assert "queuesmith new my-service" in queuesmith(code=2).stdout
+    for command in ("list", "new", "add", "diff"):
+        assert f"usage: queuesmith {command}" in queuesmith(command, "--help").stdout
+    told = queuesmith("list", "retry").stdout
+    assert "full jitter" in told
+    assert "tests/reference/unit/test_retry.py" in told
+
+
+def test_when_uvx_cannot_fetch_copier_it_says_what_else_can_be_done(installed: Path, tmp_path: Path) -> None:
+    alone, tools = tmp_path / "bin" / "python3", tmp_path / "tools"
+    for folder in (alone.parent, tools):
+        folder.mkdir()
+    shutil.copy(Path(sys.base_prefix) / "bin" / "python3", alone)
+    for name in ("uv", "uvx"):
+        shutil.copy(Path(sys.executable).with_name(name), tools / name)
+    env = {"PATH": str(tools), "PYTHONHOME": sys.base_prefix, "HOME": str(tmp_path), "UV_OFFLINE": "1"}
+    command = [alone, installed / "bin" / "queuesmith", "new", "x"]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "uvx could not get it" in done.stderr
+    assert "pip install copier" in done.stderr
+    assert not (tmp_path / "x").exists()
 
 
 def test_without_copier_it_says_how_to_get_it(installed: Path, tmp_path: Path) -> None:

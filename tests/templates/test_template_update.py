@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import copier
+import pytest
 import yaml
+from copier.errors import DirtyLocalWarning
 
 from .conftest import export
 
@@ -20,16 +23,27 @@ def commit(run: Run, folder: Path, message: str) -> None:
     run(*GIT, "commit", "-qm", message, cwd=folder)
 
 
-def test_an_update_brings_the_fix_and_keeps_the_users_edits(run: Run, tmp_path: Path) -> None:
-    upstream, project = tmp_path / "upstream", tmp_path / "shop"
-    export(upstream)
-    run(*GIT, "init", "-q", cwd=upstream)
-    commit(run, upstream, "first")
+@pytest.fixture
+def upstream(run: Run, tmp_path: Path) -> Path:
+    folder = tmp_path / "upstream"
+    export(folder)
+    run(*GIT, "init", "-q", cwd=folder)
+    commit(run, folder, "first")
+    return folder
+
+
+def answered(project: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((project / ".copier-answers.yml").read_text())
+    return found
+
+
+def test_an_update_brings_the_fix_and_keeps_the_users_edits(run: Run, tmp_path: Path, upstream: Path) -> None:
+    project = tmp_path / "shop"
     run("git", "tag", "v0.1.0", cwd=upstream)
     # A real address, so that it is cloned, and no --trust: there is nothing to run.
     address = f"git+file://{upstream}"
     copier.run_copy(address, project, data={"job": "send-invoice"}, defaults=True, quiet=True)
-    assert yaml.safe_load((project / ".copier-answers.yml").read_text())["_commit"] == "v0.1.0"
+    assert answered(project)["_commit"] == "v0.1.0"
     jobs, errors = project / "src/shop/jobs.py", project / "src/shop/patterns/errors.py"
     jobs.write_text(jobs.read_text().replace("STEPS = 5", "STEPS = 7  # ours"))
     run(*GIT, "init", "-q", cwd=project)
@@ -49,4 +63,32 @@ def test_an_update_brings_the_fix_and_keeps_the_users_edits(run: Run, tmp_path: 
     assert "attempts=6" in text
     assert "<<<<<<<" not in text
     assert "send_invoice" in text
-    assert yaml.safe_load((project / ".copier-answers.yml").read_text())["_commit"] == "v0.2.0"
+    assert answered(project)["_commit"] == "v0.2.0"
+
+
+def test_a_project_made_from_a_checkout_with_uncommitted_changes_can_be_updated(
+    run: Run, tmp_path: Path, upstream: Path
+) -> None:
+    errors = upstream / "reference/studyhall/patterns/errors.py"
+    committed = errors.read_bytes()
+    errors.write_bytes(committed + b"\n# half an idea\n")
+    made = run(sys.executable, upstream / "bin/queuesmith", "new", "shop", "--defaults", cwd=tmp_path)
+    project = tmp_path / "shop"
+    copy = project / "src/shop/patterns/errors.py"
+    assert copy.read_bytes() == committed
+    recorded = answered(project)["_commit"]
+    head = run("git", "rev-parse", "HEAD", cwd=upstream).stdout.strip()
+    assert run("git", "rev-parse", f"{recorded}^{{commit}}", cwd=upstream).stdout.strip() == head
+    assert "uncommitted changes" in made.stderr
+    assert head[:9] in made.stderr
+    # The naive call, for comparison: it records a commit that nobody has.
+    naive = tmp_path / "naive"
+    with pytest.warns(DirtyLocalWarning):
+        copier.run_copy(str(upstream), naive, defaults=True, quiet=True, vcs_ref="HEAD")
+    run("git", "cat-file", "-e", answered(naive)["_commit"], cwd=upstream, code=128)
+
+    run(*GIT, "init", "-q", cwd=project)
+    commit(run, project, "new project")
+    commit(run, upstream, "the idea is whole")
+    copier.run_update(str(project), defaults=True, overwrite=True, quiet=True, vcs_ref="HEAD")
+    assert copy.read_bytes() == errors.read_bytes()

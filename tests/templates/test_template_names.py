@@ -1,0 +1,121 @@
+"""No name that a user may choose collides with one that the code around it needs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from studyhall.patterns.typed_jobs import Payload
+
+ROOT = Path(__file__).resolve().parents[2]
+Render = Callable[..., Path]
+RESERVED = {
+    name: set(words.split())
+    for name, words in yaml.safe_load((ROOT / "templates/names.yml").read_text())["reserved"][
+        "default"
+    ].items()
+}
+MARK = "qqzz"  # what the user names here; no identifier of ours contains it
+
+
+def identifiers(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        found: list[str] = []
+        if isinstance(node, ast.Name):
+            found = [node.id]
+        elif isinstance(node, ast.arg):
+            found = [node.arg]
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found = [node.name]
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found = [(alias.asname or alias.name).split(".")[0] for alias in node.names]
+        yield from (name for name in found if MARK not in name.lower())
+
+
+def as_words(name: str) -> str:
+    """`JobTypes` -> `job_types`: the job of which the template makes this class."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def is_class(name: str) -> bool:
+    return name[0].isupper() and "".join(word.capitalize() for word in as_words(name).split("_")) == name
+
+
+def plural(word: str) -> str:
+    """As copier.yml makes it."""
+    if word[-1] in "sxz":
+        return f"{word}es"
+    return f"{word[:-1]}ies" if word[-1] == "y" and word[-2:-1] not in tuple("aeou") else f"{word}s"
+
+
+@pytest.mark.parametrize("kind", ["background-jobs", "async-flow"])
+def test_no_job_can_take_a_name_that_its_module_uses(render: Render, kind: str) -> None:
+    package = render(kind=kind, job=MARK, fields=f"{MARK}: str") / "src" / "my_service"
+    jobs, api = set(identifiers(package / "jobs.py")), set(identifiers(package / "api.py"))
+    taken = {name for name in jobs if name.islower()} | {
+        as_words(name) for name in jobs | api if is_class(name)
+    }
+    assert len(taken) > 20
+    assert taken <= RESERVED["jobs"] | RESERVED["keywords"] | RESERVED["fields"] | {"annotations"}
+
+
+def test_no_event_can_take_a_name_that_its_modules_use(render: Render) -> None:
+    package = (
+        render(kind="event-driven", event=f"{MARK}.{MARK}ed", fields=f"{MARK}: str") / "src" / "my_service"
+    )
+    files = ("api", "consumers", "events", "processing")
+    used = {name for file in files for name in identifiers(package / f"{file}.py")}
+    taken = {as_words(name) for name in used if is_class(name)}
+    # The table is the plural of the thing: `type.changed` would make a table called `types`.
+    tables = {name for file in ("api", "db", "processing") for name in identifiers(package / f"{file}.py")}
+    guesses = {one for name in tables for one in (name[:-1], name[:-2], f"{name[:-3]}y")}
+    taken |= {one for one in guesses if one and plural(one) in tables}
+    possible = {name for name in taken if re.fullmatch(r"[a-z][a-z0-9]+(_[a-z][a-z0-9]+)?", name)}
+    assert len(possible) > 20
+    assert sorted(possible - RESERVED["events"] - RESERVED["fields"]) == []
+
+
+def test_no_field_can_take_a_name_of_the_model_or_of_a_column() -> None:
+    taken = {name for model in (BaseModel, Payload) for name in dir(model)}
+    taken = {name for name in taken if not name.startswith(("_", "model_"))}
+    assert taken | {"str", "int", "float", "bool"} <= RESERVED["fields"]
+    for file in (ROOT / "templates").rglob("db.py*"):
+        assert (
+            set(re.findall(r'Column\("(\w+)"', file.read_text())) - {"subject", "text"} <= RESERVED["fields"]
+        )
+
+
+def test_no_package_can_hide_a_module_that_the_project_imports() -> None:
+    assert {name for name in sys.stdlib_module_names if not name.startswith("_")} - {"this"} <= RESERVED[
+        "modules"
+    ]
+    # `python -m test` is Python's own test suite; build and dist are ignored by git; src is where packages lie.
+    assert {"test", "tests", "src", "build", "dist", "conftest", "setup"} <= RESERVED["modules"]
+
+
+@pytest.mark.full
+def test_no_package_can_hide_one_of_the_installed_packages(render: Render, tmp_path: Path) -> None:
+    environment = tmp_path / "venv"
+    uv = Path(sys.executable).with_name("uv")
+    subprocess.run([uv, "venv", "-q", "--python", sys.executable, environment], check=True)
+    for broker in ("rabbitmq", "nats", "kafka"):
+        project = render(
+            broker, kind="event-driven", broker=broker, database="postgres", patterns=["fan-out"]
+        )
+        install = [uv, "pip", "install", "-q", "--python", environment / "bin" / "python"]
+        subprocess.run([*install, "-r", project / "pyproject.toml", "--extra", "dev"], check=True)
+    found = {
+        path.name.removesuffix(".py")
+        for path in next((environment / "lib").glob("python3*/site-packages")).iterdir()
+        if re.fullmatch(r"[a-z]\w*(\.py)?", path.name)
+    }
+    assert {"uvicorn", "nats", "aio_pika", "psycopg"} <= found
+    assert found - RESERVED["modules"] - {"node_modules"} == set()
