@@ -31,62 +31,60 @@ class Words:
     why: str
 
 
-BULLMQ_WHY = "the job runs again when its lock has expired; an effect before the crash is done again"
+AGAIN = "an effect before the crash is done again"
+BULLMQ = Words(
+    "lockDuration and stalledInterval 2.5 s each, maxStalledCount above the number of kills",
+    "up to 60 s (30 s + 30 s); fails at the second crash (maxStalledCount 1)",
+    f"the job runs again when its lock has expired; {AGAIN}",
+)
+OURS = "lock_duration 4.2 s, stalled_interval 0.8 s"
+OURS_BY_DEFAULT = "up to 9 s (7.5 s + 1.5 s)"
 WORDS = {
-    "stock": Words(
-        "lockDuration and stalledInterval 5 s, maxStalledCount above the number of kills",
-        "30 s + 30 s; fails at the second crash (maxStalledCount 1)",
-        BULLMQ_WHY,
-    ),
+    "stock": BULLMQ,
+    "node": BULLMQ,
     "queuesmith": Words(
-        "lock_duration 5 s, stalled_interval 1.5 s",
-        "7.5 s + 1.5 s",
+        OURS,
+        OURS_BY_DEFAULT,
         "the job runs again, finds the marker that was committed with its effect, and returns the stored result",
     ),
-    "queuesmith-bare": Words("lock_duration 5 s, stalled_interval 1.5 s", "7.5 s + 1.5 s", BULLMQ_WHY),
+    "queuesmith-bare": Words(OURS, OURS_BY_DEFAULT, BULLMQ.why),
     "celery": Words(
-        "task_acks_late, task_reject_on_worker_lost, prefetch 1, visibility_timeout 5 s, unacked_restore_interval 1 s, "
+        "task_acks_late, task_reject_on_worker_lost, prefetch 1, visibility_timeout 5 s, unacked_restore_interval and "
         "unacked_restore_throttle 1",
         "visibility_timeout 1 h; without acks_late the job is lost",
-        "an unacknowledged message becomes visible again; an effect before the crash is done again",
+        "an unacknowledged message becomes visible again when its time is over; one that Redis has handed out (BRPOP) and "
+        f"the worker has not yet written down as unacknowledged is lost; {AGAIN}",
     ),
     "rq": Words(
         "Retry above the number of kills, job_monitoring_interval, maintenance_interval and dequeue timeout 5 s",
-        "90 s + up to 10 min; without Retry it then fails",
-        "an abandoned job is found 60 s (fixed in RQ) after its last heartbeat; an effect before the crash is done "
-        "again",
+        "90 s, then found when a worker does its maintenance (every 10 min, or at its start); without Retry it fails",
+        f"an abandoned job is found 60 s (fixed in RQ) after its last heartbeat; {AGAIN}",
     ),
     "arq": Words(
         "job_timeout 1 s, so that its in-progress key lives 11 s, max_tries above the number of kills",
-        "310 s (job_timeout + 10 s); fails at the sixth start (max_tries 5)",
-        "the job stays queued and starts again when the in-progress key has expired; an effect before the crash is "
-        "done again",
+        "310 s (job_timeout 300 s + 10 s); fails at the sixth start (max_tries 5)",
+        f"the job stays queued and starts again when its in-progress key has expired; {AGAIN}",
     ),
     "saq": Words(
         "job timeout 5 s, sweep every 5 s, retries above the number of kills",
-        "job timeout 10 s, sweep every 60 s; with retries 1 it is then aborted",
-        "the sweep waits 5 s for each stuck job, one after the other; an effect before the crash is done again",
+        "job timeout 10 s, then found by the sweep, every 60 s; with retries 1, its default, it is then aborted",
+        "the sweep takes a stuck job off its list, waits 5 s and puts it back, one after the other: a kill in between "
+        f"loses it; {AGAIN}",
     ),
     "taskiq": Words(
         "idle_timeout 5 s, unacknowledged_lock_timeout 5 s",
         "idle_timeout 10 min",
-        "another worker claims what was not acknowledged, when a new message arrives; an effect before the crash is "
-        "done again",
+        f"another worker claims what was not acknowledged, but only when a new message arrives; {AGAIN}",
     ),
     "dramatiq": Words(
-        "heartbeat_timeout 5 s, maintenance at every command",
-        "60 s without heartbeat, then one command in 1,000",
-        "messages of a worker without heartbeat are put back; an effect before the crash is done again",
+        "heartbeat_timeout 5 s, maintenance_chance 100 %",
+        "60 s without heartbeat, then found by one command in 1,000",
+        f"messages of a worker without heartbeat are put back; {AGAIN}",
     ),
     "huey": Words(
         "nothing to set: a task is removed from Redis when it is taken",
         "never",
         "what a killed consumer was running is gone",
-    ),
-    "node": Words(
-        "lockDuration and stalledInterval 5 s, maxStalledCount above the number of kills",
-        "30 s + 30 s; fails at the second crash (maxStalledCount 1)",
-        BULLMQ_WHY,
     ),
 }
 
