@@ -19,24 +19,18 @@ import re
 import sys
 import textwrap
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from queuesmith.catalogue import closure, imports, packages  # noqa: E402
+
 PATTERNS = ROOT / "reference" / "studyhall" / "patterns"
 CARD_LINES, CARD_NUMBERS = 3, 7  # what is worth its tokens; the figures have their own files
 PROSE, CODE = 4, 3  # characters per token: an offline estimate that errs on the high side
-IMPORT_NAMES = {
-    "prometheus_client": "prometheus-client",
-    "nacl": "pynacl",
-    "aio_pika": "aio-pika",
-    "nats": "nats-py",
-}
-IMPORT_NAMES |= {
-    "confluent_kafka": "confluent-kafka",
-    "opentelemetry": "opentelemetry-api",
-    "psycopg": "psycopg",
-}
 
 
 @functools.cache
@@ -193,45 +187,14 @@ def _number(value: float | str) -> str:
 # ---- modules
 
 
-@functools.cache
-def needs(module: str) -> frozenset[str]:
-    """The module with everything it imports from its siblings, also indirectly."""
-    found, todo = set(), [module]
-    while todo:
-        name = todo.pop()
-        if name not in found:
-            found.add(name)
-            todo += [f"{sibling}.py" for sibling in _imports(name)[0]]
-    return frozenset(found)
-
-
-@functools.cache
-def _imports(module: str) -> tuple[frozenset[str], frozenset[str]]:
-    """(sibling modules, packages that are not part of Python)"""
-    siblings, packages = set(), set()
-    for node in ast.walk(ast.parse((PATTERNS / module).read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level == 1:
-            siblings |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            packages.add(node.module.split(".")[0])
-        elif isinstance(node, ast.Import):
-            packages |= {alias.name.split(".")[0] for alias in node.names}
-    return frozenset(siblings), frozenset(packages - set(sys.stdlib_module_names))
-
-
 def own(row: dict[str, Any]) -> list[str]:
     return [row["module"], *row.get("also", [])]
 
 
-@functools.cache
-def requirements() -> dict[str, str]:
-    """Package name -> requirement, from pyproject.toml."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    listed = [
-        *project["dependencies"],
-        *(item for extra in project["optional-dependencies"].values() for item in extra),
-    ]
-    return {re.split(r"[\[<>=~! ]", item)[0].lower(): item for item in reversed(listed)}
+def _requirements(names: Iterable[str]) -> list[str]:
+    """What to install for these modules; the driver of PostgreSQL where one of them can use it."""
+    postgres = any("psycopg" in imports(name)[1] for name in names)
+    return packages(names, postgres=postgres)
 
 
 def files(ident: str) -> str:
@@ -240,14 +203,8 @@ def files(ident: str) -> str:
     if row is None:
         return MISSING
     mine = own(row)
-    others = sorted(set().union(*(needs(name) for name in mine)) - set(mine))
-    packages = set().union(*(_imports(name)[1] for name in [*mine, *others]))
-    if "sqlalchemy" in packages:
-        packages |= {"aiosqlite"}
-    known = requirements()
-    wanted = sorted(
-        known[name] for name in {IMPORT_NAMES.get(name, name) for name in packages} if name in known
-    )
+    others = sorted({*closure(mine)} - {*mine, "__init__.py"})
+    wanted = _requirements([*mine, *others])
     text = f"**Copy** from this skill's `modules/` into one package: {_listed(mine)}"
     if len(others) > 12:
         text += f", plus the {len(others)} modules these import (copy the whole folder)"
@@ -257,13 +214,6 @@ def files(ident: str) -> str:
     if wanted:
         text += "**Install** " + " ".join(f'`"{item}"`' for item in wanted) + "."
     return text.rstrip()
-
-
-def _requirements_of(packages: set[str]) -> list[str]:
-    known = requirements()
-    return sorted(
-        known[name] for name in {IMPORT_NAMES.get(name, name) for name in packages} if name in known
-    )
 
 
 def _listed(names: list[str]) -> str:
@@ -281,11 +231,10 @@ def modules(skill: str) -> dict[str, bytes]:
                 names |= {f"{alias.name}.py" for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("patterns."):
                 names.add(f"{str(node.module).split('.')[1]}.py")
-    whole = {"__init__.py"}.union(*(needs(name) for name in names))
-    copies = {name: (PATTERNS / name).read_bytes() for name in sorted(whole)}
+    whole = closure(names)
+    copies = {name: (PATTERNS / name).read_bytes() for name in whole}
     optional = ("bus_", "kafka_")  # who takes a broker's adapter reads on its page what it needs
-    packages = set().union(*(_imports(name)[1] for name in whole if not name.startswith(optional)))
-    needed = _requirements_of(packages | {"aiosqlite"}) + ["tzdata"] * ("croniter" in packages)
+    needed = _requirements([name for name in whole if not name.startswith(optional)])
     copies["requirements.txt"] = ("\n".join(needed) + "\n").encode()
     return copies
 
