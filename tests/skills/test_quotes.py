@@ -38,7 +38,7 @@ def test_quote_of_what_is_not_there_stops_the_sync(args: str) -> None:
 def test_modules_of_a_skill_are_closed_under_import() -> None:
     for skill in ("async-flow", "background-jobs", "event-driven"):
         names = set(quotes.modules(skill)) - {"requirements.txt"}
-        assert {need for name in names for need in quotes.needs(name)} <= names
+        assert {f"{sibling}.py" for name in names for sibling in quotes.imports(name)[0]} <= names
 
 
 def test_card_without_figures_says_where_they_would_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
