@@ -52,8 +52,8 @@ WORDS = {
         "task_acks_late, task_reject_on_worker_lost, prefetch 1, visibility_timeout 5 s, unacked_restore_interval and "
         "unacked_restore_throttle 1",
         "visibility_timeout 1 h; without acks_late the job is lost",
-        "an unacknowledged message becomes visible again when its time is over; one that Redis has handed out (BRPOP) and "
-        f"the worker has not yet written down as unacknowledged is lost; {AGAIN}",
+        "an unacknowledged message becomes visible again when its time is over; one that Redis handed out (BRPOP) and "
+        f"that the worker has not yet written down as unacknowledged is lost; {AGAIN}",
     ),
     "rq": Words(
         "Retry above the number of kills, job_monitoring_interval, maintenance_interval and dequeue timeout 5 s",
