@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 JOBS ?= 3  # tests wait more than they compute
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults lint format sync lock bench guide screenshots clean
+.PHONY: help install demo test faults lint format sync lock bench bench-full guide screenshots clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,8 +41,11 @@ format: $(STAMP) ## Format and fix what ruff can fix
 sync: $(STAMP) ## Regenerate what is derived from the catalogue, the modules and the figures
 	@$(BIN)/python tools/sync.py
 
-bench: $(STAMP) ## Run the quick benchmarks, side by side with the stock libraries
-	@for program in bench/*.py; do echo "== $$program"; $(BIN)/python $$program $(ARGS) || exit 1; done
+bench: $(STAMP) ## Quick benchmark beside Celery, RQ, arq, … (minutes); ARGS="--section latency --peers queuesmith,huey"
+	@$(BIN)/python -m bench $(ARGS)
+
+bench-full: $(STAMP) ## The whole benchmark, three rounds, and rewrite bench/results.json and RESULTS.md
+	@$(BIN)/python -m bench --full --publish $(ARGS)
 
 screenshots: $(STAMP) ## Make docs/screenshots from a running StudyHall (needs chromium)
 	@$(BIN)/python tools/screenshots.py

@@ -149,7 +149,7 @@ class Peer:
 
     def environment(self) -> dict[str, str]:
         paths = [str(PEERS / "shared")] + ([str(ROOT / "reference")] if self.id in OURS else [])
-        return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
     def version(self) -> str:
         if self.is_node:

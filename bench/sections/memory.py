@@ -12,7 +12,7 @@ from bench.lab import Bench, Lab, Peer
 TITLE = "Memory"
 ABOUT = (
     "One worker with its children after some hundred jobs; proportional: pages that processes share are shared out. "
-    "Redis: `MEMORY USAGE` of all keys, less what they took before, per job of 100 bytes payload. A dash: the peer "
+    "Redis: `MEMORY USAGE` of all keys per job of 100 bytes payload. A dash: the peer "
     "keeps no such jobs in Redis. Retention is the peer's default."
 )
 COLUMNS = {
@@ -56,22 +56,21 @@ def once(lab: Lab, peer: Peer) -> dict[str, Value]:
 
 def _bytes(bench: Bench, client: redis.Redis, state: str, jobs: int) -> float:
     """Bytes in Redis per job in that state."""
-    if state in ("waiting", "delayed"):
-        bench.enqueue(jobs, payload=PAYLOAD, bulk=True, delay=3_600 if state == "delayed" else None)
-        return _stored(client) / jobs
-    workers = bench.start(kind="hold" if state == "active" else "noop")
-    bench.enqueue(1, payload=PAYLOAD)
-    bench.finished(1, workers)
-    before = _stored(client)
     if state == "active":
+        workers = bench.start(kind="hold")
+        bench.enqueue(1, payload=PAYLOAD)
+        bench.finished(1, workers)
+        before = _stored(client)
         jobs = bench.peer.concurrency.get("hold", 50)
         bench.enqueue(jobs, payload=PAYLOAD, kind="hold", first=1)
-        bench.finished(1 + min(jobs, bench.peer.concurrency.get("running", jobs)), workers)
-    else:
-        kind = "fail" if state == "failed" else "noop"
-        bench.enqueue(jobs, payload=PAYLOAD, kind=kind, first=1, bulk=True)
-        bench.finished(1 + jobs, workers)
-    return (_stored(client) - before) / jobs
+        bench.finished(1 + bench.peer.concurrency.get("running", jobs), workers)
+        return (_stored(client) - before) / jobs
+    kind = "fail" if state == "failed" else "noop"
+    delay = 3_600 if state == "delayed" else None
+    bench.enqueue(jobs, payload=PAYLOAD, kind=kind, bulk=True, delay=delay)
+    if state in ("completed", "failed"):
+        bench.finished(jobs, bench.start())
+    return _stored(client) / jobs
 
 
 def _stored(client: redis.Redis) -> int:

@@ -25,8 +25,8 @@ from studyhall.patterns.store import begin, close, create_all, is_postgres, open
 TITLE = "Outbox relay"
 ABOUT = (
     "Rate: one relay empties a backlog (claim, publish, settle, 500 at a time). Latency: from the commit to the "
-    "stream's acceptance, at 50 orders per second. Claim: one claim of up to 100 rows while published ones are still in the "
-    "table (full runs: a million, quick: 100,000), beside the same search without the partial index."
+    "stream's acceptance, at 50 orders per second. Claim: one claim of up to 100 rows while published ones are "
+    "still in the table (full runs: a million, quick: 100,000), beside the same search without the partial index."
 )
 COLUMNS = {
     "rate": Column("rate", "events/s"),

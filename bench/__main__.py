@@ -1,0 +1,115 @@
+"""The same work on the same Redis in the same run, for Queuesmith and for what people would use instead.
+
+    python -m bench                                  quick: one round, everything small, minutes
+    python -m bench --full                           three rounds; --publish: into bench/ too
+    python -m bench --section latency,kills --peers queuesmith,celery
+
+Each peer runs in an environment of its own under build/bench/envs, made at the first run. Writes results.json,
+RESULTS.md and pictures into --out (build/bench); after every section, so that an interrupted run is not lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench import plots, report, results, sections
+from bench.lab import HERE, ORDER, ROOT, Lab, RedisServer, available
+from bench.targets import targets
+
+ROUNDS = 3
+
+
+def options(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--full", action="store_true", help="real sizes, three rounds (about 90 minutes)")
+    parser.add_argument("--rounds", type=int, help="other than 1 (quick) or 3 (full)")
+    parser.add_argument(
+        "--section",
+        type=_some(sections.NAMES),
+        default=sections.NAMES,
+        help="a,b,… of: " + ", ".join(sections.NAMES),
+    )
+    parser.add_argument("--peers", type=_some(ORDER), default=ORDER, help="a,b,… of: " + ", ".join(ORDER))
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "build" / "bench", help="folder for what is written"
+    )
+    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the report")
+    parser.add_argument(
+        "--publish", action="store_true", help="also replace bench/results.json, RESULTS.md and pictures"
+    )
+    return parser.parse_args(arguments)
+
+
+def _some(known: tuple[str, ...]):  # type: ignore[no-untyped-def]
+    def chosen(text: str) -> tuple[str, ...]:
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
+        return tuple(name for name in known if name in names)
+
+    return chosen
+
+
+def main() -> int:
+    given = options()
+    rounds = given.rounds or (ROUNDS if given.full else 1)
+    peers, missing = available(given.peers)
+    for sentence in missing:
+        print(f"going on without {sentence}", file=sys.stderr)
+    began = time.monotonic()
+    server = RedisServer.start()
+    try:
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            lab = Lab(peers, quick=not given.full, server=server, folder=Path(folder))
+            found = results.begin(lab, missing, rounds)
+            for name in given.section:
+                _section(lab, found, name, rounds)
+                _write(found, given.out)
+    finally:
+        server.stop()
+    found["seconds"] = round(time.monotonic() - began)
+    _write(found, given.out)
+    if given.publish:
+        for name in ("results.json", "RESULTS.md", *(f"{picture}.svg" for picture in plots.pictures(found))):
+            shutil.copyfile(given.out / name, HERE / name)
+    print(json.dumps(found, indent=1) if given.json else (given.out / "RESULTS.md").read_text())
+    kept = [target for target in targets(found) if target.verdict != "not measured"]
+    met = sum(target.met for target in kept)
+    print(f"{met} of {len(kept)} targets met, {found['seconds']} s: {given.out}/RESULTS.md", file=sys.stderr)
+    return 0
+
+
+def _section(lab: Lab, found: results.Results, name: str, rounds: int) -> None:
+    module = sections.load(name)
+    turns = min(rounds, getattr(module, "ROUNDS", rounds))
+    lab.failures = {}
+    began = time.monotonic()
+    for turn in range(1, turns + 1):
+        lab.round, lab.prefix = turn, f"{name} {turn}/{turns}: "
+        try:
+            results.add(found, name, module, lab, module.measure(lab))
+        except Exception as error:  # the other sections are worth having
+            lab.say(f"failed: {error!r}")
+            found.setdefault("errors", {})[name] = repr(error)
+            return
+    found["sections"][name]["seconds"] = round(time.monotonic() - began)
+
+
+def _write(found: results.Results, out: Path) -> None:
+    drawn = plots.pictures(found)
+    results.save(found, out / "results.json")
+    for name, svg in drawn.items():
+        (out / f"{name}.svg").write_text(svg)
+    (out / "RESULTS.md").write_text(report.markdown(found, {name: f"{name}.svg" for name in drawn}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""The results in Markdown: a table per section with medians, spreads and ratios, the settings and the targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.figures import Column, Summary
+from bench.results import Results, columns, compare, limit, median
+from bench.targets import targets
+
+BASE = "stock"
+OURS = ("queuesmith", "queuesmith-bare")
+SHARES = {
+    ("throughput", "noop"): "work",
+    ("throughput", "noop2"): "work",
+    ("enqueue", "single"): "add",
+    ("enqueue", "bulk"): "add",
+}
+
+
+def markdown(results: Results, plots: dict[str, str]) -> str:
+    """`plots`: section -> file name of its picture."""
+    parts = ["# Benchmark", _head(results), "## Targets", _targets(results)]
+    for name, section in results["sections"].items():
+        parts += [f"## {section['title']}", section["about"]]
+        if name in plots:
+            parts.append(f"![{section['title']}]({plots[name]})")
+        parts.append(table(results, name, section))
+        parts += [f"{_title(results, row)} failed: {why}" for row, why in section["failed"].items()]
+    parts += ["## Settings", _settings(results)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _head(results: Results) -> str:
+    machine = results["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    text = (
+        f"{results['mode'].capitalize()} run of {results['date']}, {results['rounds']} round(s), on {machine['cpus']} "
+        f"× {machine['processor']}, {machine['system']}, load {machine['load_at_start']} at the start; {versions}. "
+        "Same Redis (append-only file, fsync every second), same run; the peers take turns inside each round. "
+        "Figures are medians, ± is the largest less the smallest of the rounds. A ratio is taken round by round; one "
+        "whose spread exceeds it is not printed but called unstable."
+    )
+    return text + "".join(f"\n\nNot here: {sentence}" for sentence in results["missing"])
+
+
+def _targets(results: Results) -> str:
+    lines = ["| target | wanted | measured | |", "|---|---|---|---|"]
+    lines += [f"| {t.text} | {t.wanted} | {t.measured} | {t.verdict} |" for t in targets(results)]
+    return "\n".join(lines)
+
+
+def _settings(results: Results) -> str:
+    lines = ["| peer | version | settings |", "|---|---|---|"]
+    lines += [f"| {p['title']} | {p['version']} | {p['settings']} |" for p in results["peers"].values()]
+    return "\n".join(lines)
+
+
+def table(results: Results, name: str, section: dict[str, Any]) -> str:
+    shown = {
+        key: column
+        for key, column in columns(section).items()
+        if any(key in row for row in section["rows"].values())
+    }
+    heads, cells = [""], []
+    for key, column in shown.items():
+        heads.append(f"{column.label} ({column.unit})" if column.unit else column.label)
+        if column.ratio:
+            heads.append(f"× {_title(results, BASE)}")
+        if (name, key) in SHARES and limit(results, SHARES[name, key]):
+            heads.append("of the limit")
+    for row, figures in section["rows"].items():
+        title = _title(results, row)
+        line = [f"**{title}**" if row in OURS else title]
+        for key, column in shown.items():
+            line.append(_cell(figures.get(key), column))
+            if column.ratio:
+                found = compare(results, name, key, row, BASE)
+                line.append("1" if row == BASE else str(found) if found else "–")
+            if (name, key) in SHARES and (most := limit(results, SHARES[name, key])):
+                rate = median(results, name, row, key)
+                line.append(f"{rate / most:.0%}" if rate else "–")
+        cells.append(line)
+    rule = "|".join("---" if not place else "---:" for place in range(len(heads)))
+    return "\n".join(
+        ["| " + " | ".join(heads) + " |", f"|{rule}|", *("| " + " | ".join(line) + " |" for line in cells)]
+    )
+
+
+def _cell(figure: dict[str, Any] | None, column: Column) -> str:
+    if figure is None:
+        return "–"
+    if not (measured := figure.get("values")):
+        return str(figure["text"])
+    found = Summary(tuple(measured))
+    text = number(found.median)
+    if found.spread:
+        text += f" ± {number(found.spread)}"
+    return f"{text} ({figure['text']})" if "text" in figure else text
+
+
+def number(value: float) -> str:
+    if abs(value) >= 100 or float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def _title(results: Results, row: str) -> str:
+    return str(results["peers"].get(row, {}).get("title", row))

@@ -1,0 +1,124 @@
+"""The results of a run as one JSON document: what was measured where, with the rounds of every figure."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from bench.figures import Column, Ratio, Value, ratio
+from bench.lab import Lab, Peer
+
+Results = dict[str, Any]
+LIBRARIES = ("hiredis", "uvloop", "bullmq", "faststream")
+
+
+def begin(lab: Lab, missing: Sequence[str], rounds: int) -> Results:
+    with lab.server.client() as client:
+        server = client.info("server")
+    name = "valkey" if "valkey_version" in server else "redis"
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "mode": "quick" if lab.quick else "full",
+        "rounds": rounds,
+        "machine": {
+            "cpus": os.cpu_count(),
+            "processor": _processor(),
+            "system": f"{platform.system()} {platform.release()}",
+            "load_at_start": round(os.getloadavg()[0], 2),
+        },
+        "versions": {
+            "python": platform.python_version(),
+            name: str(server.get("valkey_version") or server["redis_version"]),
+            "redis-py": version("redis"),
+            **{library: version(library) for library in LIBRARIES},
+        },
+        "peers": {peer.id: _about(peer) for peer in lab.peers},
+        "missing": list(missing),
+        "sections": {},
+    }
+
+
+def _about(peer: Peer) -> dict[str, str]:
+    return {"title": peer.title, "version": f"{peer.package} {peer.version()}", "settings": peer.settings}
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else []:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def add(
+    results: Results, name: str, module: ModuleType, lab: Lab, round_: dict[str, dict[str, Value]]
+) -> None:
+    """One round of a section. A figure that is not a number keeps what the last round said."""
+    section = results["sections"].setdefault(
+        name,
+        {
+            "title": module.TITLE,
+            "about": module.ABOUT,
+            "columns": {key: vars(column) for key, column in module.COLUMNS.items()},
+            "rounds": 0,
+            "rows": {},
+            "failed": {},
+        },
+    )
+    section["rounds"] += 1
+    section["failed"] |= lab.failures
+    for row, figures in round_.items():
+        kept = section["rows"].setdefault(row, {})
+        for key, value in figures.items():
+            if isinstance(value, int | float):
+                kept.setdefault(key, {"values": []}).setdefault("values", []).append(value)
+            elif value is not None:
+                kept.setdefault(key, {})["text"] = value
+    for figures in section["rows"].values():
+        for kept in figures.values():
+            if values := kept.get("values"):
+                kept["median"] = round(statistics.median(values), 3)
+                kept["spread"] = round(max(values) - min(values), 3)
+
+
+def save(results: Results, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+
+
+# ---- reading
+
+
+def values(results: Results, section: str, row: str, key: str) -> list[float]:
+    found = results["sections"].get(section, {}).get("rows", {}).get(row, {}).get(key, {})
+    return list(found.get("values", []))
+
+
+def median(results: Results, section: str, row: str, key: str) -> float | None:
+    found = values(results, section, row, key)
+    return statistics.median(found) if found else None
+
+
+def compare(results: Results, section: str, key: str, one: str, other: str) -> Ratio | None:
+    """How many times `other` fits into `one`; rounds that both have."""
+    mine, theirs = values(results, section, one, key), values(results, section, other, key)
+    return ratio(mine, theirs)
+
+
+def columns(section: Mapping[str, Any]) -> dict[str, Column]:
+    return {key: Column(**column) for key, column in section["columns"].items()}
+
+
+def limit(results: Results, kind: str) -> float | None:
+    """What this Redis does at most: calls per second of BullMQ's `add` or `work` script."""
+    found = [median(results, "ceiling", kind, key) for key in ("P1", "P16")]
+    known = [value for value in found if value is not None]
+    return max(known) if known else None

@@ -1,0 +1,92 @@
+"""What was promised, and whether the run kept it: met or missed, and by how much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from bench.figures import UNSTABLE
+from bench.results import Results, compare, median, values
+
+PIPELINE, BARE = "queuesmith", "queuesmith-bare"
+PYTHON_PEERS = ("stock", "celery", "rq", "arq", "saq", "taskiq", "dramatiq", "huey")
+
+
+@dataclass(frozen=True)
+class Target:
+    text: str
+    wanted: str
+    measured: str
+    verdict: str  # met, missed by …, unstable, not measured
+
+    @property
+    def met(self) -> bool:
+        return self.verdict == "met"
+
+
+def targets(results: Results) -> list[Target]:
+    found = [
+        _times(results, "full pipeline, no-op jobs", PIPELINE, "stock", 2.0),
+        _times(results, "bare worker, no-op jobs", BARE, "stock", 4.0),
+        _times(results, "bare worker, no-op jobs", BARE, "node", 0.5),
+    ]
+    found += [
+        _times(results, "full pipeline ahead, no-op jobs of one process", PIPELINE, peer, 1.0)
+        for peer in PYTHON_PEERS
+        if peer != "stock" and peer in results["peers"]
+    ]
+    found += [
+        _least(results, f"bulk enqueue to single, {name}", "enqueue", peer, "gain", 4.0)
+        for name, peer in (("full pipeline", PIPELINE), ("bare", BARE))
+    ]
+    found += [_scaling(results, name, peer) for name, peer in (("full pipeline", PIPELINE), ("bare", BARE))]
+    found += [
+        _most(results, "p99 enqueue to start, idle queue", "latency", PIPELINE, "idle_p99", 10.0, " ms"),
+        _most(results, "enqueue to start after a silence, worst", "silence", PIPELINE, "worst", 10.0, " ms"),
+        _most(results, "jobs lost by the kills", "kills", PIPELINE, "lost", 0, ""),
+        _most(results, "jobs doubled by the kills", "kills", PIPELINE, "doubled", 0, ""),
+    ]
+    return found
+
+
+def _times(results: Results, text: str, one: str, other: str, wanted: float) -> Target:
+    title = results["peers"].get(other, {}).get("title", other)
+    found = compare(results, "throughput", "noop", one, other)
+    sign = ">" if wanted == 1.0 else "≥"
+    goal = f"{sign} {wanted:g} × {title}"
+    if found is None:
+        return Target(text, goal, "–", "not measured")
+    if not found.stable:
+        return Target(text, goal, UNSTABLE, UNSTABLE)
+    kept = found.median > wanted if wanted == 1.0 else found.median >= wanted
+    return Target(text, goal, str(found), "met" if kept else f"missed by {wanted - found.median:.2f} ×")
+
+
+def _least(results: Results, text: str, section: str, row: str, key: str, wanted: float) -> Target:
+    found = median(results, section, row, key)
+    if found is None:
+        return Target(text, f"≥ {wanted:g} ×", "–", "not measured")
+    verdict = "met" if found >= wanted else f"missed by {wanted - found:.2f} ×"
+    return Target(text, f"≥ {wanted:g} ×", f"{found:.2f} ×", verdict)
+
+
+def _most(results: Results, text: str, section: str, row: str, key: str, wanted: float, unit: str) -> Target:
+    found = values(results, section, row, key)
+    if not found:
+        return Target(text, f"≤ {wanted:g}{unit}", "–", "not measured")
+    worst = max(found) if wanted == 0 else median(results, section, row, key) or 0.0
+    verdict = "met" if worst <= wanted else f"missed by {worst - wanted:g}{unit}"
+    return Target(text, f"≤ {wanted:g}{unit}", f"{worst:g}{unit}", verdict)
+
+
+def _scaling(results: Results, name: str, peer: str) -> Target:
+    """Two processes to one. Where it is missed, what the cores allow at most: Redis runs on them too."""
+    target = _least(results, f"two processes to one, {name}", "throughput", peer, "scaling", 1.7)
+    one, worker, redis = (
+        median(results, "throughput", peer, key) for key in ("noop", "worker_us", "redis_us")
+    )
+    if target.met or not (one and worker and redis):
+        return target
+    cpus = results["machine"]["cpus"]
+    most = cpus * 1e6 / (worker + redis) / one
+    why = f"; {cpus} cores allow {most:.2f} × with Redis on them" if most < 1.7 else ""
+    return replace(target, verdict=target.verdict + why)
