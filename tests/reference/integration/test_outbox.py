@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,7 +21,7 @@ from harness.waiting import until
 from studyhall.patterns.errors import Permanent, RateLimited, Transient
 from studyhall.patterns.event_bus import BrokerUnavailable
 from studyhall.patterns.event_schema import Event, EventTooLarge
-from studyhall.patterns.outbox import add, claim, outbox, settle
+from studyhall.patterns.outbox import _claim, add, claim, outbox, settle
 from studyhall.patterns.outbox_relay import Relay
 from studyhall.patterns.outbox_upkeep import discard, lag, purge, quarantined, requeue
 from studyhall.patterns.retry import RetryPolicy
@@ -389,7 +390,7 @@ async def test_events_arrive_soon_after_their_commit_at_fifty_orders_a_second(
         await until(lambda: len(sink.ids) == count, 20, "all events")
     delays = sorted(max(0.0, sink.at[i] - committed[i]) * 1000 for i in committed)
     p50, p95 = statistics.median(delays), delays[int(len(delays) * 0.95)]
-    assert p95 < 1000  # the target is 250 ms on a quiet machine: bench/outbox_relay.py
+    assert p95 < 1000  # the target is 250 ms on a quiet machine: make bench ARGS="--section relay"
     figures(
         "outbox",
         name=f"latency-{store.dialect.name}",
@@ -399,11 +400,48 @@ async def test_events_arrive_soon_after_their_commit_at_fifty_orders_a_second(
     )
 
 
+async def timed_claims(store: AsyncEngine, rounds: range) -> list[float]:
+    """Milliseconds of each claim of ten events that were just committed."""
+    took = []
+    for n in rounds:
+        await put(store, *(event(f"new-{m}", n) for m in range(10)))
+        begun = time.perf_counter()
+        claimed = await claim(store, "w", 100, 30)
+        took.append((time.perf_counter() - begun) * 1000)
+        assert len(claimed) == 10
+        await settle(store, "w", published=[row.position for row in claimed])
+    return took
+
+
+async def timed_searches(store: AsyncEngine, rounds: int) -> list[float]:
+    """The same search as a relay without the partial index does it: the expressions keep it from being used."""
+    unpublished = "coalesce(published_at, 0) = 0" if is_postgres(store) else "+published_at IS NULL"
+    search = text(f"SELECT body FROM outbox WHERE {unpublished} ORDER BY position LIMIT 100")
+    took = []
+    async with read(store) as connection:
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            assert (await connection.execute(search)).all() == []
+            took.append((time.perf_counter() - begun) * 1000)
+    return took
+
+
+async def plan_of_a_claim(store: AsyncEngine) -> str:
+    compiled = _claim(is_postgres(store), True).compile(dialect=store.dialect)
+    given: Any = compiled.construct_params({"to": "bus", "worker": "w", "max": 100, "lease": 30.0})
+    if compiled.positiontup:
+        given = tuple(given[name] for name in compiled.positiontup)
+    explain = "EXPLAIN" if is_postgres(store) else "EXPLAIN QUERY PLAN"
+    async with begin(store) as tx:
+        return "\n".join(str(row) for row in (await tx.exec_driver_sql(f"{explain} {compiled}", given)).all())
+
+
 async def test_published_rows_do_not_slow_a_claim_down(
     store: AsyncEngine, scale: Callable[..., Any], figures: Callable[..., Path]
 ) -> None:
-    """Against the same search without the partial index, on the same table."""
-    rows = scale(60_000, 1_000_000)
+    """Against the same claim on an empty table, and against a search without the partial index."""
+    rows, rounds = scale(60_000, 1_000_000), scale(15, 101)
+    empty = await timed_claims(store, range(rounds))
     numbers = (
         f"SELECT g AS n FROM generate_series(1, {rows}) g"
         if is_postgres(store)
@@ -417,30 +455,27 @@ async def test_published_rows_do_not_slow_a_claim_down(
         async with store.connect() as connection:
             autocommit = await connection.execution_options(isolation_level="AUTOCOMMIT")
             await autocommit.execute(text("VACUUM ANALYZE outbox"))
-    ours, naive = [], []
-    unindexed = "+published_at" if not is_postgres(store) else "coalesce(published_at, 0)"
-    missing = "IS NULL" if not is_postgres(store) else "= 0"
-    for n in range(15):
-        await put(store, *(event(f"new-{m}", n) for m in range(10)))
-        async with read(store) as connection:
-            begun = time.perf_counter()
-            search = f"SELECT body FROM outbox WHERE {unindexed} {missing} ORDER BY position LIMIT 100"
-            assert len((await connection.execute(text(search))).all()) == 10
-            naive.append(time.perf_counter() - begun)
-        begun = time.perf_counter()
-        claimed = await claim(store, "w", 100, 30)
-        ours.append(time.perf_counter() - begun)
-        assert len(claimed) == 10
-        await settle(store, "w", published=[row.position for row in claimed])
-    claim_ms, search_ms = statistics.median(ours) * 1000, statistics.median(naive) * 1000
-    assert claim_ms < search_ms
-    assert claim_ms < 25  # the target is 2 ms on a quiet machine
+    full = await timed_claims(store, range(rounds, 2 * rounds))
+    naive = await timed_searches(store, 15)
+
+    plan = await plan_of_a_claim(store)
+    assert "outbox_in_order" in plan or "outbox_by_due_time" in plan
+    assert not re.search(
+        r"Seq Scan on outbox|SCAN outbox(?! USING INDEX outbox_(in_order|by_due_time))", plan
+    ), plan
+    # The best of many is what it costs; the rest is who else used the machine meanwhile.
+    assert min(full) < 2 * min(empty) + 0.5
+    assert min(full) < min(naive)
+    if rows == 1_000_000:
+        assert statistics.median(full) < 2
     figures(
         "outbox",
         name=f"claim-{store.dialect.name}",
         published_rows=rows,
-        claim_p50_ms=round(claim_ms, 2),
-        without_index_p50_ms=round(search_ms, 2),
+        claims=rounds,
+        claim_p50_ms=round(statistics.median(full), 2),
+        claim_p50_ms_of_an_empty_table=round(statistics.median(empty), 2),
+        without_index_p50_ms=round(statistics.median(naive), 2),
     )
 
 
