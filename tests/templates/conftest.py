@@ -68,7 +68,7 @@ def run() -> Callable[..., subprocess.CompletedProcess[str]]:
             capture_output=True,
             text=True,
             check=False,
-            timeout=180,
+            timeout=280,
             stdin=subprocess.DEVNULL,
             **options,
         )

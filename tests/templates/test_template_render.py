@@ -90,6 +90,17 @@ def test_a_project_depends_on_what_its_patterns_import_and_on_nothing_else(rende
     assert "bullmq" in with_jobs, "a further pattern brings its packages along"
 
 
+def test_a_simple_worker_is_little_code(render: Render) -> None:
+    """The job, its table and the worker process; what is hard lies in the pattern modules."""
+    package = render() / "src" / "my_service"
+    lines = [
+        line
+        for name in ("jobs", "db", "worker")
+        for line in (package / f"{name}.py").read_text().splitlines()
+    ]
+    assert len([line for line in lines if line.strip() and not line.strip().startswith("#")]) <= 150
+
+
 def test_a_project_says_which_patterns_are_in_it(render: Render) -> None:
     project = render(patterns=["outbox"])
     told = (project / "AGENTS.md").read_text()
