@@ -10,16 +10,19 @@ Promises
   that. A job over the budget spends no attempt; it gets its own turn in time, kept for it, and comes back
   exactly then. So a heavy tenant's backlog neither stands before a light one's job, nor comes back as a herd,
   nor starves: its jobs go in the order in which they were refused. `total` limits all tenants together.
+- `limit.book(…)` at the producer gives the turns out before the jobs are added: those beyond the budget wait as
+  delayed jobs from the start. So a light tenant does not even wait while a heavy one's thousand are refused.
 - Jobs that come back late (no worker, long queue) still go; the turns behind them slip by as much, so no backlog
   of overdue turns is let loose at once.
 
 When they do not hold
+- Without `book`, each job that stands before yours costs the time of one refusal, about a millisecond.
 - BullMQ's limiter counts every job that is fetched, also one that the guard sends back: behind 300 refused jobs
   of a heavy tenant a light one waited for 300 tokens. On a queue with tenants use `total`, not `limiter`.
 - Windows stand side by side: without `evenly` the end of one and the start of the next can bring up to
   `2 * max - 1` starts within less than `per`. With it there are no bursts: an idle queue starts one job, then waits.
 - It is starts that are counted, at the moment Redis hands a job out, not the calls that a job makes later.
-- A turn that nobody takes (cancelled job) is lost, one place long. A run that crashed pays again.
+- A turn that nobody takes (cancelled, or booked and not added) is lost, one place long. A run that crashed pays again.
 - Redis away: `on_outage="wait"` sends the job back for a second, unspent; "allow" lets it go unlimited.
 """
 
@@ -29,7 +32,8 @@ import asyncio
 import hashlib
 import math
 import random
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from redis.asyncio import Redis
@@ -37,6 +41,7 @@ from redis.exceptions import RedisError
 
 from .errors import Permanent, ResourceBusy, Snooze
 from .pipeline import JobContext
+from .producer import JobRequest, Producer
 
 __all__ = ["TenantLimit", "TenantOverBudget", "UnknownTenant", "named_tenant", "queue_limit", "tenant_limit"]
 
@@ -145,15 +150,9 @@ class TenantLimit:
 
     async def turn(self, tenant: str, job: str) -> float:
         """0: go, the token is yours. Else the seconds until the turn that is now kept for this job."""
-        # A digest: names are of any length, and many are e-mail addresses.
-        lines = [f"{self._name}:{hashlib.sha256(tenant.encode()).hexdigest()[:32]}", f"{self._name}:total"]
-        keys = [key for line in lines for key in (line, f"{line}:turns")]
-        limits = [
-            part for rate, burst in (self._each, self._total) for part in (1000 / rate if rate else 0, burst)
-        ]
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                kept, wait = await self._script(keys=keys, args=[job, self._horizon * 1000, *limits])
+                kept, wait = await self._script(**self._ask(tenant, job))
         except (RedisError, OSError) as error:
             if self._on_outage == "allow":
                 return 0.0
@@ -161,6 +160,36 @@ class TenantLimit:
             raise ResourceBusy(
                 f"the rate limit cannot be asked ({type(error).__name__})", retry_after=1.0
             ) from error
+        return self._seconds(kept, wait)
+
+    async def book(self, producer: Producer, tenant: str, requests: Sequence[JobRequest]) -> list[JobRequest]:
+        """The tenant's requests, each delayed until its turn, for `enqueue_many`. With Redis away they stay as
+        they are: adding them will say so, and the guard decides in any case."""
+        named_tenant(tenant, self._known)
+        refs = [producer.ref(request) for request in requests]
+        try:
+            async with (
+                asyncio.timeout(ANSWER_SECONDS + len(refs) / 1_000),
+                producer.redis.pipeline(transaction=False) as batch,
+            ):
+                for ref in refs:
+                    await self._script(client=batch, **self._ask(tenant, f"{ref.queue}/{ref.id}", "book"))
+                turns = await batch.execute()
+        except (RedisError, OSError):
+            return list(requests)
+        waits = [self._seconds(*turn) for turn in turns]
+        return [replace(one, delay=max(one.delay, wait)) for one, wait in zip(requests, waits, strict=True)]
+
+    def _ask(self, tenant: str, job: str, how: str = "") -> dict[str, Any]:
+        # A digest: names are of any length, and many are e-mail addresses.
+        lines = [f"{self._name}:{hashlib.sha256(tenant.encode()).hexdigest()[:32]}", f"{self._name}:total"]
+        keys = [key for line in lines for key in (line, f"{line}:turns")]
+        limits = [
+            part for rate, burst in (self._each, self._total) for part in (1000 / rate if rate else 0, burst)
+        ]
+        return {"keys": keys, "args": [job, self._horizon * 1000, *limits, how]}
+
+    def _seconds(self, kept: Any, wait: Any) -> float:
         # No turn is kept beyond the horizon. Spread, or all of them would ask at the same moment.
         return int(wait) / 1000 if kept else self._horizon * random.uniform(0.5, 1.0)
 
@@ -171,7 +200,7 @@ class TenantLimit:
 _TURN = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
-local job, horizon = ARGV[1], tonumber(ARGV[2])
+local job, horizon, book = ARGV[1], tonumber(ARGV[2]), ARGV[7] == 'book'
 local LATE, KEEP = 2000, 3600000
 
 local function turn(line, turns, interval, burst)
@@ -181,6 +210,7 @@ local function turn(line, turns, interval, burst)
   local mine = tonumber(redis.call('ZSCORE', turns, job) or nil)
   if mine then
     local late = now - mine - slip
+    if book then return 1, math.max(math.ceil(-late), 0) end
     if late < -20 then return 1, math.ceil(-late) end
     if late > LATE then redis.call('HSET', line, 'slip', slip + late) end
     redis.call('ZREM', turns, job)
@@ -191,7 +221,7 @@ local function turn(line, turns, interval, burst)
   local wait = mine + slip - now
   if wait > horizon then return 0, 0 end
   redis.call('HSET', line, 'next', next_free + interval, 'slip', slip)
-  if wait > 0 then redis.call('ZADD', turns, mine, job) end
+  if wait > 0 or book then redis.call('ZADD', turns, math.max(mine, now - slip), job) end
   redis.call('ZREMRANGEBYSCORE', turns, '-inf', now - slip - KEEP)
   local life = math.ceil(math.max(next_free + interval + slip - now, 0)) + KEEP
   redis.call('PEXPIRE', line, life)
@@ -203,7 +233,7 @@ local kept, wait = 1, 0
 if not redis.call('ZSCORE', KEYS[4], job) then
   kept, wait = turn(KEYS[1], KEYS[2], tonumber(ARGV[3]), tonumber(ARGV[4]))
 end
-if wait == 0 and kept == 1 then
+if wait == 0 and kept == 1 and not book then
   kept, wait = turn(KEYS[3], KEYS[4], tonumber(ARGV[5]), tonumber(ARGV[6]))
 end
 return {kept, wait}

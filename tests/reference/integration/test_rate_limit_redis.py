@@ -21,7 +21,7 @@ from studyhall.patterns.connections import producer_client, worker_client
 from studyhall.patterns.errors import ResourceBusy
 from studyhall.patterns.pipeline import Guard, JobContext, Pipeline
 from studyhall.patterns.producer import JobRequest, Producer
-from studyhall.patterns.rate_limit import UnknownTenant, named_tenant, queue_limit, tenant_limit
+from studyhall.patterns.rate_limit import TenantLimit, UnknownTenant, named_tenant, queue_limit, tenant_limit
 from studyhall.patterns.retry import RetryPolicy
 from studyhall.patterns.store import close, create_all, open_store
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -231,13 +231,16 @@ class Shop:
         await asyncio.sleep(payload.seconds)
         self.ended[ctx.key] = time.monotonic()
 
-    async def add(self, owner: str, count: int, **fields: Any) -> list[str]:
+    async def add(
+        self, owner: str, count: int, *, book: TenantLimit | None = None, **fields: Any
+    ) -> list[str]:
         keys = [f"{owner}-{len(self.added) + n}" for n in range(count)]
         for key in keys:
             self.added[key] = time.monotonic()
-        await self.producer.enqueue_many(
-            [JobRequest("work", {"owner": owner, **fields}, key=key) for key in keys]
-        )
+        requests = [JobRequest("work", {"owner": owner, **fields}, key=key) for key in keys]
+        if book is not None:
+            requests = await book.book(self.producer, owner, requests)
+        await self.producer.enqueue_many(requests)
         return keys
 
     async def done(self, keys: list[str], limit: float = 30) -> None:
@@ -325,6 +328,83 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(
     assert 0 < heavy_done < heavy / 2, "the heavy tenant gets its share and no more"
     assert p95(naive) > 4 * p95(alone), "first come first served would have done as well"
     assert p95(fair) <= 2 * p95(alone)
+
+
+async def test_light_tenant_waits_no_longer_when_thousands_of_jobs_are_dropped_in_front_of_it(
+    redis_url: str, tmp_path: Path, scale: Callable[[int, int], int], figures: Callable[..., Path]
+) -> None:
+    """Booked, the heavy tenant's jobs never stand in the way; refused one by one they do; unlimited far more."""
+    heavy, light, seconds = scale(2_000, 4_000), scale(10, 20), 0.3
+    client = worker_client(redis_url)
+
+    async def light_waits(at: Shop, jobs: int = light, **how: Any) -> list[float]:
+        keys: list[str] = []
+        for _ in range(jobs):
+            keys += await at.add("light", 1, seconds=seconds, **how)
+            await asyncio.sleep(0.1)
+        await at.done(keys, 120)
+        return at.waits(keys)
+
+    def limit(name: str) -> TenantLimit:
+        return tenant_limit(client, rate=20, burst=5, name=name)
+
+    async with shop(redis_url, tmp_path / "alone", limit("alone"), concurrency=20) as at:
+        alone = await light_waits(at)
+    booking = limit("booked")
+    async with shop(redis_url, tmp_path / "booked", booking, concurrency=20) as at:
+        keys = await at.add("heavy", heavy, book=booking, seconds=seconds)
+        booked = await light_waits(at, book=booking)
+        in_time = sum(key in at.ended for key in keys)
+        over = max(at.ended[key] for key in keys if key in at.ended) - at.added[keys[0]]
+    async with shop(redis_url, tmp_path / "refused", limit("refused"), concurrency=20) as at:
+        await at.add("heavy", heavy, seconds=seconds)
+        refused = await light_waits(at)
+    async with shop(redis_url, tmp_path / "naive", concurrency=20) as at:
+        await at.add("heavy", 200, seconds=seconds)  # fewer: enough to know, and it takes its time
+        naive = await light_waits(at, jobs=3)
+    await client.aclose()
+    figures(
+        "rate-limit",
+        name="burst",
+        heavy_jobs=heavy,
+        light_jobs=light,
+        light_p95_alone_ms=round(p95(alone) * 1000),
+        light_p95_booked_ms=round(p95(booked) * 1000),
+        ratio=round(p95(booked) / p95(alone), 2),
+        light_p95_refused_one_by_one_ms=round(p95(refused) * 1000),
+        naive_heavy_jobs=200,
+        naive_p95_ms=round(p95(naive) * 1000),
+    )
+    assert 5 <= in_time <= 5 + 20 * over + 2, "the heavy tenant gets its share and no more"
+    assert p95(naive) > 4 * p95(alone), "first come first served would have done as well"
+    assert p95(refused) > 2 * p95(alone), "refusing one by one would have done as well: book nothing"
+    assert p95(booked) <= 2 * p95(alone)
+
+
+async def test_a_booked_turn_is_kept_for_its_job_and_paid_once(redis_url: str) -> None:
+    client = producer_client(redis_url)
+    limit = tenant_limit(client, rate=10, burst=2, known={"heavy"})
+    jobs = JobTypes()
+    jobs.register(name="work", payload=Work, handler=Shop().work, queue="work")
+    producer = Producer(jobs, redis_url)
+    requests = [JobRequest("work", {"owner": "heavy"}, key=f"k{n}", delay=0.2 * (n == 5)) for n in range(6)]
+    booked = await limit.book(producer, "heavy", requests)
+    delays = [request.delay for request in booked]
+    assert delays[:2] == [0, 0]
+    assert delays[2:] == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.08), "each has a turn of its own"
+    again = [request.delay for request in await limit.book(producer, "heavy", requests)]
+    assert all(later <= first for first, later in zip(delays[:5], again, strict=False)), (
+        "asking twice pays once"
+    )
+    assert [await limit.turn("heavy", f"work/work.k{n}") for n in range(2)] == [0, 0], (
+        "their tokens were theirs"
+    )
+    assert await limit.turn("heavy", "work/work.k5") > 0.1
+    assert await limit.turn("heavy", "work/unbooked") > 0.3, "behind all that were booked"
+    with pytest.raises(UnknownTenant):
+        await limit.book(producer, "stranger", requests)
+    await producer.close()
+    await client.aclose()
 
 
 async def test_tenant_over_budget_keeps_its_rate_order_and_attempts(
@@ -479,6 +559,9 @@ async def test_tenant_that_is_not_known_is_refused_by_name_at_the_producer_and_a
 async def test_limit_without_redis_waits_or_allows_as_told_in_bounded_time(own_redis: RedisServer) -> None:
     client = producer_client(own_redis.url)
     closed, opened = tenant_limit(client, 1, 1), tenant_limit(client, 1, 1, on_outage="allow")
+    jobs = JobTypes()
+    jobs.register(name="work", payload=Work, handler=Shop().work, queue="work")
+    producer = Producer(jobs, own_redis.url)
     assert await closed.turn("a", "job") == 0.0
     for away in (own_redis.pause, own_redis.kill):
         away()
@@ -487,6 +570,9 @@ async def test_limit_without_redis_waits_or_allows_as_told_in_bounded_time(own_r
             await closed.turn("a", "job")
         assert await opened.turn("a", "job") == 0.0
         assert time.monotonic() - began < 5
+        requests = [JobRequest("work", {"owner": "a"}, key="k")]
+        assert await closed.book(producer, "a", requests) == requests, "adding them will say what is wrong"
     own_redis.restart()
     assert await closed.turn("b", "job") == 0.0
+    await producer.close()
     await client.aclose()
