@@ -27,6 +27,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Column,
+    Connection,
     Double,
     Index,
     Integer,
@@ -48,7 +49,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.elements import ColumnElement
 
 from .event_schema import Event
-from .store import begin, is_postgres, metadata
+from .store import in_one_hop, is_postgres, metadata
 
 __all__ = ["BUS", "CHANNEL", "Claimed", "Failure", "add", "claim", "clock", "outbox", "settle"]
 
@@ -135,9 +136,13 @@ async def claim(
     hold: bool = True,
 ) -> list[Claimed]:
     """Take up to `limit` events, oldest first, for `lease` seconds; of a subject always the next in line."""
+    statement = _claim(is_postgres(engine), hold)
     wanted = {"to": destination, "worker": worker_id, "max": limit, "lease": lease}
-    async with begin(engine) as tx:
-        found = (await tx.execute(_claim(is_postgres(engine), hold), wanted)).all()
+    if is_postgres(engine):  # a transaction by itself: no round trips for BEGIN and COMMIT
+        async with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+            found = (await connection.execute(statement, wanted)).all()
+    else:
+        found = await in_one_hop(engine, lambda tx: tx.execute(statement, wanted).all(), write=True)
     return sorted((Claimed(*row) for row in found), key=lambda row: row.position)
 
 
@@ -155,18 +160,21 @@ async def settle(
     """
     now = clock(is_postgres(engine))
     ours = outbox.c.claimed_by == worker_id
-    async with begin(engine) as tx:
+
+    def write(tx: Connection) -> None:
         if published:
             done = update(outbox).where(outbox.c.position.in_(published))
-            await tx.execute(done.values(published_at=now, due_at=0.0, claimed_by=None, reason=None))
+            tx.execute(done.values(published_at=now, due_at=0.0, claimed_by=None, reason=None))
         if released:
             free = update(outbox).where(outbox.c.position.in_(released), ours)
-            await tx.execute(free.values(due_at=0.0, claimed_by=None))
+            tx.execute(free.values(due_at=0.0, claimed_by=None))
         for failure in failed:
             again = NEVER if failure.delay is None else now + failure.delay
             spent = outbox.c.attempts + int(failure.spend_attempt)
             row = update(outbox).where(outbox.c.position == failure.position, ours, _unpublished)
-            await tx.execute(row.values(due_at=again, claimed_by=None, attempts=spent, reason=failure.reason))
+            tx.execute(row.values(due_at=again, claimed_by=None, attempts=spent, reason=failure.reason))
+
+    await in_one_hop(engine, write, write=True)
 
 
 def clock(postgres: bool) -> ColumnElement[float]:
@@ -201,9 +209,11 @@ def _claim(postgres: bool, hold: bool) -> Any:
     waiting = (row.destination == bindparam("to"), _unpublished)
     # A subject with a leased, backing-off or quarantined event is taken as a whole.
     taken = select(row.subject).where(*waiting, row.due_at > now, *(() if hold else (row.due_at < NEVER,)))
+    # SQLite would take the index by due time and sort the whole backlog for one batch; a sum hides it.
+    due_at = row.due_at if postgres else row.due_at + 0.0
     free = (
         select(row.position, row.subject)
-        .where(*waiting, row.due_at <= now, row.subject.not_in(taken))
+        .where(*waiting, due_at <= now, row.subject.not_in(taken))
         .order_by(row.position)
         .limit(bindparam("max"))
         .with_for_update(skip_locked=True)  # PostgreSQL only; SQLite has one writer at a time
@@ -212,9 +222,7 @@ def _claim(postgres: bool, hold: bool) -> Any:
     # What SKIP LOCKED skipped is being claimed by somebody else right now: its successors are not ours.
     skipped = (
         select(row.subject, func.min(row.position).label("position"))
-        .where(
-            *waiting, row.due_at < NEVER, row.position <= select(func.max(free.c.position)).scalar_subquery()
-        )
+        .where(*waiting, due_at < NEVER, row.position <= select(func.max(free.c.position)).scalar_subquery())
         .where(row.subject.in_(select(free.c.subject)), row.position.not_in(select(free.c.position)))
         .group_by(row.subject)
         .cte("skipped")
