@@ -25,9 +25,10 @@ PICTURES: dict[str, tuple[str, Sequence[str], bool]] = {
     ),
 }
 LEFT, WIDTH, BAR, GAP = 210, 720, 11, 9
-STYLE = (
-    "text{font:12px system-ui,sans-serif;fill:#333}.t{font-weight:600;font-size:14px}.a{fill:#9aa5b1}.b{fill:#cbd2d9}"
-    ".o.a{fill:#2563eb}.o.b{fill:#93b4f5}@media(prefers-color-scheme:dark){text{fill:#ddd}.a{fill:#7b8794}.b{fill:#52606d}}"
+STYLE = (  # the guide overrides the colour of the letters with its own
+    ".qb{color:#333}.qb text{font:12px system-ui,sans-serif;fill:currentColor}.qb .t{font-weight:600;font-size:14px}"
+    ".qb .a{fill:#8592a3}.qb .b{fill:#bcc5cf}.qb .o.a{fill:#2563eb}.qb .o.b{fill:#86a9f3}"
+    "@media(prefers-color-scheme:dark){.qb{color:#ddd}}"
 )
 
 
@@ -66,7 +67,7 @@ def bars(
         top += height + GAP
     inner = "\n".join(parts)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top}" role="img" '
+        f'<svg class="qb" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top}" role="img" '
         f'aria-label="{escape(title)}">\n'
         f"<style>{STYLE}</style>\n{inner}\n</svg>\n"
     )

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.figures import Column, Ratio, Value, ratio
-from bench.lab import Lab, Peer
+
+if TYPE_CHECKING:  # the guide reads results without a laboratory
+    from bench.lab import Lab, Peer
 
 Results = dict[str, Any]
 LIBRARIES = ("hiredis", "uvloop", "bullmq", "faststream")
@@ -91,7 +94,12 @@ def add(
 
 def save(results: Results, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    path.write_text(_compact(json.dumps(results, indent=1, ensure_ascii=False)) + "\n")
+
+
+def _compact(text: str) -> str:
+    """A row's figures on one line: what is committed stays small, and a change readable."""
+    return re.sub(r"\n {5,}", " ", text)
 
 
 # ---- reading

@@ -10,15 +10,23 @@ import functools
 import html
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import sources
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))
+
+from bench import plots, report  # noqa: E402
+
 OWN = os.environ.get("GUIDE_FIGURES")  # another folder instead of both, for tests
 FOLDERS = (Path(OWN),) if OWN else (ROOT / "reference" / "figures", ROOT / "build" / "figures")
-BENCHES = (ROOT / "bench" / "results", ROOT / "build" / "bench")
+BENCH = os.environ.get("GUIDE_BENCH")  # the same for the results of the benchmark
+BENCHES = (
+    (Path(BENCH),) if BENCH else (ROOT / "bench" / "results.json", ROOT / "build" / "bench" / "results.json")
+)
 MOST_LOSSES = 4
 UNMEASURED = "not measured yet"
 TWINS = (
@@ -124,16 +132,38 @@ def figure(path: str) -> str:
 
 
 def bench(path: str) -> str:
-    """`worker_throughput/median/reliable` -> its value from the last benchmark run on this machine."""
-    name, *keys = path.split("/")
-    for folder in BENCHES:
-        if (folder / f"{name}.json").exists():
-            value: Any = json.loads((folder / f"{name}.json").read_text())
-            for key in keys:
-                value = value.get(key, {}) if isinstance(value, dict) else {}
-            if value != {}:
-                return f'<span class="qs-figure" data-bench="{path}">{number(value)}</span>'
-    return f'<span class="qs-figure" data-bench="{path}">{UNMEASURED}</span>'
+    """`throughput/queuesmith/noop` -> its median in the last benchmark, linked to the page with all of them."""
+    section, row, key = path.split("/")
+    figure = results().get("sections", {}).get(section, {}).get("rows", {}).get(row, {}).get(key, {})
+    value = figure.get("median", figure.get("text"))
+    if value is None:
+        return f'<span class="qs-figure" data-bench="{path}">{UNMEASURED}</span>'
+    title = f"{results()['mode']} run of {results()['date']}"
+    shown = report.number(value) if isinstance(value, int | float) else html.escape(str(value))
+    return f'<a class="qs-figure" data-bench="{path}" href="page:benchmark" title="{title}">{shown}</a>'
+
+
+def benchmark() -> str:
+    """The report of the last benchmark, its pictures drawn into the page."""
+    found = results()
+    if not found:
+        return f"The benchmark: {UNMEASURED}; `make bench-full` writes it."
+    text = report.markdown(found, {name: f"{name}.svg" for name in plots.pictures(found)})
+    for name, svg in plots.pictures(found).items():
+        picture = f'<div class="qs-plot">{svg.strip()}</div>'
+        title = found["sections"][name]["title"]
+        text = text.replace(f"![{title}]({name}.svg)", picture)
+    return text.partition("\n\n")[2].strip()  # the page has its own title
+
+
+@functools.cache
+def results() -> dict[str, Any]:
+    """The committed run; else the one of this machine."""
+    for path in BENCHES:
+        if path.exists():
+            found: dict[str, Any] = json.loads(path.read_text())
+            return found
+    return {}
 
 
 def mode(entries: Measured) -> str:

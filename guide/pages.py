@@ -352,6 +352,7 @@ def _directive(path: Path, match: re.Match[str]) -> str:
     known: dict[str, Callable[[str], str]] = {
         "figure": cards.figure,
         "bench": cards.bench,
+        "benchmark": lambda _: cards.benchmark(),
         "section": section,
         "tree": lambda _: tree(),
         "patterns": lambda _: pattern_index(),
