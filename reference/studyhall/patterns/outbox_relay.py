@@ -8,7 +8,11 @@ reason when its error is permanent or its attempts are spent. A bus that is down
 When it does NOT hold
 - A relay that dies keeps its batch until the lease ends: those subjects wait up to `lease` seconds, then
   their events are published again under the same ids.
-- `lease` must exceed the time one publish can take. A relay frozen for longer may publish copies late.
+- At least once, not exactly: relays double nothing while each answers within its lease. One that stalls for
+  longer (a paused machine, a starved one under a lease of less than a second) loses its batch to another, and
+  both publish it: the same ids, first copies still in order.
+- `lease` must be well above the time the bus takes for one batch: at 70 % of it the publish is cut off, and what
+  the bus had accepted by then is published again.
 - Per subject one event is in flight at a time, because a batch that is accepted in part would reorder it.
   One hot subject is therefore as slow as the publisher's round trip.
 """
@@ -47,6 +51,7 @@ EVENTS_OUT = RetryPolicy(base=0.5, cap=60.0, attempts=10, max_age=WEEK)
 OUTAGE = RetryPolicy(base=0.2, cap=5.0)
 BUS_AWAY = (BrokerUnavailable, OSError)  # OSError covers ConnectionError and TimeoutError
 STORE_AWAY = (DBAPIError, StoreBusy, OSError)
+CUT_OFF = 0.7  # of the lease: the rest is for writing down what happened before somebody else may claim it
 PURGE_EVERY = 60.0
 PURGE_BATCH = 1000
 
@@ -116,7 +121,7 @@ class Relay:
 
     async def run_once(self) -> int:
         """One batch. Returns how many events were claimed."""
-        until = time.monotonic() + self._lease * 0.7
+        until = time.monotonic() + self._lease * CUT_OFF
         wanted = {"destination": self._destination, "hold": self._hold}
         claimed = await claim(self._engine, self.worker_id, self._batch, self._lease, **wanted)  # type: ignore[arg-type]
         published: list[int] = []
@@ -158,6 +163,11 @@ class Relay:
             events = [Event.decode(row.body, max_bytes=len(row.body) * 4) for row in rows]
             async with asyncio.timeout(max(until - time.monotonic(), 0.1)):
                 return await self._publisher.publish(events)
+        except TimeoutError:
+            slow = (
+                f"no answer within 70 % of the lease of {self._lease:g} s: slow, not away? Then raise `lease`"
+            )
+            return [BrokerUnavailable(slow)] * len(rows)
         except BUS_AWAY as error:
             return [error] * len(rows)
         except Exception as error:

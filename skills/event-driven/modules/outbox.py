@@ -6,8 +6,8 @@ whichever of them dies; subjects do not wait for each other. The event's id is i
 can be dropped.
 
 When it does NOT hold
-- Delivery is at least once: a relay killed between publish and mark publishes those again (same ids, first
-  copies still in order). Consumers need the inbox.
+- Delivery is at least once: what a relay had published but not marked when it was killed, or stalled past its
+  lease, is published again (same ids, first copies still in order). Consumers need the inbox.
 - A quarantined event holds back the later events of its subject until somebody requeues or discards it
   (`hold=True`, the default: `order.paid` without its `order.placed` misleads every consumer). With
   `hold=False` the later ones go on, and the order of that subject has a hole.

@@ -229,6 +229,7 @@ async def fill(store: AsyncEngine, count: int) -> None:
 async def test_three_relays_at_once_double_nothing_while_two_naive_ones_double_all(
     store: AsyncEngine, relays: Relays, scale: Callable[..., Any], figures: Callable[..., Path]
 ) -> None:
+    """With the default lease of 30 s: none of them stalls for longer, not even on a crowded machine."""
     count = scale(200, 2000)
     await fill(store, count)
     started = [relays.start("relay") for _ in range(3)]
@@ -262,6 +263,57 @@ async def test_three_relays_at_once_double_nothing_while_two_naive_ones_double_a
         doubled=0,
         naive_relays=2,
         naive_doubled=doubled,
+    )
+
+
+@pytest.mark.fault
+async def test_a_relay_frozen_past_its_lease_doubles_what_it_held_and_reorders_nothing(
+    store: AsyncEngine, relays: Relays, figures: Callable[..., Path]
+) -> None:
+    """The limit of the promise above: a lease cannot stop a process that does not know it is late."""
+    relays.publish_seconds, relays.lease_seconds = 0.02, 2.0
+    await fill(store, 100)
+    name, frozen = relays.start("relay")
+    await relays.go("relay", 1)
+
+    def by(worker: str) -> list[str]:
+        return [fields["id"] for _, fields in relays.redis.xrange("sink") if fields["by"] == worker]
+
+    async def in_mid_batch() -> list[str]:
+        """Stopped between two publishes: what it holds, as far as it is published already."""
+        if not 3 <= len(by(name)) % 20 <= 10:
+            return []
+        frozen.stop_signal()
+        held = select(outbox.c.event_id).where(outbox.c.claimed_by == name, outbox.c.published_at.is_(None))
+        async with read(store) as connection:
+            ids = set((await connection.execute(held)).scalars().all())
+        if published := sorted(ids.intersection(by(name))):
+            return published
+        frozen.cont()
+        return []
+
+    doomed = await until(in_mid_batch, 30, "the relay to be in the middle of a batch", every=0.005)
+    successor, _ = relays.start("relay")
+
+    async def all_published() -> bool:
+        return (await lag(store)).waiting == 0
+
+    await until(all_published, 60, "the successor to publish the rest", every=0.1)
+    frozen.cont()
+    await relays.quiet()
+    published = relays.sink()
+    copies = len(published) - len(first_copies(published))
+    assert len(first_copies(published)) == 100
+    assert out_of_order(published) == 0
+    assert set(doomed) <= set(by(successor)), "what the frozen one had published is published again"
+    assert await all_published()
+    figures(
+        "outbox",
+        name=f"frozen-relay-{store.dialect.name}",
+        events=100,
+        lost=0,
+        out_of_order=0,
+        copies_with_same_id=copies,
     )
 
 
