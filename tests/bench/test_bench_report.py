@@ -1,0 +1,139 @@
+"""The report says what the JSON says: settings, spreads, shares of the limit, targets met and missed."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from bench import plots, report, results
+from bench.figures import UNSTABLE, Column
+from bench.targets import targets
+
+THROUGHPUT = SimpleNamespace(
+    TITLE="Jobs per second",
+    ABOUT="How it was done.",
+    COLUMNS={
+        "noop": Column("no-op", "jobs/s", ratio=True),
+        "noop2": Column("two"),
+        "scaling": Column("2 : 1"),
+    },
+)
+CEILING = SimpleNamespace(TITLE="Limit", ABOUT="", COLUMNS={"P1": Column("1"), "P16": Column("16")})
+KILLS = SimpleNamespace(
+    TITLE="Kills", ABOUT="", COLUMNS={"lost": Column("lost", better="less"), "doubled": Column("doubled")}
+)
+PEERS = {
+    "stock": {"title": "Stock", "version": "s 1", "settings": "as it comes"},
+    "queuesmith": {"title": "Ours", "version": "q 1", "settings": "everything on"},
+    "queuesmith-bare": {"title": "Ours, bare", "version": "q 1", "settings": "bare"},
+    "huey": {"title": "Huey", "version": "h 1", "settings": "threads"},
+    "node": {"title": "Node", "version": "n 1", "settings": "node"},
+}
+
+
+def run(**noop: list[float]) -> dict[str, Any]:
+    """Results with these rounds of no-op jobs per second."""
+    found: dict[str, Any] = {
+        "date": "2031-02-03",
+        "mode": "full",
+        "rounds": 3,
+        "machine": {"cpus": 2, "processor": "one", "system": "Linux", "load_at_start": 0.1},
+        "versions": {"python": "3.x"},
+        "peers": PEERS,
+        "missing": ["Celery: could not be installed"],
+        "sections": {},
+    }
+    lab: Any = SimpleNamespace(failures={"huey": "its worker ended"})
+    for turn in range(3):
+        rows = {name.replace("_", "-"): {"noop": rates[turn]} for name, rates in noop.items()}
+        results.add(found, "throughput", THROUGHPUT, lab, rows)  # type: ignore[arg-type]
+    results.add(found, "ceiling", CEILING, lab, {"work": {"P1": 9_000, "P16": 20_000}})  # type: ignore[arg-type]
+    return found
+
+
+STEADY = {
+    "stock": [1000.0, 1100.0, 900.0],
+    "queuesmith": [2500.0, 2500.0, 2600.0],
+    "queuesmith_bare": [3000.0, 3000.0, 3000.0],
+    "huey": [5000.0, 1.0, 20000.0],
+    "node": [5000.0, 5000.0, 5000.0],
+}
+
+
+def test_medians_spreads_ratios_and_shares_are_in_the_table() -> None:
+    text = report.markdown(run(**STEADY), {})
+    ours = next(line for line in text.splitlines() if line.startswith("| **Ours** |"))
+    assert ours == "| **Ours** | 2,500 ± 100 | 2.50 × | 12% |"
+    assert "| Stock | 1,000 ± 200 | 1 | 5% |" in text
+    huey = next(line for line in text.splitlines() if line.startswith("| Huey | 5,000"))
+    assert UNSTABLE in huey
+    assert "×" not in huey, "no ratio for rounds that disagree that much"
+
+
+def test_settings_machine_and_what_is_missing_are_said() -> None:
+    text = report.markdown(run(**STEADY), {"throughput": "throughput.svg"})
+    for shown in (
+        "as it comes",
+        "everything on",
+        "2031-02-03",
+        "3 round(s)",
+        "Celery: could not be installed",
+        "Huey failed: its worker ended",
+        "![Jobs per second](throughput.svg)",
+    ):
+        assert shown in text
+
+
+def test_targets_are_met_or_missed_by_so_much() -> None:
+    verdicts = {(t.text, t.wanted): t.verdict for t in targets(run(**STEADY))}
+    assert verdicts["full pipeline, no-op jobs", "≥ 2 × Stock"] == "met"
+    assert verdicts["bare worker, no-op jobs", "≥ 4 × Stock"] == "missed by 1.00 ×"
+    assert verdicts["bare worker, no-op jobs", "≥ 0.5 × Node"] == "met"
+    assert verdicts["full pipeline ahead, no-op jobs of one process", "> 1 × Huey"] == UNSTABLE
+    assert verdicts["jobs lost by the kills", "≤ 0"] == "not measured"
+
+
+def test_one_lost_job_in_one_round_misses_the_target() -> None:
+    found = run(**STEADY)
+    lab: Any = SimpleNamespace(failures={})
+    for lost in (0, 1, 0):
+        results.add(found, "kills", KILLS, lab, {"queuesmith": {"lost": lost, "doubled": 0}})  # type: ignore[arg-type]
+    verdicts = {t.text: t.verdict for t in targets(found)}
+    assert verdicts["jobs lost by the kills"] == "missed by 1"
+    assert verdicts["jobs doubled by the kills"] == "met"
+
+
+def test_what_a_peer_does_not_have_is_a_dash_and_words_are_kept() -> None:
+    found = run(**STEADY)
+    lab: Any = SimpleNamespace(failures={})
+    rows = {"stock": {"lost": None, "doubled": "does not say"}, "node": {"lost": 3, "doubled": 0}}
+    results.add(found, "kills", KILLS, lab, rows)  # type: ignore[arg-type]
+    text = report.markdown(found, {})
+    assert "| Stock | – | does not say |" in text
+    assert "| Node | 3 | 0 |" in text
+
+
+def test_results_survive_being_written_and_read(tmp_path: Any) -> None:
+    found = run(**STEADY)
+    results.save(found, tmp_path / "results.json")
+    again = json.loads((tmp_path / "results.json").read_text())
+    assert report.markdown(again, {}) == report.markdown(found, {})
+    assert again["sections"]["throughput"]["rows"]["stock"]["noop"]["values"] == STEADY["stock"]
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_pictures_are_well_formed_and_their_bars_as_long_as_their_values(log: bool) -> None:
+    svg = plots.bars(
+        "a < b", {"one & two": [100.0, 50.0], "none": [None], "zero": [0.0]}, ours=["zero"], log=log
+    )
+    tree = ElementTree.fromstring(svg)
+    widths = [float(bar.attrib["width"]) for bar in tree.iter("{http://www.w3.org/2000/svg}rect")]
+    assert len(widths) == 3, "no bar for what was not measured"
+    assert widths[0] > widths[1] > widths[2]
+    if not log:
+        assert widths[0] == pytest.approx(2 * widths[1], abs=0.2)
+    assert "one &amp; two" in svg
