@@ -116,6 +116,11 @@ def test_make_run_answers_the_requests_of_the_readme_and_leaves_nothing_behind(
     until_sync(lambda: done.items() <= _ask(f"{address}/first").items(), 60, "the request carried out")
     with urllib.request.urlopen(f"{base}/docs", timeout=10) as page:
         assert b"openapi" in page.read()
+    if not answers:  # a second one, on the same port
+        said = run(
+            "make", f"VENV={VENV}", "run", cwd=project, env={**env, "SERVICE_DATA_DIR": "other"}, code=2
+        )
+        assert f"port {port} is taken" in said.stderr
     folder = str(project.resolve())
     assert len(_using(folder)) >= 4, "make, the API, the process beside it, Redis"
     os.killpg(running.pid, signal.SIGINT)  # Ctrl-C

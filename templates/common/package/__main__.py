@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import signal
+import socket
 import subprocess
 import sys
 
@@ -17,9 +19,9 @@ from .patterns.observability import configure_logging
 from .patterns.store import StoreUnavailable, WrongStoreUrl
 {@% if kind == 'event-driven' %@}
 from .relay import relay
-from .settings import Settings, SettingsError, environment, load
+from .settings import PREFIX, Settings, SettingsError, environment, load
 {@% else %@}
-from .settings import Settings, SettingsError, environment, load
+from .settings import PREFIX, Settings, SettingsError, environment, load
 from .worker import work
 {@% endif %@}
 
@@ -53,6 +55,8 @@ def serve(settings: Settings) -> None:
 
 def run(settings: Settings) -> None:
     """The API here, a {@ process @} beside it. In production each is a process of its own."""
+    with contextlib.suppress(OSError), socket.create_connection((settings.host, settings.port), 1):
+        raise SettingsError(f"port {settings.port} is taken, choose another one: {PREFIX}PORT=8001 make run")
     print(f"{@ project_name @} on http://{settings.host}:{settings.port}/docs (Ctrl-C stops it)", flush=True)
     # Its own session: Ctrl-C reaches us, and we let it drain.
     beside = subprocess.Popen(
