@@ -180,8 +180,29 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Guide:
         "figures": {"draws": 98765, "distinct_naive": 77},
     }
     (folder / "figures" / "retry.json").write_text(json.dumps({"at the cap": entry}))
+    noop = {"values": [54321], "median": 54321, "spread": 0}
+    bench = {
+        "date": "2031-02-04",
+        "mode": "full",
+        "rounds": 3,
+        "machine": {"cpus": 2, "processor": "one", "system": "Linux", "load_at_start": 0.0},
+        "versions": {"python": "3.x"},
+        "peers": {"queuesmith": {"title": "Ours", "version": "1", "settings": "all of them on"}},
+        "missing": [],
+        "sections": {
+            "throughput": {
+                "title": "Jobs per second",
+                "about": "",
+                "columns": {"noop": {"label": "no-op", "unit": "jobs/s"}},
+                "rows": {"queuesmith": {"noop": noop}},
+                "failed": {},
+            }
+        },
+    }
+    (folder / "bench.json").write_text(json.dumps(bench))
     env = {
         "GUIDE_FIGURES": str(folder / "figures"),
+        "GUIDE_BENCH": str(folder / "bench.json"),
         "GUIDE_MERMAID": str(folder / "none"),
         "PATH": "/nonexistent",
     }
@@ -202,6 +223,15 @@ def test_what_was_not_measured_is_said_never_filled_in(bare: Guide) -> None:
     figures = re.findall(r'data-figure="([^"]+)"[^>]*>([^<]+)<', runbook)
     assert len(figures) > 15
     assert {shown for _, shown in figures} == {"not measured yet"}
+
+
+def test_the_benchmark_page_and_the_runbook_show_the_results_of_the_file(bare: Guide) -> None:
+    page = bare.text("benchmark/")
+    for shown in ("54,321", "all of them on", "2031-02-04", 'class="qb"', "not measured"):
+        assert shown in page
+    figures = dict(re.findall(r'data-bench="([^"]+)"[^>]*>([^<]+)<', bare.text("runbook/")))
+    assert figures["throughput/queuesmith/noop"] == "54,321"
+    assert set(figures.values()) == {"54,321", "not measured yet"}
 
 
 def test_without_npm_the_diagrams_are_text_and_the_build_says_so(bare: Guide) -> None:
