@@ -106,12 +106,13 @@ class StandingApi:
 
 @contextmanager
 def standing_api(
-    directory: Path, redis_url: str, *, worker: bool = True, **env: str
+    directory: Path, redis_url: str, *, worker: bool = True, database: str = "", **env: str
 ) -> Iterator[StandingApi]:
-    """`studyhall api` and, with `worker`, one worker; settings by keyword."""
+    """`studyhall api` and, with `worker`, one worker; `database`: its URL instead of SQLite; settings by keyword."""
     settings = {f"STUDYHALL_{name.upper()}": value for name, value in env.items()}
     full = {
         "REDIS_URL": redis_url,
+        "DATABASE_URL": database,
         "STUDYHALL_ADMIN_TOKEN": TOKEN,
         "STUDYHALL_GRACE_SECONDS": "2",
         **settings,
