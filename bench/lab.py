@@ -235,9 +235,14 @@ class Workers:
     def kill(self) -> None:
         """SIGKILL to all of them at once: what the end of a container or machine does."""
         living = [leader for leader in self._leaders if leader.poll() is None]
-        for leader in living:
-            os.kill(leader.pid, signal.SIGSTOP)  # so that it starts nothing more
-        for pid in {pid for leader in living for pid in processes_of(leader.pid)}:
+        frozen: set[int] = set()
+        # Frozen first, so that none does a thing more after the others died, and until there are no new ones.
+        while new := {pid for leader in living for pid in processes_of(leader.pid)} - frozen:
+            for pid in new:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            frozen |= new
+        for pid in frozen:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for leader in living:
