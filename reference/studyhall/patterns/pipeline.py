@@ -29,9 +29,10 @@ from . import checkpoint, claim_check, stall_budget, tracing
 from .bullmq_worker import FailPermanently, RetryLater
 from .cancel import CANCELLED, cancelled, marker, stop_reason
 from .deadline import run_within
-from .errors import Permanent
+from .errors import InvalidDelay, Permanent
 from .idempotency import Inbox, provider_key
 from .observability import JobMetrics, correlation, log_execution
+from .priority import priority_of
 from .progress import Progress
 from .redaction import redact_text
 from .retry import Decision, Outcome, decide
@@ -205,6 +206,7 @@ class Pipeline:
         claim_check.check_size(job.data, self._max_payload)
         job_type, payload = self._jobs.decode(job.name, job.data)
         check_slot(job.id, job.data)
+        _check_options(job.opts)
         stall_budget.check(job.stalledCounter, self._crash_limit)
         _check_age(job, meta)
         key, mark = marker(job.queue.name, job.id, job.data)
@@ -294,6 +296,14 @@ def _meta(job: Job) -> dict[str, Any]:
 def _due(job: Job) -> float:
     # From its options: BullMQ sets `job.delay` to 0 when a delayed job becomes due.
     return float(job.timestamp + (job.opts.get("delay") or 0)) / 1000
+
+
+def _check_options(opts: dict[str, Any]) -> None:
+    """For jobs that were not added by `Producer`: bullmq for Python takes any priority and any delay."""
+    if (priority := opts.get("priority")) is not None and priority != 0:
+        priority_of(priority)
+    if (opts.get("delay") or 0) < 0:
+        raise InvalidDelay(f"delay {opts['delay']} ms: {InvalidDelay.__doc__}")
 
 
 def _check_age(job: Job, meta: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 __all__ = [
     # outcomes of a job
     "Cancelled",
+    "InvalidDelay",
     "JobError",
     "Permanent",
     "RateLimited",
@@ -29,6 +30,10 @@ class Transient(JobError):
 
 class Permanent(JobError):
     """Will never pass (bad input, 4xx, forged job): fail now, whatever attempts are left."""
+
+
+class InvalidDelay(Permanent):
+    """The delay is not a number of seconds between 0 and a year."""
 
 
 class RateLimited(JobError):

@@ -26,7 +26,7 @@ from redis.exceptions import RedisError
 from . import claim_check, flow, retention, tracing
 from .backpressure import Admit
 from .connections import producer_client
-from .errors import JobError, Permanent
+from .errors import InvalidDelay, JobError, Permanent
 from .flow import OnFailure
 from .job_ids import job_id
 from .observability import correlation, current_correlation_id, new_correlation_id, trace_meta
@@ -56,10 +56,6 @@ class QueueUnavailable(JobError):
 
 class FailedTwin(JobError):
     """A job with this key failed and was not archived yet. Replay it from the dead letters instead."""
-
-
-class InvalidDelay(Permanent):
-    """The delay is not a number of seconds between 0 and a year."""
 
 
 class InvalidMaxAge(Permanent):

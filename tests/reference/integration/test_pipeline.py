@@ -287,6 +287,9 @@ async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(
         def data(n: int, **change: Any) -> dict[str, Any]:
             return {"v": 1, "payload": {"n": n, "email": "x"}, "key": f"bad{n}", "meta": {}, **change}
 
+        def tick(schedule: str, n: int, **when: str) -> dict[str, Any]:
+            return signed("work", f"repeat:{schedule}", data(n, schedule={"id": schedule, **when}))
+
         stolen = signed("work", "work.somebody", data(906))
         bad: dict[str, tuple[str, Any]] = {
             "UnknownJob": ("wrok", signed("wrok", "bad.0", data(900))),
@@ -305,20 +308,34 @@ async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(
                 signed("work", "bad.8", data(908, payload={"n": 1, "email": "x" * 70_000})),
             ),
             "ForgedJob: a list": ("work", [1, 2, 3]),
+            "UnknownPriority": ("work", signed("work", "bad.10", data(910))),
+            "InvalidDelay": ("work", signed("work", "bad.11", data(911))),
+            "InvalidSchedule: cron": ("work", tick("bad-cron", 912, cron="61 * * * *")),
+            "InvalidSchedule: time zone": (
+                "work",
+                tick("bad-zone", 913, cron="0 3 * * *", tz="Mars/Olympus"),
+            ),
+        }
+        options: dict[int, dict[str, Any]] = {
+            10: {"priority": 7},
+            11: {"delay": -5_000},
+            12: {"jobId": "repeat:bad-cron:60000"},
+            13: {"jobId": "repeat:bad-zone:60000"},
         }
         neighbours = [work(n) for n in range(10)]
         await good.enqueue_many(neighbours[:5])
         for number, (name, content) in enumerate(bad.values()):
-            await queue.add(name, content, {"jobId": f"bad.{number}", "attempts": 5, "priority": 1})
+            usual = {"jobId": f"bad.{number}", "attempts": 5, "priority": 1}
+            await queue.add(name, content, usual | options.get(number, {}))
         await good.enqueue_many(neighbours[5:])
         async with desk.working():
-            await until(lambda: _finished(desk, 20), 30, "all of them ended")
+            await until(lambda: _finished(desk, len(bad) + 10), 30, "all of them ended")
         assert sorted(ran) == list(range(10)), "every neighbour ran, no bad job did"
         for number, why in enumerate(bad):
-            job = await queue.getJob(f"bad.{number}")
+            job = await queue.getJob(options.get(number, {}).get("jobId", f"bad.{number}"))
             assert job.failedReason.startswith(why.partition(":")[0]), (why, job.failedReason)
             assert job.attemptsMade == 1, f"{why}: no attempt is spent on what can never pass"
-        lines = [line for line in desk.lines if line["job_id"].startswith("bad.")]
+        lines = [line for line in desk.lines if line["job_id"].startswith(("bad.", "repeat:"))]
         assert len(lines) == len(bad), "one line each"
         assert {line["outcome"] for line in lines} == {"permanent"}
     figures(
