@@ -77,8 +77,14 @@ class PostgresServer:
             connection.execute(statement.encode())
 
     def kill(self) -> None:
-        """SIGKILL the postmaster; its children notice and leave."""
+        """SIGKILL to every process of the server at once, as a crash of the machine would."""
+        # Not to the postmaster alone: its children serve their connections until they notice, for a moment.
+        os.kill(self.pid, signal.SIGSTOP)  # so that it starts no more of them
+        children = _children(self.pid)
         self._end(signal.SIGKILL)
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
 
     def restart(self) -> None:
         """Up again on the same port and data (every session is cut first if it still runs)."""
@@ -173,6 +179,14 @@ async def store(store_url: str) -> AsyncIterator[AsyncEngine]:
     await create_all(engine)
     yield engine
     await close(engine)
+
+
+def _children(parent: int) -> list[int]:
+    table = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout
+    pairs = (map(int, line.split()) for line in table.splitlines())
+    return [child for child, its_parent in pairs if its_parent == parent]
 
 
 def _binaries() -> Path:
