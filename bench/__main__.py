@@ -43,6 +43,9 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the report")
     parser.add_argument(
+        "--keep", action="store_true", help="keep what --out holds of sections that are not run now"
+    )
+    parser.add_argument(
         "--publish", action="store_true", help="also replace bench/results.json, RESULTS.md and pictures"
     )
     return parser.parse_args(arguments)
@@ -70,20 +73,21 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             lab = Lab(peers, quick=not given.full, server=server, folder=Path(folder))
             found = results.begin(lab, missing, rounds)
+            if given.keep:
+                results.keep(found, given.out / "results.json", given.section)
             for name in given.section:
                 _section(lab, found, name, rounds)
                 _write(found, given.out)
     finally:
         server.stop()
-    found["seconds"] = round(time.monotonic() - began)
-    _write(found, given.out)
+    seconds = round(time.monotonic() - began)
     if given.publish:
         for name in ("results.json", "RESULTS.md", *(f"{picture}.svg" for picture in plots.pictures(found))):
             shutil.copyfile(given.out / name, HERE / name)
     print(json.dumps(found, indent=1) if given.json else (given.out / "RESULTS.md").read_text())
     kept = [target for target in targets(found) if target.verdict != "not measured"]
     met = sum(target.met for target in kept)
-    print(f"{met} of {len(kept)} targets met, {found['seconds']} s: {given.out}/RESULTS.md", file=sys.stderr)
+    print(f"{met} of {len(kept)} targets met, {seconds} s: {given.out}/RESULTS.md", file=sys.stderr)
     return 0
 
 
@@ -91,6 +95,7 @@ def _section(lab: Lab, found: results.Results, name: str, rounds: int) -> None:
     module = sections.load(name)
     turns = min(rounds, getattr(module, "ROUNDS", rounds))
     lab.failures = {}
+    found["sections"].pop(name, None)
     began = time.monotonic()
     for turn in range(1, turns + 1):
         lab.round, lab.prefix = turn, f"{name} {turn}/{turns}: "
@@ -101,6 +106,9 @@ def _section(lab: Lab, found: results.Results, name: str, rounds: int) -> None:
             found.setdefault("errors", {})[name] = repr(error)
             return
     found["sections"][name]["seconds"] = round(time.monotonic() - began)
+    found["sections"] = {
+        known: found["sections"][known] for known in sections.NAMES if known in found["sections"]
+    }
 
 
 def _write(found: results.Results, out: Path) -> None:

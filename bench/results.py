@@ -49,6 +49,22 @@ def begin(lab: Lab, missing: Sequence[str], rounds: int) -> Results:
     }
 
 
+def keep(results: Results, path: Path, measured: Sequence[str]) -> None:
+    """Take over the sections of an earlier run of the same kind that are not `measured` now, and their peers."""
+    if not path.exists():
+        return
+    earlier = json.loads(path.read_text())
+    if (earlier["mode"], earlier["machine"]["processor"]) != (
+        results["mode"],
+        results["machine"]["processor"],
+    ):
+        raise SystemExit(
+            f"{path} is a {earlier['mode']} run on {earlier['machine']['processor']}: not to be mixed"
+        )
+    results["peers"] = earlier["peers"] | results["peers"]
+    results["sections"] = {name: one for name, one in earlier["sections"].items() if name not in measured}
+
+
 def _about(peer: Peer) -> dict[str, str]:
     return {"title": peer.title, "version": f"{peer.package} {peer.version()}", "settings": peer.settings}
 

@@ -18,7 +18,7 @@ COLUMNS = {
     "busy_p95": Column("p95", "ms", better="less"),
     "busy_p99": Column("p99", "ms", better="less"),
 }
-WARM_UP = 20  # jobs before anything counts: the first ones load code
+WARM_UP = 10  # jobs before anything counts: the first ones load code
 IDLE, BUSY = 20, 200  # jobs per second
 
 
@@ -40,8 +40,8 @@ def once(lab: Lab, peer: Peer) -> dict[str, Value]:
     with lab.bench(peer) as bench:
         workers = bench.start()
         waited(bench, workers, 0, WARM_UP, IDLE)
-        idle = waited(bench, workers, WARM_UP, lab.scale(50, 200), IDLE)
-        busy = waited(bench, workers, WARM_UP + len(idle), lab.scale(400, 1_000), BUSY)
+        idle = waited(bench, workers, WARM_UP, lab.scale(40, 200), IDLE)
+        busy = waited(bench, workers, WARM_UP + len(idle), lab.scale(200, 1_000), BUSY)
     for name, delays in (("idle", idle), ("busy", busy)):
         row |= {f"{name}_p{percent}": round(percentile(delays, percent), 2) for percent in (50, 95, 99)}
     return row

@@ -26,6 +26,7 @@ COLUMNS = {
 }
 ROUNDS = 1
 PAYLOAD = 100
+QUICK = ("waiting", "completed")
 
 
 def measure(lab: Lab) -> dict[str, dict[str, Value]]:
@@ -42,35 +43,39 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
 
 
 def once(lab: Lab, peer: Peer) -> dict[str, Value]:
-    row: dict[str, Value] = dict.fromkeys(COLUMNS)
+    row: dict[str, Value] = {}
     jobs = max(30, min(lab.scale(300, 1_000), peer.pace * 2))
-    for state in peer.states:
-        with lab.bench(peer) as bench, lab.server.client() as client:
-            row[state] = round(_bytes(bench, client, state, jobs))
-    with lab.bench(peer) as bench:
-        workers = bench.start()
-        bench.enqueue(jobs, bulk=True)
-        bench.finished(jobs, workers)
-        return row | {name: round(value, 1) for name, value in workers.memory().items()}
+    for state in ("waiting", "active", "delayed", "completed", "failed"):
+        if state in QUICK or not lab.quick:
+            with lab.bench(peer) as bench, lab.server.client() as client:
+                row |= _state(bench, client, state, jobs)
+    return {key: value if key in (*peer.states, "pss", "rss") else None for key, value in row.items()}
 
 
-def _bytes(bench: Bench, client: redis.Redis, state: str, jobs: int) -> float:
-    """Bytes in Redis per job in that state."""
-    if state == "active":
+def _state(bench: Bench, client: redis.Redis, state: str, jobs: int) -> dict[str, Value]:
+    """Bytes in Redis per job in that state; after jobs are done, megabytes of the worker too."""
+    peer = bench.peer
+    if state == "active" and state in peer.states:
         workers = bench.start(kind="hold")
         bench.enqueue(1, payload=PAYLOAD)
         bench.finished(1, workers)
         before = _stored(client)
-        jobs = bench.peer.concurrency.get("hold", 50)
+        jobs = peer.concurrency.get("hold", 50)
         bench.enqueue(jobs, payload=PAYLOAD, kind="hold", first=1)
-        bench.finished(1 + bench.peer.concurrency.get("running", jobs), workers)
-        return (_stored(client) - before) / jobs
+        bench.finished(1 + peer.concurrency.get("running", jobs), workers)
+        return {state: round((_stored(client) - before) / jobs)}
+    if state not in peer.states and state != "completed":
+        return {state: None}
     kind = "fail" if state == "failed" else "noop"
     delay = 3_600 if state == "delayed" else None
     bench.enqueue(jobs, payload=PAYLOAD, kind=kind, bulk=True, delay=delay)
+    found: dict[str, Value] = {}
     if state in ("completed", "failed"):
-        bench.finished(jobs, bench.start())
-    return _stored(client) / jobs
+        workers = bench.start()
+        bench.finished(jobs, workers)
+        if state == "completed":
+            found = {name: round(value, 1) for name, value in workers.memory().items()}
+    return found | {state: round(_stored(client) / jobs)}
 
 
 def _stored(client: redis.Redis) -> int:

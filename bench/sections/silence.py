@@ -33,14 +33,14 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
         up: list[tuple[Bench, Workers]] = []
         for peer in lab.peers:
             bench = stack.enter_context(lab.bench(peer, flush=False, queue=peer.id))
-            workers = bench.start()
+            up.append((bench, bench.start()))
+        for bench, workers in list(up):
             try:
                 waited(bench, workers, 0, WARM_UP, IDLE)
+                delays[bench.peer.id] = []
             except (RuntimeError, OSError) as error:
-                lab.failed(peer, error)
-                continue
-            up.append((bench, workers))
-            delays[peer.id] = []
+                lab.failed(bench.peer, error)
+                up.remove((bench, workers))
         for silence in range(silences):
             lab.say(f"silence {silence + 1} of {silences}, {seconds:g} s")
             time.sleep(seconds)
