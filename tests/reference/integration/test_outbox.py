@@ -502,5 +502,5 @@ async def test_one_relay_moves_thousands_of_events_a_second(
         pass
     rate = count / (time.perf_counter() - begun)
     assert len(set(sink.ids)) == len(sink.ids) == count
-    assert rate > 1000  # the target is 2,000 on a quiet machine
+    assert rate >= 2000
     figures("outbox", name=f"rate-{store.dialect.name}", events=count, events_per_second=round(rate))
