@@ -19,8 +19,9 @@ import time
 from pathlib import Path
 
 from bench import plots, report, results, sections
-from bench.lab import HERE, ORDER, ROOT, Lab, RedisServer, available
+from bench.lab import HERE, ORDER, ROOT, Lab, available
 from bench.targets import targets
+from harness.redis import RedisServer
 
 ROUNDS = 3
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from redis.asyncio import Redis
 
@@ -25,7 +26,7 @@ ABOUT = (
 COLUMNS = {"consume": Column("consume", "events/s"), "publish": Column("publish", "events/s")}
 CONCURRENCY = 100
 
-Contest = Callable[[str, int], Awaitable[dict[str, Value]]]
+Contest = Callable[[str, int], Coroutine[Any, Any, dict[str, Value]]]
 
 
 def measure(lab: Lab) -> dict[str, dict[str, Value]]:

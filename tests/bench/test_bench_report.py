@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
@@ -117,12 +118,21 @@ def test_what_a_peer_does_not_have_is_a_dash_and_words_are_kept() -> None:
     assert "| Node | 3 | 0 |" in text
 
 
-def test_results_survive_being_written_and_read(tmp_path: Any) -> None:
+def test_results_survive_being_written_and_read(tmp_path: Path) -> None:
     found = run(**STEADY)
     results.save(found, tmp_path / "results.json")
     again = json.loads((tmp_path / "results.json").read_text())
     assert report.markdown(again, {}) == report.markdown(found, {})
     assert again["sections"]["throughput"]["rows"]["stock"]["noop"]["values"] == STEADY["stock"]
+
+
+def test_sections_measured_earlier_are_kept_but_never_mixed_with_another_kind_of_run(tmp_path: Path) -> None:
+    results.save(run(**STEADY), tmp_path / "results.json")
+    now = run(**STEADY) | {"sections": {}}
+    results.keep(now, tmp_path / "results.json", ["ceiling"])
+    assert list(now["sections"]) == ["throughput"]
+    with pytest.raises(SystemExit, match="not to be mixed"):
+        results.keep(now | {"mode": "quick"}, tmp_path / "results.json", [])
 
 
 @pytest.mark.parametrize("log", [False, True])
