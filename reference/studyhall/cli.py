@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +24,7 @@ from . import (
     cli_schedule,
     db,
 )
-from .app import open_app
+from .app import App, open_app
 from .housekeeping import clean_up
 from .patterns.engine import EngineError
 from .patterns.errors import JobError
@@ -121,9 +123,14 @@ def submit_(
             if kept := (await pending(studyhall.store)).waiting:
                 err.print(f"kept in the database until the queue takes them: {kept}", highlight=False)
                 return made
+            hint_at = time.monotonic() + 2
             for path, document_id in made.items() if wait else ():
                 while not _ended(stages := await states(studyhall, document_id)):
                     await asyncio.sleep(0.2)
+                    if time.monotonic() > hint_at:
+                        hint_at = math.inf
+                        if not await _somebody_works(studyhall):
+                            err.print("no worker is running; start one with: studyhall worker")
                 if any(stage.state != "completed" for stage in stages):
                     async with read(studyhall.store) as connection:
                         document = await db.document(connection, document_id, owner)
@@ -142,6 +149,13 @@ def submit_(
         fail(f"{path}: {why}")
     if stopped:
         raise typer.Exit(1)
+
+
+async def _somebody_works(studyhall: App) -> bool:
+    """Is a worker connected? They name their connections after their queues."""
+    names = tuple(f"{studyhall.producer.prefix}:{queue}" for queue in studyhall.jobs.queues)
+    connected: Any = await studyhall.producer.redis.client_list()
+    return any(one["name"].startswith(names) for one in connected)
 
 
 def _ended(stages: list[StageState]) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import os
+import socket
 from typing import Annotated
 
 import typer
@@ -46,7 +48,20 @@ def api_command(
         timeout_graceful_shutdown=STOP_SECONDS,
         h11_max_incomplete_event_size=32 * 1024,
     )
+    _check_free(host, port)
     run(uvicorn.Server(config).serve())
+
+
+def _check_free(host: str, port: int) -> None:
+    """Said in one line and before anything is started; uvicorn says it after the whole app is up."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise SettingsError(
+            f"cannot listen on {host}, port {port}: {why}. Choose another --port or --host"
+        ) from None
 
 
 def _loopback(host: str) -> bool:

@@ -156,6 +156,9 @@ def test_a_job_is_cancelled_and_the_rest_of_its_flow_with_it(
     page.get_by_text("Cancelled: if it runs").wait_for()
     detail.locator(".card-head .pill", has_text="cancelled").wait_for(timeout=30_000)
     assert detail.locator("pre").inner_text().count(document) >= 1
+    page.goto("/#/jobs/graphs")
+    row = page.get_by_role("row").filter(has_text="graph-generation").filter(has_text="cancelled")
+    row.first.wait_for(timeout=30_000)
     page.goto(f"/#/documents/{document}")
     page.locator(".detail .card-head .pill", has_text="cancelled").wait_for(timeout=30_000)
     states = page.locator(".stages .pill")

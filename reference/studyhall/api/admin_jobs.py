@@ -24,7 +24,7 @@ MAX_EVENTS_READ = 5_000
 MAX_FLOW = 200
 QueueName = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
 JobId = Annotated[str, Path(pattern=r"^[^\x00-\x1f/]{1,200}$")]
-ROW = ("name", "timestamp", "processedOn", "finishedOn", "atm", "failedReason", "progress")
+ROW = ("name", "timestamp", "processedOn", "finishedOn", "atm", "failedReason", "progress", "returnvalue")
 STATES = "wait|paused|active|prioritized|delayed|completed|failed|waiting-children"
 TOLD = frozenset(
     {"added", "waiting", "waiting-children", "active", "delayed", "completed", "failed", "stalled"}
@@ -193,8 +193,9 @@ def _known(hall: Hall, queue: str) -> None:
 async def _node(hall: Hall, key: str) -> dict[str, Any]:
     queue, _, ident = key.removeprefix("bull:").partition(":")
     client: Any = hall.app.producer.redis
-    name, progress = await client.hmget(key, "name", "progress")
+    name, progress, result = await client.hmget(key, "name", "progress", "returnvalue")
     state = str(await hall.app.producer.queue(queue).getJobState(ident)) if name else "unknown"
+    state = _told(state, result)
     done = _parsed(progress)
     percent = (
         100.0 if state == "completed" else float(done.get("percent", 0)) if isinstance(done, dict) else 0.0
@@ -241,13 +242,14 @@ def _row(
     attempts: str | None,
     reason: str | None,
     progress: str | None,
+    result: str | None,
 ) -> dict[str, Any]:
     done = _parsed(progress)
     return {
         "queue": queue,
         "id": ident,
         "name": name or "",
-        "state": state,
+        "state": _told(state, result),
         "added_at": _seconds(added),
         "started_at": _seconds(started),
         "ended_at": _seconds(ended),
@@ -255,6 +257,12 @@ def _row(
         "reason": redact_text(reason) if reason else None,
         "progress": redact(done) if isinstance(done, dict) else None,
     }
+
+
+def _told(state: str, result: str | None) -> str:
+    """For BullMQ a cancelled job is a completed one with that result; for people it is not."""
+    ended = state == "completed" and cancelling.cancelled(_parsed(result)) is not None
+    return "cancelled" if ended else state
 
 
 def _unsigned(data: Any) -> Any:

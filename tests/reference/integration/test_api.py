@@ -111,6 +111,17 @@ def test_a_running_document_can_be_cancelled(hall: StandingApi) -> None:
         made.json()["href"], lambda d: all(s["state"] in ("completed", "cancelled") for s in d["stages"])
     )
     assert ended["explanations"] is None or all_through(ended)
+    listed: dict[str, str] = {}
+    for row in hall.admin.get("/admin/queues").json()["queues"]:
+        wanted = {"queue": row["queue"], "state": "completed", "size": 100}
+        listed |= {
+            job["id"]: job["state"] for job in hall.admin.get("/admin/jobs", params=wanted).json()["jobs"]
+        }
+    stages = {f"{stage['name']}.{made.json()['id']}": stage["state"] for stage in ended["stages"]}
+    assert {job: listed[job] for job in stages} == stages, "the list of jobs tells cancelled from completed"
+    job = f"graph-generation.{made.json()['id']}"
+    nodes = hall.admin.get(f"/admin/flows/graphs/{job}").json()["nodes"]
+    assert {node["job_id"]: node["state"] for node in nodes} == stages
 
 
 def test_an_order_is_taken_once_per_key_and_followed(hall: StandingApi) -> None:

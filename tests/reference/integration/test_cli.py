@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from harness.processes import ROOT, Spawner
 from harness.waiting import until_sync
 from studyhall import cli
 from studyhall.app import open_app
+from studyhall.patterns.connections import producer_client
 from studyhall.settings import load
 from studyhall.submissions import replace_file
 
@@ -166,6 +168,81 @@ def test_dlq_mistakes_exit_with_a_line_that_says_what_to_do(studyhall: Command) 
         assert text in said.err
         assert "Traceback" not in said.err
     assert "every job that ended, ended well" in studyhall("dlq", "list").out
+
+
+def test_people_get_tables_where_scripts_get_json(studyhall: Command) -> None:
+    """`cancel`, `schedule list|run` and `health`; those of `dlq` are shown above with a real dead letter."""
+    [ident] = studyhall("submit", SAMPLES / "water-cycle.md", "--json").json.values()
+    for row in studyhall("schedule", "list", "--json").json:
+        assert row["next"] is None
+    listed = studyhall("schedule", "list")
+    assert (listed.code, "nightly-cleanup" in listed.out, "start a worker" in listed.out) == (0, True, True)
+    queued = studyhall("schedule", "run", "nightly-cleanup")
+    assert (queued.code, queued.out.startswith("queued as ")) == (0, True)
+    assert "declared: " in studyhall("schedule", "run", "nightly").err
+    healthy = studyhall("health")
+    assert (healthy.code, "healthy" in healthy.out, "documents" in healthy.out) == (0, True, True)
+    stopped = studyhall("cancel", ident)
+    assert stopped.code == 0
+    for stage in ("document-processing", "graph-generation", "quiz-creation", "connection-explanations"):
+        [line] = [line for line in stopped.out.splitlines() if f"{stage}.{ident}" in line]
+        assert "cancelled" in line
+    refused = studyhall("cancel", "nonsense")
+    assert (refused.code, refused.out) == (1, "")
+    assert "neither a document nor a job" in refused.err
+
+
+def test_health_names_what_is_over_its_limit_and_exits_1(studyhall: Command, redis_url: str) -> None:
+    studyhall("submit", SAMPLES / "water-cycle.md")
+    hours = int(1000 * (time.time() - 7200))
+
+    async def age() -> None:
+        client: Any = producer_client(redis_url)
+        for key in await client.keys("bull:documents:document-processing.*"):
+            await client.hset(key, "timestamp", hours)
+        await client.aclose()
+
+    asyncio.run(age())
+    sick = studyhall("health")
+    assert sick.code == 1
+    assert "documents.oldest is over its limit" in sick.err
+    assert "healthy" not in sick.out
+    found = studyhall("health", "--json")
+    assert (found.code, found.json["healthy"], list(found.json["over_limit"])) == (
+        1,
+        False,
+        ["documents.oldest"],
+    )
+
+
+def test_waiting_without_a_worker_says_what_is_missing(
+    redis_url: str, tmp_path: Path, spawn: Spawner
+) -> None:
+    env = {"REDIS_URL": redis_url}
+    where = ("--data-dir", tmp_path / "data")
+    waiting = spawn("studyhall", "submit", SAMPLES / "water-cycle.md", "--wait", *where, env=env)
+    waiting.line_sync("no worker is running; start one with: studyhall worker", 60)
+    assert waiting.returncode is None, "it goes on waiting: somebody may start one now"
+    working = worker(spawn, redis_url, tmp_path)
+    assert waiting.wait(60) == 0
+
+    async def somebody_works() -> bool:
+        settings = load({"REDIS_URL": redis_url}, {"data_dir": tmp_path / "data"})
+        async with open_app(settings) as app:
+            return await cli._somebody_works(app)
+
+    assert asyncio.run(somebody_works()), "with a worker there is nothing to say"
+    working.close()
+    until_sync(lambda: not asyncio.run(somebody_works()), 10, "the connections of the worker are gone")
+
+
+def test_a_port_that_is_taken_is_said_in_one_line(studyhall: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = studyhall("api", "--port", port)
+    assert said.code == 2
+    assert f"port {port}: Address already in use. Choose another --port" in said.err
+    assert "Traceback" not in said.err
 
 
 def test_cleanup_takes_files_that_no_document_names(studyhall: Command, tmp_path: Path) -> None:

@@ -116,11 +116,11 @@ function detail(queue, id, refresh) {
     h("div", { class: "card-head card-foot" }, h("a", { href: `#/jobs/${encodeURIComponent(queue)}` }, "Close"), stop),
   );
   node.show = (job) => {
-    const ended = job.result && typeof job.result === "object" && "cancelled" in job.result ? "cancelled" : job.state;
+    const ended = job.state;
     text(title, job.name || "(no name)");
     setPill(state, ended);
     line.show(percentOf(job), ended);
-    text(message, ended === "cancelled" ? `cancelled: ${job.result.cancelled}` : [job.progress?.stage, job.progress?.message].filter(Boolean).join(": "));
+    text(message, ended === "cancelled" ? `cancelled: ${job.result?.cancelled}` : [job.progress?.stage, job.progress?.message].filter(Boolean).join(": "));
     text(trouble, job.reason ?? "");
     trouble.hidden = !job.reason;
     const rows = [
@@ -154,7 +154,7 @@ async function search(queue, state) {
     .filter((row) => !queue || row.queue === queue)
     .flatMap((row) => STATES.filter(([name, counted]) => (!state || name === state) && row[counted] > 0).map(([name, , size]) => [name, row.queue, state ? 100 : size]));
   const pages = await Promise.all(asked.map(([name, of, size]) => admin(`/admin/jobs?${new URLSearchParams({ queue: of, state: name, size })}`)));
-  const order = STATES.map(([name]) => name);
+  const order = [...STATES.map(([name]) => name), "cancelled"]; // those are listed with the completed ones
   return pages.flatMap((page) => page.jobs).sort((a, b) => order.indexOf(a.state) - order.indexOf(b.state) || (b.added_at ?? 0) - (a.added_at ?? 0));
 }
 
