@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 LONG = {
+    "project_name": "abcdefghij-abcdefghij-abcdefghij-abcdefg",
     "package": "abcdefghij_abcdefghij_abcdefghij_abcdefg",
     "job": "abcdefghij-abcdefghij-abcdefgh",
     "event": "abcdefghijabcdefghij.abcdefghijabcdefghij",

@@ -11,19 +11,10 @@ import socket
 import subprocess
 import sys
 
-import uvicorn
-
-from .api import create_api
 from .patterns.engine import EngineError
 from .patterns.observability import configure_logging
 from .patterns.store import StoreUnavailable, WrongStoreUrl
-{@% if kind == 'event-driven' %@}
-from .relay import relay
 from .settings import PREFIX, Settings, SettingsError, environment, load
-{@% else %@}
-from .settings import PREFIX, Settings, SettingsError, environment, load
-from .worker import work
-{@% endif %@}
 
 
 def main() -> int:
@@ -37,6 +28,8 @@ def main() -> int:
         style = "human" if process == "run" else settings.log_format
         configure_logging(settings.log_level, style=style)
         if process == "{@ process @}":
+            from .{@ process @} import {@ 'relay' if kind == 'event-driven' else 'work' @}
+
             asyncio.run({@ 'relay' if kind == 'event-driven' else 'work' @}(settings))
         elif process == "api":
             serve(settings)
@@ -49,6 +42,10 @@ def main() -> int:
 
 
 def serve(settings: Settings) -> None:
+    import uvicorn  # here: a {@ process @} is up sooner without a web server
+
+    from .api import create_api
+
     api = create_api(settings)
     uvicorn.run(api, host=settings.host, port=settings.port, log_config=None, access_log=False)
 
@@ -57,7 +54,8 @@ def run(settings: Settings) -> None:
     """The API here, a {@ process @} beside it. In production each is a process of its own."""
     with contextlib.suppress(OSError), socket.create_connection((settings.host, settings.port), 1):
         raise SettingsError(f"port {settings.port} is taken, choose another one: {PREFIX}PORT=8001 make run")
-    print(f"{@ project_name @} on http://{settings.host}:{settings.port}/docs (Ctrl-C stops it)", flush=True)
+    address = f"http://{settings.host}:{settings.port}/docs"
+    print(f"{@ project_name @} on {address} (Ctrl-C stops it)", flush=True)
     # Its own session: Ctrl-C reaches us, and we let it drain.
     beside = subprocess.Popen(
         [sys.executable, "-m", "{@ package @}", "{@ process @}"],

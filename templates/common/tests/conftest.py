@@ -67,7 +67,7 @@ def env(tmp_path: Path) -> dict[str, str]:
         f"{PREFIX}DATA_DIR": str(tmp_path / "data"),
 {@% if kind == 'event-driven' %@}
         f"{PREFIX}LEASE_SECONDS": "1",
-        f"{PREFIX}PARTNER_SECONDS": "0.5",
+        f"{PREFIX}PARTNER_SECONDS": "0.1",
 {@% else %@}
         f"{PREFIX}LOCK_SECONDS": "2",
         f"{PREFIX}STALLED_SECONDS": "0.5",

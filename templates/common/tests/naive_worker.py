@@ -9,8 +9,9 @@ import time
 import redis
 
 if __name__ == "__main__":
-    client = redis.Redis.from_url(sys.argv[1], decode_responses=True, socket_timeout=30)
+    url, seconds = sys.argv[1:]
+    client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=30)
     while taken := client.blpop(["naive-jobs"], timeout=20):
         print("started", flush=True)
-        time.sleep(1)
+        time.sleep(float(seconds))  # the work
         client.rpush("naive-results", json.dumps(taken[1]))

@@ -9,19 +9,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from {@ package @}.settings import PREFIX
+
 
 class Processes:
-    """Starts `python -m {@ package @} ...` (or a program) with this test's settings."""
+    """Starts Python programs with the settings of this test, or with others: `start(..., port=8001)`."""
 
     def __init__(self, env: dict[str, str], logs: Path) -> None:
         self._env, self._logs = env, logs
         self._running: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *command: str) -> subprocess.Popen[bytes]:
+    def start(self, *command: str, **settings: object) -> subprocess.Popen[bytes]:
+        env = self._env | {f"{PREFIX}{name.upper()}": str(value) for name, value in settings.items()}
         log = self._logs / f"{len(self._running)}-{Path(command[-1]).stem}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, *command], env=self._env, cwd=self._logs, stdout=out, stderr=out
+                [sys.executable, *command], env=env, cwd=self._logs, stdout=out, stderr=out
             )
         self._running.append(process)
         return process

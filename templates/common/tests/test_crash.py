@@ -33,7 +33,8 @@ async def test_a_job_whose_worker_is_killed_runs_again_and_takes_effect_once(
     api: TestClient, processes: Processes, settings: Settings
 ) -> None:
     ident = api.post(URL, json=BODY).json()["id"]
-    doomed = processes.start("-m", "{@ package @}", "worker")
+    # It has five steps: time to kill it.
+    doomed = processes.start("-m", "{@ package @}", "worker", step_seconds=1)
     until(lambda: api.get(f"{URL}/{ident}").json()["percent"] >= 20, "started job")
     processes.kill(doomed)
     assert await effects(settings, ident) == 0
@@ -46,10 +47,10 @@ def test_the_naive_worker_loses_its_job_in_the_same_crash(processes: Processes, 
     server = ensure_redis(settings.data_dir)
     client = redis.Redis.from_url(server.url, decode_responses=True)
     client.rpush("naive-jobs", "job 1")
-    doomed = processes.start(str(NAIVE), server.url)
+    doomed = processes.start(str(NAIVE), server.url, "60")
     until(lambda: "started" in processes.output(), "started job")
     processes.kill(doomed)
-    processes.start(str(NAIVE), server.url)
+    processes.start(str(NAIVE), server.url, "0")
     client.rpush("naive-jobs", "job 2")
     until(lambda: client.llen("naive-results"), "result of the second job")
     assert client.lrange("naive-results", 0, -1) == ['"job 2"']
