@@ -16,6 +16,7 @@ from . import (
     cli_cancel,
     cli_chat,
     cli_dlq,
+    cli_events,
     cli_health,
     cli_limits,
     cli_orders,
@@ -64,6 +65,7 @@ app.command()(cli_cancel.remind)
 app.command()(cli_health.health)
 app.add_typer(cli_orders.order, name="order")
 app.add_typer(cli_orders.outbox, name="outbox")
+app.add_typer(cli_events.app, name="events")
 app.add_typer(cli_saga.app, name="saga")
 app.command("relay")(cli_relay.relay_command)
 app.command("api")(cli_api.api_command)
