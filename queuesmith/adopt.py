@@ -143,9 +143,8 @@ def plan_update(root: Path) -> list[Adoption]:
             files[here + name] = (MODULES / name).relative_to(ROOT).as_posix()
         changes = [_change(project, lock, path, origin) for path, origin in sorted(files.items())]
         # Edited here and not changed upstream is nobody's business.
-        changes = [
-            c for c in changes if c.state != "edited" or _hash(c.new) != entry["files"][c.path]["sha256"]
-        ]
+        copied = {path: record["sha256"] for path, record in entry["files"].items()}
+        changes = [c for c in changes if c.state != "edited" or _hash(c.new) != copied.get(c.path)]
         found.append(Adoption(project, entry["patterns"], changes, catalogue.packages(modules)))
     return found
 

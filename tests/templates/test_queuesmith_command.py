@@ -151,9 +151,12 @@ def test_diff_tells_what_changed_upstream_and_here_and_takes_it(
     assert told["files"]["src/shop/patterns/errors.py"] == "changed on both sides"
     assert told["files"]["src/shop/patterns/retry.py"] == "changed upstream"
     assert "+FIXED = True" in told["diffs"]["src/shop/patterns/retry.py"]
+    (ours / "job_ids.py").write_text("# hand-made, and in the way of a module that a fix has come to need\n")
     before = files(shop)
-    queuesmith("diff", "--apply", root=newer, code=2)
+    refused = queuesmith("diff", "--apply", root=newer, code=2)
+    assert "patterns/errors.py, src/shop/patterns/job_ids.py" in refused.stderr
     assert files(shop) == before
+    (ours / "job_ids.py").unlink()
     queuesmith("diff", "--apply", "--force", root=newer)
     assert (ours / "errors.py").read_bytes() == (patterns / "errors.py").read_bytes()
     assert (ours / "job_ids.py").is_file(), "a module that a fix has come to need arrives with it"
