@@ -299,7 +299,8 @@ class ReliableWorker:
             asyncio.wait_for(self._waiter.bzpopmin(self.keys["marker"], seconds), seconds + 3)
         )
         try:
-            if await self._stopped_before(pop):
+            # Redis looks at its timeouts ten times a second: a delayed job would start up to 100 ms late.
+            if await self._stopped_before(pop, seconds if seconds < POLL_SECONDS else None):
                 # Hanging up would not do: until the server notices, it hands us the next wake-up call, which
                 # another worker then misses (measured: every other job came 2 s late). So tell it first.
                 await self.client.client_unblock(connection_id)
@@ -308,9 +309,9 @@ class ReliableWorker:
             pop.cancel()
         return float(answer[2]) if answer else None
 
-    async def _stopped_before(self, task: asyncio.Future[Any]) -> bool:
+    async def _stopped_before(self, task: asyncio.Future[Any], seconds: float | None) -> bool:
         stop = self._loop.create_task(self._stop.wait())
-        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED, timeout=seconds)
         stop.cancel()
         return not task.done()
 
