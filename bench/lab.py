@@ -321,8 +321,10 @@ class Bench:
         takeover: float | None = None,
         tries: int | None = None,
         tally: Tally | None = None,
+        under: Sequence[str] = (),
     ) -> Workers:
-        """`kind` says what work is coming, for peers whose right concurrency depends on it."""
+        """`kind` says what work is coming, for peers whose right concurrency depends on it; `under`: a program, with
+        its arguments, that starts the worker."""
         options = {
             "url": self.url,
             "queue": self.queue,
@@ -334,7 +336,7 @@ class Bench:
         }
         argv = self.peer.command("worker", *_flags(options))
         copies = 1 if self.peer.own_processes else processes
-        workers = Workers([argv] * copies, self.environment(), self.folder)
+        workers = Workers([[*under, *argv]] * copies, self.environment(), self.folder)
         self._all.append(workers)
         return workers
 

@@ -17,6 +17,7 @@ from types import ModuleType
 NAMES = (
     "ceiling",
     "throughput",
+    "profile",
     "enqueue",
     "latency",
     "silence",

@@ -1,0 +1,29 @@
+"""Samples are counted for the part that computed; waiting threads and the start of the process are left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.sections import profile
+
+
+def test_samples_count_for_the_innermost_part_and_waiting_does_not_count(tmp_path: Path) -> None:
+    source = tmp_path / "json" / "encoder.py"
+    source.parent.mkdir()
+    source.write_text("item = queue.get(block=True)\nreturn encode(item)\n")
+    frame = "run (/x/studyhall/patterns/pipeline.py:{line})"
+    stacks = [
+        f"main (/x/peer.py:1);{frame.format(line=3)} 30",
+        f"{frame.format(line=3)};encode ({source}:2) 60",
+        f"worker (/x/thread.py:1);take ({source}:1) 500",  # waits
+        f"_find (<frozen importlib._bootstrap>:1);{frame.format(line=4)} 500",  # the start
+        "call (/x/studyhall/patterns/autopipeline.py:9) 10",
+        "no frame at all 500",
+    ]
+    found = profile.shares("\n".join(stacks))
+    assert found["JSON"] == pytest.approx(0.6)
+    assert found["pipeline"] == pytest.approx(0.3)
+    assert found["Redis client and its sockets"] == pytest.approx(0.1), "autopipeline is not the pipeline"
+    assert sum(found.values()) == pytest.approx(1)
