@@ -89,8 +89,8 @@ def quarantine(
         return
     show_table(
         "Quarantined events",
-        ["group", "id", "event", "type", "subject", "tries", "when", "reason"],
-        [[*list(row.values())[:6], ago(row["at"]), row["reason"]] for row in rows],
+        ["consumer", "id", "type", "when", "reason"],
+        [[row["group"], row["id"], row["type"], ago(row["at"]), row["reason"]] for row in rows],
         "Every consumer could read everything.",
     )
 

@@ -144,6 +144,8 @@ class NatsBus:
     async def replay_quarantined(self, group: str, ids: Sequence[str]) -> int:
         stream, done = await self._jetstream(), 0
         for each in ids:
+            if not (each.isascii() and each.isdigit() and 0 < int(each) < 2**63):
+                continue
             with contextlib.suppress(NotFoundError):
                 kept = await stream.get_msg(self._parking, seq=int(each))
                 prefix, _, topic = (kept.subject or "").rpartition(".")

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import re
 import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -39,6 +40,7 @@ from .stream_scripts import PUBLISH, REPLAY, TRIM, raw
 __all__ = ["RedisStreamsBus"]
 
 DAY = 24 * 3600.0
+_ENTRY = re.compile(r"([\w-]+)/(\d{1,18}-\d{1,18})", re.ASCII)  # the id of a quarantined entry: topic and place
 
 
 class RedisStreamsBus:
@@ -170,8 +172,10 @@ class RedisStreamsBus:
     async def replay_quarantined(self, group: str, ids: Sequence[str]) -> int:
         done = 0
         for each in ids:
-            topic, _, entry = each.partition("/")
-            base = f"{self.prefix}:{checked_name(topic)}"
+            if (found := _ENTRY.fullmatch(each)) is None:
+                continue
+            topic, entry = found.groups()
+            base = f"{self.prefix}:{topic}"
             # Into the group's own stream: the topic's stream would give it to every other group as well.
             done += int(
                 await REPLAY(self.redis, [f"{base}:quarantine:{group}", f"{base}:replay:{group}"], [entry])

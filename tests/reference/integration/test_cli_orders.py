@@ -1,9 +1,10 @@
-"""`studyhall order`, `saga` and `outbox` as a person or a script uses them."""
+"""`studyhall order`, `saga`, `outbox` and `events` as a person or a script uses them, on both databases."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,23 @@ from typing import Any
 import pytest
 import typer
 from click.testing import Result
+from sqlalchemy import select
 from typer.testing import CliRunner
 
-from studyhall import cli_orders, cli_saga
+from harness.ports import free_port
+from harness.waiting import until
+from studyhall import cli_events, cli_orders, cli_saga
+from studyhall.bus import open_bus
+from studyhall.orders.consumers import GROUPS, inbox_name
+from studyhall.orders.db import feed_entries
+from studyhall.orders.events import TOPIC, OrderConfirmed
+from studyhall.orders.events import types as order_types
 from studyhall.orders.payments import Payments
 from studyhall.orders.saga import buy_pack
 from studyhall.patterns import outbox, store
 from studyhall.patterns.errors import JobError, Permanent
-from studyhall.patterns.event_schema import Event
+from studyhall.patterns.event_schema import MAX_BYTES, Event, EventTypes
+from studyhall.patterns.inbox import consumer
 from studyhall.patterns.outbox_relay import Relay
 from studyhall.patterns.retry import RetryPolicy
 from studyhall.patterns.saga import SagaRunner
@@ -43,11 +53,15 @@ class BrokenPayments(Payments):
 
 
 @pytest.fixture
-def studyhall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+def studyhall(tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run a command on an own data directory: parsed JSON when it prints some, the result otherwise."""
-    monkeypatch.delenv("DATABASE_URL", raising=False)
+    monkeypatch.setenv("DATABASE_URL", store_url)
+    monkeypatch.setattr(
+        logging, "raiseExceptions", False
+    )  # the handler a command leaves writes to its closed output
     app = typer.Typer()
     app.add_typer(cli_saga.app, name="saga")
+    app.add_typer(cli_events.app, name="events")
     app.add_typer(cli_orders.order, name="order")
     app.add_typer(cli_orders.outbox, name="outbox")
 
@@ -62,9 +76,9 @@ def studyhall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     return command
 
 
-def drive(tmp_path: Path) -> None:
+def drive(store_url: str) -> None:
     async def go() -> None:
-        engine = store.open_store(f"sqlite:///{tmp_path / 'studyhall.db'}")
+        engine = store.open_store(store_url)
         never = RetryPolicy(base=0.01, cap=0.01, attempts=1)
         async with BrokenPayments() as payments:
             await SagaRunner(engine, buy_pack(payments, charge=never, refund=never)).resume_due()
@@ -103,9 +117,9 @@ def test_wrong_input_says_what_to_do(studyhall: Command) -> None:
     )
 
 
-def test_stuck_saga_is_found_understood_and_repaired(studyhall: Command, tmp_path: Path) -> None:
+def test_stuck_saga_is_found_understood_and_repaired(studyhall: Command, store_url: str) -> None:
     studyhall("order", "buy", "biology-101", "--id", "o1")
-    drive(tmp_path)
+    drive(store_url)
     (stuck,) = studyhall("saga", "list", "--state", "needs_repair", "--json")
     assert stuck["id"] == "o1"
     assert "account closed" in stuck["error"]
@@ -124,13 +138,13 @@ def test_stuck_saga_is_found_understood_and_repaired(studyhall: Command, tmp_pat
         "saga", "repair", "o1", "--undone", "charge", "--note", "bank paid it back", "--json"
     )
     assert repaired["state"] == "compensating"
-    drive(tmp_path)
+    drive(store_url)
     assert studyhall("order", "show", "o1", "--json")["status"] == "cancelled"
     assert studyhall("saga", "list", "--json")[0]["state"] == "compensated"
     assert "No saga waits for a human" in studyhall("saga", "list", "--state", "needs_repair")
 
 
-def test_quarantined_event_is_listed_replayed_and_discarded(studyhall: Command, tmp_path: Path) -> None:
+def test_quarantined_event_is_listed_replayed_and_discarded(studyhall: Command, store_url: str) -> None:
     studyhall("order", "packs")
 
     class Refusing:
@@ -138,7 +152,7 @@ def test_quarantined_event_is_listed_replayed_and_discarded(studyhall: Command, 
             return [Permanent("too odd") for _ in events]
 
     async def quarantine() -> None:
-        engine = store.open_store(f"sqlite:///{tmp_path / 'studyhall.db'}")
+        engine = store.open_store(store_url)
         async with store.begin(engine) as tx:
             for subject in ("one", "two"):
                 await outbox.add(tx, Event(id=subject, type="order.odd.v1", subject=subject, source="test"))
@@ -152,3 +166,146 @@ def test_quarantined_event_is_listed_replayed_and_discarded(studyhall: Command, 
     assert studyhall("outbox", "discard", "two", "--why", "test", "--json") == {"discarded": 1}
     assert "not in quarantine" in studyhall("outbox", "replay", "one", fails=1)
     assert studyhall("outbox", "status", "--json")["quarantined"] == 0
+
+
+CONFIRMED = {
+    "order_id": "o1",
+    "pack_id": "biology-101",
+    "pack_title": "Biology 101",
+    "author": "bob",
+    "customer": "ann",
+    "seats": 1,
+    "amount_cents": 1900,
+}
+
+
+def order_event(ident: str, kind: str = "order.confirmed.v1", **data: Any) -> Event:
+    return Event(
+        id=ident, source="test", type=kind, subject=ident, data={**CONFIRMED, "order_id": ident, **data}
+    )
+
+
+async def published_and_consumed(
+    store_url: str, bus_url: str, events: list[Event], types: EventTypes, groups: tuple[str, ...]
+) -> None:
+    """What a relay does until there is nothing left to do."""
+    engine = store.open_store(store_url)
+    async with open_bus(bus_url) as bus:
+        for group in groups:
+            await bus.subscribe(group, [TOPIC])
+        if events:
+            async with store.begin(engine) as tx:
+                await outbox.add(tx, *events)
+        while await Relay(engine, bus).run_once():
+            pass
+        stop = asyncio.Event()
+        tasks = [
+            asyncio.create_task(
+                bus.consume(
+                    group, [TOPIC], consumer(engine, inbox_name(group), types, GROUPS[group]), stop=stop
+                )
+            )
+            for group in groups
+        ]
+
+        async def through() -> bool:
+            return not any([await bus.lag(group) for group in groups])
+
+        await until(through, 30, "every group to be through")
+        stop.set()
+        await asyncio.gather(*tasks)
+    await store.close(engine)
+
+
+def feed_of(store_url: str) -> list[str]:
+    async def ask() -> list[str]:
+        engine = store.open_store(store_url)
+        async with store.read(engine) as tx:
+            found = list(await tx.scalars(select(feed_entries.c.order_id).order_by(feed_entries.c.order_id)))
+        await store.close(engine)
+        return found
+
+    return asyncio.run(ask())
+
+
+def test_what_cannot_be_read_is_seen_with_its_reason_and_delivered_after_the_fix(
+    studyhall: Command, store_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    studyhall("order", "packs")
+    bad = [
+        order_event("lost", "order.lost.v1"),
+        order_event("newer", "order.confirmed.v2"),
+        Event(id="short", source="test", type="order.confirmed.v1", subject="short", data={"seats": "many"}),
+        order_event("huge", pack_title="x" * MAX_BYTES),
+    ]
+    groups = ("feed", "payouts")
+    work = (store_url, redis_url)
+    asyncio.run(published_and_consumed(*work, [order_event("good"), *bad], order_types, groups))
+    assert feed_of(store_url) == ["good"]
+
+    (huge,) = studyhall("outbox", "quarantine", "list", "--json")  # the bus would not take it
+    assert huge["event_id"] == "huge"
+    assert huge["reason"].startswith("too-large")
+    told = {row["event"]: row for row in studyhall("events", "quarantine", "--group", "feed", "--json")}
+    assert set(told) == {"lost", "newer", "short"}
+    assert "order.lost" in told["lost"]["reason"]
+    assert "newer than v1" in told["newer"]["reason"]
+    assert "pack_title: Field required" in told["short"]["reason"]
+    assert all(row["tries"] == 1 for row in told.values()), "asking again would not have helped"
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "newer than v1" in studyhall("events", "quarantine")
+    status = {row["group"]: row for row in studyhall("events", "status", "--json")}
+    assert status["feed"] == {"group": "feed", "waiting": 0, "quarantined": 3}
+
+    fixed = EventTypes()  # deployed since: v2 is v1 under a new name
+    fixed.event("order.confirmed.v1")(OrderConfirmed)
+    fixed.event("order.confirmed.v2")(OrderConfirmed)
+    fixed.upcaster("order.confirmed.v1")(lambda old: old)
+    monkeypatch.setattr("studyhall.orders.consumers.types", fixed)
+    retried = studyhall("events", "retry", told["newer"]["id"], "--group", "feed", "--json")
+    assert retried == {"delivered": 1}
+    asyncio.run(published_and_consumed(*work, [], fixed, groups))
+    assert feed_of(store_url) == ["good", "newer"]
+    left = studyhall("events", "quarantine", "--json")
+    assert sorted((row["group"], row["event"]) for row in left) == [
+        ("feed", "lost"),
+        ("feed", "short"),
+        *(("payouts", name) for name in ("lost", "newer", "short")),  # nobody else noticed
+    ]
+    assert "not in quarantine" in studyhall("events", "retry", "0-1", "--group", "feed", fails=1)
+    studyhall("events", "retry", "--all", "--group", "payouts")
+    asyncio.run(published_and_consumed(*work, [], fixed, groups))
+    assert {row["event"] for row in studyhall("events", "quarantine", "--group", "payouts", "--json")} == {
+        "lost",
+        "short",
+    }
+
+
+def test_one_consumer_gets_the_past_again_by_command(
+    studyhall: Command, store_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    studyhall("order", "packs")
+    sold = [order_event(f"o{n}") for n in range(3)]
+    asyncio.run(published_and_consumed(store_url, redis_url, sold, order_types, ("payouts",)))
+    assert feed_of(store_url) == []
+    first = studyhall("events", "replay", "--group", "feed", "--event", "o1", "--json")
+    assert (first["read"], first["applied"]) == (1, 1)
+    since = ("--since", "2000-01-01")
+    again = studyhall("events", "replay", "--group", "feed", *since, "--json")
+    assert (again["read"], again["applied"], again["skipped"]) == (3, 2, 1)
+    assert feed_of(store_url) == ["o0", "o1", "o2"]
+    assert studyhall("events", "replay", "--group", "feed", "--before", "2000-01-01", "--json")["read"] == 0
+    assert "say which" in studyhall("events", "replay", "--group", "feed", fails=2)
+    assert "say which" in studyhall("events", "retry", "--group", "feed", fails=2)
+    assert "choose one of notifications" in studyhall("events", "replay", *since, "--group", "x", fails=2)
+
+
+def test_a_bus_that_is_away_is_one_line(
+    studyhall: Command, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    monkeypatch.setenv("STUDYHALL_BUS_URL", f"nats://127.0.0.1:{free_port()}")
+    told = studyhall("events", "status", fails=1)
+    assert "nats-jetstream does not answer, is it running?" in told

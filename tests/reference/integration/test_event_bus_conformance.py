@@ -380,6 +380,8 @@ async def test_replay_goes_to_one_group_and_leaves_the_others_alone(bus: EventBu
         ]
         assert await bus.replay_quarantined("mail", [entry.id for entry in chosen]) == 2
         assert await bus.replay_quarantined("mail", [entry.id for entry in chosen]) == 0  # only once
+        wrong = ["", "nonsense", "0", "77", "0-1", "order/x", "order/0-1", "no topic/1-1", str(2**64)]
+        assert await bus.replay_quarantined("mail", wrong) == 0
         await until(lambda: len(mail.done) == 2, 30, "the replayed ones")
         await nothing_left(bus, "mail")
     assert sorted(mail.done) == sorted(ids[1:])
