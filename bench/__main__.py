@@ -35,8 +35,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--section",
         type=_some(sections.NAMES),
-        default=sections.NAMES,
-        help="a,b,… of: " + ", ".join(sections.NAMES),
+        help=f"a,b,… of: {', '.join(sections.NAMES)} (default: all; quick without {', '.join(sections.FULL_ONLY)})",
     )
     parser.add_argument("--peers", type=_some(ORDER), default=ORDER, help="a,b,… of: " + ", ".join(ORDER))
     parser.add_argument(
@@ -64,6 +63,9 @@ def _some(known: tuple[str, ...]):  # type: ignore[no-untyped-def]
 
 def main() -> int:
     given = options()
+    chosen = given.section or [
+        name for name in sections.NAMES if given.full or name not in sections.FULL_ONLY
+    ]
     rounds = given.rounds or (ROUNDS if given.full else 1)
     peers, missing = available(given.peers)
     for sentence in missing:
@@ -75,8 +77,8 @@ def main() -> int:
             lab = Lab(peers, quick=not given.full, server=server, folder=Path(folder))
             found = results.begin(lab, missing, rounds)
             if given.keep:
-                results.keep(found, given.out / "results.json", given.section)
-            for name in given.section:
+                results.keep(found, given.out / "results.json", chosen)
+            for name in chosen:
                 _section(lab, found, name, rounds)
                 _write(found, given.out)
     finally:

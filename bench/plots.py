@@ -11,15 +11,15 @@ from bench.results import Results, median
 
 # section -> picture title, figures shown, logarithmic
 PICTURES: dict[str, tuple[str, Sequence[str], bool]] = {
-    "throughput": ("No-op jobs per second, one and two processes", ("noop", "noop2"), False),
+    "throughput": ("No-op jobs per second, one process (dark) and two (light)", ("noop", "noop2"), False),
     "latency": (
-        "Enqueue to start on an idle queue, p50 and p99, ms (logarithmic)",
+        "Enqueue to start on an idle queue, p50 (dark) and p99 (light), ms, logarithmic",
         ("idle_p50", "idle_p99"),
         True,
     ),
-    "kills": ("Jobs lost and doubled by the same kills", ("lost", "doubled"), False),
+    "kills": ("Jobs lost (dark) and doubled (light) by the same kills", ("lost", "doubled"), False),
     "backlog": (
-        "Median time to add and to fetch one job while others wait, µs",
+        "Median time to add (dark) and to fetch (light) one job while others wait, µs",
         ("add_us", "fetch_us"),
         False,
     ),

@@ -29,6 +29,7 @@ NAMES = (
     "relay",
     "streams",
 )  # the order of the report
+FULL_ONLY = ("profile", "recovery")  # unless they are asked for by name
 
 
 def load(name: str) -> ModuleType:
