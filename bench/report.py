@@ -22,7 +22,8 @@ def markdown(results: Results, plots: dict[str, str]) -> str:
     """`plots`: section -> file name of its picture."""
     parts = ["# Benchmark", _head(results), "## Targets", _targets(results)]
     for name, section in results["sections"].items():
-        parts += [f"## {section['title']}", section["about"]]
+        rounds = "" if section["rounds"] == results["rounds"] else f" Rounds: {section['rounds']}."
+        parts += [f"## {section['title']}", section["about"] + rounds]
         if name in plots:
             parts.append(f"![{section['title']}]({plots[name]})")
         parts.append(table(results, name, section))

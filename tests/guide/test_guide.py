@@ -195,6 +195,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Guide:
                 "about": "",
                 "columns": {"noop": {"label": "no-op", "unit": "jobs/s"}},
                 "rows": {"queuesmith": {"noop": noop}},
+                "rounds": 3,
                 "failed": {},
             }
         },
