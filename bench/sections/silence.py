@@ -25,7 +25,7 @@ LIMIT = 30.0
 
 
 def measure(lab: Lab) -> dict[str, dict[str, Value]]:
-    seconds, silences = lab.scale((7.0, 1), (60.0, 3))
+    seconds, silences = lab.scale((7.0, 1), (60.0, 2))
     delays: dict[str, list[float]] = {}
     with lab.server.client() as client:
         client.flushall()
