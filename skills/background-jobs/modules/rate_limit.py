@@ -201,13 +201,19 @@ _TURN = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
 local job, horizon, book = ARGV[1], tonumber(ARGV[2]), ARGV[7] == 'book'
-local LATE, KEEP = 2000, 3600000
+local KEEP, PAID = 3600000, 1e15
 
 local function turn(line, turns, interval, burst)
   if interval == 0 then return 1, 0 end
+  -- Later than that, and the line slips: as many overdue jobs as make a burst may come at once, and no more.
+  local LATE = math.min(2000, math.max(100, burst * interval))
   local state = redis.call('HMGET', line, 'next', 'slip')
   local slip = tonumber(state[2]) or 0
   local mine = tonumber(redis.call('ZSCORE', turns, job) or nil)
+  if mine and mine >= PAID then -- booked while there was a token: it may come when it likes
+    if not book then redis.call('ZREM', turns, job) end
+    return 1, 0
+  end
   if mine then
     local late = now - mine - slip
     if book then return 1, math.max(math.ceil(-late), 0) end
@@ -221,8 +227,13 @@ local function turn(line, turns, interval, burst)
   local wait = mine + slip - now
   if wait > horizon then return 0, 0 end
   redis.call('HSET', line, 'next', next_free + interval, 'slip', slip)
-  if wait > 0 or book then redis.call('ZADD', turns, math.max(mine, now - slip), job) end
+  if wait > 0 then
+    redis.call('ZADD', turns, mine, job)
+  elseif book then
+    redis.call('ZADD', turns, PAID + now, job)
+  end
   redis.call('ZREMRANGEBYSCORE', turns, '-inf', now - slip - KEEP)
+  redis.call('ZREMRANGEBYSCORE', turns, PAID, PAID + now - KEEP)
   local life = math.ceil(math.max(next_free + interval + slip - now, 0)) + KEEP
   redis.call('PEXPIRE', line, life)
   redis.call('PEXPIRE', turns, life)

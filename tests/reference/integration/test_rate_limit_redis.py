@@ -334,7 +334,7 @@ async def test_light_tenant_waits_no_longer_when_thousands_of_jobs_are_dropped_i
     redis_url: str, tmp_path: Path, scale: Callable[[int, int], int], figures: Callable[..., Path]
 ) -> None:
     """Booked, the heavy tenant's jobs never stand in the way; refused one by one they do; unlimited far more."""
-    heavy, light, seconds = scale(2_000, 4_000), scale(10, 20), 0.3
+    heavy, light, seconds = scale(2_000, 4_000), scale(10, 20), 0.5
     client = worker_client(redis_url)
 
     async def light_waits(at: Shop, jobs: int = light, **how: Any) -> list[float]:
@@ -494,13 +494,14 @@ async def test_total_holds_for_all_tenants_together(redis_url: str) -> None:
     await client.aclose()
 
 
-async def test_turns_that_nobody_could_take_do_not_come_back_as_a_herd(redis_url: str) -> None:
+@pytest.mark.parametrize("away", [1.2, 3.5])
+async def test_turns_that_nobody_could_take_do_not_come_back_as_a_herd(redis_url: str, away: float) -> None:
     """Workers were away: the first overdue job goes, those behind it keep their distance and their order."""
     client = producer_client(redis_url)
     limit = tenant_limit(client, 20, 1)
     waits = {f"job-{n}": await limit.turn("heavy", f"job-{n}") for n in range(20)}
     assert sorted(waits, key=waits.__getitem__) == list(waits)
-    await asyncio.sleep(3.5)  # nobody works: every turn passes by more than the tolerance
+    await asyncio.sleep(away)  # nobody works, and every turn passes
     again = [await limit.turn("heavy", job) for job in waits if waits[job] > 0]
     assert again.count(0.0) <= 2, "overdue turns were let loose at once"
     assert again == sorted(again)
