@@ -44,16 +44,18 @@ async def test_delayed_jobs_start_on_time_where_the_stock_worker_is_late(
             late[job.id] = time.time() - due[job.id]
 
         async with worker("q", processor, **options):
-            base = time.time()
-            for number in range(jobs):
-                delay = 0.3 + number * 3 / jobs
-                due_at = base + delay
-                ref = await producer.enqueue(
-                    JobRequest(
-                        "later", {}, key=f"{worker.__name__}-{number}", delay=max(0, due_at - time.time())
-                    )
-                )
-                due[ref.id] = await delayed.due_at(producer, ref) or due_at
+            # All before the first is due: every add would wake the stock worker, which then looks around.
+            refs = await producer.enqueue_many(
+                [
+                    JobRequest("later", {}, key=f"{worker.__name__}-{n}", delay=2 + n * 3 / jobs)
+                    for n in range(jobs)
+                ]
+            )
+            scores: Any = await producer.redis.zmscore("bull:q:delayed", [ref.id for ref in refs])
+            due.update(
+                zip([ref.id for ref in refs], [score // 0x1000 / 1000 for score in scores], strict=True)
+            )
+            assert min(due[ref.id] for ref in refs) > time.time(), "the first was due before all were added"
             await until(lambda: len(late) == jobs, 30, "every delayed job ran")
         return sorted(late.values())
 
