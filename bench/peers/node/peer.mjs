@@ -39,7 +39,7 @@ function work() {
     else if (job.kind === "hold") { note(); await sleep(3600_000); }
     else if (job.kind === "cpu20") compute(20);
     else if (job.kind === "row") { await sleep(20); insert(job); await sleep(20); }
-    else if (job.kind === "begin") { insert(job); await sleep(1000); }
+    else if (job.kind === "begin") { insert(job); await sleep(30_000); }
     note();
     if (job.kind === "fail") throw new Error("on purpose");
   }, { connection, concurrency: +given.concurrency, lockDuration: lock, stalledInterval: lock,

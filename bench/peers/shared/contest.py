@@ -33,6 +33,7 @@ from typing import Any
 RECORD = struct.Struct("<4q")  # number, enqueued, started, ended
 CHUNK = 500  # jobs per bulk call
 HOLD_SECONDS = 3600.0
+BEGIN_SECONDS = 30.0  # long enough to be killed in between
 KINDS = ("noop", "io5", "cpu20", "hold", "fail", "row", "begin")
 
 Job = dict[str, Any]  # {"n": number, "sent": ns, "kind": …, "body": "xxx…"}
@@ -109,7 +110,7 @@ def work(job: Job) -> None:
         time.sleep(0.020)
     elif kind == "begin":
         insert(job)
-        time.sleep(1.0)
+        time.sleep(BEGIN_SECONDS)
     record(job, started)
     if kind == "fail":
         raise Failed("on purpose")
@@ -132,7 +133,7 @@ async def work_async(job: Job) -> None:
         await asyncio.sleep(0.020)
     elif kind == "begin":
         insert(job)
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(BEGIN_SECONDS)
     record(job, started)
     if kind == "fail":
         raise Failed("on purpose")
