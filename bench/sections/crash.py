@@ -34,11 +34,11 @@ class Words:
 AGAIN = "an effect before the crash is done again"
 BULLMQ = Words(
     "lockDuration and stalledInterval 2.5 s each, maxStalledCount above the number of kills",
-    "up to 60 s (30 s + 30 s); fails at the second crash (maxStalledCount 1)",
+    "about 60 s (30 s + 30 s); fails at the second crash (maxStalledCount 1)",
     f"the job runs again when its lock has expired; {AGAIN}",
 )
 OURS = "lock_duration 4.2 s, stalled_interval 0.8 s"
-OURS_BY_DEFAULT = "up to 9 s (7.5 s + 1.5 s)"
+OURS_BY_DEFAULT = "about 9 s (7.5 s + 1.5 s)"
 WORDS = {
     "stock": BULLMQ,
     "node": BULLMQ,
