@@ -157,17 +157,19 @@ async def test_cancellations_at_any_moment_leave_effect_or_cancellation_never_bo
     jobs, rng = scale(120, 600), random.Random(seed)
     await bench.worker()
     await bench.worker()
-    refs = [await bench.add(f"r{n}", seconds=rng.random() * 1.5) for n in range(jobs)]
+    refs: list[JobRef] = []
     said: dict[str, str] = {}
-    # A producer's client gives up on a crowd: 64 connections, 1.5 s to get one of them. So many ask at a time.
-    askers = asyncio.Semaphore(32)
 
-    async def later(ref: JobRef) -> None:
-        await asyncio.sleep(rng.random() * 1.2)
-        async with askers:
+    async def user(numbers: range) -> None:
+        """Changes her mind after a while that is as long as the work takes, on average."""
+        for number in numbers:
+            ref = await bench.add(f"r{number}", seconds=rng.random() * 0.8)
+            refs.append(ref)
+            await asyncio.sleep(rng.random() * 0.8)
             said[ref.id] = (await bench.cancel(ref))[0]
 
-    await asyncio.gather(*(later(ref) for ref in refs))
+    # Not all at once: a producer's client gives up on a crowd, with 64 connections and 1.5 s to get one of them.
+    await asyncio.gather(*(user(range(first, jobs, 30)) for first in range(30)))
     results = {ref.id: await bench.result(ref) for ref in refs}
     effects = await bench.effects()
     wrong = [
