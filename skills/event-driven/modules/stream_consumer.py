@@ -65,10 +65,9 @@ class StreamConsumer:
             await self._read()
             await self._lanes.drain()  # renewal lives on meanwhile: a stopping member must not lose its work
         finally:
-            tending.cancel()
+            await _end(tending)
             await self._lanes.abort()
-            acking.cancel()
-            await asyncio.gather(acking, tending, return_exceptions=True)
+            await _end(acking)
             await self._leave()
 
     # reading
@@ -314,6 +313,13 @@ def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:
 
 def _by_stream(reply: Any) -> Any:
     return reply.items() if isinstance(reply, dict) else reply or []
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel it until it is over: under Python 3.11 a call to Redis that ends in the same moment swallows one."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=0.1)
 
 
 async def _either(one: asyncio.Event, other: asyncio.Event, seconds: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -169,6 +170,22 @@ async def test_redis_consumer_goes_on_after_all_data_is_lost(redis: Redis) -> No
         await bus.publish(after)
         await until(lambda: len(seen) == 6, 20, "events after the loss")
     assert set(seen) == {event.id for event in before + after}
+
+
+async def test_redis_consumers_end_whenever_they_are_told_to(redis: Redis, seed: int) -> None:
+    """One stop in ten or so hung for ever: a cancel that met the end of a Redis call was swallowed."""
+    bus, moments = RedisStreamsBus(redis), random.Random(seed)
+
+    async def started_and_stopped(group: str) -> None:
+        await bus.subscribe(group, ["order"])
+        async with consuming(bus, group, _ignore):  # fails when it takes longer than 30 s
+            await asyncio.sleep(moments.random() * 0.2)
+
+    await bus.publish(events(3))
+    await asyncio.gather(*(started_and_stopped(f"g{n}") for n in range(40)))
+
+
+async def _ignore(_: Event) -> None: ...
 
 
 async def test_redis_body_that_is_no_text_does_not_harm_its_batch(redis: Redis) -> None:

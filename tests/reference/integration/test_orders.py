@@ -14,7 +14,9 @@ from sqlalchemy import Table, func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.processes import Spawner
+from harness.redis import RedisServer
 from harness.waiting import until
+from studyhall import relay
 from studyhall.orders import service
 from studyhall.orders.db import analytics, feed_entries, notifications, orders, packs, payouts
 from studyhall.orders.events import TOPIC
@@ -24,7 +26,8 @@ from studyhall.patterns import outbox_upkeep, saga_store
 from studyhall.patterns.bus_redis_streams import RedisStreamsBus
 from studyhall.patterns.connections import producer_client
 from studyhall.patterns.event_schema import Event
-from studyhall.patterns.outbox import outbox
+from studyhall.patterns.outbox import add, outbox
+from studyhall.patterns.outbox_relay import Relay
 from studyhall.patterns.saga import SagaRunner
 from studyhall.patterns.store import begin, read
 
@@ -132,8 +135,8 @@ async def test_each_consumer_acts_once_per_order_under_duplicates_and_a_killed_r
 ) -> None:
     args = (store_url, redis_url, payment_url)
     relays = [spawn(RELAY, *args) for _ in range(2)]
-    for relay in relays:
-        await relay.line("ready")
+    for each in relays:
+        await each.line("ready")
     bus = RedisStreamsBus(producer_client(redis_url), dedup_window=0)
     seen: Counter[str] = Counter()  # a consumer without an inbox
 
@@ -176,6 +179,64 @@ async def test_each_consumer_acts_once_per_order_under_duplicates_and_a_killed_r
     stop.set()
     await naive
     await bus.close()
+
+
+async def test_events_that_the_bus_lost_are_found_and_handed_to_their_consumer_once(
+    shop: AsyncEngine, own_redis: RedisServer
+) -> None:
+    bus = RedisStreamsBus(producer_client(own_redis.url))
+    sold = {
+        "pack_id": "biology-101",
+        "pack_title": "Biology 101",
+        "author": "bob",
+        "customer": "ann",
+        "seats": 1,
+        "amount_cents": 1900,
+    }
+
+    async def publish(*names: str) -> None:
+        facts = [
+            Event(
+                id=name, source="t", type="order.confirmed.v1", subject=name, data={**sold, "order_id": name}
+            )
+            for name in names
+        ]
+        async with begin(shop) as tx:
+            await add(tx, *facts)
+        await Relay(shop, bus).run_once()
+
+    async def consume_all() -> None:
+        stop = asyncio.Event()
+        task = asyncio.create_task(relay.consume(shop, bus, "feed", stop=stop))
+
+        async def through() -> bool:
+            return await bus.lag("feed") == 0
+
+        await until(through, 20, "the feed is through")
+        stop.set()
+        await task
+
+    await bus.subscribe("feed", [TOPIC])
+    await publish("a", "b", "c")
+    await consume_all()
+    await publish("d", "e")
+    assert await relay.reconcile_events(shop, bus, "feed", grace=0) is None, "not read yet is not lost"
+    with own_redis.client() as server:
+        server.flushall()
+    await bus.subscribe("feed", [TOPIC])
+    await consume_all()
+    assert await count(shop, feed_entries) == 3, "nobody told the feed what it missed"
+    report = await relay.reconcile_events(shop, bus, "feed", grace=0)
+    assert report is not None
+    assert report.repaired == ["d", "e"]
+    assert await count(shop, feed_entries) == 5
+    again = await relay.reconcile_events(shop, bus, "feed", grace=0)
+    assert again is not None
+    assert (again.checked, again.clean) == (5, True)
+    young = await relay.reconcile_events(shop, bus, "payouts")
+    assert young is not None
+    assert (young.young, young.repaired) == (5, []), "what was published just now is on its way"
+    await bus.redis.aclose()
 
 
 async def _end_leases(store: AsyncEngine, pid: int) -> None:
