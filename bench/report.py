@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.figures import Column, Summary
+from bench.figures import Summary
 from bench.results import Results, columns, compare, limit, median
 from bench.targets import targets
 
@@ -74,7 +74,7 @@ def table(results: Results, name: str, section: dict[str, Any]) -> str:
         title = _title(results, row)
         line = [f"**{title}**" if row in OURS else title]
         for key, column in shown.items():
-            line.append(_cell(figures.get(key), column))
+            line.append(cell(figures.get(key)))
             if column.ratio:
                 found = compare(results, name, key, row, BASE)
                 line.append("1" if row == BASE else str(found) if found else "–")
@@ -82,22 +82,19 @@ def table(results: Results, name: str, section: dict[str, Any]) -> str:
                 rate = median(results, name, row, key)
                 line.append(f"{rate / most:.0%}" if rate else "–")
         cells.append(line)
-    rule = "|".join("---" if not place else "---:" for place in range(len(heads)))
+    numbers = [any(line[place][:1] in "0123456789–>" for line in cells) for place in range(len(heads))]
+    rule = "|".join("---:" if place and numbers[place] else "---" for place in range(len(heads)))
     return "\n".join(
         ["| " + " | ".join(heads) + " |", f"|{rule}|", *("| " + " | ".join(line) + " |" for line in cells)]
     )
 
 
-def _cell(figure: dict[str, Any] | None, column: Column) -> str:
-    if figure is None:
-        return "–"
-    if not (measured := figure.get("values")):
-        return str(figure["text"])
-    found = Summary(tuple(measured))
-    text = number(found.median)
-    if found.spread:
-        text += f" ± {number(found.spread)}"
-    return f"{text} ({figure['text']})" if "text" in figure else text
+def cell(figure: list[float] | str | None) -> str:
+    """Median ± spread of the rounds, or the words that stand for them."""
+    if not isinstance(figure, list):
+        return figure or "–"
+    found = Summary(tuple(figure))
+    return number(found.median) + (f" ± {number(found.spread)}" if found.spread else "")
 
 
 def number(value: float) -> str:

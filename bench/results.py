@@ -80,7 +80,7 @@ def _processor() -> str:
 def add(
     results: Results, name: str, module: ModuleType, lab: Lab, round_: dict[str, dict[str, Value]]
 ) -> None:
-    """One round of a section. A figure that is not a number keeps what the last round said."""
+    """One round of a section: a figure is the list of its rounds, or words where there is no number."""
     section = results["sections"].setdefault(
         name,
         {
@@ -98,14 +98,10 @@ def add(
         kept = section["rows"].setdefault(row, {})
         for key, value in figures.items():
             if isinstance(value, int | float):
-                kept.setdefault(key, {"values": []}).setdefault("values", []).append(value)
+                rounds = kept.get(key)
+                kept[key] = [*rounds, value] if isinstance(rounds, list) else [value]
             elif value is not None:
-                kept.setdefault(key, {})["text"] = value
-    for figures in section["rows"].values():
-        for kept in figures.values():
-            if values := kept.get("values"):
-                kept["median"] = round(statistics.median(values), 3)
-                kept["spread"] = round(max(values) - min(values), 3)
+                kept.setdefault(key, value)
 
 
 def save(results: Results, path: Path) -> None:
@@ -122,8 +118,14 @@ def _compact(text: str) -> str:
 
 
 def values(results: Results, section: str, row: str, key: str) -> list[float]:
-    found = results["sections"].get(section, {}).get("rows", {}).get(row, {}).get(key, {})
-    return list(found.get("values", []))
+    found = figure(results, section, row, key)
+    return list(found) if isinstance(found, list) else []
+
+
+def figure(results: Results, section: str, row: str, key: str) -> list[float] | str | None:
+    found: list[float] | str | None
+    found = results.get("sections", {}).get(section, {}).get("rows", {}).get(row, {}).get(key)
+    return found
 
 
 def median(results: Results, section: str, row: str, key: str) -> float | None:

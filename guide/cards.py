@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
 from bench import plots, report  # noqa: E402
+from bench import results as read  # noqa: E402
 
 OWN = os.environ.get("GUIDE_FIGURES")  # another folder instead of both, for tests
 FOLDERS = (Path(OWN),) if OWN else (ROOT / "reference" / "figures", ROOT / "build" / "figures")
@@ -134,12 +135,12 @@ def figure(path: str) -> str:
 def bench(path: str) -> str:
     """`throughput/queuesmith/noop` -> its median in the last benchmark, linked to the page with all of them."""
     section, row, key = path.split("/")
-    figure = results().get("sections", {}).get(section, {}).get("rows", {}).get(row, {}).get(key, {})
-    value = figure.get("median", figure.get("text"))
-    if value is None:
+    figure = read.figure(results(), section, row, key)
+    if figure is None:
         return f'<span class="qs-figure" data-bench="{path}">{UNMEASURED}</span>'
     title = f"{results()['mode']} run of {results()['date']}"
-    shown = report.number(value) if isinstance(value, int | float) else html.escape(str(value))
+    median = read.median(results(), section, row, key)
+    shown = html.escape(str(figure)) if median is None else report.number(median)
     return f'<a class="qs-figure" data-bench="{path}" href="page:benchmark" title="{title}">{shown}</a>'
 
 
