@@ -40,7 +40,8 @@ from .stream_scripts import PUBLISH, REPLAY, TRIM, raw
 __all__ = ["RedisStreamsBus"]
 
 DAY = 24 * 3600.0
-_ENTRY = re.compile(r"([\w-]+)/(\d{1,18}-\d{1,18})", re.ASCII)  # the id of a quarantined entry: topic and place
+# The id of a quarantined entry: topic and place.
+_ENTRY = re.compile(r"([\w-]+)/(\d{1,18}-\d{1,18})", re.ASCII)
 
 
 class RedisStreamsBus:

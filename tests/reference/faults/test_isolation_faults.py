@@ -117,7 +117,13 @@ async def test_process_killer_takes_only_itself_down_where_an_executor_fails_its
     gate.touch()
     assert await asyncio.gather(*ours) == [0, 1, 2, 3]
     assert await pool.run(work.add, 1, 1) == 2, "the dead child is replaced"
-    figures("isolation", name="process killer", neighbours=len(naive), failed_in_executor=len(naive), failed_in_pool=0)
+    figures(
+        "isolation",
+        name="process killer",
+        neighbours=len(naive),
+        failed_in_executor=len(naive),
+        failed_in_pool=0,
+    )
 
 
 @pytest.mark.fault
