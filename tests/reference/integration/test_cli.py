@@ -18,7 +18,7 @@ import pytest
 from harness.ports import free_port
 from harness.processes import ROOT, Spawner
 from harness.waiting import until_sync
-from studyhall import cli
+from studyhall import cli, terminal
 from studyhall.app import open_app
 from studyhall.patterns.connections import producer_client
 from studyhall.settings import load
@@ -47,7 +47,8 @@ def studyhall(
     for name in ("DATABASE_URL", "STUDYHALL_DATA_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("REDIS_URL", redis_url)
-    monkeypatch.setenv("COLUMNS", "200")
+    for console in (terminal.out, terminal.err):
+        monkeypatch.setattr(console, "_width", 200)  # not COLUMNS: xdist had it when the console was made
 
     def run(*args: object, data_dir: bool = True) -> Ran:
         where = ["--data-dir", str(tmp_path / "data")] if data_dir else []
