@@ -132,8 +132,9 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._renewal is not None
-        self._renewal.cancel()
-        await asyncio.wait({self._renewal})
+        while not self._renewal.done():  # once is not enough: a cancellation can vanish inside redis-py
+            self._renewal.cancel()
+            await asyncio.wait({self._renewal}, timeout=0.1)
         await self._release()
         if self._cancelled_body and kind is asyncio.CancelledError:
             task = asyncio.current_task()
