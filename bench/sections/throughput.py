@@ -53,7 +53,7 @@ WORKLOADS = {
     "cpu20": Workload("cpu20", most=45),
     "cpu20x2": Workload("cpu20", most=80, processes=2, quick=False),
     "kb1": Workload(payload=1_000, share=0.9, quick=False),
-    "kb100": Workload(payload=100_000, share=0.2, most=500),
+    "kb100": Workload(payload=100_000, share=0.2, most=500, quick=False),
 }
 
 
