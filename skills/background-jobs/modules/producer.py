@@ -11,6 +11,7 @@ key is only remembered as long as the job is retained; later repeats are stopped
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import time
 from collections import Counter
@@ -205,10 +206,19 @@ class Producer:
         return JobRef(node["queueName"], node["name"], node["opts"]["jobId"], request.key)
 
     async def _refuse_failed_twins(self, nodes: Sequence[dict[str, Any]]) -> None:
-        for queue in {node["queueName"] for node in nodes}:
-            idents = [node["opts"]["jobId"] for node in nodes if node["queueName"] == queue]
-            scores = await self.redis.zmscore(self.queue(queue).toKey("failed"), idents)
-            if twins := [ident for ident, score in zip(idents, scores, strict=True) if score is not None]:
+        for name in {node["queueName"] for node in nodes}:
+            queue, ours = self.queue(name), {n["opts"]["jobId"]: n for n in nodes if n["queueName"] == name}
+            scores = await self.redis.zmscore(queue.toKey("failed"), list(ours))
+            failed = [ident for ident, score in zip(ours, scores, strict=True) if score is not None]
+            if not failed:
+                continue
+            async with self.redis.pipeline(transaction=False) as pipe:
+                for ident in failed:
+                    pipe.hget(queue.toKey(ident), "data")
+                stored = await pipe.execute()
+            # One with our own data (its time and correlation id are in there) was added, and has failed since.
+            found = zip(failed, stored, strict=True)
+            if twins := [i for i, data in found if data is None or json.loads(data) != ours[i]["data"]]:
                 raise FailedTwin(f"{', '.join(twins[:5])}: {FailedTwin.__doc__}")
 
     async def _admit(self, nodes: Sequence[dict[str, Any]], *, look: bool = False) -> None:

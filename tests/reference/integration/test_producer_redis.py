@@ -103,6 +103,22 @@ async def test_a_repeat_of_a_failed_request_is_an_error_that_says_so(redis_url: 
             await desk.producer.enqueue(fan_in(note("parent"), [note("k", "poison")]))
 
 
+async def test_a_job_that_fails_at_once_is_not_taken_for_its_own_twin(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Desk.open(redis_url, tmp_path, note_jobs()) as desk, desk.working():
+        ask = desk.producer.redis.zmscore
+
+        async def ask_late(*args: Any) -> Any:
+            assert await desk.ended(note("k")) == ["failed"], "the worker is faster than the question"
+            return await ask(*args)
+
+        monkeypatch.setattr(desk.producer.redis, "zmscore", ask_late)
+        await desk.producer.enqueue_many([note("k", "poison")])
+        with pytest.raises(FailedTwin):
+            await desk.producer.enqueue_many([note("k", "poison")])
+
+
 async def test_options_of_every_job_are_explicit(redis_url: str, tmp_path: Path) -> None:
     async with Desk.open(redis_url, tmp_path, note_jobs()) as desk:
         await desk.producer.enqueue(note("k", priority="low", delay=60, max_age=600))
