@@ -14,7 +14,7 @@ from queuesmith import catalogue  # noqa: E402
 PATH = ROOT / "templates" / "catalogue.yml"
 
 # What the code of each template imports; everything else in a project was asked for.
-_SHARED = ["engine.py", "health.py", "observability.py", "store.py"]
+_SHARED = ["engine.py", "health.py", "observability.py", "parent_death.py", "store.py"]
 _JOBS = [
     *_SHARED,
     "bullmq_worker.py",

@@ -126,7 +126,8 @@ def test_make_run_answers_the_requests_of_the_readme_and_leaves_nothing_behind(
         assert f"port {port} is taken" in said.stderr
     folder = str(project.resolve())
     assert len(_using(folder)) >= 4, "make, the API, the process beside it, Redis"
-    os.killpg(running.pid, signal.SIGINT)  # Ctrl-C
+    # Ctrl-C; or worse, which the process beside it, in a session of its own, must not survive either
+    os.killpg(running.pid, signal.SIGKILL if answers.get("kind") == "async-flow" else signal.SIGINT)
     running.wait(60)
     until_sync(lambda: not _using(folder), 20, "the end of all of them")
 

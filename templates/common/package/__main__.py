@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import sys
 
 from .patterns.engine import EngineError
 from .patterns.observability import configure_logging
+from .patterns.parent_death import die_with_parent
 from .patterns.store import StoreUnavailable, WrongStoreUrl
 from .settings import PREFIX, Settings, SettingsError, environment, load
 
@@ -22,7 +24,11 @@ def main() -> int:
     parser.add_argument(
         "process", choices=["run", "api", "{@ process @}"], help="run: the API and a {@ process @}, for development"
     )
-    process = parser.parse_args().process
+    parser.add_argument("--with-parent", type=int, help=argparse.SUPPRESS)  # end when this process does
+    given = parser.parse_args()
+    process = given.process
+    if given.with_parent:
+        die_with_parent(given.with_parent)
     try:
         settings = load(environment())
         style = "human" if process == "run" else settings.log_format
@@ -58,7 +64,7 @@ def run(settings: Settings) -> None:
     print(f"{@ project_name @} on {address} (Ctrl-C stops it)", flush=True)
     # Its own session: Ctrl-C reaches us, and we let it drain.
     beside = subprocess.Popen(
-        [sys.executable, "-m", "{@ package @}", "{@ process @}"],
+        [sys.executable, "-m", "{@ package @}", "{@ process @}", "--with-parent", str(os.getpid())],
         start_new_session=True,
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # or uvicorn's end would leave it behind
