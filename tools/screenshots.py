@@ -9,8 +9,6 @@ from __future__ import annotations
 import io
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from harness.browser import TOKEN, StudyHall, launched  # noqa: E402
 SAMPLES = ROOT / "reference" / "samples"
 TARGET = ROOT / "docs" / "screenshots"
 DESKTOP = {"width": 1280, "height": 800}
-PHONE = {"width": 390, "height": 844}
 LARGEST = 100_000
 
 
@@ -59,8 +56,6 @@ def _show(hall: StudyHall, browser: Any, folder: Path) -> None:
         light.wait_for_timeout(9_000)
     document = hall.upload(SAMPLES / "water-cycle.md", "The water cycle.md")
     hall.upload(SAMPLES / "plate-tectonics.docx", "Plate tectonics.docx")
-    phone = _page(browser, hall, PHONE, "light")
-    phone.goto("/#/documents")
     _save(light, "overview")
     light.goto(f"/#/documents/{document}")
     light.locator(
@@ -68,7 +63,6 @@ def _show(hall: StudyHall, browser: Any, folder: Path) -> None:
     ).first.wait_for(timeout=90_000)
     light.wait_for_timeout(1_500)
     _save(light, "document-flow")
-    _save(phone, "phone")
     light.goto("/#/letters")
     light.locator("tbody input[type=checkbox]").nth(1).wait_for()
     for number in (0, 1):
@@ -79,11 +73,6 @@ def _show(hall: StudyHall, browser: Any, folder: Path) -> None:
     dark.locator(".detail .timeline li").nth(2).wait_for()
     dark.wait_for_timeout(700)
     _save(dark, "job-dark")
-    dark.goto("/#/sagas")
-    _settled(dark, lambda: dark.locator("tbody .pill.tone-run").count() == 0)
-    dark.locator("tbody tr a").first.click()
-    dark.locator(".detail .timeline li").nth(3).wait_for()
-    _save(dark, "sagas-dark")
 
 
 def _order(hall: StudyHall, pack: str, card: str) -> None:
@@ -98,12 +87,6 @@ def _page(browser: Any, hall: StudyHall, size: dict[str, int], theme: str) -> An
     )
     context.add_init_script(f"sessionStorage.setItem('studyhall.admin-token', '{TOKEN}')")
     return context.new_page()
-
-
-def _settled(page: Any, done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not done() and time.monotonic() < deadline:
-        page.wait_for_timeout(250)
 
 
 def _save(page: Any, name: str) -> None:

@@ -2,6 +2,7 @@
 result in SQLite, one log line and metrics for every job; the producer validates, signs and refuses failed twins."""
 
 import asyncio
+import gc
 import os
 
 import contest
@@ -68,6 +69,7 @@ async def worker() -> None:
         lock_duration=seconds * 5 / 6,
         stalled_interval=seconds / 6,
     )
+    gc.freeze()  # as the app does
     await reliable.run()
 
 
