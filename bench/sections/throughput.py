@@ -76,7 +76,7 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
 
 
 def once(lab: Lab, peer: Peer, name: str, workload: Workload) -> dict[str, Value]:
-    jobs = workload.jobs(peer, lab.scale(1.0, 3.0))
+    jobs = workload.jobs(peer, lab.scale(1.0, 2.0))
     with lab.bench(peer) as bench, lab.server.client() as client:
         bench.enqueue(jobs, kind=workload.kind, payload=workload.payload, bulk=True)
         workers = bench.start(workload.processes, kind=workload.kind)
