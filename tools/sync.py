@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 import tomllib
 from pathlib import Path
@@ -18,8 +19,13 @@ import quotes
 import scaffold
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench import results as bench  # noqa: E402
+
 CATALOGUE = ROOT / "reference" / "catalogue.toml"
 FIGURES = ROOT / "reference" / "figures"
+BENCH = ROOT / "bench" / "results.json"
 PATTERNS = "studyhall/patterns"
 SKILLS = {
     "background-jobs": "Background jobs",
@@ -192,9 +198,36 @@ def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
+def side_by_side() -> str:
+    """The peers of the last published benchmark, for the README."""
+    results = json.loads(BENCH.read_text())
+    lines = [
+        "| | no-op jobs/s, one process | 20 kills: lost | doubled | a killed job runs again after |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for ident, about in results["peers"].items():
+        cells = [
+            _median(results, "throughput", ident, "noop"),
+            _median(results, "kills", ident, "lost"),
+            _median(results, "kills", ident, "doubled"),
+            _median(results, "recovery", ident, "default", " s"),
+        ]
+        title = f"**{about['title']}**" if ident.startswith("queuesmith") else about["title"]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _median(results: dict[str, Any], section: str, row: str, key: str, unit: str = "") -> str:
+    found = bench.figure(results, section, row, key)
+    if not isinstance(found, list):
+        return found or "–"
+    return f"{_number(round(statistics.median(found), 1)).removesuffix('.0')}{unit}"
+
+
 REGIONS = {
     "pattern-map": lambda _: pattern_map(),
     "proven": lambda _: proven(),
+    "side-by-side": lambda _: side_by_side(),
     "tokens": quotes.token_table,
     "quote": quotes.quote,
     "card": quotes.card,
