@@ -63,8 +63,9 @@ def run(settings: Settings) -> None:
     address = f"http://{settings.host}:{settings.port}/docs"
     print(f"{@ project_name @} on {address} (Ctrl-C stops it)", flush=True)
     # Its own session: Ctrl-C reaches us, and we let it drain.
+    itself = [sys.executable, "-m", "{@ package @}"]
     beside = subprocess.Popen(
-        [sys.executable, "-m", "{@ package @}", "{@ process @}", "--with-parent", str(os.getpid())],
+        [*itself, "{@ process @}", "--with-parent", str(os.getpid())],
         start_new_session=True,
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # or uvicorn's end would leave it behind
