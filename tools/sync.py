@@ -202,13 +202,14 @@ def side_by_side() -> str:
     """The peers of the last published benchmark, for the README."""
     results = json.loads(BENCH.read_text())
     lines = [
-        "| | no-op jobs/s, one process | 20 kills: lost | doubled | a killed job runs again after |",
-        "|---|---:|---:|---:|---:|",
+        "| | no-op jobs/s, one process | 20 kills: lost | stuck | doubled | a killed job runs again after |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for ident, about in results["peers"].items():
         cells = [
             _median(results, "throughput", ident, "noop"),
             _median(results, "kills", ident, "lost"),
+            _median(results, "kills", ident, "stuck"),
             _median(results, "kills", ident, "doubled"),
             _median(results, "recovery", ident, "default", " s"),
         ]
@@ -220,7 +221,7 @@ def side_by_side() -> str:
 def _median(results: dict[str, Any], section: str, row: str, key: str, unit: str = "") -> str:
     found = bench.figure(results, section, row, key)
     if not isinstance(found, list):
-        return found or "–"
+        return f"{found}{unit}" if found and found.startswith(">") else found or "–"
     return f"{_number(round(statistics.median(found), 1)).removesuffix('.0')}{unit}"
 
 
