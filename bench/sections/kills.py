@@ -27,8 +27,8 @@ ABOUT = (
     "killed with SIGKILL 20 times (quick: 5) at the same seeded moments for every peer, and restarted at once. Jobs of "
     f"a dead worker are given away after {TAKEOVER:g} s where the peer lets one choose, and no peer counts "
     "the kills as too many tries; both are shown. The full pipeline inserts its row through `Done(save=…)`, all others "
-    "as handlers usually do. Lost: no row, and not stuck. Doubled: more than one row. Given up: the peer says failed or "
-    "dead. Stuck: the peer still says running at the end of the time limit."
+    "as handlers usually do. Lost: no row, and not stuck. Doubled: more than one row. Given up: the peer says failed "
+    "or dead. Stuck: the peer still says running at the end of the time limit."
 )
 COLUMNS = {
     "kills": Column("kills", better=""),
