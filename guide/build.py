@@ -51,9 +51,9 @@ def config(texts: dict[str, str]) -> dict[str, Any]:
     nav: list[Any] = [{"Home": "index.md"}]
     nav += [{title: [entry(name) for name in names]} for title, names in pages.settings()["nav"].items()]
     groups = [{title: [entry(f"patterns/{name}") for name in names]} for title, names in pages.grouped()]
-    nav.append({"Patterns": ["patterns.md", *groups]})
+    nav.append({"Patterns": [_file("patterns"), *groups]})
     wrong = [entry(f"antipatterns/{name}") for name in pages.antipatterns()]
-    nav.append({"Anti-patterns": ["antipatterns.md", *wrong]})
+    nav.append({"Anti-patterns": [_file("antipatterns"), *wrong]})
     skills = [entry(address) for address in sorted(texts) if address.startswith("skills/")]
     nav.append({"Skills and reference app": [entry("reference"), *skills]})
     palette = [

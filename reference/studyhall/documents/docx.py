@@ -37,7 +37,7 @@ BROKEN = (
     EOFError,
     LookupError,  # a part that is not there, an XML encoding that does not exist
     ValueError,
-    NotImplementedError,
+    NotImplementedError,  # what zipfile raises for a compression it does not know
 )
 DAMAGED = "The Word document is damaged. Open it in Word, save it under a new name and upload that."
 
