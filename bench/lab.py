@@ -25,7 +25,7 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "reference")]
 
+from bench.figures import Value  # noqa: E402
 from harness.processes import start_tied  # noqa: E402
 from harness.redis import RedisServer  # noqa: E402
 
@@ -374,6 +375,20 @@ class Lab:
 
     def say(self, text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {self.prefix}{text}", file=sys.stderr, flush=True)
+
+    def each_peer(
+        self, once: Callable[[Lab, Peer], dict[str, Value]], summary: Callable[[dict[str, Value]], str]
+    ) -> dict[str, dict[str, Value]]:
+        """The rows of a section in which the peers take turns; one that cannot do it is noted and left out."""
+        rows: dict[str, dict[str, Value]] = {}
+        for peer in self.peers:
+            try:
+                rows[peer.id] = once(self, peer)
+            except (RuntimeError, OSError) as error:
+                self.failed(peer, error)
+            else:
+                self.say(f"{peer.title}: {summary(rows[peer.id])}")
+        return rows
 
     def failed(self, peer: Peer, error: Exception) -> None:
         """Note that this peer could not do it; the report says so."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.figures import Column, Value
-from bench.lab import Lab
+from bench.lab import Lab, Peer
 
 TITLE = "Enqueue"
 ABOUT = (
@@ -18,19 +18,15 @@ COLUMNS = {
 
 
 def measure(lab: Lab) -> dict[str, dict[str, Value]]:
+    return lab.each_peer(once, lambda row: f"{row['single']:,}/s, in bulk {row['bulk'] or '–'}")
+
+
+def once(lab: Lab, peer: Peer) -> dict[str, Value]:
     single, bulk = lab.scale(1_000, 4_000), lab.scale(3_000, 15_000)
-    rows: dict[str, dict[str, Value]] = {}
-    for peer in lab.peers:
-        try:
-            with lab.bench(peer) as bench:
-                one = single / bench.enqueue(single)
-                row: dict[str, Value] = {"single": round(one), "bulk": None, "gain": None}
-                if peer.bulk:
-                    many = bulk / bench.enqueue(bulk, bulk=True, first=single)
-                    row |= {"bulk": round(many), "gain": round(many / one, 2)}
-        except (RuntimeError, OSError) as error:
-            lab.failed(peer, error)
-            continue
-        rows[peer.id] = row
-        lab.say(f"{peer.title}: {row['single']:,}/s, in bulk {row['bulk'] or '–'}")
-    return rows
+    with lab.bench(peer) as bench:
+        one = single / bench.enqueue(single)
+        row: dict[str, Value] = {"single": round(one), "bulk": None, "gain": None}
+        if peer.bulk:
+            many = bulk / bench.enqueue(bulk, bulk=True, first=single)
+            row |= {"bulk": round(many), "gain": round(many / one, 2)}
+    return row

@@ -23,16 +23,7 @@ IDLE, BUSY = 20, 200  # jobs per second
 
 
 def measure(lab: Lab) -> dict[str, dict[str, Value]]:
-    rows: dict[str, dict[str, Value]] = {}
-    for peer in lab.peers:
-        try:
-            rows[peer.id] = once(lab, peer)
-            lab.say(
-                f"{peer.title}: idle p99 {rows[peer.id]['idle_p99']} ms, busy {rows[peer.id]['busy_p99']} ms"
-            )
-        except (RuntimeError, OSError) as error:
-            lab.failed(peer, error)
-    return rows
+    return lab.each_peer(once, lambda row: f"idle p99 {row['idle_p99']} ms, busy {row['busy_p99']} ms")
 
 
 def once(lab: Lab, peer: Peer) -> dict[str, Value]:

@@ -30,16 +30,7 @@ QUICK = ("waiting", "completed")
 
 
 def measure(lab: Lab) -> dict[str, dict[str, Value]]:
-    rows: dict[str, dict[str, Value]] = {}
-    for peer in lab.peers:
-        try:
-            rows[peer.id] = once(lab, peer)
-            lab.say(
-                f"{peer.title}: {rows[peer.id]['pss']} MB, {rows[peer.id]['waiting']} bytes per waiting job"
-            )
-        except (RuntimeError, OSError) as error:
-            lab.failed(peer, error)
-    return rows
+    return lab.each_peer(once, lambda row: f"{row['pss']} MB, {row['waiting']} bytes per waiting job")
 
 
 def once(lab: Lab, peer: Peer) -> dict[str, Value]:
