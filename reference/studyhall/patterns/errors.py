@@ -7,6 +7,8 @@ then lands in the dead letters is visible, while work that is dropped is not.
 
 from __future__ import annotations
 
+import re
+
 __all__ = [
     # outcomes of a job
     "Cancelled",
@@ -17,7 +19,14 @@ __all__ = [
     "ResourceBusy",
     "Snooze",
     "Transient",
+    # words about an error
+    "clean_text",
+    "describe",
 ]
+
+MAX_TEXT = 8_192
+# PostgreSQL refuses NUL, UTF-8 has no lone surrogates, and other control characters rewrite a terminal's lines.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class JobError(Exception):
@@ -62,3 +71,18 @@ class Snooze(JobError):
 
 class Cancelled(JobError):
     """Somebody asked for this job to stop. It ends as cancelled and never comes back as a retry."""
+
+
+def clean_text(text: str, limit: int = MAX_TEXT) -> str:
+    """The text as every database, broker and terminal takes it, cut at `limit` characters."""
+    clean = _UNSAFE.sub("\ufffd", text[: limit + 1])
+    return clean if len(clean) <= limit else clean[:limit] + "…"
+
+
+def describe(error: BaseException, limit: int = MAX_TEXT) -> str:
+    """What the error says, or its class if it says nothing: never raises, whatever its `__str__` does."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return clean_text(text or type(error).__name__, limit)
