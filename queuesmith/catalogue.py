@@ -78,7 +78,7 @@ def patterns() -> dict[str, Pattern]:
 
 
 def find(ident: str) -> Pattern:
-    """By id (`dead-letter`) or by the name of its module (`dead_letter`, `dead_letter.py`)."""
+    """By id (`dead-letter`) or by the name of its module (`dead_letter`, `dead_letter/sweeper.py`)."""
     known = patterns()
     wanted = ident.removesuffix(".py").replace("_", "-").lower()
     if wanted in known:

@@ -14,11 +14,11 @@ from queuesmith import catalogue  # noqa: E402
 PATH = ROOT / "templates" / "catalogue.yml"
 
 # What the code of each template imports; everything else in a project was asked for.
-_SHARED = ["engine.py", "health.py", "observability.py", "parent_death.py", "store.py"]
+_SHARED = ["engine/server.py", "health/signals.py", "observability.py", "parent_death.py", "core/store.py"]
 _JOBS = [
     *_SHARED,
-    "bullmq_worker.py",
-    "dead_letter.py",
+    "bullmq_worker/worker.py",
+    "dead_letter/sweeper.py",
     "deadline.py",
     "pipeline.py",
     "producer.py",
@@ -29,26 +29,26 @@ _JOBS = [
     "typed_jobs.py",
 ]
 CORE = {
-    "background-jobs": [*_JOBS, "schedule.py"],
+    "background-jobs": [*_JOBS, "schedule/keeper.py"],
     "async-flow": [*_JOBS, "progress.py", "progress_stream.py"],
     "event-driven": [
         *_SHARED,
-        "bus_redis_streams.py",
-        "connections.py",
-        "event_bus.py",
+        "event_bus/redis_streams.py",
+        "core/connections.py",
+        "event_bus/bus.py",
         "inbox.py",
-        "outbox.py",
-        "outbox_relay.py",
-        "saga.py",
-        "saga_repair.py",
+        "outbox/table.py",
+        "outbox/relay.py",
+        "saga/runner.py",
+        "saga/repair.py",
         "shutdown.py",
     ],
 }
 BROKERS = {
-    "redis": "bus_redis_streams.py",
-    "rabbitmq": "bus_rabbitmq.py",
-    "nats": "bus_nats.py",
-    "kafka": "bus_kafka.py",
+    "redis": "event_bus/redis_streams.py",
+    "rabbitmq": "event_bus/rabbitmq.py",
+    "nats": "event_bus/nats.py",
+    "kafka": "event_bus/kafka.py",
 }
 APP = ["fastapi", "uvicorn"]  # what the generated code itself imports besides
 DEV = ["pytest", "pytest-asyncio", "pytest-timeout", "ruff", "mypy", "httpx2"]

@@ -21,8 +21,8 @@ from bullmq.redis_connection import RedisConnection
 
 from bench.figures import Column, Value
 from bench.lab import Lab
-from studyhall.patterns.bullmq_ledger import Ledger
-from studyhall.patterns.connections import worker_client
+from studyhall.patterns.bullmq_worker.ledger import Ledger
+from studyhall.patterns.core.connections import worker_client
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest, Producer
 from studyhall.patterns.signed_payload import Signer

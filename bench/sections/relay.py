@@ -16,11 +16,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from bench.figures import Column, Value, percentile
 from bench.lab import Lab
 from harness.postgres import PostgresServer
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.store import begin, close, create_all, is_postgres, open_store, read
 from studyhall.patterns.event_schema import Event
 from studyhall.patterns.outbox import add, claim, outbox, settle
-from studyhall.patterns.outbox_relay import Relay
-from studyhall.patterns.store import begin, close, create_all, is_postgres, open_store, read
+from studyhall.patterns.outbox.relay import Relay
 
 TITLE = "Outbox relay"
 ABOUT = (

@@ -21,12 +21,11 @@ from bullmq import Job, Queue, Worker
 from bench.figures import Column, Value, percentile
 from bench.lab import Lab
 from studyhall.patterns.bullmq_worker import ReliableWorker
+from studyhall.patterns.core.store import close, create_all, open_store
 from studyhall.patterns.pipeline import JobContext, Pipeline
 from studyhall.patterns.producer import Producer
-from studyhall.patterns.schedule import Schedule, Schedules
-from studyhall.patterns.schedule_slots import tick_of
+from studyhall.patterns.schedule import Schedule, Schedules, tick_of
 from studyhall.patterns.signed_payload import Signer
-from studyhall.patterns.store import close, create_all, open_store
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 EVERY = 1.0

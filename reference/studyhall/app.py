@@ -11,11 +11,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from .jobs import job_types
 from .limits import admission
-from .patterns import store as stores
 from .patterns import tracing
+from .patterns.core import store as stores
 from .patterns.degraded import DegradedProducer
 from .patterns.engine import RedisServer, ensure_redis
-from .patterns.engine_check import Unreachable, without_secrets
+from .patterns.engine.check import Unreachable, without_secrets
 from .patterns.producer import Producer
 from .patterns.signed_payload import Signer
 from .patterns.typed_jobs import JobTypes

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
-from .patterns.connections import producer_client
+from .patterns.core.connections import producer_client
 from .patterns.event_bus import EventBus
 from .settings import SettingsError
 
@@ -28,19 +28,19 @@ def _bus(url: str) -> EventBus:
     try:
         match parts.scheme:
             case "redis" | "rediss" | "unix" | "redis+sentinel" | "rediss+sentinel":
-                from .patterns.bus_redis_streams import RedisStreamsBus
+                from .patterns.event_bus.redis_streams import RedisStreamsBus
 
                 return RedisStreamsBus(producer_client(url), ordered=True, partitions=4)
             case "amqp" | "amqps":
-                from .patterns.bus_rabbitmq import RabbitBus
+                from .patterns.event_bus.rabbitmq import RabbitBus
 
                 return RabbitBus(url)
             case "nats" | "tls":
-                from .patterns.bus_nats import NatsBus
+                from .patterns.event_bus.nats import NatsBus
 
                 return NatsBus(url, ordered=True)
             case "kafka":
-                from .patterns.bus_kafka import KafkaBus
+                from .patterns.event_bus.kafka import KafkaBus
 
                 return KafkaBus(parts.netloc, ordered=True)
     except ModuleNotFoundError as missing:

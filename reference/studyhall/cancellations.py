@@ -8,11 +8,12 @@ from . import db
 from .app import App
 from .jobs import STAGES
 from .jobs.reference import UnknownDocument
-from .patterns import delayed, pending_jobs
+from .patterns import delayed
 from .patterns.cancel import Cancellation, NoSuchJob, cancel, rule_out
+from .patterns.core.store import begin, read
+from .patterns.degraded import pending as pending_jobs
 from .patterns.job_ids import job_id
 from .patterns.producer import JobRef, JobRequest
-from .patterns.store import begin, read
 from .schedules import schedules
 
 __all__ = ["cancel_document", "cancel_job", "forget_reminder", "remind"]

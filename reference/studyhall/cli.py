@@ -27,11 +27,11 @@ from . import (
 )
 from .app import App, open_app
 from .housekeeping import clean_up
+from .patterns.core.errors import JobError
+from .patterns.core.store import read
+from .patterns.degraded.pending import pending
 from .patterns.engine import EngineError
-from .patterns.errors import JobError
 from .patterns.parent_death import die_with_parent
-from .patterns.pending_jobs import pending
-from .patterns.store import read
 from .settings import SettingsError
 from .submissions import StageState, states, submit
 from .supervisor import UNUSABLE, supervise

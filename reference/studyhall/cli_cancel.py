@@ -12,7 +12,7 @@ from . import cancellations, db
 from .app import open_app
 from .patterns import delayed
 from .patterns.cancel import Cancellation
-from .patterns.store import read
+from .patterns.core.store import read
 from .terminal import AsJson, DataDir, fail, out, run, settings_for, show_json, show_table
 
 

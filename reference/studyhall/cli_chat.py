@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx2
 import typer
 
-from .patterns.errors import Permanent, RateLimited, Transient
+from .patterns.core.errors import Permanent, RateLimited, Transient
 from .patterns.retry import parse_retry_after
 from .settings import SettingsError
 from .terminal import DataDir, out, run, settings_for

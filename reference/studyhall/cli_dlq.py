@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from .app import open_app
-from .patterns import dead_letter
-from .patterns.redaction import redact
+from .patterns.core.redaction import redact
+from .patterns.dead_letter import sweeper as dead_letter
 from .terminal import AsJson, DataDir, ago, fail, out, run, settings_for, show_fields, show_json, show_table
 
 app = typer.Typer(

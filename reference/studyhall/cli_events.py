@@ -15,9 +15,9 @@ from .app import open_app
 from .bus import open_bus
 from .cli_saga import opened
 from .orders.consumers import GROUPS, inbox_name
-from .patterns.errors import JobError
+from .patterns.core.errors import JobError
+from .patterns.core.redaction import redact_text
 from .patterns.event_bus import BrokerUnavailable, EventBus, Quarantined
-from .patterns.redaction import redact_text
 from .patterns.replay import Replayed, logged
 from .patterns.replay import replay as replay_to
 from .terminal import AsJson, DataDir, ago, fail, out, run, settings_for, show_fields, show_json, show_table

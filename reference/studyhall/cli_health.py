@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from .app import open_app
-from .patterns.health_alerts import raised, rule_for
+from .patterns.health.alerts import raised, rule_for
 from .terminal import AsJson, DataDir, err, out, run, settings_for, show_json, show_table
 from .upkeep import RULES, Upkeep
 

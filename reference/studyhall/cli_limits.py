@@ -9,7 +9,7 @@ import typer
 
 from .app import open_app
 from .limits import admission, provider_breaker
-from .patterns.pending_jobs import pending, release
+from .patterns.degraded.pending import pending, release
 from .terminal import AsJson, DataDir, fail, out, run, settings_for, show_json, show_table
 
 __all__ = ["limits_command"]

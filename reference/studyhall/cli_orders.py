@@ -15,8 +15,9 @@ from .cli_saga import opened
 from .orders import service
 from .orders.db import packs
 from .orders.saga import order_taker
-from .patterns import outbox_upkeep, saga_store
-from .patterns.store import begin, read
+from .patterns.core.store import begin, read
+from .patterns.outbox import quarantine as outbox_upkeep
+from .patterns.saga import store as saga_store
 from .payment_sandbox import CARDS
 from .terminal import AsJson, DataDir, ago, fail, out, run, show_fields, show_json, show_table
 

@@ -15,8 +15,10 @@ import typer
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from .orders import db as _orders  # noqa: F401  its tables must be known before they are made
-from .patterns import saga_repair, saga_store, store
-from .patterns.redaction import redact
+from .patterns.core import store
+from .patterns.core.redaction import redact
+from .patterns.saga import repair as saga_repair
+from .patterns.saga import store as saga_store
 from .terminal import AsJson, DataDir, ago, fail, out, run, settings_for, show_fields, show_json, show_table
 
 app = typer.Typer(

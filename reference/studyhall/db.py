@@ -32,7 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from .documents import Extracted
-from .patterns.store import metadata
+from .patterns.core.store import metadata
 from .providers.results import ConceptGraph, Explanation, Quiz
 
 __all__ = [

@@ -21,7 +21,7 @@ from .app import App
 from .orders import service
 from .orders.db import feed_entries, notifications, orders, payouts
 from .orders.saga import order_taker
-from .patterns.store import begin, read
+from .patterns.core.store import begin, read
 
 __all__ = ["buy_packs"]
 

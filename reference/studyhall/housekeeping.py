@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from . import db
 from .patterns import retention
 from .patterns.claim_check import Blobs, SweptBlobs
+from .patterns.core.store import read
 from .patterns.deferred_reply import DeferredReplies
-from .patterns.store import read
 
 __all__ = ["Cleaned", "clean_up"]
 

@@ -19,14 +19,14 @@ from studyhall.orders import consumers
 from studyhall.orders.events import TOPIC
 from studyhall.orders.payments import Payments
 from studyhall.orders.saga import buy_pack
+from studyhall.patterns.core.store import read
 from studyhall.patterns.event_bus import EventBus
 from studyhall.patterns.idempotency import inbox
 from studyhall.patterns.outbox import BUS, outbox
-from studyhall.patterns.outbox_relay import Relay
+from studyhall.patterns.outbox.relay import Relay
 from studyhall.patterns.reconciliation import Expected, Reconciled, reconcile
 from studyhall.patterns.replay import logged, replay
 from studyhall.patterns.saga import SagaRunner
-from studyhall.patterns.store import read
 
 __all__ = ["consume", "drive_sagas", "publish_outbox", "reconcile_events", "run"]
 

@@ -1,4 +1,4 @@
-"""What StudyHall does by the clock. Applied by every worker at its start; see `patterns/schedule.py`."""
+"""What StudyHall does by the clock. Applied by every worker at its start; see `patterns/schedule/keeper.py`."""
 
 from __future__ import annotations
 

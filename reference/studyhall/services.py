@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from .db import Document
 from .documents import Missing
 from .patterns.claim_check import BlobDamaged, BlobMissing, Blobs, Claim
-from .patterns.deferred_reply import DeferredReplies
-from .patterns.interaction_webhook import InteractionWebhook
+from .patterns.deferred_reply import DeferredReplies, InteractionWebhook
 from .providers import AIProvider
 
 if TYPE_CHECKING:  # it enqueues flows of the jobs that use these services
@@ -24,7 +23,7 @@ GONE = "The uploaded file is no longer there, or was damaged. Upload it again."
 
 
 class Pool(Protocol):
-    """Runs CPU-bound or risky functions in processes that can be killed (`patterns/isolation.py`)."""
+    """Runs CPU-bound or risky functions in processes that can be killed (`patterns/isolation/pool.py`)."""
 
     async def run(
         self,

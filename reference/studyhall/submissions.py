@@ -11,12 +11,12 @@ from .app import App
 from .documents import TooLarge
 from .jobs import STAGES, study_flow
 from .jobs.reference import UnknownDocument
-from .patterns import dead_letter_archive as archive
 from .patterns.cancel import cancelled
 from .patterns.claim_check import Blobs
+from .patterns.core.store import begin
+from .patterns.dead_letter import archive
 from .patterns.job_ids import job_id
 from .patterns.rate_limit import named_tenant
-from .patterns.store import begin
 
 __all__ = ["StageState", "replace_file", "states", "submit"]
 

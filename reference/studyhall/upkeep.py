@@ -11,15 +11,15 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from . import db
 from .jobs import STAGES, study_flow
-from .patterns import health
-from .patterns.dead_letter_archive import dead_letters
-from .patterns.health_alerts import Alert, Rule, evaluate
+from .patterns.core.store import read
+from .patterns.dead_letter import dead_letters
+from .patterns.degraded.pending import pending_jobs
+from .patterns.health import signals as health
+from .patterns.health.alerts import Alert, Rule, evaluate
 from .patterns.job_ids import job_id
-from .patterns.outbox_upkeep import lag
-from .patterns.pending_jobs import pending_jobs
+from .patterns.outbox.quarantine import lag
 from .patterns.producer import Producer
 from .patterns.reconciliation import Expected, Reconciled, reconcile
-from .patterns.store import read
 
 __all__ = ["RULES", "Upkeep"]
 

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 
 from .app import App, open_app
 from .limits import ai_limit, provider_breaker
-from .patterns import dead_letter, stall_budget
+from .patterns import stall_budget
 from .patterns.bullmq_worker import ReliableWorker
 from .patterns.cancel import CancelWatcher
-from .patterns.deferred_reply import DeferredReplies
-from .patterns.interaction_webhook import InteractionWebhook
+from .patterns.dead_letter import sweeper as dead_letter
+from .patterns.deferred_reply import DeferredReplies, InteractionWebhook
+from .patterns.degraded.pending import Drainer
 from .patterns.isolation import SubprocessPool
 from .patterns.observability import JobMetrics, serve_metrics
-from .patterns.pending_jobs import Drainer
 from .patterns.pipeline import Pipeline
 from .patterns.schedule import ScheduleKeeper
 from .patterns.shutdown import Drainable, run_until_signalled

@@ -19,7 +19,7 @@ def test_samples_count_for_the_innermost_part_and_waiting_does_not_count(tmp_pat
         f"{frame.format(line=3)};encode ({source}:2) 60",
         f"worker (/x/thread.py:1);take ({source}:1) 500",  # waits
         f"_find (<frozen importlib._bootstrap>:1);{frame.format(line=4)} 500",  # the start
-        "call (/x/studyhall/patterns/autopipeline.py:9) 10",
+        "call (/x/studyhall/patterns/bullmq_worker/autopipeline.py:9) 10",
         "no frame at all 500",
     ]
     found = profile.shares("\n".join(stacks))

@@ -14,26 +14,26 @@ TAKEOVER = 1.5
 
 
 def _redis(url: str, prefix: str, **options: Any) -> EventBus:
-    from studyhall.patterns.bus_redis_streams import RedisStreamsBus
-    from studyhall.patterns.connections import producer_client
+    from studyhall.patterns.core.connections import producer_client
+    from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
 
     return RedisStreamsBus(producer_client(url), prefix=prefix, claim_idle=TAKEOVER, **options)
 
 
 def _rabbitmq(url: str, prefix: str) -> EventBus:
-    from studyhall.patterns.bus_rabbitmq import RabbitBus
+    from studyhall.patterns.event_bus.rabbitmq import RabbitBus
 
     return RabbitBus(url, prefix=prefix)
 
 
 def _nats(url: str, prefix: str, **options: Any) -> EventBus:
-    from studyhall.patterns.bus_nats import NatsBus
+    from studyhall.patterns.event_bus.nats import NatsBus
 
     return NatsBus(url, prefix=prefix, ack_wait=TAKEOVER, **options)
 
 
 def _kafka(url: str, prefix: str, **options: Any) -> EventBus:
-    from studyhall.patterns.bus_kafka import KafkaBus
+    from studyhall.patterns.event_bus.kafka import KafkaBus
 
     # The mock brokers create topics when asked about them and know no CreateTopics.
     return KafkaBus(url, prefix=prefix, create_topics=False, session_timeout=3.0, **options)

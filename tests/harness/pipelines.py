@@ -12,11 +12,11 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from studyhall.patterns.bullmq_worker import ReliableWorker
+from studyhall.patterns.core.store import close, create_all, open_store
 from studyhall.patterns.observability import JobMetrics, JsonLines
 from studyhall.patterns.pipeline import Pipeline
 from studyhall.patterns.producer import JobRequest, Producer
 from studyhall.patterns.signed_payload import Signer
-from studyhall.patterns.store import close, create_all, open_store
 from studyhall.patterns.typed_jobs import JobTypes
 
 from .waiting import until

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import quotes  # noqa: E402
 
-ERRORS = "reference/studyhall/patterns/errors.py"
+ERRORS = "reference/studyhall/patterns/core/errors.py"
 
 
 def test_quote_is_the_source_with_its_real_lines() -> None:
@@ -42,7 +42,7 @@ def test_modules_of_a_skill_are_closed_under_import() -> None:
 
 
 def test_card_without_figures_says_where_they_would_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = {"id": "x", "summary": "It holds.", "proofs": ["tests/a.py::test_a"], "module": "errors.py"}
+    row = {"id": "x", "summary": "It holds.", "proofs": ["tests/a.py::test_a"], "module": "core/errors.py"}
     monkeypatch.setattr(quotes, "catalogue", lambda: {"x": row})
     assert "It holds." in quotes.card("x")
     assert "`tests/a.py`, run `make faults`" in quotes.card("x")

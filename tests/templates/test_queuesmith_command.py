@@ -53,7 +53,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_the_catalogue_is_listed(queuesmith: Command) -> None:
     assert "dead-letter" in queuesmith("list", "--skill", "background-jobs").stdout
     listed = {row["id"]: row for row in json.loads(queuesmith("list", "--json").stdout)}
-    assert listed["retry"]["modules"] == ["__init__.py", "errors.py", "retry.py"]
+    assert listed["retry"]["modules"] == ["__init__.py", "core/errors.py", "retry.py"]
     assert "bullmq==" in " ".join(listed["bullmq-worker"]["requirements"])
 
 
@@ -65,7 +65,7 @@ def test_added_modules_are_ours_byte_for_byte_and_their_proof_passes_there(
     assert told["requirements"] == ["redis[hiredis]>=8.1,<9"]
     for module in (shop / "src/shop/patterns").glob("*.py"):
         assert module.read_bytes() == (ROOT / "reference/studyhall/patterns" / module.name).read_bytes()
-    assert {"retry.py", "errors.py", "circuit_breaker.py"} <= {
+    assert {"retry.py", "core/errors.py", "circuit_breaker.py"} <= {
         path.name for path in (shop / "src/shop/patterns").glob("*.py")
     }
     proofs = "".join(path.read_text() for path in (shop / "tests").rglob("*.py"))
@@ -107,12 +107,12 @@ def test_adding_again_changes_nothing_and_adding_more_keeps_what_is_there(
 
 def test_an_edited_file_is_shown_and_not_overwritten(queuesmith: Command, shop: Path) -> None:
     queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
-    edited = shop / "src/shop/patterns/errors.py"
+    edited = shop / "src/shop/patterns/core/errors.py"
     edited.write_text(edited.read_text() + "\nOURS = True\n")
     before = files(shop)
     refused = queuesmith("add", "retry", "deadline", "--into", "src/shop", "--no-tests", code=2)
     assert "-OURS = True" in refused.stdout
-    assert "errors.py" in refused.stderr
+    assert "core/errors.py" in refused.stderr
     assert "--force" in refused.stderr
     assert files(shop) == before, "nothing of it was written, not even the new module"
     assert (
@@ -140,25 +140,25 @@ def test_diff_tells_what_changed_upstream_and_here_and_takes_it(
     newer = tmp_path / "newer"
     export(newer)
     patterns = newer / "reference/studyhall/patterns"
-    for name in ("errors.py", "retry.py"):
+    for name in ("core/errors.py", "retry.py"):
         (patterns / name).write_text((patterns / name).read_text() + "\nFIXED = True\n")
     (patterns / "deadline.py").write_text(
         (patterns / "deadline.py").read_text() + "\nfrom .job_ids import job_id\n"
     )
     ours = shop / "src/shop/patterns"
-    (ours / "errors.py").write_text((ours / "errors.py").read_text() + "\nOURS = True\n")
+    (ours / "core/errors.py").write_text((ours / "core/errors.py").read_text() + "\nOURS = True\n")
     told = json.loads(queuesmith("diff", "--json", root=newer, code=1).stdout)
-    assert told["files"]["src/shop/patterns/errors.py"] == "changed on both sides"
+    assert told["files"]["src/shop/patterns/core/errors.py"] == "changed on both sides"
     assert told["files"]["src/shop/patterns/retry.py"] == "changed upstream"
     assert "+FIXED = True" in told["diffs"]["src/shop/patterns/retry.py"]
     (ours / "job_ids.py").write_text("# hand-made, and in the way of a module that a fix has come to need\n")
     before = files(shop)
     refused = queuesmith("diff", "--apply", root=newer, code=2)
-    assert "patterns/errors.py, src/shop/patterns/job_ids.py" in refused.stderr
+    assert "patterns/core/errors.py, src/shop/patterns/job_ids.py" in refused.stderr
     assert files(shop) == before
     (ours / "job_ids.py").unlink()
     queuesmith("diff", "--apply", "--force", root=newer)
-    assert (ours / "errors.py").read_bytes() == (patterns / "errors.py").read_bytes()
+    assert (ours / "core/errors.py").read_bytes() == (patterns / "core/errors.py").read_bytes()
     assert (ours / "job_ids.py").is_file(), "a module that a fix has come to need arrives with it"
     assert "0 of" in queuesmith("diff", root=newer).stdout
 
@@ -338,6 +338,6 @@ def test_the_wheel_carries_all_that_the_command_copies(run: Run, shop: Path, tmp
     command = (sys.executable, "-S", "-m", "queuesmith")
     env = {"PYTHONPATH": str(tmp_path / "site")}
     run(*command, "add", "idempotency", "--into", "src/shop", cwd=shop, env=env)
-    assert (shop / "src/shop/patterns/idempotency.py").is_file()
+    assert (shop / "src/shop/patterns/idempotency/markers.py").is_file()
     assert (shop / "tests/patterns/test_idempotency.py").is_file()
     assert (tmp_path / "site/queuesmith/shipped/copier.yml").is_file()

@@ -104,8 +104,8 @@ def test_a_simple_worker_is_little_code(render: Render) -> None:
 def test_a_project_says_which_patterns_are_in_it(render: Render) -> None:
     project = render(patterns=["outbox"])
     told = (project / "AGENTS.md").read_text()
-    assert "outbox (`outbox.py`)" in told
-    assert "idempotency (`idempotency.py`)" in told
+    assert "outbox (`outbox/table.py`)" in told
+    assert "idempotency (`idempotency/markers.py`)" in told
     assert "saga (" not in told
     answers = yaml.safe_load((project / ".copier-answers.yml").read_text())
     assert answers["patterns"] == ["outbox"]

@@ -44,12 +44,12 @@ def test_an_update_brings_the_fix_and_keeps_the_users_edits(run: Run, tmp_path: 
     address = f"git+file://{upstream}"
     copier.run_copy(address, project, data={"job": "send-invoice"}, defaults=True, quiet=True)
     assert answered(project)["_commit"] == "v0.1.0"
-    jobs, errors = project / "src/shop/jobs.py", project / "src/shop/patterns/errors.py"
+    jobs, errors = project / "src/shop/jobs.py", project / "src/shop/patterns/core/errors.py"
     jobs.write_text(jobs.read_text().replace("STEPS = 5", "STEPS = 7  # ours"))
     run(*GIT, "init", "-q", cwd=project)
     commit(run, project, "new project, with our own steps")
 
-    fixed = upstream / "reference/studyhall/patterns/errors.py"
+    fixed = upstream / "reference/studyhall/patterns/core/errors.py"
     fixed.write_text(fixed.read_text() + "\n# the fix\n")
     common = upstream / "templates/common/package/jobs.py"
     common.write_text(common.read_text().replace("attempts=5", "attempts=6"))
@@ -69,12 +69,12 @@ def test_an_update_brings_the_fix_and_keeps_the_users_edits(run: Run, tmp_path: 
 def test_a_project_made_from_a_checkout_with_uncommitted_changes_can_be_updated(
     run: Run, tmp_path: Path, upstream: Path
 ) -> None:
-    errors = upstream / "reference/studyhall/patterns/errors.py"
+    errors = upstream / "reference/studyhall/patterns/core/errors.py"
     committed = errors.read_bytes()
     errors.write_bytes(committed + b"\n# half an idea\n")
     made = run(sys.executable, upstream / "bin/queuesmith", "new", "shop", "--defaults", cwd=tmp_path)
     project = tmp_path / "shop"
-    copy = project / "src/shop/patterns/errors.py"
+    copy = project / "src/shop/patterns/core/errors.py"
     assert copy.read_bytes() == committed
     recorded = answered(project)["_commit"]
     head = run("git", "rev-parse", "HEAD", cwd=upstream).stdout.strip()

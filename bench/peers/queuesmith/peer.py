@@ -10,12 +10,12 @@ import uvloop
 from sqlalchemy import text
 
 from studyhall.patterns.bullmq_worker import ReliableWorker
-from studyhall.patterns.errors import Permanent
+from studyhall.patterns.core.errors import Permanent
+from studyhall.patterns.core.store import create_all, open_store
 from studyhall.patterns.observability import configure_logging
 from studyhall.patterns.pipeline import Done, JobContext, Pipeline
 from studyhall.patterns.producer import JobRequest, Producer
 from studyhall.patterns.signed_payload import Signer
-from studyhall.patterns.store import create_all, open_store
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 KEYS = ["a-signing-key-for-the-benchmark-0123456789"]

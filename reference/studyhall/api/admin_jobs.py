@@ -10,9 +10,10 @@ from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
 from studyhall.patterns import cancel as cancelling
-from studyhall.patterns import dead_letter, health
-from studyhall.patterns.dead_letter_archive import dead_letters, find
-from studyhall.patterns.redaction import redact, redact_text
+from studyhall.patterns.core.redaction import redact, redact_text
+from studyhall.patterns.dead_letter import dead_letters, find
+from studyhall.patterns.dead_letter import sweeper as dead_letter
+from studyhall.patterns.health import signals as health
 
 from .hall import Admin, Hall, TheHall
 from .problems import Problem

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from studyhall.patterns import dead_letter
-from studyhall.patterns.errors import JobError
-from studyhall.patterns.redaction import redact, redact_text
+from studyhall.patterns.core.errors import JobError
+from studyhall.patterns.core.redaction import redact, redact_text
+from studyhall.patterns.dead_letter import sweeper as dead_letter
 
 from .hall import Admin, Hall, TheHall
 from .problems import Problem

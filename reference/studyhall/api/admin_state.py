@@ -9,10 +9,12 @@ from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from studyhall.limits import admission, provider_breaker
-from studyhall.patterns import outbox_upkeep, saga_repair, saga_store
-from studyhall.patterns.pending_jobs import pending, release
+from studyhall.patterns.core.redaction import redact, redact_text
+from studyhall.patterns.degraded.pending import pending, release
+from studyhall.patterns.outbox import quarantine as outbox_upkeep
 from studyhall.patterns.producer import QueueUnavailable
-from studyhall.patterns.redaction import redact, redact_text
+from studyhall.patterns.saga import repair as saga_repair
+from studyhall.patterns.saga import store as saga_store
 
 from .hall import Admin, TheHall
 from .problems import Problem

@@ -11,9 +11,9 @@ from starlette.responses import StreamingResponse
 
 from studyhall import db
 from studyhall.jobs import STAGES
+from studyhall.patterns.core.redaction import redact, redact_text
+from studyhall.patterns.core.store import read
 from studyhall.patterns.progress_stream import GAP, IDLE, Event, sse
-from studyhall.patterns.redaction import redact, redact_text
-from studyhall.patterns.store import read
 
 from .hall import Admin, Caller, TheHall
 

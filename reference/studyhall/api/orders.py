@@ -10,8 +10,8 @@ from sqlalchemy import select
 
 from studyhall.orders import db, service
 from studyhall.orders.saga import order_taker
-from studyhall.patterns import saga_store
-from studyhall.patterns.store import begin, read
+from studyhall.patterns.core.store import begin, read
+from studyhall.patterns.saga import store as saga_store
 
 from .hall import Caller, RequestKey, TheHall
 from .problems import Problem

@@ -6,7 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from studyhall.patterns import health, outbox_upkeep
+from studyhall.patterns.health import signals as health
+from studyhall.patterns.outbox import quarantine as outbox_upkeep
 from studyhall.patterns.producer import QueueUnavailable
 
 from .hall import TheHall

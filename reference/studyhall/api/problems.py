@@ -20,7 +20,9 @@ from studyhall.jobs.reference import UnknownDocument
 from studyhall.orders.service import OrderRefused
 from studyhall.patterns.backpressure import Overloaded
 from studyhall.patterns.cancel import NoSuchJob
-from studyhall.patterns.dead_letter import (
+from studyhall.patterns.core.errors import Permanent, RateLimited, ResourceBusy, Transient
+from studyhall.patterns.core.redaction import redact_text
+from studyhall.patterns.dead_letter.sweeper import (
     AlreadyReplayed,
     ChildrenFirst,
     NotDeadLetter,
@@ -28,13 +30,11 @@ from studyhall.patterns.dead_letter import (
     ReplayRunning,
     UnknownLetter,
 )
-from studyhall.patterns.errors import Permanent, RateLimited, ResourceBusy, Transient
 from studyhall.patterns.idempotency import KeyReused
 from studyhall.patterns.observability import current_correlation_id
 from studyhall.patterns.producer import FailedTwin, QueueUnavailable
-from studyhall.patterns.redaction import redact_text
-from studyhall.patterns.saga_repair import CannotRepair
-from studyhall.patterns.saga_store import UnknownSaga
+from studyhall.patterns.saga import UnknownSaga
+from studyhall.patterns.saga.repair import CannotRepair
 
 __all__ = ["Problem", "install", "problem"]
 

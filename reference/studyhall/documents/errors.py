@@ -6,7 +6,7 @@ which is what lets it travel back from the extraction process by pickle.
 
 from __future__ import annotations
 
-from studyhall.patterns.errors import Permanent
+from studyhall.patterns.core.errors import Permanent
 
 __all__ = ["Corrupt", "DocumentRejected", "Encrypted", "Missing", "NoText", "TooLarge", "WrongType"]
 

@@ -9,7 +9,7 @@ Promises
 
 When they do not hold: a hostile PDF can still burn CPU inside the parser. `extract` is a plain top-level
 function with picklable arguments, result and errors, so run it in a subprocess that can be killed
-(`patterns/isolation.py`).
+(`patterns/isolation/pool.py`).
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from studyhall import db
 from studyhall.documents import DocumentRejected, Extracted, extract
+from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.deadline import DeadlineExceeded
 from studyhall.patterns.isolation import ProcessDied
 from studyhall.patterns.pipeline import Done, JobContext
-from studyhall.patterns.store import begin, read
 from studyhall.services import Services
 
 from .reference import DocumentReference, UnknownDocument

@@ -8,8 +8,8 @@ from pydantic import StringConstraints
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from studyhall import db
-from studyhall.patterns.errors import Permanent, Transient
-from studyhall.patterns.store import read
+from studyhall.patterns.core.errors import Permanent, Transient
+from studyhall.patterns.core.store import read
 from studyhall.patterns.typed_jobs import Payload
 from studyhall.providers import ConceptGraph
 

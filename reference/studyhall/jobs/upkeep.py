@@ -7,9 +7,9 @@ import time
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from studyhall import db, housekeeping
-from studyhall.patterns.errors import Cancelled
+from studyhall.patterns.core.errors import Cancelled
+from studyhall.patterns.core.store import read
 from studyhall.patterns.pipeline import Done, JobContext
-from studyhall.patterns.store import read
 from studyhall.patterns.typed_jobs import Payload
 from studyhall.services import Services
 

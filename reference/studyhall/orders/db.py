@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import CheckConstraint, Column, Double, Integer, String, Table, Text
 
-from studyhall.patterns.store import metadata
+from studyhall.patterns.core.store import metadata
 
 __all__ = ["analytics", "feed_entries", "notifications", "orders", "packs", "payouts", "seat_reservations"]
 

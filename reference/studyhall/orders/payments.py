@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 
-from studyhall.patterns.errors import Permanent, RateLimited, Transient
+from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
 from studyhall.patterns.retry import parse_retry_after
 
 __all__ = ["Declined", "OutcomeUnknown", "Payments"]

@@ -28,7 +28,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from .errors import ResourceBusy
+from .core.errors import ResourceBusy
 from .priority import LOWEST
 
 __all__ = ["Admission", "Admit", "Limits", "Load", "Overloaded"]

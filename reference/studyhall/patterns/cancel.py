@@ -31,7 +31,7 @@ from bullmq import Queue
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from .errors import JobError
+from .core.errors import JobError
 from .idempotency import Inbox, fingerprint
 
 __all__ = [

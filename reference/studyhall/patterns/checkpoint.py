@@ -22,8 +22,8 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from .errors import Permanent, Transient
-from .store import begin, metadata
+from .core.errors import Permanent, Transient
+from .core.store import begin, metadata
 
 __all__ = ["CheckpointTooLarge", "Overtaken", "checkpoints", "claim", "close", "fence", "purge", "save"]
 

@@ -32,7 +32,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from .errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze
+from .core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze
 
 __all__ = ["BreakerOpen", "BreakerState", "CircuitBreaker"]
 

@@ -31,9 +31,9 @@ from redis.asyncio import Redis
 from sqlalchemy import select, tuple_
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from .dead_letter_archive import dead_letters
-from .errors import Permanent
-from .store import read
+from .core.errors import Permanent
+from .core.store import read
+from .dead_letter import dead_letters
 
 __all__ = [
     "BlobDamaged",

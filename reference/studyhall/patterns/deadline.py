@@ -23,7 +23,7 @@ from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from .errors import Transient
+from .core.errors import Transient
 
 __all__ = ["Deadline", "DeadlineExceeded", "owned_process", "remaining", "run_within"]
 

@@ -17,7 +17,7 @@ import time
 from datetime import datetime
 from typing import Any
 
-from .errors import JobError
+from .core.errors import JobError
 from .producer import MAX_DELAY, InvalidDelay, JobRef, Producer
 
 __all__ = ["AlreadyStarted", "after", "at", "due_at", "reschedule", "withdraw"]

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .errors import Permanent
+from .core.errors import Permanent
 
 __all__ = [
     "Event",

@@ -26,7 +26,7 @@ from .event_bus import BrokerUnavailable
 from .event_schema import Event, UnknownEventType
 from .job_ids import job_id
 from .outbox import add
-from .outbox_relay import Relay
+from .outbox.relay import Relay
 
 __all__ = ["FanOut", "QueuePublisher", "destination_of", "event_job"]
 

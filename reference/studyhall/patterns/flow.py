@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.asyncio import Redis
 
-from .errors import Permanent
+from .core.errors import Permanent
 
 if TYPE_CHECKING:
     from .producer import JobRequest

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from .errors import ResourceBusy
+from .core.errors import ResourceBusy
 
 __all__ = ["Tasks", "TooManyTasks"]
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import stamina
 
-from .errors import RateLimited, Transient
+from .core.errors import RateLimited, Transient
 
 __all__ = ["Budget", "call"]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from .errors import Permanent
+from .core.errors import Permanent
 
 __all__ = ["InvalidKey", "job_id"]
 

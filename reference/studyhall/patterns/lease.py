@@ -33,8 +33,8 @@ from sqlalchemy import BigInteger, Column, String, Table
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from .errors import Permanent, ResourceBusy
-from .store import metadata
+from .core.errors import Permanent, ResourceBusy
+from .core.store import metadata
 
 __all__ = ["Held", "Lease", "LeaseLost", "LeaseTaken", "StaleFence", "check_fence", "fences"]
 

@@ -29,7 +29,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import propagate
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
 
-from .redaction import redact, redact_text
+from .core.redaction import redact, redact_text
 
 __all__ = [
     "JobMetrics",

@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import ResourceBusy
+from .core.errors import ResourceBusy
 
 __all__ = ["KeyedLanes", "OutOfTurn", "partition_of"]
 

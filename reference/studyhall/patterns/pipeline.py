@@ -28,17 +28,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from . import checkpoint, claim_check, stall_budget, tracing
 from .bullmq_worker import FailPermanently, RetryLater
 from .cancel import CANCELLED, cancelled, marker, stop_reason
+from .core.errors import InvalidDelay, Permanent
+from .core.redaction import redact_text
+from .core.store import begin
 from .deadline import run_within
-from .errors import InvalidDelay, Permanent
 from .idempotency import Inbox, provider_key
 from .observability import JobMetrics, correlation, log_execution
 from .priority import priority_of
 from .progress import Progress
-from .redaction import redact_text
 from .retry import Decision, Outcome, decide
-from .schedule_slots import check_slot, signing_id
+from .schedule import check_slot, signing_id
 from .signed_payload import Signer
-from .store import begin
 from .typed_jobs import JobType, JobTypes
 
 __all__ = ["Done", "Expired", "Guard", "JobContext", "Pipeline", "Save"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from .errors import Permanent
+from .core.errors import Permanent
 
 __all__ = ["LOWEST", "Priority", "UnknownPriority", "priority_of"]
 

@@ -26,8 +26,8 @@ from redis.exceptions import RedisError
 
 from . import claim_check, flow, retention, tracing
 from .backpressure import Admit
-from .connections import producer_client
-from .errors import InvalidDelay, JobError, Permanent
+from .core.connections import producer_client
+from .core.errors import InvalidDelay, JobError, Permanent
 from .flow import OnFailure
 from .job_ids import job_id
 from .observability import correlation, current_correlation_id, new_correlation_id, trace_meta

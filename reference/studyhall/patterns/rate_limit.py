@@ -39,7 +39,7 @@ from typing import Any, Literal
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from .errors import Permanent, ResourceBusy, Snooze
+from .core.errors import Permanent, ResourceBusy, Snooze
 from .pipeline import JobContext
 from .producer import JobRequest, Producer
 

@@ -25,11 +25,11 @@ from typing import Any
 from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from .core.store import begin, read
 from .event_schema import Event
 from .idempotency import inbox
 from .inbox import Effect, event_fingerprint, handle_once
 from .outbox import BUS, outbox
-from .store import begin, read
 
 __all__ = ["Replayed", "logged", "replay"]
 

@@ -22,9 +22,10 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from . import checkpoint, dead_letter_archive
+from . import checkpoint
+from .core.store import read
+from .dead_letter import archive as dead_letter_archive
 from .idempotency import Inbox, inbox
-from .store import read
 
 __all__ = ["DEFAULT", "Purged", "Retention", "purge"]
 

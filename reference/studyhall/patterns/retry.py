@@ -20,7 +20,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 
-from .errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze
+from .core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze
 
 __all__ = [
     "AI",

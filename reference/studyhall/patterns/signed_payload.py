@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .errors import Permanent
+from .core.errors import Permanent
 
 __all__ = ["ForgedJob", "Signer"]
 

@@ -11,7 +11,7 @@ in the pipeline, where the failure is logged, measured and dead-lettered like an
 
 from __future__ import annotations
 
-from .errors import Permanent
+from .core.errors import Permanent
 
 __all__ = ["CRASH_LIMIT", "QUEUE_LIMIT", "CrashLoop", "check"]
 

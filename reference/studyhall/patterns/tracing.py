@@ -23,8 +23,8 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
+from .core.redaction import redact_text
 from .observability import current_correlation_id
-from .redaction import redact_text
 
 __all__ = ["ended", "enqueueing", "executing", "to_file"]
 

@@ -22,8 +22,8 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticSerializationError
 
+from .core.errors import Permanent
 from .deadline import Deadline
-from .errors import Permanent
 from .retry import DEFAULT, RetryPolicy
 
 __all__ = ["JobType", "JobTypes", "MalformedPayload", "Payload", "UnknownJob", "UnknownVersion"]

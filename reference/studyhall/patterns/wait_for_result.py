@@ -25,12 +25,12 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from .cancel import cancelled
-from .dead_letter_archive import dead_letters
-from .errors import Cancelled, JobError
+from .core.errors import Cancelled, JobError
+from .core.store import read
+from .dead_letter import dead_letters
 from .idempotency import inbox
 from .producer import JobRef
 from .progress_stream import ProgressStream
-from .store import read
 
 __all__ = ["JobFailed", "JobUnknown", "Results", "StillRunning"]
 

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import httpx2
 from pydantic import BaseModel, ValidationError
 
-from studyhall.patterns.errors import Permanent, RateLimited, Transient
+from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
 
 from . import prompts
 from .language import chunks, sentences

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.deadline import DeadlineExceeded
-from studyhall.patterns.errors import Permanent
 
 from .results import ConceptGraph, Explanation, Link, Quiz
 

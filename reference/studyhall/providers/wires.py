@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from studyhall.patterns.errors import Permanent, Transient
+from studyhall.patterns.core.errors import Permanent, Transient
 
 __all__ = ["AnthropicMessages", "ChatCompletions", "CutOff", "Refused", "Wire"]
 

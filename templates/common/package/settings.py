@@ -31,7 +31,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     data_dir: Path = Path(".data")  # embedded Redis and SQLite live here
-    redis_url: str | None = None  # none: found on this machine or started, see patterns/engine.py
+    redis_url: str | None = None  # none: found on this machine or started, see patterns/engine/server.py
     database_url: str | None = None  # postgresql://... or sqlite:////path.db; none: SQLite in data_dir
 {@% if kind == 'event-driven' %@}
     bus_url: str | None = None  # {@ {'redis': 'redis://...', 'rabbitmq': 'amqp://...', 'nats': 'nats://...', 'kafka': 'kafka://host:port'}[broker] @}; none: Redis Streams on our Redis

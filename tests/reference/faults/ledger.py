@@ -15,9 +15,9 @@ from sqlalchemy import Table, func, select
 
 from harness.processes import Spawned, Spawner
 from harness.waiting import until
+from studyhall.patterns.core.store import close, create_all, open_store, read
 from studyhall.patterns.producer import Producer
 from studyhall.patterns.signed_payload import Signer
-from studyhall.patterns.store import close, create_all, open_store, read
 
 PROGRAMS = Path(__file__).parent / "programs"
 sys.path.insert(0, str(PROGRAMS))

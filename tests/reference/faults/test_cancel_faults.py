@@ -17,10 +17,10 @@ from sqlalchemy import select
 
 from harness.processes import Spawned, Spawner
 from harness.waiting import until
-from studyhall.patterns import dead_letter
 from studyhall.patterns.cancel import NoSuchJob, cancel, cancelled
+from studyhall.patterns.core.store import close, create_all, open_store, read
+from studyhall.patterns.dead_letter import sweeper as dead_letter
 from studyhall.patterns.producer import JobRef, JobRequest, Producer
-from studyhall.patterns.store import close, create_all, open_store, read
 
 pytestmark = pytest.mark.fault
 

@@ -14,8 +14,8 @@ from sqlalchemy import Table, func, select
 
 from harness.processes import Spawned, Spawner
 from harness.waiting import until
+from studyhall.patterns.core.store import close, create_all, open_store, read
 from studyhall.patterns.producer import JobRequest, Producer
-from studyhall.patterns.store import close, create_all, open_store, read
 
 PROGRAM = Path(__file__).parent / "programs" / "checkpoint_worker.py"
 sys.path.insert(0, str(PROGRAM.parent))

@@ -16,7 +16,7 @@ from harness.processes import Spawned, Spawner
 from harness.redis import RedisServer
 from harness.waiting import until
 from studyhall.patterns.circuit_breaker import BreakerOpen, CircuitBreaker
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
 
 pytestmark = pytest.mark.fault
 PROGRAM = Path(__file__).parent / "programs" / "provider_callers.py"

@@ -15,9 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.processes import Spawner
 from harness.waiting import until
-from studyhall.patterns import dead_letter
-from studyhall.patterns.connections import producer_client
-from studyhall.patterns.dead_letter import DeadLetter
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.dead_letter import sweeper as dead_letter
+from studyhall.patterns.dead_letter.sweeper import DeadLetter
 
 PROGRAMS = Path(__file__).parent / "programs"
 WORKER, VICTIMS = PROGRAMS / "dead_letter_worker.py", PROGRAMS / "dead_letter_victims.py"

@@ -19,10 +19,10 @@ from harness.chat_platform import ChatPlatform
 from harness.processes import Spawner
 from harness.redis import RedisServer
 from harness.waiting import until
-from studyhall.patterns.deferred_reply import BUSY, FAILED, SLOW, chat_replies
-from studyhall.patterns.errors import Permanent
-from studyhall.patterns.interaction_webhook import InteractionWebhook, TokenEnded
-from studyhall.patterns.store import close, open_store, read
+from studyhall.patterns.core.errors import Permanent
+from studyhall.patterns.core.store import close, open_store, read
+from studyhall.patterns.deferred_reply import InteractionWebhook, TokenEnded
+from studyhall.patterns.deferred_reply.replies import BUSY, FAILED, SLOW, chat_replies
 from studyhall.providers import LocalProvider
 
 pytestmark = pytest.mark.fault

@@ -21,14 +21,14 @@ from harness.processes import Spawner
 from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work, queue_at
-from studyhall.patterns import pending_jobs
 from studyhall.patterns.backpressure import Overloaded
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.store import begin, close, create_all, open_store, read
 from studyhall.patterns.degraded import DegradedProducer
-from studyhall.patterns.pending_jobs import Drainer, drain, pending, release
+from studyhall.patterns.degraded import pending as pending_jobs
+from studyhall.patterns.degraded.pending import Drainer, drain, pending, release
 from studyhall.patterns.pipeline import Pipeline
 from studyhall.patterns.producer import JobRequest, Producer, QueueUnavailable
-from studyhall.patterns.store import begin, close, create_all, open_store, read
 from studyhall.patterns.typed_jobs import JobTypes, MalformedPayload, UnknownJob
 
 PROGRAMS = Path(__file__).parent / "programs"

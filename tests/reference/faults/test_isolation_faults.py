@@ -22,10 +22,10 @@ import pytest_asyncio
 
 from harness.processes import Spawner, alive
 from harness.waiting import until
+from studyhall.patterns.core.errors import Transient
 from studyhall.patterns.deadline import DeadlineExceeded, run_within
-from studyhall.patterns.errors import Transient
-from studyhall.patterns.isolated_child import HEADER
 from studyhall.patterns.isolation import ProcessDied, SubprocessPool
+from studyhall.patterns.isolation.child import HEADER
 
 PROGRAMS = Path(__file__).parent / "programs"
 LOCK_DURATION = 2.0  # seconds; a worker whose loop is blocked for that long loses its job to another

@@ -17,9 +17,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from harness.processes import Spawned, Spawner
 from harness.redis import RedisServer
 from harness.waiting import until
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.store import begin, close, create_all, open_store, read
 from studyhall.patterns.lease import Held, Lease, LeaseLost, LeaseTaken, StaleFence, check_fence
-from studyhall.patterns.store import begin, close, create_all, open_store, read
 
 pytestmark = pytest.mark.fault
 

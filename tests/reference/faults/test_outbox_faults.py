@@ -17,13 +17,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.processes import Spawned, Spawner
 from harness.waiting import until
-from studyhall.patterns.errors import Transient
+from studyhall.patterns.core.errors import Transient
+from studyhall.patterns.core.store import begin, create_all, is_postgres, metadata, read
 from studyhall.patterns.event_schema import Event
 from studyhall.patterns.outbox import add, outbox
-from studyhall.patterns.outbox_relay import Relay
-from studyhall.patterns.outbox_upkeep import lag
+from studyhall.patterns.outbox.quarantine import lag
+from studyhall.patterns.outbox.relay import Relay
 from studyhall.patterns.retry import RetryPolicy
-from studyhall.patterns.store import begin, create_all, is_postgres, metadata, read
 
 PROGRAM = Path(__file__).parent / "programs" / "outbox_relays.py"
 aggregates = Table(
@@ -419,7 +419,7 @@ async def test_a_hundred_poison_rows_do_not_delay_fifty_good_ones(
 async def test_a_late_commit_is_published_while_an_id_cursor_loses_it(
     postgres_url: str, figures: Callable[..., Path]
 ) -> None:
-    from studyhall.patterns.store import close, open_store
+    from studyhall.patterns.core.store import close, open_store
 
     store = open_store(postgres_url)
     await create_all(store)

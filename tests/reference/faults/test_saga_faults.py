@@ -29,10 +29,11 @@ from harness.waiting import until
 from studyhall.orders import service
 from studyhall.orders.db import orders, packs, seat_reservations
 from studyhall.orders.saga import order_taker
-from studyhall.patterns import saga_repair, saga_store
+from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.outbox import outbox
 from studyhall.patterns.saga import SagaRunner
-from studyhall.patterns.store import begin, read
+from studyhall.patterns.saga import repair as saga_repair
+from studyhall.patterns.saga import store as saga_store
 
 pytestmark = pytest.mark.fault
 

@@ -17,11 +17,11 @@ from sqlalchemy import select
 
 from harness.processes import Spawned, Spawner
 from harness.waiting import until
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.store import close, create_all, open_store, read
 from studyhall.patterns.producer import Producer
-from studyhall.patterns.schedule import Schedules, missed_slots
+from studyhall.patterns.schedule.keeper import Schedules, missed_slots
 from studyhall.patterns.signed_payload import Signer
-from studyhall.patterns.store import close, create_all, open_store, read
 
 pytestmark = pytest.mark.fault
 

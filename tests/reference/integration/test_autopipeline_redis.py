@@ -11,8 +11,8 @@ import pytest
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from harness.waiting import until
-from studyhall.patterns import autopipeline
-from studyhall.patterns.connections import worker_client
+from studyhall.patterns.bullmq_worker import autopipeline
+from studyhall.patterns.core.connections import worker_client
 
 ECHO = "return ARGV[1]"
 FAIL = "return redis.error_reply('WRONG ' .. ARGV[1])"

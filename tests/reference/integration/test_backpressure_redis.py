@@ -14,13 +14,13 @@ import pytest
 from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work
-from studyhall.patterns import dead_letter
 from studyhall.patterns.backpressure import Admission, Limits, Overloaded
+from studyhall.patterns.core.store import close, create_all, open_store
+from studyhall.patterns.dead_letter import sweeper as dead_letter
 from studyhall.patterns.observability import JobMetrics
 from studyhall.patterns.pipeline import JobContext, Pipeline
 from studyhall.patterns.priority import Priority
 from studyhall.patterns.producer import JobRequest, Producer, QueueUnavailable
-from studyhall.patterns.store import close, create_all, open_store
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 

@@ -13,7 +13,7 @@ from bullmq import FlowProducer, Queue
 from harness.waiting import until
 from harness.workers import at_work, counts, queue_at
 from studyhall.patterns.bullmq_worker import FailPermanently
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
 
 PEER = Path(__file__).parent / "programs" / "node_peer.mjs"
 

@@ -18,7 +18,7 @@ from bullmq.custom_errors import DelayedError, UnrecoverableError
 from harness.waiting import until
 from harness.workers import at_work, counts, queue_at, stock_at_work
 from studyhall.patterns.bullmq_worker import FailPermanently, ReliableWorker, RetryLater
-from studyhall.patterns.connections import events_client
+from studyhall.patterns.core.connections import events_client
 
 
 async def nothing(job: Any, token: str) -> None:
@@ -263,7 +263,7 @@ async def test_drain_gives_back_what_does_not_finish_without_attempt_or_stall(re
 
 
 async def test_drain_gives_back_a_job_that_ignores_its_cancellation(redis_url, monkeypatch):
-    monkeypatch.setattr("studyhall.patterns.bullmq_worker.CLEANUP_SECONDS", 0.2)
+    monkeypatch.setattr("studyhall.patterns.bullmq_worker.worker.CLEANUP_SECONDS", 0.2)
     release = asyncio.Event()
     reported: list[BaseException] = []
 

@@ -6,7 +6,7 @@ import pytest
 
 from harness.ai_server import AIServer, Drop, Reply
 from studyhall.cli_chat import register
-from studyhall.patterns.errors import Permanent
+from studyhall.patterns.core.errors import Permanent
 
 
 async def test_a_shaky_platform_is_asked_again_and_a_refusal_is_told() -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from studyhall.patterns import checkpoint
 from studyhall.patterns.checkpoint import CheckpointTooLarge, Overtaken, checkpoints, fence
-from studyhall.patterns.store import begin
+from studyhall.patterns.core.store import begin
 
 
 async def save(store: AsyncEngine, key: str, state: object, run: int) -> None:

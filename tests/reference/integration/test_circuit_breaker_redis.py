@@ -11,8 +11,8 @@ from redis.asyncio import Redis
 
 from harness.waiting import until
 from studyhall.patterns.circuit_breaker import BreakerOpen, CircuitBreaker
-from studyhall.patterns.connections import producer_client
-from studyhall.patterns.errors import Permanent, RateLimited, ResourceBusy, Snooze, Transient
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.errors import Permanent, RateLimited, ResourceBusy, Snooze, Transient
 from studyhall.patterns.retry import Outcome, RetryPolicy, decide
 
 

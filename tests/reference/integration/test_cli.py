@@ -20,7 +20,7 @@ from harness.processes import ROOT, Spawner
 from harness.waiting import until_sync
 from studyhall import cli, terminal
 from studyhall.app import open_app
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
 from studyhall.settings import load
 from studyhall.submissions import replace_file
 

@@ -18,7 +18,7 @@ from harness.redis import server_binary
 from harness.waiting import until
 from harness.workers import at_work, counts, queue_at, stock_at_work
 from studyhall.patterns.bullmq_worker import ReliableWorker
-from studyhall.patterns.connections import blocking_client, events_client, producer_client
+from studyhall.patterns.core.connections import blocking_client, events_client, producer_client
 
 
 async def nothing(job: Any, token: str) -> None:

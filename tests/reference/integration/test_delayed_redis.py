@@ -14,7 +14,7 @@ import pytest
 from harness.waiting import until
 from harness.workers import at_work, stock_at_work
 from studyhall.patterns import delayed
-from studyhall.patterns.connections import blocking_client
+from studyhall.patterns.core.connections import blocking_client
 from studyhall.patterns.producer import InvalidDelay, JobRequest, Producer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 

@@ -19,10 +19,10 @@ from redis.asyncio import Redis
 
 from harness.buses import open_bus
 from harness.waiting import until
-from studyhall.patterns.bus_rabbitmq import NoSubscriber, RabbitBus
-from studyhall.patterns.bus_redis_streams import RedisStreamsBus
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.event_bus import EventBus
+from studyhall.patterns.event_bus.rabbitmq import NoSubscriber, RabbitBus
+from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
 from studyhall.patterns.event_schema import Event
 from studyhall.patterns.retry import RetryPolicy
 

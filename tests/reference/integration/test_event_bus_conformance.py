@@ -18,7 +18,7 @@ import pytest
 
 from harness.buses import BUSES, SERVERS, open_bus
 from harness.waiting import until
-from studyhall.patterns.errors import Permanent, ResourceBusy
+from studyhall.patterns.core.errors import Permanent, ResourceBusy
 from studyhall.patterns.event_bus import EventBus
 from studyhall.patterns.event_schema import MAX_BYTES, Event, EventTooLarge
 from studyhall.patterns.ordering import partition_of

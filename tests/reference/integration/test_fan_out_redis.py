@@ -17,12 +17,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.redis import RedisServer
 from harness.waiting import until
-from studyhall.patterns.connections import blocking_client, producer_client
+from studyhall.patterns.core.connections import blocking_client, producer_client
+from studyhall.patterns.core.store import begin, is_postgres, metadata, read
 from studyhall.patterns.event_schema import Event, UnknownEventType
 from studyhall.patterns.fan_out import FanOut, destination_of
-from studyhall.patterns.outbox_relay import Relay
-from studyhall.patterns.outbox_upkeep import lag
-from studyhall.patterns.store import begin, is_postgres, metadata, read
+from studyhall.patterns.outbox.quarantine import lag
+from studyhall.patterns.outbox.relay import Relay
 
 QUEUES = ("notifications", "payouts", "feed", "analytics")
 orders = Table("proof_orders", metadata, Column("id", String, primary_key=True))

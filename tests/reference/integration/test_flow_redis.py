@@ -10,9 +10,9 @@ import pytest
 
 from harness.pipelines import Desk
 from studyhall.jobs import STAGES, study_flow
-from studyhall.patterns import dead_letter
 from studyhall.patterns.cancel import cancel
-from studyhall.patterns.errors import Permanent
+from studyhall.patterns.core.errors import Permanent
+from studyhall.patterns.dead_letter import sweeper as dead_letter
 from studyhall.patterns.flow import FlowConflict, OnFailure, chain, fan_in, on_failure
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest

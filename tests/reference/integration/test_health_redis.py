@@ -15,10 +15,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.redis import RedisServer
 from harness.workers import at_work, queue_at
-from studyhall.patterns import store as stores
-from studyhall.patterns.connections import events_client, producer_client
+from studyhall.patterns.core import store as stores
+from studyhall.patterns.core.connections import events_client, producer_client
 from studyhall.patterns.health import Health, QueueHealth, measure, pages, problems
-from studyhall.patterns.health_alerts import Alert, Rule, evaluate, raised
+from studyhall.patterns.health.alerts import Alert, Rule, evaluate, raised
 from studyhall.patterns.pipeline import Pipeline
 from studyhall.patterns.producer import JobRequest, Producer
 from studyhall.patterns.retry import RetryPolicy
@@ -221,9 +221,9 @@ async def test_an_alert_that_could_not_be_sent_is_sent_later(
 
     assert await evaluate(store, {"x": 2}, rules, broken) == []
     assert await evaluate(store, {"x": 2}, rules, works) == [], "somebody may still be sending it"
-    monkeypatch.setattr("studyhall.patterns.health_alerts.LEASE", -1.0)
+    monkeypatch.setattr("studyhall.patterns.health.alerts.LEASE", -1.0)
     await evaluate(store, {"x": 2}, rules, broken)
-    monkeypatch.setattr("studyhall.patterns.health_alerts.time.time", lambda: 4e9)
+    monkeypatch.setattr("studyhall.patterns.health.alerts.time.time", lambda: 4e9)
     await evaluate(store, {"x": 2}, rules, works)
     assert [alert.signal for alert in sent] == ["x"]
 

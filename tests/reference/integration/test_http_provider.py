@@ -19,7 +19,7 @@ import pytest
 from harness.ai_server import AIServer, Answer, Drip, Drop, Hang, Raw, Reply, Truncated
 from harness.waiting import until
 from studyhall.documents import extract
-from studyhall.patterns.errors import Permanent, RateLimited, Transient
+from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
 from studyhall.providers import ConceptGraph, Link, Step, open_provider
 from studyhall.providers.http import HttpProvider, MalformedAnswer, ProviderDown, ProviderRefused
 from studyhall.providers.wires import AnthropicMessages, ChatCompletions, CutOff, Refused

@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from harness.postgres import PostgresServer
 from harness.processes import Spawner
+from studyhall.patterns.core.store import begin, close, create_all, metadata, open_store, read
 from studyhall.patterns.idempotency import Inbox, KeyReused, NotJson, fingerprint, inbox
-from studyhall.patterns.store import begin, close, create_all, metadata, open_store, read
 
 PROGRAMS = Path(__file__).parent / "programs"
 ONE = fingerprint({"cents": 1})

@@ -19,12 +19,12 @@ from studyhall.app import open_app
 from studyhall.limits import ai_limit, provider_breaker
 from studyhall.patterns.backpressure import Overloaded
 from studyhall.patterns.circuit_breaker import BreakerOpen
-from studyhall.patterns.connections import producer_client
-from studyhall.patterns.pending_jobs import drain, pending
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.store import close, create_all, open_store, read
+from studyhall.patterns.degraded.pending import drain, pending
 from studyhall.patterns.pipeline import JobContext, Pipeline
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.rate_limit import UnknownTenant
-from studyhall.patterns.store import close, create_all, open_store, read
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 from studyhall.providers import GuardedProvider, Step, open_provider
 from studyhall.settings import Settings, load

@@ -22,14 +22,15 @@ from studyhall.orders.db import analytics, feed_entries, notifications, orders, 
 from studyhall.orders.events import TOPIC
 from studyhall.orders.payments import Payments
 from studyhall.orders.saga import buy_pack, order_taker
-from studyhall.patterns import outbox_upkeep, saga_store
-from studyhall.patterns.bus_redis_streams import RedisStreamsBus
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.store import begin, read
+from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
 from studyhall.patterns.event_schema import Event
 from studyhall.patterns.outbox import add, outbox
-from studyhall.patterns.outbox_relay import Relay
+from studyhall.patterns.outbox import quarantine as outbox_upkeep
+from studyhall.patterns.outbox.relay import Relay
 from studyhall.patterns.saga import SagaRunner
-from studyhall.patterns.store import begin, read
+from studyhall.patterns.saga import store as saga_store
 
 RELAY = Path(__file__).parent / "programs" / "orders_relay.py"
 EFFECTS = {"notifications": notifications, "payouts": payouts, "analytics": analytics, "feed": feed_entries}

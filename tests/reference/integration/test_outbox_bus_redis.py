@@ -14,14 +14,14 @@ from sqlalchemy import Column, Integer, String, Table, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from harness.waiting import until
-from studyhall.patterns.bus_redis_streams import RedisStreamsBus
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.store import begin, metadata, read
+from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
 from studyhall.patterns.event_schema import MAX_BYTES, Event, EventTypes
 from studyhall.patterns.inbox import Effect, consumer
 from studyhall.patterns.outbox import add
-from studyhall.patterns.outbox_relay import Relay
-from studyhall.patterns.outbox_upkeep import quarantined
-from studyhall.patterns.store import begin, metadata, read
+from studyhall.patterns.outbox.quarantine import quarantined
+from studyhall.patterns.outbox.relay import Relay
 
 seen_by = Table(
     "proof_seen",

@@ -13,7 +13,7 @@ import pytest_asyncio
 from harness.processes import Spawned, Spawner
 from harness.waiting import until
 from studyhall.orders.payments import Declined, OutcomeUnknown, Payments
-from studyhall.patterns.errors import Permanent, RateLimited, Transient
+from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
 
 
 class Provider:

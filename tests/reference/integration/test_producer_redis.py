@@ -11,7 +11,7 @@ import pytest
 
 from harness.pipelines import Desk
 from studyhall.patterns.claim_check import PayloadTooLarge
-from studyhall.patterns.errors import Permanent
+from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.flow import FlowConflict, FlowTooLarge, UnknownPolicy, chain, fan_in
 from studyhall.patterns.job_ids import InvalidKey
 from studyhall.patterns.pipeline import JobContext

@@ -11,7 +11,7 @@ import pytest
 
 from harness.redis import RedisServer
 from harness.waiting import until
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.progress_stream import GAP, IDLE, Event, ProgressStream, sse
 
 QUEUES = ("alpha", "beta")

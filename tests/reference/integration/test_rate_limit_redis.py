@@ -17,13 +17,13 @@ from harness.processes import Spawner
 from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work
-from studyhall.patterns.connections import producer_client, worker_client
-from studyhall.patterns.errors import ResourceBusy
+from studyhall.patterns.core.connections import producer_client, worker_client
+from studyhall.patterns.core.errors import ResourceBusy
+from studyhall.patterns.core.store import close, create_all, open_store
 from studyhall.patterns.pipeline import Guard, JobContext, Pipeline
 from studyhall.patterns.producer import JobRequest, Producer
 from studyhall.patterns.rate_limit import TenantLimit, UnknownTenant, named_tenant, queue_limit, tenant_limit
 from studyhall.patterns.retry import RetryPolicy
-from studyhall.patterns.store import close, create_all, open_store
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 WORKER = Path(__file__).parent / "programs" / "limited_worker.py"

@@ -11,10 +11,10 @@ from sqlalchemy import Column, Float, String, Table, insert, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.redis import RedisServer
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.store import begin, metadata, read
 from studyhall.patterns.job_ids import job_id
 from studyhall.patterns.reconciliation import Expected, reconcile
-from studyhall.patterns.store import begin, metadata, read
 
 orders = Table(
     "proof_open_orders",

@@ -10,14 +10,14 @@ import pytest
 from sqlalchemy import Column, Integer, String, Table, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from studyhall.patterns.errors import Transient
+from studyhall.patterns.core.errors import Transient
+from studyhall.patterns.core.store import begin, metadata, read
 from studyhall.patterns.event_schema import Event
 from studyhall.patterns.inbox import handle_once
 from studyhall.patterns.outbox import add
-from studyhall.patterns.outbox_relay import Relay
-from studyhall.patterns.outbox_upkeep import purge
+from studyhall.patterns.outbox.quarantine import purge
+from studyhall.patterns.outbox.relay import Relay
 from studyhall.patterns.replay import logged, replay
-from studyhall.patterns.store import begin, metadata, read
 
 CONSUMERS = ("feed", "payouts", "analytics")
 effects = Table(

@@ -13,8 +13,8 @@ import redis.asyncio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.waiting import until
+from studyhall.patterns.core.store import close, create_all, open_store
 from studyhall.patterns.request_dedup import Answer, InvalidRequestKey, KeyReused, RequestDedup, business_key
-from studyhall.patterns.store import close, create_all, open_store
 
 
 @pytest.fixture

@@ -12,11 +12,12 @@ from sqlalchemy import insert, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.waiting import until
-from studyhall.patterns import saga_repair, saga_store
-from studyhall.patterns.errors import Permanent, RateLimited, Transient
+from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
+from studyhall.patterns.core.store import begin, is_postgres
 from studyhall.patterns.retry import RetryPolicy
 from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step, StepContext
-from studyhall.patterns.store import begin, is_postgres
+from studyhall.patterns.saga import repair as saga_repair
+from studyhall.patterns.saga import store as saga_store
 
 FAST = RetryPolicy(base=0.001, cap=0.005, attempts=4, max_age=30)
 Answer = dict[str, Any] | Exception | Callable[[StepContext], Awaitable[Any]] | None

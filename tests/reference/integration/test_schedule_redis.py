@@ -16,13 +16,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.waiting import until
 from harness.workers import at_work, counts, queue_at
-from studyhall.patterns import store as stores
 from studyhall.patterns.cancel import cancelled
+from studyhall.patterns.core import store as stores
 from studyhall.patterns.pipeline import JobContext, Pipeline
 from studyhall.patterns.producer import Producer
 from studyhall.patterns.retry import RetryPolicy
-from studyhall.patterns.schedule import Schedule, Schedules, UnknownSchedule
-from studyhall.patterns.schedule_slots import tick_of
+from studyhall.patterns.schedule import Schedule, Schedules, UnknownSchedule, tick_of
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -297,7 +296,7 @@ async def test_a_slot_that_bullmq_computed_wrong_at_the_end_of_summer_time_is_pu
     async def on_that_eve(_redis: object) -> int:
         return eve
 
-    monkeypatch.setattr("studyhall.patterns.schedule._server_millis", on_that_eve)
+    monkeypatch.setattr("studyhall.patterns.schedule.keeper._server_millis", on_that_eve)
     monkeypatch.setattr("bullmq.job_scheduler.time.time", lambda: eve / 1000)
     queue = hall.producer.queue("q")
     await queue.removeJobScheduler("a")

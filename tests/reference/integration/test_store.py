@@ -17,8 +17,8 @@ from harness.ports import free_port
 from harness.postgres import PostgresServer
 from harness.processes import Spawner
 from harness.waiting import until
-from studyhall.patterns import store as store_module
-from studyhall.patterns.store import (
+from studyhall.patterns.core import store as store_module
+from studyhall.patterns.core.store import (
     StoreBusy,
     StoreUnavailable,
     WrongStoreUrl,

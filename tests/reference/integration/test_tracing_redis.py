@@ -18,7 +18,7 @@ from harness.pipelines import Desk
 from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns import tracing
-from studyhall.patterns.errors import Snooze
+from studyhall.patterns.core.errors import Snooze
 from studyhall.patterns.flow import chain
 from studyhall.patterns.observability import trace_meta
 from studyhall.patterns.pipeline import JobContext

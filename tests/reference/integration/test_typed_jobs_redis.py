@@ -10,7 +10,7 @@ from bullmq import Job, Queue, UnrecoverableError, Worker
 from redis.asyncio import Redis
 
 from harness.waiting import until
-from studyhall.patterns.errors import Permanent
+from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 

@@ -20,10 +20,10 @@ from studyhall.app import App, open_app
 from studyhall.cancellations import cancel_document, forget_reminder, remind
 from studyhall.jobs import STAGES
 from studyhall.patterns import delayed
-from studyhall.patterns.health_alerts import Rule, raised
+from studyhall.patterns.core.store import begin, read
+from studyhall.patterns.health.alerts import Rule, raised
 from studyhall.patterns.pipeline import Pipeline
 from studyhall.patterns.producer import JobRequest
-from studyhall.patterns.store import begin, read
 from studyhall.schedules import schedules
 from studyhall.services import Services
 from studyhall.settings import Settings, SettingsError, load

@@ -13,14 +13,14 @@ from bullmq import QueueEvents
 
 from harness.redis import RedisServer
 from harness.workers import at_work
-from studyhall.patterns import dead_letter
 from studyhall.patterns.cancel import cancel
-from studyhall.patterns.connections import events_client
-from studyhall.patterns.errors import Cancelled, Permanent
+from studyhall.patterns.core.connections import events_client
+from studyhall.patterns.core.errors import Cancelled, Permanent
+from studyhall.patterns.core.store import close, create_all, open_store
+from studyhall.patterns.dead_letter import sweeper as dead_letter
 from studyhall.patterns.pipeline import JobContext, Pipeline
 from studyhall.patterns.producer import JobRef, JobRequest, Producer
 from studyhall.patterns.progress_stream import ProgressStream
-from studyhall.patterns.store import close, create_all, open_store
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 from studyhall.patterns.wait_for_result import JobFailed, JobUnknown, Results, StillRunning
 

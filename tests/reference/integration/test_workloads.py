@@ -17,8 +17,8 @@ from harness.ai_server import AIServer, Answer
 from harness.waiting import until
 from studyhall import db
 from studyhall.jobs import job_types, study_flow
-from studyhall.patterns import store as stores
 from studyhall.patterns.bullmq_worker import ReliableWorker
+from studyhall.patterns.core import store as stores
 from studyhall.patterns.isolation import SubprocessPool
 from studyhall.patterns.pipeline import Pipeline
 from studyhall.patterns.producer import JobRef, JobRequest, Producer

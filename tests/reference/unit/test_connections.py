@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from studyhall.patterns.connections import blocking_client, lock_client, producer_client, worker_client
+from studyhall.patterns.core.connections import blocking_client, lock_client, producer_client, worker_client
 
 CLIENTS = [producer_client, worker_client, blocking_client, lock_client]
 
@@ -46,7 +46,7 @@ def test_sentinel_url_without_a_service_says_what_is_missing():
 
 
 def test_a_blocking_client_outlives_every_block_time():
-    from studyhall.patterns import bullmq_worker
+    from studyhall.patterns.bullmq_worker import worker as bullmq_worker
 
     options = blocking_client("redis://example").connection_pool.connection_kwargs
     assert options["socket_timeout"] > bullmq_worker.POLL_SECONDS + 5

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from harness.waiting import until
+from studyhall.patterns.core.errors import Permanent, Transient
 from studyhall.patterns.deadline import Deadline, DeadlineExceeded, remaining, run_within
-from studyhall.patterns.errors import Permanent, Transient
 from studyhall.patterns.retry import Outcome, RetryPolicy, decide
 
 

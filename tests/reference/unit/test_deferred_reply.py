@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nacl.signing import SigningKey
 
-from studyhall.patterns.deferred_reply import MAX_AGE, MAX_AHEAD, NotSigned, Unreadable, parse, split, verify
+from studyhall.patterns.deferred_reply.replies import (
+    MAX_AGE,
+    MAX_AHEAD,
+    NotSigned,
+    Unreadable,
+    parse,
+    split,
+    verify,
+)
 
 KEY = SigningKey(b"k" * 32)
 PUBLIC = KEY.verify_key.encode().hex()

@@ -32,7 +32,7 @@ from studyhall.documents import (
     WrongType,
     extract,
 )
-from studyhall.patterns.errors import Permanent
+from studyhall.patterns.core.errors import Permanent
 
 SAMPLES = Path(__file__).parents[3] / "reference" / "samples"
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from studyhall.patterns.errors import clean_text, describe
+from studyhall.patterns.core.errors import clean_text, describe
 
 
 class Mute(Exception):

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import pytest
 
-from studyhall.patterns.bus_delivery import Lanes, checked_name, judge, pauses
-from studyhall.patterns.errors import Cancelled, Permanent, RateLimited
+from studyhall.patterns.core.errors import Cancelled, Permanent, RateLimited
 from studyhall.patterns.event_bus import Capabilities, Quarantined, topic_of
+from studyhall.patterns.event_bus.delivery import Lanes, checked_name, judge, pauses
 from studyhall.patterns.event_schema import Event
 from studyhall.patterns.retry import Decision, Outcome, RetryPolicy
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from studyhall.patterns.errors import Permanent
+from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.event_schema import (
     Event,
     EventTooLarge,

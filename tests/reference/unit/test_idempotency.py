@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from studyhall.patterns.errors import Permanent
+from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.idempotency import KeyReused, NotJson, fingerprint, provider_key
 
 json_values = st.recursive(

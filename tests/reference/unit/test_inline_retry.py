@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from studyhall.patterns.errors import Permanent, RateLimited, Transient
+from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
 from studyhall.patterns.inline_retry import Budget, call
 
 

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import pytest_asyncio
 
-from studyhall.patterns.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, Transient
+from studyhall.patterns.core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, Transient
 from studyhall.patterns.isolation import IsolatedError, SubprocessPool
 
 PROGRAMS = Path(__file__).parents[1] / "faults" / "programs"

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from studyhall.documents import extract
+from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.deadline import DeadlineExceeded
-from studyhall.patterns.errors import Permanent
 from studyhall.providers import ConceptGraph, LocalProvider, Quiz, Step, TooLittleText
 from studyhall.providers.language import sentences, split_sentences
 

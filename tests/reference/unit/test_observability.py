@@ -22,7 +22,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, SecretStr
 
-from studyhall.patterns.errors import Permanent, Transient
+from studyhall.patterns.core.errors import Permanent, Transient
+from studyhall.patterns.core.redaction import MAX_TEXT, REDACTED, redact, redact_text
 from studyhall.patterns.observability import (
     MAX_SERIES,
     JobMetrics,
@@ -34,7 +35,6 @@ from studyhall.patterns.observability import (
     new_correlation_id,
     trace_meta,
 )
-from studyhall.patterns.redaction import MAX_TEXT, REDACTED, redact, redact_text
 from studyhall.patterns.retry import Outcome
 
 log = logging.getLogger("test.jobs")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.waiting import until
-from studyhall.patterns.errors import Transient
+from studyhall.patterns.core.errors import Transient
 from studyhall.patterns.ordering import KeyedLanes, OutOfTurn, partition_of
 
 STEPS = ("created", "paid", "cancelled")

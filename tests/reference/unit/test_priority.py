@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from studyhall.patterns.errors import Permanent
+from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.priority import LOWEST, Priority, UnknownPriority, priority_of
 
 

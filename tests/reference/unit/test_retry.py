@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from studyhall.patterns.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, Transient
+from studyhall.patterns.core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, Transient
 from studyhall.patterns.retry import (
     AI,
     DEFAULT,

@@ -11,8 +11,15 @@ from bullmq.job_scheduler import default_repeat_strategy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from studyhall.patterns.schedule import InvalidSchedule, Schedule, Schedules
-from studyhall.patterns.schedule_slots import Cadence, check_slot, signing_id, tick_of
+from studyhall.patterns.schedule import (
+    Cadence,
+    InvalidSchedule,
+    Schedule,
+    Schedules,
+    check_slot,
+    signing_id,
+    tick_of,
+)
 from studyhall.patterns.signed_payload import ForgedJob, Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 

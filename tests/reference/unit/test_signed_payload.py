@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from studyhall.patterns.errors import Permanent
+from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.signed_payload import ForgedJob, Signer
 
 OLD, NEW = "old-key-old-key-old", "new-key-new-key-new"

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, field_validator
 
+from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.deadline import Deadline
-from studyhall.patterns.errors import Permanent
 from studyhall.patterns.retry import AI, Outcome, decide
 from studyhall.patterns.typed_jobs import (
     JobType,

@@ -15,11 +15,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.cancel import CancelWatcher, stop_reason
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.store import begin, create_all, metadata, open_store
 from studyhall.patterns.pipeline import Done, JobContext, Pipeline
 from studyhall.patterns.retry import RetryPolicy
 from studyhall.patterns.shutdown import run_until_signalled
-from studyhall.patterns.store import begin, create_all, metadata, open_store
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 QUEUE = "work"

@@ -14,11 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.checkpoint import Overtaken
+from studyhall.patterns.core.store import begin, close, metadata, open_store
 from studyhall.patterns.deadline import Deadline
 from studyhall.patterns.observability import configure_logging
 from studyhall.patterns.pipeline import Done, JobContext, Pipeline, Save
 from studyhall.patterns.shutdown import run_until_signalled
-from studyhall.patterns.store import begin, close, metadata, open_store
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 QUEUE = "imports"

@@ -15,7 +15,7 @@ import sys
 from bullmq import Job, Worker
 from bullmq.custom_errors import UnrecoverableError
 
-from studyhall.patterns.connections import blocking_client, producer_client
+from studyhall.patterns.core.connections import blocking_client, producer_client
 
 
 async def process(job: Job, _token: str) -> None:

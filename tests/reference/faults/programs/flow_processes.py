@@ -14,14 +14,14 @@ from sqlalchemy import Column, Integer, String, Table
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from studyhall.patterns.bullmq_worker import ReliableWorker
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.store import close, metadata, open_store
 from studyhall.patterns.flow import chain
 from studyhall.patterns.idempotency import Inbox, fingerprint
 from studyhall.patterns.observability import configure_logging
 from studyhall.patterns.pipeline import Done, JobContext, Pipeline
 from studyhall.patterns.producer import JobRequest, Producer
 from studyhall.patterns.shutdown import run_until_signalled
-from studyhall.patterns.store import close, metadata, open_store
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 STEPS = ("extract", "graph", "quiz", "explain")

@@ -22,9 +22,9 @@ from redis.asyncio import Redis
 from sqlalchemy import Column, Integer, Table, Text, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.store import begin, close, metadata, open_store
 from studyhall.patterns.idempotency import Inbox, fingerprint
-from studyhall.patterns.store import begin, close, metadata, open_store
 
 POINTS = ["taken", "in the effect", "effect done"]
 WAYS = ["inbox", "set-nx", "set-nx-del"]

@@ -16,12 +16,12 @@ from redis.asyncio import Redis
 from sqlalchemy import Column, Integer, String, Table, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from studyhall.patterns.bus_redis_streams import RedisStreamsBus
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.store import begin, metadata, open_store
 from studyhall.patterns.event_bus import Handler
+from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
 from studyhall.patterns.event_schema import Event
 from studyhall.patterns.inbox import handle_once
-from studyhall.patterns.store import begin, metadata, open_store
 
 effects = Table(
     "proof_inbox_effects",

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from studyhall.patterns.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, Transient
+from studyhall.patterns.core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, Transient
 
 
 def add(left: int, right: int) -> int:

@@ -10,9 +10,9 @@ from typing import Any
 
 from sqlalchemy import Column, Integer, String, Table, insert
 
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.store import begin, close, create_all, metadata, open_store
 from studyhall.patterns.lease import Lease, StaleFence, check_fence
-from studyhall.patterns.store import begin, close, create_all, metadata, open_store
 
 writes = Table(
     "writes", metadata, Column("id", Integer, primary_key=True), Column("who", String(20), nullable=False)

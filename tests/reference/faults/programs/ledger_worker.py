@@ -14,11 +14,11 @@ from bullmq import Job, Worker
 from ledger_jobs import KEYS, QUEUE, Entry, die_once, job_types, naive_ledger
 
 from studyhall.patterns.bullmq_worker import ReliableWorker
+from studyhall.patterns.core.store import begin, close, open_store
 from studyhall.patterns.observability import configure_logging
 from studyhall.patterns.pipeline import Pipeline
 from studyhall.patterns.shutdown import run_until_signalled
 from studyhall.patterns.signed_payload import Signer
-from studyhall.patterns.store import begin, close, open_store
 
 
 def say(event: str, **fields: object) -> None:

@@ -9,9 +9,9 @@ import signal
 
 from pending_orders import job_types, orders, prepare
 
+from studyhall.patterns.core.store import begin, open_store
 from studyhall.patterns.degraded import DegradedProducer
 from studyhall.patterns.producer import Producer
-from studyhall.patterns.store import begin, open_store
 
 
 async def main() -> None:

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from redis.asyncio import Redis
 from sqlalchemy import select, update
 
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.store import begin, open_store, read
 from studyhall.patterns.event_schema import Event
 from studyhall.patterns.outbox import outbox
-from studyhall.patterns.outbox_relay import Relay
-from studyhall.patterns.store import begin, open_store, read
+from studyhall.patterns.outbox.relay import Relay
 
 BATCH = 20
 

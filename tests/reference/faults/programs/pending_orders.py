@@ -5,9 +5,9 @@ from __future__ import annotations
 from sqlalchemy import Column, Integer, String, Table
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from studyhall.patterns.core.store import metadata
 from studyhall.patterns.pipeline import Done, JobContext
 from studyhall.patterns.producer import JobRequest
-from studyhall.patterns.store import metadata
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 QUEUE = "preparations"

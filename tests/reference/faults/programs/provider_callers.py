@@ -15,8 +15,8 @@ import os
 import httpx2
 
 from studyhall.patterns.circuit_breaker import BreakerOpen, CircuitBreaker
-from studyhall.patterns.connections import producer_client
-from studyhall.patterns.errors import Transient
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.errors import Transient
 
 
 async def main() -> None:

@@ -36,10 +36,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from studyhall.orders import saga as steps
 from studyhall.orders.db import orders
 from studyhall.orders.payments import Payments
-from studyhall.patterns import saga, saga_store, store
-from studyhall.patterns.errors import Permanent
+from studyhall.patterns.core import store
+from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.retry import RetryPolicy
 from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step
+from studyhall.patterns.saga import runner as saga
+from studyhall.patterns.saga import store as saga_store
 
 QUICK = RetryPolicy(base=0.02, cap=0.1, attempts=6)
 Moment = Callable[[str, str, str], None]

@@ -17,14 +17,13 @@ from sqlalchemy import BigInteger, Column, Integer, Table, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from studyhall.patterns.bullmq_worker import ReliableWorker
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.store import create_all, metadata, open_store
 from studyhall.patterns.pipeline import Done, JobContext, Pipeline
 from studyhall.patterns.producer import Producer
 from studyhall.patterns.retry import RetryPolicy
-from studyhall.patterns.schedule import Schedule, Schedules
-from studyhall.patterns.schedule_slots import tick_of
+from studyhall.patterns.schedule import Schedule, Schedules, tick_of
 from studyhall.patterns.signed_payload import Signer
-from studyhall.patterns.store import create_all, metadata, open_store
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 KEYS = ["a key of the tests, 32 bytes long"]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from studyhall.patterns.core.store import close, create_all, open_store
 from studyhall.patterns.idempotency import Inbox, fingerprint
-from studyhall.patterns.store import close, create_all, open_store
 
 
 async def main(url: str, gun: Path, process: int) -> None:

@@ -7,9 +7,9 @@ import signal
 import sys
 
 from studyhall import relay
-from studyhall.patterns import store
-from studyhall.patterns.bus_redis_streams import RedisStreamsBus
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core import store
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
 
 
 async def main(store_url: str, redis_url: str, payment_url: str) -> None:

@@ -11,12 +11,11 @@ import sys
 import time
 
 from studyhall.patterns.bullmq_worker import ReliableWorker
-from studyhall.patterns.connections import producer_client
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.store import create_all, open_store
 from studyhall.patterns.pipeline import JobContext, Pipeline
 from studyhall.patterns.producer import Producer
-from studyhall.patterns.schedule import Schedule, Schedules
-from studyhall.patterns.schedule_slots import tick_of
-from studyhall.patterns.store import create_all, open_store
+from studyhall.patterns.schedule import Schedule, Schedules, tick_of
 from studyhall.patterns.timers import every
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 

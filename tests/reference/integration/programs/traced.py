@@ -11,13 +11,13 @@ from opentelemetry import trace
 
 from studyhall.patterns import tracing
 from studyhall.patterns.bullmq_worker import ReliableWorker
-from studyhall.patterns.errors import Permanent, Transient
+from studyhall.patterns.core.errors import Permanent, Transient
+from studyhall.patterns.core.store import close, create_all, open_store
 from studyhall.patterns.observability import configure_logging
 from studyhall.patterns.pipeline import JobContext, Pipeline
 from studyhall.patterns.producer import JobRequest, Producer
 from studyhall.patterns.retry import RetryPolicy
 from studyhall.patterns.shutdown import run_until_signalled
-from studyhall.patterns.store import close, create_all, open_store
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 SECRET = "sk-live-4242424242424242"

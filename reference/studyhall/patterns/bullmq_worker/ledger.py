@@ -1,0 +1,220 @@
+"""Every change of a job's state, written with BullMQ's own scripts.
+
+Promise: a change is written once, also when Redis goes away in the middle: it is repeated until Redis
+answers, and a repetition that finds the first one done is a success. A worker that no longer owns the job
+changes nothing (`LockLost`). Where a script can hand out the next job in the same call, it does.
+It does not hold when Redis loses acknowledged writes (no AOF): then the job runs again. And a job that was
+handed out in a reply that got lost waits for its lock to expire; then it is found as stalled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import msgpack
+from bullmq.job import Job
+from redis.exceptions import NoScriptError
+
+from .events import is_outage
+
+__all__ = ["Found", "Ledger", "LockLost", "Refused", "Run"]
+
+# In the order in which BullMQ's scripts expect them.
+_QUEUE_KEYS = (
+    "wait",
+    "active",
+    "prioritized",
+    "events",
+    "stalled",
+    "limiter",
+    "delayed",
+    "paused",
+    "meta",
+    "pc",
+)
+
+
+class LockLost(Exception):
+    """The job's lock expired or another worker holds it: this run's outcome was thrown away."""
+
+
+class Refused(Exception):
+    """BullMQ's script refused the change although the lock is ours; `code` is its answer."""
+
+    FAILED_CHILDREN: ClassVar[int] = -9
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One execution of one job by this worker."""
+
+    job: Job
+    job_id: str
+    token: str
+    task: asyncio.Task[None] | None = None
+    processing: bool = True  # the processor has not come back yet: cancelling makes sense
+    cancelled: str | None = None  # why this worker cancelled it
+    draining: bool = False  # … because it drains
+    lost: bool = False  # … because the lock is gone
+    repair: dict[str, str] = field(default_factory=dict)  # fields to overwrite when it fails
+
+
+class Found(NamedTuple):
+    """What a script answered to "and the next one?"."""
+
+    fields: dict[str, str] | None = None  # the raw job, or None
+    job_id: str = ""
+    limited_ms: float = 0  # rate limit: nothing before that long from now
+    next_at_ms: float = 0  # epoch of the next delayed job
+
+
+@dataclass(slots=True)
+class Ledger:
+    backend: Any  # bullmq.backends.RedisBackend
+    lock_ms: int
+    limiter: dict[str, int] | None
+    on_outage: Callable[[BaseException], None]
+    give_up_at: float = float("inf")  # monotonic; a draining worker sets it
+    _keys: dict[str, tuple[list[str], list[str]]] = field(default_factory=dict)
+
+    async def take(self, token: str) -> Found:
+        """The next waiting job, locked and active. One try: the caller decides how to wait."""
+        key = self.backend.keys
+        args = [key[""], _now(), self._claim(token)]
+        keys = [key[name] for name in (*_QUEUE_KEYS, "marker")]
+        return _found(await self._script("moveToActive", keys, args))
+
+    async def completed(self, run: Run, value: str, keep: Any, *, fetch: bool) -> Found:
+        return await self._finish(run, "completed", value, keep=keep, fetch=fetch, fields=None)
+
+    async def failed(self, run: Run, reason: str, keep: Any, fields: dict[str, str], *, fetch: bool) -> Found:
+        return await self._finish(run, "failed", reason, keep=keep, fetch=fetch, fields=fields)
+
+    async def delayed(
+        self, run: Run, delay_ms: int, *, spend: bool, fields: dict[str, str] | None, fetch: bool
+    ) -> Found:
+        options: dict[str, Any] = {"skipAttempt": not spend, "fieldsToUpdate": fields, "fetchNext": fetch}
+        options["workerOpts"] = {"lockDuration": self.lock_ms, "limiter": self.limiter}
+        scripts = self.backend.scripts
+        keys, args = scripts.moveToDelayedArgs(run.job_id, _now(), run.token, delay_ms, options)
+        found = _found(
+            await self._write(run, "moveToDelayed", keys, args, ("delayed", "waiting", "prioritized"))
+        )
+        run.job.attemptsMade += spend
+        return found
+
+    async def waiting(self, run: Run, fields: dict[str, str]) -> None:
+        """Back to the waiting ones at once, spending an attempt. This script hands out no next job."""
+        lifo = bool(run.job.opts.get("lifo"))
+        scripts = self.backend.scripts
+        keys, args = scripts.retryJobArgs(run.job_id, lifo, run.token, {"fieldsToUpdate": fields})
+        await self._write(run, "retryJob", keys, args, ("waiting", "prioritized"))
+        run.job.attemptsMade += 1
+
+    async def repeat(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """`call` until Redis answers: jittered, at most 1 s apart, so that work resumes right after it."""
+        pause = 0.05
+        while True:
+            try:
+                return await call()
+            except Exception as error:
+                if not is_outage(error) or time.monotonic() > self.give_up_at:
+                    raise
+                self.on_outage(error)
+            await asyncio.sleep(random.uniform(pause / 2, pause))
+            pause = min(pause * 2, 1.0)
+
+    async def _finish(
+        self, run: Run, state: str, value: str, *, keep: Any, fetch: bool, fields: dict[str, str] | None
+    ) -> Found:
+        job, prefix = run.job, self.backend.keys[""]
+        before, after = self._keys.get(state) or self._keys_to_finish(state)
+        more = {
+            "keepJobs": _keep(keep),
+            "attempts": job.attempts,
+            "attemptsMade": job.attemptsMade,
+            "maxMetricsSize": "",
+            "fpof": job.opts.get("failParentOnFailure", False),
+            "cpof": job.opts.get("continueParentOnFailure", False),
+            "idof": job.opts.get("ignoreDependencyOnFailure", False),
+            "rdof": job.opts.get("removeDependencyOnFailure", False),
+        }
+        now, prop = _now(), "returnvalue" if state == "completed" else "failedReason"
+        next_one = "1" if fetch else ""
+        args = [run.job_id, now, prop, value, state, next_one, prefix, self._claim(run.token, **more)]
+        if fields:
+            args.append(msgpack.packb([part for pair in fields.items() for part in pair]))
+        keys = [*before, prefix + run.job_id, *after]
+        # "unknown": a finished job that its retention rule removed at once.
+        found = _found(await self._write(run, "moveToFinished", keys, args, (state, "unknown")))
+        job.finishedOn, job.attemptsMade = now, job.attemptsMade + 1
+        return found
+
+    def _keys_to_finish(self, state: str) -> tuple[list[str], list[str]]:
+        key = self.backend.keys
+        before = [key[name] for name in (*_QUEUE_KEYS, state)]
+        self._keys[state] = (before, [f"{key['']}metrics:{state}", key["marker"]])
+        return self._keys[state]
+
+    async def _write(
+        self, run: Run, script: str, keys: list[str], args: list[Any], done: tuple[str, ...]
+    ) -> Any:
+        """Run a script that changes `run`'s job; `done`: the states that say an earlier try got through."""
+        tries = 0
+
+        def once() -> Awaitable[Any]:
+            nonlocal tries
+            tries += 1
+            return self._script(script, keys, args)
+
+        reply = await self.repeat(once)
+        if not isinstance(reply, int) or reply >= 0:
+            return reply
+        if reply in (-1, -2, -3, -6):  # no such job, no lock, not active, another's lock
+            # After an outage this can be the echo of our own first try, whose reply was lost on the way.
+            if tries > 1 and await self.repeat(lambda: self.backend.getState(run.job_id)) in done:
+                return None
+            raise LockLost(f"job {run.job_id} is no longer ours ({script}: {reply}); its outcome is dropped")
+        error = self.backend.scripts.finishedErrors({"code": reply, "jobId": run.job_id, "command": script})
+        raise Refused(str(error), reply)
+
+    async def _script(self, name: str, keys: list[str], args: list[Any]) -> Any:
+        script = self.backend.connection.commands[name]
+        try:
+            return await self.backend.conn.execute_command("EVALSHA", script.sha, len(keys), *keys, *args)
+        except NoScriptError:  # a restarted server: redis-py's own call, 10 us slower, loads it first
+            return await script(keys=keys, args=args)
+
+    def _claim(self, token: str, **more: Any) -> bytes:
+        claim = {"token": token, "lockDuration": self.lock_ms, "limiter": self.limiter, **more}
+        return msgpack.packb(claim)  # type: ignore[no-any-return]
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+def _keep(rule: Any) -> dict[str, int]:
+    """BullMQ's removeOnComplete / removeOnFail: True = remove, number = keep that many, {"count", "age"}."""
+    if isinstance(rule, dict):
+        return rule
+    if isinstance(rule, bool) or rule is None:
+        return {"count": 0 if rule else -1}
+    return {"count": int(rule)}
+
+
+def _found(reply: Any) -> Found:
+    if not isinstance(reply, list):
+        return Found()
+    raw, job_id, limited, next_at = (*reply, 0, 0)[:4]
+    fields = dict(zip(raw[::2], raw[1::2], strict=True)) if raw else None
+    return Found(fields, str(job_id), float(limited or 0), float(next_at or 0))

@@ -1,0 +1,149 @@
+"""How a run ends: what a processor raises to say it, and the one place that carries it out.
+
+The processor …                              and its job …
+- returns a JSON value                       is completed
+- returns something else                     fails for good, once, with a message that says so
+- raises RetryLater(delay)                   runs again later, spending an attempt only if told so
+- raises FailPermanently, UnrecoverableError fails now, whatever attempts are left
+- raises DelayedError, WaitingChildrenError  was moved by the processor itself
+- raises anything else                       is retried by its own `attempts` and `backoff`, or fails
+- lets the cancellation by `cancel()` escape fails for good: a cancelled job must not come back
+- is cancelled because the worker drains     goes back to the queue, no attempt spent
+- lost its lock                              belongs to somebody else: nothing is written
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import traceback
+from typing import Any
+
+from bullmq.backoffs import Backoffs
+from bullmq.custom_errors import DelayedError, UnrecoverableError, WaitingChildrenError
+from bullmq.job import Job
+
+from .events import WorkerEvents
+from .ledger import Found, Ledger, LockLost, Refused, Run
+
+__all__ = ["FailPermanently", "Outcomes", "RetryLater"]
+
+TRACES_KEPT = 10  # stock keeps one per attempt for ever
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+class RetryLater(Exception):
+    """Run this job again after `delay` seconds. With `spend_attempt` it counts as a failed attempt."""
+
+    def __init__(self, delay: float, *, spend_attempt: bool = False, reason: str = "") -> None:
+        super().__init__(reason or f"again in {delay:.3g} s")
+        self.delay, self.spend_attempt, self.reason = delay, spend_attempt, reason
+
+
+class FailPermanently(Exception):
+    """Move the job to the failed ones now, whatever attempts are left."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Outcomes:
+    def __init__(
+        self, ledger: Ledger, events: WorkerEvents, *, keep_completed: Any, keep_failed: Any
+    ) -> None:
+        self._ledger, self._events = ledger, events
+        self._keep_completed, self._keep_failed = keep_completed, keep_failed
+        self.given_back: list[str] = []
+
+    async def complete(self, run: Run, result: Any, *, fetch: bool) -> Found | None:
+        if run.lost:
+            raise LockLost(f"job {run.job_id} finished after its lock was lost; its result is thrown away")
+        keep = run.job.opts.get("removeOnComplete", self._keep_completed)
+        found = await self._ledger.completed(run, _as_json(run, result), keep, fetch=fetch)
+        run.job.returnvalue = result
+        self._events.emit("completed", run.job, result)
+        return found
+
+    async def settle(self, run: Run, error: BaseException, *, fetch: bool) -> Found | None:  # noqa: PLR0911
+        """Carry out what `error` asks for. Returns the next job if the script gave one, None if it cannot."""
+        assert run.task is not None
+        foreign = run.cancelled is None and run.task.cancelling() > 0  # e.g. asyncio.run() is ending
+        while run.task.cancelling():
+            run.task.uncancel()
+        if run.lost:
+            raise LockLost(f"job {run.job_id} was stopped: its lock was lost, another may run it") from error
+        match error:
+            case DelayedError() | WaitingChildrenError():
+                return None
+            case RetryLater():
+                return await self._retry_later(run, error, fetch)
+            case FailPermanently() | UnrecoverableError():
+                return await self._fail(run, error, fetch)
+            case _ if run.draining or foreign:
+                await self.give_back(run)
+                return None
+            case asyncio.CancelledError() if run.cancelled is not None:
+                return await self._fail(run, FailPermanently(f"cancelled: {run.cancelled}"), fetch)
+            case asyncio.CancelledError():  # of the processor's own making; it ends a stock worker silently
+                error = RuntimeError("the processor let a CancelledError escape that nobody asked for")
+            case Refused() if error.code == Refused.FAILED_CHILDREN:
+                return await self._fail(run, FailPermanently(str(error)), fetch)
+        return await self._fail_attempt(run, error, fetch)
+
+    async def give_back(self, run: Run) -> None:
+        # To the delayed ones with no delay: the only script that spends no attempt and counts no stall.
+        await self._ledger.delayed(run, 0, spend=False, fields=None, fetch=False)
+        self.given_back.append(run.job_id)
+        self._events.emit("given_back", run.job)
+
+    async def _retry_later(self, run: Run, error: RetryLater, fetch: bool) -> Found:
+        fields = _failure(run.job, error, error.reason) if error.spend_attempt else None
+        delay = max(0, round(error.delay * 1000))
+        found = await self._ledger.delayed(run, delay, spend=error.spend_attempt, fields=fields, fetch=fetch)
+        self._events.emit("delayed", run.job, error)
+        return found
+
+    async def _fail_attempt(self, run: Run, error: BaseException, fetch: bool) -> Found | None:
+        job = run.job
+        if job.discarded or job.attemptsMade + 1 >= (job.opts.get("attempts") or 1):
+            return await self._fail(run, error, fetch)
+        try:
+            delay = await Backoffs.calculate(job.opts.get("backoff"), job.attemptsMade + 1, error, job, None)
+        except Exception as unknown:  # e.g. a custom strategy only Node knows; stock leaves such a job active
+            return await self._fail(run, FailPermanently(f"{error} (no retry: {unknown})"), fetch)
+        fields, found = _failure(job, error), None
+        if delay:
+            found = await self._ledger.delayed(run, int(delay), spend=True, fields=fields, fetch=fetch)
+        else:
+            await self._ledger.waiting(run, fields)
+        self._events.emit("failed", job, error)
+        return found
+
+    async def _fail(self, run: Run, error: BaseException, fetch: bool) -> Found:
+        fields = {**_failure(run.job, error), **run.repair}
+        keep = run.job.opts.get("removeOnFail", self._keep_failed)
+        found = await self._ledger.failed(run, fields["failedReason"], keep, fields, fetch=fetch)
+        self._events.emit("failed", run.job, error)
+        return found
+
+
+def _as_json(run: Run, result: Any) -> str:
+    try:
+        return _encode(result)
+    except (TypeError, ValueError, RecursionError) as error:
+        # Stock counts this as a failed attempt and does the finished work again, three times in all.
+        raise FailPermanently(
+            f"the result of job {run.job_id} cannot be stored as JSON ({error}); the work itself was done. "
+            "Return dict, list, str, number, bool or None."
+        ) from error
+
+
+def _failure(job: Job, error: BaseException, reason: str = "") -> dict[str, str]:
+    """The fields BullMQ shows for a failed attempt. Bounded, and always encodable: a lone surrogate in a file
+    name would otherwise break the very command that reports it."""
+    limit = job.opts.get("stackTraceLimit", TRACES_KEPT)
+    traces = [*job.stacktrace, "".join(traceback.format_exception(error))]
+    job.stacktrace = traces[-limit:] if limit else []
+    job.failedReason = (reason or str(error) or type(error).__name__).encode("utf-8", "replace").decode()
+    return {"failedReason": job.failedReason, "stacktrace": json.dumps(job.stacktrace)}

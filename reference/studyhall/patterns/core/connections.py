@@ -1,0 +1,172 @@
+"""The one place that builds Redis clients, because each use needs other numbers than redis-py's defaults.
+
+Promise: a producer answers or fails in under two seconds, also when Redis was never up; a blocking read
+outlives its own block time; nobody reads bytes where text was meant.
+
+An `add` that timed out may still have landed: give every job a `jobId`, then repeating it is harmless.
+Options written into the URL (`?socket_timeout=1`) win over the numbers here: you asked for it.
+
+URLs: `redis://`, `rediss://` (TLS), `unix:///path/to/socket?db=0`, and for Sentinel
+`redis+sentinel://[user:password@]host:port,host2:port/service/db` (`rediss+sentinel://` with TLS).
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import redis
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.exceptions import ConnectionError as BrokenConnection
+from redis.retry import Retry as SyncRetry
+from redis.sentinel import Sentinel as SyncSentinel
+
+from ..bullmq_worker.autopipeline import AutoPipeline
+
+__all__ = ["blocking_client", "events_client", "lock_client", "producer_client", "worker_client"]
+
+# A refused connection fails at once; these two bound a host that swallows packets and a frozen server.
+# The larger is what a caller waits at worst. With BullMQ's own client an `add` was still pending after 330 s.
+CONNECT_SECONDS = 1.0
+ANSWER_SECONDS = 1.5
+
+# Longer than any block time in this project. redis-py 8 sets 5 s, exactly the block time of a BullMQ worker:
+# idle workers then ran into timeouts and their back-off, and a job delayed by 9 s ran after 471 s.
+BLOCKING_SECONDS = 30.0
+
+# Without decode_responses BullMQ hands out jobs whose name is None and whose data is {}. One job with broken UTF-8
+# must not break the connection that every other job uses, hence "replace".
+TEXT = {"decode_responses": True, "encoding_errors": "replace"}
+
+
+def producer_client(url: str) -> Redis:
+    """For code that adds jobs: an answer or an error in time, for a 503 or an outbox row.
+
+    One repeat, for a broken connection alone: after a restart of Redis every pooled connection is dead, and
+    the first request to notice must not pay for it. So give every job an id: adding
+    it again is then harmless.
+    """
+    options: dict[str, Any] = {
+        "retry": Retry(NoBackoff(), 1, supported_errors=(BrokenConnection,)),
+        "socket_connect_timeout": CONNECT_SECONDS,
+        "socket_timeout": ANSWER_SECONDS,
+    }
+    if _sentinel(url):
+        return _client(Redis, url, **options)
+    # The default pool refuses the 101st command at once; this one lets it wait for a free connection.
+    pool = BlockingConnectionPool.from_url(url, max_connections=64, timeout=ANSWER_SECONDS, **TEXT, **options)
+    return Redis.from_pool(pool)
+
+
+def worker_client(url: str, *, name: str | None = None) -> AutoPipeline:
+    """For a worker's own commands. No retries: only the worker knows whether repeating a command is safe."""
+    # RESP2: no push messages may stand between the pipelined replies, which are matched by order alone.
+    return _client(
+        AutoPipeline,
+        url,
+        retry=_once(),
+        protocol=2,
+        client_name=name,
+        max_connections=500,  # beyond it redis-py raises instead of waiting; processors log and read at once
+        socket_connect_timeout=2.0,
+        socket_timeout=5.0,
+    )
+
+
+def blocking_client(url: str, *, name: str | None = None) -> Redis:
+    """For BZPOPMIN and XREADGROUP: its own connection, so that a wait never stands before a command."""
+    return _client(
+        Redis,
+        url,
+        retry=_once(),
+        client_name=name,
+        socket_connect_timeout=2.0,
+        socket_timeout=BLOCKING_SECONDS,
+    )
+
+
+def events_client(url: str) -> Redis:
+    """For `QueueEvents`, which ends for good on the first error: reconnect for ever, at most 1 s apart.
+
+    Repeating is safe here and only here: reading a stream from a known id changes nothing.
+    """
+    forever = Retry(ExponentialWithJitterBackoff(base=0.1, cap=1.0), retries=-1)
+    return _client(Redis, url, retry=forever, socket_connect_timeout=2.0, socket_timeout=BLOCKING_SECONDS)
+
+
+def lock_client(url: str) -> redis.Redis:
+    """Synchronous, for the thread that renews locks: it must notice a dead server well within one lock."""
+    options: dict[str, Any] = {
+        "decode_responses": True,
+        "retry": SyncRetry(NoBackoff(), 0),
+        "socket_connect_timeout": CONNECT_SECONDS,
+        "socket_timeout": 2.0,
+    }
+    made: Any
+    if sentinel := _sentinel(url):
+        hosts, service, server, asked = sentinel
+        manager: Any = SyncSentinel(  # type: ignore[no-untyped-call]
+            hosts, sentinel_kwargs={**options, **asked}, **{**options, **server}
+        )
+        made = manager.master_for(service)
+    else:
+        made = redis.Redis.from_url(url, **options)
+    assert isinstance(made, redis.Redis)
+    return made
+
+
+C = TypeVar("C", bound=Redis)
+
+
+def _client(kind: type[C], url: str, **options: Any) -> C:
+    options |= TEXT
+    made: Any
+    if sentinel := _sentinel(url):
+        hosts, service, server, asked = sentinel
+        limits = {
+            "retry": _once(),
+            "socket_connect_timeout": 0.5,
+            "socket_timeout": 0.5,
+        }  # ask the next one soon
+        manager: Any = Sentinel(  # type: ignore[no-untyped-call]
+            hosts, sentinel_kwargs={**limits, **asked}, **{**options, **server}
+        )
+        made = manager.master_for(service, redis_class=kind)
+    else:
+        made = kind.from_url(url, **options)
+    assert isinstance(made, kind)
+    return made
+
+
+def _once() -> Retry:
+    return Retry(NoBackoff(), 0)
+
+
+def _sentinel(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any], dict[str, Any]] | None:
+    """(sentinel hosts, service name, options for the server, options for the sentinels), or None."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis+sentinel", "rediss+sentinel"):
+        return None
+    login, _, hosts = parts.netloc.rpartition("@")
+    pairs = [
+        host.rpartition(":") if ":" in host else (host, ":", "26379") for host in hosts.split(",") if host
+    ]
+    service, _, db = parts.path.strip("/").partition("/")
+    if not pairs or not service:
+        raise ValueError(
+            "a Sentinel URL needs hosts and the service name: redis+sentinel://host:26379,host2:26379/mymaster/0"
+        )
+    user, _, password = login.partition(":")
+    query = dict(parse_qsl(parts.query))
+    server: dict[str, Any] = {
+        "db": int(db or 0),
+        "username": unquote(user) or None,
+        "password": unquote(password) or None,
+    }
+    asked: dict[str, Any] = {"password": query["sentinel_password"]} if "sentinel_password" in query else {}
+    if parts.scheme == "rediss+sentinel":
+        server["ssl"], asked["ssl"] = True, True
+    return [(host.strip("[]"), int(port)) for host, _, port in pairs], service, server, asked

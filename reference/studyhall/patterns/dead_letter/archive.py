@@ -1,0 +1,163 @@
+"""Where dead letters live: the table, and how to read it.
+
+Promise: one row per death of a job, with everything Redis knew about it; a job that is replayed and dies
+again gets a second row that points to the first, so its history stays whole. It ends with `purge`: choose
+its age longer than it takes people to look, and shorter than the idempotency markers are kept, or a replay
+of an old letter repeats effects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Float,
+    Index,
+    Integer,
+    Row,
+    Table,
+    Text,
+    and_,
+    delete,
+    or_,
+    select,
+)
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from ..core.errors import Permanent
+from ..core.store import begin, metadata, read
+
+__all__ = ["DeadLetter", "UnknownLetter", "dead_letters", "find", "list_letters", "purge", "show"]
+
+dead_letters = Table(
+    "dead_letters",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("queue", Text, nullable=False),
+    Column("job_id", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("cause", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("attempts_made", Integer, nullable=False),
+    Column("failed_at", Float, nullable=False),
+    Column("archived_at", Float, nullable=False),
+    Column("replay_of", Text),  # the letter whose replay died again
+    Column("snapshot", Text, nullable=False),  # JSON: the job's Redis fields as they were
+    Column("alerted_at", Float),
+    Column("alerting_until", Float),
+    Column("replayed_at", Float),
+    Column("replaying_until", Float),
+    Index("dead_letters_job", "queue", "job_id"),
+    Index("dead_letters_archived", "archived_at"),
+)
+_t = dead_letters.c
+
+
+class UnknownLetter(Permanent):
+    """There is no dead letter with this id. List the letters to see which there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One death of one job. Times are seconds since 1970.
+
+    `snapshot` is what Redis held: `fields` (the job's hash), `logs` and, for the parent of a flow,
+    `processed` (its children's results) and `waits_for` (the children it still needed).
+    """
+
+    id: str
+    queue: str
+    job_id: str
+    name: str
+    cause: str  # exhausted | unrecoverable | stalled | malformed
+    reason: str
+    attempts_made: int
+    failed_at: float
+    archived_at: float
+    replayed_at: float | None
+    replay_of: str | None
+    snapshot: Mapping[str, Any] = field(repr=False)  # holds the payload: kept out of logs
+
+    @property
+    def data(self) -> Any:
+        """The job's payload, or None when it does not parse."""
+        return parsed(self.snapshot["fields"].get("data"))
+
+    @property
+    def correlation_id(self) -> str | None:
+        meta = self.data.get("meta") if isinstance(self.data, dict) else None
+        return meta.get("cid") if isinstance(meta, dict) else None
+
+
+async def list_letters(
+    engine: AsyncEngine,
+    *,
+    queue: str | None = None,
+    replayed: bool = False,
+    limit: int = 50,
+    after: str | None = None,
+) -> list[DeadLetter]:
+    """Newest first. For the next page pass the last letter's id as `after`."""
+    state = _t.replayed_at.is_not(None) if replayed else _t.replayed_at.is_(None)
+    wanted: list[ColumnElement[bool]] = [state]
+    if queue is not None:
+        wanted.append(_t.queue == queue)
+    if after is not None:
+        last = (await show(engine, after))[0]
+        older = _t.archived_at < last.archived_at
+        wanted.append(or_(older, and_(_t.archived_at == last.archived_at, _t.id > last.id)))
+    return await find(engine, and_(*wanted), limit=limit)
+
+
+async def show(engine: AsyncEngine, letter_id: str) -> list[DeadLetter]:
+    """The letter, followed by the earlier deaths of the same job, newest first."""
+    if not (found := await find(engine, _t.id == letter_id)):
+        raise UnknownLetter(f"{letter_id!r}: {UnknownLetter.__doc__}")
+    same_job = and_(_t.queue == found[0].queue, _t.job_id == found[0].job_id)
+    return found + await find(engine, and_(same_job, _t.failed_at < found[0].failed_at))
+
+
+async def find(
+    engine: AsyncEngine, wanted: ColumnElement[bool], *, limit: int = 50, oldest_first: bool = False
+) -> list[DeadLetter]:
+    """Letters by any condition on the columns of `dead_letters`."""
+    order = _t.archived_at if oldest_first else _t.archived_at.desc()
+    async with read(engine) as connection:
+        query = select(dead_letters).where(wanted).order_by(order, _t.id).limit(limit)
+        return [letter_of(row) for row in await connection.execute(query)]
+
+
+async def purge(engine: AsyncEngine, older_than: timedelta, *, batch: int = 1000) -> int:
+    """Forget letters archived longer ago, replayed or not. `batch` rows per transaction."""
+    aged = _t.archived_at < time.time() - older_than.total_seconds()
+    some = select(_t.id).where(aged).order_by(_t.archived_at).limit(batch)
+    gone = 0
+    while True:
+        async with begin(engine) as tx:
+            done = await tx.execute(delete(dead_letters).where(_t.id.in_(some)))
+        gone += done.rowcount
+        if done.rowcount < batch:
+            return gone
+        await asyncio.sleep(0)
+
+
+def letter_of(row: Row[*tuple[Any, ...]]) -> DeadLetter:
+    names = DeadLetter.__dataclass_fields__
+    values = {name: value for name, value in row._mapping.items() if name in names}
+    return DeadLetter(**{**values, "snapshot": json.loads(row.snapshot)})
+
+
+def parsed(text: str | None) -> Any:
+    """The JSON value, or None when there is none or it is broken."""
+    try:
+        return json.loads(text or "null")
+    except ValueError:
+        return None

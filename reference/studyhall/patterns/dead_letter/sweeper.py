@@ -1,0 +1,235 @@
+"""Jobs that failed for good are kept, seen and replayable; none is forgotten.
+
+Promise: every job in a queue's failed set (exhausted, unrecoverable, stalled out, malformed) becomes one
+row in `dead_letters`, and only then leaves Redis. The row's id is made of queue, job id and time of
+failure, so any number of sweepers may run, and be killed at any moment: the next one writes the same row or
+finds it.
+
+Why a sweep and not a listener: a `failed` listener that copies the job loses it when the process dies in
+between, and in Python an async listener is never awaited. `attemptsMade >= attempts` misses unrecoverable and
+stalled-out jobs. The failed set misses nothing.
+
+When it does not hold
+- `removeOnFail` that drops jobs before a sweep came by: with a count of 50, a burst of 1,000 failures leaves
+  50. Keep failed jobs by age only, far longer than the sweep interval.
+- An alert goes out at least once, always with the same letter id: a sweeper killed between sending and noting
+  it leads to a second one. Let the receiver drop repeated ids.
+- A job that somebody retries by hand while it is being archived keeps its letter; replaying that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+from sqlalchemy import and_, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from ..core.store import begin, is_postgres
+from .archive import DeadLetter, UnknownLetter, dead_letters, letter_of, list_letters, parsed, purge, show
+from .replayer import (
+    AlreadyReplayed,
+    ChildrenFirst,
+    NotDeadLetter,
+    NothingToReplay,
+    Replayed,
+    ReplayRunning,
+    replay,
+    replay_many,
+)
+
+__all__ = [
+    "AlreadyReplayed",
+    "ChildrenFirst",
+    "DeadLetter",
+    "NotDeadLetter",
+    "NothingToReplay",
+    "ReplayRunning",
+    "Replayed",
+    "Swept",
+    "UnknownLetter",
+    "list_letters",
+    "purge",
+    "replay",
+    "replay_many",
+    "show",
+    "sweep",
+]
+
+PAGE = 100  # jobs per transaction: listing a large failed set in one go blocks Redis for everybody
+MOST_PER_SWEEP = 5_000  # per queue, so that one burst cannot keep the sweep from the other queues
+ALERT_LEASE = 60.0  # seconds after which an alert that was begun and not noted is sent again
+ALERT_SECONDS = 10.0  # for one alert to go out; far less than the lease
+ALERTS_AT_ONCE = 20
+ALERT_WINDOW = 24 * 3600.0  # switching alerts on must not send those of last year
+STALLED = "job stalled more than allowable limit"  # BullMQ's words
+
+Alert = Callable[[DeadLetter], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one sweep did. Failed alerts are tried again after `ALERT_LEASE` seconds."""
+
+    archived: int = 0
+    alerted: int = 0
+    alerts_failed: int = 0
+
+
+async def sweep(
+    queue_names: Iterable[str],
+    redis: Redis,
+    engine: AsyncEngine,
+    alert: Alert | None = None,
+    *,
+    prefix: str = "bull",
+) -> Swept:
+    """Archive what failed. Run it every few seconds, in as many processes as you like."""
+    archived = 0
+    for queue in queue_names:
+        for _ in range(MOST_PER_SWEEP // PAGE):
+            # The oldest first. What was archived leaves the set, so the next page begins at 0 again.
+            page: Any = await redis.zrange(f"{prefix}:{queue}:failed", 0, PAGE - 1, withscores=True)
+            if not page:
+                break
+            archived += await _archive(queue, f"{prefix}:{queue}:", page, redis, engine)
+    if alert is None:
+        return Swept(archived)
+    sent: list[bool] = []
+    while letters := await _claim_alerts(engine):
+        went_out = await asyncio.gather(*(_send(letter, alert, engine) for letter in letters))
+        sent += went_out
+        if not all(went_out) or len(sent) >= PAGE:  # a pager that is down must not hold up the sweep
+            break
+    return Swept(archived, alerted=sum(sent), alerts_failed=len(sent) - sum(sent))
+
+
+# Reads each job only if it is still dead since `score`: one that was retried meanwhile is nobody's letter.
+_READ = """
+local found = {}
+for i = 2, #ARGV, 2 do
+  local key = ARGV[1] .. ARGV[i]
+  if tonumber(redis.call('ZSCORE', KEYS[1], ARGV[i]) or -1) ~= tonumber(ARGV[i + 1]) then
+    found[#found + 1] = false
+  elseif redis.call('TYPE', key).ok ~= 'hash' then
+    found[#found + 1] = {{}, {}, {}, {}}
+  else
+    local waits_for = redis.call('SMEMBERS', key .. ':dependencies')
+    for _, child in ipairs(redis.call('ZRANGE', key .. ':unsuccessful', 0, -1)) do
+      waits_for[#waits_for + 1] = child
+    end
+    found[#found + 1] = {redis.call('HGETALL', key), redis.call('LRANGE', key .. ':logs', -50, -1),
+                         redis.call('HGETALL', key .. ':processed'), waits_for}
+  end
+end
+return found
+"""
+
+# BullMQ's own remove takes a job out of any state, also one that was retried a moment ago, and lets a waiting
+# parent go on without this child. The look for `data` spares the queue's own keys from a forged job id.
+_REMOVE = """
+for i = 2, #ARGV, 2 do
+  local key = ARGV[1] .. ARGV[i]
+  if tonumber(redis.call('ZSCORE', KEYS[1], ARGV[i]) or -1) == tonumber(ARGV[i + 1]) then
+    redis.call('ZREM', KEYS[1], ARGV[i])
+    if redis.call('TYPE', key).ok == 'hash' and redis.call('HEXISTS', key, 'data') == 1 then
+      redis.call('DEL', key, key .. ':logs', key .. ':dependencies', key .. ':processed', key .. ':failed',
+                 key .. ':unsuccessful')
+    end
+  end
+end
+"""
+
+
+async def _archive(
+    queue: str, base: str, page: Sequence[tuple[str, float]], redis: Redis, engine: AsyncEngine
+) -> int:
+    dead = [part for job_id, score in page for part in (job_id, _text(score))]
+    found: Any = await redis.eval(_READ, 1, f"{base}failed", base, *dead)
+    rows = [_row(queue, job_id, score, raw) for (job_id, score), raw in zip(page, found, strict=True) if raw]
+    if not rows:
+        return 0
+    insert = postgresql.insert if is_postgres(engine) else sqlite.insert
+    write = insert(dead_letters).on_conflict_do_nothing().returning(dead_letters.c.id)
+    async with begin(engine) as tx:
+        new = len((await tx.execute(write, sorted(rows, key=lambda row: str(row["id"])))).all())
+    await redis.eval(_REMOVE, 1, f"{base}failed", base, *dead)  # committed: now they may leave Redis
+    return new
+
+
+def _row(queue: str, job_id: str, score: float, raw: Sequence[Sequence[str]]) -> dict[str, Any]:
+    fields, processed = _pairs(raw[0]), _pairs(raw[2])
+    snapshot = {"fields": fields, "logs": raw[1], "processed": processed, "waits_for": raw[3]}
+    attempts_made = _number(fields.get("atm"), 0)
+    reason = fields.get("failedReason") or "the job's data is missing from Redis"
+    return {
+        "id": hashlib.sha256(json.dumps([queue, job_id, _text(score)]).encode()).hexdigest()[:32],
+        "queue": queue,
+        "job_id": job_id.replace("\0", "?"),  # PostgreSQL refuses it in text, and one bad row would stop all
+        "name": fields.get("name", "").replace("\0", "?"),
+        "cause": _cause(fields, attempts_made, reason),
+        "reason": reason.replace("\0", "?"),
+        "attempts_made": attempts_made,
+        "failed_at": score / 1000,
+        "archived_at": time.time(),
+        "replay_of": fields.get("replayOf"),
+        "snapshot": json.dumps(snapshot),
+    }
+
+
+def _cause(fields: dict[str, str], attempts_made: int, reason: str) -> str:
+    """A label for people; nothing is decided by it."""
+    opts = parsed(fields.get("opts"))
+    if not isinstance(opts, dict) or "name" not in fields or parsed(fields.get("data")) is None:
+        return "malformed"
+    if reason == STALLED:
+        return "stalled"
+    return "exhausted" if attempts_made >= _number(opts.get("attempts"), 1) else "unrecoverable"
+
+
+async def _claim_alerts(engine: AsyncEngine) -> list[DeadLetter]:
+    now, t = time.time(), dead_letters.c
+    free = or_(t.alerting_until.is_(None), t.alerting_until < now)
+    due = and_(t.alerted_at.is_(None), t.archived_at > now - ALERT_WINDOW, free)
+    oldest = select(t.id).where(due).order_by(t.archived_at).limit(ALERTS_AT_ONCE)
+    # A CTE, for PostgreSQL may run a sub-select with SKIP LOCKED more than once and so pass its LIMIT (27 rows
+    # for 20). The condition again outside: it is what gets rechecked after waiting for another sweeper.
+    some = oldest.with_for_update(skip_locked=True).cte("due")
+    claim = update(dead_letters).where(t.id.in_(select(some.c.id)), due)
+    claim = claim.values(alerting_until=now + ALERT_LEASE)
+    async with begin(engine) as tx:
+        return [letter_of(row) for row in await tx.execute(claim.returning(*t))]
+
+
+async def _send(letter: DeadLetter, alert: Alert, engine: AsyncEngine) -> bool:
+    try:
+        async with asyncio.timeout(ALERT_SECONDS):
+            await alert(letter)
+    except Exception:  # the pager is down: the letter is safe, and the alert comes again after the lease
+        return False
+    mine = dead_letters.c.id == letter.id
+    async with begin(engine) as tx:
+        await tx.execute(update(dead_letters).where(mine).values(alerted_at=time.time()))
+    return True
+
+
+def _pairs(flat: Sequence[str]) -> dict[str, str]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _text(score: float) -> str:
+    return f"{score:.17g}"
+
+
+def _number(value: Any, otherwise: int) -> int:
+    try:
+        return int(value or otherwise)
+    except (TypeError, ValueError):
+        return otherwise

@@ -1,0 +1,20 @@
+"""A chat command that takes longer than the platform waits: acknowledge at once, answer by a job."""
+
+from __future__ import annotations
+
+from .replies import PONG, DeferredReplies, Interaction, NotSigned, Unreadable, message, parse, split, verify
+from .webhook import InteractionWebhook, TokenEnded
+
+__all__ = [
+    "PONG",
+    "DeferredReplies",
+    "Interaction",
+    "InteractionWebhook",
+    "NotSigned",
+    "TokenEnded",
+    "Unreadable",
+    "message",
+    "parse",
+    "split",
+    "verify",
+]

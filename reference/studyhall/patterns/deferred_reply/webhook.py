@@ -1,0 +1,77 @@
+"""Sends the answers of `deferred_reply`: edits the "thinking…" message, adds more messages after it.
+
+Promise: every way it can fail is one of our errors. 429 is `RateLimited` with the platform's own wait, 5xx and
+broken connections are `Transient`, an ended or unknown token is `TokenEnded`. No answer can ping anybody
+(`allowed_mentions`). The token is part of the address, so no address is ever logged or put into an error.
+
+When it does NOT hold: a message that timed out may have arrived. Editing again is harmless, a follow-up is not.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+
+from ..core.errors import Permanent, RateLimited, Transient
+
+__all__ = ["InteractionWebhook", "TokenEnded"]
+
+MAX_WAIT = 120.0
+# It logs the whole address of each request at INFO, and the token is in it.
+logging.getLogger("httpx2").setLevel(logging.WARNING)
+logging.getLogger("httpcore2").setLevel(logging.WARNING)
+
+
+class TokenEnded(Permanent):
+    """The interaction's token is not valid any more: the answer came too late, or the message was deleted."""
+
+
+class InteractionWebhook:
+    """`async with` it, or `close` it at the end."""
+
+    def __init__(self, base_url: str, *, timeout: float = 10.0) -> None:
+        self._base = base_url.rstrip("/")
+        self._client = httpx2.AsyncClient(timeout=timeout, follow_redirects=False)
+
+    async def edit(self, application_id: str, token: str, text: str) -> None:
+        await self._send("PATCH", application_id, token, "/messages/@original", text)
+
+    async def follow_up(self, application_id: str, token: str, text: str) -> None:
+        await self._send("POST", application_id, token, "", text)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _send(self, method: str, application_id: str, token: str, path: str, text: str) -> None:
+        url = f"{self._base}/webhooks/{quote(application_id, safe='')}/{quote(token, safe='')}{path}"
+        body = {"content": text, "allowed_mentions": {"parse": []}}
+        try:
+            response = await self._client.request(method, url, json=body)
+        except httpx2.HTTPError as error:
+            raise Transient(f"the chat platform cannot be reached ({type(error).__name__})") from None
+        status = response.status_code
+        if status == 429:
+            raise RateLimited("the chat platform asks us to wait", retry_after=_wait(response))
+        if status in (401, 403, 404):
+            raise TokenEnded(f"{status}: {TokenEnded.__doc__}")
+        if status >= 500:
+            raise Transient(f"the chat platform answered {status}")
+        if status >= 300:
+            raise Permanent(f"the chat platform refused the message ({status})")
+
+
+def _wait(response: httpx2.Response) -> float:
+    """Seconds: the body is exact, the header is rounded up."""
+    try:
+        body: Any = response.json()
+        wait = float(body["retry_after"])
+    except (ValueError, LookupError, TypeError):
+        try:
+            wait = float(response.headers.get("retry-after", "1"))
+        except ValueError:
+            wait = 1.0
+    return min(MAX_WAIT, max(0.05, wait)) if math.isfinite(wait) else 1.0

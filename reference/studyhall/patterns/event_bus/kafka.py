@@ -1,0 +1,326 @@
+"""Event bus on Kafka: idempotent producer, keyed partitions, commits after the handler, retry and dead topics.
+
+Promise, beyond `event_bus`: an offset is committed only when every event up to it is settled, and a partition is
+given up in a rebalance only after its running handlers ended. `ordered=True` keeps order per subject: a failed
+event is tried again in place and holds up its own subject alone; otherwise it moves to the group's retry topic
+with its count and due time, so that nothing waits for it.
+
+When it does NOT hold
+- Kafka does not count deliveries: an event that kills its process comes back for ever (`counts_crashes`), and
+  with `ordered=True` a restart starts its attempts anew.
+- A crash redelivers everything behind the oldest unsettled event of a partition: inbox.
+- The idempotent producer drops its own repeats, not a second publish of an event by the application.
+- Proven against librdkafka's mock brokers (`harness/kafka.py`), which keep everything in memory and do not do
+  honest transactions: survival of broker restarts and transactions are therefore not declared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from ..event_schema import Event
+from ..retry import RetryPolicy
+from .bus import EVENTS, BrokerUnavailable, Capabilities, Handler, Quarantined, topic_of
+from .delivery import checked_name, encoded, log, pauses, text
+from .kafka_consumer import KafkaMember, headers_of
+
+__all__ = ["KafkaBus"]
+
+T = TypeVar("T")
+
+
+class KafkaBus:
+    """`config` goes to every client (TLS, SASL). `create_topics=False` where brokers or operators create them."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        prefix: str = "events",
+        ordered: bool = False,
+        partitions: int = 6,
+        replication: int = 1,
+        create_topics: bool = True,
+        confirm_within: float = 10.0,
+        session_timeout: float = 10.0,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        self.prefix, self.ordered = prefix, ordered
+        self.partitions, self.replication, self.create_topics = partitions, replication, create_topics
+        self.confirm_within, self.session_timeout = confirm_within, session_timeout
+        self._config = {"bootstrap.servers": bootstrap, "log_level": 2, **(config or {})}
+        self._known: set[str] = set()
+        self._producer: Producer | None = None
+        self._closed = threading.Event()
+        self.capabilities = Capabilities(
+            broker="kafka",
+            ordered_per_key=ordered,
+            poison_delays="its key" if ordered else "itself",
+            counts_crashes=False,
+            survives_restart=False,
+            limits=(
+                "an event that kills its process is redelivered for ever: Kafka counts no deliveries",
+                "a second publish of an id is delivered twice: the idempotent producer only knows its own repeats",
+                "restarts and transactions are not proven: the mock brokers of the tests do neither honestly",
+                "2,000 events in backoff (ordered: also those behind them) make a member stop reading",
+                "dead topics only grow: a replayed entry is marked, not removed",
+            ),
+        )
+
+    async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+        try:
+            await self._ensure({self._topic(topic_of(event)) for event in events})
+        except KafkaException as error:
+            return [self._unconfirmed(error)] * len(events)
+        return list(await asyncio.gather(*(self._send(event) for event in events)))
+
+    async def subscribe(self, group: str, topics: Sequence[str]) -> None:
+        checked_name(group)
+        names = [name for topic in map(checked_name, topics) for name in self._names(group, topic)]
+        await self._ensure(names)
+
+    async def consume(
+        self,
+        group: str,
+        topics: Sequence[str],
+        handler: Handler,
+        *,
+        stop: asyncio.Event,
+        concurrency: int = 16,
+        policy: RetryPolicy = EVENTS,
+        time_limit: float = 60.0,
+    ) -> None:
+        async for _ in pauses(stop):
+            try:
+                await self.subscribe(group, topics)
+                break
+            except KafkaException as error:
+                log.warning("group %s cannot reach Kafka, trying again: %s", group, error)
+        if stop.is_set():
+            return
+        consumer = Consumer(
+            {
+                **self._config,
+                "group.id": self._group(group),
+                "auto.offset.reset": "earliest",  # a group that starts late gets what was published before
+                "enable.auto.commit": False,
+                "partition.assignment.strategy": "cooperative-sticky",
+                "session.timeout.ms": int(self.session_timeout * 1000),
+                "heartbeat.interval.ms": int(self.session_timeout * 250),
+            }
+        )
+        main = {self._topic(topic): topic for topic in topics}
+        retry = {self._names(group, topic)[1]: topic for topic in topics}
+        member = KafkaMember(
+            consumer,
+            topics=main | retry,
+            retry_topic=lambda topic: self._names(group, topic)[1],
+            dead_topic=lambda topic: self._names(group, topic)[2],
+            produce=self._produce,
+            handler=handler,
+            stop=stop,
+            ordered=self.ordered,
+            concurrency=concurrency,
+            policy=policy,
+            time_limit=time_limit,
+        )
+        await member.run()
+
+    async def quarantined(self, group: str, limit: int = 100) -> list[Quarantined]:
+        messages = await self._thread(self._dead, group)
+        replayed = {text(headers_of(each).get("replayed")) for each in messages}
+        found = [_shown(each) for each in messages if "replayed" not in headers_of(each)]
+        return sorted((each for each in found if each.id not in replayed), key=lambda each: each.at)[:limit]
+
+    async def replay_quarantined(self, group: str, ids: Sequence[str]) -> int:
+        wanted, done = set(ids), 0
+        waiting = {each.id for each in await self.quarantined(group, 1_000_000)}
+        for message in await self._thread(self._dead, group):
+            shown = _shown(message)
+            if shown.id in wanted & waiting and "replayed" not in headers_of(message):
+                _, retry, dead = self._names(group, shown.topic)
+                # The group's own retry topic: the event's topic would give it to every other group as well.
+                await self._produce(retry, message.key(), message.value(), {"topic": shown.topic})
+                await self._produce(dead, message.key(), b"", {"replayed": shown.id})
+                done += 1
+        return done
+
+    async def lag(self, group: str) -> int:
+        return await self._thread(self._lag, group)
+
+    async def close(self) -> None:
+        self._closed.set()
+        if self._producer is not None:
+            await self._thread(self._producer.flush, self.confirm_within)
+
+    # producing
+
+    async def _send(self, event: Event) -> Exception | None:
+        body = encoded(event)
+        if isinstance(body, Exception):
+            return body
+        try:
+            await self._produce(self._topic(topic_of(event)), event.subject, body, {"topic": topic_of(event)})
+        except BrokerUnavailable as error:
+            return error
+        return None
+
+    async def _produce(self, topic: str, key: Any, value: bytes, headers: dict[str, Any]) -> None:
+        """Returns once every in-sync replica has it."""
+        loop = asyncio.get_running_loop()
+        confirmed: asyncio.Future[None] = loop.create_future()
+
+        def settle(error: KafkaError | None) -> None:
+            if confirmed.done():
+                return
+            if error is None:
+                confirmed.set_result(None)
+            else:
+                if error.fatal():  # this producer is done for; the next event gets a new one
+                    self._producer = None
+                confirmed.set_exception(self._unconfirmed(error))
+
+        def report(error: KafkaError | None, _: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is gone, nobody waits
+                loop.call_soon_threadsafe(settle, error)
+
+        pairs: list[tuple[str, str | bytes | None]] = [(name, str(each)) for name, each in headers.items()]
+        while True:
+            try:
+                self._ready().produce(topic, value, key, headers=pairs, on_delivery=report)
+                break
+            except BufferError:  # the local queue is full: let it drain
+                await asyncio.sleep(0.05)
+            except KafkaException as error:
+                raise self._unconfirmed(error) from error
+        await confirmed
+
+    def _ready(self) -> Producer:
+        if self._producer is None:
+            self._producer = producer = Producer(
+                {
+                    **self._config,
+                    "enable.idempotence": True,
+                    "linger.ms": 2,
+                    "delivery.timeout.ms": int(self.confirm_within * 1000),
+                }
+            )
+
+            def poll() -> None:  # delivery reports are handed out by poll alone
+                while not self._closed.is_set() and (self._producer is producer or len(producer)):
+                    producer.poll(0.1)
+
+            threading.Thread(target=poll, name="kafka-delivery-reports", daemon=True).start()
+        return self._producer
+
+    async def _ensure(self, names: Iterable[str]) -> None:
+        if missing := set(names) - self._known:
+            await self._thread(self._create, missing)
+            self._known |= missing
+
+    def _create(self, names: set[str]) -> None:
+        admin = AdminClient(self._config)
+        if not self.create_topics:  # asking for its metadata makes the broker create a topic
+            for name in names:
+                admin.list_topics(name, timeout=self.confirm_within)
+            return
+        wanted = [NewTopic(name, self.partitions, self.replication) for name in names]
+        for made in admin.create_topics(wanted, request_timeout=self.confirm_within).values():
+            try:
+                made.result()
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise
+
+    # looking
+
+    def _dead(self, group: str) -> list[Any]:
+        consumer = Consumer(
+            {
+                **self._config,
+                "group.id": f"{self.prefix}.look.{uuid4().hex}",  # never joined, never committed
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+            }
+        )
+        try:
+            open_ends: dict[tuple[str, int], int] = {}
+            starts = []
+            for place in self._places(consumer, f".{group}.dead"):
+                low, high = consumer.get_watermark_offsets(place, timeout=self.confirm_within)
+                if high > low:
+                    open_ends[place.topic, place.partition] = high
+                    starts.append(TopicPartition(place.topic, place.partition, low))
+            found = []
+            consumer.assign(starts)
+            deadline = time.monotonic() + 3 * self.confirm_within
+            while open_ends and time.monotonic() < deadline:
+                message: Any = consumer.poll(0.2)
+                if message is not None and message.error() is None:
+                    found.append(message)
+                    at = message.topic(), message.partition()
+                    if message.offset() + 1 >= open_ends.get(at, 0):
+                        open_ends.pop(at, None)
+            return found
+        finally:
+            consumer.close()
+
+    def _lag(self, group: str) -> int:
+        consumer = Consumer({**self._config, "group.id": self._group(group), "enable.auto.commit": False})
+        try:
+            retries = self._places(consumer, f".{group}.retry")
+            topics = {place.topic.removesuffix(f".{group}.retry") for place in retries}
+            places = [*retries, *(p for topic in topics for p in self._places(consumer, topic, exact=True))]
+            total = 0
+            for place in consumer.committed(places, timeout=self.confirm_within):
+                low, high = consumer.get_watermark_offsets(place, timeout=self.confirm_within)
+                total += high - max(low, place.offset)  # a negative offset means: never committed
+            return total
+        finally:
+            consumer.close()
+
+    def _places(self, consumer: Consumer, ending: str, *, exact: bool = False) -> list[Any]:
+        return [
+            TopicPartition(name, number)
+            for name, topic in consumer.list_topics(timeout=self.confirm_within).topics.items()
+            if (name == ending if exact else name.startswith(f"{self.prefix}.") and name.endswith(ending))
+            for number in topic.partitions
+        ]
+
+    def _topic(self, topic: str) -> str:
+        return f"{self.prefix}.{topic}"
+
+    def _names(self, group: str, topic: str) -> tuple[str, str, str]:
+        name = self._topic(topic)
+        return name, f"{name}.{group}.retry", f"{name}.{group}.dead"
+
+    def _group(self, group: str) -> str:
+        return f"{self.prefix}.{group}"
+
+    async def _thread(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.to_thread(work, *args)
+
+    def _unconfirmed(self, error: object) -> BrokerUnavailable:
+        return BrokerUnavailable(f"Kafka did not confirm ({error}); publish the same id again")
+
+
+def _shown(message: Any) -> Quarantined:
+    headers = headers_of(message)
+    return Quarantined(
+        f"{message.topic()}/{message.partition()}/{message.offset()}",
+        topic=text(headers.get("topic")),
+        body=text(message.value()),
+        reason=text(headers.get("reason")),
+        deliveries=int(headers.get("deliveries", 0)),
+        at=datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC),
+    )

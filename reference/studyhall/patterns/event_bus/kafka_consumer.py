@@ -1,0 +1,206 @@
+"""One member of a Kafka consumer group that runs events side by side and still commits only what is settled.
+
+Promise: the committed offset of a partition never passes an event whose handler has not answered. A slow handler
+does not cost the membership (polling goes on meanwhile), and a rebalance waits for handlers that are running.
+
+When it does NOT hold: a process that is frozen for longer than the session timeout is replaced, and finishes the
+handlers it was in next to its successor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from ..core.errors import JobError
+from ..retry import RetryPolicy
+from .bus import Handler
+from .delivery import Lanes, judge, log, text
+
+__all__ = ["KafkaMember", "headers_of"]
+
+POLL = 0.2  # seconds; also how long an idle member needs to notice `stop`
+WINDOW = 2_000  # events in memory, running or in backoff, before reading pauses
+REBALANCE_PATIENCE = 30.0  # seconds a rebalance waits for running handlers
+Place = tuple[str, int]
+
+
+def headers_of(message: Any) -> dict[str, bytes]:
+    return dict(message.headers() or [])
+
+
+@dataclass
+class Partition:
+    """Which of the offsets read so far are unsettled. `gone`: no longer ours, or we are stopping."""
+
+    open: set[int] = field(default_factory=set)
+    next: int = -1
+    running: int = 0
+    committed: int = -1
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def read(self, offset: int) -> None:
+        self.open.add(offset)
+        self.next = offset + 1
+
+    def settled_up_to(self) -> int:
+        return min(self.open, default=self.next)
+
+
+@dataclass
+class KafkaMember:
+    consumer: Consumer
+    topics: Mapping[str, str]  # Kafka topic → event topic
+    retry_topic: Callable[[str], str]
+    dead_topic: Callable[[str], str]
+    produce: Callable[[str, Any, bytes, dict[str, Any]], Awaitable[None]]
+    handler: Handler
+    stop: asyncio.Event
+    ordered: bool
+    concurrency: int
+    policy: RetryPolicy
+    time_limit: float
+    _places: dict[Place, Partition] = field(default_factory=dict)
+    _lanes: Lanes = field(default_factory=Lanes)
+    _given_up: set[Place] = field(default_factory=set)
+    _paused: bool = False
+
+    async def run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._slots = asyncio.Semaphore(self.concurrency)
+        # One thread for every call: rebalance callbacks then never meet a half-done commit.
+        with ThreadPoolExecutor(1, thread_name_prefix="kafka-consumer") as self._thread:
+            self.consumer.subscribe(list(self.topics), on_revoke=self._revoked, on_lost=self._lost)
+            try:
+                while not self.stop.is_set():
+                    for message in await self._in_thread(self._pull):
+                        self._start(message)
+                    await self._in_thread(self._commit)
+                await self._let_go(list(self._places))
+            finally:
+                await self._lanes.abort()
+                with contextlib.suppress(KafkaException):
+                    await self._in_thread(self._commit)
+                await self._in_thread(self.consumer.close)
+
+    # in the consumer's thread
+
+    def _pull(self) -> list[Any]:
+        room = WINDOW - len(self._lanes.tasks)
+        if (room <= 0) != self._paused:  # paused, not left alone: a member that stops polling is thrown out
+            self._paused = room <= 0
+            change = self.consumer.pause if self._paused else self.consumer.resume
+            change(self.consumer.assignment())
+        self._given_up.clear()
+        if (first := self.consumer.poll(POLL)) is None:
+            return []
+        found: list[Any] = [first, *self.consumer.consume(max(1, min(room, 500)), 0)]
+        for each in found:
+            if each.error() is not None:
+                log.warning("Kafka: %s", each.error())
+        # A rebalance may happen between the first message and the last: its partition is another's by now.
+        return [m for m in found if m.error() is None and (m.topic(), m.partition()) not in self._given_up]
+
+    def _commit(self) -> None:
+        ready = []
+        for (topic, number), place in list(self._places.items()):
+            if (offset := place.settled_up_to()) > place.committed:
+                ready.append(TopicPartition(topic, number, offset))
+        if ready:
+            try:
+                self.consumer.commit(offsets=ready, asynchronous=False)
+            except KafkaException as error:  # tried again with the next poll; at worst events come twice
+                log.warning("Kafka did not take a commit: %s", error)
+                return
+            for each in ready:
+                if place_ := self._places.get((each.topic, each.partition)):
+                    place_.committed = each.offset
+
+    def _revoked(self, consumer: Consumer, lost: list[Any]) -> None:
+        places = [(each.topic, each.partition) for each in lost]
+        done = asyncio.run_coroutine_threadsafe(self._let_go(places), self._loop)
+        with contextlib.suppress(TimeoutError):
+            done.result(REBALANCE_PATIENCE)
+        self._commit()
+        self._lost(consumer, lost)
+
+    def _lost(self, consumer: Consumer, lost: list[Any]) -> None:
+        for each in lost:
+            self._given_up.add((each.topic, each.partition))
+            if place := self._places.pop((each.topic, each.partition), None):
+                self._loop.call_soon_threadsafe(place.gone.set)
+
+    # in the event loop
+
+    async def _let_go(self, places: list[Place]) -> None:
+        """What runs ends, what waits is left to the next owner."""
+        mine = [place for each in places if (place := self._places.get(each))]
+        for place in mine:
+            place.gone.set()
+        while any(place.running for place in mine):
+            await asyncio.sleep(0.01)
+
+    def _start(self, message: Any) -> None:
+        where = message.topic(), message.partition()
+        place = self._places.setdefault(where, Partition())
+        place.read(message.offset())
+        key = f"{where} {text(message.key())}" if self.ordered else None
+        self._lanes.start(key, lambda: self._work(place, message))
+
+    async def _work(self, place: Partition, message: Any) -> None:
+        headers = headers_of(message)
+        deliveries = int(headers.get("spent", 0)) + 1
+        wait = float(headers.get("due", 0)) - time.time()
+        while not (wait > 0 and await _set_within(place.gone, wait)):
+            async with self._slots:
+                if place.gone.is_set():
+                    return  # not settled, so not committed: the next owner gets it
+                place.running += 1
+                try:
+                    again = await self._once(place, message, deliveries)
+                finally:
+                    place.running -= 1
+            if again is None:
+                return
+            wait, spent = again
+            deliveries += spent
+
+    async def _once(self, place: Partition, message: Any, deliveries: int) -> tuple[float, int] | None:
+        """None when the event is settled, else (seconds to wait, attempts spent) before the next try in place."""
+        body, topic = message.value() or b"", self.topics[message.topic()]
+        verdict = await judge(self.handler, body, deliveries, self.policy, self.time_limit)
+        if verdict is not None:
+            spent = int(verdict.spend_attempt)
+            if verdict.delay is not None and self.ordered:
+                return verdict.delay, spent
+            facts: dict[str, Any]
+            if verdict.delay is not None:
+                due = time.time() + verdict.delay
+                target, facts = self.retry_topic(topic), {"spent": deliveries - 1 + spent, "due": due}
+            else:
+                target, facts = self.dead_topic(topic), {"reason": verdict.reason, "deliveries": deliveries}
+            try:
+                await self.produce(target, message.key(), body, {"topic": topic, **facts})
+            except JobError as error:
+                log.warning("Kafka did not take an event into %s, trying again: %s", target, error)
+                return 1.0, 0
+            if verdict.delay is None:
+                log.warning("quarantined an event of %s: %s", message.topic(), verdict.reason)
+        place.open.discard(message.offset())
+        return None
+
+    async def _in_thread(self, work: Callable[[], Any]) -> Any:
+        return await self._loop.run_in_executor(self._thread, work)
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()

@@ -1,0 +1,229 @@
+"""How the queues are, measured so that neither a backlog nor the measuring hides.
+
+Promise: `measure` sees every state in which a job can wait (waiting, prioritized, overdue, paused), the age of
+the oldest job that should have started, the share that failed, and the dead letters, in a few short commands
+per queue whatever its size. `pages` lists a state of 100,000 jobs without holding Redis up: no command takes
+more than a page. A depth alarm on `wait` alone saw none of 5,000 prioritized jobs; listing 100,000 delayed
+jobs in one call blocked Redis for more than a second.
+
+When it does NOT hold: numbers are read one after the other, so they may disagree by what happened meanwhile;
+a listing pages by rank, so a job that ends while you read can hide its neighbour until you list again. The
+oldest age looks at the oldest job of each priority, by the order in which the queue will serve them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+from sqlalchemy import func, select, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from ..core.store import read
+from ..dead_letter import dead_letters
+
+__all__ = ["Health", "JobSummary", "QueueHealth", "measure", "pages", "problems"]
+
+WINDOW = 300.0  # seconds over which failures are counted
+KEPT = 1_000  # completed jobs that retention leaves: with so many, the window may be cut short
+MOST_PRIORITIES = 32
+LISTS = frozenset({"wait", "paused", "active"})
+SETS = frozenset({"prioritized", "delayed", "completed", "failed", "waiting-children"})
+
+
+@dataclass(frozen=True, slots=True)
+class QueueHealth:
+    queue: str
+    waiting: int  # those of a paused queue too
+    prioritized: int
+    delayed: int  # all of them
+    overdue: int  # of these, how many should have started
+    paused: bool
+    waiting_children: int
+    active: int
+    failed: int
+    oldest: float  # seconds since the oldest of the backlog should have started
+    failure_rate: float  # of what ended within the window, 0 to 1
+
+    @property
+    def backlog(self) -> int:
+        """Everything that should run and does not."""
+        return self.waiting + self.prioritized + self.overdue
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    queues: list[QueueHealth]
+    dead_letters: int  # not replayed yet
+
+    def signals(self) -> dict[str, float]:
+        """Flat names for rules and metrics: `documents.oldest`, `dead_letters`."""
+        named: dict[str, float] = {"dead_letters": self.dead_letters}
+        for queue in self.queues:
+            for name in ("backlog", "oldest", "failure_rate"):
+                named[f"{queue.queue}.{name}"] = getattr(queue, name)
+        return named
+
+    def as_dict(self) -> dict[str, Any]:
+        rows = [{**asdict(queue), "backlog": queue.backlog} for queue in self.queues]
+        return {"queues": rows, "dead_letters": self.dead_letters}
+
+
+async def measure(
+    redis: Redis, engine: AsyncEngine, queues: Iterable[str], *, window: float = WINDOW, prefix: str = "bull"
+) -> Health:
+    names = list(queues)
+    since = time.time() - window
+    recent = select(dead_letters.c.queue, func.count()).where(dead_letters.c.archived_at > since)
+    async with read(engine) as connection:
+        letters = await connection.scalar(
+            select(func.count()).select_from(dead_letters).where(dead_letters.c.replayed_at.is_(None))
+        )
+        rows = await connection.execute(recent.group_by(dead_letters.c.queue))
+        failures = {row[0]: int(row[1]) for row in rows}
+    client: Any = redis  # redis-py types every answer as text or bytes; ours are decoded
+    found = [await _queue(client, name, f"{prefix}:{name}:", failures.get(name, 0), window) for name in names]
+    return Health(found, int(letters or 0))
+
+
+async def _queue(redis: Any, name: str, base: str, letters: int, window: float) -> QueueHealth:
+    now = time.time()
+    due, since = int(now * 1000) * 0x1000, (now - window) * 1000
+    async with redis.pipeline(transaction=False) as batch:
+        batch.llen(f"{base}wait").zcard(f"{base}prioritized").zcard(f"{base}delayed")
+        batch.zcount(f"{base}delayed", "-inf", due).llen(f"{base}paused").zcard(f"{base}waiting-children")
+        batch.llen(f"{base}active").zcard(f"{base}failed").zcount(f"{base}failed", since, "+inf")
+        batch.zcard(f"{base}completed").zcount(f"{base}completed", since, "+inf")
+        batch.zrange(f"{base}completed", 0, 0, withscores=True)
+        batch.zrange(f"{base}delayed", 0, 0, withscores=True)
+        batch.lindex(f"{base}wait", -1).lindex(f"{base}paused", -1).hexists(f"{base}meta", "paused")
+        counts = await batch.execute()
+    wait, prioritized, delayed, overdue, aside, children, active, failed, failing = counts[:9]
+    completed, completing, first_end, first_due, next_waiting, next_aside, stopped = counts[9:]
+    candidates = [job for job in (next_waiting, next_aside) if job]
+    candidates += await _first_of_each_priority(redis, f"{base}prioritized")
+    ages = [now - await _ready_since(redis, base + job) for job in candidates]
+    if overdue and first_due:
+        ages.append(now - first_due[0][1] // 0x1000 / 1000)
+    done = float(completing)
+    if completed >= KEPT and completing == completed and first_end:
+        # Retention cut the window short: reckon with the rate that the kept ones show.
+        done *= window / max(0.001, now - first_end[0][1] / 1000)
+    bad = failing + letters
+    rate = bad / (bad + done) if bad else 0.0
+    oldest = max(0.0, *ages) if ages else 0.0
+    # Older versions of BullMQ put the jobs of a paused queue aside, newer ones leave them where they are.
+    return QueueHealth(
+        name,
+        wait + aside,
+        prioritized,
+        delayed,
+        overdue,
+        bool(stopped),
+        children,
+        active,
+        failed,
+        oldest,
+        rate,
+    )
+
+
+async def _first_of_each_priority(redis: Any, key: str) -> list[str]:
+    """The set is sorted by priority * 2**32 + arrival: hop from each priority's first job to the next's."""
+    found: list[str] = []
+    score: float = 0
+    for _ in range(MOST_PRIORITIES):
+        page = await redis.zrange(key, score, "+inf", byscore=True, offset=0, num=1, withscores=True)
+        if not page:
+            break
+        found.append(page[0][0])
+        score = (page[0][1] // 0x100000000 + 1) * 0x100000000
+    return found
+
+
+async def _ready_since(redis: Any, key: str) -> float:
+    """When the job could first have started: due, back after an attempt, or its last child done."""
+    added, processed, opts = await redis.hmget(key, "timestamp", "processedOn", "opts")
+    if added is None:
+        return time.time()  # it started while we looked
+    moments = [float(added) + float((_parsed(opts) or {}).get("delay") or 0), float(processed or 0)]
+    children = await redis.hkeys(f"{key}:processed")
+    moments += [float(await redis.hget(child, "finishedOn") or 0) for child in children[-20:]]
+    return max(moments) / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """A job without its payload."""
+
+    id: str
+    name: str
+    added: float  # seconds since 1970
+    due: float | None  # of a delayed job
+    attempts: int
+    reason: str | None  # of a failed one
+
+
+async def pages(
+    redis: Redis, queue: str, state: str, *, size: int = 200, prefix: str = "bull"
+) -> AsyncIterator[list[JobSummary]]:
+    """The jobs of one state, next to be served first, page by page. Stop whenever you have seen enough."""
+    if state not in LISTS | SETS or not 1 <= size <= 1_000:
+        known = ", ".join(sorted(LISTS | SETS))
+        raise ValueError(f"state {state!r} is not one of {known}, or the page is not 1 to 1,000 jobs")
+    client: Any = redis
+    base = f"{prefix}:{queue}:"
+    start = 0
+    while True:
+        if state in LISTS:  # newest first in Redis: read from the tail
+            ids = [(job, 0.0) for job in await client.lrange(base + state, -start - size, -start - 1)][::-1]
+        else:
+            ids = await client.zrange(base + state, start, start + size - 1, withscores=True)
+        if not ids:
+            return
+        async with client.pipeline(transaction=False) as batch:
+            for job, _ in ids:
+                batch.hmget(base + job, "name", "timestamp", "atm", "failedReason")
+            fields = await batch.execute()
+        yield [
+            JobSummary(
+                job,
+                name or "",
+                float(added or 0) / 1000,
+                score // 0x1000 / 1000 if state == "delayed" else None,
+                int(attempts or 0),
+                reason,
+            )
+            for (job, score), (name, added, attempts, reason) in zip(ids, fields, strict=True)
+        ]
+        start += len(ids)
+
+
+async def problems(redis: Redis, engine: AsyncEngine, *, limit: float = 2.0) -> Mapping[str, str]:
+    """What keeps this process from working, for a readiness probe: empty when Redis and database answer."""
+    client: Any = redis
+
+    async def database() -> None:
+        async with read(engine) as connection:
+            await connection.execute(text("SELECT 1"))
+
+    found: dict[str, str] = {}
+    for name, ask in (("redis", client.ping), ("database", database)):
+        try:
+            async with asyncio.timeout(limit):
+                await ask()
+        except Exception as error:  # whatever it is, this part does not answer
+            found[name] = type(error).__name__
+    return found
+
+
+def _parsed(value: str | None) -> Any:
+    try:
+        return json.loads(value or "null")
+    except ValueError:
+        return None

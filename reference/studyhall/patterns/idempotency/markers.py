@@ -1,0 +1,218 @@
+"""Work that may be delivered many times takes effect once.
+
+Promise: for one (consumer, key) the effect is committed at most once, and every duplicate, now or later, gets
+the first one's result. The marker is written in the SAME database transaction as the effect: a crash leaves
+both or neither, so work is never marked done without being done, nor done without being marked.
+
+The usual `SET NX` in Redis has such moments. Before the work, a crash loses the work; with DEL in `except`, a
+kill -9 still loses it, and an error after the charge charges twice. A key made of the job's id is worse: ids
+are counters per queue, so another queue's job 7 gets another customer's result. Use a key of the business.
+
+When it does not hold
+- Effects outside the database (a charge, an e-mail) cannot join the transaction. Send `provider_key(key,
+  step)` as the provider's idempotency key; without such a provider the effect is at-least-once.
+- After `purge`, a late duplicate runs again. Keep markers longer than anything can come back: the longest
+  retry schedule, the retention of failed jobs and of dead letters that may be replayed.
+- `seen` followed by `record` lets two concurrent duplicates both do the work in between. That is right for
+  work whose only effect is its result (the first one recorded stands for both). For any other: `once`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    Float,
+    Index,
+    Row,
+    String,
+    Table,
+    Text,
+    and_,
+    delete,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from ..core.errors import Permanent, Transient
+from ..core.store import begin, in_one_hop, is_postgres, metadata
+from .group_commit import GroupCommit
+
+__all__ = ["Inbox", "KeyReused", "NotJson", "Stored", "fingerprint", "inbox", "provider_key"]
+
+inbox = Table(
+    "inbox",
+    metadata,
+    Column("consumer", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("fingerprint", String(64), nullable=False),
+    Column("result", Text),  # JSON; NULL only inside the transaction that runs the effect
+    Column("at", Float, nullable=False),  # seconds since 1970, for purge
+    Index("inbox_at", "at"),
+    sqlite_with_rowid=False,
+)
+
+# Plain SQL: every job passes both, and having them built for each batch took longer than running them.
+_CLAIM = """INSERT INTO inbox (consumer, key, fingerprint, result, at) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING"""
+_LOOK_UP = "SELECT key, fingerprint, result, at FROM inbox WHERE consumer = ? AND key IN (?)"
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+_POISON = (DataError, IntegrityError, ProgrammingError, ValueError)  # what one bad key or result can cause
+
+
+class KeyReused(Permanent):
+    """The key was used for another payload. One key names one request: take a new key or the same payload."""
+
+
+class NotJson(Permanent):
+    """The value cannot be stored as JSON. Give dicts, lists, strings, finite numbers, booleans or None."""
+
+
+_Row: TypeAlias = "Row[str, str, str | None, float]"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What an earlier run left: its result, and when (seconds since 1970)."""
+
+    result: Any
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    key: str
+    fingerprint: str
+    result: str = "null"
+
+
+def fingerprint(payload: object) -> str:
+    """Equal for equal payloads, whatever the order of their keys. Takes JSON values and pydantic models."""
+    dump = getattr(payload, "model_dump", None)
+    plain = dump(mode="json") if dump else payload
+    return hashlib.sha256(_to_json(plain, _canonical).encode()).hexdigest()
+
+
+def provider_key(business_key: str, step: str) -> str:
+    """The idempotency key to send to an outside service: equal in every retry, replay and process."""
+    return hashlib.sha256(json.dumps([business_key, step]).encode()).hexdigest()[:40]
+
+
+class Inbox:
+    """The markers of one consumer. Two consumers of the same event each have their own."""
+
+    def __init__(self, engine: AsyncEngine, consumer: str) -> None:
+        self._engine = engine
+        self._consumer = consumer
+        self._mark = "%s" if is_postgres(engine) else "?"
+        self._look_ups = GroupCommit(self._look_up_all, poison=_POISON)
+        self._records = GroupCommit(self._record_all, poison=_POISON)
+
+    async def once(
+        self, key: str, fingerprint: str, effect: Callable[[AsyncConnection], Awaitable[Any]]
+    ) -> Any:
+        """Run `effect(tx)` unless it was done before; either way return the result of the run that counted.
+
+        An effect that raises leaves nothing: the next delivery runs it again. Keep slow work out of it, it
+        holds a transaction open (and on SQLite the only writer).
+        """
+        async with begin(self._engine) as tx:
+            # The marker goes first. A concurrent duplicate waits here for our commit (PostgreSQL: on the
+            # unfinished row, SQLite: for the write turn) and then finds the row.
+            if not await tx.run_sync(self._claim, [_Entry(key, fingerprint)]):
+                stored = await tx.run_sync(self._stored, [key])
+                return _same_payload(stored.get(key), key, fingerprint).result
+            result = _to_json(await effect(tx))
+            mine = and_(inbox.c.consumer == self._consumer, inbox.c.key == key)
+            await tx.execute(update(inbox).where(mine).values(result=result))
+        return json.loads(result)
+
+    async def seen(self, key: str, fingerprint: str) -> Stored | None:
+        """What was stored for this key: the look before slow work. Concurrent callers share one SELECT."""
+        return await self._look_ups.submit(_Entry(key, fingerprint))
+
+    async def record(self, key: str, fingerprint: str, result: Any) -> Any:
+        """Store the result of work that has no other effect; return the one that stands (the first stored).
+
+        Callers that wait at the same time share one commit: 50 of them cost one, not 50.
+        """
+        return (await self._records.submit(_Entry(key, fingerprint, _to_json(result)))).result
+
+    async def purge(self, older_than: timedelta, *, batch: int = 1000) -> int:
+        """Forget older markers, `batch` rows per transaction so that writers get their turn in between."""
+        aged = and_(inbox.c.consumer == self._consumer, inbox.c.at < time.time() - older_than.total_seconds())
+        some = select(inbox.c.consumer, inbox.c.key).where(aged).order_by(inbox.c.at).limit(batch)
+        gone = 0
+        while True:
+            async with begin(self._engine) as tx:
+                done = await tx.execute(delete(inbox).where(tuple_(inbox.c.consumer, inbox.c.key).in_(some)))
+            gone += done.rowcount
+            if done.rowcount < batch:
+                return gone
+            await asyncio.sleep(0)
+
+    async def _look_up_all(self, entries: Sequence[_Entry]) -> list[Stored | Exception | None]:
+        keys = [entry.key for entry in entries]
+        stored = await in_one_hop(
+            self._engine, lambda connection: self._stored(connection, keys), write=False
+        )
+        return [_check(stored.get(entry.key), entry) if entry.key in stored else None for entry in entries]
+
+    async def _record_all(self, entries: Sequence[_Entry]) -> list[Stored | Exception]:
+        def work(tx: Connection) -> dict[str, _Row] | None:
+            if self._claim(tx, entries) == len(entries):
+                return None
+            return self._stored(tx, [entry.key for entry in entries])
+
+        stored = await in_one_hop(self._engine, work, write=True)
+        if stored is None:
+            return [Stored(json.loads(entry.result), time.time()) for entry in entries]
+        return [_check(stored.get(entry.key), entry) for entry in entries]
+
+    def _claim(self, tx: Connection, entries: Sequence[_Entry]) -> int:
+        """Insert the markers that are not there yet; how many were inserted."""
+        now = time.time()
+        # One order in all processes: batches that overlap in another order deadlock on PostgreSQL.
+        in_order = sorted(entries, key=lambda entry: entry.key)
+        rows = [(self._consumer, e.key, e.fingerprint, e.result, now) for e in in_order]
+        return tx.exec_driver_sql(_CLAIM.replace("?", self._mark), rows).rowcount
+
+    def _stored(self, connection: Connection, keys: Sequence[str]) -> dict[str, _Row]:
+        look_up = _LOOK_UP.replace("(?)", f"({', '.join('?' * len(keys))})").replace("?", self._mark)
+        return {row.key: row for row in connection.exec_driver_sql(look_up, (self._consumer, *keys))}
+
+
+def _same_payload(row: _Row | None, key: str, fingerprint: str) -> Stored:
+    if row is None:
+        raise Transient("The marker was purged while its duplicate was being answered: try again.")
+    if row.fingerprint != fingerprint:
+        raise KeyReused(f"{KeyReused.__doc__} Key: {key[:120]!r}.")
+    return Stored(json.loads(row.result), row.at)
+
+
+def _check(row: _Row | None, entry: _Entry) -> Stored | Exception:
+    try:
+        return _same_payload(row, entry.key, entry.fingerprint)
+    except (KeyReused, Transient) as error:
+        return error
+
+
+def _to_json(value: object, encode: Callable[[Any], str] = _encode) -> str:
+    try:
+        return encode(value)
+    except (TypeError, ValueError) as error:
+        raise NotJson(f"{NotJson.__doc__} {error}") from error

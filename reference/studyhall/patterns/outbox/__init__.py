@@ -1,0 +1,7 @@
+"""Outbox: the event is a row in the transaction that made it true; a relay publishes it afterwards."""
+
+from __future__ import annotations
+
+from .table import BUS, CHANNEL, Claimed, Failure, add, claim, clock, outbox, settle
+
+__all__ = ["BUS", "CHANNEL", "Claimed", "Failure", "add", "claim", "clock", "outbox", "settle"]

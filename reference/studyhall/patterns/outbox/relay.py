@@ -1,0 +1,227 @@
+"""Outbox relay: claim → publish → settle, in batches, in any number of processes.
+
+Promise: every committed event is handed to the publisher until it is durably accepted, in order per
+subject. A failing event delays only its own subject, with backoff and jitter, and is quarantined with the
+reason when its error is permanent or its attempts are spent. A bus that is down costs nobody an attempt.
+`stop` finishes the publish in flight, writes down what happened and gives the rest back at once.
+
+When it does NOT hold
+- A relay that dies keeps its batch until the lease ends: those subjects wait up to `lease` seconds, then
+  their events are published again under the same ids.
+- At least once, not exactly: relays double nothing while each answers within its lease. One that stalls for
+  longer (a paused machine, a starved one under a lease of less than a second) loses its batch to another, and
+  both publish it: the same ids, first copies still in order.
+- `lease` must be well above the time the bus takes for one batch: at 70 % of it the publish is cut off, and what
+  the bus had accepted by then is published again.
+- Per subject one event is in flight at a time, because a batch that is accepted in part would reorder it.
+  One hot subject is therefore as slow as the publisher's round trip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Protocol
+from uuid import uuid4
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from ..core.store import StoreBusy
+from ..event_bus import BrokerUnavailable
+from ..event_schema import Event, InvalidEvent
+from ..retry import RetryPolicy, decide, full_jitter
+from .quarantine import purge
+from .table import BUS, Claimed, Failure, claim, settle
+from .wakeup import Wakeup, open_wakeup
+
+__all__ = ["EVENTS_OUT", "Publisher", "Relay", "RelayCounts"]
+
+log = logging.getLogger("outbox")
+WEEK = 7 * 24 * 3600.0
+EVENTS_OUT = RetryPolicy(base=0.5, cap=60.0, attempts=10, max_age=WEEK)
+OUTAGE = RetryPolicy(base=0.2, cap=5.0)
+BUS_AWAY = (BrokerUnavailable, OSError)  # OSError covers ConnectionError and TimeoutError
+STORE_AWAY = (DBAPIError, StoreBusy, OSError)
+CUT_OFF = 0.7  # of the lease: the rest is for writing down what happened before somebody else may claim it
+PURGE_EVERY = 60.0
+PURGE_BATCH = 1000
+
+
+class Publisher(Protocol):
+    async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+        """One entry per event: None = durably accepted, else why not. Every `EventBus` is one."""
+        ...
+
+
+@dataclass(slots=True)
+class RelayCounts:
+    published: int = 0
+    failed: int = 0
+    quarantined: int = 0
+    outages: int = 0
+
+
+class Relay:
+    """`await relay.run()` until `relay.stop()`; `run_once()` for tests and schedulers."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        publisher: Publisher,
+        *,
+        destination: str = BUS,
+        worker_id: str | None = None,
+        batch: int = 500,
+        lease: float = 30.0,
+        poll: float = 1.0,
+        policy: RetryPolicy = EVENTS_OUT,
+        hold: bool = True,
+        keep: float = WEEK,
+    ) -> None:
+        self.worker_id = worker_id or f"{socket.gethostname()[:50]}-{os.getpid()}-{uuid4().hex[:8]}"
+        self.counts = RelayCounts()
+        self._engine, self._publisher, self._destination = engine, publisher, destination
+        self._batch, self._lease, self._poll = batch, lease, poll
+        self._policy, self._hold, self._keep = policy, hold, keep
+        self._stop = asyncio.Event()
+        self._outages = 0  # in a row
+        self._purge_at = 0.0
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Works until `stop`, through outages of the bus and of the database."""
+        wakeup: Wakeup | None = None
+        try:
+            while not self._stop.is_set():
+                try:
+                    wakeup = wakeup or await open_wakeup(self._engine)
+                    busy = await self.run_once() + await self._purge()
+                    if not busy:
+                        await self._unless_stopped(wakeup.wait(self._poll))
+                except STORE_AWAY as error:
+                    self._outage(f"database: {error!r}")
+                    await _close(wakeup)
+                    wakeup = None
+                if self._outages:
+                    pause = full_jitter(OUTAGE, self._outages)
+                    await self._unless_stopped(asyncio.sleep(max(pause, 0.05)))
+        finally:
+            await _close(wakeup)
+
+    async def run_once(self) -> int:
+        """One batch. Returns how many events were claimed."""
+        until = time.monotonic() + self._lease * CUT_OFF
+        wanted = {"destination": self._destination, "hold": self._hold}
+        claimed = await claim(self._engine, self.worker_id, self._batch, self._lease, **wanted)  # type: ignore[arg-type]
+        published: list[int] = []
+        failed: dict[str, Failure] = {}  # by subject: its later events have to wait
+        try:
+            for wave in _waves(claimed):
+                ready = [row for row in wave if row.subject not in failed]
+                if self._stop.is_set() or time.monotonic() > until:
+                    break
+                results = await self._publish(ready, until)
+                if results and all(isinstance(result, BUS_AWAY) for result in results):
+                    self._outage(f"bus: {results[0]!r}")
+                    break
+                self._outages = 0
+                for row, result in zip(ready, results, strict=True):
+                    if result is None:
+                        published.append(row.position)
+                    else:
+                        failed[row.subject] = self._judge(row, result)
+        finally:
+            if claimed:
+                tried = {*published, *(failure.position for failure in failed.values())}
+                rest = [row.position for row in claimed if row.position not in tried]
+                await settle(
+                    self._engine,
+                    self.worker_id,
+                    published=published,
+                    failed=list(failed.values()),
+                    released=rest,
+                )
+                self.counts.published += len(published)
+        return len(claimed)
+
+    async def _publish(self, rows: Sequence[Claimed], until: float) -> list[Exception | None]:
+        """One entry per row. A publisher that raises for a whole batch is asked again in halves."""
+        if not rows:
+            return []
+        try:
+            events = [Event.decode(row.body, max_bytes=len(row.body) * 4) for row in rows]
+            async with asyncio.timeout(max(until - time.monotonic(), 0.1)):
+                return await self._publisher.publish(events)
+        except TimeoutError:
+            slow = (
+                f"no answer within 70 % of the lease of {self._lease:g} s: slow, not away? Then raise `lease`"
+            )
+            return [BrokerUnavailable(slow)] * len(rows)
+        except BUS_AWAY as error:
+            return [error] * len(rows)
+        except Exception as error:
+            if len(rows) == 1:
+                return [error]
+            half = len(rows) // 2
+            return [*await self._publish(rows[:half], until), *await self._publish(rows[half:], until)]
+
+    def _judge(self, row: Claimed, error: Exception) -> Failure:
+        age = max(time.time() - row.created_at, 0.0)
+        decision = decide(error, self._policy, row.attempts, age=age)
+        reason = f"{error.reason}: {error}" if isinstance(error, InvalidEvent) else decision.reason
+        self.counts.failed += 1
+        if decision.delay is None:
+            self.counts.quarantined += 1
+            log.error("outbox: event %s (%s) quarantined: %s", row.event_id, row.subject, reason[:300])
+        return Failure(row.position, reason[:1000], decision.delay, decision.spend_attempt)
+
+    async def _purge(self) -> int:
+        """One short delete per round, so that a big purge does not hold up publishing."""
+        if time.monotonic() < self._purge_at:
+            return 0
+        gone = await purge(self._engine, self._keep, batch=PURGE_BATCH)
+        if gone < PURGE_BATCH:
+            self._purge_at = time.monotonic() + PURGE_EVERY
+        return gone
+
+    def _outage(self, what: str) -> None:
+        self._outages += 1
+        self.counts.outages += 1
+        log.warning("outbox: no answer (%d in a row), no attempt spent, %s", self._outages, what[:300])
+
+    async def _unless_stopped(self, waiting: Coroutine[Any, Any, None]) -> None:
+        tasks = [asyncio.create_task(waiting), asyncio.create_task(self._stop.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        if isinstance(ended[0], Exception):
+            raise ended[0]
+
+
+def _waves(claimed: Sequence[Claimed]) -> Iterator[list[Claimed]]:
+    """The first event of every subject, then the second ones: a failure can still hold back the next."""
+    lines: defaultdict[str, list[Claimed]] = defaultdict(list)
+    for row in claimed:
+        lines[row.subject].append(row)
+    for wave in zip_longest(*lines.values()):
+        yield [row for row in wave if row is not None]
+
+
+async def _close(wakeup: Wakeup | None) -> None:
+    if wakeup is not None:
+        with suppress(*STORE_AWAY):
+            await wakeup.close()

@@ -1,0 +1,95 @@
+"""Outbox wake-up: a relay sleeps until somebody commits instead of asking the table all the time.
+
+Promise: `wait` returns soon after a commit that added an event, from any process, and after `timeout` at
+the latest. PostgreSQL: LISTEN, with the NOTIFY sent in the transaction of `outbox.add`. SQLite: the counter
+behind `PRAGMA data_version`, which costs microseconds and takes no lock. Both on a connection outside the
+pool.
+
+When it does NOT hold: it is a hint, not a delivery. Behind a pooler in transaction mode LISTEN hears
+nothing, and a lost connection misses what was sent meanwhile; the relay then finds the events at its next
+poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from ..core.store import is_postgres
+from .table import CHANNEL
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection
+    from psycopg.rows import TupleRow
+
+__all__ = ["Wakeup", "open_wakeup"]
+
+LOOK = 0.02  # seconds between two looks at the SQLite counter
+
+
+class Wakeup(Protocol):
+    async def wait(self, timeout: float) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def open_wakeup(engine: AsyncEngine) -> Wakeup:
+    """Hears every commit from the moment it returns. Raises `OSError` when the database is away."""
+    if not is_postgres(engine):
+        return _DataVersion(engine.url.database or "")
+    import psycopg
+
+    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    try:
+        connection = await psycopg.AsyncConnection.connect(url, autocommit=True)
+        await connection.execute(f"LISTEN {CHANNEL}".encode())
+    except psycopg.Error as error:
+        raise ConnectionError(f"cannot listen for new events: {error}") from error
+    return _Listen(connection)
+
+
+class _Listen:
+    def __init__(self, connection: AsyncConnection[TupleRow]) -> None:
+        self._connection = connection
+
+    async def wait(self, timeout: float) -> None:
+        import psycopg
+
+        try:
+            async for _ in self._connection.notifies(timeout=timeout, stop_after=1):
+                pass
+            async for _ in self._connection.notifies(timeout=0):  # one look at the table answers a burst
+                pass
+        except psycopg.Error as error:
+            raise ConnectionError(f"no longer listening for new events: {error}") from error
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+class _DataVersion:
+    def __init__(self, path: str) -> None:
+        # Never in a transaction, whose snapshot would hide every new commit. timeout=0: never block the loop.
+        self._connection = sqlite3.connect(path, timeout=0, isolation_level=None)
+        self._seen = 0
+
+    async def wait(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while (version := self._version()) == self._seen and time.monotonic() < deadline:
+            await asyncio.sleep(LOOK)  # nothing tells us of another process' commit
+        self._seen = version
+
+    def _version(self) -> int:
+        try:
+            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+        except (
+            sqlite3.OperationalError
+        ):  # locked for a moment by a checkpoint or a recovery: look at the table
+            return -1
+
+    async def close(self) -> None:
+        self._connection.close()

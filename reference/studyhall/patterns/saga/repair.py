@@ -1,0 +1,98 @@
+"""The human-repair desk of the sagas: look at what got stuck, then say how it goes on.
+
+Promise: a repair takes the saga away from whoever drives it (new fence number), so it is safe while runners
+are up; it is recorded with the person's name and note, and the next runner goes on from there at once.
+
+When it does not hold: nobody checks a claim like "I refunded this by hand". The note is the evidence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from ..core.errors import Permanent
+from ..core.store import begin
+from .store import UnknownSaga, record, sagas, steps
+
+__all__ = ["CannotRepair", "compensate", "mark", "retry"]
+
+
+class CannotRepair(Permanent):
+    """This repair does not fit the saga as it is; the message says why and what would fit."""
+
+
+async def retry(engine: AsyncEngine, saga_id: str, *, by: str, note: str) -> None:
+    """Try the stuck step again, with all its attempts back."""
+    async with _taken(engine, saga_id, by=by, note=note, event="repair: retry") as (tx, _):
+        stuck = (steps.c.saga_id == saga_id, steps.c.state.in_(("started", "undoing")))
+        await tx.execute(update(steps).where(*stuck).values(attempts=0, undo_attempts=0, since=None))
+
+
+async def mark(
+    engine: AsyncEngine,
+    saga_id: str,
+    step: str,
+    outcome: Literal["done", "undone"],
+    *,
+    by: str,
+    note: str,
+    result: Mapping[str, Any] | None = None,
+) -> None:
+    """Say that a step was done or undone by hand. `result`: what the step's `do` would have returned."""
+    async with _taken(engine, saga_id, by=by, note=note, event=f"repair: {outcome} by hand", step=step) as (
+        tx,
+        backward,
+    ):
+        if backward != (outcome == "undone"):
+            fits = "undone" if backward else "done"
+            raise CannotRepair(
+                f"saga {saga_id} goes {'backward' if backward else 'forward'}: mark the step {fits}"
+            )
+        values = {"result": dict(result or {})} if outcome == "done" else {}
+        one = (steps.c.saga_id == saga_id, steps.c.name == step)
+        if (
+            await tx.execute(update(steps).where(*one).values(state=outcome, since=None, **values))
+        ).rowcount != 1:
+            mine = select(steps.c.name).where(steps.c.saga_id == saga_id).order_by(steps.c.position)
+            names = ", ".join((await tx.scalars(mine)).all())
+            raise CannotRepair(f"saga {saga_id} has no step {step!r}; its steps: {names}")
+
+
+async def compensate(engine: AsyncEngine, saga_id: str, *, by: str, note: str) -> None:
+    """Stop going forward and take back what was done."""
+    async with _taken(engine, saga_id, by=by, note=note, event="repair: compensate", backward=True):
+        pass
+
+
+@asynccontextmanager
+async def _taken(
+    engine: AsyncEngine,
+    saga_id: str,
+    *,
+    by: str,
+    note: str,
+    event: str,
+    step: str | None = None,
+    backward: bool = False,
+) -> AsyncIterator[tuple[AsyncConnection, bool]]:
+    """Lock the saga, let the repair happen, then make the saga due under a new fence."""
+    if not note.strip():
+        raise CannotRepair("a repair needs a note: what was found, what was done about it")
+    async with begin(engine) as tx:
+        saga = (await tx.execute(select(sagas).where(sagas.c.id == saga_id).with_for_update())).first()
+        if saga is None:
+            raise UnknownSaga(f"{saga_id}: {UnknownSaga.__doc__}")
+        if saga.state in ("completed", "compensated"):
+            raise CannotRepair(f"saga {saga_id} is {saga.state}: it has ended, there is nothing to repair")
+        yield tx, saga.backward
+        back = saga.backward or backward
+        values = {"backward": back, "state": "compensating" if back else "running"}
+        free = {"owner": None, "fence": saga.fence + 1, "due_at": time.time(), "updated_at": time.time()}
+        await tx.execute(update(sagas).where(sagas.c.id == saga_id).values(**values, **free))
+        await record(tx, saga_id, by, event, step=step, detail=note)

@@ -1,0 +1,315 @@
+"""A saga: effects in several systems that all happen, or are all taken back, whatever dies meanwhile.
+
+    buy_pack = Saga("buy-study-pack", steps=[
+        DbStep("place-order", undo=cancel),
+        DbStep("reserve-seats", do=reserve, undo=release),
+        Step("charge", do=charge, undo=refund, resolve=find_charge),
+        DbStep("confirm", do=confirm),
+    ])
+
+Promises
+- The intent is on disk before a step runs, so any process can go on where a killed one stopped.
+- A step that was started "may have happened" until it is known: forward it is looked up with `resolve` or
+  done again under the same key; backward it is undone even when no answer was ever seen.
+- Undo runs in strict reverse order, one step at a time, and is retried. When it gives up or meets `Permanent`
+  the saga waits as `needs_repair` for a human (`saga_repair`), never silently.
+- One driver at a time: lease and fence number (`saga_store`). Who slept through its lease cannot write.
+- A `DbStep` takes effect in the transaction that records it: exactly once, never in doubt.
+
+When they do not hold
+- There is no isolation: others see the seat reserved while the charge runs.
+- A `Step` is called at least once: `ctx.key` must reach the provider as its idempotency key. `undo` must work
+  for an effect that never happened (`ctx.result is None`) AND make the provider refuse it from then on: a
+  paused process or a slow network may deliver the `do` later. Where a provider cannot refuse, that gap stays.
+- `undo=None` says that there is nothing to take back. An effect that cannot be undone goes last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from ..idempotency import provider_key
+from ..retry import RetryPolicy, decide
+from .store import Lease, LeaseLost, SagaRow, StepRow, claim, create, load, record, redact
+
+__all__ = ["DbStep", "Saga", "SagaRunner", "Step", "StepContext"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What a step is told. `result`: what `do` returned, None while nobody knows whether it took effect."""
+
+    saga_id: str
+    data: Mapping[str, Any]
+    step: str
+    attempt: int
+    key: str
+    undo_key: str
+    result: Mapping[str, Any] | None
+    results: Mapping[str, Mapping[str, Any]]  # of all steps that were done, by step name
+    error: str | None  # why the saga goes backward
+
+
+Result = Mapping[str, Any] | None
+Outside = Callable[[StepContext], Awaitable[Result]]
+Inside = Callable[[StepContext, AsyncConnection], Awaitable[Result]]
+# Named moments around an effect, for logs and for tests that kill here: (moment, saga id, step name).
+Probe = Callable[[str, str, str], None]
+
+
+TRY = RetryPolicy(base=0.5, cap=60, attempts=5, max_age=3600)
+TRY_HARD = RetryPolicy(base=0.5, cap=60, attempts=20)  # for undo, where giving up wakes a human
+
+
+@dataclass(frozen=True)
+class _Limits:
+    _: KW_ONLY
+    deadline: float = 10.0  # seconds for one try, and for a dead process to hold the saga
+    retry: RetryPolicy = TRY
+    undo_retry: RetryPolicy = TRY_HARD
+
+
+@dataclass(frozen=True)
+class Step(_Limits):
+    """An effect in another system. `resolve` asks there: the effect's result, or None if there is none."""
+
+    name: str
+    do: Outside
+    undo: Outside | None = None
+    resolve: Outside | None = None
+
+
+@dataclass(frozen=True)
+class DbStep(_Limits):
+    """An effect in the saga's own database, made in the given transaction. Short, and no outside calls.
+
+    `do=None`, for the first steps only: the transaction that starts the saga makes it true itself.
+    """
+
+    name: str
+    do: Inside | None = None
+    undo: Inside | None = None
+
+
+@dataclass(frozen=True)
+class Saga:
+    """Steps in business order. Sagas in flight hold the step names: who changes them renames the saga."""
+
+    name: str
+    steps: Sequence[Step | DbStep]
+
+    def __post_init__(self) -> None:
+        names = [step.name for step in self.steps]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"saga {self.name!r} needs steps with different names, got {names}")
+        made = [step.do is None for step in self.steps]
+        if made != sorted(made, reverse=True):
+            raise ValueError(f"saga {self.name!r}: only its first steps may have do=None")
+
+
+class SagaRunner:
+    """Starts sagas and drives every due one, in any number of processes at once."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        *sagas: Saga,
+        owner: str | None = None,
+        lease_margin: float = 5.0,
+        probe: Probe = lambda moment, saga_id, step: None,
+    ) -> None:
+        self.engine = engine
+        self.owner = owner or f"{socket.gethostname()}:{os.getpid()}:{os.urandom(2).hex()}"
+        self._sagas = {saga.name: saga for saga in sagas}
+        self._margin = lease_margin
+        self._probe = probe
+        self._stop = asyncio.Event()
+
+    async def start(self, tx: AsyncConnection, name: str, saga_id: str, data: Mapping[str, Any]) -> bool:
+        """Begin a saga when the caller's transaction commits. False: this saga was started before."""
+        if name not in self._sagas:
+            raise ValueError(f"no saga {name!r} here, known: {', '.join(sorted(self._sagas))}")
+        return await create(
+            tx, saga_id, name, data, {step.name: step.do is None for step in self._sagas[name].steps}
+        )
+
+    async def run(self, saga_id: str) -> SagaRow:
+        """Drive one saga as far as it goes now. It may wait for a retry, or be in another process's hands."""
+        for lease in await self._claim(1, saga_id):
+            await self._drive(lease)
+        return await load(self.engine, saga_id)
+
+    async def resume_due(self, limit: int = 10) -> int:
+        """Drive the sagas that are due: new ones, retries, those of dead processes. Returns how many."""
+        leases = await self._claim(limit)
+        await asyncio.gather(*(self._drive(lease) for lease in leases))
+        return len(leases)
+
+    async def run_forever(self, *, poll: float = 0.5, limit: int = 10) -> None:
+        """Drive up to `limit` sagas side by side until `stop()`. An outage of the database is waited out."""
+        driving: set[asyncio.Task[None]] = set()
+        stopped = asyncio.create_task(self._stop.wait())
+        while not self._stop.is_set():
+            pause = poll
+            try:
+                # Only what can run at once: a claimed saga that waits here would lose its lease.
+                leases = await self._claim(limit - len(driving)) if len(driving) < limit else []
+                driving |= {asyncio.create_task(self._drive(lease)) for lease in leases}
+                pause = 0 if leases and len(driving) < limit else poll
+            except Exception:
+                log.exception("saga runner cannot reach its store, next try in %.1f s", poll)
+            done, _ = await asyncio.wait(
+                {*driving, stopped}, timeout=pause, return_when=asyncio.FIRST_COMPLETED
+            )
+            driving -= done
+        await asyncio.gather(*driving)
+
+    def stop(self) -> None:
+        """Finish the steps at hand, then hand the sagas back."""
+        self._stop.set()
+
+    async def _claim(self, limit: int, saga_id: str | None = None) -> list[Lease]:
+        names, seconds = list(self._sagas), self._margin
+        return await claim(
+            self.engine, owner=self.owner, names=names, seconds=seconds, limit=limit, saga_id=saga_id
+        )
+
+    async def _drive(self, lease: Lease) -> None:
+        try:
+            while await self._next(lease):
+                if self._stop.is_set():
+                    async with lease.write(owner=None, due_at=time.time()):
+                        return
+        except LeaseLost as lost:
+            log.warning("%s", lost)
+        except Exception:
+            # The store failed between two steps. Nothing is lost: the lease ends, then the saga is due again.
+            log.exception("saga %s: left to the next runner", lease.saga_id)
+
+    async def _next(self, lease: Lease) -> bool:
+        """One step forward or backward; False when the saga ended or waits."""
+        # Read anew each time: a COMMIT whose answer was lost has happened or not, and only the table knows.
+        saga = await load(self.engine, lease.saga_id)
+        defined = {step.name: step for step in self._sagas[saga.name].steps}
+        if list(defined) != [row.name for row in saga.steps]:
+            return await self._call_human(lease, "its steps are not the definition's: rename a changed saga")
+        if not saga.backward:
+            for row in saga.steps:
+                if row.state != "done":
+                    return await self._attempt(lease, saga, row, defined[row.name])
+            return await self._end(lease, "completed")
+        for row in reversed(saga.steps):
+            if row.state in ("started", "done", "undoing"):
+                return await self._attempt(lease, saga, row, defined[row.name])
+        return await self._end(lease, "compensated")
+
+    async def _attempt(self, lease: Lease, saga: SagaRow, row: StepRow, step: Step | DbStep) -> bool:
+        """Intent, effect, record: forward or backward. True when the saga can go on at once."""
+        back = saga.backward
+        word, counter, state = ("undo ", "undo_attempts", "undoing") if back else ("", "attempts", "started")
+        policy = step.undo_retry if back else step.retry
+        tried = row.undo_attempts if back else row.attempts
+        # A DbStep without a result was rolled back.
+        if back and (step.undo is None or (isinstance(step, DbStep) and row.result is None)):
+            async with lease.write() as tx:
+                await lease.set_step(tx, row, "nothing to undo", state="undone")
+            return True
+        if tried >= policy.attempts:  # counted before the effect, so a step that kills its process ends too
+            return await self._failed(lease, saga, row, f"gave up after {tried} attempts")
+
+        since = row.since or time.time()
+        intent = {"state": state, counter: tried + 1, "since": since}
+        self._probe(f"before {word}intent", saga.id, row.name)
+        async with lease.write(due_at=time.time() + step.deadline + self._margin) as tx:
+            await lease.set_step(tx, row, f"{word}started", f"attempt {tried + 1}", **intent)
+        self._probe(f"after {word}intent", saga.id, row.name)
+        try:
+            async with asyncio.timeout(step.deadline):
+                if isinstance(step, DbStep):
+                    async with lease.write() as tx:
+                        result = await _inside(step, saga, row, tx)
+                        self._probe(f"after {word}effect", saga.id, row.name)
+                        await _record(lease, tx, saga, row, result)
+                else:
+                    result, found = await _outside(step, saga, row)
+        except LeaseLost:
+            raise
+        except Exception as error:
+            next_try = decide(error, policy, tried, age=time.time() - since)
+            if next_try.delay is None:
+                return await self._failed(lease, saga, row, next_try.reason)
+            spent = {} if next_try.spend_attempt else {counter: tried}
+            why = f"{next_try.reason}; next try in {next_try.delay:.1f} s"
+            async with lease.write(owner=None, due_at=time.time() + next_try.delay) as tx:
+                await lease.set_step(tx, row, f"{word}failed", why, **spent)
+            return False
+        if isinstance(step, Step):
+            self._probe(f"after {word}effect", saga.id, row.name)
+            async with lease.write() as tx:
+                await _record(lease, tx, saga, row, result, found=found)
+        self._probe(f"after {word}record", saga.id, row.name)
+        return True
+
+    async def _failed(self, lease: Lease, saga: SagaRow, row: StepRow, why: str) -> bool:
+        if saga.backward:
+            return await self._call_human(lease, why, row.name)
+        error = redact(f"{row.name}: {why}")
+        async with lease.write(state="compensating", backward=True, error=error) as tx:
+            await lease.set_step(tx, row, "compensating", why, since=None)
+        return True
+
+    async def _call_human(self, lease: Lease, why: str, step: str | None = None) -> bool:
+        error = redact(f"undo of {step}: {why}" if step else why)
+        async with lease.write(state="needs_repair", error=error, owner=None, due_at=None) as tx:
+            await record(tx, lease.saga_id, lease.owner, "needs repair", step=step, detail=why)
+        log.error("saga %s needs repair: %s", lease.saga_id, error)
+        return False
+
+    async def _end(self, lease: Lease, state: str) -> bool:
+        async with lease.write(state=state, owner=None, due_at=None) as tx:
+            await record(tx, lease.saga_id, lease.owner, state)
+        return False
+
+
+async def _inside(step: DbStep, saga: SagaRow, row: StepRow, tx: AsyncConnection) -> Result:
+    action = step.undo if saga.backward else step.do
+    return await action(_context(saga, row), tx) if action else None
+
+
+async def _outside(step: Step, saga: SagaRow, row: StepRow) -> tuple[Result, bool]:
+    """Run `do` or `undo`, asking first what came of an earlier try. The flag: it was found done."""
+    context, found = _context(saga, row), None
+    if step.resolve is not None and row.result is None and row.state != "pending":
+        found = await step.resolve(context)
+    if saga.backward:
+        return (await step.undo(_context(saga, row, found)) if step.undo else None), False
+    return (await step.do(context), False) if found is None else (found, True)
+
+
+async def _record(
+    lease: Lease, tx: AsyncConnection, saga: SagaRow, row: StepRow, result: Result, *, found: bool = False
+) -> None:
+    if saga.backward:
+        await lease.set_step(tx, row, "undone", state="undone", since=None)
+    else:
+        event = "found done" if found else "done"
+        await lease.set_step(tx, row, event, state="done", result=dict(result or {}), since=None)
+
+
+def _context(saga: SagaRow, row: StepRow, found: Result = None) -> StepContext:
+    key = provider_key(f"{saga.name}/{saga.id}", row.name)
+    known = {step.name: step.result for step in saga.steps if step.result is not None}
+    attempt = 1 + (row.undo_attempts if saga.backward else row.attempts)
+    result = row.result if found is None else found
+    return StepContext(saga.id, saga.data, row.name, attempt, key, f"{key}-undo", result, known, saga.error)
