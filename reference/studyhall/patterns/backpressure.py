@@ -28,16 +28,14 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from .core.errors import ResourceBusy
-from .priority import LOWEST
+from .core.errors import Expired, Overloaded
+from .core.execution import CallNext, JobContext, Step
 
-__all__ = ["Admission", "Admit", "Limits", "Load", "Overloaded"]
+__all__ = ["Admission", "Admit", "Limits", "Load", "Overloaded", "max_age"]
+
+LOWEST = 2_097_151  # the last priority that BullMQ takes
 
 Admit = Callable[[str, int, int], Awaitable[None]]  # (queue, jobs, priority); raises to refuse
-
-
-class Overloaded(ResourceBusy):
-    """The queue is too long to take more. Nothing was stored; send it again after `retry_after` seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +113,18 @@ class Admission:
         # Spread: refused callers must not all come back in the same second.
         wait = self._retry_after * random.uniform(1.0, 2.0)
         return Overloaded(f"{why}. Nothing was stored: send it again in {wait:.0f} s.", retry_after=wait)
+
+
+def max_age() -> Step:
+    """Drop work that outlived its worth: its request named a `max_age`, counted from when it was due."""
+
+    async def max_age(run: JobContext, call_next: CallNext) -> Any:
+        worth = run.meta.get("max_age")
+        if isinstance(worth, int | float) and (age := time.time() - run.due) > worth:
+            raise Expired(f"waited {age:.0f} s, worth {worth:g} s: {Expired.__doc__}")
+        return await call_next(run)
+
+    return max_age
 
 
 # The head of each priority: `prioritized` is scored priority * 2^32 + a counter, so one look per priority finds

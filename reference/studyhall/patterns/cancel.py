@@ -19,7 +19,6 @@ When it does NOT hold
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -31,23 +30,14 @@ from bullmq import Queue
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from .core.clock import Periodic
 from .core.errors import JobError
+from .core.job import CANCELLED, STOP, cancelled
 from .idempotency import Inbox, fingerprint
 
-__all__ = [
-    "CANCELLED",
-    "CancelWatcher",
-    "Cancellation",
-    "NoSuchJob",
-    "cancel",
-    "cancelled",
-    "marker",
-    "stop_reason",
-]
+__all__ = ["CancelWatcher", "Cancellation", "NoSuchJob", "cancel", "rule_out"]
 
 log = logging.getLogger("cancel")
-CANCELLED = "cancelled"  # the only field of a cancelled job's result
-STOP = "cancelled: "  # how a running processor is told; other cancellations are drains and lost locks
 MEMORY = 24 * 3600  # seconds that a request to stop waits for a worker to notice
 LARGEST_FLOW = 1_000
 
@@ -66,36 +56,19 @@ class Cancellation:
     reason: str
 
 
-def cancelled(result: object) -> str | None:
-    """The reason, if this is the result of a cancelled job."""
-    reason = result.get(CANCELLED) if isinstance(result, dict) and len(result) == 1 else None
-    return reason if isinstance(reason, str) else None
-
-
-def stop_reason(error: asyncio.CancelledError) -> str | None:
-    """Why somebody cancelled the running job; None if the worker is draining or lost the job's lock."""
-    text = str(error)
-    return text.removeprefix(STOP) if text.startswith(STOP) else None
-
-
-def marker(queue: str, job_id: str, data: Mapping[str, Any]) -> tuple[str, str]:
-    """(key, fingerprint) of the idempotency marker of a job."""
-    return data.get("key") or f"{queue}/{job_id}", fingerprint(data["payload"])
-
-
 async def rule_out(
-    engine: AsyncEngine, queue: str, name: str, job_id: str, key: str | None, payload: object, reason: str
+    store: AsyncEngine, queue: str, name: str, job_id: str, key: str | None, payload: object, reason: str
 ) -> Cancellation:
     """The marker alone: from here on the job has no effect, queued or not, in whatever state it is."""
     place = key or f"{queue}/{job_id}"
-    stands = await Inbox(engine, name).record(place, fingerprint(payload), {CANCELLED: reason})
+    stands = await Inbox(store, name).record(place, fingerprint(payload), {CANCELLED: reason})
     if cancelled(stands) is None:
         return Cancellation(queue, job_id, "too-late", "the job had done its work")
     return Cancellation(queue, job_id, "cancelled", reason)
 
 
 async def cancel(
-    redis: Redis, engine: AsyncEngine, queue: str, job_id: str, reason: str, *, prefix: str = "bull"
+    redis: Redis, store: AsyncEngine, queue: str, job_id: str, reason: str, *, prefix: str = "bull"
 ) -> list[Cancellation]:
     """Cancel the job and the unfinished rest of its flow, the last stage first, so that none starts after."""
     reason = reason.strip()[:500] or "no reason given"
@@ -111,18 +84,18 @@ async def cancel(
     while level and len(found) < LARGEST_FLOW:
         found += level
         level = [child for key in level for child in await client.smembers(f"{key}:dependencies")]
-    return [done for key in found if (done := await _cancel_one(client, engine, key, reason, prefix))]
+    return [done for key in found if (done := await _cancel_one(client, store, key, reason, prefix))]
 
 
 async def _cancel_one(
-    redis: Any, engine: AsyncEngine, key: str, reason: str, prefix: str
+    redis: Any, store: AsyncEngine, key: str, reason: str, prefix: str
 ) -> Cancellation | None:
     queue, _, job_id = key.removeprefix(f"{prefix}:").partition(":")
     name, text = await redis.hmget(key, "name", "data")
     if text is None:
         return None  # finished and forgotten while we looked
     data = json.loads(text)
-    done = await rule_out(engine, queue, name, job_id, data.get("key"), data["payload"], reason)
+    done = await rule_out(store, queue, name, job_id, data.get("key"), data["payload"], reason)
     if done.state == "too-late":
         return done
     base = f"{prefix}:{queue}:"
@@ -150,33 +123,19 @@ class _Worker(Protocol):
     def cancel(self, job_id: str, reason: str) -> bool: ...
 
 
-class CancelWatcher:
+class CancelWatcher(Periodic):
     """Stops what is running here and was cancelled elsewhere. One per worker process; drains like a worker."""
 
     def __init__(self, redis: Redis, workers: Sequence[_Worker], *, every: float = 0.5) -> None:
+        super().__init__("looking for cancelled jobs", self._look_at_all, every=every)
         self._redis: Any = redis
-        self._workers, self._every = workers, every
-        self._stop = asyncio.Event()
+        self._workers = workers
 
-    async def run(self) -> None:
-        while not self._stop.is_set():
-            for worker in self._workers:
-                try:
-                    await self._look(worker)
-                except Exception as error:  # Redis is away: the marker holds all the same
-                    log.warning("looking for cancelled jobs did not work: %s", error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._every):
-                    await self._stop.wait()
-
-    async def _look(self, worker: _Worker) -> None:
-        if running := list(worker.active):
-            # A poll, not pub/sub: a message sent while the connection is being restored is gone for good.
-            reasons = await self._redis.hmget(f"{worker.prefix}:{worker.name}:cancel", running)
-            for job_id, reason in zip(running, reasons, strict=True):
-                if reason is not None:
-                    worker.cancel(job_id, STOP + reason)
-
-    async def drain(self, grace: float) -> list[str]:
-        self._stop.set()
-        return []
+    async def _look_at_all(self) -> None:
+        for worker in self._workers:
+            if running := list(worker.active):
+                # A poll, not pub/sub: a message sent while the connection is being restored is gone for good.
+                reasons = await self._redis.hmget(f"{worker.prefix}:{worker.name}:cancel", running)
+                for job_id, reason in zip(running, reasons, strict=True):
+                    if reason is not None:
+                        worker.cancel(job_id, STOP + reason)

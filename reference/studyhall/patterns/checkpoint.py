@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, Float, Table, Text, delete
@@ -23,12 +22,22 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from .core.errors import Permanent, Transient
+from .core.execution import CallNext, JobContext, Step, needs
+from .core.job import Save
 from .core.store import begin, metadata
 
-__all__ = ["CheckpointTooLarge", "Overtaken", "checkpoints", "claim", "close", "fence", "purge", "save"]
+__all__ = [
+    "CheckpointTooLarge",
+    "Overtaken",
+    "checkpointed",
+    "checkpoints",
+    "claim",
+    "close",
+    "purge",
+    "save",
+]
 
 MAX_BYTES = 1_000_000
-STARTS = 100_000  # of one job; only has to be more than it will ever be started
 
 checkpoints = Table(
     "checkpoints",
@@ -48,14 +57,39 @@ class Overtaken(Transient):
     """A later run of this job has begun: this one lost its lock, and what it did since is thrown away."""
 
 
-def fence(created_ms: int, starts: int) -> int:
-    """The number of a run: higher for every later start of the job, and of a job that replaces it."""
-    return created_ms * STARTS + min(starts, STARTS - 1)
+def checkpointed(store: AsyncEngine) -> Step:
+    """Gives handlers `ctx.checkpointed`, where an earlier run was, and `ctx.checkpoint`, to say where this one is."""
+
+    @needs("payload")
+    async def checkpointed(run: JobContext, call_next: CallNext) -> Any:
+        run.store = store
+        touched = run.job.attemptsStarted != 1  # a first start has nothing to resume, and nobody to shut out
+        if touched:
+            run.checkpointed = await claim(store, run.scope, run.fence)
+
+        async def remember(state: Any, effect: Save | None) -> None:
+            nonlocal touched
+            async with begin(store) as tx:
+                if effect:
+                    await effect(tx)
+                await save(tx, run.scope, state, run.fence)
+            run.checkpointed, touched = state, True
+
+        run._checkpoint = remember
+        answer = await call_next(run)
+        if touched and run.transactional:
+            run.saves.append(lambda tx: close(tx, run.scope, run.fence))
+        elif touched:
+            async with begin(store) as tx:
+                await close(tx, run.scope, run.fence)
+        return answer
+
+    return checkpointed
 
 
-async def claim(engine: AsyncEngine, key: str, fence: int) -> Any | None:
+async def claim(store: AsyncEngine, key: str, fence: int) -> Any | None:
     """Begin a run: the last state saved for `key`, or None; from now on earlier runs cannot save."""
-    async with begin(engine) as tx:
+    async with begin(store) as tx:
         row = (await tx.execute(_upsert(tx, key, fence).returning(checkpoints.c.state))).first()
     if row is None:
         raise Overtaken(Overtaken.__doc__)
@@ -75,10 +109,10 @@ async def close(tx: AsyncConnection, key: str, fence: int) -> None:
     await _write(tx, key, fence, None)
 
 
-async def purge(engine: AsyncEngine, older_than: timedelta) -> int:
-    """Drop what nobody will resume: states of jobs that are gone, fences of runs that ended."""
-    async with begin(engine) as tx:
-        aged = checkpoints.c.saved_at < time.time() - older_than.total_seconds()
+async def purge(store: AsyncEngine, older_than: float) -> int:
+    """Drop what is older than that many seconds: states of jobs that are gone, fences of runs that ended."""
+    async with begin(store) as tx:
+        aged = checkpoints.c.saved_at < time.time() - older_than
         return (await tx.execute(delete(checkpoints).where(aged))).rowcount
 
 

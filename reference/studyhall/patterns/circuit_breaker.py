@@ -24,7 +24,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -33,8 +33,9 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from .core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze
+from .core.execution import CallNext, JobContext, Step
 
-__all__ = ["BreakerOpen", "BreakerState", "CircuitBreaker"]
+__all__ = ["BreakerOpen", "BreakerState", "CircuitBreaker", "guarded"]
 
 log = logging.getLogger("circuit_breaker")
 ANSWER_SECONDS = 1.0
@@ -183,6 +184,18 @@ class CircuitBreaker:
             return "ok"
         # CancelledError and KeyboardInterrupt are no Exceptions: somebody else ended the call.
         return "none" if isinstance(error, NO_VERDICT) or not isinstance(error, Exception) else "failed"
+
+
+def guarded(breaker: CircuitBreaker, jobs: Container[str] | None = None) -> Step:
+    """Run the jobs of these names (None: all) only while the breaker lets calls through; they wait otherwise."""
+
+    async def guarded(run: JobContext, call_next: CallNext) -> Any:
+        if jobs is not None and run.name not in jobs:
+            return await call_next(run)
+        async with breaker:
+            return await call_next(run)
+
+    return guarded
 
 
 @contextlib.asynccontextmanager

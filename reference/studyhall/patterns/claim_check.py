@@ -28,12 +28,10 @@ from typing import Annotated, Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field
 from redis.asyncio import Redis
-from sqlalchemy import select, tuple_
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from .core.errors import Permanent
-from .core.store import read
-from .dead_letter import dead_letters
+from .core.execution import CallNext, JobContext, Step, before
+from .core.job import AddNext, AddStep, Outgoing
 
 __all__ = [
     "BlobDamaged",
@@ -45,7 +43,9 @@ __all__ = [
     "PayloadTooLarge",
     "SweptBlobs",
     "check_size",
+    "max_payload",
     "needed_by_jobs",
+    "small",
 ]
 
 MAX_PAYLOAD = 64 * 1024  # bytes of a job's data as JSON
@@ -179,8 +179,9 @@ class Blobs:
         return old
 
 
-def needed_by_jobs(redis: Redis, store: AsyncEngine, *, prefix: str = "bull") -> InUse:
-    """For blobs owned by jobs (kind: the queue): the job is in Redis, or a dead letter, which may be replayed."""
+def needed_by_jobs(redis: Redis, *others: InUse, prefix: str = "bull") -> InUse:
+    """For blobs owned by jobs (kind: the queue): the job is in Redis, or one of `others` needs it, asked after Redis,
+    the way jobs go: `dead_letter.needed_by_letters(store)`."""
 
     async def in_use(refs: Sequence[str]) -> set[str]:
         owners = {ref: (ref.split("/")[0], ref.split("/")[1]) for ref in refs}
@@ -189,14 +190,33 @@ def needed_by_jobs(redis: Redis, store: AsyncEngine, *, prefix: str = "bull") ->
                 pipe.exists(f"{prefix}:{queue}:{ident}")
             there = await pipe.execute()
         found = {ref for ref, is_there in zip(refs, there, strict=True) if is_there}
-        t = dead_letters.c
-        # Letters after Redis, the way jobs go: one that moves meanwhile is found in one of the two.
-        letters = select(t.queue, t.job_id).where(tuple_(t.queue, t.job_id).in_(list(owners.values())))
-        async with read(store) as connection:
-            dead = {(row.queue, row.job_id) for row in await connection.execute(letters)}
-        return found | {ref for ref, owner in owners.items() if owner in dead}
+        for other in others:
+            found |= set(await other(refs))
+        return found
 
     return in_use
+
+
+def max_payload(limit: int = MAX_PAYLOAD) -> Step:
+    """Refuse jobs of foreign producers that carry a load."""
+
+    @before("payload")
+    async def max_payload(run: JobContext, call_next: CallNext) -> Any:
+        check_size(run.job.data, limit)
+        return await call_next(run)
+
+    return max_payload
+
+
+def small(limit: int = MAX_PAYLOAD) -> AddStep:
+    """For a producer: refuse what does not belong in the queue."""
+
+    async def small(jobs: Sequence[Outgoing], call_next: AddNext) -> None:
+        for job in jobs:
+            check_size(job.data, limit)
+        await call_next()
+
+    return small
 
 
 def _create(path: Path) -> BinaryIO:

@@ -18,14 +18,16 @@ import logging
 import math
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .core.errors import Transient
+from .core.execution import CallNext, JobContext, Step
+from .core.job import Deadline
 
-__all__ = ["Deadline", "DeadlineExceeded", "owned_process", "remaining", "run_within"]
+__all__ = ["Deadline", "DeadlineExceeded", "owned_process", "remaining", "run_within", "within_deadline"]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -33,24 +35,6 @@ log = logging.getLogger(__name__)
 _ends_at: ContextVar[float] = ContextVar("deadline_ends_at", default=math.inf)
 _abandoned: set[asyncio.Task[Any]] = set()  # the loop holds tasks weakly; an abandoned one must stay visible
 _LAST_CALL = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """Limit of a job type. Attempt n gets `seconds * growth**(n-1)`, never more than `longest`."""
-
-    seconds: float
-    growth: float = 1.0
-    longest: float = math.inf
-    grace: float = 5.0
-
-    def __post_init__(self) -> None:
-        if not (self.seconds > 0 and self.growth >= 1 and self.longest >= self.seconds and self.grace >= 0):
-            raise ValueError(f"need seconds > 0, growth >= 1, longest >= seconds, grace >= 0, got {self}")
-
-    def limit_for(self, attempt: int) -> float:
-        """Seconds for this attempt, counted from 1."""
-        return min(self.seconds * self.growth ** min(max(attempt - 1, 0), 64), self.longest)
 
 
 class DeadlineExceeded(Transient):
@@ -112,6 +96,17 @@ async def run_within(
             f" and ignored its cancellation for {grace:g} s: abandoned. It must not swallow CancelledError"
         )
     raise DeadlineExceeded(text, limit=seconds, partial=kept, abandoned=not stopped) from cause
+
+
+def within_deadline(default: float = 60.0, *, grace: float = 5.0) -> Step:
+    """Stop the work at the limit of its kind of job, `default` seconds where that has none."""
+
+    async def within_deadline(run: JobContext, call_next: CallNext) -> Any:
+        run.limit = run.deadline.limit_for(run.attempt) if run.deadline else default
+        run.started = time.monotonic()
+        return await run_within(run.limit, call_next, run, grace=grace, name=run.name)
+
+    return within_deadline
 
 
 def remaining() -> float:

@@ -14,14 +14,18 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
-from .core.errors import JobError
-from .producer import MAX_DELAY, InvalidDelay, JobRef, Producer
+from redis.asyncio import Redis
+
+from .core.errors import InvalidDelay, JobError
+from .core.job import DAY, JobRef
 
 __all__ = ["AlreadyStarted", "after", "at", "due_at", "reschedule", "withdraw"]
 
+MAX_DELAY = 366 * DAY
 SLACK = 1.0  # a moment that passed while the request was on its way means "now"
 
 # What BullMQ's changeDelay does on Node; bullmq for Python does not offer it. The due time also goes into the
@@ -42,6 +46,15 @@ return 1
 """
 
 
+class Queues(Protocol):
+    """What is needed of a producer."""
+
+    redis: Redis
+
+    def queue(self, name: str) -> Any: ...
+    def bounded(self) -> AbstractAsyncContextManager[None]: ...
+
+
 class AlreadyStarted(JobError):
     """The job is not waiting for its time any more: it has started, or ended. Use `cancel` to stop it."""
 
@@ -59,7 +72,7 @@ def at(moment: datetime, *, now: float | None = None) -> float:
     return 0.0 if -SLACK <= delay < 0 else _checked(delay)
 
 
-async def reschedule(producer: Producer, ref: JobRef, delay: float) -> None:
+async def reschedule(producer: Queues, ref: JobRef, delay: float) -> None:
     """Let the waiting job start `delay` seconds from now instead."""
     queue = producer.queue(ref.queue)
     due = round((time.time() + _checked(delay)) * 1000)
@@ -70,7 +83,7 @@ async def reschedule(producer: Producer, ref: JobRef, delay: float) -> None:
         raise AlreadyStarted(f"{ref.id}: {AlreadyStarted.__doc__}")
 
 
-async def withdraw(producer: Producer, ref: JobRef) -> None:
+async def withdraw(producer: Queues, ref: JobRef) -> None:
     """Take the delayed or waiting job back. Its key may be used again."""
     queue = producer.queue(ref.queue)
     async with producer.bounded():
@@ -81,7 +94,7 @@ async def withdraw(producer: Producer, ref: JobRef) -> None:
         raise AlreadyStarted(f"{ref.id} is {state}: {AlreadyStarted.__doc__}")
 
 
-async def due_at(producer: Producer, ref: JobRef) -> float | None:
+async def due_at(producer: Queues, ref: JobRef) -> float | None:
     """When the delayed job will start, in seconds since 1970; None if it is not waiting for that."""
     async with producer.bounded():
         score = await producer.redis.zscore(producer.queue(ref.queue).toKey("delayed"), ref.id)

@@ -16,23 +16,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from bullmq import FlowProducer
 from redis.asyncio import Redis
 
 from .core.errors import Permanent
-
-if TYPE_CHECKING:
-    from .producer import JobRequest
+from .core.job import JobRequest, Outgoing
 
 __all__ = [
     "FlowConflict",
     "FlowTooLarge",
     "OnFailure",
     "UnknownPolicy",
+    "add_flow",
     "chain",
-    "check_parents",
-    "check_size",
     "edge_options",
     "fan_in",
     "on_failure",
@@ -99,6 +97,34 @@ def edge_options(policy: str | OnFailure) -> dict[str, Any]:
     except ValueError:
         known = ", ".join(OnFailure)
         raise UnknownPolicy(f"{str(policy)[:50]!r}: {UnknownPolicy.__doc__} Known: {known}.") from None
+
+
+class _Producer(Protocol):
+    redis: Redis
+    prefix: str
+    options: dict[str, Any]
+
+
+async def add_flow(producer: _Producer, root: Outgoing) -> None:
+    """For `Producer(flows=add_flow)`: add the job and all below it, or none."""
+    check_size(root.request)
+    node = _tree(root)
+    await check_parents(node, producer.redis, producer.prefix)
+    await FlowProducer(producer.options).add(node)
+
+
+def _tree(job: Outgoing) -> dict[str, Any]:
+    children = []
+    for child in job.children:
+        child.opts |= edge_options(child.request.on_failure)
+        children.append(_tree(child))
+    return {
+        "name": job.ref.name,
+        "queueName": job.ref.queue,
+        "data": job.data,
+        "opts": job.opts,
+        "children": children,
+    }
 
 
 def check_size(flow: JobRequest) -> None:

@@ -1,8 +1,18 @@
-"""The one way jobs get into a queue: validated, named by business key, signed, bounded, and never hanging.
+"""The one way jobs get into a queue: named by business key, bounded, never hanging, and dressed by a list of steps.
+
+    producer = Producer(
+        url, validated(jobs), tracing_adds(), small(), signing(signer),
+        admission=Admission(…), flows=add_flow,
+    )
+    await producer.enqueue(JobRequest("resize", {"image": 7}, key="image-7"))
 
 Promise: `enqueue` answers within `timeout` seconds whatever state Redis is in. When it returns, the job is in
 the queue, once per business key. When it raises `QueueUnavailable`, enqueue again with the same key: an add
-that landed although its answer was lost is the same job, not a second one.
+that landed although its answer was lost is the same job, not a second one. The same key with another payload is
+refused (`KeyTaken`), not silently taken for a repetition.
+
+A step is `async def step(jobs, call_next)`: it checks or fills in the `Outgoing` jobs, then `await call_next()`.
+Without steps the payload goes into the queue as it is, with the `queue` that the request names.
 
 It does not hold across the loss of Redis' data (see the outbox for work that must not depend on it), and a
 key is only remembered as long as the job is retained; later repeats are stopped by the idempotency marker.
@@ -13,92 +23,45 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from bullmq import FlowProducer, Queue
-from pydantic import BaseModel
+from bullmq import Queue
 from redis.exceptions import RedisError
 
-from . import claim_check, flow, retention, tracing
-from .backpressure import Admit
 from .core.connections import producer_client
-from .core.errors import InvalidDelay, JobError, Permanent
-from .flow import OnFailure
+from .core.errors import FailedTwin, InvalidDelay, Permanent, QueueUnavailable
+from .core.job import AddNext, AddStep, JobRef, JobRequest, Outgoing, correlation, current_correlation_id
 from .job_ids import job_id
-from .observability import correlation, current_correlation_id, new_correlation_id, trace_meta
-from .priority import Priority, priority_of
-from .retention import Retention
-from .signed_payload import Signer
-from .typed_jobs import JobType, JobTypes
+from .priority import priority_of
+from .retention import DEFAULT, Retention
 
 __all__ = [
     "FailedTwin",
-    "InvalidDelay",
     "InvalidMaxAge",
     "JobRef",
     "JobRequest",
+    "KeyTaken",
     "Producer",
     "QueueUnavailable",
-    "job_options",
 ]
 
 MAX_ADDS = 16  # at once, by one producer: more would only open more connections
 MAX_DELAY = 366 * 24 * 3600.0
 
-
-class QueueUnavailable(JobError):
-    """The queue did not answer in time. Nothing is lost: try again with the same key."""
-
-
-class FailedTwin(JobError):
-    """A job with this key failed and was not archived yet. Replay it from the dead letters instead."""
+Admit = Callable[[str, int, int], Awaitable[None]]  # (queue, jobs, priority); raises to refuse
+AddFlow = Callable[["Producer", Outgoing], Awaitable[None]]
 
 
 class InvalidMaxAge(Permanent):
     """`max_age` is not a number of seconds above 0. Leave it out for work that never gets too old."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobRef:
-    """Where the job is."""
-
-    queue: str
-    name: str
-    id: str
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class JobRequest:
-    """What to run. `key` is what makes the request unique in the business, such as the order number."""
-
-    name: str
-    payload: BaseModel | Mapping[str, Any]
-    key: str
-    delay: float = 0.0
-    priority: str | Priority = Priority.NORMAL
-    max_age: float | None = None  # seconds after which running it is pointless
-    children: Sequence[JobRequest] = field(default=())
-    on_failure: str | OnFailure = OnFailure.WAIT  # as a child: what its failure does to its parent
-    meta: Mapping[str, Any] = field(default_factory=dict)
-
-
-def job_options(
-    job_type: JobType[Any], priority: Priority, retention: Retention = retention.DEFAULT
-) -> dict[str, Any]:
-    """BullMQ's options for a job of this type; its id and delay come on top."""
-    return {
-        "attempts": job_type.retry.attempts,
-        # What a stock worker would do; ours computes the delay itself, with jitter.
-        "backoff": {"type": "exponential", "delay": int(job_type.retry.base * 1000)},
-        "priority": int(priority),
-        **retention.job_options(),
-    }
+class KeyTaken(Permanent):
+    """A job with this key and another payload is in the queue. One key names one request: take a new key."""
 
 
 class Producer:
@@ -106,166 +69,163 @@ class Producer:
 
     def __init__(
         self,
-        jobs: JobTypes,
         url: str,
-        *,
-        signer: Signer | None = None,
+        *steps: AddStep,
+        admission: Admit | None = None,
+        flows: AddFlow | None = None,
         prefix: str = "bull",
         timeout: float = 1.5,
-        meta: Callable[[], Mapping[str, Any]] = dict,
-        admission: Admit | None = None,
-        retention: Retention = retention.DEFAULT,
-        max_payload: int = claim_check.MAX_PAYLOAD,
+        retention: Retention = DEFAULT,
     ) -> None:
-        self._jobs = jobs
-        self._signer = signer
+        """`admission` is asked before every add and raises `Overloaded` to refuse. `flows` adds requests with
+        children: `flow.add_flow`."""
+        self._steps, self._flows = steps, flows
+        self._queue_of = next((step.queue_of for step in steps if hasattr(step, "queue_of")), None)
         self._timeout = timeout
         self._turns = asyncio.Semaphore(MAX_ADDS)
         self._retention = retention
-        self._max_payload = max_payload  # bytes of a job's data as JSON
-        self._meta = meta  # adds to every job's meta
-        self.admission = admission  # asked before every add; it raises `Overloaded` to refuse
+        self.admission = admission
         self.prefix = prefix
         self.redis = producer_client(url)
-        self._opts = {"connection": self.redis, "prefix": prefix}
+        self.options = {"connection": self.redis, "prefix": prefix}
         self._queues: dict[str, Queue] = {}
-        self._flows: FlowProducer | None = None
 
     def queue(self, name: str) -> Queue:
         """The BullMQ queue of that name on our connection."""
         if name not in self._queues:
-            self._queues[name] = Queue(name, self._opts)
+            self._queues[name] = Queue(name, self.options)
         return self._queues[name]
 
     def queue_of(self, name: str) -> str:
         """The queue in which jobs of that type live."""
-        return self._jobs[name].queue
-
-    async def enqueue(self, request: JobRequest) -> JobRef:
-        """Add one job, or one flow when the request has children: these run first, all or none are added."""
-        ref = self.ref(request)
-        with correlation(current_correlation_id()) as cid, tracing.enqueueing(ref.name, ref.queue, ref.id):
-            return await (self._enqueue_flow if request.children else self._enqueue_one)(request, cid)
-
-    async def _enqueue_one(self, request: JobRequest, cid: str) -> JobRef:
-        node = self._node(request, cid)
-        queue = self.queue(node["queueName"])
-        ident = node["opts"]["jobId"]
-        async with self.bounded():
-            await self._admit([node])
-            # Re-adding an id that sits in the failed set is silently ignored by BullMQ, so it is asked for in
-            # the same breath; both commands travel together.
-            await asyncio.gather(
-                queue.add(node["name"], node["data"], node["opts"]), self._refuse_failed_twins([node])
+        if self._queue_of is None:
+            raise ValueError(
+                f"which queue is {name} for? Name it: JobRequest(…, queue=…), or add validated(jobs)"
             )
-        return JobRef(node["queueName"], node["name"], ident, request.key)
-
-    def checked(self, request: JobRequest) -> JobRequest:
-        """The request as it can be stored and enqueued later: all of it validated, its payload as JSON."""
-        data = self._node(request, "")["data"]
-        return replace(
-            request, payload=data["payload"], children=[self.checked(child) for child in request.children]
-        )
+        return str(self._queue_of(name))
 
     def ref(self, request: JobRequest) -> JobRef:
         """Where the job of this request is, or will be."""
-        ident = job_id(request.name, request.key)
-        return JobRef(self._jobs[request.name].queue, request.name, ident, request.key)
+        queue = request.queue or self.queue_of(request.name)
+        return JobRef(queue, request.name, job_id(request.name, request.key), request.key)
+
+    async def enqueue(self, request: JobRequest) -> JobRef:
+        """Add one job, or one flow when the request has children: these run first, all or none are added."""
+        job = self._outgoing(request)
+
+        async def add() -> None:
+            async with self.bounded():
+                await self._admit([job])
+                if job.children:
+                    assert self._flows is not None
+                    await self._flows(self, job)
+                    await self._refuse_twins(list(_all([job])))
+                    return
+                added = self.queue(job.ref.queue).add(job.ref.name, job.data, job.opts)
+                # Adding an id that is there is silently ignored by BullMQ, also one that sits in the failed set. So
+                # it is asked for in the same breath; both travel together.
+                await asyncio.gather(added, self._refuse_twins([job]))
+
+        with correlation(current_correlation_id()):
+            await self._through(list(_all([job])), add)
+        return job.ref
+
+    async def enqueue_many(self, requests: Sequence[JobRequest]) -> list[JobRef]:
+        """Add many jobs in one round trip per queue; about five times as fast as one by one."""
+        if any(request.children for request in requests):
+            raise ValueError("enqueue_many takes plain jobs; add flows one by one with enqueue")
+        batches: dict[str, list[Outgoing]] = {}
+        for job in (outgoing := [self._outgoing(request) for request in requests]):
+            batches.setdefault(job.ref.queue, []).append(job)
+
+        async def add() -> None:
+            for name, jobs in batches.items():
+                async with self.bounded(self._timeout + len(jobs) / 1_000):
+                    await self._admit(jobs)
+                    bulk = [{"name": job.ref.name, "data": job.data, "opts": job.opts} for job in jobs]
+                    await asyncio.gather(self.queue(name).addBulk(bulk), self._refuse_twins(jobs))
+
+        if outgoing:
+            with correlation(current_correlation_id()):
+                await self._through(outgoing, add)
+        return [job.ref for job in outgoing]
+
+    async def checked(self, request: JobRequest) -> JobRequest:
+        """The request as it can be stored and enqueued later: all of it validated, its payload as JSON."""
+        job = self._outgoing(request)
+        await self.dress([job])
+        return _as_json(job)
+
+    async def dress(self, jobs: Sequence[Outgoing]) -> None:
+        """Let the jobs pass the steps without adding them."""
+        await self._through(list(_all(jobs)), _nothing)
 
     async def admit(self, request: JobRequest) -> None:
         """Ask whether the queues take it, without adding it: `Overloaded` or `QueueUnavailable` if not."""
         async with self.bounded():
-            await self._admit([self._tree(request, "")], look=True)
+            await self._admit([self._outgoing(request)], look=True)
 
-    async def enqueue_many(self, requests: Sequence[JobRequest]) -> list[JobRef]:
-        """Add many jobs in one round trip per queue; about five times as fast as one by one."""
-        refs: list[JobRef] = []
-        batches: dict[str, list[dict[str, Any]]] = {}
-        for request in requests:
-            if request.children:
-                raise ValueError("enqueue_many takes plain jobs; add flows one by one with enqueue")
-            node = self._node(request, current_correlation_id() or new_correlation_id())
-            batches.setdefault(node["queueName"], []).append(node)
-            refs.append(JobRef(node["queueName"], node["name"], node["opts"]["jobId"], request.key))
-        for name, nodes in batches.items():
-            async with self.bounded(self._timeout + len(nodes) / 1_000):
-                await self._admit(nodes)
-                await asyncio.gather(self.queue(name).addBulk(nodes), self._refuse_failed_twins(nodes))
-        return refs
-
-    async def _enqueue_flow(self, request: JobRequest, cid: str) -> JobRef:
-        if self._flows is None:
-            self._flows = FlowProducer(self._opts)
-        flow.check_size(request)
-        node = self._tree(request, cid)
-        async with self.bounded():
-            await self._admit([node])
-            await flow.check_parents(node, self.redis, self.prefix)
-            await self._flows.add(node)
-            await self._refuse_failed_twins(list(_all([node])))
-        return JobRef(node["queueName"], node["name"], node["opts"]["jobId"], request.key)
-
-    async def _refuse_failed_twins(self, nodes: Sequence[dict[str, Any]]) -> None:
-        for name in {node["queueName"] for node in nodes}:
-            queue, ours = self.queue(name), {n["opts"]["jobId"]: n for n in nodes if n["queueName"] == name}
-            scores = await self.redis.zmscore(queue.toKey("failed"), list(ours))
-            failed = [ident for ident, score in zip(ours, scores, strict=True) if score is not None]
-            if not failed:
-                continue
-            async with self.redis.pipeline(transaction=False) as pipe:
-                for ident in failed:
-                    pipe.hget(queue.toKey(ident), "data")
-                stored = await pipe.execute()
-            # One with our own data (its time and correlation id are in there) was added, and has failed since.
-            found = zip(failed, stored, strict=True)
-            if twins := [i for i, data in found if data is None or json.loads(data) != ours[i]["data"]]:
-                raise FailedTwin(f"{', '.join(twins[:5])}: {FailedTwin.__doc__}")
-
-    async def _admit(self, nodes: Sequence[dict[str, Any]], *, look: bool = False) -> None:
-        if self.admission is None:
-            return
-        wanted = Counter((node["queueName"], node["opts"]["priority"]) for node in _all(nodes))
-        for (queue, priority), jobs in wanted.items():
-            await self.admission(queue, 0 if look else jobs, priority)
-
-    def _tree(self, request: JobRequest, cid: str) -> dict[str, Any]:
-        node = self._node(request, cid)
-        node["children"] = [self._tree(child, cid) for child in request.children]
-        for child, made in zip(request.children, node["children"], strict=True):
-            made["opts"] |= flow.edge_options(child.on_failure)
-        return node
-
-    def _node(self, request: JobRequest, cid: str) -> dict[str, Any]:
-        job_type: JobType[Any] = self._jobs[request.name]
-        delay = request.delay
+    def outgoing(self, ref: JobRef, request: JobRequest) -> Outgoing:
+        """The job of this request, undressed: checked limits, and the options that every job gets."""
+        delay, max_age = request.delay, request.max_age
         if not isinstance(delay, int | float) or not 0 <= delay <= MAX_DELAY:
             raise InvalidDelay(f"delay {str(delay)[:50]}: {InvalidDelay.__doc__}")
-        max_age = request.max_age
         if max_age is not None and not (isinstance(max_age, int | float) and 0 < max_age < math.inf):
             raise InvalidMaxAge(f"max_age {str(max_age)[:50]}: {InvalidMaxAge.__doc__}")
-        ident = job_id(request.name, request.key)
-        meta = {
-            "cid": cid,
-            "at": int(time.time() * 1000),
-            **({"max_age": max_age} if max_age else {}),
-            **trace_meta(),
-            **self._meta(),
-            **request.meta,
+        opts = {
+            "jobId": ref.id,
+            "priority": int(priority_of(request.priority)),
+            **self._retention.job_options(),
         }
-        data = {**self._jobs.encode(request.name, request.payload), "key": request.key, "meta": meta}
-        data = self.sign(request.name, ident, data)
-        claim_check.check_size(data, self._max_payload)
-        opts = {"jobId": ident, **job_options(job_type, priority_of(request.priority), self._retention)}
         if delay:
             opts["delay"] = int(delay * 1000)
-        return {"name": request.name, "queueName": job_type.queue, "data": data, "opts": opts}
+        data = request.payload
+        return Outgoing(request, ref, dict(data) if isinstance(data, Mapping) else data, opts)
 
-    def sign(self, name: str, ident: str, data: dict[str, Any]) -> dict[str, Any]:
-        return self._signer.sign(name, ident, data) if self._signer else data
+    def _outgoing(self, request: JobRequest) -> Outgoing:
+        job = self.outgoing(self.ref(request), request)
+        if request.children:
+            if self._flows is None:
+                raise ValueError("this request has children: Producer(…, flows=flow.add_flow) adds them")
+            job.children = [self._outgoing(child) for child in request.children]
+        return job
+
+    async def _through(self, jobs: Sequence[Outgoing], add: AddNext) -> None:
+        call = add
+        for step in reversed(self._steps):
+            call = _link(step, jobs, call)
+        await call()
+
+    async def _refuse_twins(self, jobs: Sequence[Outgoing]) -> None:
+        async with self.redis.pipeline(transaction=False) as pipe:
+            for job in jobs:
+                base = f"{self.prefix}:{job.ref.queue}:"
+                pipe.zscore(f"{base}failed", job.ref.id)
+                pipe.hget(base + job.ref.id, "data")
+            found = await pipe.execute()
+        failed: list[str] = []
+        for job, score, text in zip(jobs, found[::2], found[1::2], strict=True):
+            stored = json.loads(text) if text else None
+            # One with our own data (its time and correlation id are in there) was added by this call.
+            if stored == job.data or (stored is None and score is None):
+                continue
+            if score is not None:
+                failed.append(job.ref.id)
+            elif _payload(stored) != _payload(job.data):
+                raise KeyTaken(f"{job.ref.id}: {KeyTaken.__doc__}")
+        if failed:
+            raise FailedTwin(f"{', '.join(failed[:5])}: {FailedTwin.__doc__}")
+
+    async def _admit(self, jobs: Sequence[Outgoing], *, look: bool = False) -> None:
+        if self.admission is None:
+            return
+        wanted = Counter((job.ref.queue, job.opts["priority"]) for job in _all(jobs))
+        for (queue, priority), count in wanted.items():
+            await self.admission(queue, 0 if look else count, priority)
 
     @asynccontextmanager
     async def bounded(self, timeout: float | None = None) -> AsyncIterator[None]:
-        """Calls on our connection get their answer or `QueueUnavailable`, in time, whatever ails Redis."""
+        """Calls on our connection get their answer or `QueueUnavailable`, in time, whatever state Redis is in."""
         try:
             async with asyncio.timeout(timeout or self._timeout), self._turns:
                 yield
@@ -276,7 +236,26 @@ class Producer:
         await self.redis.aclose()
 
 
-def _all(nodes: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for node in nodes:
-        yield node
-        yield from _all(node.get("children", ()))
+def _link(step: AddStep, jobs: Sequence[Outgoing], after: AddNext) -> AddNext:
+    return lambda: step(jobs, after)
+
+
+async def _nothing() -> None:
+    return None
+
+
+def _all(jobs: Sequence[Outgoing]) -> Iterator[Outgoing]:
+    for job in jobs:
+        yield job
+        yield from _all(job.children)
+
+
+def _as_json(job: Outgoing) -> JobRequest:
+    return replace(
+        job.request, payload=_payload(job.data), children=[_as_json(child) for child in job.children]
+    )
+
+
+def _payload(data: Any) -> Any:
+    """What the key stands for: the payload, without what differs from one sending to the next."""
+    return data["payload"] if isinstance(data, dict) and "v" in data and "payload" in data else data

@@ -18,7 +18,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-__all__ = ["Progress"]
+from .core.execution import CallNext, JobContext, Step
+
+__all__ = ["Progress", "reporting"]
 
 log = logging.getLogger("progress")
 MAX_MESSAGE = 500
@@ -80,6 +82,18 @@ class Progress:
                 self._held = None
             else:
                 self._milestones = self._milestones[1:]
+
+
+def reporting(interval: float = 0.25) -> Step:
+    """Gives handlers `ctx.progress`, and sends what was held back when the work has ended well."""
+
+    async def reporting(run: JobContext, call_next: CallNext) -> Any:
+        run._progress = progress = Progress(run.job.updateProgress, interval=interval)
+        answer = await call_next(run)
+        await progress.flush()
+        return answer
+
+    return reporting
 
 
 def _bounded(percent: float) -> float:

@@ -6,8 +6,8 @@ Promises
   A window opens with the first start after the one before it has ended, and lasts `per` by the server's clock.
 - `queue_limit(max, per, evenly=True)`: at most `max` starts in ANY stretch of `per` seconds, wherever it begins;
   starts are `per / max` apart. For a provider that counts in sliding windows.
-- `tenant_limit(…)`, a pipeline guard: a tenant starts at most `burst` jobs at once and `rate` per second after
-  that. A job over the budget spends no attempt; it gets its own turn in time, kept for it, and comes back
+- `limited(tenant_limit(…))`, a step of a pipeline: a tenant starts at most `burst` jobs at once and `rate` per
+  second after that. A job over the budget consumes no attempt; it gets its own turn in time, kept for it, and comes back
   exactly then. So a heavy tenant's backlog neither stands before a light one's job, nor comes back as a herd,
   nor starves: its jobs go in the order in which they were refused. `total` limits all tenants together.
 - `limit.book(…)` at the producer gives the turns out before the jobs are added: those beyond the budget wait as
@@ -40,10 +40,18 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from .core.errors import Permanent, ResourceBusy, Snooze
-from .pipeline import JobContext
-from .producer import JobRequest, Producer
+from .core.execution import CallNext, JobContext, Step, needs
+from .core.job import JobRef, JobRequest
 
-__all__ = ["TenantLimit", "TenantOverBudget", "UnknownTenant", "named_tenant", "queue_limit", "tenant_limit"]
+__all__ = [
+    "TenantLimit",
+    "TenantOverBudget",
+    "UnknownTenant",
+    "limited",
+    "named_tenant",
+    "queue_limit",
+    "tenant_limit",
+]
 
 TenantOf = Callable[[JobContext, Any], object]
 Rate = tuple[float, int]  # per second, burst
@@ -102,7 +110,7 @@ def tenant_limit(
     on_outage: Literal["wait", "allow"] = "wait",
     name: str = "limit",
 ) -> TenantLimit:
-    """A guard for `Pipeline(guards=[…])`: `rate` jobs per second and tenant, `burst` of them at once.
+    """For `limited`: `rate` jobs per second and tenant, `burst` of them at once.
 
     `total` is (rate, burst) of all tenants together, `jobs` the job names it is for (None: all), `known` the
     tenants there are. No turn is given further ahead than `horizon`: such a job asks again by then.
@@ -115,6 +123,17 @@ def tenant_limit(
     return TenantLimit(
         redis, (rate, burst), total or UNLIMITED, tenant_of, jobs, known, horizon, on_outage, name
     )
+
+
+def limited(tenants: TenantLimit) -> Step:
+    """Jobs of a tenant that is over its budget wait for their turn, and consume no attempt."""
+
+    @needs("payload")
+    async def limited(run: JobContext, call_next: CallNext) -> Any:
+        await tenants.take(run)
+        return await call_next(run)
+
+    return limited
 
 
 class TenantLimit:
@@ -135,16 +154,17 @@ class TenantLimit:
         self._each, self._total, self._horizon = each, total, horizon
         self._tenant_of, self._jobs, self._known = tenant_of, jobs, known
         self._on_outage, self._name = on_outage, name
-        self._script = redis.register_script(_TURN)
+        self._redis, self._script = redis, redis.register_script(_TURN)
 
-    async def __call__(self, ctx: JobContext, payload: Any) -> None:
-        if self._jobs is not None and ctx.name not in self._jobs:
+    async def take(self, run: JobContext) -> None:
+        """Take the token of this job's tenant, or raise `TenantOverBudget` with the time of its turn."""
+        if self._jobs is not None and run.name not in self._jobs:
             return
         try:
-            tenant = self._tenant_of(ctx, payload)
+            tenant = self._tenant_of(run, run.payload)
         except (AttributeError, LookupError, TypeError) as error:
             raise UnknownTenant(f"{type(error).__name__}. {UnknownTenant.__doc__}") from None
-        wait = await self.turn(named_tenant(tenant, self._known), f"{ctx.job.queue.name}/{ctx.job_id}")
+        wait = await self.turn(named_tenant(tenant, self._known), f"{run.queue}/{run.job_id}")
         if wait > 0:
             raise TenantOverBudget(wait, f"the tenant's budget is spent; its turn is in {wait:.1f} s")
 
@@ -162,18 +182,21 @@ class TenantLimit:
             ) from error
         return self._seconds(kept, wait)
 
-    async def book(self, producer: Producer, tenant: str, requests: Sequence[JobRequest]) -> list[JobRequest]:
-        """The tenant's requests, each delayed until its turn, for `enqueue_many`. With Redis away they stay as
+    async def book(
+        self, ref: Callable[[JobRequest], JobRef], tenant: str, requests: Sequence[JobRequest]
+    ) -> list[JobRequest]:
+        """The tenant's requests, each delayed until its turn, for `enqueue_many`; `ref` is `producer.ref`.
+        With Redis away they stay as
         they are: adding them will say so, and the guard decides in any case."""
         named_tenant(tenant, self._known)
-        refs = [producer.ref(request) for request in requests]
+        refs = [ref(request) for request in requests]
         try:
             async with (
                 asyncio.timeout(ANSWER_SECONDS + len(refs) / 1_000),
-                producer.redis.pipeline(transaction=False) as batch,
+                self._redis.pipeline(transaction=False) as batch,
             ):
-                for ref in refs:
-                    await self._script(client=batch, **self._ask(tenant, f"{ref.queue}/{ref.id}", "book"))
+                for job in refs:
+                    await self._script(client=batch, **self._ask(tenant, f"{job.queue}/{job.id}", "book"))
                 turns = await batch.execute()
         except (RedisError, OSError):
             return list(requests)

@@ -19,7 +19,6 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -52,8 +51,8 @@ def business_key(*parts: object) -> str:
 class RequestDedup:
     """One per kind of request: the same key for an upload and for an order are two requests."""
 
-    def __init__(self, engine: AsyncEngine, kind: str) -> None:
-        self._inbox = Inbox(engine, f"requests/{kind}")
+    def __init__(self, store: AsyncEngine, kind: str) -> None:
+        self._inbox = Inbox(store, f"requests/{kind}")
 
     async def run(
         self, caller: str, key: str | None, body: object, work: Callable[[str], Awaitable[Any]]
@@ -72,5 +71,6 @@ class RequestDedup:
         answer = await work(ident)
         return Answer(await self._inbox.record(f"{name}/answer", print_, answer), replayed=False)
 
-    async def purge(self, older_than: timedelta) -> int:
+    async def purge(self, older_than: float) -> int:
+        """Forget requests older than that many seconds."""
         return await self._inbox.purge(older_than)

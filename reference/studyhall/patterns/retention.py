@@ -16,20 +16,11 @@ failed child lets its parent run without it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncEngine
+from .core.job import DAY
 
-from . import checkpoint
-from .core.store import read
-from .dead_letter import archive as dead_letter_archive
-from .idempotency import Inbox, inbox
-
-__all__ = ["DEFAULT", "Purged", "Retention", "purge"]
-
-DAY = 24 * 3600.0
+__all__ = ["DEFAULT", "Retention"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +57,3 @@ class Retention:
 
 
 DEFAULT = Retention()
-
-
-@dataclass(frozen=True, slots=True)
-class Purged:
-    """Rows that `purge` deleted."""
-
-    markers: int = 0
-    letters: int = 0
-    checkpoints: int = 0
-
-
-async def purge(store: AsyncEngine, retention: Retention = DEFAULT) -> Purged:
-    """Delete from the database what is older than its time. Run it once a day; twice does no harm."""
-    async with read(store) as connection:
-        consumers = (await connection.scalars(select(inbox.c.consumer).distinct())).all()
-    age = timedelta(seconds=retention.markers_age)
-    markers = sum([await Inbox(store, consumer).purge(age) for consumer in consumers])
-    letters = await dead_letter_archive.purge(store, timedelta(seconds=retention.letters_age))
-    states = await checkpoint.purge(store, timedelta(seconds=retention.checkpoints_age))
-    return Purged(markers, letters, states)

@@ -11,16 +11,14 @@ concurrency too.
 
 from __future__ import annotations
 
-import math
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from enum import StrEnum
 
 from .core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze
+from .core.job import DAY, Decision, Outcome, RetryPolicy
 
 __all__ = [
     "AI",
@@ -34,56 +32,13 @@ __all__ = [
     "parse_retry_after",
 ]
 
-DAY = 24 * 3600.0
 SHORTEST_WAIT = 0.1  # "Retry-After: 0" spends no attempt: without a floor it would be a hot loop
 _system_random = random.Random()
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """Seconds, except `attempts`, which counts the first run too. `max_age` bounds waiting since enqueue."""
-
-    base: float = 1.0
-    cap: float = 60.0
-    attempts: int = 3
-    max_age: float = DAY
-
-    def __post_init__(self) -> None:
-        if not 0 < self.base <= self.cap < math.inf:
-            raise ValueError(f"need 0 < base <= cap, got base={self.base} cap={self.cap}")
-        if self.attempts < 1:
-            raise ValueError(f"attempts counts the first run, so it is at least 1, got {self.attempts}")
-        if not self.max_age > 0:
-            raise ValueError(f"max_age must be positive seconds, got {self.max_age}")
 
 
 DEFAULT = RetryPolicy()
 DOCUMENTS = RetryPolicy(base=1, cap=30, attempts=5)  # local work: come back soon
 AI = RetryPolicy(base=5, cap=300, attempts=3)  # a call costs money, and a provider's incident lasts minutes
-
-
-class Outcome(StrEnum):
-    """How one execution ended."""
-
-    COMPLETED = "completed"
-    DUPLICATE = "duplicate"  # done before: the stored result was returned
-    RETRY = "retry"  # failed, comes back, an attempt is spent
-    SNOOZED = "snoozed"  # waits (rate limit, busy, nothing to do yet), no attempt is spent
-    PERMANENT = "permanent"  # the error said that it never passes
-    EXHAUSTED = "exhausted"  # every attempt failed
-    EXPIRED = "expired"  # waited longer than max_age
-    CANCELLED = "cancelled"  # final, and not a failure
-    GIVEN_BACK = "given-back"  # interrupted by a shutdown; another worker takes it
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Run again in `delay` seconds, or never when that is None. `reason` quotes the error: redact it."""
-
-    outcome: Outcome
-    reason: str
-    delay: float | None = None
-    spend_attempt: bool = True
 
 
 def full_jitter(policy: RetryPolicy, attempt: int, rng: random.Random = _system_random) -> float:
@@ -160,7 +115,7 @@ def _wait(delay: float, reason: str, policy: RetryPolicy, age: float) -> Decisio
     if age + delay > policy.max_age:
         late = f"{delay:.0f} s more at age {age:.0f} s pass max_age {policy.max_age:.0f} s: {reason}"
         return Decision(Outcome.EXPIRED, late)
-    return Decision(Outcome.SNOOZED, reason, delay, spend_attempt=False)
+    return Decision(Outcome.SNOOZED, reason, delay, consume_attempt=False)
 
 
 def _asked(error: RateLimited | ResourceBusy | Snooze) -> float:

@@ -15,12 +15,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .core.errors import Permanent
+from .core.execution import CallNext, JobContext, Step, before
+from .core.job import AddNext, AddStep, Outgoing
 
-__all__ = ["ForgedJob", "Signer"]
+__all__ = ["ForgedJob", "Signer", "signed", "signing"]
 
 FIELD = "sig"
 MIN_KEY_BYTES = 16
@@ -31,6 +33,31 @@ _canonical = json.JSONEncoder(
 
 class ForgedJob(Permanent):
     """The job is unsigned, was altered, or was signed with a key this worker does not accept."""
+
+
+def signed(signer: Signer, identity: Callable[[str, Any], str] = lambda job_id, _: job_id) -> Step:
+    """Only jobs that `signer` accepts go on. `identity`: the id that was signed, where it is not the job's own
+    (the ticks of a schedule: `schedule.signing_id`)."""
+
+    @before("payload")
+    async def signed(run: JobContext, call_next: CallNext) -> Any:
+        data = run.job.data
+        signer.verify(run.name, identity(run.job_id, data), data)
+        return await call_next(run)
+
+    return signed
+
+
+def signing(signer: Signer) -> AddStep:
+    """For a producer, as its last step: sign what goes into the queue."""
+
+    async def signing(jobs: Sequence[Outgoing], call_next: AddNext) -> None:
+        for job in jobs:
+            job.data = signer.sign(job.ref.name, job.ref.id, job.data)
+        await call_next()
+
+    signing.signer = signer  # type: ignore[attr-defined]  # a schedule signs its templates with it
+    return signing
 
 
 class Signer:

@@ -11,16 +11,19 @@ in the pipeline, where the failure is logged, measured and dead-lettered like an
 
 from __future__ import annotations
 
-from .core.errors import Permanent
+from typing import Any
 
-__all__ = ["CRASH_LIMIT", "QUEUE_LIMIT", "CrashLoop", "check"]
+from .core.errors import Permanent
+from .core.execution import CallNext, JobContext, Step
+
+__all__ = ["CRASH_LIMIT", "QUEUE_LIMIT", "CrashLoop", "check", "crash_budget"]
 
 CRASH_LIMIT = 20  # innocent neighbours of a process-killer are hit too, so this is far above any attempts
 QUEUE_LIMIT = 1_000_000  # what the worker passes as maxStalledCount: never the first to give up
 
 
 class CrashLoop(Permanent):
-    """The job was running in too many crashes. Run its type isolated, fix it, then replay it."""
+    """The job was running in too many crashes. Fix it, or run its work in a child process, then replay it."""
 
 
 def check(stalled: int, limit: int = CRASH_LIMIT) -> None:
@@ -29,3 +32,13 @@ def check(stalled: int, limit: int = CRASH_LIMIT) -> None:
         raise CrashLoop(
             f"its worker died {stalled} times while running it (limit {limit}); {CrashLoop.__doc__}"
         )
+
+
+def crash_budget(limit: int = CRASH_LIMIT) -> Step:
+    """Give up a job that was running in more than `limit` crashes of its worker."""
+
+    async def crash_budget(run: JobContext, call_next: CallNext) -> Any:
+        check(run.job.stalledCounter, limit)
+        return await call_next(run)
+
+    return crash_budget

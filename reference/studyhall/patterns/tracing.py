@@ -15,22 +15,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from opentelemetry import trace
+from opentelemetry import context as otel_context
+from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
+from .core.execution import CallNext, JobContext, Step
+from .core.job import AddNext, AddStep, Outgoing, current_correlation_id
 from .core.redaction import redact_text
-from .observability import current_correlation_id
 
-__all__ = ["ended", "enqueueing", "executing", "to_file"]
+__all__ = ["ended", "enqueueing", "executing", "to_file", "trace_meta", "traced", "tracing_adds"]
 
 MAX_NAME = 100  # names found in a queue are anybody's text
 _tracer = trace.get_tracer("queuesmith.jobs")
-_GOOD = {"completed", "duplicate", "cancelled", "snoozed", "given-back"}
+_GOOD = {"completed", "duplicate", "cancelled", "snoozed", "released"}
 
 
 _asked_at, _was_off = -math.inf, True
@@ -46,9 +48,62 @@ def _off() -> bool:
     return _was_off
 
 
+def traced() -> Step:
+    """A span per execution, in the trace that its producer began."""
+
+    async def traced(run: JobContext, call_next: CallNext) -> Any:
+        error: BaseException | None = None
+        with _continued(run.meta), executing(run.name, run.queue, run.job_id, run.attempt) as span:
+            try:
+                return await call_next(run)
+            except BaseException as raised:
+                run.conclude(raised)
+                error = raised
+                raise
+            finally:
+                ended(span, run.ended, error)
+
+    return traced
+
+
+def tracing_adds() -> AddStep:
+    """For a producer, before what signs: a span around the add, and its context in every job."""
+
+    async def tracing_adds(jobs: Sequence[Outgoing], call_next: AddNext) -> None:
+        first = jobs[0].ref
+        with enqueueing(first.name, first.queue, first.id):
+            carried = trace_meta()
+            for job in jobs:
+                if isinstance(meta := job.data.get("meta"), dict):
+                    job.data["meta"] = {**carried, **meta}
+            await call_next()
+
+    return tracing_adds
+
+
+def trace_meta() -> dict[str, str]:
+    """The W3C trace context to put into a job's meta, when a span is open."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return carrier
+
+
+@contextmanager
+def _continued(meta: Mapping[str, Any]) -> Iterator[None]:
+    if "traceparent" not in meta:
+        yield
+        return
+    carrier = {k: v for k in ("traceparent", "tracestate") if isinstance(v := meta.get(k), str)}
+    token = otel_context.attach(propagate.extract(carrier))
+    try:
+        yield
+    finally:
+        otel_context.detach(token)
+
+
 @contextmanager
 def enqueueing(name: str, queue: str, job_id: str) -> Iterator[None]:
-    """Around an add. `observability.trace_meta`, called inside, makes this span the parent of the execution."""
+    """Around an add. `trace_meta`, called inside, makes this span the parent of the execution."""
     if _off():
         yield
         return
@@ -69,7 +124,7 @@ def enqueueing(name: str, queue: str, job_id: str) -> Iterator[None]:
 
 @contextmanager
 def executing(name: str, queue: str, job_id: str, attempt: int) -> Iterator[Span | None]:
-    """Around one execution, inside `observability.correlation`, which has opened the producer's context."""
+    """Around one execution, inside the producer's context."""
     if _off():
         yield None
         return

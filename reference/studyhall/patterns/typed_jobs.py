@@ -15,7 +15,8 @@ import copy
 import difflib
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
 
@@ -23,15 +24,34 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from .core.errors import Permanent
-from .deadline import Deadline
-from .retry import DEFAULT, RetryPolicy
+from .core.execution import CallNext, JobContext, Step, gives
+from .core.job import (
+    AddNext,
+    AddStep,
+    Deadline,
+    Outgoing,
+    RetryPolicy,
+    current_correlation_id,
+    new_correlation_id,
+)
 
-__all__ = ["JobType", "JobTypes", "MalformedPayload", "Payload", "UnknownJob", "UnknownVersion"]
+__all__ = [
+    "JobType",
+    "JobTypes",
+    "MalformedPayload",
+    "Payload",
+    "UnknownJob",
+    "UnknownVersion",
+    "plain",
+    "typed",
+    "validated",
+]
 
 P = TypeVar("P", bound=BaseModel)
 Handler = Callable[[Any, P], Awaitable[Any]]
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
 MINUTE = Deadline(60.0)
+DEFAULT = RetryPolicy()
 
 
 class UnknownJob(Permanent):
@@ -63,7 +83,6 @@ class JobType(Generic[P]):
     queue: str = "default"
     retry: RetryPolicy = DEFAULT
     deadline: Deadline = MINUTE
-    isolated: bool = False  # its work belongs into a child process, see `isolation`
     upcasts: Mapping[int, Upcast] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -80,9 +99,78 @@ class JobType(Generic[P]):
         """Every version that this job type reads."""
         return [*sorted(self.upcasts), self.version]
 
-    def limit_for(self, attempt: int) -> float:
-        """Seconds that this attempt, counted from 1, may take."""
-        return self.deadline.limit_for(attempt)
+
+def typed(jobs: JobTypes, otherwise: Step | None = None) -> Step:
+    """Read the job as one of `jobs`. `otherwise` reads what is no envelope of ours: `plain(…)`."""
+
+    @gives("payload")
+    async def typed(run: JobContext, call_next: CallNext) -> Any:
+        data = run.job.data
+        if otherwise is not None and not _is_envelope(data):
+            return await otherwise(run, call_next)
+        job_type, run.payload = jobs.decode(run.name, data)
+        run.handler, run.policy, run.deadline = job_type.handler, job_type.retry, job_type.deadline
+        run.body, run.key = data["payload"], data.get("key") or f"{run.queue}/{run.job_id}"
+        return await call_next(run)
+
+    return typed
+
+
+def plain(
+    payload: type[P],
+    handler: Handler[P],
+    *,
+    key: Callable[[P], str] | None = None,
+    retry: RetryPolicy = DEFAULT,
+    deadline: float | Deadline = MINUTE,
+) -> Step:
+    """Read the job's data as the payload itself, the way Node, an older version or another team writes it.
+
+    `key` makes the business key of a payload; without it the job is known by its id in its queue, and a producer
+    that adds the same request twice makes two jobs with two effects.
+    """
+    limit = deadline if isinstance(deadline, Deadline) else Deadline(deadline)
+
+    @gives("payload")
+    async def plain(run: JobContext, call_next: CallNext) -> Any:
+        run.body = run.job.data
+        try:
+            run.payload = payload.model_validate(run.body)
+        except ValidationError as error:
+            raise MalformedPayload(_complaint(run.name, payload, error)) from None
+        run.key = key(run.payload) if key else f"{run.queue}/{run.job_id}"
+        run.handler, run.policy, run.deadline = handler, retry, limit
+        return await call_next(run)
+
+    return plain
+
+
+def validated(jobs: JobTypes) -> AddStep:
+    """For a producer, as its first step: check the payload, and put it into the envelope that `typed` reads."""
+
+    async def validated(outgoing: Sequence[Outgoing], call_next: AddNext) -> None:
+        now, cid = int(time.time() * 1000), current_correlation_id() or new_correlation_id()
+        for job in outgoing:
+            request, retry = job.request, jobs[job.ref.name].retry
+            meta = {"cid": cid, "at": now, **({"max_age": request.max_age} if request.max_age else {})}
+            body = jobs.encode(job.ref.name, request.payload)
+            job.data = {
+                **body,
+                **({"key": request.key} if request.key else {}),
+                "meta": {**meta, **request.meta},
+            }
+            job.data |= job.extras
+            job.opts["attempts"] = retry.attempts
+            # What a stock worker would do; ours computes the delay itself, with jitter.
+            job.opts["backoff"] = {"type": "exponential", "delay": int(retry.base * 1000)}
+        await call_next()
+
+    validated.queue_of = lambda name: jobs[name].queue  # type: ignore[attr-defined]
+    return validated
+
+
+def _is_envelope(data: object) -> bool:
+    return isinstance(data, dict) and type(data.get("v")) is int and isinstance(data.get("payload"), dict)
 
 
 class Options(TypedDict, total=False):
@@ -92,7 +180,6 @@ class Options(TypedDict, total=False):
     queue: str
     retry: RetryPolicy
     deadline: float | Deadline
-    isolated: bool
     upcasts: Mapping[int, Upcast]
 
 
@@ -127,7 +214,6 @@ class JobTypes:
             queue=options.get("queue", "default"),
             retry=options.get("retry", DEFAULT),
             deadline=limit if isinstance(limit, Deadline) else Deadline(limit),
-            isolated=options.get("isolated", False),
             upcasts=options.get("upcasts", {}),
         )
         if name in self._types:
@@ -139,19 +225,20 @@ class JobTypes:
         self,
         job: str | JobType[Any],
         payload: BaseModel | Mapping[str, Any],
-        meta: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Job data for the queue. Validated in the form in which the worker will read it."""
+        """{v, payload} for the queue. Validated in the form in which the worker will read it."""
         job_type = self[job.name if isinstance(job, JobType) else job]
         try:
             given = payload if isinstance(payload, Mapping) else _dump(payload)
             body = _dump(job_type.payload.model_validate(given))
             job_type.payload.model_validate(body)  # what serialises does not always parse: find out here
         except ValidationError as error:
-            raise MalformedPayload(_complaint(job_type, error)) from None  # its text quotes the payload
+            raise MalformedPayload(
+                _complaint(f"{job_type.name} v{job_type.version}", job_type.payload, error)
+            ) from None  # its text quotes the payload
         except PydanticSerializationError:
             raise MalformedPayload(f"{job_type.name}: the payload has no JSON form") from None
-        return {"v": job_type.version, "payload": body, **({"meta": dict(meta)} if meta else {})}
+        return {"v": job_type.version, "payload": body}
 
     def decode(self, name: str, data: object) -> tuple[JobType[Any], Any]:
         """The job type and the validated payload of a job taken from the queue, or a `Permanent` error."""
@@ -174,7 +261,9 @@ class JobTypes:
         try:
             return job_type, job_type.payload.model_validate(body)
         except ValidationError as error:
-            raise MalformedPayload(_complaint(job_type, error)) from None
+            raise MalformedPayload(
+                _complaint(f"{job_type.name} v{job_type.version}", job_type.payload, error)
+            ) from None
 
     def find(self, name: str) -> JobType[Any] | None:
         return self._types.get(name)
@@ -199,16 +288,16 @@ def _dump(payload: BaseModel) -> dict[str, Any]:
     return payload.model_dump(mode="json", by_alias=True)
 
 
-def _complaint(job_type: JobType[Any], error: ValidationError) -> str:
+def _complaint(name: str, model: type[BaseModel], error: ValidationError) -> str:
     """Where and how, never what. A key that is no field of the model came with the data: hidden too."""
-    known = {str(name) for name in job_type.payload.model_fields}
-    known |= {str(f.alias) for f in job_type.payload.model_fields.values() if f.alias}
+    known = {str(name) for name in model.model_fields}
+    known |= {str(f.alias) for f in model.model_fields.values() if f.alias}
     faults = []
     for fault in error.errors(include_url=False, include_context=False, include_input=False)[:5]:
         path = [str(p) if isinstance(p, int) or p in known else "*" for p in fault["loc"]]
         faults.append(f"{'.'.join(path) or 'payload'} ({fault['type']})")
     more = f" and {error.error_count() - 5} more" if error.error_count() > 5 else ""
-    return f"{job_type.name} v{job_type.version}: malformed at {', '.join(faults)}{more}"
+    return f"{name}: malformed at {', '.join(faults)}{more}"
 
 
 def _listed(items: list[Any]) -> str:

@@ -17,20 +17,15 @@ import asyncio
 import contextlib
 import json
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
-from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from .cancel import cancelled
 from .core.errors import Cancelled, JobError
-from .core.store import read
-from .dead_letter import dead_letters
-from .idempotency import inbox
-from .producer import JobRef
-from .progress_stream import ProgressStream
+from .core.job import JobRef, cancelled
 
 __all__ = ["JobFailed", "JobUnknown", "Results", "StillRunning"]
 
@@ -51,13 +46,34 @@ class JobUnknown(JobError):
     """No trace of this job: never enqueued, or ended so long ago that its result is forgotten too."""
 
 
+class Stream(Protocol):
+    """Tells when a job ends; `progress_stream.ProgressStream` is one."""
+
+    def ending(self, queue: str, job_id: str) -> AbstractContextManager[asyncio.Event]: ...
+
+
+class Kept(Protocol):
+    result: Any
+
+
 class Results:
-    """One per process, on the process's `ProgressStream`."""
+    """One per process, on the process's `ProgressStream`.
+
+    `stored` and `failed` look into the database for jobs that have left Redis: `idempotency.result_of(store)` and
+    `dead_letter.reason_of(store)`.
+    """
 
     def __init__(
-        self, stream: ProgressStream, redis: Redis, store: AsyncEngine, *, prefix: str = "bull"
+        self,
+        stream: Stream,
+        redis: Redis,
+        *,
+        stored: Callable[[JobRef], Awaitable[Kept | None]] | None = None,
+        failed: Callable[[JobRef], Awaitable[str | None]] | None = None,
+        prefix: str = "bull",
     ) -> None:
-        self._stream, self._redis, self._store, self._prefix = stream, redis, store, prefix
+        self._stream, self._redis, self._prefix = stream, redis, prefix
+        self._kept, self._failed = stored, failed
 
     async def wait(self, ref: JobRef, *, timeout: float, poll: float = 1.0) -> Any:
         """The job's result. Raises `JobFailed`, `Cancelled`, `StillRunning` or `JobUnknown`."""
@@ -100,13 +116,8 @@ class Results:
         return _RUNNING if name is not None else await self._stored(ref)
 
     async def _stored(self, ref: JobRef) -> Any:
-        letters, markers = dead_letters.c, inbox.c
-        marker = select(markers.result).where(markers.consumer == ref.name, markers.key == ref.key)
-        letter = select(letters.reason).where(letters.queue == ref.queue, letters.job_id == ref.id)
-        letter = letter.where(letters.replayed_at.is_(None)).order_by(letters.failed_at.desc()).limit(1)
-        async with read(self._store) as connection:
-            if (text := await connection.scalar(marker)) is not None:
-                return json.loads(text)
-            if (reason := await connection.scalar(letter)) is not None:
-                raise JobFailed(f"{ref.queue}/{ref.id}: {reason}")
+        if self._kept is not None and (kept := await self._kept(ref)) is not None:
+            return kept.result
+        if self._failed is not None and (reason := await self._failed(ref)) is not None:
+            raise JobFailed(f"{ref.queue}/{ref.id}: {reason}")
         return _NOWHERE

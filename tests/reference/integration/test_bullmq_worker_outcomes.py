@@ -41,7 +41,7 @@ async def test_retry_later_spends_an_attempt_only_when_told(redis_url):
         if len(starts) == 1:
             raise RetryLater(0.3, reason="not yet")
         if len(starts) == 2:
-            raise RetryLater(0.1, spend_attempt=True, reason="provider down")
+            raise RetryLater(0.1, consume_attempt=True, reason="provider down")
         return "done"
 
     async with queue_at(redis_url, "q") as queue, at_work("q", later, url=redis_url) as worker:

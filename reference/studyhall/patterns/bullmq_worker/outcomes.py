@@ -23,29 +23,14 @@ from bullmq.backoffs import Backoffs
 from bullmq.custom_errors import DelayedError, UnrecoverableError, WaitingChildrenError
 from bullmq.job import Job
 
+from ..core.errors import FailPermanently, RetryLater
 from .events import WorkerEvents
 from .ledger import Found, Ledger, LockLost, Refused, Run
 
-__all__ = ["FailPermanently", "Outcomes", "RetryLater"]
+__all__ = ["Outcomes"]
 
 TRACES_KEPT = 10  # stock keeps one per attempt for ever
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-
-
-class RetryLater(Exception):
-    """Run this job again after `delay` seconds. With `spend_attempt` it counts as a failed attempt."""
-
-    def __init__(self, delay: float, *, spend_attempt: bool = False, reason: str = "") -> None:
-        super().__init__(reason or f"again in {delay:.3g} s")
-        self.delay, self.spend_attempt, self.reason = delay, spend_attempt, reason
-
-
-class FailPermanently(Exception):
-    """Move the job to the failed ones now, whatever attempts are left."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class Outcomes:
@@ -98,9 +83,11 @@ class Outcomes:
         self._events.emit("given_back", run.job)
 
     async def _retry_later(self, run: Run, error: RetryLater, fetch: bool) -> Found:
-        fields = _failure(run.job, error, error.reason) if error.spend_attempt else None
+        fields = _failure(run.job, error, error.reason) if error.consume_attempt else None
         delay = max(0, round(error.delay * 1000))
-        found = await self._ledger.delayed(run, delay, spend=error.spend_attempt, fields=fields, fetch=fetch)
+        found = await self._ledger.delayed(
+            run, delay, spend=error.consume_attempt, fields=fields, fetch=fetch
+        )
         self._events.emit("delayed", run.job, error)
         return found
 

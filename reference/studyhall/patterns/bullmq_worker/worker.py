@@ -39,10 +39,12 @@ from bullmq.redis_connection import RedisConnection
 from redis.exceptions import AuthenticationError
 
 from ..core.connections import blocking_client, worker_client
+from ..core.errors import FailPermanently, RetryLater
+from .autopipeline import AutoPipeline
 from .events import WorkerEvents, is_outage
 from .ledger import Found, Ledger, LockLost, Run
 from .locks import LockKeeper
-from .outcomes import FailPermanently, Outcomes, RetryLater
+from .outcomes import Outcomes
 
 __all__ = ["FailPermanently", "LockLost", "ReliableWorker", "RetryLater"]
 
@@ -91,7 +93,7 @@ class ReliableWorker:
         closed()."""
 
         client_name = _client_name(f"{prefix}:{queue}" + (f":w:{name}" if name else ""))
-        self.client = worker_client(url, name=client_name)
+        self.client = worker_client(url, AutoPipeline, name=client_name)
         self._waiter = blocking_client(url, name=client_name)
         # A Job asks its queue for these; this worker is the queue of its jobs.
         self.backend = RedisBackend(queue, RedisConnection(self.client), prefix=prefix)

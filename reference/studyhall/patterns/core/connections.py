@@ -24,9 +24,9 @@ from redis.exceptions import ConnectionError as BrokenConnection
 from redis.retry import Retry as SyncRetry
 from redis.sentinel import Sentinel as SyncSentinel
 
-from ..bullmq_worker.autopipeline import AutoPipeline
-
 __all__ = ["blocking_client", "events_client", "lock_client", "producer_client", "worker_client"]
+
+C = TypeVar("C", bound=Redis)
 
 # A refused connection fails at once; these two bound a host that swallows packets and a frozen server.
 # The larger is what a caller waits at worst. With BullMQ's own client an `add` was still pending after 330 s.
@@ -61,11 +61,11 @@ def producer_client(url: str) -> Redis:
     return Redis.from_pool(pool)
 
 
-def worker_client(url: str, *, name: str | None = None) -> AutoPipeline:
-    """For a worker's own commands. No retries: only the worker knows whether repeating a command is safe."""
+def worker_client(url: str, kind: type[C], *, name: str | None = None) -> C:
+    """For a worker's own commands, in its own class of client. No retries: only it knows what may be repeated."""
     # RESP2: no push messages may stand between the pipelined replies, which are matched by order alone.
     return _client(
-        AutoPipeline,
+        kind,
         url,
         retry=_once(),
         protocol=2,
@@ -116,9 +116,6 @@ def lock_client(url: str) -> redis.Redis:
         made = redis.Redis.from_url(url, **options)
     assert isinstance(made, redis.Redis)
     return made
-
-
-C = TypeVar("C", bound=Redis)
 
 
 def _client(kind: type[C], url: str, **options: Any) -> C:

@@ -12,6 +12,7 @@ import re
 __all__ = [
     # outcomes of a job
     "Cancelled",
+    "Expired",
     "InvalidDelay",
     "JobError",
     "Permanent",
@@ -19,6 +20,13 @@ __all__ = [
     "ResourceBusy",
     "Snooze",
     "Transient",
+    # answers of a producer
+    "FailedTwin",
+    "Overloaded",
+    "QueueUnavailable",
+    # what a bare processor raises: `retry.decide` makes them of the above
+    "FailPermanently",
+    "RetryLater",
     # words about an error
     "clean_text",
     "describe",
@@ -71,6 +79,38 @@ class Snooze(JobError):
 
 class Cancelled(JobError):
     """Somebody asked for this job to stop. It ends as cancelled and never comes back as a retry."""
+
+
+class Expired(Permanent):
+    """The job waited longer than its result is worth. Raise its max_age, or add workers."""
+
+
+class Overloaded(ResourceBusy):
+    """The queue is too long to take more. Nothing was stored; send it again after `retry_after` seconds."""
+
+
+class QueueUnavailable(JobError):
+    """The queue did not answer in time. Nothing is lost: try again with the same key."""
+
+
+class FailedTwin(JobError):
+    """A job with this key failed and was not archived yet. Replay it from the dead letters instead."""
+
+
+class RetryLater(Exception):
+    """Run this job again after `delay` seconds. With `consume_attempt` it counts as a failed attempt."""
+
+    def __init__(self, delay: float, *, consume_attempt: bool = False, reason: str = "") -> None:
+        super().__init__(reason or f"again in {delay:.3g} s")
+        self.delay, self.consume_attempt, self.reason = delay, consume_attempt, reason
+
+
+class FailPermanently(Exception):
+    """Move the job to the failed ones now, whatever attempts are left."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 def clean_text(text: str, limit: int = MAX_TEXT) -> str:

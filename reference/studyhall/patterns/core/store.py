@@ -43,6 +43,7 @@ __all__ = [
     "is_postgres",
     "metadata",
     "open_store",
+    "ping",
     "read",
 ]
 
@@ -133,6 +134,12 @@ async def read(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     """A connection for SELECTs. A write in here is an error, not a silent roll-back."""
     async with engine.execution_options(store_read=True, postgresql_readonly=True).connect() as connection:
         yield connection
+
+
+async def ping(engine: AsyncEngine) -> None:
+    """Does it answer? For readiness probes."""
+    async with read(engine) as connection:
+        await connection.execute(text("SELECT 1"))
 
 
 async def in_one_hop(engine: AsyncEngine, work: Callable[[Connection], T], *, write: bool) -> T:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import (
@@ -27,15 +26,28 @@ from sqlalchemy import (
     Text,
     and_,
     delete,
+    func,
     or_,
     select,
+    tuple_,
 )
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..core.errors import Permanent
 from ..core.store import begin, metadata, read
 
-__all__ = ["DeadLetter", "UnknownLetter", "dead_letters", "find", "list_letters", "purge", "show"]
+__all__ = [
+    "DeadLetter",
+    "UnknownLetter",
+    "counts",
+    "dead_letters",
+    "find",
+    "list_letters",
+    "needed_by_letters",
+    "purge",
+    "reason_of",
+    "show",
+]
 
 dead_letters = Table(
     "dead_letters",
@@ -135,9 +147,9 @@ async def find(
         return [letter_of(row) for row in await connection.execute(query)]
 
 
-async def purge(engine: AsyncEngine, older_than: timedelta, *, batch: int = 1000) -> int:
-    """Forget letters archived longer ago, replayed or not. `batch` rows per transaction."""
-    aged = _t.archived_at < time.time() - older_than.total_seconds()
+async def purge(engine: AsyncEngine, older_than: float, *, batch: int = 1000) -> int:
+    """Forget dead letters archived that many seconds ago, replayed or not. `batch` rows per transaction."""
+    aged = _t.archived_at < time.time() - older_than
     some = select(_t.id).where(aged).order_by(_t.archived_at).limit(batch)
     gone = 0
     while True:
@@ -147,6 +159,44 @@ async def purge(engine: AsyncEngine, older_than: timedelta, *, batch: int = 1000
         if done.rowcount < batch:
             return gone
         await asyncio.sleep(0)
+
+
+def needed_by_letters(engine: AsyncEngine) -> Callable[[Sequence[str]], Awaitable[set[str]]]:
+    """For `claim_check.needed_by_jobs`: a dead letter may be replayed, so the blobs of its job stay."""
+
+    async def needed(refs: Sequence[str]) -> set[str]:
+        owners = {ref: (ref.split("/")[0], ref.split("/")[1]) for ref in refs}
+        letters = select(_t.queue, _t.job_id).where(tuple_(_t.queue, _t.job_id).in_(list(owners.values())))
+        async with read(engine) as connection:
+            dead = {(row.queue, row.job_id) for row in await connection.execute(letters)}
+        return {ref for ref, owner in owners.items() if owner in dead}
+
+    return needed
+
+
+def reason_of(engine: AsyncEngine) -> Callable[[Any], Awaitable[str | None]]:
+    """For `wait_for_result`: why the job of this `JobRef` failed for good, after it has left Redis."""
+
+    async def reason(ref: Any) -> str | None:
+        letter = select(_t.reason).where(_t.queue == ref.queue, _t.job_id == ref.id, _t.replayed_at.is_(None))
+        async with read(engine) as connection:
+            found: str | None = await connection.scalar(letter.order_by(_t.failed_at.desc()).limit(1))
+        return found
+
+    return reason
+
+
+def counts(engine: AsyncEngine) -> Callable[[float], Awaitable[tuple[int, dict[str, int]]]]:
+    """For `health.measure`: how many were not replayed yet, and per queue how many were archived since then."""
+
+    async def counted(since: float) -> tuple[int, dict[str, int]]:
+        recent = select(_t.queue, func.count()).where(_t.archived_at > since).group_by(_t.queue)
+        waiting = select(func.count()).select_from(dead_letters).where(_t.replayed_at.is_(None))
+        async with read(engine) as connection:
+            total = int(await connection.scalar(waiting) or 0)
+            return total, {row[0]: int(row[1]) for row in await connection.execute(recent)}
+
+    return counted
 
 
 def letter_of(row: Row[*tuple[Any, ...]]) -> DeadLetter:

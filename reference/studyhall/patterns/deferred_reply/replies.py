@@ -32,9 +32,8 @@ from sqlalchemy import Column, Double, Integer, String, Table, Text, delete, sel
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ..core.errors import Permanent, RateLimited, ResourceBusy
+from ..core.errors import Permanent, QueueUnavailable, RateLimited, ResourceBusy
 from ..core.store import begin, is_postgres, metadata, read
-from ..producer import QueueUnavailable
 
 __all__ = [
     "PONG",

@@ -13,14 +13,12 @@ When it does not hold
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import math
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -28,11 +26,10 @@ from sqlalchemy import Column, Double, Index, Integer, String, Table, Text, dele
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from ..core.errors import Permanent
+from ..core.clock import Periodic
+from ..core.errors import Expired, FailedTwin, Permanent, QueueUnavailable
+from ..core.job import Enqueues, JobRef, JobRequest, correlation, current_correlation_id, new_correlation_id
 from ..core.store import begin, metadata, read
-from ..observability import correlation, current_correlation_id, new_correlation_id, trace_meta
-from ..pipeline import Expired
-from ..producer import FailedTwin, JobRef, JobRequest, Producer, QueueUnavailable
 
 __all__ = ["Drained", "Drainer", "Pending", "add", "drain", "forget", "pending", "pending_jobs", "release"]
 
@@ -73,12 +70,11 @@ class Pending:
     parked: dict[str, str]
 
 
-async def add(tx: AsyncConnection, producer: Producer, request: JobRequest, *, head_start: float) -> JobRef:
+async def add(tx: AsyncConnection, producer: Enqueues, request: JobRequest, *, head_start: float) -> JobRef:
     """Store the request in the caller's transaction; drainers leave it alone for `head_start` seconds."""
     ref, now = producer.ref(request), time.time()
     insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
-    stored = _plain(producer.checked(request))
-    stored["meta"] = {**trace_meta(), **stored["meta"]}
+    stored = _plain(await producer.checked(request))
     values = {
         "id": ref.id,
         "request": json.dumps(stored),
@@ -97,7 +93,7 @@ async def forget(store: AsyncEngine, job_id: str) -> None:
         await tx.execute(delete(pending_jobs).where(row.id == job_id))
 
 
-async def drain(store: AsyncEngine, producer: Producer, batch: int = 100) -> Drained:
+async def drain(store: AsyncEngine, producer: Enqueues, batch: int = 100) -> Drained:
     """Queue the oldest pending requests. Call it every few seconds, from any number of processes."""
     me = uuid.uuid4().hex
     queued = parked = postponed = 0
@@ -143,29 +139,18 @@ async def release(store: AsyncEngine, job_id: str) -> bool:
     return await _update(store, (row.id == job_id) & (row.due_at == PARKED), again) > 0
 
 
-class Drainer:
-    """Drains until told to stop; run it beside the workers (`run_until_signalled`)."""
+class Drainer(Periodic):
+    """Queues what is pending until told to stop; run it beside the workers (`run_until_signalled`)."""
 
-    def __init__(self, store: AsyncEngine, producer: Producer, *, every: float = 1.0) -> None:
-        self._store, self._producer, self._every = store, producer, every
-        self._stop = asyncio.Event()
+    def __init__(self, store: AsyncEngine, producer: Enqueues, *, every: float = 1.0) -> None:
+        super().__init__("queueing what is pending", self._some, every=every)
+        self._store, self._producer = store, producer
 
-    async def run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                drained = await drain(self._store, self._producer)
-                if drained.queued:
-                    log.info("queued what was pending", extra={"fields": {"jobs": drained.queued}})
-                    continue
-            except Exception:
-                log.exception("pending requests could not be queued; trying again")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._every):
-                    await self._stop.wait()
-
-    async def drain(self, grace: float) -> list[str]:
-        self._stop.set()
-        return []
+    async def _some(self) -> bool:
+        drained = await drain(self._store, self._producer)
+        if drained.queued:
+            log.info("queued what was pending", extra={"fields": {"jobs": drained.queued}})
+        return drained.queued > 0
 
 
 async def _claim(store: AsyncEngine, me: str, batch: int) -> list[Any]:

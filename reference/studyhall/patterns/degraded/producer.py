@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from ..backpressure import Overloaded
-from ..core.errors import ResourceBusy
+from ..core.errors import FailedTwin, Overloaded, QueueUnavailable, ResourceBusy
+from ..core.job import Enqueues, JobRef, JobRequest
 from ..core.store import begin, read
-from ..producer import FailedTwin, JobRef, JobRequest, Producer, QueueUnavailable
 from . import pending as pending_jobs
 
 __all__ = ["Accepted", "DegradedProducer"]
@@ -54,7 +53,7 @@ class DegradedProducer:
     """
 
     def __init__(
-        self, producer: Producer, store: AsyncEngine, *, most: int = 10_000, retry_every: float = 2.0
+        self, producer: Enqueues, store: AsyncEngine, *, most: int = 10_000, retry_every: float = 2.0
     ) -> None:
         self.producer, self._store, self._most, self._retry_every = producer, store, most, retry_every
         self._away_until = 0.0  # an outage was seen: not every caller has to find out for itself
@@ -70,7 +69,7 @@ class DegradedProducer:
 
     async def admit(self, request: JobRequest) -> None:
         """Before `accept`: is it valid, is there room? Redis away is no reason to refuse, a full table is."""
-        self.producer.checked(request)
+        await self.producer.checked(request)
         if not self._away:
             try:
                 return await self.producer.admit(request)

@@ -25,8 +25,8 @@ from datetime import datetime
 from typing import Literal, Protocol
 
 from ..core.errors import Transient
+from ..core.job import RetryPolicy
 from ..event_schema import Event, InvalidEvent
-from ..retry import RetryPolicy
 
 __all__ = ["EVENTS", "BrokerUnavailable", "Capabilities", "EventBus", "Handler", "Quarantined", "topic_of"]
 

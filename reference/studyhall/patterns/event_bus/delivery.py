@@ -17,9 +17,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from ..core.job import Decision, Outcome, RetryPolicy
 from ..core.redaction import redact_text
 from ..event_schema import MAX_BYTES, Event, EventTooLarge
-from ..retry import Decision, Outcome, RetryPolicy, decide
+from ..retry import decide
 from .bus import Handler, topic_of
 
 __all__ = ["Lanes", "checked_name", "encoded", "judge", "log", "pauses", "text"]

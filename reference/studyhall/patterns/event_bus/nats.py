@@ -29,9 +29,9 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
+from ..core.job import RetryPolicy
 from ..event_schema import Event
 from ..ordering import partition_of
-from ..retry import RetryPolicy
 from .bus import EVENTS, BrokerUnavailable, Capabilities, Handler, Quarantined, topic_of
 from .delivery import checked_name, encoded, judge, log, pauses, text
 
@@ -189,7 +189,7 @@ class NatsBus:
         finally:
             renewal.cancel()
         if verdict is not None and verdict.delay is not None:
-            if not verdict.spend_attempt:
+            if not verdict.consume_attempt:
                 self._waits[sequence] = self._waits.get(sequence, 0) + 1
             await message.nak(verdict.delay)
             return

@@ -29,9 +29,9 @@ from uuid import uuid4
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from ..core.job import RetryPolicy
 from ..event_schema import Event
 from ..ordering import partition_of
-from ..retry import RetryPolicy
 from .bus import EVENTS, BrokerUnavailable, Capabilities, Handler, Quarantined, topic_of
 from .delivery import checked_name, encoded, text
 from .stream_consumer import StreamConsumer

@@ -20,7 +20,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from ..retry import RetryPolicy
+from ..core.job import RetryPolicy
 from .bus import Handler
 from .delivery import Lanes, judge, log, pauses, text
 from .stream_scripts import AGAIN, FORGET, HOLD, LEASE, QUARANTINE, RELEASE, TAKE, Script, raw
@@ -176,7 +176,7 @@ class StreamConsumer:
                 return False
             if await self._stopped_while_waiting(stream, entry, verdict.delay):
                 return False
-            new, counts = False, verdict.spend_attempt
+            new, counts = False, verdict.consume_attempt
 
     async def _stopped_while_waiting(self, stream: str, entry: str, delay: float) -> bool:
         due = time.monotonic() + delay

@@ -16,16 +16,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from redis.asyncio import Redis
-from sqlalchemy import func, select, text
-from sqlalchemy.ext.asyncio import AsyncEngine
-
-from ..core.store import read
-from ..dead_letter import dead_letters
 
 __all__ = ["Health", "JobSummary", "QueueHealth", "measure", "pages", "problems"]
 
@@ -74,21 +69,24 @@ class Health:
         return {"queues": rows, "dead_letters": self.dead_letters}
 
 
+Letters = Callable[[float], Awaitable[tuple[int, Mapping[str, int]]]]
+
+
 async def measure(
-    redis: Redis, engine: AsyncEngine, queues: Iterable[str], *, window: float = WINDOW, prefix: str = "bull"
+    redis: Redis,
+    queues: Iterable[str],
+    *,
+    letters: Letters | None = None,
+    window: float = WINDOW,
+    prefix: str = "bull",
 ) -> Health:
+    """`letters`: who counts the dead letters, `dead_letter.counts(store)`. Without it failures in Redis count alone."""
     names = list(queues)
     since = time.time() - window
-    recent = select(dead_letters.c.queue, func.count()).where(dead_letters.c.archived_at > since)
-    async with read(engine) as connection:
-        letters = await connection.scalar(
-            select(func.count()).select_from(dead_letters).where(dead_letters.c.replayed_at.is_(None))
-        )
-        rows = await connection.execute(recent.group_by(dead_letters.c.queue))
-        failures = {row[0]: int(row[1]) for row in rows}
+    total, failures = await letters(since) if letters else (0, {})
     client: Any = redis  # redis-py types every answer as text or bytes; ours are decoded
     found = [await _queue(client, name, f"{prefix}:{name}:", failures.get(name, 0), window) for name in names]
-    return Health(found, int(letters or 0))
+    return Health(found, total)
 
 
 async def _queue(redis: Any, name: str, base: str, letters: int, window: float) -> QueueHealth:
@@ -204,16 +202,13 @@ async def pages(
         start += len(ids)
 
 
-async def problems(redis: Redis, engine: AsyncEngine, *, limit: float = 2.0) -> Mapping[str, str]:
-    """What keeps this process from working, for a readiness probe: empty when Redis and database answer."""
-    client: Any = redis
+async def problems(limit: float = 2.0, **parts: Callable[[], Awaitable[object]]) -> Mapping[str, str]:
+    """What keeps this process from working, for a readiness probe: empty when every part answers in time.
 
-    async def database() -> None:
-        async with read(engine) as connection:
-            await connection.execute(text("SELECT 1"))
-
+    `await problems(redis=client.ping, database=lambda: store.ping(engine))`
+    """
     found: dict[str, str] = {}
-    for name, ask in (("redis", client.ping), ("database", database)):
+    for name, ask in parts.items():
         try:
             async with asyncio.timeout(limit):
                 await ask()

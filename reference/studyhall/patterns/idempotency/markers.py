@@ -25,7 +25,6 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, TypeAlias
 
 from sqlalchemy import (
@@ -47,10 +46,19 @@ from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.errors import Permanent, Transient
-from ..core.store import begin, in_one_hop, is_postgres, metadata
+from ..core.store import begin, in_one_hop, is_postgres, metadata, read
 from .group_commit import GroupCommit
 
-__all__ = ["Inbox", "KeyReused", "NotJson", "Stored", "fingerprint", "inbox", "provider_key"]
+__all__ = [
+    "Inbox",
+    "KeyReused",
+    "NotJson",
+    "Stored",
+    "fingerprint",
+    "inbox",
+    "purge",
+    "result_of",
+]
 
 inbox = Table(
     "inbox",
@@ -107,18 +115,32 @@ def fingerprint(payload: object) -> str:
     return hashlib.sha256(_to_json(plain, _canonical).encode()).hexdigest()
 
 
-def provider_key(business_key: str, step: str) -> str:
-    """The idempotency key to send to an outside service: equal in every retry, replay and process."""
-    return hashlib.sha256(json.dumps([business_key, step]).encode()).hexdigest()[:40]
+def result_of(store: AsyncEngine) -> Callable[[Any], Awaitable[Stored | None]]:
+    """For `wait_for_result`: what the marker of the job of this `JobRef` says, after it has left Redis."""
+
+    async def stored(ref: Any) -> Stored | None:
+        found = select(inbox.c.result, inbox.c.at).where(inbox.c.consumer == ref.name, inbox.c.key == ref.key)
+        async with read(store) as connection:
+            row = (await connection.execute(found)).first()
+        return None if row is None or row.result is None else Stored(json.loads(row.result), row.at)
+
+    return stored
+
+
+async def purge(store: AsyncEngine, older_than: float) -> int:
+    """Forget the markers of every consumer that are older than that many seconds."""
+    async with read(store) as connection:
+        consumers = (await connection.scalars(select(inbox.c.consumer).distinct())).all()
+    return sum([await Inbox(store, consumer).purge(older_than) for consumer in consumers])
 
 
 class Inbox:
     """The markers of one consumer. Two consumers of the same event each have their own."""
 
-    def __init__(self, engine: AsyncEngine, consumer: str) -> None:
-        self._engine = engine
+    def __init__(self, store: AsyncEngine, consumer: str) -> None:
+        self.store = store
         self._consumer = consumer
-        self._mark = "%s" if is_postgres(engine) else "?"
+        self._mark = "%s" if is_postgres(store) else "?"
         self._look_ups = GroupCommit(self._look_up_all, poison=_POISON)
         self._records = GroupCommit(self._record_all, poison=_POISON)
 
@@ -130,7 +152,7 @@ class Inbox:
         An effect that raises leaves nothing: the next delivery runs it again. Keep slow work out of it, it
         holds a transaction open (and on SQLite the only writer).
         """
-        async with begin(self._engine) as tx:
+        async with begin(self.store) as tx:
             # The marker goes first. A concurrent duplicate waits here for our commit (PostgreSQL: on the
             # unfinished row, SQLite: for the write turn) and then finds the row.
             if not await tx.run_sync(self._claim, [_Entry(key, fingerprint)]):
@@ -152,13 +174,13 @@ class Inbox:
         """
         return (await self._records.submit(_Entry(key, fingerprint, _to_json(result)))).result
 
-    async def purge(self, older_than: timedelta, *, batch: int = 1000) -> int:
-        """Forget older markers, `batch` rows per transaction so that writers get their turn in between."""
-        aged = and_(inbox.c.consumer == self._consumer, inbox.c.at < time.time() - older_than.total_seconds())
+    async def purge(self, older_than: float, *, batch: int = 1000) -> int:
+        """Forget markers older than that many seconds; `batch` rows at a time, so that writers get their turn."""
+        aged = and_(inbox.c.consumer == self._consumer, inbox.c.at < time.time() - older_than)
         some = select(inbox.c.consumer, inbox.c.key).where(aged).order_by(inbox.c.at).limit(batch)
         gone = 0
         while True:
-            async with begin(self._engine) as tx:
+            async with begin(self.store) as tx:
                 done = await tx.execute(delete(inbox).where(tuple_(inbox.c.consumer, inbox.c.key).in_(some)))
             gone += done.rowcount
             if done.rowcount < batch:
@@ -167,9 +189,7 @@ class Inbox:
 
     async def _look_up_all(self, entries: Sequence[_Entry]) -> list[Stored | Exception | None]:
         keys = [entry.key for entry in entries]
-        stored = await in_one_hop(
-            self._engine, lambda connection: self._stored(connection, keys), write=False
-        )
+        stored = await in_one_hop(self.store, lambda connection: self._stored(connection, keys), write=False)
         return [_check(stored.get(entry.key), entry) if entry.key in stored else None for entry in entries]
 
     async def _record_all(self, entries: Sequence[_Entry]) -> list[Stored | Exception]:
@@ -178,7 +198,7 @@ class Inbox:
                 return None
             return self._stored(tx, [entry.key for entry in entries])
 
-        stored = await in_one_hop(self._engine, work, write=True)
+        stored = await in_one_hop(self.store, work, write=True)
         if stored is None:
             return [Stored(json.loads(entry.result), time.time()) for entry in entries]
         return [_check(stored.get(entry.key), entry) for entry in entries]

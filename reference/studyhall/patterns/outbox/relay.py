@@ -35,10 +35,11 @@ from uuid import uuid4
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from ..core.job import RetryPolicy
 from ..core.store import StoreBusy
 from ..event_bus import BrokerUnavailable
 from ..event_schema import Event, InvalidEvent
-from ..retry import RetryPolicy, decide, full_jitter
+from ..retry import decide, full_jitter
 from .quarantine import purge
 from .table import BUS, Claimed, Failure, claim, settle
 from .wakeup import Wakeup, open_wakeup
@@ -184,7 +185,7 @@ class Relay:
         if decision.delay is None:
             self.counts.quarantined += 1
             log.error("outbox: event %s (%s) quarantined: %s", row.event_id, row.subject, reason[:300])
-        return Failure(row.position, reason[:1000], decision.delay, decision.spend_attempt)
+        return Failure(row.position, reason[:1000], decision.delay, decision.consume_attempt)
 
     async def _purge(self) -> int:
         """One short delete per round, so that a big purge does not hold up publishing."""

@@ -14,40 +14,23 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import socket
 import sys
 import time
 import traceback
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, TextIO
 
-from opentelemetry import context as otel_context
-from opentelemetry import propagate
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+from ..core.execution import CallNext, JobContext, Step, before
+from ..core.job import Outcome, correlation, current_correlation_id
+from ..core.redaction import redact, redact_text
 
-from .core.redaction import redact, redact_text
-
-__all__ = [
-    "JobMetrics",
-    "bind",
-    "configure_logging",
-    "correlation",
-    "current_correlation_id",
-    "log_execution",
-    "new_correlation_id",
-    "serve_metrics",
-    "trace_meta",
-]
+__all__ = ["HumanLines", "JsonLines", "bind", "configure_logging", "log_execution", "logged"]
 
 WORKER = f"{socket.gethostname()}:{os.getpid()}"
-OTHER = "other"
-MAX_SERIES = 200
-QUICK_TO_DAY = (0.005, 0.02, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
-_GOOD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_QUIET = (Outcome.CANCELLED, Outcome.RELEASED)
 _LEVELS = {
     "retry": logging.WARNING,
     "permanent": logging.ERROR,
@@ -55,45 +38,8 @@ _LEVELS = {
     "expired": logging.ERROR,
 }
 
-_correlation: ContextVar[str] = ContextVar("correlation_id", default="")
 _fields: ContextVar[Mapping[str, Any]] = ContextVar("log_fields", default={})  # noqa: B039  never changed
 _json = json.JSONEncoder(separators=(",", ":"), default=str).encode
-
-
-def new_correlation_id() -> str:
-    return uuid.uuid4().hex
-
-
-def current_correlation_id() -> str:
-    """The id of the request or job that this code works for; empty outside of one."""
-    return _correlation.get()
-
-
-@contextmanager
-def correlation(ident: object = None, meta: Mapping[str, Any] | None = None) -> Iterator[str]:
-    """Work under this correlation id, or a new one when `ident` is none that we would write into a log.
-
-    `meta` is what `trace_meta` returned at the producer: the trace goes on from there.
-    """
-    given = ident if isinstance(ident, str) and _GOOD_ID.fullmatch(ident) else new_correlation_id()
-    was = _correlation.set(given)
-    trace = None
-    if meta and "traceparent" in meta:
-        carrier = {k: v for k in ("traceparent", "tracestate") if isinstance(v := meta.get(k), str)}
-        trace = otel_context.attach(propagate.extract(carrier))
-    try:
-        yield given
-    finally:
-        if trace is not None:
-            otel_context.detach(trace)
-        _correlation.reset(was)
-
-
-def trace_meta() -> dict[str, str]:
-    """What a producer adds to a job's meta: the W3C trace context, when a span is open."""
-    carrier: dict[str, str] = {}
-    propagate.inject(carrier)
-    return carrier
 
 
 @contextmanager
@@ -104,6 +50,36 @@ def bind(**fields: Any) -> Iterator[None]:
         yield
     finally:
         _fields.reset(was)
+
+
+def logged(log: logging.Logger | None = None) -> Step:
+    """One line per execution, under the correlation id that its producer gave the job. The outermost step."""
+    logger = log or logging.getLogger("jobs")
+
+    @before("payload")
+    async def logged(run: JobContext, call_next: CallNext) -> Any:
+        error: BaseException | None = None
+        with correlation(run.meta.get("cid")):
+            started = time.perf_counter()
+            try:
+                return await call_next(run)
+            except BaseException as raised:
+                run.conclude(raised)
+                error = raised if run.outcome not in _QUIET else None
+                raise
+            finally:
+                log_execution(
+                    logger,
+                    job_id=run.job_id,
+                    name=run.name,
+                    queue=run.queue,
+                    attempt=run.attempt,
+                    outcome=run.ended,
+                    duration=time.perf_counter() - started,
+                    error=error,
+                )
+
+    return logged
 
 
 def log_execution(
@@ -151,7 +127,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "msg": redact_text(record.getMessage()),
         }
-        if ident := _correlation.get():
+        if ident := current_correlation_id():
             line["correlation_id"] = ident
         if bound := _fields.get():
             line |= redact(bound)
@@ -188,66 +164,6 @@ def configure_logging(
     root.handlers[:] = [handler]
     root.setLevel(level.upper() if isinstance(level, str) else level)
     return handler
-
-
-class JobMetrics:
-    """Prometheus metrics on a registry of their own, so that two of them in a process do not clash."""
-
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self.registry = registry or CollectorRegistry()
-        registry, labels = self.registry, ("queue", "name")
-        self._jobs = Counter("jobs", "Executions by outcome", (*labels, "outcome"), registry=registry)
-        self._duration = Histogram(
-            "job_duration_seconds", "Run time", labels, buckets=QUICK_TO_DAY, registry=registry
-        )
-        self._wait = Histogram(
-            "job_wait_seconds", "Due time to start", labels, buckets=QUICK_TO_DAY, registry=registry
-        )
-        self._running = Gauge("jobs_running", "Executions going on now", labels, registry=registry)
-        self.depth = Gauge("queue_depth", "Jobs by state", ("queue", "state"), registry=registry)
-        self.oldest = Gauge(
-            "queue_oldest_age_seconds", "Age of the oldest waiting job", ("queue",), registry=registry
-        )
-        self._bound: dict[tuple[str, str], tuple[Histogram, Histogram, Gauge]] = {}
-        self._counters: dict[tuple[str, str, str], Counter] = {}
-
-    def observe(self, queue: str, name: str, outcome: str, duration: float, waited: float) -> None:
-        """Count one execution; seconds of running, and of waiting since it was due."""
-        run, wait, _ = self._series(queue, name)
-        run.observe(duration)
-        wait.observe(waited)
-        key = (queue, name if (queue, name) in self._bound else OTHER, str(outcome))
-        if (counter := self._counters.get(key)) is None:  # `labels()` costs more than counting: ask it once
-            counter = self._counters[key] = self._jobs.labels(*key)
-        counter.inc()
-
-    @contextmanager
-    def running(self, queue: str, name: str) -> Iterator[None]:
-        """Count what happens inside as going on."""
-        gauge = self._series(queue, name)[2]
-        gauge.inc()
-        try:
-            yield
-        finally:
-            gauge.dec()
-
-    def render(self) -> bytes:
-        """Text for /metrics."""
-        return generate_latest(self.registry)
-
-    def _series(self, queue: str, name: str) -> tuple[Histogram, Histogram, Gauge]:
-        key = (queue, name)
-        if (bound := self._bound.get(key)) is None:
-            if len(self._bound) >= MAX_SERIES:  # anyone who can enqueue can invent names
-                key = (queue, OTHER)
-            bound = (self._duration.labels(*key), self._wait.labels(*key), self._running.labels(*key))
-            self._bound.setdefault(key, bound)
-        return bound
-
-
-def serve_metrics(metrics: JobMetrics, port: int, host: str = "127.0.0.1") -> None:
-    """Serve /metrics from a thread of its own, so that a busy event loop is still seen."""
-    start_http_server(port, addr=host, registry=metrics.registry)
 
 
 _second: tuple[int, str] = (0, "")

@@ -1,0 +1,195 @@
+"""One execution of one job, and the steps it passes.
+
+A step of a pipeline is `async def step(run, call_next)`: it does its part, calls `await call_next(run)` for the
+rest, and returns what that returned; what it raises ends the execution. `@needs(…)`, `@gives(…)` and `@before(…)`
+say what a step relies on, so that an order that cannot work is refused when the pipeline is built.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from .errors import JobError
+from .job import Deadline, Decision, Outcome, RetryPolicy, Save, provider_key, stop_reason
+
+__all__ = [
+    "CallNext",
+    "JobContext",
+    "MissingStep",
+    "Step",
+    "before",
+    "gives",
+    "needs",
+    "uncancel",
+]
+
+STARTS = 100_000  # of one job; only has to be more than it will ever be started
+
+
+class MissingStep(JobError):
+    """The handler uses something that no step of this pipeline provides."""
+
+
+@dataclass(slots=True)
+class JobContext:
+    """What steps and handlers know about an execution. Steps fill it in as the job passes them."""
+
+    job: Any  # bullmq.Job
+    token: str
+    services: Any
+    judge: Callable[[JobContext, BaseException], Decision]
+    started: float = field(default_factory=time.monotonic)
+
+    # by the step that decodes the job
+    payload: Any = None
+    body: Any = None  # the payload as it stands in the queue
+    handler: Callable[[JobContext, Any], Awaitable[Any]] | None = None
+    key: str = ""  # of the business; the queue's own id where the job names none
+    policy: RetryPolicy | None = None
+    deadline: Deadline | None = None
+
+    # by the steps that give handlers something
+    store: Any = None
+    limit: float = math.inf
+    checkpointed: Any = None  # the last state that an earlier run saved
+    saves: list[Save] = field(default_factory=list)  # join the transaction of the effect
+    transactional: bool = False  # a step commits `saves` and `Done.save`
+    _progress: Any = None
+    _checkpoint: Callable[[Any, Save | None], Awaitable[None]] | None = None
+
+    # how it ended
+    outcome: Outcome | None = None
+    _decision: tuple[BaseException, Decision] | None = None
+
+    @property
+    def job_id(self) -> str:
+        return str(self.job.id)
+
+    @property
+    def name(self) -> str:
+        return str(self.job.name)
+
+    @property
+    def queue(self) -> str:
+        return str(self.job.queue.name)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the producer said about the job; empty for data that is no envelope of ours."""
+        data = self.job.data
+        meta = data.get("meta") if isinstance(data, dict) else None
+        return meta if isinstance(meta, dict) else {}
+
+    @property
+    def due(self) -> float:
+        """When it was to start, in seconds since 1970. BullMQ sets `job.delay` to 0 when a job becomes due."""
+        return float(self.job.timestamp + (self.job.opts.get("delay") or 0)) / 1000
+
+    @property
+    def attempt(self) -> int:
+        return int(self.job.attemptsMade) + 1
+
+    @property
+    def attempts(self) -> int:
+        return (self.policy or RetryPolicy()).attempts
+
+    @property
+    def scope(self) -> str:
+        """The key within this type of job: the stages of one document have the same key."""
+        return f"{self.name}/{self.key}"
+
+    @property
+    def fence(self) -> int:
+        """The number of this run: higher than that of every earlier run of the job, and of a job it replaces."""
+        return int(self.job.timestamp) * STARTS + min(int(self.job.attemptsStarted), STARTS - 1)
+
+    def remaining(self) -> float:
+        """Seconds until the deadline stops this execution."""
+        return max(0.0, self.started + self.limit - time.monotonic())
+
+    def provider_key(self, step: str) -> str:
+        """Idempotency key for a call to somebody else: the same for every attempt of this job."""
+        return provider_key(self.scope, step)
+
+    @property
+    def progress(self) -> Any:
+        if self._progress is None:
+            raise MissingStep("add progress.reporting() to the pipeline to use ctx.progress")
+        return self._progress
+
+    async def checkpoint(self, state: Any, save: Save | None = None) -> None:
+        """Remember where the work is; `save` puts the rows done so far into the same transaction."""
+        if self._checkpoint is None:
+            raise MissingStep("add checkpoint.checkpointed(store) to the pipeline to use ctx.checkpoint")
+        await self._checkpoint(state, save)
+
+    async def children(self) -> dict[str, Any]:
+        """Results of the jobs this one waited for, by their Redis key."""
+        values: dict[str, Any] = await self.job.getChildrenValues()
+        return values
+
+    async def failed_children(self) -> dict[str, str]:
+        """Children whose failure is ignored (see `flow`), by their Redis key: why they failed."""
+        backend = self.job.queue.backend
+        reasons: dict[str, str] = await backend.conn.hgetall(backend.toKey(f"{self.job.id}:failed"))
+        return reasons
+
+    def conclude(self, error: BaseException) -> Decision:
+        """What `error` means for this job. Decided once, so that log, metrics and queue say the same."""
+        if self._decision is None or self._decision[0] is not error:
+            self._decision = (error, self._concluded(error))
+        self.outcome = self._decision[1].outcome
+        return self._decision[1]
+
+    def _concluded(self, error: BaseException) -> Decision:
+        if isinstance(error, asyncio.CancelledError):
+            reason = stop_reason(error)
+            # Without a reason of ours the worker is draining or lost the lock; it knows which.
+            outcome = Outcome.RELEASED if reason is None else Outcome.CANCELLED
+            return Decision(outcome, reason or "")
+        return self.judge(self, error)
+
+    @property
+    def ended(self) -> Outcome:
+        """How it ended, for steps that look back: what a step said, or completed when nothing was raised."""
+        return self.outcome or Outcome.COMPLETED
+
+
+CallNext = Callable[[JobContext], Awaitable[Any]]
+Step = Callable[[JobContext, CallNext], Awaitable[Any]]
+S = TypeVar("S", bound=Callable[..., Any])
+
+
+def needs(*facts: str) -> Callable[[S], S]:
+    """This step works only behind a step that gives these facts."""
+    return _marked("needs", facts)
+
+
+def gives(*facts: str) -> Callable[[S], S]:
+    """From this step on these facts are known."""
+    return _marked("gives", facts)
+
+
+def before(*facts: str) -> Callable[[S], S]:
+    """This step is of use only before these facts are known."""
+    return _marked("before", facts)
+
+
+def _marked(what: str, facts: tuple[str, ...]) -> Callable[[S], S]:
+    def mark(step: S) -> S:
+        setattr(step, what, facts)
+        return step
+
+    return mark
+
+
+def uncancel() -> None:
+    """The cancellation was dealt with: what comes next must not be cut short by it."""
+    if (task := asyncio.current_task()) is not None:
+        while task.cancelling():
+            task.uncancel()

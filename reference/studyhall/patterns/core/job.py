@@ -1,0 +1,215 @@
+"""The job model: what a producer sends, the rules of a kind of job, and how one execution ends. Nothing but data.
+
+Every pattern speaks these types, so none has to import another for a name. Only the standard library here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from .errors import Cancelled
+
+__all__ = [
+    # what is asked for
+    "AddNext",
+    "AddStep",
+    "Enqueues",
+    "JobRef",
+    "JobRequest",
+    "Outgoing",
+    # the rules of one kind of job
+    "DAY",
+    "Deadline",
+    "RetryPolicy",
+    # how one execution ends
+    "Decision",
+    "Done",
+    "Outcome",
+    "Save",
+    # what everybody who touches it knows
+    "CANCELLED",
+    "STOP",
+    "cancelled",
+    "correlation",
+    "current_correlation_id",
+    "new_correlation_id",
+    "provider_key",
+    "stop_reason",
+]
+
+DAY = 24 * 3600.0
+CANCELLED = "cancelled"  # the only field of a cancelled job's result
+STOP = "cancelled: "  # how a running processor is told; other cancellations are drains and lost locks
+_GOOD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_correlation: ContextVar[str] = ContextVar("correlation_id", default="")
+
+Save = Callable[[Any], Awaitable[object]]  # an effect, given the transaction it belongs to
+
+
+class Outcome(StrEnum):
+    """How one execution ended."""
+
+    COMPLETED = "completed"
+    DUPLICATE = "duplicate"  # done before: the stored result was returned
+    RETRY = "retry"  # failed, comes back, an attempt is consumed
+    SNOOZED = "snoozed"  # waits (rate limit, busy, an outage, nothing to do yet), no attempt is consumed
+    PERMANENT = "permanent"  # the error said that it never passes
+    EXHAUSTED = "exhausted"  # every attempt failed
+    EXPIRED = "expired"  # waited longer than max_age
+    CANCELLED = "cancelled"  # final, and not a failure
+    RELEASED = "released"  # interrupted by a shutdown or a lost lock; another worker takes it
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a handler returns: its result, and the database effect that belongs to it (see `once`)."""
+
+    result: Any = None
+    save: Save | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Seconds, except `attempts`, which counts the first run too. `max_age` bounds waiting since enqueue."""
+
+    base: float = 1.0
+    cap: float = 60.0
+    attempts: int = 3
+    max_age: float = DAY
+
+    def __post_init__(self) -> None:
+        if not 0 < self.base <= self.cap < math.inf:
+            raise ValueError(f"need 0 < base <= cap, got base={self.base} cap={self.cap}")
+        if self.attempts < 1:
+            raise ValueError(f"attempts counts the first run, so it is at least 1, got {self.attempts}")
+        if not self.max_age > 0:
+            raise ValueError(f"max_age must be positive seconds, got {self.max_age}")
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """Limit of a kind of job. Attempt n gets `seconds * growth**(n-1)`, never more than `longest`."""
+
+    seconds: float
+    growth: float = 1.0
+    longest: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not (self.seconds > 0 and self.growth >= 1 and self.longest >= self.seconds):
+            raise ValueError(f"need seconds > 0, growth >= 1, longest >= seconds, got {self}")
+
+    def limit_for(self, attempt: int) -> float:
+        """Seconds for this attempt, counted from 1."""
+        return min(self.seconds * self.growth ** min(max(attempt - 1, 0), 64), self.longest)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRef:
+    """Where the job is."""
+
+    queue: str
+    name: str
+    id: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """What to run. `key` is what makes the request unique in the business, such as the order number."""
+
+    name: str
+    payload: Any  # a mapping, or a model of the job type
+    key: str
+    delay: float = 0.0
+    priority: str | int = "normal"
+    max_age: float | None = None  # seconds after which running it is pointless
+    children: Sequence[JobRequest] = field(default=())
+    on_failure: str = "wait"  # as a child: what its failure does to its parent, see `flow`
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    queue: str = ""  # where no job type says it
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A job on its way into the queue: the steps of a producer fill it in."""
+
+    request: JobRequest
+    ref: JobRef
+    data: dict[str, Any]
+    opts: dict[str, Any]
+    extras: dict[str, Any] = field(default_factory=dict)  # beside the payload, in an envelope of ours
+    children: list[Outgoing] = field(default_factory=list)
+
+
+AddNext = Callable[[], Awaitable[None]]
+AddStep = Callable[
+    [Sequence[Outgoing], AddNext], Awaitable[None]
+]  # of a producer: `await call_next()` adds them
+
+
+class Enqueues(Protocol):
+    """What patterns need of a producer; `producer.Producer` is one."""
+
+    async def enqueue(self, request: JobRequest) -> JobRef: ...
+    async def admit(self, request: JobRequest) -> None: ...
+    async def checked(self, request: JobRequest) -> JobRequest: ...
+    def ref(self, request: JobRequest) -> JobRef: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Run again in `delay` seconds, or never when that is None. `reason` quotes the error: redact it."""
+
+    outcome: Outcome
+    reason: str
+    delay: float | None = None
+    consume_attempt: bool = True
+
+
+def cancelled(result: object) -> str | None:
+    """The reason, if this is the result of a cancelled job."""
+    reason = result.get(CANCELLED) if isinstance(result, dict) and len(result) == 1 else None
+    return reason if isinstance(reason, str) else None
+
+
+def stop_reason(error: BaseException) -> str | None:
+    """Why somebody cancelled the running job; None if the worker is draining or lost the job's lock."""
+    if isinstance(error, Cancelled):
+        return str(error)
+    text = str(error)
+    return text.removeprefix(STOP) if text.startswith(STOP) else None
+
+
+def provider_key(business_key: str, step: str) -> str:
+    """The idempotency key to send to an outside service: equal in every retry, replay and process."""
+    return hashlib.sha256(json.dumps([business_key, step]).encode()).hexdigest()[:40]
+
+
+def new_correlation_id() -> str:
+    return uuid.uuid4().hex
+
+
+def current_correlation_id() -> str:
+    """The id of the request or job that this code works for; empty outside of one."""
+    return _correlation.get()
+
+
+@contextmanager
+def correlation(ident: object = None) -> Iterator[str]:
+    """Work under this correlation id, or a new one when `ident` is none that we would write into a log."""
+    given = ident if isinstance(ident, str) and _GOOD_ID.fullmatch(ident) else new_correlation_id()
+    was = _correlation.set(given)
+    try:
+        yield given
+    finally:
+        _correlation.reset(was)
