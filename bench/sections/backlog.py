@@ -21,10 +21,11 @@ from bullmq.redis_connection import RedisConnection
 
 from bench.figures import Column, Value
 from bench.lab import Lab
+from harness.pipelines import full_producer
 from studyhall.patterns.bullmq_worker.ledger import Ledger
 from studyhall.patterns.core.connections import worker_client
 from studyhall.patterns.pipeline import JobContext
-from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -105,7 +106,7 @@ async def _producer(
 ) -> list[dict[str, Any]]:
     jobs = JobTypes()
     jobs.register(name="nothing", payload=Nothing, handler=nothing, queue=QUEUE)
-    producer = Producer(jobs, url, signer=Signer(KEYS), timeout=30)
+    producer = full_producer(jobs, url, signer=Signer(KEYS), timeout=30)
     workers = worker_client(url)
     ledger = Ledger(RedisBackend(QUEUE, RedisConnection(workers), prefix="bull"), 30_000, None, _raise)
     filled = 0

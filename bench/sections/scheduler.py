@@ -20,10 +20,10 @@ from bullmq import Job, Queue, Worker
 
 from bench.figures import Column, Value, percentile
 from bench.lab import Lab
+from harness.pipelines import full_pipeline, full_producer
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.store import close, create_all, open_store
-from studyhall.patterns.pipeline import JobContext, Pipeline
-from studyhall.patterns.producer import Producer
+from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.schedule import Schedule, Schedules, tick_of
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -86,8 +86,8 @@ async def _ours(url: str, late: list[float]) -> AsyncIterator[None]:
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(f"sqlite:///{Path(folder).resolve()}/ticks.db")
         await create_all(store)
-        producer = Producer(jobs, url, signer=Signer(KEYS), timeout=10)
-        pipeline = Pipeline(jobs, store, signer=Signer(KEYS), guards=[schedules.guard])
+        producer = full_producer(jobs, url, signer=Signer(KEYS), timeout=10)
+        pipeline = full_pipeline(jobs, store, signer=Signer(KEYS), guards=[schedules.guard])
         worker = ReliableWorker("ticks", pipeline, url=url)
         running = asyncio.create_task(worker.run())
         try:

@@ -12,13 +12,15 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from .jobs import job_types
 from .limits import admission
 from .patterns import tracing
+from .patterns.claim_check import small
 from .patterns.core import store as stores
 from .patterns.degraded import DegradedProducer
 from .patterns.engine import RedisServer, ensure_redis
 from .patterns.engine.check import Unreachable, without_secrets
+from .patterns.flow import add_flow
 from .patterns.producer import Producer
-from .patterns.signed_payload import Signer
-from .patterns.typed_jobs import JobTypes
+from .patterns.signed_payload import Signer, signing
+from .patterns.typed_jobs import JobTypes, validated
 from .settings import Settings, SettingsError, variable
 
 __all__ = ["App", "open_app"]
@@ -61,7 +63,9 @@ async def open_app(settings: Settings, *, edge: bool = False) -> AsyncIterator[A
             await stores.create_all(store)
             traces = tracing.to_file(settings.trace_file, "studyhall") if settings.trace_file else None
             jobs, signer = job_types(), Signer(settings.keys())
-            producer = Producer(jobs, redis.url, signer=signer)
+            producer = Producer(
+                redis.url, validated(jobs), tracing.tracing_adds(), small(), signing(signer), flows=add_flow
+            )
             if edge:
                 producer.admission = admission(settings, producer.redis)
             try:

@@ -56,7 +56,7 @@ async def cancel_job(app: App, ident: str, reason: str) -> list[Cancellation]:
 
 def _queue_of(app: App, ident: str) -> str:
     if ident.startswith("repeat:"):
-        return app.jobs[schedules(app.jobs, app.settings)[ident.split(":")[1]].job].queue
+        return app.jobs[schedules(app.jobs, app.settings, app.signer)[ident.split(":")[1]].job].queue
     for job_type in app.jobs:
         if ident.startswith(f"{job_type.name}."):
             return job_type.queue

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
 
 from .app import open_app
+from .patterns import dead_letter
+from .patterns.core.job import DAY
 from .patterns.core.redaction import redact
-from .patterns.dead_letter import sweeper as dead_letter
 from .terminal import AsJson, DataDir, ago, fail, out, run, settings_for, show_fields, show_json, show_table
 
 app = typer.Typer(
@@ -133,7 +133,7 @@ def purge(
 
     async def work() -> int:
         async with open_app(settings_for(data_dir)) as studyhall:
-            return await dead_letter.purge(studyhall.store, timedelta(days=older_than))
+            return await dead_letter.purge(studyhall.store, older_than * DAY)
 
     purged = run(work())
     show_json({"purged": purged}) if as_json else out.print(f"purged {purged}")

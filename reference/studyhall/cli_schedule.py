@@ -26,7 +26,7 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     async def go() -> list[dict[str, Any]]:
         async with open_app(settings_for(data_dir)) as studyhall:
-            declared = schedules(studyhall.jobs, studyhall.settings)
+            declared = schedules(studyhall.jobs, studyhall.settings, studyhall.signer)
             return [
                 {
                     "id": state.schedule.id,
@@ -74,7 +74,7 @@ def run_(
 
     async def go() -> str:
         async with open_app(settings_for(data_dir)) as studyhall:
-            one = schedules(studyhall.jobs, studyhall.settings)[schedule]
+            one = schedules(studyhall.jobs, studyhall.settings, studyhall.signer)[schedule]
             key = f"{one.id}-by-hand-{time.time_ns()}"
             return (await studyhall.producer.enqueue(JobRequest(one.job, one.payload, key=key))).id
 

@@ -25,10 +25,9 @@ from . import db
 from .app import App, open_app
 from .demo_orders import buy_packs
 from .jobs import STAGES
+from .patterns import dead_letter, idempotency
 from .patterns.core.store import read
-from .patterns.dead_letter import sweeper as dead_letter
 from .patterns.engine import RedisServer
-from .patterns.idempotency import markers as idempotency
 from .settings import Settings
 from .submissions import StageState, replace_file, states, submit
 

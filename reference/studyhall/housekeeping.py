@@ -9,10 +9,11 @@ from pathlib import Path
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from . import db
-from .patterns import retention
+from .patterns import checkpoint, dead_letter, idempotency
 from .patterns.claim_check import Blobs, SweptBlobs
 from .patterns.core.store import read
 from .patterns.deferred_reply import DeferredReplies
+from .patterns.retention import DEFAULT, Retention
 
 __all__ = ["Cleaned", "clean_up"]
 
@@ -21,17 +22,23 @@ CHAT_KEPT = 24 * 3600.0  # seconds after the end of its token for which a chat c
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    rows: retention.Purged
+    """Rows and files that were deleted."""
+
+    markers: int
+    letters: int
+    checkpoints: int
+    chat_replies: int
     files: SweptBlobs
-    chat_replies: int = 0
 
     def numbers(self) -> dict[str, int]:
         """For a result, a log line or a table."""
-        files = {f"files_{name}": n for name, n in asdict(self.files).items()}
-        return {**asdict(self.rows), **files, "chat_replies": self.chat_replies}
+        rows = {k: v for k, v in asdict(self).items() if k != "files"}
+        return {**rows, **{f"files_{name}": n for name, n in asdict(self.files).items()}}
 
 
-async def clean_up(store: AsyncEngine, blob_dir: Path, *, grace: float = 3600.0) -> Cleaned:
+async def clean_up(
+    store: AsyncEngine, blob_dir: Path, *, kept: Retention = DEFAULT, grace: float = 3600.0
+) -> Cleaned:
     """Purge what is past its retention, and files of documents that are gone. Safe to run twice at once."""
 
     async def in_use(blobs: Sequence[str]) -> set[str]:
@@ -39,7 +46,9 @@ async def clean_up(store: AsyncEngine, blob_dir: Path, *, grace: float = 3600.0)
             return await db.blobs_in_use(connection, blobs)
 
     return Cleaned(
-        await retention.purge(store),
-        await Blobs(blob_dir).sweep("documents", in_use, grace=grace),
+        await idempotency.purge(store, kept.markers_age),
+        await dead_letter.purge(store, kept.letters_age),
+        await checkpoint.purge(store, kept.checkpoints_age),
         await DeferredReplies(store).purge(CHAT_KEPT),
+        await Blobs(blob_dir).sweep("documents", in_use, grace=grace),
     )

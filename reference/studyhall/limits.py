@@ -6,8 +6,8 @@ from redis.asyncio import Redis
 
 from .patterns.backpressure import Admission, Limits
 from .patterns.circuit_breaker import CircuitBreaker
-from .patterns.pipeline import Guard
-from .patterns.rate_limit import tenant_limit
+from .patterns.core.execution import Step
+from .patterns.rate_limit import limited, tenant_limit
 from .settings import Settings
 
 __all__ = ["admission", "ai_limit", "provider_breaker"]
@@ -17,7 +17,7 @@ PLENTY = (1_000_000.0, 1_000_000)  # one of the two limits is set, the other is 
 USER_RATE, AI_RATE = 1.0, 5.0  # what a remote provider gets unless the settings say otherwise
 
 
-def ai_limit(settings: Settings, redis: Redis) -> list[Guard]:
+def ai_limit(settings: Settings, redis: Redis) -> list[Step]:
     """Fair shares of the AI per user, and a limit for all of them. None for the local provider by default."""
     remote = settings.provider != "local"
     each = settings.user_rate or (USER_RATE if remote else None)
@@ -26,7 +26,7 @@ def ai_limit(settings: Settings, redis: Redis) -> list[Guard]:
         return []
     rate, burst = (each, settings.user_burst) if each else PLENTY
     together = (total, settings.ai_burst) if total else None
-    return [tenant_limit(redis, rate, burst, total=together, jobs=AI_JOBS, name="studyhall:ai")]
+    return [limited(tenant_limit(redis, rate, burst, total=together, jobs=AI_JOBS, name="studyhall:ai"))]
 
 
 def provider_breaker(settings: Settings, redis: Redis) -> CircuitBreaker | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from .patterns.schedule import Schedule, Schedules
+from .patterns.signed_payload import Signer
 from .patterns.typed_jobs import JobTypes
 from .settings import Settings
 
 __all__ = ["schedules"]
 
 
-def schedules(jobs: JobTypes, settings: Settings) -> Schedules:
+def schedules(jobs: JobTypes, settings: Settings, signer: Signer) -> Schedules:
     declared = [
         # At night where the people are. A night that was missed is made up for in the morning, once.
         Schedule("nightly-cleanup", "nightly-cleanup", cron="15 3 * * *", tz=settings.time_zone, jitter=300),
@@ -17,4 +18,4 @@ def schedules(jobs: JobTypes, settings: Settings) -> Schedules:
         # An old look at the health is worth nothing: skip it, the next one is due.
         Schedule("evaluate-health", "evaluate-health", every=60, when_late="skip"),
     ]
-    return Schedules(jobs, declared, owner="studyhall")
+    return Schedules(jobs, declared, owner="studyhall", sign=signer.sign)

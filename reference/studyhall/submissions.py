@@ -11,8 +11,8 @@ from .app import App
 from .documents import TooLarge
 from .jobs import STAGES, study_flow
 from .jobs.reference import UnknownDocument
-from .patterns.cancel import cancelled
 from .patterns.claim_check import Blobs
+from .patterns.core.job import cancelled
 from .patterns.core.store import begin
 from .patterns.dead_letter import archive
 from .patterns.job_ids import job_id

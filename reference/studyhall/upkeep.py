@@ -11,10 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from . import db
 from .jobs import STAGES, study_flow
+from .patterns import health
 from .patterns.core.store import read
-from .patterns.dead_letter import dead_letters
+from .patterns.dead_letter import counts, dead_letters
 from .patterns.degraded.pending import pending_jobs
-from .patterns.health import signals as health
 from .patterns.health.alerts import Alert, Rule, evaluate
 from .patterns.job_ids import job_id
 from .patterns.outbox.quarantine import lag
@@ -57,7 +57,7 @@ class Upkeep:
     async def signals(self) -> tuple[health.Health, dict[str, float]]:
         """What is measured: the queues in detail, and every number that a rule may look at."""
         measured = await health.measure(
-            self.producer.redis, self.store, self.queues, prefix=self.producer.prefix
+            self.producer.redis, self.queues, letters=counts(self.store), prefix=self.producer.prefix
         )
         return measured, {**measured.signals(), "outbox.oldest": (await lag(self.store)).oldest}
 

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import json
 import logging
 import os
-import random
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from .app import App, open_app
 from .limits import ai_limit, provider_breaker
-from .patterns import stall_budget
+from .patterns import dead_letter
+from .patterns.backpressure import max_age
 from .patterns.bullmq_worker import ReliableWorker
 from .patterns.cancel import CancelWatcher
-from .patterns.dead_letter import sweeper as dead_letter
+from .patterns.checkpoint import checkpointed
+from .patterns.claim_check import max_payload
+from .patterns.core.clock import Periodic
+from .patterns.deadline import within_deadline
 from .patterns.deferred_reply import DeferredReplies, InteractionWebhook
 from .patterns.degraded.pending import Drainer
+from .patterns.engine.check import without_secrets
+from .patterns.idempotency.once import inboxes, once
 from .patterns.isolation import SubprocessPool
-from .patterns.observability import JobMetrics, serve_metrics
+from .patterns.observability import logged
+from .patterns.observability.metrics import JobMetrics, measured, serve_metrics
 from .patterns.pipeline import Pipeline
-from .patterns.schedule import ScheduleKeeper
+from .patterns.progress import reporting
+from .patterns.schedule import ScheduleKeeper, signing_id, ticking
 from .patterns.shutdown import Drainable, run_until_signalled
+from .patterns.signed_payload import signed
+from .patterns.stall_budget import QUEUE_LIMIT, crash_budget
+from .patterns.tracing import traced
+from .patterns.typed_jobs import typed
 from .providers import GuardedProvider, open_provider
 from .schedules import schedules
 from .services import Chat, Services
@@ -50,13 +61,26 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
         chat = Chat(DeferredReplies(app.store, life=settings.chat_token_seconds), webhook)
         upkeep = Upkeep(app.producer, app.store, app.jobs.queues)
         services = Services(provider, pool, settings.blob_dir, settings.max_document_bytes, upkeep, chat)
-        scheduled = schedules(app.jobs, settings)
+        scheduled = schedules(app.jobs, settings, app.signer)
         metrics = JobMetrics()
         if settings.metrics_port:
             serve_metrics(metrics, settings.metrics_port)
-        guards = [*ai_limit(settings, app.producer.redis), scheduled.guard]
         pipeline = Pipeline(
-            app.jobs, app.store, signer=app.signer, guards=guards, services=services, metrics=metrics
+            logged(),
+            measured(metrics),
+            traced(),
+            max_payload(),
+            signed(app.signer, signing_id),
+            typed(app.jobs),
+            crash_budget(),
+            max_age(),
+            *ai_limit(settings, app.producer.redis),
+            ticking(scheduled, app.store),
+            once(inboxes(app.store)),
+            within_deadline(),
+            reporting(),
+            checkpointed(app.store),
+            services=services,
         )
         workers = [
             ReliableWorker(
@@ -66,7 +90,7 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
                 concurrency=settings.concurrency,
                 lock_duration=settings.lock_seconds,
                 stalled_interval=settings.stalled_seconds,
-                max_stalled=stall_budget.QUEUE_LIMIT,
+                max_stalled=QUEUE_LIMIT,
             )
             for queue in queues or app.jobs.queues
         ]
@@ -74,10 +98,13 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
         async def ready() -> None:
             for worker in workers:
                 await worker.ready()
-            print(json.dumps({"event": "ready", "pid": os.getpid(), "redis": app.redis.url}), flush=True)
+            print(
+                json.dumps({"event": "ready", "pid": os.getpid(), "redis": without_secrets(app.redis.url)}),
+                flush=True,
+            )
 
         beside: list[Drainable] = [
-            Sweeper(app),
+            Periodic("sweeping failed jobs", partial(sweep, app), every=settings.sweep_seconds),
             Drainer(app.store, app.producer),
             CancelWatcher(app.producer.redis, workers),
             ScheduleKeeper(scheduled, app.producer, app.store),
@@ -88,29 +115,9 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
         await run_until_signalled([*workers, *beside], grace=settings.grace_seconds, on_ready=ready)
 
 
-class Sweeper:
-    """Archives failed jobs as dead letters every few seconds; any number of them may run."""
-
-    def __init__(self, app: App) -> None:
-        self._app = app
-        self._stop = asyncio.Event()
-
-    async def run(self) -> None:
-        every = self._app.settings.sweep_seconds
-        while not self._stop.is_set():
-            try:
-                await dead_letter.sweep(
-                    self._app.jobs.queues, self._app.producer.redis, self._app.store, alert=_alert
-                )
-            except Exception:
-                log.exception("sweeping the failed jobs did not work; trying again")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(every * random.uniform(0.8, 1.2)):
-                    await self._stop.wait()
-
-    async def drain(self, grace: float) -> list[str]:
-        self._stop.set()
-        return []
+async def sweep(app: App) -> None:
+    """Archive failed jobs as dead letters; any number of processes may do it."""
+    await dead_letter.sweep(app.jobs.queues, app.producer.redis, app.store, alert=_alert)
 
 
 async def _alert(letter: dead_letter.DeadLetter) -> None:

@@ -16,7 +16,8 @@ from harness.browser import Watched
 from harness.figures import full
 from harness.guide import Guide
 from harness.processes import ROOT
-from studyhall.patterns.retry import AI, DOCUMENTS, RetryPolicy, full_jitter
+from studyhall.patterns.core.job import RetryPolicy
+from studyhall.patterns.retry import AI, DOCUMENTS, full_jitter
 
 pytestmark = pytest.mark.needs_browser
 

@@ -5,26 +5,76 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from studyhall.patterns.backpressure import max_age
 from studyhall.patterns.bullmq_worker import ReliableWorker
+from studyhall.patterns.checkpoint import checkpointed
+from studyhall.patterns.claim_check import MAX_PAYLOAD, max_payload, small
+from studyhall.patterns.core.execution import Step
 from studyhall.patterns.core.store import close, create_all, open_store
-from studyhall.patterns.observability import JobMetrics, JsonLines
+from studyhall.patterns.deadline import within_deadline
+from studyhall.patterns.flow import add_flow
+from studyhall.patterns.idempotency.once import inboxes, once
+from studyhall.patterns.observability import JsonLines, logged
+from studyhall.patterns.observability.metrics import JobMetrics, measured
 from studyhall.patterns.pipeline import Pipeline
 from studyhall.patterns.producer import JobRequest, Producer
-from studyhall.patterns.signed_payload import Signer
-from studyhall.patterns.typed_jobs import JobTypes
+from studyhall.patterns.progress import reporting
+from studyhall.patterns.schedule import signing_id
+from studyhall.patterns.signed_payload import Signer, signed, signing
+from studyhall.patterns.stall_budget import CRASH_LIMIT, crash_budget
+from studyhall.patterns.tracing import traced, tracing_adds
+from studyhall.patterns.typed_jobs import JobTypes, typed, validated
 
 from .waiting import until
 from .workers import at_work
 
-__all__ = ["KEYS", "Desk"]
+__all__ = ["KEYS", "Desk", "full_pipeline", "full_producer"]
 
 KEYS = ["the-first-signing-key-of-the-tests"]
+
+
+def full_pipeline(
+    jobs: JobTypes,
+    store: AsyncEngine,
+    *steps: Step,
+    signer: Signer | None = None,
+    services: Any = None,
+    metrics: JobMetrics | None = None,
+    log: logging.Logger | None = None,
+    crash_limit: int = CRASH_LIMIT,
+    most_bytes: int = MAX_PAYLOAD,
+) -> Pipeline:
+    """Every step there is; `steps` stand between the checks and `once`."""
+    return Pipeline(
+        logged(log),
+        measured(metrics or JobMetrics()),
+        traced(),
+        max_payload(most_bytes),
+        *([signed(signer, signing_id)] if signer else []),
+        typed(jobs),
+        crash_budget(crash_limit),
+        max_age(),
+        *steps,
+        once(inboxes(store)),
+        within_deadline(),
+        reporting(),
+        checkpointed(store),
+        services=services,
+    )
+
+
+def full_producer(
+    jobs: JobTypes, url: str, *, signer: Signer | None = None, most_bytes: int = MAX_PAYLOAD, **options: Any
+) -> Producer:
+    """Every step there is."""
+    steps = [validated(jobs), tracing_adds(), small(most_bytes), *([signing(signer)] if signer else [])]
+    return Producer(url, *steps, flows=add_flow, **options)
 
 
 class _Lines(logging.Handler):
@@ -63,7 +113,7 @@ class Desk:
         )
         await create_all(desk.store)
         desk.signer = signer or Signer(KEYS)
-        desk.producer = Producer(jobs, url, signer=desk.signer, **{"timeout": 10.0, **options})
+        desk.producer = full_producer(jobs, url, signer=desk.signer, **{"timeout": 10.0, **options})
         try:
             yield desk
         finally:
@@ -80,11 +130,16 @@ class Desk:
 
     @contextlib.asynccontextmanager
     async def working(
-        self, *queues: str, concurrency: int = 10, lock: float = 5.0, **options: Any
+        self,
+        *queues: str,
+        steps: Sequence[Step] = (),
+        concurrency: int = 10,
+        lock: float = 5.0,
+        **options: Any,
     ) -> AsyncIterator[list[ReliableWorker]]:
-        """A worker per queue (default: all); `options` go to the Pipeline."""
+        """A worker per queue (default: all); `steps` and `options` go to `full_pipeline`."""
         defaults: dict[str, Any] = {"signer": self.signer, "metrics": self.metrics, "log": self._log}
-        pipeline = Pipeline(self.jobs, self.store, **{**defaults, **options})
+        pipeline = full_pipeline(self.jobs, self.store, *steps, **{**defaults, **options})
         async with contextlib.AsyncExitStack() as stack:
             yield [
                 await stack.enter_async_context(

@@ -9,12 +9,13 @@ import contest
 import uvloop
 from sqlalchemy import text
 
+from harness.pipelines import full_pipeline, full_producer
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.store import create_all, open_store
 from studyhall.patterns.observability import configure_logging
-from studyhall.patterns.pipeline import Done, JobContext, Pipeline
-from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.pipeline import Done, JobContext
+from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -60,7 +61,7 @@ async def worker() -> None:
     configure_logging("INFO", stream=open("jobs.log", "a"))  # noqa: SIM115
     store = open_store(f"sqlite:///{os.environ['BENCH_STORE']}")
     await create_all(store)
-    pipeline = Pipeline(job_types(), store, signer=Signer(KEYS), max_payload=MAX_PAYLOAD)
+    pipeline = full_pipeline(job_types(), store, signer=Signer(KEYS), most_bytes=MAX_PAYLOAD)
     reliable = ReliableWorker(
         given.queue,
         pipeline,
@@ -74,7 +75,7 @@ async def worker() -> None:
 
 
 async def enqueue() -> None:
-    producer = Producer(job_types(), given.url, signer=Signer(KEYS), timeout=30, max_payload=MAX_PAYLOAD)
+    producer = full_producer(job_types(), given.url, signer=Signer(KEYS), timeout=30, most_bytes=MAX_PAYLOAD)
     await producer.redis.ping()
 
     def request(job: contest.Job) -> JobRequest:

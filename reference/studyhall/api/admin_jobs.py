@@ -10,10 +10,11 @@ from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
 from studyhall.patterns import cancel as cancelling
+from studyhall.patterns import dead_letter, health
+from studyhall.patterns.core.job import cancelled
 from studyhall.patterns.core.redaction import redact, redact_text
-from studyhall.patterns.dead_letter import dead_letters, find
-from studyhall.patterns.dead_letter import sweeper as dead_letter
-from studyhall.patterns.health import signals as health
+from studyhall.patterns.dead_letter import counts, dead_letters, find
+from studyhall.patterns.health.signals import LISTS
 
 from .hall import Admin, Hall, TheHall
 from .problems import Problem
@@ -52,7 +53,7 @@ async def measured(hall: Hall) -> dict[str, Any]:
     app = hall.app
     since = (time.time() - 60) * 1000
     async with app.producer.bounded(5.0):
-        found = await health.measure(app.producer.redis, app.store, app.jobs.queues)
+        found = await health.measure(app.producer.redis, app.jobs.queues, letters=counts(app.store))
         client: Any = app.producer.redis
         async with client.pipeline(transaction=False) as pipe:
             for queue in app.jobs.queues:
@@ -82,7 +83,7 @@ async def jobs(
     client: Any = hall.app.producer.redis
     key, start = f"bull:{queue}:{state}", page * size
     async with hall.app.producer.bounded():
-        if state in health.LISTS:
+        if state in LISTS:
             ids = (await client.lrange(key, -start - size, -start - 1))[::-1]
             total = await client.llen(key)
         else:
@@ -262,7 +263,7 @@ def _row(
 
 def _told(state: str, result: str | None) -> str:
     """For BullMQ a cancelled job is a completed one with that result; for people it is not."""
-    ended = state == "completed" and cancelling.cancelled(_parsed(result)) is not None
+    ended = state == "completed" and cancelled(_parsed(result)) is not None
     return "cancelled" if ended else state
 
 

@@ -6,15 +6,15 @@ import asyncio
 import json
 import time
 import uuid
-from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from studyhall.patterns import dead_letter
 from studyhall.patterns.core.errors import JobError
+from studyhall.patterns.core.job import DAY
 from studyhall.patterns.core.redaction import redact, redact_text
-from studyhall.patterns.dead_letter import sweeper as dead_letter
 
 from .hall import Admin, Hall, TheHall
 from .problems import Problem
@@ -125,7 +125,7 @@ async def replay_many(hall: TheHall, _: Admin, wanted: ReplayMany) -> dict[str, 
 @router.post("/purge")
 async def purge(hall: TheHall, _: Admin, wanted: Purge) -> dict[str, int]:
     """Forget letters older than so many days, for good."""
-    return {"purged": await dead_letter.purge(hall.app.store, timedelta(days=wanted.older_than_days))}
+    return {"purged": await dead_letter.purge(hall.app.store, wanted.older_than_days * DAY)}
 
 
 async def _replay(hall: Hall, wanted: ReplayMany, state: dict[str, Any]) -> None:

@@ -13,9 +13,11 @@ from starlette.staticfiles import StaticFiles
 from studyhall.app import open_app
 from studyhall.orders.service import seed_packs
 from studyhall.patterns.core.store import begin
+from studyhall.patterns.dead_letter import reason_of
 from studyhall.patterns.deferred_reply import DeferredReplies
+from studyhall.patterns.idempotency import result_of
 from studyhall.patterns.in_process_tasks import Tasks
-from studyhall.patterns.observability import JobMetrics
+from studyhall.patterns.observability.metrics import JobMetrics
 from studyhall.patterns.producer import QueueUnavailable
 from studyhall.patterns.progress_stream import ProgressStream
 from studyhall.patterns.request_dedup import RequestDedup
@@ -45,7 +47,9 @@ def create_app(settings: Settings) -> FastAPI:
             api.state.hall = hall = Hall(
                 app=app,
                 stream=stream,
-                results=Results(stream, app.producer.redis, app.store),
+                results=Results(
+                    stream, app.producer.redis, stored=result_of(app.store), failed=reason_of(app.store)
+                ),
                 tasks=tasks,
                 metrics=JobMetrics(),
                 uploads=RequestDedup(app.store, "uploads"),

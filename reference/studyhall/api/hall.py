@@ -14,7 +14,7 @@ from fastapi.security.http import HTTPAuthorizationCredentials
 from studyhall.app import App
 from studyhall.patterns.deferred_reply import DeferredReplies
 from studyhall.patterns.in_process_tasks import Tasks
-from studyhall.patterns.observability import JobMetrics
+from studyhall.patterns.observability.metrics import JobMetrics
 from studyhall.patterns.progress_stream import ProgressStream
 from studyhall.patterns.request_dedup import RequestDedup
 from studyhall.patterns.wait_for_result import Results

@@ -6,7 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from studyhall.patterns.health import signals as health
+from studyhall.patterns import health
+from studyhall.patterns.core.store import ping
+from studyhall.patterns.dead_letter import counts
 from studyhall.patterns.outbox import quarantine as outbox_upkeep
 from studyhall.patterns.producer import QueueUnavailable
 
@@ -26,7 +28,7 @@ async def alive() -> dict[str, str]:
 @router.get("/readyz", responses={503: {"description": "a part does not answer"}})
 async def ready(hall: TheHall, response: Response) -> dict[str, Any]:
     """Redis and the database answer. 503 with the names of those that do not."""
-    found = await health.problems(hall.app.producer.redis, hall.app.store)
+    found = await health.problems(redis=hall.app.producer.redis.ping, database=lambda: ping(hall.app.store))
     if found:
         response.status_code = 503
         response.headers["Retry-After"] = "2"
@@ -44,7 +46,9 @@ async def metrics(hall: TheHall) -> Response:
 
     try:
         async with hall.app.producer.bounded():
-            found = await health.measure(hall.app.producer.redis, hall.app.store, hall.app.jobs.queues)
+            found = await health.measure(
+                hall.app.producer.redis, hall.app.jobs.queues, letters=counts(hall.app.store)
+            )
     except QueueUnavailable:
         gauge("redis_up", "Redis answers", {"": 0})
     else:

@@ -21,6 +21,7 @@ from studyhall.orders.service import OrderRefused
 from studyhall.patterns.backpressure import Overloaded
 from studyhall.patterns.cancel import NoSuchJob
 from studyhall.patterns.core.errors import Permanent, RateLimited, ResourceBusy, Transient
+from studyhall.patterns.core.job import current_correlation_id
 from studyhall.patterns.core.redaction import redact_text
 from studyhall.patterns.dead_letter.sweeper import (
     AlreadyReplayed,
@@ -31,7 +32,6 @@ from studyhall.patterns.dead_letter.sweeper import (
     UnknownLetter,
 )
 from studyhall.patterns.idempotency import KeyReused
-from studyhall.patterns.observability import current_correlation_id
 from studyhall.patterns.producer import FailedTwin, QueueUnavailable
 from studyhall.patterns.saga import UnknownSaga
 from studyhall.patterns.saga.repair import CannotRepair

@@ -23,6 +23,7 @@ __all__ = ["job_types", "study_flow"]
 def job_types() -> JobTypes:
     """The registry that api, workers and command line share."""
     jobs = JobTypes()
+    # Its parsers of strangers' files run in child processes (`services.pool`).
     jobs.register(
         name="document-processing",
         payload=document_processing.ProcessDocument,
@@ -30,7 +31,6 @@ def job_types() -> JobTypes:
         queue="documents",
         retry=DOCUMENTS,
         deadline=Deadline(60, growth=2, longest=300),
-        isolated=True,  # parsers of strangers' files: hostile input costs a child process, not the worker
     )
     jobs.register(
         name="graph-generation",

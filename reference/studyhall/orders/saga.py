@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from studyhall.patterns import outbox
 from studyhall.patterns.core.errors import Permanent
-from studyhall.patterns.outbox import table as outbox
 from studyhall.patterns.retry import RetryPolicy
 from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step, StepContext
 

@@ -10,9 +10,9 @@ from uuid import uuid4
 from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from studyhall.patterns import outbox
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.store import read
-from studyhall.patterns.outbox import table as outbox
 from studyhall.patterns.saga import SagaRunner
 
 from .db import orders, packs

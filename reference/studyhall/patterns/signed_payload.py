@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .core.errors import Permanent
+from .core.errors import ForgedJob
 from .core.execution import CallNext, JobContext, Step, before
 from .core.job import AddNext, AddStep, Outgoing
 
@@ -29,10 +29,6 @@ MIN_KEY_BYTES = 16
 _canonical = json.JSONEncoder(
     sort_keys=True, separators=(",", ":")
 ).encode  # made once: half the cost of dumps()
-
-
-class ForgedJob(Permanent):
-    """The job is unsigned, was altered, or was signed with a key this worker does not accept."""
 
 
 def signed(signer: Signer, identity: Callable[[str, Any], str] = lambda job_id, _: job_id) -> Step:

@@ -53,7 +53,8 @@ class Stream(Protocol):
 
 
 class Kept(Protocol):
-    result: Any
+    @property
+    def result(self) -> Any: ...
 
 
 class Results:

@@ -13,10 +13,10 @@ from typing import Any
 
 from sqlalchemy import Table, func, select
 
+from harness.pipelines import full_producer
 from harness.processes import Spawned, Spawner
 from harness.waiting import until
 from studyhall.patterns.core.store import close, create_all, open_store, read
-from studyhall.patterns.producer import Producer
 from studyhall.patterns.signed_payload import Signer
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -43,7 +43,7 @@ class Ledger:
         self = cls(redis_url, directory, spawn)
         self.store = open_store(self.store_url)
         await create_all(self.store)
-        self.producer = Producer(ledger_jobs.job_types(), redis_url, signer=Signer(ledger_jobs.KEYS))
+        self.producer = full_producer(ledger_jobs.job_types(), redis_url, signer=Signer(ledger_jobs.KEYS))
         self.queue = self.producer.queue(ledger_jobs.QUEUE)
         try:
             yield self

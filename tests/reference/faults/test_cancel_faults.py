@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from harness.pipelines import full_producer
 from harness.processes import Spawned, Spawner
 from harness.waiting import until
-from studyhall.patterns.cancel import NoSuchJob, cancel, cancelled
+from studyhall.patterns import dead_letter
+from studyhall.patterns.cancel import NoSuchJob, cancel
+from studyhall.patterns.core.job import cancelled
 from studyhall.patterns.core.store import close, create_all, open_store, read
-from studyhall.patterns.dead_letter import sweeper as dead_letter
-from studyhall.patterns.producer import JobRef, JobRequest, Producer
+from studyhall.patterns.producer import JobRef, JobRequest
 
 pytestmark = pytest.mark.fault
 
@@ -76,7 +78,7 @@ async def bench(redis_url: str, tmp_path: Path, spawn: Spawner) -> AsyncIterator
     made = Bench(redis_url, tmp_path, spawn)
     made.store = open_store(made.store_url)  # type: ignore[attr-defined]
     await create_all(made.store)  # type: ignore[attr-defined]
-    made.producer = Producer(cancel_worker.job_types(), redis_url, timeout=10)  # type: ignore[attr-defined]
+    made.producer = full_producer(cancel_worker.job_types(), redis_url, timeout=10)  # type: ignore[attr-defined]
     yield made
     await made.producer.close()  # type: ignore[attr-defined]
     await close(made.store)  # type: ignore[attr-defined]

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Table, func, select
 
+from harness.pipelines import full_producer
 from harness.processes import Spawned, Spawner
 from harness.waiting import until
 from studyhall.patterns.core.store import close, create_all, open_store, read
-from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.producer import JobRequest
 
 PROGRAM = Path(__file__).parent / "programs" / "checkpoint_worker.py"
 sys.path.insert(0, str(PROGRAM.parent))
@@ -37,7 +38,7 @@ class Imports:
         self = cls(url, f"sqlite:///{folder / 'imports.db'}", spawn)
         self.store = open_store(self.store_url)
         await create_all(self.store)
-        self.producer = Producer(program.job_types(), url)
+        self.producer = full_producer(program.job_types(), url)
         try:
             yield self
         finally:

@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.processes import Spawner
 from harness.waiting import until
+from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.dead_letter import sweeper as dead_letter
 from studyhall.patterns.dead_letter.sweeper import DeadLetter
 
 PROGRAMS = Path(__file__).parent / "programs"

@@ -17,17 +17,17 @@ from bullmq import Queue
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from harness.pipelines import full_pipeline, full_producer
 from harness.processes import Spawner
 from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work, queue_at
-from studyhall.patterns.backpressure import Overloaded
 from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.errors import Overloaded
 from studyhall.patterns.core.store import begin, close, create_all, open_store, read
 from studyhall.patterns.degraded import DegradedProducer
 from studyhall.patterns.degraded import pending as pending_jobs
 from studyhall.patterns.degraded.pending import Drainer, drain, pending, release
-from studyhall.patterns.pipeline import Pipeline
 from studyhall.patterns.producer import JobRequest, Producer, QueueUnavailable
 from studyhall.patterns.typed_jobs import JobTypes, MalformedPayload, UnknownJob
 
@@ -50,7 +50,7 @@ async def orders(store_url: str) -> AsyncIterator[AsyncEngine]:
 
 @contextlib.asynccontextmanager
 async def producer_at(url: str) -> AsyncIterator[Producer]:
-    producer = Producer(shop.job_types(), url)
+    producer = full_producer(shop.job_types(), url)
     try:
         yield producer
     finally:
@@ -177,7 +177,7 @@ async def test_an_order_sent_three_times_to_a_frozen_server_is_prepared_once(
             naive_jobs = len(await queue.getJobs(["waiting"], 0, -1)) - 4 - 1
         landed = await jobs_at(own_redis.url)
         assert "prepare-order.o-1" in landed, "no timed-out add landed: the fault did not happen"
-        async with at_work(shop.QUEUE, Pipeline(shop.job_types(), orders), url=own_redis.url):
+        async with at_work(shop.QUEUE, full_pipeline(shop.job_types(), orders), url=own_redis.url):
             await until(lambda: _prepared(orders, "o-1"), 10, "the order to be prepared")
             drained = await drain(orders, producer)  # late: its job is done already
             await producer.enqueue(shop.prepare("last"))
@@ -292,7 +292,7 @@ async def test_what_can_never_be_queued_is_parked_with_its_reason_and_can_be_rel
         pass
 
     older.register(name="gone", payload=shop.PrepareOrder, handler=gone, queue="gone")
-    former = Producer(older, redis_url)
+    former = full_producer(older, redis_url)
     async with producer_at(redis_url) as producer:
         async with begin(orders) as tx:
             lost = JobRequest("gone", {"order_id": "x"}, key="x")

@@ -20,8 +20,8 @@ import redis
 from harness.processes import Spawned, Spawner, alive
 from harness.redis import RedisServer as RealServer
 from harness.waiting import until_sync
+from studyhall.patterns import engine
 from studyhall.patterns.engine import RedisServer, ensure_redis
-from studyhall.patterns.engine import server as engine
 
 pytestmark = [
     pytest.mark.fault,

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
+from harness.pipelines import full_producer
 from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns.core.store import close, create_all, open_store, read
-from studyhall.patterns.producer import Producer
 
 PROGRAM = Path(__file__).parent / "programs" / "flow_processes.py"
 sys.path.insert(0, str(PROGRAM.parent))
@@ -29,7 +29,7 @@ async def test_a_killed_producer_leaves_whole_flows_where_single_adds_leave_halv
     redis_url: str, spawn: Spawner, scale: Callable[[int, int], int], seed: int, figures: Callable[..., Path]
 ) -> None:
     kills, rng = scale(4, 15), random.Random(seed)
-    producer = Producer(program.job_types(), redis_url)
+    producer = full_producer(program.job_types(), redis_url)
     try:
         for number in range(kills):
             victim = spawn(PROGRAM, "produce", f"--redis={redis_url}", f"--start={number * 1_000_000}")
@@ -73,7 +73,7 @@ async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_
     store_url = f"sqlite:///{tmp_path / 'steps.db'}"
     store = open_store(store_url)
     await create_all(store)
-    producer = Producer(program.job_types(), redis_url, timeout=20)
+    producer = full_producer(program.job_types(), redis_url, timeout=20)
 
     async def steps_done() -> int:
         async with read(store) as connection:

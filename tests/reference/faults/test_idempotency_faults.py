@@ -19,8 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from harness.processes import Spawner
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import Transient
+from studyhall.patterns.core.job import provider_key
 from studyhall.patterns.core.store import begin, is_postgres, read
-from studyhall.patterns.idempotency import Inbox, KeyReused, fingerprint, provider_key
+from studyhall.patterns.idempotency import Inbox, KeyReused, fingerprint
 
 VICTIMS = Path(__file__).parent / "programs" / "idempotency_victims.py"
 WAYS = ("inbox", "set-nx", "set-nx-del")

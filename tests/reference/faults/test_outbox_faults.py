@@ -18,12 +18,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from harness.processes import Spawned, Spawner
 from harness.waiting import until
 from studyhall.patterns.core.errors import Transient
+from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.store import begin, create_all, is_postgres, metadata, read
 from studyhall.patterns.event_schema import Event
 from studyhall.patterns.outbox import add, outbox
 from studyhall.patterns.outbox.quarantine import lag
 from studyhall.patterns.outbox.relay import Relay
-from studyhall.patterns.retry import RetryPolicy
 
 PROGRAM = Path(__file__).parent / "programs" / "outbox_relays.py"
 aggregates = Table(

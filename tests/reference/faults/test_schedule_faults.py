@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from harness.pipelines import full_producer
 from harness.processes import Spawned, Spawner
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.store import close, create_all, open_store, read
-from studyhall.patterns.producer import Producer
 from studyhall.patterns.schedule.keeper import Schedules, missed_slots
 from studyhall.patterns.signed_payload import Signer
 
@@ -45,7 +45,9 @@ class Fleet:
         self.store = open_store(self.store_url)
         await create_all(self.store)
         jobs = schedule_instances.job_types()
-        self.producer = Producer(jobs, self.redis_url, signer=Signer(schedule_instances.KEYS), timeout=10)
+        self.producer = full_producer(
+            jobs, self.redis_url, signer=Signer(schedule_instances.KEYS), timeout=10
+        )
         self.schedules: Schedules = schedule_instances.schedules(jobs, every=self.every)
         self.queue = self.producer.queue(schedule_instances.QUEUE)
         try:

@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
+from harness.pipelines import full_pipeline, full_producer
 from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work
-from studyhall.patterns.backpressure import Admission, Limits, Overloaded
+from studyhall.patterns import dead_letter
+from studyhall.patterns.backpressure import Admission, Limits
+from studyhall.patterns.core.errors import Overloaded
 from studyhall.patterns.core.store import close, create_all, open_store
-from studyhall.patterns.dead_letter import sweeper as dead_letter
-from studyhall.patterns.observability import JobMetrics
-from studyhall.patterns.pipeline import JobContext, Pipeline
+from studyhall.patterns.observability.metrics import JobMetrics
+from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.priority import Priority
 from studyhall.patterns.producer import JobRequest, Producer, QueueUnavailable
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -47,7 +49,7 @@ def request(number: int | str, name: str = "work", **options: Any) -> JobRequest
 async def producer_at(
     url: str, limits: Limits | dict[str, Limits] | None, **options: Any
 ) -> AsyncIterator[Producer]:
-    producer = Producer(job_types(), url)
+    producer = full_producer(job_types(), url)
     if limits is not None:
         producer.admission = Admission(producer.redis, limits, **options)
     try:
@@ -213,7 +215,7 @@ async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(
             await producer.enqueue(request(number, max_age=0.3 if number % 2 else 600))
         await producer.enqueue(request("delayed", delay=0.8, max_age=5))  # its age counts from when it is due
         await asyncio.sleep(0.6)
-        async with at_work("work", Pipeline(jobs, store, metrics=metrics), url=redis_url):
+        async with at_work("work", full_pipeline(jobs, store, metrics=metrics), url=redis_url):
             await until(lambda: len(ran) >= 11, 10, "the others to run")
             await until(lambda: _failed(producer, 10), 10, "ten jobs to be dropped")
         await dead_letter.sweep(["work"], producer.redis, store)

@@ -13,7 +13,8 @@ from harness.waiting import until
 from studyhall.patterns.circuit_breaker import BreakerOpen, CircuitBreaker
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import Permanent, RateLimited, ResourceBusy, Snooze, Transient
-from studyhall.patterns.retry import Outcome, RetryPolicy, decide
+from studyhall.patterns.core.job import Outcome, RetryPolicy
+from studyhall.patterns.retry import decide
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 from harness.pipelines import Desk
 from harness.redis import RedisServer
 from harness.workers import queue_at
+from studyhall.patterns import dead_letter
 from studyhall.patterns.claim_check import (
     BlobDamaged,
     BlobMissing,
@@ -26,7 +27,6 @@ from studyhall.patterns.claim_check import (
     needed_by_jobs,
 )
 from studyhall.patterns.core.errors import Permanent
-from studyhall.patterns.dead_letter import sweeper as dead_letter
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload

@@ -25,13 +25,13 @@ from studyhall.orders.events import TOPIC, OrderConfirmed
 from studyhall.orders.events import types as order_types
 from studyhall.orders.payments import Payments
 from studyhall.orders.saga import buy_pack
+from studyhall.patterns import outbox
 from studyhall.patterns.core import store
 from studyhall.patterns.core.errors import JobError, Permanent
+from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.event_schema import MAX_BYTES, Event, EventTypes
 from studyhall.patterns.inbox import consumer
-from studyhall.patterns.outbox import table as outbox
 from studyhall.patterns.outbox.relay import Relay
-from studyhall.patterns.retry import RetryPolicy
 from studyhall.patterns.saga import SagaRunner
 
 Command = Callable[..., Any]

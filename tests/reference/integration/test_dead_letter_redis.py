@@ -19,10 +19,10 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.waiting import until
+from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import blocking_client, producer_client
 from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.dead_letter import dead_letters
-from studyhall.patterns.dead_letter import sweeper as dead_letter
 from studyhall.patterns.dead_letter.sweeper import DeadLetter
 
 Process = Callable[[Job, str], Awaitable[Any]]

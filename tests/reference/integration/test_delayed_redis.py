@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from harness.pipelines import full_producer
 from harness.waiting import until
 from harness.workers import at_work, stock_at_work
 from studyhall.patterns import delayed
 from studyhall.patterns.core.connections import blocking_client
-from studyhall.patterns.producer import InvalidDelay, JobRequest, Producer
+from studyhall.patterns.core.errors import InvalidDelay
+from studyhall.patterns.producer import JobRequest, Producer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 
@@ -26,7 +28,7 @@ async def nothing(ctx: Any, payload: Payload) -> None: ...
 async def producer(redis_url: str) -> AsyncIterator[Producer]:
     jobs = JobTypes()
     jobs.register(name="later", payload=Payload, handler=nothing, queue="q")
-    made = Producer(jobs, redis_url, timeout=10)
+    made = full_producer(jobs, redis_url, timeout=10)
     yield made
     await made.close()
 

@@ -10,13 +10,13 @@ import pytest
 
 from harness.pipelines import Desk
 from studyhall.jobs import STAGES, study_flow
+from studyhall.patterns import dead_letter
 from studyhall.patterns.cancel import cancel
 from studyhall.patterns.core.errors import Permanent
-from studyhall.patterns.dead_letter import sweeper as dead_letter
+from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.flow import FlowConflict, OnFailure, chain, fan_in, on_failure
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
-from studyhall.patterns.retry import RetryPolicy
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 

@@ -13,15 +13,15 @@ import pytest
 from bullmq import Queue
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from harness.pipelines import full_pipeline, full_producer
 from harness.redis import RedisServer
 from harness.workers import at_work, queue_at
 from studyhall.patterns.core import store as stores
 from studyhall.patterns.core.connections import events_client, producer_client
+from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.health import Health, QueueHealth, measure, pages, problems
 from studyhall.patterns.health.alerts import Alert, Rule, evaluate, raised
-from studyhall.patterns.pipeline import Pipeline
-from studyhall.patterns.producer import JobRequest, Producer
-from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 
@@ -253,9 +253,9 @@ async def test_measuring_works_on_real_executions(redis_url: str, redis: Any, st
 
     jobs = JobTypes()
     jobs.register(name="n", payload=Number, handler=handle, queue="q", retry=RetryPolicy(attempts=1))
-    producer = Producer(jobs, redis_url, timeout=10)
+    producer = full_producer(jobs, redis_url, timeout=10)
     await producer.enqueue_many([JobRequest("n", {"number": n}, key=f"k{n}") for n in range(20)])
-    async with at_work("q", Pipeline(jobs, store), url=redis_url) as worker:
+    async with at_work("q", full_pipeline(jobs, store), url=redis_url) as worker:
         while (seen := await of(redis, store)).backlog or worker.active:
             await asyncio.sleep(0.02)
     await producer.close()

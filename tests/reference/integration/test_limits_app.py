@@ -11,18 +11,19 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.ai_server import AIServer, Answer, Reply
+from harness.pipelines import full_pipeline
 from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work
 from studyhall import cli
 from studyhall.app import open_app
 from studyhall.limits import ai_limit, provider_breaker
-from studyhall.patterns.backpressure import Overloaded
 from studyhall.patterns.circuit_breaker import BreakerOpen
 from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.errors import Overloaded
 from studyhall.patterns.core.store import close, create_all, open_store, read
 from studyhall.patterns.degraded.pending import drain, pending
-from studyhall.patterns.pipeline import JobContext, Pipeline
+from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.rate_limit import UnknownTenant
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -118,7 +119,7 @@ async def test_local_provider_pays_nothing_and_a_remote_one_is_shared_fairly(
             + [JobRequest("document-processing", {"owner": "heavy"}, key=f"d-{n}") for n in range(5)]
             + [JobRequest("graph-generation", {"owner": "light"}, key="l")]
         )
-        async with at_work("q", Pipeline(jobs, store, guards=[guard]), url=redis_url):
+        async with at_work("q", full_pipeline(jobs, store, guards=[guard]), url=redis_url):
             await until(lambda: "light" in started, 10, "the light user's job")
             await until(lambda: len(started) >= 8, 10, "two AI jobs and five others of the heavy user")
             assert len(started) <= 10, "documents are not limited, AI jobs are"

@@ -15,14 +15,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from harness.pipelines import Desk
 from harness.waiting import until
-from studyhall.patterns.cancel import cancelled
+from studyhall.patterns import idempotency
 from studyhall.patterns.core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, Transient
+from studyhall.patterns.core.job import Deadline, RetryPolicy, cancelled
 from studyhall.patterns.core.store import metadata, read
-from studyhall.patterns.deadline import Deadline
-from studyhall.patterns.idempotency import markers as idempotency
 from studyhall.patterns.pipeline import Done, JobContext
 from studyhall.patterns.producer import JobRequest
-from studyhall.patterns.retry import RetryPolicy
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 

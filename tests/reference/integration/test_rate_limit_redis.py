@@ -13,17 +13,18 @@ from typing import Any
 
 import pytest
 
+from harness.pipelines import full_pipeline, full_producer
 from harness.processes import Spawner
 from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work
 from studyhall.patterns.core.connections import producer_client, worker_client
 from studyhall.patterns.core.errors import ResourceBusy
+from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.store import close, create_all, open_store
-from studyhall.patterns.pipeline import Guard, JobContext, Pipeline
-from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.pipeline import Guard, JobContext
+from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.rate_limit import TenantLimit, UnknownTenant, named_tenant, queue_limit, tenant_limit
-from studyhall.patterns.retry import RetryPolicy
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 WORKER = Path(__file__).parent / "programs" / "limited_worker.py"
@@ -91,7 +92,7 @@ async def test_two_processes_together_keep_the_queue_limit_and_lose_no_time(
     jobs, most, per, duration = 200, 20, 0.3, 300
     ideal = (jobs / most - 1) * per
     client: Any = producer_client(own_redis.url)
-    producer = Producer(JobTypes(), own_redis.url)
+    producer = full_producer(JobTypes(), own_redis.url)
 
     workers = {
         kind: [spawn(WORKER, own_redis.url, kind, most, per, kind) for _ in range(2)]
@@ -150,7 +151,7 @@ async def test_an_even_limit_holds_in_every_stretch_of_time(
     """Windows side by side let nearly twice as many through where the end of one meets the start of the next."""
     most, per, duration = 20, 0.5, 500
     client: Any = producer_client(own_redis.url)
-    producer = Producer(JobTypes(), own_redis.url)
+    producer = full_producer(JobTypes(), own_redis.url)
 
     async def run(queue: str, **limit: Any) -> list[int]:
         async def nothing(_job: Any, _token: str) -> None:
@@ -262,8 +263,8 @@ async def shop(
     directory.mkdir(parents=True, exist_ok=True)
     store = open_store(f"sqlite:///{directory / 'shop.db'}")
     await create_all(store)
-    self.producer = Producer(jobs, url)
-    pipeline = Pipeline(jobs, store, guards=guards)
+    self.producer = full_producer(jobs, url)
+    pipeline = full_pipeline(jobs, store, guards=guards)
     try:
         async with at_work("work", pipeline, url=url, concurrency=concurrency, **worker):
             yield self
@@ -387,7 +388,7 @@ async def test_a_booked_turn_is_kept_for_its_job_and_paid_once(redis_url: str) -
     limit = tenant_limit(client, rate=10, burst=2, known={"heavy"})
     jobs = JobTypes()
     jobs.register(name="work", payload=Work, handler=Shop().work, queue="work")
-    producer = Producer(jobs, redis_url)
+    producer = full_producer(jobs, redis_url)
     requests = [JobRequest("work", {"owner": "heavy"}, key=f"k{n}", delay=0.2 * (n == 5)) for n in range(6)]
     booked = await limit.book(producer, "heavy", requests)
     delays = [request.delay for request in booked]
@@ -563,7 +564,7 @@ async def test_limit_without_redis_waits_or_allows_as_told_in_bounded_time(own_r
     closed, opened = tenant_limit(client, 1, 1), tenant_limit(client, 1, 1, on_outage="allow")
     jobs = JobTypes()
     jobs.register(name="work", payload=Work, handler=Shop().work, queue="work")
-    producer = Producer(jobs, own_redis.url)
+    producer = full_producer(jobs, own_redis.url)
     assert await closed.turn("a", "job") == 0.0
     for away in (own_redis.pause, own_redis.kill):
         away()

@@ -16,17 +16,15 @@ from harness.pipelines import Desk
 from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work, queue_at
-from studyhall.patterns import checkpoint, retention
+from studyhall.patterns import checkpoint, dead_letter, idempotency, retention
 from studyhall.patterns.core.errors import Transient
+from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.dead_letter import dead_letters
-from studyhall.patterns.dead_letter import sweeper as dead_letter
 from studyhall.patterns.idempotency import Inbox, fingerprint
-from studyhall.patterns.idempotency import markers as idempotency
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.retention import Retention
-from studyhall.patterns.retry import RetryPolicy
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 

@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.waiting import until
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
+from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.store import begin, is_postgres
-from studyhall.patterns.retry import RetryPolicy
 from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step, StepContext
 from studyhall.patterns.saga import repair as saga_repair
 from studyhall.patterns.saga import store as saga_store

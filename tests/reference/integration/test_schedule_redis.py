@@ -14,13 +14,12 @@ from zoneinfo import ZoneInfo
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from harness.pipelines import full_pipeline, full_producer
 from harness.waiting import until
 from harness.workers import at_work, counts, queue_at
-from studyhall.patterns.cancel import cancelled
 from studyhall.patterns.core import store as stores
-from studyhall.patterns.pipeline import JobContext, Pipeline
-from studyhall.patterns.producer import Producer
-from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.core.job import RetryPolicy, cancelled
+from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.schedule import Schedule, Schedules, UnknownSchedule, tick_of
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -46,7 +45,7 @@ class Hall:
                 retry=RetryPolicy(base=0.1, cap=0.3),
             )
         self.signer = Signer(["0123456789abcdef"])
-        self.producer = Producer(self.jobs, url, signer=self.signer, timeout=10)
+        self.producer = full_producer(self.jobs, url, signer=self.signer, timeout=10)
 
     async def handle(self, ctx: JobContext, payload: Work) -> dict[str, int]:
         tick = tick_of(ctx.job_id, ctx.job.data)
@@ -65,7 +64,7 @@ class Hall:
         return await self.schedules(*declared).apply(self.producer, self.store)
 
     def at_work(self, schedules: Schedules, queue: str = "q") -> Any:
-        pipeline = Pipeline(self.jobs, self.store, signer=self.signer, guards=[schedules.guard])
+        pipeline = full_pipeline(self.jobs, self.store, signer=self.signer, guards=[schedules.guard])
         return at_work(queue, pipeline, url=self.url)
 
     async def next_slot(self, schedule: str, queue: str = "q") -> int | None:
@@ -250,7 +249,7 @@ async def test_a_tick_that_its_successor_overtook_counts_as_run_and_not_as_misse
         return await schedules.guard(ctx, payload)
 
     await schedules.apply(hall.producer, hall.store)
-    pipeline = Pipeline(hall.jobs, hall.store, signer=hall.signer, guards=[hangs_once])
+    pipeline = full_pipeline(hall.jobs, hall.store, signer=hall.signer, guards=[hangs_once])
     async with at_work("q", pipeline, url=hall.url):
         await until(lambda: len(hall.ran) >= 3, what="ticks before and after the one that hangs")
         reported = (await hall.state(schedules)).missed

@@ -20,9 +20,9 @@ from harness.waiting import until
 from studyhall.patterns import tracing
 from studyhall.patterns.core.errors import Snooze
 from studyhall.patterns.flow import chain
-from studyhall.patterns.observability import trace_meta
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
+from studyhall.patterns.tracing import trace_meta
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 PROGRAM = Path(__file__).parent / "programs" / "traced.py"

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import select, update
 from typer.testing import CliRunner
 
+from harness.pipelines import full_pipeline
 from harness.processes import Spawner
 from harness.waiting import until
 from harness.workers import at_work
@@ -22,7 +23,6 @@ from studyhall.jobs import STAGES
 from studyhall.patterns import delayed
 from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.health.alerts import Rule, raised
-from studyhall.patterns.pipeline import Pipeline
 from studyhall.patterns.producer import JobRequest
 from studyhall.schedules import schedules
 from studyhall.services import Services
@@ -51,7 +51,7 @@ async def result_of(app: App, request: JobRequest) -> Any:
     ref = await app.producer.enqueue(request)
     queue: Any = app.producer.queue(ref.queue)
     guard = schedules(app.jobs, app.settings).guard
-    pipeline = Pipeline(app.jobs, app.store, signer=app.signer, guards=[guard], services=services(app))
+    pipeline = full_pipeline(app.jobs, app.store, signer=app.signer, guards=[guard], services=services(app))
     async with at_work(ref.queue, pipeline, url=app.redis.url):
 
         async def ended() -> bool:

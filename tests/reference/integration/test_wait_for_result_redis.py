@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from bullmq import QueueEvents
 
+from harness.pipelines import full_pipeline, full_producer
 from harness.redis import RedisServer
 from harness.workers import at_work
+from studyhall.patterns import dead_letter
 from studyhall.patterns.cancel import cancel
 from studyhall.patterns.core.connections import events_client
 from studyhall.patterns.core.errors import Cancelled, Permanent
 from studyhall.patterns.core.store import close, create_all, open_store
-from studyhall.patterns.dead_letter import sweeper as dead_letter
-from studyhall.patterns.pipeline import JobContext, Pipeline
-from studyhall.patterns.producer import JobRef, JobRequest, Producer
+from studyhall.patterns.pipeline import JobContext
+from studyhall.patterns.producer import JobRef, JobRequest
 from studyhall.patterns.progress_stream import ProgressStream
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 from studyhall.patterns.wait_for_result import JobFailed, JobUnknown, Results, StillRunning
@@ -49,7 +50,7 @@ class Bench:
         self.url = url
         self.jobs = job_types()
         self.store = open_store(f"sqlite:///{directory / 'results.db'}")
-        self.producer = Producer(self.jobs, url, timeout=10)
+        self.producer = full_producer(self.jobs, url, timeout=10)
         self.stream = ProgressStream(url, self.jobs.queues)
         self.results = Results(self.stream, self.producer.redis, self.store)
 
@@ -59,7 +60,7 @@ class Bench:
         )
 
     def worker(self) -> Any:
-        return at_work("work", Pipeline(self.jobs, self.store), url=self.url, concurrency=20)
+        return at_work("work", full_pipeline(self.jobs, self.store), url=self.url, concurrency=20)
 
     @property
     def leaked(self) -> int:

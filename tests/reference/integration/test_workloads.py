@@ -14,14 +14,14 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.ai_server import AIServer, Answer
+from harness.pipelines import full_pipeline, full_producer
 from harness.waiting import until
 from studyhall import db
 from studyhall.jobs import job_types, study_flow
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core import store as stores
 from studyhall.patterns.isolation import SubprocessPool
-from studyhall.patterns.pipeline import Pipeline
-from studyhall.patterns.producer import JobRef, JobRequest, Producer
+from studyhall.patterns.producer import JobRef, JobRequest
 from studyhall.providers import AIProvider, ConceptGraph, LocalProvider, OnProgress, Step
 from studyhall.providers.http import HttpProvider
 from studyhall.providers.wires import AnthropicMessages
@@ -37,7 +37,7 @@ class StudyHall:
     def __init__(self, url: str, store: AsyncEngine, blobs: Path) -> None:
         self.url, self.store, self.blobs = url, store, blobs
         self.jobs = job_types()
-        self.producer = Producer(self.jobs, url, timeout=10)
+        self.producer = full_producer(self.jobs, url, timeout=10)
         self.pool = SubprocessPool(size=1)
 
     async def upload(self, source: Path | bytes, document_id: str) -> None:
@@ -59,7 +59,7 @@ class StudyHall:
     @contextlib.asynccontextmanager
     async def worker(self, provider: AIProvider) -> AsyncIterator[None]:
         services = Services(provider, self.pool, self.blobs)
-        pipeline = Pipeline(self.jobs, self.store, services=services)
+        pipeline = full_pipeline(self.jobs, self.store, services=services)
         workers = [
             ReliableWorker(queue, pipeline, url=self.url, lock_duration=5, stalled_interval=1)
             for queue in sorted({job.queue for job in self.jobs})

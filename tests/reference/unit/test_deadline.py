@@ -11,8 +11,9 @@ import pytest
 
 from harness.waiting import until
 from studyhall.patterns.core.errors import Permanent, Transient
-from studyhall.patterns.deadline import Deadline, DeadlineExceeded, remaining, run_within
-from studyhall.patterns.retry import Outcome, RetryPolicy, decide
+from studyhall.patterns.core.job import Deadline, Outcome, RetryPolicy
+from studyhall.patterns.deadline import DeadlineExceeded, remaining, run_within
+from studyhall.patterns.retry import decide
 
 
 async def test_work_that_is_in_time_returns_its_result_and_its_errors() -> None:

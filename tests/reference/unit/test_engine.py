@@ -28,9 +28,9 @@ from harness.processes import alive
 from harness.redis import RedisServer as RealServer
 from harness.redis import server_binary
 from harness.waiting import until_sync
+from studyhall.patterns import engine
 from studyhall.patterns.engine import RedisServer, ensure_redis
 from studyhall.patterns.engine import check as engine_check
-from studyhall.patterns.engine import server as engine
 
 Ensure = Callable[..., RedisServer]
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from studyhall.patterns.core.errors import Permanent
-from studyhall.patterns.idempotency import KeyReused, NotJson, fingerprint, provider_key
+from studyhall.patterns.core.job import provider_key
+from studyhall.patterns.idempotency import KeyReused, NotJson, fingerprint
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -23,19 +23,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, SecretStr
 
 from studyhall.patterns.core.errors import Permanent, Transient
+from studyhall.patterns.core.job import Outcome, correlation, current_correlation_id, new_correlation_id
 from studyhall.patterns.core.redaction import MAX_TEXT, REDACTED, redact, redact_text
-from studyhall.patterns.observability import (
-    MAX_SERIES,
-    JobMetrics,
-    bind,
-    configure_logging,
-    correlation,
-    current_correlation_id,
-    log_execution,
-    new_correlation_id,
-    trace_meta,
-)
-from studyhall.patterns.retry import Outcome
+from studyhall.patterns.observability import MAX_SERIES, bind, configure_logging, log_execution
+from studyhall.patterns.observability.metrics import JobMetrics
+from studyhall.patterns.tracing import trace_meta
 
 log = logging.getLogger("test.jobs")
 

@@ -14,17 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from studyhall.patterns.core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, Transient
-from studyhall.patterns.retry import (
-    AI,
-    DEFAULT,
-    DOCUMENTS,
-    Decision,
-    Outcome,
-    RetryPolicy,
-    decide,
-    full_jitter,
-    parse_retry_after,
-)
+from studyhall.patterns.core.job import Decision, Outcome, RetryPolicy
+from studyhall.patterns.retry import AI, DEFAULT, DOCUMENTS, decide, full_jitter, parse_retry_after
 
 policies = st.builds(
     lambda base, factor, attempts: RetryPolicy(base, base * factor, attempts),

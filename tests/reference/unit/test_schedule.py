@@ -11,6 +11,7 @@ from bullmq.job_scheduler import default_repeat_strategy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from studyhall.patterns.core.errors import ForgedJob
 from studyhall.patterns.schedule import (
     Cadence,
     InvalidSchedule,
@@ -20,7 +21,7 @@ from studyhall.patterns.schedule import (
     signing_id,
     tick_of,
 )
-from studyhall.patterns.signed_payload import ForgedJob, Signer
+from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 BERLIN = "Europe/Berlin"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from studyhall.patterns.core.errors import Permanent
-from studyhall.patterns.signed_payload import ForgedJob, Signer
+from studyhall.patterns.core.errors import ForgedJob, Permanent
+from studyhall.patterns.signed_payload import Signer
 
 OLD, NEW = "old-key-old-key-old", "new-key-new-key-new"
 DATA = {"v": 1, "payload": {"to": "ann", "cents": 100}, "key": "k", "meta": {"cid": "c"}}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, field_validator
 
 from studyhall.patterns.core.errors import Permanent
-from studyhall.patterns.deadline import Deadline
-from studyhall.patterns.retry import AI, Outcome, decide
+from studyhall.patterns.core.job import Deadline, Outcome
+from studyhall.patterns.retry import AI, decide
 from studyhall.patterns.typed_jobs import (
     JobType,
     JobTypes,

@@ -13,6 +13,7 @@ __all__ = [
     # outcomes of a job
     "Cancelled",
     "Expired",
+    "ForgedJob",
     "InvalidDelay",
     "JobError",
     "Permanent",
@@ -51,6 +52,10 @@ class Permanent(JobError):
 
 class InvalidDelay(Permanent):
     """The delay is not a number of seconds between 0 and a year."""
+
+
+class ForgedJob(Permanent):
+    """The job is unsigned, was altered, or was signed with a key this worker does not accept."""
 
 
 class RateLimited(JobError):

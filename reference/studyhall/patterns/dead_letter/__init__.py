@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from .archive import DeadLetter, UnknownLetter, dead_letters, find, list_letters, purge, show
+from .archive import (
+    DeadLetter,
+    UnknownLetter,
+    counts,
+    dead_letters,
+    find,
+    list_letters,
+    needed_by_letters,
+    purge,
+    reason_of,
+    show,
+)
 from .replayer import (
     AlreadyReplayed,
     ChildrenFirst,
@@ -16,21 +27,27 @@ from .replayer import (
 from .sweeper import Swept, sweep
 
 __all__ = [
+    # what is kept, and how to read it
+    "DeadLetter",
+    "UnknownLetter",
+    "counts",
+    "dead_letters",
+    "find",
+    "list_letters",
+    "needed_by_letters",
+    "purge",
+    "reason_of",
+    "show",
+    # back into the queue
     "AlreadyReplayed",
     "ChildrenFirst",
-    "DeadLetter",
     "NotDeadLetter",
     "NothingToReplay",
     "ReplayRunning",
     "Replayed",
-    "Swept",
-    "UnknownLetter",
-    "dead_letters",
-    "find",
-    "list_letters",
-    "purge",
     "replay",
     "replay_many",
-    "show",
+    # out of Redis
+    "Swept",
     "sweep",
 ]

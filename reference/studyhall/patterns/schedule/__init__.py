@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from .keeper import (
-    Applied,
-    InvalidSchedule,
-    Schedule,
-    ScheduleKeeper,
-    Schedules,
-    ScheduleState,
-    UnknownSchedule,
-)
-from .slots import Cadence, Tick, check_slot, signing_id, tick_of
+from .keeper import Applied, Schedule, ScheduleKeeper, Schedules, ScheduleState, UnknownSchedule, ticking
+from .slots import InvalidSchedule, signing_id
 
 __all__ = [
     "Applied",
-    "Cadence",
     "InvalidSchedule",
     "Schedule",
     "ScheduleKeeper",
     "ScheduleState",
     "Schedules",
-    "Tick",
     "UnknownSchedule",
-    "check_slot",
     "signing_id",
-    "tick_of",
+    "ticking",
 ]

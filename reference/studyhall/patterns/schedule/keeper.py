@@ -18,17 +18,15 @@ as much, at most a second. Daylight saving: see `schedule_slots`.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
 import json
 import logging
 import random
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from bullmq import Queue
 from bullmq.job_scheduler import JobScheduler
@@ -38,13 +36,14 @@ from sqlalchemy import BigInteger, Column, Integer, String, Table, delete, inser
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from ..core.clock import Periodic
 from ..core.errors import Cancelled, JobError, Snooze
+from ..core.execution import CallNext, JobContext, Step, needs
+from ..core.job import JobRef, JobRequest, Outgoing
 from ..core.store import begin, is_postgres, metadata, read
 from ..lease import Lease
-from ..priority import Priority
-from ..producer import Producer, job_options
 from ..typed_jobs import JobTypes
-from .slots import FIELD, Cadence, InvalidSchedule, tick_of
+from .slots import FIELD, Cadence, InvalidSchedule, check_slot, tick_of
 
 __all__ = [
     "Applied",
@@ -54,6 +53,7 @@ __all__ = [
     "ScheduleState",
     "Schedules",
     "UnknownSchedule",
+    "ticking",
 ]
 
 log = logging.getLogger("schedule")
@@ -79,6 +79,19 @@ missed_slots = Table(
 )
 
 
+Sign = Callable[[str, str, dict[str, Any]], dict[str, Any]]
+
+
+class Queues(Protocol):
+    """What is needed of a producer."""
+
+    redis: Redis
+    prefix: str
+
+    def queue(self, name: str) -> Any: ...
+    def outgoing(self, ref: JobRef, request: JobRequest) -> Outgoing: ...
+
+
 class UnknownSchedule(JobError):
     """No schedule of this id is declared. `schedule list` names those that are."""
 
@@ -96,7 +109,7 @@ class Schedule:
     overlap: Literal["skip", "queue"] = "skip"
     when_late: Literal["run", "skip"] = "run"  # a tick whose successor is due as well
     jitter: float = 0.0
-    priority: Priority = Priority.LOW
+    priority: str | int = "low"
     was: Sequence[str] = ()  # earlier ids of this schedule
 
     @property
@@ -129,10 +142,17 @@ class Schedules:
     """The schedules of one application. `owner` keeps those of two applications on one Redis apart."""
 
     def __init__(
-        self, jobs: JobTypes, schedules: Sequence[Schedule], *, owner: str = "app", lease: float = 10.0
+        self,
+        jobs: JobTypes,
+        schedules: Sequence[Schedule],
+        *,
+        owner: str = "app",
+        lease: float = 10.0,
+        sign: Sign | None = None,
     ) -> None:
-        """`lease`: for so many seconds a run that was killed keeps the next tick of its schedule out."""
-        self._jobs, self._owner, self._lease = jobs, owner, lease
+        """`lease`: for so many seconds a run that was killed keeps the next tick of its schedule out.
+        `sign` is `signer.sign` where workers run signed jobs only."""
+        self._jobs, self._owner, self._lease, self._sign = jobs, owner, lease, sign
         self._all: dict[str, Schedule] = {}
         taken = [name for one in schedules for name in (one.id, *one.was)]
         for one in schedules:
@@ -152,7 +172,7 @@ class Schedules:
 
     # -- keeping them in Redis -----------------------------------------------------------------------------
 
-    async def apply(self, producer: Producer, engine: AsyncEngine) -> Applied:
+    async def apply(self, producer: Queues, engine: AsyncEngine) -> Applied:
         """Make Redis hold exactly what is declared. Call it at the start of every instance."""
         done = Applied()
         redis: Any = producer.redis
@@ -173,7 +193,7 @@ class Schedules:
             await redis.hset(self._registry(producer), one.id, entry)
         return done
 
-    async def heal(self, producer: Producer, engine: AsyncEngine) -> Applied:
+    async def heal(self, producer: Queues, engine: AsyncEngine) -> Applied:
         """Put right what is lost or wrong, and leave alone what a newer version of the app declared.
 
         Call it now and then: a scheduler whose next job was lost with Redis' data never fires again.
@@ -190,7 +210,7 @@ class Schedules:
         return done
 
     async def _write(
-        self, one: Schedule, producer: Producer, engine: AsyncEngine, *, only_if_broken: bool
+        self, one: Schedule, producer: Queues, engine: AsyncEngine, *, only_if_broken: bool
     ) -> bool:
         queue = producer.queue(self._jobs[one.job].queue)
         state = (await self._states(engine)).get(one.id)
@@ -201,28 +221,31 @@ class Schedules:
         repeat: dict[str, Any] = {"pattern": one.cron, "tz": one.tz}
         if one.every is not None:
             repeat = {"every": round(one.every * 1000), "startDate": expected}
-        options = job_options(self._jobs[one.job], one.priority)
+        job_type = self._jobs[one.job]
+        ref = JobRef(job_type.queue, one.job, f"repeat:{one.id}", "")
+        options = producer.outgoing(ref, JobRequest(one.job, one.payload, key="", priority=one.priority)).opts
+        options |= {"attempts": job_type.retry.attempts}
+        del options["jobId"]
         scheduler = JobScheduler(queue, repeat_strategy=lambda _millis, _opts: expected)
-        await scheduler.upsertJobScheduler(one.id, repeat, one.job, self._data(one, producer), options)
+        await scheduler.upsertJobScheduler(one.id, repeat, one.job, self._data(one), options)
         return True
 
-    def _data(self, one: Schedule, producer: Producer) -> dict[str, Any]:
+    def _data(self, one: Schedule) -> dict[str, Any]:
         said = {"id": one.id, **{k: v for k, v in asdict(one.cadence).items() if v is not None}}
-        return producer.sign(
-            one.job, f"repeat:{one.id}", {**self._jobs.encode(one.job, one.payload), FIELD: said}
-        )
+        data = {**self._jobs.encode(one.job, one.payload), FIELD: said}
+        return self._sign(one.job, f"repeat:{one.id}", data) if self._sign else data
 
     def _fingerprint(self, one: Schedule) -> str:
         body = self._jobs.encode(one.job, one.payload)
-        what = [one.job, self._jobs[one.job].queue, asdict(one.cadence), int(one.priority), body]
+        what = [one.job, self._jobs[one.job].queue, asdict(one.cadence), str(one.priority), body]
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
-    async def _applied(self, producer: Producer) -> dict[str, str]:
+    async def _applied(self, producer: Queues) -> dict[str, str]:
         client: Any = producer.redis
         found: dict[str, str] = await client.hgetall(self._registry(producer))
         return found
 
-    def _registry(self, producer: Producer) -> str:
+    def _registry(self, producer: Queues) -> str:
         return f"{producer.prefix}-schedules:{self._owner}"
 
     async def _take_over_renamed(self, engine: AsyncEngine) -> None:
@@ -239,8 +262,8 @@ class Schedules:
 
     # -- running a tick ------------------------------------------------------------------------------------
 
-    async def guard(self, ctx: Any, payload: object) -> Lease | None:
-        """For `Pipeline(guards=[schedules.guard])`: counts what was missed, spreads, keeps ticks apart."""
+    async def begin(self, ctx: JobContext, store: AsyncEngine) -> Lease | None:
+        """Counts what was missed, spreads, keeps ticks apart: the lease to hold while this one runs."""
         tick = tick_of(ctx.job_id, ctx.job.data)
         one = self._all.get(tick.schedule) if tick else None
         if tick is None or one is None:  # another application's, or one that was removed a moment ago
@@ -248,14 +271,14 @@ class Schedules:
         wait = tick.slot / 1000 + _spread(one, tick.slot) - time.time()
         if wait > (0.05 if one.jitter else EARLY):
             raise Snooze(wait, "its slot has not come")
-        await self._note(ctx.store, one, tick.slot)
+        await self._note(store, one, tick.slot)
         if one.when_late == "skip" and one.cadence.next_after(tick.slot) <= time.time() * 1000:
-            await self._count(ctx.store, one.id, "skipped")
+            await self._count(store, one.id, "skipped")
             raise Cancelled("skipped: the next tick is due as well")
         lease = Lease(ctx.job.queue.client, f"schedule:{one.id}", ttl=self._lease, label=str(tick.slot))
         holder = await lease.holder()
         if holder is not None and one.overlap == "skip" and holder != str(tick.slot):
-            await self._count(ctx.store, one.id, "skipped")
+            await self._count(store, one.id, "skipped")
             raise Cancelled("skipped: the tick before it still runs")
         return lease  # held by the pipeline while the handler runs; when it is taken, the tick waits
 
@@ -291,7 +314,7 @@ class Schedules:
 
     # -- looking -------------------------------------------------------------------------------------------
 
-    async def states(self, producer: Producer, engine: AsyncEngine) -> list[ScheduleState]:
+    async def states(self, producer: Queues, engine: AsyncEngine) -> list[ScheduleState]:
         """Every declared schedule with its next slot, and what became of the earlier ones."""
         found, kept = [], await self._states(engine)
         for one in self:
@@ -363,30 +386,35 @@ async def _server_millis(redis: Redis) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-class ScheduleKeeper:
+def ticking(schedules: Schedules, store: AsyncEngine) -> Step:
+    """The step for the ticks of `schedules`; jobs that are none pass. Between what reads the job and `once`."""
+
+    @needs("payload")
+    async def ticking(run: JobContext, call_next: CallNext) -> Any:
+        check_slot(run.job_id, run.job.data)
+        lease = await schedules.begin(run, store)
+        if lease is None:
+            return await call_next(run)
+        async with lease:
+            return await call_next(run)
+
+    return ticking
+
+
+class ScheduleKeeper(Periodic):
     """Applies the schedules when its process starts and heals them from time to time; drains like a worker."""
 
     def __init__(
-        self, schedules: Schedules, producer: Producer, engine: AsyncEngine, *, every: float = 30.0
+        self, schedules: Schedules, producer: Queues, store: AsyncEngine, *, every: float = 30.0
     ) -> None:
-        self._schedules, self._producer, self._engine, self._every = schedules, producer, engine, every
-        self._stop = asyncio.Event()
+        super().__init__("looking after the schedules", self._keep, every=every)
+        self._schedules, self._producer, self._store = schedules, producer, store
+        self._how = schedules.apply
 
-    async def run(self) -> None:
-        keep, pause = self._schedules.apply, 1.0
-        while not self._stop.is_set():
-            try:
-                done = await keep(self._producer, self._engine)
-                if done.written or done.removed:
-                    fields = {"written": done.written, "removed": done.removed}
-                    log.info("schedules changed", extra={"fields": fields})
-                keep, pause = self._schedules.heal, self._every
-            except Exception as error:  # Redis is away, or another instance was a moment faster
-                log.warning("the schedules could not be looked after: %s", error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause * random.uniform(0.8, 1.2)):
-                    await self._stop.wait()
-
-    async def drain(self, grace: float) -> list[str]:
-        self._stop.set()
-        return []
+    async def _keep(self) -> None:
+        done = await self._how(self._producer, self._store)
+        if done.written or done.removed:
+            log.info(
+                "schedules changed", extra={"fields": {"written": done.written, "removed": done.removed}}
+            )
+        self._how = self._schedules.heal

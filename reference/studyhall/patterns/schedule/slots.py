@@ -23,8 +23,7 @@ from zoneinfo import ZoneInfo
 from bullmq.job_scheduler import default_repeat_strategy
 from croniter import croniter
 
-from ..core.errors import Permanent
-from ..signed_payload import ForgedJob
+from ..core.errors import ForgedJob, Permanent
 
 __all__ = ["Cadence", "InvalidSchedule", "Tick", "check_slot", "signing_id", "tick_of"]
 

@@ -13,12 +13,13 @@ from bullmq import Job
 from sqlalchemy import Column, Integer, String, Table, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from harness.pipelines import full_pipeline
 from studyhall.patterns.bullmq_worker import ReliableWorker
-from studyhall.patterns.cancel import CancelWatcher, stop_reason
+from studyhall.patterns.cancel import CancelWatcher
 from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.job import RetryPolicy, stop_reason
 from studyhall.patterns.core.store import begin, create_all, metadata, open_store
-from studyhall.patterns.pipeline import Done, JobContext, Pipeline
-from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.pipeline import Done, JobContext
 from studyhall.patterns.shutdown import run_until_signalled
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -75,7 +76,7 @@ async def main() -> None:
     args = parser.parse_args()
     store, redis = open_store(args.store), producer_client(args.redis)
     await create_all(store)
-    pipeline = Pipeline(job_types(), store)
+    pipeline = full_pipeline(job_types(), store)
 
     async def naive(job: Job, token: str) -> Any:
         """The flag is looked at between the steps, taken away, and an exception ends the run."""

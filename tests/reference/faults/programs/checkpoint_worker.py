@@ -12,12 +12,13 @@ import uvloop
 from sqlalchemy import Column, Integer, Table
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from harness.pipelines import full_pipeline
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.checkpoint import Overtaken
+from studyhall.patterns.core.job import Deadline, Save
 from studyhall.patterns.core.store import begin, close, metadata, open_store
-from studyhall.patterns.deadline import Deadline
 from studyhall.patterns.observability import configure_logging
-from studyhall.patterns.pipeline import Done, JobContext, Pipeline, Save
+from studyhall.patterns.pipeline import Done, JobContext
 from studyhall.patterns.shutdown import run_until_signalled
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -86,7 +87,7 @@ async def main() -> None:
     store = open_store(options.store)
     worker = ReliableWorker(
         QUEUE,
-        Pipeline(job_types(), store),
+        full_pipeline(job_types(), store),
         url=options.redis,
         lock_duration=options.lock,
         stalled_interval=0.3,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import uvloop
 
+from harness.pipelines import full_producer
 from studyhall.patterns.claim_check import Blobs, Claim
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest, Producer
@@ -39,7 +40,7 @@ async def main() -> None:
     parser.add_argument("--naive", action="store_true")
     options = parser.parse_args()
     blobs = Blobs(Path(options.blobs))
-    producer = Producer(job_types(), options.redis, timeout=20)
+    producer = full_producer(job_types(), options.redis, timeout=20)
     print("ready", flush=True)
     for number in range(options.start, options.start + 10**6):
         content = b"%d " % number * 20_000

@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import nursery
 
+from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import JobError
 from studyhall.patterns.core.store import close, open_store
 from studyhall.patterns.dead_letter import replayer as dead_letter_replay
-from studyhall.patterns.dead_letter import sweeper as dead_letter
 from studyhall.patterns.dead_letter.sweeper import DeadLetter, ReplayRunning
 
 dead_letter.PAGE = dead_letter.MOST_PER_SWEEP = dead_letter.ALERTS_AT_ONCE = (

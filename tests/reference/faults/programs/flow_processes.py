@@ -13,14 +13,15 @@ from bullmq import Queue
 from sqlalchemy import Column, Integer, String, Table
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from harness.pipelines import full_pipeline, full_producer
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.store import close, metadata, open_store
 from studyhall.patterns.flow import chain
 from studyhall.patterns.idempotency import Inbox, fingerprint
 from studyhall.patterns.observability import configure_logging
-from studyhall.patterns.pipeline import Done, JobContext, Pipeline
-from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.pipeline import Done, JobContext
+from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.shutdown import run_until_signalled
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -90,7 +91,7 @@ async def work(options: argparse.Namespace) -> None:
         ReliableWorker(
             name, processor, url=options.redis, lock_duration=1.5, stalled_interval=0.3, concurrency=8
         )
-        for name, processor in ((QUEUE, Pipeline(job_types(), store)), (NAIVE, by_hand))
+        for name, processor in ((QUEUE, full_pipeline(job_types(), store)), (NAIVE, by_hand))
     ]
 
     async def ready() -> None:
@@ -104,7 +105,7 @@ async def work(options: argparse.Namespace) -> None:
 
 async def produce(options: argparse.Namespace) -> None:
     """Add flows, and the same jobs one by one, as fast as possible until killed."""
-    producer = Producer(job_types(), options.redis, timeout=20)
+    producer = full_producer(job_types(), options.redis, timeout=20)
     queue = producer.queue(NAIVE)
     say("ready")
     for number in range(options.start, 10**9):

@@ -9,11 +9,10 @@ import signal
 from sqlalchemy import Column, Integer, String, Table
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from studyhall.patterns.core.job import Deadline, RetryPolicy
 from studyhall.patterns.core.store import metadata
-from studyhall.patterns.deadline import Deadline
 from studyhall.patterns.pipeline import Done, JobContext
 from studyhall.patterns.producer import JobRequest
-from studyhall.patterns.retry import RetryPolicy
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 QUEUE = "ledger"

@@ -13,10 +13,10 @@ import uvloop
 from bullmq import Job, Worker
 from ledger_jobs import KEYS, QUEUE, Entry, die_once, job_types, naive_ledger
 
+from harness.pipelines import full_pipeline
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.store import begin, close, open_store
 from studyhall.patterns.observability import configure_logging
-from studyhall.patterns.pipeline import Pipeline
 from studyhall.patterns.shutdown import run_until_signalled
 from studyhall.patterns.signed_payload import Signer
 
@@ -27,7 +27,7 @@ def say(event: str, **fields: object) -> None:
 
 async def reliable(options: argparse.Namespace) -> None:
     store = open_store(options.store)
-    pipeline = Pipeline(job_types(), store, signer=Signer(KEYS), services=options.scratch)
+    pipeline = full_pipeline(job_types(), store, signer=Signer(KEYS), services=options.scratch)
 
     async def processor(job: Job, token: str) -> object:
         say("start", job=job.id, attempts_made=job.attemptsMade, stalled=job.stalledCounter)

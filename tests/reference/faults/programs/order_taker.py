@@ -9,9 +9,9 @@ import signal
 
 from pending_orders import job_types, orders, prepare
 
+from harness.pipelines import full_producer
 from studyhall.patterns.core.store import begin, open_store
 from studyhall.patterns.degraded import DegradedProducer
-from studyhall.patterns.producer import Producer
 
 
 async def main() -> None:
@@ -21,7 +21,7 @@ async def main() -> None:
     parser.add_argument("--order", required=True)
     parser.add_argument("--naive", action="store_true")
     options = parser.parse_args()
-    producer, store = Producer(job_types(), options.redis), open_store(options.store)
+    producer, store = full_producer(job_types(), options.redis), open_store(options.store)
     degraded, request = DegradedProducer(producer, store), prepare(options.order)
     await degraded.admit(request)
     async with begin(store) as tx:

@@ -36,11 +36,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from studyhall.orders import saga as steps
 from studyhall.orders.db import orders
 from studyhall.orders.payments import Payments
+from studyhall.patterns import saga
 from studyhall.patterns.core import store
 from studyhall.patterns.core.errors import Permanent
-from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step
-from studyhall.patterns.saga import runner as saga
 from studyhall.patterns.saga import store as saga_store
 
 QUICK = RetryPolicy(base=0.02, cap=0.1, attempts=6)

@@ -16,12 +16,12 @@ from typing import Any
 from sqlalchemy import BigInteger, Column, Integer, Table, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from harness.pipelines import full_pipeline, full_producer
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.store import create_all, metadata, open_store
-from studyhall.patterns.pipeline import Done, JobContext, Pipeline
-from studyhall.patterns.producer import Producer
-from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.pipeline import Done, JobContext
 from studyhall.patterns.schedule import Schedule, Schedules, tick_of
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -72,10 +72,10 @@ async def ours(args: argparse.Namespace) -> None:
     store = open_store(args.store)
     await create_all(store)
     jobs, signer = job_types(), Signer(KEYS)
-    producer = Producer(jobs, args.redis, signer=signer, timeout=10)
+    producer = full_producer(jobs, args.redis, signer=signer, timeout=10)
     declared = schedules(jobs, every=args.every, payload={"seconds": args.seconds}, overlap=args.overlap)
     await declared.apply(producer, store)
-    pipeline = Pipeline(jobs, store, signer=signer, guards=[declared.guard])
+    pipeline = full_pipeline(jobs, store, signer=signer, guards=[declared.guard])
     worker = ReliableWorker(
         QUEUE, pipeline, url=args.redis, lock_duration=1.0, stalled_interval=0.3, concurrency=20
     )

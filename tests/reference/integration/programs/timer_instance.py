@@ -10,11 +10,11 @@ import asyncio
 import sys
 import time
 
+from harness.pipelines import full_pipeline, full_producer
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.store import create_all, open_store
-from studyhall.patterns.pipeline import JobContext, Pipeline
-from studyhall.patterns.producer import Producer
+from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.schedule import Schedule, Schedules, tick_of
 from studyhall.patterns.timers import every
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -48,8 +48,8 @@ async def schedule(url: str, store_url: str) -> None:
     store = open_store(store_url)
     await create_all(store)
     schedules = Schedules(jobs, [Schedule(id="reminder", job="remind", every=EVERY)])
-    await schedules.apply(Producer(jobs, url, timeout=10), store)
-    worker = ReliableWorker("reminders", Pipeline(jobs, store, guards=[schedules.guard]), url=url)
+    await schedules.apply(full_producer(jobs, url, timeout=10), store)
+    worker = ReliableWorker("reminders", full_pipeline(jobs, store, guards=[schedules.guard]), url=url)
     running = asyncio.create_task(worker.run())
     await worker.ready()
     print("ready", flush=True)

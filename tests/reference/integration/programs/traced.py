@@ -9,14 +9,15 @@ from pathlib import Path
 import uvloop
 from opentelemetry import trace
 
+from harness.pipelines import full_pipeline, full_producer
 from studyhall.patterns import tracing
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.errors import Permanent, Transient
+from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.store import close, create_all, open_store
 from studyhall.patterns.observability import configure_logging
-from studyhall.patterns.pipeline import JobContext, Pipeline
-from studyhall.patterns.producer import JobRequest, Producer
-from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.pipeline import JobContext
+from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.shutdown import run_until_signalled
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -47,7 +48,7 @@ def job_types() -> JobTypes:
 
 
 async def produce(options: argparse.Namespace) -> None:
-    producer = Producer(job_types(), options.redis, timeout=10)
+    producer = full_producer(job_types(), options.redis, timeout=10)
     with trace.get_tracer("api").start_as_current_span("POST /orders"):
         await producer.enqueue(JobRequest("order", {"to": "ann@example.com"}, key="k1"))
         await producer.enqueue(JobRequest("broken", {"to": "ann@example.com"}, key="k1"))
@@ -57,8 +58,8 @@ async def produce(options: argparse.Namespace) -> None:
 async def work(options: argparse.Namespace) -> None:
     store = open_store(options.store)
     await create_all(store)
-    producer = Producer(job_types(), options.redis, timeout=10)
-    pipeline = Pipeline(job_types(), store, services=producer)
+    producer = full_producer(job_types(), options.redis, timeout=10)
+    pipeline = full_pipeline(job_types(), store, services=producer)
     workers = [ReliableWorker(queue, pipeline, url=options.redis) for queue in job_types().queues]
 
     async def ready() -> None:
