@@ -67,18 +67,23 @@ def decide(
     """
     policy = policy or DEFAULT
     error = _decisive(error)
-    reason = f"{type(error).__name__}: {error}"
+    reason = f"{type(error).__name__}: {describe(error)}"
     match error:
         case Cancelled():
             return Decision(Outcome.CANCELLED, reason)
+        case FailPermanently():
+            return Decision(Outcome.PERMANENT, describe(error))
         case Permanent():
             return Decision(Outcome.PERMANENT, reason)
+        case RetryLater() if not error.consume_attempt:
+            return _wait(error.delay, describe(error), policy, age)
         case RateLimited() | ResourceBusy() | Snooze():
             return _wait(_free_delay(error, policy, waits, rng), reason, policy, age)
     if attempts_made + 1 >= policy.attempts:
         spent = f"attempt {attempts_made + 1} of {policy.attempts} failed: {reason}"
         return Decision(Outcome.EXHAUSTED, spent)
-    return Decision(Outcome.RETRY, reason, full_jitter(policy, attempts_made, rng))
+    delay = error.delay if isinstance(error, RetryLater) else full_jitter(policy, attempts_made, rng)
+    return Decision(Outcome.RETRY, reason, delay)
 
 
 def parse_retry_after(header: str | None, now: float, *, limit: float = DAY) -> float | None:
@@ -140,7 +145,7 @@ def _rank(error: BaseException) -> tuple[int, float]:
     match error:
         case Cancelled():
             return 0, 0.0
-        case Permanent():
+        case Permanent() | FailPermanently():
             return 1, 0.0
         case RateLimited() | ResourceBusy() | Snooze():
             return 3, -_asked(error)  # nothing but waits: the longest covers the others
