@@ -17,7 +17,16 @@ from collections.abc import Iterator
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 
-from .core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze
+from .core.errors import (
+    Cancelled,
+    FailPermanently,
+    Permanent,
+    RateLimited,
+    ResourceBusy,
+    RetryLater,
+    Snooze,
+    describe,
+)
 from .core.job import DAY, Decision, Outcome, RetryPolicy
 
 __all__ = [
@@ -51,7 +60,7 @@ def full_jitter(policy: RetryPolicy, attempt: int, rng: random.Random = _system_
     return rng.random() * min(policy.cap, policy.base * 2.0**exponent)
 
 
-def decide(
+def decide(  # noqa: PLR0911  one row per class of error
     error: BaseException,
     policy: RetryPolicy | None,
     attempts_made: int,
