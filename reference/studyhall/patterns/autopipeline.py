@@ -23,6 +23,8 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     BusyLoadingError,
     ConnectionError,
+    MasterDownError,
+    NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -30,9 +32,28 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-__all__ = ["AutoPipeline"]
+__all__ = ["AutoPipeline", "NotPrimary", "meaning"]
 
 SILENCE_TICKS = 5  # seconds without any reply while some are owed
+
+
+class NotPrimary(ConnectionError):
+    """The server at the other end cannot take writes any more. The connection is dropped: the next one may
+    reach the server that took over, this one never will."""
+
+
+def meaning(error: Exception) -> Exception:
+    """What the server's answer says about the connection it came on; else the error itself."""
+    text = str(error)
+    # A script on a 6.2 replica answers "ERR Error running script … -READONLY …". UNBLOCKED ends the waits of a
+    # server that is being demoted, NOREPLICAS is a primary on the wrong side of a network split.
+    if (
+        isinstance(error, ReadOnlyError | MasterDownError)
+        or "-READONLY " in text
+        or text.startswith(("NOREPLICAS", "UNBLOCKED"))
+    ):
+        return NotPrimary(f"this server does not take writes any more: {text}")
+    return error
 
 
 class AutoPipeline(Redis):
@@ -135,10 +156,9 @@ class _Wire:
 
     def _hand_out(self, reply: Any) -> None:
         caller = self._owed.popleft()
-        if isinstance(reply, ReadOnlyError | BusyLoadingError):
-            self.close(
-                reply
-            )  # a demoted master or one still loading: the next call must look for the server anew
+        # A demoted primary or one still loading: the next call must look for the server again.
+        if isinstance(reply, NotPrimary | BusyLoadingError):
+            self.close(reply)
         if caller.done():  # cancelled meanwhile; its reply is taken off the wire all the same
             return
         if isinstance(reply, Exception):
@@ -171,6 +191,8 @@ class _Wire:
 
 _MORE = object()
 _KINDS = {
+    "MASTERDOWN": MasterDownError,
+    "NOPERM": NoPermissionError,
     "NOSCRIPT": NoScriptError,
     "READONLY": ReadOnlyError,
     "LOADING": BusyLoadingError,
@@ -179,4 +201,4 @@ _KINDS = {
 
 
 def _as_redis_error(message: str) -> Exception:
-    return _KINDS.get(message.partition(" ")[0], ResponseError)(message)
+    return meaning(_KINDS.get(message.partition(" ")[0], ResponseError)(message))

@@ -1,7 +1,8 @@
 """The one place that builds Redis clients, because each use needs other numbers than redis-py's defaults.
 
 Promise: a producer answers or fails in under two seconds, also when Redis was never up; a blocking read
-outlives its own block time; nobody reads bytes where text was meant.
+outlives its own block time; nobody reads bytes where text was meant; no connection stays with a server that
+was demoted, whether Sentinel, DNS or a load balancer leads to the new one.
 
 An `add` that timed out may still have landed: give every job a `jobId`, then repeating it is harmless.
 Options written into the URL (`?socket_timeout=1`) win over the numbers here: you asked for it.
@@ -21,10 +22,11 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import ConnectionError as BrokenConnection
+from redis.exceptions import ResponseError
 from redis.retry import Retry as SyncRetry
 from redis.sentinel import Sentinel as SyncSentinel
 
-from .autopipeline import AutoPipeline
+from .autopipeline import AutoPipeline, meaning
 
 __all__ = ["blocking_client", "events_client", "lock_client", "producer_client", "worker_client"]
 
@@ -36,6 +38,8 @@ ANSWER_SECONDS = 1.5
 # Longer than any block time in this project. redis-py 8 sets 5 s, exactly the block time of a BullMQ worker:
 # idle workers then ran into timeouts and their back-off, and a job delayed by 9 s ran after 471 s.
 BLOCKING_SECONDS = 30.0
+
+C = TypeVar("C", bound=Redis | redis.Redis)
 
 # Without decode_responses BullMQ hands out jobs whose name is None and whose data is {}. One job with broken UTF-8
 # must not break the connection that every other job uses, hence "replace".
@@ -58,7 +62,7 @@ def producer_client(url: str) -> Redis:
         return _client(Redis, url, **options)
     # The default pool refuses the 101st command at once; this one lets it wait for a free connection.
     pool = BlockingConnectionPool.from_url(url, max_connections=64, timeout=ANSWER_SECONDS, **TEXT, **options)
-    return Redis.from_pool(pool)
+    return _watched(Redis.from_pool(pool), _Watched)
 
 
 def worker_client(url: str, *, name: str | None = None) -> AutoPipeline:
@@ -115,10 +119,7 @@ def lock_client(url: str) -> redis.Redis:
     else:
         made = redis.Redis.from_url(url, **options)
     assert isinstance(made, redis.Redis)
-    return made
-
-
-C = TypeVar("C", bound=Redis)
+    return _watched(made, _WatchedSync)
 
 
 def _client(kind: type[C], url: str, **options: Any) -> C:
@@ -138,7 +139,47 @@ def _client(kind: type[C], url: str, **options: Any) -> C:
     else:
         made = kind.from_url(url, **options)
     assert isinstance(made, kind)
-    return made
+    return _watched(made, _Watched)
+
+
+class _Watched:
+    """On top of redis-py's connection of whatever kind: leaves a server whose answer says that it is no primary.
+
+    redis-py does so for Sentinel alone. Behind one fixed address a pooled connection stayed with the demoted
+    server: READONLY for 40 s and longer, until somebody closed it.
+    """
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        connection: Any = super()
+        try:
+            return await connection.read_response(*args, **options)
+        except ResponseError as error:
+            if (why := meaning(error)) is error:
+                raise
+            await connection.disconnect(nowait=True)
+            raise why from error
+
+
+class _WatchedSync:
+    """The same for the thread that renews locks."""
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        connection: Any = super()
+        try:
+            return connection.read_response(*args, **options)
+        except ResponseError as error:
+            if (why := meaning(error)) is error:
+                raise
+            connection.disconnect()
+            raise why from error
+
+
+def _watched(client: C, watch: type) -> C:
+    # Here and not as an option: a URL's scheme (TLS, socket) and Sentinel choose the class themselves.
+    pool: Any = client.connection_pool
+    kind = pool.connection_class
+    pool.connection_class = type(kind.__name__, (watch, kind), {})
+    return client
 
 
 def _once() -> Retry:

@@ -14,11 +14,12 @@ from bullmq import Queue, QueueEvents
 from redis.exceptions import ConnectionError, TimeoutError
 
 from harness.processes import start_tied
+from harness.proxy import proxy_to
 from harness.redis import server_binary
 from harness.waiting import until
 from harness.workers import at_work, counts, queue_at, stock_at_work
 from studyhall.patterns.bullmq_worker import ReliableWorker
-from studyhall.patterns.connections import blocking_client, events_client, producer_client
+from studyhall.patterns.connections import blocking_client, events_client, producer_client, worker_client
 
 
 async def nothing(job: Any, token: str) -> None:
@@ -241,3 +242,89 @@ async def test_broken_utf8_in_one_job_does_not_break_the_others(redis_url, redis
                 return await counts(queue) == {"completed": 3}
 
             await until(done, 10, "all three to complete")
+
+
+@pytest.mark.fault
+async def test_failover_behind_one_address_is_followed_by_every_client(make_redis):
+    """The old primary lives on as a replica, and connections that are open stay with it: no lock is lost, the
+    sweep for stalled jobs goes on, producer and worker work on the new primary."""
+    old = make_redis()
+    new = make_redis(replicaof=f"127.0.0.1 {old.port}")
+    lost: list[str] = []
+    errors: list[BaseException] = []
+    done: list[str] = []
+    finish = asyncio.Event()
+
+    async def process(job: Any, token: str) -> None:
+        if job.name == "long":
+            await finish.wait()
+        done.append(job.id)
+
+    async with proxy_to(old.port) as proxy:
+        options = {"lock_duration": 3.0, "stalled_interval": 0.5, "on_error": errors.append}
+        queue = Queue("q", {"connection": producer_client(proxy.url)})
+        async with at_work("q", process, url=proxy.url, **options) as worker:
+            worker.on("lost", lambda job: lost.append(job.id))
+            for number in range(3):
+                await queue.add("long", {}, {"jobId": f"long-{number}"})
+            await until(lambda: len(worker.active) == 3, 10, "the long jobs to run")
+            # As in a managed service: no acknowledged write is lost, and the old one stays up, read-only.
+            with old.client() as client, new.client() as promoted:
+                await until(
+                    lambda: client.info("replication").get("slave0", {}).get("state") == "online",
+                    30,
+                    "the replica to be in step",
+                )
+                client.execute_command("FAILOVER", "TO", "127.0.0.1", new.port, "TIMEOUT", 10_000)
+                proxy.target = new.port
+                await until(lambda: promoted.info("replication")["role"] == "master", 20, "the promotion")
+                await until(lambda: client.info("replication")["role"] == "slave", 20, "the demotion")
+                # A job whose worker died: only a sweep on the new primary finds it.
+                promoted.hset("bull:q:orphan", mapping={"name": "orphan", "data": "{}", "opts": "{}"})
+                promoted.lpush("bull:q:active", "orphan")
+
+            async def added() -> bool:
+                with contextlib.suppress(redis.RedisError):
+                    await queue.add("short", {}, {"jobId": "after"})
+                    return True
+                return False
+
+            started = time.monotonic()
+            await until(added, 20, "an add after the failover")
+            await until(lambda: {"after", "orphan"} <= set(done), 20, f"work to go on: {errors}")
+            took = time.monotonic() - started
+            # Longer than a lock: without renewal on the new primary all three would be lost.
+            with new.client() as promoted:
+                gone = time.monotonic() + 4
+                await until(lambda: time.monotonic() > gone or lost, 10, "a lock to run out")
+                assert all(promoted.exists(f"bull:q:long-{number}:lock") for number in range(3))
+            finish.set()
+            await until(lambda: len(done) == 5, 10, "the long jobs to end")
+        await queue.close()
+    assert lost == []
+    assert sorted(done) == ["after", "long-0", "long-1", "long-2", "orphan"]
+    assert took < 10
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("make", [producer_client, worker_client, blocking_client])
+async def test_a_demoted_server_costs_a_client_one_answer_at_most(make_redis, make):
+    old, new = make_redis(), make_redis()
+    async with proxy_to(old.port) as proxy:
+        client = make(proxy.url)
+        script = client.register_script("return redis.call('SET', KEYS[1], ARGV[1])")
+        await client.set("key", 1)
+        await script(keys=["key"], args=[1])
+        with old.client() as demoted:
+            demoted.replicaof("127.0.0.1", new.port)
+        proxy.target = new.port
+        calls = [lambda: client.set("key", 2), lambda: script(keys=["key"], args=[2])]
+        for call in calls:  # the pooled connection and the pipelined one
+            with contextlib.suppress(ConnectionError):
+                await call()
+            await call()
+        async with client.pipeline(transaction=True) as pipe:
+            await pipe.set("key", 3).execute()
+        with new.client() as promoted:
+            assert promoted.get("key") == "3"
+        await client.aclose()
