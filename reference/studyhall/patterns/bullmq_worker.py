@@ -47,6 +47,7 @@ from .worker_events import WorkerEvents, is_outage
 __all__ = ["FailPermanently", "LockLost", "ReliableWorker", "RetryLater"]
 
 POLL_SECONDS = 2.0  # longest wait for a marker; bounds the harm of one that a dying worker took with it
+WAITER_SECONDS = POLL_SECONDS + 3  # until the waiting connection counts as dead
 CLEANUP_SECONDS = 5.0  # what a cancelled processor gets to clean up
 DRAINING = "the worker is draining"
 LOCK_LOST = "the lock is lost"
@@ -92,7 +93,8 @@ class ReliableWorker:
 
         client_name = _client_name(f"{prefix}:{queue}" + (f":w:{name}" if name else ""))
         self.client = worker_client(url, name=client_name)
-        self._waiter = blocking_client(url, name=client_name)
+        # A network that swallows a reply must not make us deaf for longer than this, whatever was asked.
+        self._waiter = blocking_client(url, name=client_name, patience=WAITER_SECONDS)
         # A Job asks its queue for these; this worker is the queue of its jobs.
         self.backend = RedisBackend(queue, RedisConnection(self.client), prefix=prefix)
         self.qualifiedName = self.backend.qualifiedName
@@ -294,10 +296,7 @@ class ReliableWorker:
     async def _next_marker(self, seconds: float) -> float | None:
         """Wait for BullMQ's wake-up call: its time of day in ms, 0 for "now", None if there was none."""
         connection_id = await self._waiter.client_id()
-        # The reply is due within `seconds`; a network that swallowed it must not make us deaf for longer.
-        pop = self._loop.create_task(
-            asyncio.wait_for(self._waiter.bzpopmin(self.keys["marker"], seconds), seconds + 3)
-        )
+        pop: asyncio.Future[Any] = asyncio.ensure_future(self._waiter.bzpopmin(self.keys["marker"], seconds))
         try:
             # Redis looks at its timeouts ten times a second: a delayed job would start up to 100 ms late.
             if await self._stopped_before(pop, seconds if seconds < POLL_SECONDS else None):

@@ -80,15 +80,19 @@ def worker_client(url: str, *, name: str | None = None) -> AutoPipeline:
     )
 
 
-def blocking_client(url: str, *, name: str | None = None) -> Redis:
-    """For BZPOPMIN and XREADGROUP: its own connection, so that a wait never stands before a command."""
+def blocking_client(url: str, *, name: str | None = None, patience: float = BLOCKING_SECONDS) -> Redis:
+    """For BZPOPMIN and XREADGROUP: its own connection, so that a wait never stands before a command.
+
+    `patience` is how long an answer may take, and must exceed the longest block time. It is also how long a
+    connection that died without a word (a NAT forgot it) goes unnoticed.
+    """
     return _client(
         Redis,
         url,
         retry=_once(),
         client_name=name,
         socket_connect_timeout=2.0,
-        socket_timeout=BLOCKING_SECONDS,
+        socket_timeout=patience,
     )
 
 

@@ -328,3 +328,30 @@ async def test_a_demoted_server_costs_a_client_one_answer_at_most(make_redis, ma
         with new.client() as promoted:
             assert promoted.get("key") == "3"
         await client.aclose()
+
+
+@pytest.mark.fault
+async def test_a_waiting_connection_that_died_without_a_word_is_noticed_soon(redis_server, redis_url):
+    """A NAT forgot the worker's idle connections while it was busy: no reply, no close."""
+    started: list[str] = []
+    finish = asyncio.Event()
+
+    async def process(job: Any, token: str) -> None:
+        started.append(job.name)
+        await finish.wait()
+
+    async with (
+        proxy_to(redis_server.port) as proxy,
+        queue_at(redis_url, "q") as queue,
+        at_work("q", process, url=proxy.url, concurrency=1, on_error=lambda error: None),
+    ):
+        await queue.add("first", {})
+        await until(lambda: started, 10, "the first to start")
+        assert proxy.swallow() >= 3
+        finish.set()
+        await until(queue.getCompletedCount, 30, "the first to be completed over a new connection")
+        await queue.add("second", {})
+        added = time.monotonic()
+        await until(lambda: "second" in started, 60, "the second to start")
+        deaf = time.monotonic() - added
+    assert deaf < 15  # 5 on a quiet machine; 30 with the patience of other blocking reads
