@@ -21,6 +21,7 @@ The parts: `autopipeline` (speed), `lock_keeper` (locks, stalled jobs), `bullmq_
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import contextvars
 import inspect
@@ -91,10 +92,14 @@ class ReliableWorker:
         delayed(job, error), failed(job, error), lost(job), given_back(job), stalled(job_id), error(error),
         closed()."""
 
-        client_name = _client_name(f"{prefix}:{queue}" + (f":w:{name}" if name else ""))
-        self.client = worker_client(url, name=client_name)
+        # Dashboards count the connections that bear a queue's name, Node's in base64, Python's as it is: so there is
+        # one of each, the waiter and the lock keeper.
+        suffix = f":w:{name}" if name else ""
+        node_name = _client_name(f"{prefix}:{base64.b64encode(queue.encode()).decode()}{suffix}")
+        python_name = _client_name(f"{prefix}:{queue}{suffix}")
+        self.client = worker_client(url, name=_client_name(f"{prefix}:{queue}:jobs"))
         # A network that swallows a reply must not make us deaf for longer than this, whatever was asked.
-        self._waiter = blocking_client(url, name=client_name, patience=WAITER_SECONDS)
+        self._waiter = blocking_client(url, name=node_name, patience=WAITER_SECONDS)
         # A Job asks its queue for these; this worker is the queue of its jobs.
         self.backend = RedisBackend(queue, RedisConnection(self.client), prefix=prefix)
         self.qualifiedName = self.backend.qualifiedName
@@ -108,6 +113,7 @@ class ReliableWorker:
         self._keeper = LockKeeper(
             url,
             self.keys,
+            name=python_name,
             lock=lock_duration,
             check=stalled_interval,
             max_stalled=max_stalled,
@@ -247,7 +253,8 @@ class ReliableWorker:
     async def _first_contact(self) -> None:
         while self._state == "running":
             try:
-                version = str((await self.client.info("server"))["redis_version"])
+                # The waiter, so that dashboards also count a worker that never had to wait.
+                version = str((await self._waiter.info("server"))["redis_version"])
                 break
             except AuthenticationError as error:
                 raise RuntimeError(f"Redis refused the credentials in the URL: {error}") from error

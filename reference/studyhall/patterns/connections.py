@@ -105,10 +105,11 @@ def events_client(url: str) -> Redis:
     return _client(Redis, url, retry=forever, socket_connect_timeout=2.0, socket_timeout=BLOCKING_SECONDS)
 
 
-def lock_client(url: str) -> redis.Redis:
+def lock_client(url: str, *, name: str | None = None) -> redis.Redis:
     """Synchronous, for the thread that renews locks: it must notice a dead server well within one lock."""
     options: dict[str, Any] = {
         "decode_responses": True,
+        "client_name": name,
         "retry": SyncRetry(NoBackoff(), 0),
         "socket_connect_timeout": CONNECT_SECONDS,
         "socket_timeout": 2.0,

@@ -48,6 +48,7 @@ class LockKeeper(Generic[H]):
         url: str,
         keys: dict[str, str],
         *,
+        name: str,
         lock: float,
         check: float,
         max_stalled: int,
@@ -57,7 +58,7 @@ class LockKeeper(Generic[H]):
         on_stalled: Callable[[str], None],
         on_error: Callable[[Exception], None],
     ) -> None:
-        self._url, self._keys = url, keys
+        self._url, self._keys, self._name = url, keys, name
         self._lock, self._check, self._max_stalled, self._hung_after = lock, check, max_stalled, hung_after
         self._held, self._on_lost, self._on_stalled, self._on_error = held, on_lost, on_stalled, on_error
         self._stop = threading.Event()
@@ -79,7 +80,7 @@ class LockKeeper(Generic[H]):
         self._pulse = self._loop.call_later(BEAT_SECONDS, self._beat)
 
     def _work(self) -> None:
-        client = lock_client(self._url)
+        client = lock_client(self._url, name=self._name)
         extend, sweep = (
             client.register_script(loadScript(SCRIPT_DEFINITIONS[name]))
             for name in ("extendLocks", "moveStalledJobsToWait")

@@ -177,3 +177,33 @@ async def test_jobs_of_a_killed_worker_come_back_as_soon_beside_a_node_worker(
             await until(lambda: len(done) == 3, 90, "the jobs to come back")
             took = time.monotonic() - killed
     assert took < 15  # nine by default, and a loaded machine; 54 was seen with BullMQ's key
+
+
+@pytest.mark.parametrize("name", [None, "mailer"])
+async def test_dashboards_count_one_worker_for_one_worker(redis_url, peer, name):
+    """Also when it opened many connections. bull-board asks as Node does."""
+
+    async def busy(job: Any, token: str) -> None:
+        # plain commands of many jobs at once: each takes a connection of the worker's pool
+        for _ in range(20):
+            await job.queue.client.ping()
+
+    for queue_name in (
+        "zürich",
+        "plain",
+    ):  # CLIENT SETNAME takes no umlaut: Python's own way cannot see that one
+        async with (
+            queue_at(redis_url, queue_name) as queue,
+            at_work(queue_name, busy, url=redis_url, name=name),
+        ):
+            await queue.addBulk([{"name": "job", "data": {}} for _ in range(200)])
+
+            async def idle(queue: Any = queue) -> bool:
+                return await counts(queue) == {"completed": 200}
+
+            await until(idle, 30, "the jobs to end")
+            node = peer("workers")
+            assert await node.process.exited(60) == 0, node.process
+            assert [seen[queue_name] for seen in node.said("workers")] == [1]
+            if queue_name == "plain":
+                assert await queue.get_workers_count() == 1
