@@ -22,8 +22,10 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     BusyLoadingError,
+    ClusterCrossSlotError,
     ConnectionError,
     MasterDownError,
+    MovedError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
@@ -32,7 +34,7 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-__all__ = ["AutoPipeline", "NotPrimary", "meaning"]
+__all__ = ["AutoPipeline", "NoCluster", "NotPrimary", "meaning"]
 
 SILENCE_TICKS = 5  # seconds without any reply while some are owed
 
@@ -40,6 +42,12 @@ SILENCE_TICKS = 5  # seconds without any reply while some are owed
 class NotPrimary(ConnectionError):
     """The server at the other end cannot take writes any more. The connection is dropped: the next one may
     reach the server that took over, this one never will."""
+
+
+class NoCluster(RuntimeError):
+    """BullMQ's scripts need all keys of a queue on one node, and this server belongs to a Redis Cluster. Use a server
+    with cluster mode off (replicas and Sentinel are fine; spread queues over several servers by their URLs). If one
+    node holds all slots, a prefix in braces works too: prefix="{bull}"."""
 
 
 def meaning(error: Exception) -> Exception:
@@ -53,6 +61,8 @@ def meaning(error: Exception) -> Exception:
         or text.startswith(("NOREPLICAS", "UNBLOCKED"))
     ):
         return NotPrimary(f"this server does not take writes any more: {text}")
+    if isinstance(error, ClusterCrossSlotError | MovedError) or text.startswith(("CROSSSLOT", "MOVED ")):
+        return NoCluster(f"{' '.join(str(NoCluster.__doc__).split())} ({text})")
     return error
 
 

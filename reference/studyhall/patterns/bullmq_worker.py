@@ -37,7 +37,7 @@ from bullmq.backends.redis_backend import RedisBackend
 from bullmq.job import Job
 from bullmq.job_scheduler import JobScheduler
 from bullmq.redis_connection import RedisConnection
-from redis.exceptions import AuthenticationError
+from redis.exceptions import AuthenticationError, NoPermissionError
 
 from .bullmq_ledger import Found, Ledger, LockLost, Run
 from .bullmq_outcomes import FailPermanently, Outcomes, RetryLater
@@ -50,6 +50,8 @@ __all__ = ["FailPermanently", "LockLost", "ReliableWorker", "RetryLater"]
 POLL_SECONDS = 2.0  # longest wait for a marker; bounds the harm of one that a dying worker took with it
 WAITER_SECONDS = POLL_SECONDS + 3  # until the waiting connection counts as dead
 CLEANUP_SECONDS = 5.0  # what a cancelled processor gets to clean up
+FIRST_VERSION = "6.2.0"  # the oldest that works; assumed where INFO is refused
+ACL_ADVICE = "what goes without and the ACL line that suffices are in connections.py"
 DRAINING = "the worker is draining"
 LOCK_LOST = "the lock is lost"
 
@@ -95,11 +97,11 @@ class ReliableWorker:
         # Dashboards count the connections that bear a queue's name, Node's in base64, Python's as it is: so there is
         # one of each, the waiter and the lock keeper.
         suffix = f":w:{name}" if name else ""
-        node_name = _client_name(f"{prefix}:{base64.b64encode(queue.encode()).decode()}{suffix}")
+        self._waiter_name = _client_name(f"{prefix}:{base64.b64encode(queue.encode()).decode()}{suffix}")
         python_name = _client_name(f"{prefix}:{queue}{suffix}")
         self.client = worker_client(url, name=_client_name(f"{prefix}:{queue}:jobs"))
         # A network that swallows a reply must not make us deaf for longer than this, whatever was asked.
-        self._waiter = blocking_client(url, name=node_name, patience=WAITER_SECONDS)
+        self._waiter = blocking_client(url, name=self._waiter_name, patience=WAITER_SECONDS)
         # A Job asks its queue for these; this worker is the queue of its jobs.
         self.backend = RedisBackend(queue, RedisConnection(self.client), prefix=prefix)
         self.qualifiedName = self.backend.qualifiedName
@@ -127,6 +129,7 @@ class ReliableWorker:
         self._running: dict[str, Run] = {}
         self._token_prefix, self._token_numbers = uuid4().hex, itertools.count(1)
         self._state = "new"
+        self._may_unblock = True
         self._draining: asyncio.Task[None] | None = None
         self._stop, self._slot_free, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._ready, self._fetched, self._closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -253,9 +256,8 @@ class ReliableWorker:
     async def _first_contact(self) -> None:
         while self._state == "running":
             try:
-                # The waiter, so that dashboards also count a worker that never had to wait.
-                version = str((await self._waiter.info("server"))["redis_version"])
-                break
+                await self._meet_server()
+                return
             except AuthenticationError as error:
                 raise RuntimeError(f"Redis refused the credentials in the URL: {error}") from error
             except Exception as error:
@@ -263,10 +265,27 @@ class ReliableWorker:
                     raise
                 self._events.failure(error)
                 await self._pause(random.uniform(0.2, 0.6))
-        else:
-            return
+
+    async def _meet_server(self) -> None:
+        # On the waiter, so that dashboards also count a worker that never had to wait.
+        async with self._waiter.pipeline(transaction=False) as ask:
+            ask.exists(self.keys["wait"], self.keys["active"])  # NoCluster, where a queue's keys lie apart
+            ask.info("server")
+            ask.client_setname(self._waiter_name)
+            ask.client_id()
+            ask.client_unblock(0)
+            answers = await ask.execute(raise_on_error=False)
+        keys, info, *_ = refused = [isinstance(answer, NoPermissionError) for answer in answers]
+        if keys:
+            raise RuntimeError(f"Redis refuses this queue to the user in the URL: {answers[0]}; {ACL_ADVICE}")
+        version = FIRST_VERSION if info else str(answers[1]["redis_version"])
         if tuple(int(part) for part in version.split(".")[:2]) < (6, 2):
             raise RuntimeError(f"Redis {version} is too old: BullMQ needs 6.2 or later")
+        self.backend.connection.version = version  # or BullMQ would ask for INFO itself
+        self._may_unblock = not any(refused[3:])
+        commands = ("EXISTS", "INFO", "CLIENT SETNAME", "CLIENT ID", "CLIENT UNBLOCK")
+        if missing := ", ".join(name for name, no in zip(commands, refused, strict=True) if no):
+            self._events.report(PermissionError(f"Redis refuses {missing} to this user; {ACL_ADVICE}"))
 
     async def _fetch(self) -> None:
         """Fills free slots. A job's end fetches the next one by itself, so this is for ramp-up and idling."""
@@ -302,11 +321,12 @@ class ReliableWorker:
 
     async def _next_marker(self, seconds: float) -> float | None:
         """Wait for BullMQ's wake-up call: its time of day in ms, 0 for "now", None if there was none."""
-        connection_id = await self._waiter.client_id()
+        connection_id = await self._waiter.client_id() if self._may_unblock else None
         pop: asyncio.Future[Any] = asyncio.ensure_future(self._waiter.bzpopmin(self.keys["marker"], seconds))
         try:
             # Redis looks at its timeouts ten times a second: a delayed job would start up to 100 ms late.
-            if await self._stopped_before(pop, seconds if seconds < POLL_SECONDS else None):
+            early = seconds if seconds < POLL_SECONDS else None
+            if connection_id is not None and await self._stopped_before(pop, early):
                 # Hanging up would not do: until the server notices, it hands us the next wake-up call, which
                 # another worker then misses (measured: every other job came 2 s late). So tell it first.
                 await self.client.client_unblock(connection_id)

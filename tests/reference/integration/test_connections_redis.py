@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,15 @@ from harness.proxy import proxy_to
 from harness.redis import server_binary
 from harness.waiting import until
 from harness.workers import at_work, counts, queue_at, stock_at_work
+from studyhall.patterns import connections
 from studyhall.patterns.bullmq_worker import ReliableWorker
-from studyhall.patterns.connections import blocking_client, events_client, producer_client, worker_client
+from studyhall.patterns.connections import (
+    NoCluster,
+    blocking_client,
+    events_client,
+    producer_client,
+    worker_client,
+)
 
 
 async def nothing(job: Any, token: str) -> None:
@@ -355,3 +364,89 @@ async def test_a_waiting_connection_that_died_without_a_word_is_noticed_soon(red
         await until(lambda: "second" in started, 60, "the second to start")
         deaf = time.monotonic() - added
     assert deaf < 15  # 5 on a quiet machine; 30 with the patience of other blocking reads
+
+
+SUFFICES = re.search(r"ACL SETUSER worker .*", str(connections.__doc__))
+
+
+@pytest.mark.parametrize(
+    ("rights", "missing"),
+    [
+        (str(SUFFICES and SUFFICES[0]).partition("~")[2], set()),
+        ("bull:* +@all -@dangerous", {"INFO", "CLIENT UNBLOCK"}),
+        ("bull:* +@all -info -client", {"INFO", "CLIENT SETNAME", "CLIENT ID", "CLIENT UNBLOCK"}),
+    ],
+    ids=["the documented line", "nothing dangerous", "no client at all"],
+)
+async def test_a_user_with_few_rights_works_and_is_told_once_what_is_missing(make_redis, rights, missing):
+    server = make_redis()
+    with server.client() as admin:
+        admin.execute_command(
+            "ACL", "SETUSER", "worker", "on", ">secret", f"~{rights.split()[0]}", *rights.split()[1:]
+        )
+    url = server.url.replace("redis://", "redis://worker:secret@")
+    told: list[BaseException] = []
+    late: list[float] = []
+
+    async def process(job: Any, token: str) -> str:
+        late.append(time.time() - (job.timestamp + job.delay) / 1000)
+        return str(await job.getState())
+
+    queue = Queue("q", {"connection": producer_client(url)})
+    async with at_work("q", process, url=url, on_error=told.append) as worker:
+        for number in range(10):
+            await queue.add("job", {}, {"jobId": f"now-{number}"})
+            await until(lambda number=number: len(late) > number, 10, f"the job to run: {told}")
+        for number in range(5):
+            await queue.add("job", {}, {"jobId": f"soon-{number}", "delay": 100 + 150 * number})
+        await until(lambda: len(late) == 15, 20, f"the delayed jobs to run: {told}")
+        started = time.monotonic()
+        await worker.drain(1)
+        drained = time.monotonic() - started
+    assert (await queue.getJob("now-0")).returnvalue == "active"
+    await queue.close()
+    assert statistics.median(late) < 0.15, late  # 0.21 and more, with an error for each fetch, before
+    assert drained < 6
+    assert len(told) == bool(missing), told
+    assert set(re.findall(r"INFO|CLIENT [A-Z]+", str(told))) == missing
+
+
+async def test_a_user_who_may_not_touch_the_queue_is_refused_at_once(make_redis):
+    server = make_redis()
+    with server.client() as admin:
+        admin.execute_command("ACL", "SETUSER", "worker", "on", ">secret", "~other:*", "+@all")
+    url = server.url.replace("redis://", "redis://worker:secret@")
+    with pytest.raises(RuntimeError, match="refuses this queue"):
+        await asyncio.wait_for(ReliableWorker("q", nothing, url=url).run(), 10)
+
+
+async def test_a_redis_cluster_is_recognised_and_the_error_says_what_works(make_redis):
+    server = make_redis(cluster_enabled="yes")
+    with server.client() as client:
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        await until(
+            lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", 20, "the cluster"
+        )
+    reported: list[BaseException] = []
+    with pytest.raises(NoCluster, match="cluster mode off"):
+        await asyncio.wait_for(
+            ReliableWorker("q", nothing, url=server.url, on_error=reported.append).run(), 10
+        )
+    assert reported == []
+    queue = Queue("q", {"connection": producer_client(server.url)})
+    with pytest.raises(NoCluster, match="cluster mode off"):
+        await queue.add("job", {})
+    with pytest.raises(NoCluster, match="cluster mode off"):
+        await queue.addBulk([{"name": "job", "data": {}}] * 3)
+    await queue.close()
+    # what the message offers does work
+    queue = Queue("q", {"connection": producer_client(server.url), "prefix": "{bull}"})
+    async with at_work("q", nothing, url=server.url, prefix="{bull}"):
+        await queue.add("job", {})
+        await queue.addBulk([{"name": "job", "data": {}}] * 3)
+
+        async def done() -> bool:
+            return await counts(queue) == {"completed": 4}
+
+        await until(done, 20, "the jobs to complete")
+    await queue.close()
