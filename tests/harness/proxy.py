@@ -17,24 +17,26 @@ class Proxy:
     def __init__(self, target: int) -> None:
         self.target = target  # port on the loopback that new connections reach
         self.port = 0
-        self._open: set[asyncio.Task[None]] = set()
+        self._open: dict[asyncio.Task[None], int] = {}  # connection: its port as the server sees it
         self._swallowed: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def swallow(self) -> int:
-        """From now on the bytes of all open connections vanish, both ways, and nobody is told. How many."""
-        self._swallowed |= self._open
-        return len(self._open)
+    def swallow(self, *ports: int) -> int:
+        """From now on the bytes of open connections vanish, both ways, and nobody is told: of all, or of those with
+        these ports in CLIENT LIST. Returns how many."""
+        chosen = {one for one, port in self._open.items() if not ports or port in ports}
+        self._swallowed |= chosen
+        return len(chosen)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = asyncio.current_task()
         assert connection is not None
-        self._open.add(connection)
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
+            self._open[connection] = far_writer.get_extra_info("sockname")[1]
             ways = [
                 asyncio.create_task(self._pump(connection, source, sink))
                 for source, sink in ((reader, far_writer), (far_reader, writer))
@@ -49,7 +51,7 @@ class Proxy:
             pass
         finally:
             writer.close()
-            self._open.discard(connection)
+            self._open.pop(connection, None)
 
     async def _pump(
         self, connection: asyncio.Task[None], source: asyncio.StreamReader, sink: asyncio.StreamWriter
@@ -61,7 +63,7 @@ class Proxy:
                     await sink.drain()
 
     async def close(self) -> None:
-        for connection in self._open:
+        for connection in list(self._open):
             connection.cancel()
         if self._open:
             await asyncio.wait(self._open, timeout=5)

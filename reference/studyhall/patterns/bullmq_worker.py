@@ -297,7 +297,8 @@ class ReliableWorker:
             token = f"{self._token_prefix}:{next(self._token_numbers)}"
             try:
                 found = await self._ledger.take(token)
-                self._events.redis_answered()
+                if self._events.redis_answered():  # what cut our commands off has cut the waiter off too
+                    await self._events.guard(self._waiter.connection_pool.disconnect())
                 self._ready.set()
                 if found.fields is not None:
                     self._begin(found, token)

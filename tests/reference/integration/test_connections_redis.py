@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import gc
 import re
 import statistics
 import time
@@ -340,7 +342,8 @@ async def test_a_demoted_server_costs_a_client_one_answer_at_most(make_redis, ma
 
 
 @pytest.mark.fault
-async def test_a_waiting_connection_that_died_without_a_word_is_noticed_soon(redis_server, redis_url):
+@pytest.mark.parametrize("dead", ["all", "waiter"])
+async def test_a_connection_that_died_without_a_word_is_noticed_soon(redis_server, redis_url, dead):
     """A NAT forgot the worker's idle connections while it was busy: no reply, no close."""
     started: list[str] = []
     finish = asyncio.Event()
@@ -356,7 +359,12 @@ async def test_a_waiting_connection_that_died_without_a_word_is_noticed_soon(red
     ):
         await queue.add("first", {})
         await until(lambda: started, 10, "the first to start")
-        assert proxy.swallow() >= 3
+        waiter = f"bull:{base64.b64encode(b'q').decode()}"
+        with redis_server.client() as client:
+            ports = [
+                int(one["addr"].rpartition(":")[2]) for one in client.client_list() if one["name"] == waiter
+            ]
+        assert proxy.swallow() >= 3 if dead == "all" else proxy.swallow(*ports) == 1
         finish.set()
         await until(queue.getCompletedCount, 30, "the first to be completed over a new connection")
         await queue.add("second", {})
@@ -450,3 +458,35 @@ async def test_a_redis_cluster_is_recognised_and_the_error_says_what_works(make_
 
         await until(done, 20, "the jobs to complete")
     await queue.close()
+
+
+@pytest.mark.fault
+async def test_a_restart_of_redis_is_one_line_when_it_goes_and_one_when_it_is_back(own_redis, caplog):
+    done: list[str] = []
+
+    async def process(job: Any, token: str) -> None:
+        await asyncio.sleep(0.01)
+        done.append(job.id)
+
+    async with at_work("q", process, url=own_redis.url), queue_at(own_redis.url, "q") as queue:
+        await queue.addBulk([{"name": "job", "data": {}} for _ in range(300)])
+        await until(lambda: len(done) > 50, 20, "work to be under way")
+        caplog.clear()
+        own_redis.kill()
+        gone = time.monotonic()
+        await until(lambda: caplog.records, 10, "the outage to be logged")
+        own_redis.restart()
+        await until(lambda: "is back" in caplog.text, 30, "the return to be logged")
+        away = time.monotonic() - gone
+        before = len(done)
+        await queue.add("job", {})
+        await until(lambda: len(done) > before, 30, "work to go on")
+    gc.collect()  # asyncio tells of forgotten errors when their tasks are collected
+    ours = [record for record in caplog.records if record.name.startswith(("studyhall", "asyncio"))]
+    lost = [
+        record for record in ours if "is no longer ours" in record.getMessage()
+    ]  # AOF: its last second is gone
+    told = [record.getMessage() for record in ours if record not in lost]
+    assert [record for record in ours if record.exc_info and record not in lost] == []
+    assert len(told) <= 2 + away // 10, told
+    assert "is back" in told[-1]
