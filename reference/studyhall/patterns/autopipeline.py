@@ -22,7 +22,11 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     BusyLoadingError,
+    ClusterCrossSlotError,
     ConnectionError,
+    MasterDownError,
+    MovedError,
+    NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -30,9 +34,36 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-__all__ = ["AutoPipeline"]
+__all__ = ["AutoPipeline", "NoCluster", "NotPrimary", "meaning"]
 
 SILENCE_TICKS = 5  # seconds without any reply while some are owed
+
+
+class NotPrimary(ConnectionError):
+    """The server at the other end cannot take writes any more. The connection is dropped: the next one may
+    reach the server that took over, this one never will."""
+
+
+class NoCluster(RuntimeError):
+    """BullMQ's scripts need all keys of a queue on one node, and this server belongs to a Redis Cluster. Use a server
+    with cluster mode off (replicas and Sentinel are fine; spread queues over several servers by their URLs). If one
+    node holds all slots, a prefix in braces works too: prefix="{bull}"."""
+
+
+def meaning(error: Exception) -> Exception:
+    """What the server's answer says about the connection it came on; else the error itself."""
+    text = str(error)
+    # A script on a 6.2 replica answers "ERR Error running script … -READONLY …". UNBLOCKED ends the waits of a
+    # server that is being demoted, NOREPLICAS is a primary on the wrong side of a network split.
+    if (
+        isinstance(error, ReadOnlyError | MasterDownError)
+        or "-READONLY " in text
+        or text.startswith(("NOREPLICAS", "UNBLOCKED"))
+    ):
+        return NotPrimary(f"this server does not take writes any more: {text}")
+    if isinstance(error, ClusterCrossSlotError | MovedError) or text.startswith(("CROSSSLOT", "MOVED ")):
+        return NoCluster(f"{' '.join(str(NoCluster.__doc__).split())} ({text})")
+    return error
 
 
 class AutoPipeline(Redis):
@@ -135,10 +166,9 @@ class _Wire:
 
     def _hand_out(self, reply: Any) -> None:
         caller = self._owed.popleft()
-        if isinstance(reply, ReadOnlyError | BusyLoadingError):
-            self.close(
-                reply
-            )  # a demoted master or one still loading: the next call must look for the server anew
+        # A demoted primary or one still loading: the next call must look for the server again.
+        if isinstance(reply, NotPrimary | BusyLoadingError):
+            self.close(reply)
         if caller.done():  # cancelled meanwhile; its reply is taken off the wire all the same
             return
         if isinstance(reply, Exception):
@@ -171,6 +201,8 @@ class _Wire:
 
 _MORE = object()
 _KINDS = {
+    "MASTERDOWN": MasterDownError,
+    "NOPERM": NoPermissionError,
     "NOSCRIPT": NoScriptError,
     "READONLY": ReadOnlyError,
     "LOADING": BusyLoadingError,
@@ -179,4 +211,4 @@ _KINDS = {
 
 
 def _as_redis_error(message: str) -> Exception:
-    return _KINDS.get(message.partition(" ")[0], ResponseError)(message)
+    return meaning(_KINDS.get(message.partition(" ")[0], ResponseError)(message))

@@ -21,6 +21,7 @@ The parts: `autopipeline` (speed), `lock_keeper` (locks, stalled jobs), `bullmq_
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import contextvars
 import inspect
@@ -36,7 +37,7 @@ from bullmq.backends.redis_backend import RedisBackend
 from bullmq.job import Job
 from bullmq.job_scheduler import JobScheduler
 from bullmq.redis_connection import RedisConnection
-from redis.exceptions import AuthenticationError
+from redis.exceptions import AuthenticationError, NoPermissionError
 
 from .bullmq_ledger import Found, Ledger, LockLost, Run
 from .bullmq_outcomes import FailPermanently, Outcomes, RetryLater
@@ -47,7 +48,10 @@ from .worker_events import WorkerEvents, is_outage
 __all__ = ["FailPermanently", "LockLost", "ReliableWorker", "RetryLater"]
 
 POLL_SECONDS = 2.0  # longest wait for a marker; bounds the harm of one that a dying worker took with it
+WAITER_SECONDS = POLL_SECONDS + 3  # until the waiting connection counts as dead
 CLEANUP_SECONDS = 5.0  # what a cancelled processor gets to clean up
+FIRST_VERSION = "6.2.0"  # the oldest that works; assumed where INFO is refused
+ACL_ADVICE = "what goes without and the ACL line that suffices are in connections.py"
 DRAINING = "the worker is draining"
 LOCK_LOST = "the lock is lost"
 
@@ -90,9 +94,14 @@ class ReliableWorker:
         delayed(job, error), failed(job, error), lost(job), given_back(job), stalled(job_id), error(error),
         closed()."""
 
-        client_name = _client_name(f"{prefix}:{queue}" + (f":w:{name}" if name else ""))
-        self.client = worker_client(url, name=client_name)
-        self._waiter = blocking_client(url, name=client_name)
+        # Dashboards count the connections that bear a queue's name, Node's in base64, Python's as it is: so there is
+        # one of each, the waiter and the lock keeper.
+        suffix = f":w:{name}" if name else ""
+        self._waiter_name = _client_name(f"{prefix}:{base64.b64encode(queue.encode()).decode()}{suffix}")
+        python_name = _client_name(f"{prefix}:{queue}{suffix}")
+        self.client = worker_client(url, name=_client_name(f"{prefix}:{queue}:jobs"))
+        # A network that swallows a reply must not make us deaf for longer than this, whatever was asked.
+        self._waiter = blocking_client(url, name=self._waiter_name, patience=WAITER_SECONDS)
         # A Job asks its queue for these; this worker is the queue of its jobs.
         self.backend = RedisBackend(queue, RedisConnection(self.client), prefix=prefix)
         self.qualifiedName = self.backend.qualifiedName
@@ -106,6 +115,7 @@ class ReliableWorker:
         self._keeper = LockKeeper(
             url,
             self.keys,
+            name=python_name,
             lock=lock_duration,
             check=stalled_interval,
             max_stalled=max_stalled,
@@ -119,6 +129,7 @@ class ReliableWorker:
         self._running: dict[str, Run] = {}
         self._token_prefix, self._token_numbers = uuid4().hex, itertools.count(1)
         self._state = "new"
+        self._may_unblock = True
         self._draining: asyncio.Task[None] | None = None
         self._stop, self._slot_free, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._ready, self._fetched, self._closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -245,8 +256,8 @@ class ReliableWorker:
     async def _first_contact(self) -> None:
         while self._state == "running":
             try:
-                version = str((await self.client.info("server"))["redis_version"])
-                break
+                await self._meet_server()
+                return
             except AuthenticationError as error:
                 raise RuntimeError(f"Redis refused the credentials in the URL: {error}") from error
             except Exception as error:
@@ -254,10 +265,27 @@ class ReliableWorker:
                     raise
                 self._events.failure(error)
                 await self._pause(random.uniform(0.2, 0.6))
-        else:
-            return
+
+    async def _meet_server(self) -> None:
+        # On the waiter, so that dashboards also count a worker that never had to wait.
+        async with self._waiter.pipeline(transaction=False) as ask:
+            ask.exists(self.keys["wait"], self.keys["active"])  # NoCluster, where a queue's keys lie apart
+            ask.info("server")
+            ask.client_setname(self._waiter_name)
+            ask.client_id()
+            ask.client_unblock(0)
+            answers = await ask.execute(raise_on_error=False)
+        keys, info, *_ = refused = [isinstance(answer, NoPermissionError) for answer in answers]
+        if keys:
+            raise RuntimeError(f"Redis refuses this queue to the user in the URL: {answers[0]}; {ACL_ADVICE}")
+        version = FIRST_VERSION if info else str(answers[1]["redis_version"])
         if tuple(int(part) for part in version.split(".")[:2]) < (6, 2):
             raise RuntimeError(f"Redis {version} is too old: BullMQ needs 6.2 or later")
+        self.backend.connection.version = version  # or BullMQ would ask for INFO itself
+        self._may_unblock = not any(refused[3:])
+        commands = ("EXISTS", "INFO", "CLIENT SETNAME", "CLIENT ID", "CLIENT UNBLOCK")
+        if missing := ", ".join(name for name, no in zip(commands, refused, strict=True) if no):
+            self._events.report(PermissionError(f"Redis refuses {missing} to this user; {ACL_ADVICE}"))
 
     async def _fetch(self) -> None:
         """Fills free slots. A job's end fetches the next one by itself, so this is for ramp-up and idling."""
@@ -269,7 +297,8 @@ class ReliableWorker:
             token = f"{self._token_prefix}:{next(self._token_numbers)}"
             try:
                 found = await self._ledger.take(token)
-                self._events.redis_answered()
+                if self._events.redis_answered():  # what cut our commands off has cut the waiter off too
+                    await self._events.guard(self._waiter.connection_pool.disconnect())
                 self._ready.set()
                 if found.fields is not None:
                     self._begin(found, token)
@@ -293,14 +322,12 @@ class ReliableWorker:
 
     async def _next_marker(self, seconds: float) -> float | None:
         """Wait for BullMQ's wake-up call: its time of day in ms, 0 for "now", None if there was none."""
-        connection_id = await self._waiter.client_id()
-        # The reply is due within `seconds`; a network that swallowed it must not make us deaf for longer.
-        pop = self._loop.create_task(
-            asyncio.wait_for(self._waiter.bzpopmin(self.keys["marker"], seconds), seconds + 3)
-        )
+        connection_id = await self._waiter.client_id() if self._may_unblock else None
+        pop: asyncio.Future[Any] = asyncio.ensure_future(self._waiter.bzpopmin(self.keys["marker"], seconds))
         try:
             # Redis looks at its timeouts ten times a second: a delayed job would start up to 100 ms late.
-            if await self._stopped_before(pop, seconds if seconds < POLL_SECONDS else None):
+            early = seconds if seconds < POLL_SECONDS else None
+            if connection_id is not None and await self._stopped_before(pop, early):
                 # Hanging up would not do: until the server notices, it hands us the next wake-up call, which
                 # another worker then misses (measured: every other job came 2 s late). So tell it first.
                 await self.client.client_unblock(connection_id)

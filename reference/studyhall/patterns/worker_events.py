@@ -75,19 +75,23 @@ class WorkerEvents:
             self._reported = now
         self.report(error, tell_listeners=tell_listeners)
 
-    def redis_answered(self) -> None:
-        if self._away_since:
-            log.warning(
-                "queue %s: Redis is back after %.1f s", self._name, time.monotonic() - self._away_since
-            )
-            self._away_since = self._reported = 0.0
+    def redis_answered(self) -> bool:
+        """Say so if it had been away; True then."""
+        if not self._away_since:
+            return False
+        log.warning("queue %s: Redis is back after %.1f s", self._name, time.monotonic() - self._away_since)
+        self._away_since = self._reported = 0.0
+        return True
 
     def report(self, error: BaseException, *, tell_listeners: bool = True) -> None:
         try:
             if self._on_error is not None:
                 self._on_error(error)
             else:
-                log.error("queue %s: %s: %s", self._name, type(error).__name__, error, exc_info=error)
+                trace = (
+                    None if is_outage(error) else error
+                )  # where we stood when Redis went away says nothing
+                log.error("queue %s: %s: %s", self._name, type(error).__name__, error, exc_info=trace)
         except Exception:
             log.exception("queue %s: on_error itself failed on %r", self._name, error)
         if tell_listeners:
