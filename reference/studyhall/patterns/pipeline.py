@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,7 @@ from . import checkpoint, claim_check, stall_budget, tracing
 from .bullmq_worker import FailPermanently, RetryLater
 from .cancel import CANCELLED, cancelled, marker, stop_reason
 from .deadline import run_within
-from .errors import InvalidDelay, Permanent, describe
+from .errors import InvalidDelay, Permanent, clean_text, describe
 from .idempotency import Inbox, provider_key
 from .observability import JobMetrics, correlation, log_execution
 from .priority import priority_of
@@ -46,6 +47,7 @@ from .typed_jobs import JobType, JobTypes
 
 __all__ = ["Done", "Expired", "Guard", "JobContext", "Pipeline", "Save"]
 
+TRACE_LINES = 12  # of each exception in the chain: where it was raised, not the way through this file
 Save = Callable[[AsyncConnection], Awaitable[object]]
 
 
@@ -180,7 +182,7 @@ class Pipeline:
             except Exception as raised:
                 error, decision = raised, self._decide(job, raised)
                 outcome = decision.outcome
-                raise _control(decision) from raised
+                raise _control(decision, raised) from raised
             finally:
                 spent = time.perf_counter() - started
                 tracing.ended(span, outcome, error)
@@ -329,8 +331,11 @@ def _check_age(job: Job, meta: dict[str, Any]) -> None:
             raise Expired(f"waited {age:.0f} s, worth {max_age:g} s: {Expired.__doc__}")
 
 
-def _control(decision: Decision) -> Exception:
+def _control(decision: Decision, error: Exception) -> Exception:
     reason = redact_text(decision.reason)  # it ends up in Redis, in the dead letters and on screens
+    if not decision.spend_attempt:
+        return RetryLater(decision.delay or 0.0, reason=reason)
+    trace = redact_text(clean_text("".join(traceback.format_exception(error, limit=-TRACE_LINES))))
     if decision.delay is None:
-        return FailPermanently(reason)
-    return RetryLater(decision.delay, spend_attempt=decision.spend_attempt, reason=reason)
+        return FailPermanently(reason, trace=trace)
+    return RetryLater(decision.delay, spend_attempt=True, reason=reason, trace=trace)

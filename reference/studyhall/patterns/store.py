@@ -20,6 +20,8 @@ When they do not hold
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import sqlite3
 import sys
 import time
@@ -27,10 +29,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import URL, Connection, Engine, MetaData, create_engine, event, make_url, text
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -244,6 +247,9 @@ def _open_sqlite(url: URL) -> AsyncEngine:
     if options or synchronous not in ("NORMAL", "FULL"):
         raise WrongStoreUrl(f"{WrongStoreUrl.__doc__} The only option is ?synchronous=normal or full.")
     _switch_to_wal(path)
+    logging.getLogger("aiosqlite").setLevel(
+        logging.INFO
+    )  # at DEBUG it writes every statement with its values
     # None: Python's sqlite3 opens no transactions of its own; _begin below is the only place that does.
     connect_args = {"isolation_level": None, "timeout": LOCK_WAIT}
     engine = create_async_engine(
@@ -268,6 +274,8 @@ def _open_sqlite(url: URL) -> AsyncEngine:
 
 
 def _govern(engine: Engine, synchronous: str) -> None:
+    event.listen(engine, "handle_error", _hide_values)
+
     @event.listens_for(engine, "connect")
     def _connected(dbapi_connection: sqlite3.Connection, _record: object) -> None:
         cursor = dbapi_connection.cursor()
@@ -321,7 +329,7 @@ def _open_postgres(url: URL) -> AsyncEngine:
         psycopg.connect(url.set(drivername="postgresql").render_as_string(hide_password=False)).close()
     except psycopg.Error as error:
         raise StoreUnavailable(f"{StoreUnavailable.__doc__} Tried {where}: {error}") from error
-    return create_async_engine(
+    engine = create_async_engine(
         url,
         connect_args={} if "options" in url.query else {"options": _POSTGRES_SESSION},
         pool_pre_ping=True,  # after a server restart the first job should not pay with an attempt
@@ -330,3 +338,23 @@ def _open_postgres(url: URL) -> AsyncEngine:
         pool_timeout=LOCK_WAIT,
         hide_parameters=True,
     )
+    event.listen(engine.sync_engine, "handle_error", _hide_values)
+    return engine
+
+
+def _hide_values(context: ExceptionContext) -> None:
+    """`hide_parameters` covers SQLAlchemy's words; PostgreSQL's own quote the row: "Key (email)=(ann@…) exists"."""
+    error: Any = context.original_exception
+    said = getattr(getattr(error, "diag", None), "message_primary", None)
+    if type(error) is ValueError:  # a column type's own: "could not convert string to float: '…'"
+        said = str(error)
+    if not said:
+        return
+    if (getattr(error, "sqlstate", None) or "22").startswith(
+        "22"
+    ):  # data: even the first line quotes the value
+        said = re.sub(r"(['\"]).*\1", "…", said, flags=re.DOTALL)
+    if context.sqlalchemy_exception is not None:
+        wrapped = str(context.sqlalchemy_exception.args[0])
+        context.sqlalchemy_exception.args = (wrapped.replace(str(error), said),)
+    error.args = (said,)
