@@ -1,6 +1,6 @@
 """The one place where a job runs: every execution passes the same steps in the same order.
 
-    verify signature -> validate -> crash budget -> age -> database there? -> guards -> already done?
+    size -> verify signature -> validate -> crash budget -> age -> database there? -> guards -> already done?
     -> work within its deadline -> effect, marker and result in one transaction -> one log line, one measurement
     -> acknowledge
 
@@ -211,9 +211,9 @@ class Pipeline:
         return await self._end_cancelled(job, reason)
 
     async def _execute(self, job: Job, meta: dict[str, Any]) -> tuple[Any, Outcome]:
+        claim_check.check_size(job.data, self._max_payload)
         if self._signer:
             self._signer.verify(job.name, signing_id(job.id, job.data), job.data)
-        claim_check.check_size(job.data, self._max_payload)
         job_type, payload = self._jobs.decode(job.name, job.data)
         check_slot(job.id, job.data)
         _check_options(job.opts)
