@@ -7,7 +7,8 @@
 Promise: at-least-once delivery, effectively-once effects. A crash at any step leads to another run; that run
 finds the marker and returns the stored result, or finds nothing and does the work. The outcome is one
 of `retry.Outcome`, and it is decided here and nowhere else. An outage of the database fails no job, however
-long it lasts: it consumes no attempt, and `StoreGate` keeps the worker from taking job after job in vain.
+long it lasts: it consumes no attempt, and `StoreGate` keeps the worker from taking job after job in vain. Only
+a job whose own `max_age` passes meanwhile expires; its age is counted over two clocks, see `JobRequest`.
 
 It does not hold for effects that a handler performs outside its `save` function: give those a provider
 idempotency key (`ctx.provider_key("step")`) that the other side honours.

@@ -44,7 +44,8 @@ _system_random = random.Random()
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Seconds, except `attempts`, which counts the first run too. `max_age` bounds waiting since enqueue."""
+    """Seconds, except `attempts`, which counts the first run too. `max_age` bounds waiting since enqueue, by the
+    producer's clock there and the worker's here: it ends earlier or later by as much as the two differ."""
 
     base: float = 1.0
     cap: float = 60.0
