@@ -35,6 +35,7 @@ from studyhall.patterns.producer import FailedTwin, QueueUnavailable
 from studyhall.patterns.redaction import redact_text
 from studyhall.patterns.saga_repair import CannotRepair
 from studyhall.patterns.saga_store import UnknownSaga
+from studyhall.patterns.store import StoreUnavailable
 
 __all__ = ["Problem", "install", "problem"]
 
@@ -58,6 +59,7 @@ MEANINGS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str], 
     (Permanent, 422, "refused"),
     ((Transient, RedisError, DBAPIError, TimeoutError, ConnectionError), 503, "unavailable"),
 )
+INNER = (RedisError, DBAPIError, StoreUnavailable, OSError)  # their words name hosts, files and statements
 TITLES = {
     400: "Bad request",
     401: "Not authenticated",
@@ -139,7 +141,7 @@ def problem_of(error: Exception) -> JSONResponse:
         if isinstance(error, kinds):
             wait = getattr(error, "retry_after", 2.0 if status == 503 else None)
             headers = {"Retry-After": str(max(1, math.ceil(wait)))} if wait is not None else {}
-            inner = isinstance(error, RedisError | DBAPIError | OSError) and not isinstance(error, Permanent)
+            inner = isinstance(error, INNER) and not isinstance(error, Permanent)
             said = (
                 "A part of StudyHall does not answer. Try again soon." if inner else redact_text(str(error))
             )

@@ -33,19 +33,24 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class RetryLater(Exception):
-    """Run this job again after `delay` seconds. With `spend_attempt` it counts as a failed attempt."""
+    """Run this job again after `delay` seconds. With `spend_attempt` it counts as a failed attempt.
 
-    def __init__(self, delay: float, *, spend_attempt: bool = False, reason: str = "") -> None:
+    `trace` is kept in Redis instead of this exception's own, whose causes may quote somebody's data.
+    """
+
+    def __init__(
+        self, delay: float, *, spend_attempt: bool = False, reason: str = "", trace: str | None = None
+    ) -> None:
         super().__init__(reason or f"again in {delay:.3g} s")
-        self.delay, self.spend_attempt, self.reason = delay, spend_attempt, reason
+        self.delay, self.spend_attempt, self.reason, self.trace = delay, spend_attempt, reason, trace
 
 
 class FailPermanently(Exception):
-    """Move the job to the failed ones now, whatever attempts are left."""
+    """Move the job to the failed ones now, whatever attempts are left. `trace`: see `RetryLater`."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, *, trace: str | None = None) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason, self.trace = reason, trace
 
 
 class Outcomes:
@@ -143,7 +148,8 @@ def _failure(job: Job, error: BaseException, reason: str = "") -> dict[str, str]
     """The fields BullMQ shows for a failed attempt. Bounded, and always encodable: a lone surrogate in a file
     name would otherwise break the very command that reports it."""
     limit = job.opts.get("stackTraceLimit", TRACES_KEPT)
-    traces = [*job.stacktrace, "".join(traceback.format_exception(error))]
+    trace = getattr(error, "trace", None) or "".join(traceback.format_exception(error))
+    traces = [*job.stacktrace, trace]
     job.stacktrace = traces[-limit:] if limit else []
     job.failedReason = (reason or str(error) or type(error).__name__).encode("utf-8", "replace").decode()
     return {"failedReason": job.failedReason, "stacktrace": json.dumps(job.stacktrace)}

@@ -19,6 +19,7 @@ __all__ = [
     "ResourceBusy",
     "Snooze",
     "Transient",
+    "Unavailable",
     # words about an error
     "clean_text",
     "describe",
@@ -35,6 +36,10 @@ class JobError(Exception):
 
 class Transient(JobError):
     """May pass by itself (network, 5xx, timeout): retry with backoff, spending an attempt."""
+
+
+class Unavailable(Transient):
+    """Something that every job needs is away (the database): wait for its return, consuming no attempt."""
 
 
 class Permanent(JobError):

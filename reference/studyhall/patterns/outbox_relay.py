@@ -41,7 +41,7 @@ from .outbox import BUS, Claimed, Failure, claim, settle
 from .outbox_upkeep import purge
 from .outbox_wakeup import Wakeup, open_wakeup
 from .retry import RetryPolicy, decide, full_jitter
-from .store import StoreBusy
+from .store import StoreUnavailable
 
 __all__ = ["EVENTS_OUT", "Publisher", "Relay", "RelayCounts"]
 
@@ -50,7 +50,7 @@ WEEK = 7 * 24 * 3600.0
 EVENTS_OUT = RetryPolicy(base=0.5, cap=60.0, attempts=10, max_age=WEEK)
 OUTAGE = RetryPolicy(base=0.2, cap=5.0)
 BUS_AWAY = (BrokerUnavailable, OSError)  # OSError covers ConnectionError and TimeoutError
-STORE_AWAY = (DBAPIError, StoreBusy, OSError)
+STORE_AWAY = (DBAPIError, StoreUnavailable, OSError)
 CUT_OFF = 0.7  # of the lease: the rest is for writing down what happened before somebody else may claim it
 PURGE_EVERY = 60.0
 PURGE_BATCH = 1000

@@ -1,11 +1,14 @@
 """The one place where a job runs: every execution passes the same steps in the same order.
 
-    verify signature -> validate -> crash budget -> age -> guards -> already done? -> work within its deadline
-    -> effect, marker and result in one transaction -> one log line, one measurement -> acknowledge
+    size -> verify signature -> validate -> crash budget -> age -> database there? -> guards -> already done?
+    -> work within its deadline -> effect, marker and result in one transaction -> one log line, one measurement
+    -> acknowledge
 
 Promise: at-least-once delivery, effectively-once effects. A crash at any step leads to another run; that run
 finds the marker and returns the stored result, or finds nothing and does the work. The outcome is one
-of `retry.Outcome`, and it is decided here and nowhere else.
+of `retry.Outcome`, and it is decided here and nowhere else. An outage of the database fails no job, however
+long it lasts: it consumes no attempt, and `StoreGate` keeps the worker from taking job after job in vain. Only
+a job whose own `max_age` passes meanwhile expires; its age is counted over two clocks, see `JobRequest`.
 
 It does not hold for effects that a handler performs outside its `save` function: give those a provider
 idempotency key (`ctx.provider_key("step")`) that the other side honours.
@@ -16,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -29,7 +33,7 @@ from . import checkpoint, claim_check, stall_budget, tracing
 from .bullmq_worker import FailPermanently, RetryLater
 from .cancel import CANCELLED, cancelled, marker, stop_reason
 from .deadline import run_within
-from .errors import InvalidDelay, Permanent
+from .errors import InvalidDelay, Permanent, clean_text, describe
 from .idempotency import Inbox, provider_key
 from .observability import JobMetrics, correlation, log_execution
 from .priority import priority_of
@@ -38,11 +42,13 @@ from .redaction import redact_text
 from .retry import Decision, Outcome, decide
 from .schedule_slots import check_slot, signing_id
 from .signed_payload import Signer
-from .store import begin
+from .store import StoreUnavailable, begin, is_outage
+from .store_gate import StoreGate
 from .typed_jobs import JobType, JobTypes
 
 __all__ = ["Done", "Expired", "Guard", "JobContext", "Pipeline", "Save"]
 
+TRACE_LINES = 12  # of each exception in the chain: where it was raised, not the way through this file
 Save = Callable[[AsyncConnection], Awaitable[object]]
 
 
@@ -157,6 +163,7 @@ class Pipeline:
         self._max_payload = max_payload
         self._log = log or logging.getLogger("jobs")
         self._inboxes: dict[str, Inbox] = {}
+        self._gate = StoreGate()
 
     async def __call__(self, job: Job, token: str) -> Any:
         started = time.perf_counter()
@@ -168,23 +175,15 @@ class Pipeline:
             tracing.executing(job.name, queue, str(job.id), job.attemptsMade + 1) as span,
         ):
             try:
-                result, outcome = await self._execute(job, meta)
+                result, outcome = await self._execute_or_cancel(job, meta)
                 return result
-            except asyncio.CancelledError as stopped:
-                if (reason := stop_reason(stopped)) is None:
-                    outcome = Outcome.GIVEN_BACK  # the worker is draining or lost the lock; it knows which
-                    raise
-                outcome = Outcome.CANCELLED
-                result, outcome = await self._end_cancelled(job, reason)
-                return result
+            except asyncio.CancelledError:
+                outcome = Outcome.GIVEN_BACK  # the worker is draining or lost the lock; it knows which
+                raise
             except Exception as raised:
-                decision = self._decide(job, raised)
+                error, decision = raised, self._decide(job, raised)
                 outcome = decision.outcome
-                if outcome is Outcome.CANCELLED:
-                    result, outcome = await self._end_cancelled(job, redact_text(str(raised)))
-                    return result
-                error = raised
-                raise _control(decision) from raised
+                raise _control(decision, raised) from raised
             finally:
                 spent = time.perf_counter() - started
                 tracing.ended(span, outcome, error)
@@ -200,15 +199,31 @@ class Pipeline:
                     error=error,
                 )
 
+    async def _execute_or_cancel(self, job: Job, meta: dict[str, Any]) -> tuple[Any, Outcome]:
+        try:
+            return await self._execute(job, meta)
+        except asyncio.CancelledError as stopped:
+            if (reason := stop_reason(stopped)) is None:
+                raise
+        except Exception as raised:
+            if self._decide(job, raised).outcome is not Outcome.CANCELLED:
+                raise
+            reason = redact_text(describe(raised))
+        return await self._end_cancelled(job, reason)
+
     async def _execute(self, job: Job, meta: dict[str, Any]) -> tuple[Any, Outcome]:
+        claim_check.check_size(job.data, self._max_payload)
         if self._signer:
             self._signer.verify(job.name, signing_id(job.id, job.data), job.data)
-        claim_check.check_size(job.data, self._max_payload)
         job_type, payload = self._jobs.decode(job.name, job.data)
         check_slot(job.id, job.data)
         _check_options(job.opts)
         stall_budget.check(job.stalledCounter, self._crash_limit)
         _check_age(job, meta)
+        async with self._gate.passage():
+            return await self._guarded(job, job_type, payload)
+
+    async def _guarded(self, job: Job, job_type: JobType[Any], payload: Any) -> tuple[Any, Outcome]:
         key, mark = marker(job.queue.name, job.id, job.data)
         limit = job_type.limit_for(job.attemptsMade + 1)
         ctx = JobContext(
@@ -241,6 +256,7 @@ class Pipeline:
         await ctx.progress.flush()
         done = answer if isinstance(answer, Done) else Done(answer)
         result = await self._commit(inbox, key, mark, done, ctx)
+        self._gate.back()
         return result, _outcome(result, Outcome.COMPLETED)
 
     async def _commit(self, inbox: Inbox, key: str, mark: str, done: Done, ctx: JobContext) -> Any:
@@ -276,6 +292,8 @@ class Pipeline:
     def _decide(self, job: Job, error: Exception) -> Decision:
         job_type = self._jobs.find(job.name)
         policy = job_type.retry if job_type else None
+        if is_outage(error) and not isinstance(error, StoreUnavailable):  # from an engine used past `begin`
+            error = StoreUnavailable(describe(error))
         # BullMQ counts starts and spent attempts: the difference is how often the job came back for free.
         waits = max(0, job.attemptsStarted - 1 - job.attemptsMade)
         decision = decide(
@@ -314,8 +332,11 @@ def _check_age(job: Job, meta: dict[str, Any]) -> None:
             raise Expired(f"waited {age:.0f} s, worth {max_age:g} s: {Expired.__doc__}")
 
 
-def _control(decision: Decision) -> Exception:
+def _control(decision: Decision, error: Exception) -> Exception:
     reason = redact_text(decision.reason)  # it ends up in Redis, in the dead letters and on screens
+    if not decision.spend_attempt:
+        return RetryLater(decision.delay or 0.0, reason=reason)
+    trace = redact_text(clean_text("".join(traceback.format_exception(error, limit=-TRACE_LINES))))
     if decision.delay is None:
-        return FailPermanently(reason)
-    return RetryLater(decision.delay, spend_attempt=decision.spend_attempt, reason=reason)
+        return FailPermanently(reason, trace=trace)
+    return RetryLater(decision.delay, spend_attempt=True, reason=reason, trace=trace)

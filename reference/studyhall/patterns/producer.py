@@ -75,7 +75,12 @@ class JobRef:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What to run. `key` is what makes the request unique in the business, such as the order number."""
+    """What to run. `key` is what makes the request unique in the business, such as the order number.
+
+    `max_age` counts from the due time by this producer's clock, and the worker compares with its own: a worker
+    that is ahead drops the job early by as much (all of them, if that is more than `max_age`), one that is behind
+    runs it late by as much. Make it far longer than your clocks may differ.
+    """
 
     name: str
     payload: BaseModel | Mapping[str, Any]

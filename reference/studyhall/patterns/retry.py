@@ -3,6 +3,8 @@
 Promise: the class of the error decides, never its text. The delay after the nth failure is
 `random() * min(cap, base * 2**n)`, a Retry-After is never undercut, and waiting that is nobody's fault (rate
 limit, busy resource, snooze) spends no attempt. All of it ends: attempts by `attempts`, waiting by `max_age`.
+The exception is `Unavailable`: an outage that hits every job alike consumes no attempt and no `max_age`, for
+otherwise it would empty the whole queue into the dead letters. Its delays grow to `OUTAGE_CAP`.
 
 Does not hold when the handler retries inside itself as well: loops multiply (3 inside 3 make 9 calls), so let
 the error escape and be decided here. Jitter spreads a herd, it does not make a provider bigger: limit
@@ -20,7 +22,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 
-from .errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze
+from .errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, Unavailable
 
 __all__ = [
     "AI",
@@ -36,12 +38,14 @@ __all__ = [
 
 DAY = 24 * 3600.0
 SHORTEST_WAIT = 0.1  # "Retry-After: 0" spends no attempt: without a floor it would be a hot loop
+OUTAGE_CAP = 60.0  # longest delay of a job that met an outage: the last one runs so long after its end
 _system_random = random.Random()
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Seconds, except `attempts`, which counts the first run too. `max_age` bounds waiting since enqueue."""
+    """Seconds, except `attempts`, which counts the first run too. `max_age` bounds waiting since enqueue, by the
+    producer's clock there and the worker's here: it ends earlier or later by as much as the two differ."""
 
     base: float = 1.0
     cap: float = 60.0
@@ -68,7 +72,7 @@ class Outcome(StrEnum):
     COMPLETED = "completed"
     DUPLICATE = "duplicate"  # done before: the stored result was returned
     RETRY = "retry"  # failed, comes back, an attempt is spent
-    SNOOZED = "snoozed"  # waits (rate limit, busy, nothing to do yet), no attempt is spent
+    SNOOZED = "snoozed"  # waits (rate limit, busy, outage, nothing to do yet), no attempt is spent
     PERMANENT = "permanent"  # the error said that it never passes
     EXHAUSTED = "exhausted"  # every attempt failed
     EXPIRED = "expired"  # waited longer than max_age
@@ -120,6 +124,9 @@ def decide(
             return Decision(Outcome.PERMANENT, reason)
         case RateLimited() | ResourceBusy() | Snooze():
             return _wait(_free_delay(error, policy, waits, rng), reason, policy, age)
+        case Unavailable():
+            delay = min(OUTAGE_CAP, 2.0 ** min(waits, 64)) * (0.5 + 0.5 * rng.random())
+            return Decision(Outcome.SNOOZED, reason, delay, spend_attempt=False)
     if attempts_made + 1 >= policy.attempts:
         spent = f"attempt {attempts_made + 1} of {policy.attempts} failed: {reason}"
         return Decision(Outcome.EXHAUSTED, spent)
@@ -188,5 +195,7 @@ def _rank(error: BaseException) -> tuple[int, float]:
         case Permanent():
             return 1, 0.0
         case RateLimited() | ResourceBusy() | Snooze():
-            return 3, -_asked(error)  # nothing but waits: the longest covers the others
-    return 2, 0.0
+            return 4, -_asked(error)  # nothing but waits: the longest covers the others
+        case Unavailable():
+            return 2, 0.0  # the other failures may well be its consequences
+    return 3, 0.0

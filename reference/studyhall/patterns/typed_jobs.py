@@ -24,6 +24,7 @@ from pydantic_core import PydanticSerializationError
 
 from .deadline import Deadline
 from .errors import Permanent
+from .plain_json import NotJson, check
 from .retry import DEFAULT, RetryPolicy
 
 __all__ = ["JobType", "JobTypes", "MalformedPayload", "Payload", "UnknownJob", "UnknownVersion"]
@@ -149,8 +150,12 @@ class JobTypes:
             job_type.payload.model_validate(body)  # what serialises does not always parse: find out here
         except ValidationError as error:
             raise MalformedPayload(_complaint(job_type, error)) from None  # its text quotes the payload
+        except NotJson as error:
+            raise MalformedPayload(f"{job_type.name}: {error}") from None
         except PydanticSerializationError:
             raise MalformedPayload(f"{job_type.name}: the payload has no JSON form") from None
+        except (ValueError, RecursionError) as error:  # pydantic's words for cycles, depth and odd bytes
+            raise MalformedPayload(f"{job_type.name}: the payload has no JSON form: {error}") from None
         return {"v": job_type.version, "payload": body, **({"meta": dict(meta)} if meta else {})}
 
     def decode(self, name: str, data: object) -> tuple[JobType[Any], Any]:
@@ -172,7 +177,10 @@ class JobTypes:
                 lost = f"{name}: the upcast from v{step} raised {type(error).__name__}"
                 raise MalformedPayload(lost) from None
         try:
+            check(body)
             return job_type, job_type.payload.model_validate(body)
+        except NotJson as error:
+            raise MalformedPayload(f"{name}: {error}") from None
         except ValidationError as error:
             raise MalformedPayload(_complaint(job_type, error)) from None
 
@@ -196,6 +204,7 @@ class JobTypes:
 
 
 def _dump(payload: BaseModel) -> dict[str, Any]:
+    check(payload.model_dump())  # before: JSON mode turns NaN into None without a word
     return payload.model_dump(mode="json", by_alias=True)
 
 

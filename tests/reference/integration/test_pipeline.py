@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -194,6 +195,19 @@ async def test_expired_work_is_dropped_visibly(redis_url: str, tmp_path: Path) -
         assert "Expired" in (await desk.job(work())).failedReason
         assert await effect_count(desk) == 0
         assert desk.outcomes(ref.id) == ["expired"]
+
+
+@pytest.mark.parametrize(("ahead", "ends"), [(-120, "failed"), (-30, "completed"), (3600, "completed")])
+async def test_max_age_is_off_by_as_much_as_the_clocks_differ_and_no_more(
+    redis_url: str, tmp_path: Path, ahead: int, ends: str
+) -> None:
+    """A producer whose clock is `ahead` seconds before the worker's; the job is worth 60 s and starts at once."""
+    async with Desk.open(redis_url, tmp_path, jobs_for(add_effect)) as desk:
+        ref = await desk.producer.enqueue(work(max_age=60))
+        stamp = int((time.time() + ahead) * 1000)
+        await desk.producer.redis.hset(f"bull:desk:{ref.id}", "timestamp", str(stamp))
+        async with desk.working():
+            assert await desk.ended(work()) == [ends]
 
 
 async def test_cancelled_by_the_handler_ends_without_effect_retry_or_dead_letter(
