@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from .errors import clean_text
 from .event_bus import Handler, topic_of
 from .event_schema import MAX_BYTES, Event, EventTooLarge
 from .redaction import redact_text
@@ -50,7 +51,7 @@ async def judge(
     verdict = decide(failure, policy, deliveries - 1, age=max(age, 0.0))
     if verdict.outcome is Outcome.CANCELLED:  # final and no failure
         return None
-    return replace(verdict, reason=redact_text(verdict.reason))
+    return replace(verdict, reason=clean_text(redact_text(verdict.reason)))
 
 
 def checked_name(word: str) -> str:

@@ -176,6 +176,68 @@ async def test_waiting_that_is_nobodys_fault_spends_no_attempt_and_takes_its_tim
     assert min(later - earlier for earlier, later in pairwise(calls)) > 0.14
 
 
+@pytest.mark.parametrize("kind", [*EVERY, *ORDERED], indirect=True)
+async def test_waits_are_counted_for_the_group_and_not_in_one_process(bus: EventBus, another: Opener) -> None:
+    calls: Counter[str] = Counter()
+
+    async def busy(event: Event) -> None:
+        calls[event.id] += 1
+        if calls[event.id] <= 6:
+            raise ResourceBusy("pool is full", retry_after=0.1)
+
+    policy = RetryPolicy(base=0.05, cap=0.1, attempts=2)
+    await bus.subscribe("mail", ["order"])
+    ids = await publish(bus, events(10))
+    # Two members at first, and then new ones, as after a deployment.
+    async with consuming(bus, "mail", busy, policy=policy), consuming(another(), "mail", busy, policy=policy):
+        await until(lambda: sum(calls.values()) >= 25, 30, "waits in two members")
+    async with (
+        consuming(another(), "mail", busy, policy=policy),
+        consuming(another(), "mail", busy, policy=policy),
+    ):
+        await until(lambda: min(calls[each] for each in ids) >= 7, 60, lambda: f"seven calls each: {calls}")
+        await nothing_left(bus, "mail")
+    assert await bus.quarantined("mail") == []
+
+
+class _Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize("kind", [*EVERY, *ORDERED], indirect=True)
+async def test_error_text_that_no_broker_takes_ends_in_quarantine_and_holds_up_nobody(bus: EventBus) -> None:
+    wild = [
+        RuntimeError("nul \x00 inside"),
+        RuntimeError("lone \udcff surrogate"),
+        RuntimeError("two\r\nlines\r\nX-Header: forged\r\n\r\n"),
+        _Unspeakable(),
+        RuntimeError("long " * 100_000),
+    ]
+
+    async def poisonous(event: Event) -> None:
+        if (number := event.data.get("wild")) is not None:
+            raise wild[number]
+
+    seen = Seen(poisonous)
+    bad = [events(1, subject=f"bad-{n}", wild=n)[0] for n in range(len(wild))]
+    await bus.subscribe("mail", ["order"])
+    ids = await publish(bus, [*bad, *events(20)])
+
+    async def parked() -> bool:
+        return len(await bus.quarantined("mail")) == len(wild)
+
+    async with consuming(bus, "mail", seen, concurrency=4):
+        await until(lambda: len(seen.done) == 20, 30, "the good events")
+        await until(parked, 30, "all of them in quarantine", every=0.2)
+        await nothing_left(bus, "mail")
+    assert Counter(seen.started) == {
+        each: QUICK.attempts if number < len(wild) else 1 for number, each in enumerate(ids)
+    }
+    reasons = " ".join(entry.reason for entry in await bus.quarantined("mail"))
+    assert all(word in reasons for word in ("inside", "surrogate", "lines", "_Unspeakable", "long"))
+
+
 async def test_redelivery_is_bounded_and_ends_in_quarantine_with_the_reason(bus: EventBus) -> None:
     async def broken(event: Event) -> None:
         if event.data["number"] == 1:
