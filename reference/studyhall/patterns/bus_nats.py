@@ -189,7 +189,7 @@ class NatsBus:
         spot = (group, message.metadata.sequence.stream)
         if spot in self._running:  # cut off for longer than `ack_wait`: our own handler of it still runs
             self._running[spot] += 1
-            return
+            return None
         delivered = message.metadata.num_delivered
         self._running[spot] = await self._waits(spot) if delivered > 1 else 0
         renewal = asyncio.create_task(self._renew(message))
