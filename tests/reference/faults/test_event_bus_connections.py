@@ -16,9 +16,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from harness.buses import SERVERS, open_bus, through
+from harness.rabbitmq import RabbitServer
 from harness.tcp_proxy import TcpProxy
 from harness.waiting import until
-from studyhall.patterns.event_bus import EventBus
+from studyhall.patterns.event_bus import BrokerUnavailable, EventBus
 from studyhall.patterns.event_schema import Event
 from studyhall.patterns.retry import RetryPolicy
 
@@ -100,3 +101,53 @@ async def test_cut_connections_are_no_crashes_and_start_no_handler_beside_itself
 
 async def _finished(bus: EventBus) -> bool:
     return await bus.lag("mail") == 0
+
+
+ALARMS = {
+    "memory": (["set_vm_memory_high_watermark", "0.000001"], ["set_vm_memory_high_watermark", "0.6"]),
+    "disk": (["set_disk_free_limit", "1000000GB"], ["set_disk_free_limit", "20MB"]),
+}
+
+
+@pytest.mark.parametrize("alarm", ALARMS)
+async def test_rabbitmq_alarm_stops_publishing_and_not_consuming(
+    rabbitmq_server: RabbitServer, alarm: str
+) -> None:
+    raised, cleared = ALARMS[alarm]
+    bus = open_bus("rabbitmq", rabbitmq_server.url, f"t{uuid.uuid4().hex[:10]}")
+    bus.confirm_within = 3  # type: ignore[attr-defined]
+    tries: Counter[str] = Counter()
+    done: Counter[str] = Counter()
+
+    async def every_fifth_fails_once(event: Event) -> None:
+        tries[event.id] += 1
+        if event.data["number"] % 5 == 0 and tries[event.id] == 1:
+            raise RuntimeError("once")
+        done[event.id] += 1
+
+    await bus.subscribe("mail", ["order"])
+    batch = events(200)
+    assert set(await bus.publish(batch)) == {None}
+    good = {event.id for event in batch if event.data["number"] % 5}
+    try:
+        await asyncio.to_thread(rabbitmq_server.ctl, *raised)
+        # The failing ones are five times as many as may run at once: they must not fill every place.
+        async with consuming(bus, every_fifth_fails_once, concurrency=8):
+            await until(lambda: good <= set(done), 60, lambda: f"the {len(good)} good ones: {len(done)}")
+            assert set(done) == good
+            late = events(3, late=True)
+            for _ in range(3):  # as an outbox does
+                refused = await asyncio.wait_for(bus.publish(late), 20)
+                assert {type(each) for each in refused} == {BrokerUnavailable}
+            assert await asyncio.wait_for(bus.lag("mail"), 20) == 0
+            await asyncio.to_thread(rabbitmq_server.ctl, *cleared)
+            await until(lambda: len(done) >= 200, 60, lambda: f"all events: {len(done)}")
+            assert await bus.publish(late) == [None] * 3
+            await until(lambda: {event.id for event in late} <= set(done), 60, "the late ones")
+    finally:
+        await asyncio.to_thread(rabbitmq_server.ctl, *cleared)
+    assert await bus.quarantined("mail") == []
+    assert Counter(tries[event.id] for event in batch) == {1: 160, 2: 40}
+    # The first publish met the alarm unprepared and landed late; the other two were not even sent.
+    assert max(done[event.id] for event in late) <= 2
+    await bus.close()
