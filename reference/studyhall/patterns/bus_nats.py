@@ -30,7 +30,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
-from .bus_delivery import checked_name, encoded, judge, log, pauses, text
+from .bus_delivery import checked_name, encoded, judge, log, pauses, text, wire_id
 from .event_bus import EVENTS, BrokerUnavailable, Capabilities, Handler, Quarantined, topic_of
 from .event_schema import Event
 from .ordering import partition_of
@@ -264,7 +264,7 @@ class NatsBus:
                 f"{self.prefix}.event.{topic_of(event)}.{partition}",
                 body,
                 timeout=self.confirm_within,
-                headers={"Nats-Msg-Id": event.id},
+                headers={"Nats-Msg-Id": wire_id(event)},
             )
         except TROUBLE as error:
             return self._unconfirmed(error)

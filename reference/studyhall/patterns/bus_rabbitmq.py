@@ -27,7 +27,7 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractIncomingMessage
 from aio_pika.exceptions import ChannelNotFoundEntity, PublishError
 
-from .bus_delivery import checked_name, encoded, text
+from .bus_delivery import checked_name, encoded, text, wire_id
 from .errors import Transient
 from .event_bus import EVENTS, BrokerUnavailable, Capabilities, Handler, Quarantined, topic_of
 from .event_schema import Event
@@ -216,7 +216,7 @@ class RabbitBus:
         if isinstance(body, Exception):
             return body
         topic = topic_of(event)
-        message = _message(body, event.id, {"topic": topic})
+        message = _message(body, wire_id(event), {"topic": topic})
         try:
             await exchange.publish(message, topic, mandatory=True, timeout=self.confirm_within)
         except PublishError:

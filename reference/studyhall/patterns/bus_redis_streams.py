@@ -29,7 +29,7 @@ from uuid import uuid4
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from .bus_delivery import checked_name, encoded, text
+from .bus_delivery import checked_name, encoded, text, wire_id
 from .event_bus import EVENTS, BrokerUnavailable, Capabilities, Handler, Quarantined, topic_of
 from .event_schema import Event
 from .ordering import partition_of
@@ -92,7 +92,7 @@ class RedisStreamsBus:
             bodies[index] = body
             batches.setdefault(self._partition(event), []).append(index)
         for stream, indexes in batches.items():
-            parts = [p for i in indexes for p in (events[i].id, bodies[i], events[i].subject)]
+            parts = [p for i in indexes for p in (wire_id(events[i]), bodies[i], events[i].subject)]
             try:
                 await PUBLISH(self.redis, [stream], [int(self.capabilities.dedup_window * 1000), *parts])
             except (RedisError, OSError) as error:

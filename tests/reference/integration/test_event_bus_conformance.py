@@ -15,6 +15,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from harness.buses import BUSES, SERVERS, open_bus
 from harness.waiting import until
@@ -362,6 +364,45 @@ async def test_a_second_publish_of_an_id_is_dropped_only_where_declared(bus: Eve
         await until(lambda: len(seen.done) >= len(expected), 30, "all copies")
         await nothing_left(bus, "mail")
     assert sorted(seen.done) == sorted(expected)
+
+
+def _odd_ids() -> st.SearchStrategy[list[str]]:
+    tricky = st.sampled_from(
+        ["a", "a ", " a", "A", "a\t", "a\n", "a\r\nX: y", "é", "e\u0301", "\U0001f600" * 200]
+    )
+    tricky |= st.sampled_from(
+        ["replay/mail/1", "mail/1", "~", "%20", "a" * 200, "*", ">", "a.b", "\x00", "\ufffd"]
+    )
+    anything = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)
+    return st.lists(tricky | anything, min_size=1, max_size=40, unique=True)
+
+
+@settings(
+    max_examples=8,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(ids=_odd_ids())
+@example(ids=["a", "a ", " a", "\ta", "a\n", "\U0001f600" * 200, "é" * 130, "replay/mail/1", "mail/1"])
+async def test_every_id_an_event_may_have_is_delivered_and_only_its_own_repeats_are_dropped(
+    kind: str, request: pytest.FixtureRequest, ids: list[str]
+) -> None:
+    seen = Seen()
+    # A bus of its own for every example: the brokers remember ids.
+    url = request.getfixturevalue(SERVERS[kind])
+    bus = open_bus(kind, url, f"t{uuid.uuid4().hex[:10]}")
+    batch = [event.model_copy(update={"id": each}) for each, event in zip(ids, events(len(ids)), strict=True)]
+    copies = 1 if bus.capabilities.dedup_window > 0 else 2
+    await bus.subscribe("mail", ["order"])
+    await publish(bus, batch)
+    await publish(bus, batch)
+    async with consuming(bus, "mail", seen):
+        await until(lambda: len(seen.done) >= copies * len(ids), 30, lambda: f"{len(seen.done)} of {ids!r}")
+        await nothing_left(bus, "mail")
+    await bus.close()
+    if (client := getattr(bus, "redis", None)) is not None:
+        await client.aclose()
+    assert Counter(seen.done) == dict.fromkeys(ids, copies)
 
 
 @pytest.mark.parametrize("kind", ORDERED, indirect=True)
