@@ -58,7 +58,13 @@ class KafkaBus:
         self.prefix, self.ordered = prefix, ordered
         self.partitions, self.replication, self.create_topics = partitions, replication, create_topics
         self.confirm_within, self.session_timeout = confirm_within, session_timeout
-        self._config = {"bootstrap.servers": bootstrap, "log_level": 2, **(config or {})}
+        self._config = {
+            "bootstrap.servers": bootstrap,
+            "log_level": 2,
+            # A request without an answer ends its connection: after a minute with librdkafka's default.
+            "socket.timeout.ms": 10_000,
+            **(config or {}),
+        }
         self._known: set[str] = set()
         self._producer: Producer | None = None
         self._closed = threading.Event()

@@ -11,6 +11,8 @@ When it does NOT hold
   may. Set `sync_interval: always` on the server or three replicas if that matters.
 - `max_deliver` is not used: the server would stop delivering without telling anyone. The count is checked here.
 - `ordered=True` costs a round trip per event and partition; a failing event holds up its whole partition.
+- An event that was on its way into a connection that broke comes back after `ack_wait` and has one attempt less:
+  nobody answered for it.
 - Late groups get what is younger than `retain`.
 """
 
@@ -41,6 +43,8 @@ __all__ = ["NatsBus"]
 DAY = 24 * 3600.0
 # Never 0: nats-py then spins on a refused port, and nothing else in the process runs (a time limit neither).
 RECONNECT = 0.2
+# Seconds between signs of life. The third without an answer ends the connection: after 360 s with nats-py's default.
+PING = 3
 FETCH = 0.5  # seconds a fetch waits; also how long an idle consumer needs to notice `stop`
 TROUBLE = (NatsError, OSError, TimeoutError)
 
@@ -190,10 +194,12 @@ class NatsBus:
         if spot in self._running:  # cut off for longer than `ack_wait`: our own handler of it still runs
             self._running[spot] += 1
             return None
-        delivered = message.metadata.num_delivered
-        self._running[spot] = await self._waits(spot) if delivered > 1 else 0
+        self._running[spot] = 0  # before anything is awaited: another worker may be given it as well
         renewal = asyncio.create_task(self._renew(message))
         try:
+            if (delivered := message.metadata.num_delivered) > 1:
+                before = await self._waits(spot)
+                self._running[spot] += before
             deliveries = max(1, delivered - self._running[spot])
             verdict = await judge(handler, message.data, deliveries, policy, time_limit)
             # Through outages: an answer that is dropped would count as a crash.
@@ -322,6 +328,8 @@ class NatsBus:
                     max_reconnect_attempts=1,
                     reconnect_time_wait=RECONNECT,
                     connect_timeout=5,
+                    ping_interval=PING,
+                    max_outstanding_pings=2,
                     error_cb=_quiet,
                 )
                 self._client.options["max_reconnect_attempts"] = -1  # from now on it comes back, however late

@@ -103,6 +103,33 @@ async def _finished(bus: EventBus) -> bool:
     return await bus.lag("mail") == 0
 
 
+@pytest.mark.parametrize("line", KINDS, indirect=True)
+async def test_connection_that_swallows_every_byte_is_replaced_within_20_seconds(line: Line) -> None:
+    bus, direct, proxy = line
+    done: set[str] = set()
+
+    async def note(event: Event) -> None:
+        done.add(event.id)
+
+    async def taken(batch: list[Event]) -> bool:
+        results = await asyncio.wait_for(bus.publish(batch), 20)  # an answer in any case
+        return results == [None] * len(batch)
+
+    before, after, late = events(5), events(5), events(5)
+    async with consuming(bus, note):
+        await until(lambda: taken(before), 20, "a first publish")
+        await until(lambda: {event.id for event in before} <= done, 30, "events before")
+        proxy.swallow()
+        began = asyncio.get_running_loop().time()
+        publishing = asyncio.create_task(until(lambda: taken(late), 60, "a publish through a new connection"))
+        assert set(await direct.publish(after)) == {None}
+        await until(lambda: {event.id for event in after} <= done, 60, "the consumer's way back")
+        await publishing
+        await until(lambda: {event.id for event in late} <= done, 60, "what was published meanwhile")
+        assert asyncio.get_running_loop().time() - began < 20
+    assert await direct.quarantined("mail") == []
+
+
 ALARMS = {
     "memory": (["set_vm_memory_high_watermark", "0.000001"], ["set_vm_memory_high_watermark", "0.6"]),
     "disk": (["set_disk_free_limit", "1000000GB"], ["set_disk_free_limit", "20MB"]),
