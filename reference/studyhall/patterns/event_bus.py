@@ -52,6 +52,9 @@ class Capabilities:
     poison_delays: Literal["itself", "its key", "its partition"] = "itself"  # what waits for a failing event
     dedup_window: float = 0.0  # seconds in which a second publish of an id is dropped; 0: never dropped
     counts_crashes: bool = True  # a delivery that ended with a dead process counts towards quarantine
+    counts_over_restarts: bool = (
+        True  # a consumer that is stopped and started again goes on with the same count
+    )
     survives_restart: bool = True  # broker killed and started again: accepted events are still there
     transactions: bool = False  # publish and acknowledge as one unit
     limits: tuple[str, ...] = ()

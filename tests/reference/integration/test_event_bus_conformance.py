@@ -11,6 +11,7 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -200,6 +201,32 @@ async def test_waits_are_counted_for_the_group_and_not_in_one_process(bus: Event
         await until(lambda: min(calls[each] for each in ids) >= 7, 60, lambda: f"seven calls each: {calls}")
         await nothing_left(bus, "mail")
     assert await bus.quarantined("mail") == []
+
+
+@pytest.mark.parametrize("kind", [*EVERY, *ORDERED], indirect=True)
+async def test_attempts_are_counted_over_restarts_where_declared(bus: EventBus, another: Opener) -> None:
+    calls: list[str] = []
+
+    async def broken(event: Event) -> None:
+        calls.append(event.id)
+        raise RuntimeError("database is away")
+
+    async def parked() -> bool:
+        return bool(await bus.quarantined("mail"))
+
+    async def called_or_parked(before: int) -> bool:
+        return len(calls) > before or await parked()
+
+    await bus.subscribe("mail", ["order"])
+    await publish(bus, events(1))
+    policy = RetryPolicy(base=1, cap=1, attempts=3)  # stopped in its backoff, most of the time
+    for life in range(4):
+        async with consuming(another(), "mail", broken, policy=policy):
+            await until(partial(called_or_parked, life), 30, f"call {life + 1} or quarantine", every=0.1)
+        if await parked():
+            break
+    assert await parked() == bus.capabilities.counts_over_restarts
+    assert len(calls) == (3 if bus.capabilities.counts_over_restarts else 4)
 
 
 class _Unspeakable(Exception):
