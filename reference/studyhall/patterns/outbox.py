@@ -48,6 +48,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.elements import ColumnElement
 
+from .errors import clean_text
 from .event_schema import Event
 from .store import in_one_hop, is_postgres, metadata
 
@@ -56,6 +57,7 @@ __all__ = ["BUS", "CHANNEL", "Claimed", "Failure", "add", "claim", "clock", "out
 BUS = "bus"  # the default destination; fan-out adds one row per queue
 CHANNEL = "outbox"  # PostgreSQL NOTIFY channel, payload: the destination
 NEVER = float("inf")
+MAX_REASON = 1000  # characters
 
 outbox = Table(
     "outbox",
@@ -156,15 +158,17 @@ async def settle(
 ) -> None:
     """Write down what became of a batch. `released`: not tried, free for anybody at once.
 
-    Published is a fact whoever holds the lease by now; the rest only counts while it is still ours.
+    Published is a fact whoever holds the lease by now, in a transaction of its own; the rest only counts while
+    it is still ours.
     """
     now = clock(is_postgres(engine))
     ours = outbox.c.claimed_by == worker_id
 
-    def write(tx: Connection) -> None:
-        if published:
-            done = update(outbox).where(outbox.c.position.in_(published))
-            tx.execute(done.values(published_at=now, due_at=0.0, claimed_by=None, reason=None))
+    def write_published(tx: Connection) -> None:
+        done = update(outbox).where(outbox.c.position.in_(published))
+        tx.execute(done.values(published_at=now, due_at=0.0, claimed_by=None, reason=None))
+
+    def write_rest(tx: Connection) -> None:
         if released:
             free = update(outbox).where(outbox.c.position.in_(released), ours)
             tx.execute(free.values(due_at=0.0, claimed_by=None))
@@ -172,9 +176,13 @@ async def settle(
             again = NEVER if failure.delay is None else now + failure.delay
             spent = outbox.c.attempts + int(failure.spend_attempt)
             row = update(outbox).where(outbox.c.position == failure.position, ours, _unpublished)
-            tx.execute(row.values(due_at=again, claimed_by=None, attempts=spent, reason=failure.reason))
+            reason = clean_text(failure.reason, MAX_REASON)
+            tx.execute(row.values(due_at=again, claimed_by=None, attempts=spent, reason=reason))
 
-    await in_one_hop(engine, write, write=True)
+    if published:
+        await in_one_hop(engine, write_published, write=True)
+    if released or failed:
+        await in_one_hop(engine, write_rest, write=True)
 
 
 def clock(postgres: bool) -> ColumnElement[float]:

@@ -11,6 +11,7 @@ concurrency too.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import re
@@ -20,7 +21,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 
-from .errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze
+from .errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, describe
 
 __all__ = [
     "AI",
@@ -32,6 +33,7 @@ __all__ = [
     "decide",
     "full_jitter",
     "parse_retry_after",
+    "told_to_end",
 ]
 
 DAY = 24 * 3600.0
@@ -96,6 +98,11 @@ def full_jitter(policy: RetryPolicy, attempt: int, rng: random.Random = _system_
     return rng.random() * min(policy.cap, policy.base * 2.0**exponent)
 
 
+def told_to_end() -> bool:
+    """Is this task being cancelled? If not, a `CancelledError` is somebody else's: an error like any other."""
+    return (task := asyncio.current_task()) is None or task.cancelling() > 0
+
+
 def decide(
     error: BaseException,
     policy: RetryPolicy | None,
@@ -112,7 +119,7 @@ def decide(
     """
     policy = policy or DEFAULT
     error = _decisive(error)
-    reason = f"{type(error).__name__}: {error}"
+    reason = f"{type(error).__name__}: {describe(error)}"
     match error:
         case Cancelled():
             return Decision(Outcome.CANCELLED, reason)

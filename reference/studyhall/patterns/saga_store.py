@@ -39,7 +39,7 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from .errors import Permanent
+from .errors import Permanent, clean_text
 from .redaction import redact_text
 from .store import begin, metadata, read
 
@@ -288,10 +288,16 @@ async def purge(engine: AsyncEngine, older_than: float, *, batch: int = 500) -> 
 async def record(
     tx: AsyncConnection, saga_id: str, actor: str, event: str, *, step: str | None = None, detail: str = ""
 ) -> None:
-    row = {"saga_id": saga_id, "at": time.time(), "actor": actor, "step": step, "event": event}
+    row = {
+        "saga_id": saga_id,
+        "at": time.time(),
+        "actor": clean_text(actor, 200),
+        "step": step,
+        "event": event,
+    }
     await tx.execute(insert(saga_history).values(**row, detail=redact(detail) or None))
 
 
 def redact(text: str, limit: int = 1000) -> str:
     """A provider's error text likes to repeat what it was sent: an e-mail address, a card number, a token."""
-    return redact_text(text)[:limit]
+    return clean_text(redact_text(text), limit)
