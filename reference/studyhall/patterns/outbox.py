@@ -42,6 +42,7 @@ from sqlalchemy import (
     literal_column,
     select,
     text,
+    true,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -78,12 +79,15 @@ outbox = Table(
 )
 _unpublished = outbox.c.published_at.is_(None)
 Index("outbox_event", outbox.c.event_id, outbox.c.destination, unique=True)
-# Partial: they hold only what still has to be published, so a million published rows cost a claim nothing.
-for _name, _columns in {
-    "outbox_in_order": (outbox.c.destination, outbox.c.position),
-    "outbox_by_due_time": (outbox.c.destination, outbox.c.due_at, outbox.c.subject),
-}.items():
-    Index(_name, *_columns, postgresql_where=_unpublished, sqlite_where=_unpublished)
+# A number instead of infinity: both databases read it the same way, in an index and in a search.
+_not_given_up = outbox.c.due_at < literal_column("1e300")
+# Partial: they hold only what still has to be published, so a million published rows cost a claim nothing, nor
+# do those in quarantine.
+for _name, _columns, _rows in (
+    ("outbox_to_publish", (outbox.c.destination, outbox.c.position), _unpublished & _not_given_up),
+    ("outbox_by_subject", (outbox.c.destination, outbox.c.subject, outbox.c.due_at), _unpublished),
+):
+    Index(_name, *_columns, postgresql_where=_rows, sqlite_where=_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,31 +218,45 @@ def _insert(postgres: bool) -> Any:
 @cache
 def _claim(postgres: bool, hold: bool) -> Any:
     now, row = clock(postgres), outbox.c
-    waiting = (row.destination == bindparam("to"), _unpublished)
-    # A subject with a leased, backing-off or quarantined event is taken as a whole.
-    taken = select(row.subject).where(*waiting, row.due_at > now, *(() if hold else (row.due_at < NEVER,)))
-    # SQLite would take the index by due time and sort the whole backlog for one batch; a sum hides it.
-    due_at = row.due_at if postgres else row.due_at + 0.0
+    waiting = (row.destination == bindparam("to"), _unpublished, _not_given_up)
+    # A subject with a leased, backing-off or quarantined event is taken as a whole. Asked per row, through the
+    # index: as a set (NOT IN, NOT EXISTS) it is read as a whole for every claim, 55 s for 200,000 in quarantine.
+    other = outbox.alias("other").c
+    same_subject = (other.destination == bindparam("to"), other.subject == row.subject)
+    taken = (
+        select(literal_column("1"))
+        .where(*same_subject, other.published_at.is_(None), other.due_at > now)
+        .where(*(() if hold else (other.due_at < literal_column("1e300"),)))
+        .limit(1)
+        .correlate(outbox)
+        .scalar_subquery()
+    )
     free = (
         select(row.position, row.subject)
-        .where(*waiting, due_at <= now, row.subject.not_in(taken))
+        # The sum hides the column from the planners: by position a batch is found without sorting the backlog,
+        # and they see that only with statistics.
+        .where(*waiting, row.due_at + 0.0 <= now, taken.is_(None))
         .order_by(row.position)
         .limit(bindparam("max"))
         .with_for_update(skip_locked=True)  # PostgreSQL only; SQLite has one writer at a time
         .cte("free")
     )
-    # What SKIP LOCKED skipped is being claimed by somebody else right now: its successors are not ours.
-    skipped = (
-        select(row.subject, func.min(row.position).label("position"))
-        .where(*waiting, due_at < NEVER, row.position <= select(func.max(free.c.position)).scalar_subquery())
-        .where(row.subject.in_(select(free.c.subject)), row.position.not_in(select(free.c.position)))
-        .group_by(row.subject)
-        .cte("skipped")
-    )
-    overtaken = exists().where(skipped.c.subject == row.subject, skipped.c.position < row.position)
+    mine: list[ColumnElement[bool]] = [row.position.in_(select(free.c.position))]
+    if postgres:
+        # What SKIP LOCKED skipped is being claimed by somebody else right now: its successors are not ours.
+        last = select(func.max(free.c.position)).scalar_subquery()
+        skipped = (
+            select(row.subject, row.position)
+            .where(*waiting, row.position <= last, row.position.not_in(select(free.c.position)))
+            .where(row.subject.in_(select(free.c.subject)).is_(true()))  # IS TRUE: a hashed set, never a loop
+            .order_by(row.position)  # for the planner, as above
+            .cte("skipped")
+            .prefix_with("MATERIALIZED")  # once, not once per row
+        )
+        mine.append(~exists().where(skipped.c.subject == row.subject, skipped.c.position < row.position))
     return (
         update(outbox)
-        .where(row.position.in_(select(free.c.position)), ~overtaken)
+        .where(*mine)
         .values(due_at=now + bindparam("lease", type_=Double), claimed_by=bindparam("worker"))
         .returning(row.position, row.attempts, row.created_at, row.event_id, row.subject, row.body)
     )
