@@ -280,7 +280,7 @@ async def test_repairs_that_make_no_sense_are_refused_with_what_would(store: Asy
         await saga_repair.compensate(store, "s1", by="ann", note="again")
 
 
-async def test_repair_takes_the_saga_away_from_a_running_process(store: AsyncEngine) -> None:
+async def test_forced_repair_takes_the_saga_away_from_a_running_process(store: AsyncEngine) -> None:
     reached, go_on = asyncio.Event(), asyncio.Event()
 
     async def wait(_: StepContext) -> dict[str, Any]:
@@ -292,7 +292,13 @@ async def test_repair_takes_the_saga_away_from_a_running_process(store: AsyncEng
     runner = await started(store, Saga("trip", [world.step("a")]))
     driving = asyncio.create_task(runner.run("s1"))
     await asyncio.wait_for(reached.wait(), 10)
-    await saga_repair.compensate(store, "s1", by="ann", note="stop")
+    before = await saga_store.load(store, "s1")
+    with pytest.raises(saga_repair.StillRunning, match="is in step 'a'"):
+        await saga_repair.compensate(store, "s1", by="ann", note="stop")
+    with pytest.raises(saga_repair.StillRunning, match="force"):
+        await saga_repair.retry(store, "s1", by="ann", note="again")
+    assert await saga_store.load(store, "s1") == before, "a refused repair changes nothing"
+    await saga_repair.compensate(store, "s1", by="ann", note="stop", force=True)
     go_on.set()
     await driving
     assert (await saga_store.load(store, "s1")).steps[0].result is None, "its write came too late"
