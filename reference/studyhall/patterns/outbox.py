@@ -31,6 +31,7 @@ from sqlalchemy import (
     Double,
     Index,
     Integer,
+    LargeBinary,
     String,
     Table,
     Text,
@@ -59,6 +60,9 @@ BUS = "bus"  # the default destination; fan-out adds one row per queue
 CHANNEL = "outbox"  # PostgreSQL NOTIFY channel, payload: the destination
 NEVER = float("inf")
 MAX_REASON = 1000  # characters
+BATCH_BYTES = (
+    8 * 1024 * 1024
+)  # of bodies in one batch; a relay needs about four times that while it publishes
 
 outbox = Table(
     "outbox",
@@ -140,10 +144,14 @@ async def claim(
     *,
     destination: str = BUS,
     hold: bool = True,
+    max_bytes: int = BATCH_BYTES,
 ) -> list[Claimed]:
-    """Take up to `limit` events, oldest first, for `lease` seconds; of a subject always the next in line."""
+    """Take up to `limit` events, oldest first, for `lease` seconds; of a subject always the next in line.
+
+    Fewer when their bodies reach `max_bytes` before that, but always one.
+    """
     statement = _claim(is_postgres(engine), hold)
-    wanted = {"to": destination, "worker": worker_id, "max": limit, "lease": lease}
+    wanted = {"to": destination, "worker": worker_id, "max": limit, "lease": lease, "bytes": max_bytes}
     if is_postgres(engine):  # a transaction by itself: no round trips for BEGIN and COMMIT
         async with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
             found = (await connection.execute(statement, wanted)).all()
@@ -231,8 +239,9 @@ def _claim(postgres: bool, hold: bool) -> Any:
         .correlate(outbox)
         .scalar_subquery()
     )
+    size = func.octet_length(row.body) if postgres else func.length(cast(row.body, LargeBinary))
     free = (
-        select(row.position, row.subject)
+        select(row.position, row.subject, size.label("size"))
         # The sum hides the column from the planners: by position a batch is found without sorting the backlog,
         # and they see that only with statistics.
         .where(*waiting, row.due_at + 0.0 <= now, taken.is_(None))
@@ -241,7 +250,10 @@ def _claim(postgres: bool, hold: bool) -> Any:
         .with_for_update(skip_locked=True)  # PostgreSQL only; SQLite has one writer at a time
         .cte("free")
     )
-    mine: list[ColumnElement[bool]] = [row.position.in_(select(free.c.position))]
+    before = func.sum(free.c.size).over(order_by=free.c.position) - free.c.size
+    sized = select(free.c.position, before.label("before")).cte("sized")
+    few = select(sized.c.position).where(sized.c.before < bindparam("bytes"))
+    mine: list[ColumnElement[bool]] = [row.position.in_(few)]
     if postgres:
         # What SKIP LOCKED skipped is being claimed by somebody else right now: its successors are not ours.
         last = select(func.max(free.c.position)).scalar_subquery()

@@ -39,7 +39,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from .errors import describe
 from .event_bus import BrokerUnavailable
 from .event_schema import Event, InvalidEvent
-from .outbox import BUS, Claimed, Failure, claim, settle
+from .outbox import BATCH_BYTES, BUS, Claimed, Failure, claim, settle
 from .outbox_upkeep import purge
 from .outbox_wakeup import Wakeup, open_wakeup
 from .retry import RetryPolicy, decide, full_jitter, told_to_end
@@ -81,6 +81,7 @@ class Relay:
         destination: str = BUS,
         worker_id: str | None = None,
         batch: int = 500,
+        batch_bytes: int = BATCH_BYTES,
         lease: float = 30.0,
         poll: float = 1.0,
         policy: RetryPolicy = EVENTS_OUT,
@@ -90,7 +91,7 @@ class Relay:
         self.worker_id = worker_id or f"{socket.gethostname()[:50]}-{os.getpid()}-{uuid4().hex[:8]}"
         self.counts = RelayCounts()
         self._engine, self._publisher, self._destination = engine, publisher, destination
-        self._batch, self._lease, self._poll = batch, lease, poll
+        self._batch, self._batch_bytes, self._lease, self._poll = batch, batch_bytes, lease, poll
         self._policy, self._hold, self._keep = policy, hold, keep
         self._stop = asyncio.Event()
         self._outages = 0  # in a row
@@ -129,9 +130,16 @@ class Relay:
     async def run_once(self) -> int:
         """One batch. Returns how many events were claimed."""
         until = time.monotonic() + self._lease * CUT_OFF
-        wanted = {"destination": self._destination, "hold": self._hold}
         await self._write_down()
-        claimed = await claim(self._engine, self.worker_id, self._batch, self._lease, **wanted)  # type: ignore[arg-type]
+        claimed = await claim(
+            self._engine,
+            self.worker_id,
+            self._batch,
+            self._lease,
+            destination=self._destination,
+            hold=self._hold,
+            max_bytes=self._batch_bytes,
+        )
         published: list[int] = []
         failed: dict[str, Failure] = {}  # by subject: its later events have to wait
         try:

@@ -324,6 +324,23 @@ async def test_positions_are_not_used_again_after_a_purge(store: AsyncEngine) ->
     assert [row.position for row in await claim(store, "w", 1, 30)] == [2]
 
 
+async def test_a_batch_is_bounded_in_bytes_and_keeps_every_aggregate_in_order(store: AsyncEngine) -> None:
+    big = "ü" * 50_000  # 100,000 bytes
+    for n in range(30):
+        changed = {"id": f"{n % 3}-{n}", "subject": f"s{n % 3}", "data": {"n": n, "text": big}}
+        await put(store, Event(source="/t", type="order.changed.v1", **changed))
+    sink = Sink()
+    relay = Relay(store, sink, batch_bytes=250_000)
+    sizes = []
+    while claimed := await relay.run_once():
+        sizes.append(claimed)
+    assert max(sizes) == 3, "two fit, and the one that reaches the limit"
+    assert [e.data["n"] for e in sink.events] == list(range(30))
+    await put(store, event("a"))
+    await put(store, event("b"))
+    assert await Relay(store, sink, batch_bytes=1).run_once() == 1, "always one, or nothing would ever move"
+
+
 @pytest.mark.needs_postgres
 async def test_commit_order_is_publish_order_also_without_a_lock_of_the_application(
     postgres_url: str,
@@ -450,7 +467,9 @@ async def fill(
 
 async def plan_of_a_claim(store: AsyncEngine) -> str:
     compiled = _claim(is_postgres(store), True).compile(dialect=store.dialect)
-    given: Any = compiled.construct_params({"to": "bus", "worker": "w", "max": 100, "lease": 30.0})
+    given: Any = compiled.construct_params(
+        {"to": "bus", "worker": "w", "max": 100, "lease": 30.0, "bytes": 1 << 20}
+    )
     if compiled.positiontup:
         given = tuple(given[name] for name in compiled.positiontup)
     explain = "EXPLAIN" if is_postgres(store) else "EXPLAIN QUERY PLAN"
