@@ -22,6 +22,7 @@ from typing import Any
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     Column,
     Double,
@@ -102,7 +103,7 @@ steps = Table(
 saga_history = Table(
     "saga_history",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
     Column("saga_id", String(200), nullable=False, index=True),
     Column("at", Double, nullable=False),
     Column("actor", String(200), nullable=False),
