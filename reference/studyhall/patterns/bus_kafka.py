@@ -86,11 +86,18 @@ class KafkaBus:
         )
 
     async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+        bodies = [encoded(event) for event in events]
+        # Not the topic of an event that is refused: asking for an illegal name fails for all of them.
+        topics = {
+            self._topic(topic_of(e))
+            for e, body in zip(events, bodies, strict=True)
+            if isinstance(body, bytes)
+        }
         try:
-            await self._ensure({self._topic(topic_of(event)) for event in events})
+            await self._ensure(topics)
         except KafkaException as error:
-            return [self._unconfirmed(error)] * len(events)
-        return list(await asyncio.gather(*(self._send(event) for event in events)))
+            return [self._unconfirmed(error) if isinstance(body, bytes) else body for body in bodies]
+        return list(await asyncio.gather(*map(self._send, events, bodies)))
 
     async def subscribe(self, group: str, topics: Sequence[str]) -> None:
         checked_name(group)
@@ -173,8 +180,7 @@ class KafkaBus:
 
     # producing
 
-    async def _send(self, event: Event) -> Exception | None:
-        body = encoded(event)
+    async def _send(self, event: Event, body: bytes | Exception) -> Exception | None:
         if isinstance(body, Exception):
             return body
         try:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from .outbox import BUS, NEVER, clock, outbox
+from .errors import clean_text
+from .outbox import BUS, MAX_REASON, NEVER, clock, outbox
 from .store import begin, is_postgres, read
 
 __all__ = ["Lag", "QuarantinedRow", "discard", "lag", "purge", "quarantined", "requeue"]
@@ -85,7 +86,7 @@ async def discard(engine: AsyncEngine, event_ids: Sequence[str], why: str, *, de
     gone = {
         "due_at": 0.0,
         "published_at": clock(is_postgres(engine)),
-        "reason": f"discarded: {why}"[:1000],
+        "reason": clean_text(f"discarded: {why}", MAX_REASON),
     }
     return await _release(engine, event_ids, destination, gone)
 

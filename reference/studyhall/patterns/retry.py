@@ -13,6 +13,7 @@ concurrency too.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import re
@@ -34,6 +35,7 @@ __all__ = [
     "decide",
     "full_jitter",
     "parse_retry_after",
+    "told_to_end",
 ]
 
 DAY = 24 * 3600.0
@@ -98,6 +100,11 @@ def full_jitter(policy: RetryPolicy, attempt: int, rng: random.Random = _system_
     """
     exponent = min(max(attempt, 0), 64)  # a float times 2**1024 overflows
     return rng.random() * min(policy.cap, policy.base * 2.0**exponent)
+
+
+def told_to_end() -> bool:
+    """Is this task being cancelled? If not, a `CancelledError` is somebody else's: an error like any other."""
+    return (task := asyncio.current_task()) is None or task.cancelling() > 0
 
 
 def decide(

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import URL, Connection, Engine, MetaData, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, MetaData, create_engine, event, inspect, make_url, text
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -216,12 +216,26 @@ def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
 
 
 async def create_all(engine: AsyncEngine) -> None:
-    """Create the tables that are missing. Safe when several processes start at once."""
+    """Create the tables and indexes that are missing. Safe when several processes start at once."""
     async with begin(engine) as tx:
         if is_postgres(engine):
             # CREATE TABLE IF NOT EXISTS still collides in pg_type when two sessions run it together.
             await tx.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK})
-        await tx.run_sync(metadata.create_all)
+        await tx.run_sync(_create_missing)
+
+
+def _create_missing(tx: Connection) -> None:
+    metadata.create_all(tx)
+    # Which leaves a table alone that is there, and with it the index that a newer version of a pattern needs.
+    found = {
+        (table, index["name"])
+        for (_, table), each in inspect(tx).get_multi_indexes().items()
+        for index in each
+    }
+    for table in metadata.sorted_tables:
+        for index in table.indexes:
+            if (table.name, index.name) not in found:
+                index.create(tx)
 
 
 def is_postgres(engine: AsyncEngine) -> bool:
