@@ -8,7 +8,9 @@ finds the marker and returns the stored result, or finds nothing and does the wo
 of `retry.Outcome`, and it is decided here and nowhere else.
 
 It does not hold for effects that a handler performs outside its `save` function: give those a provider
-idempotency key (`ctx.provider_key("step")`) that the other side honours.
+idempotency key (`ctx.provider_key("step")`) that the other side honours. `max_age` compares two clocks, the
+worker's now and the due time that the producer wrote: it is off by as much as they differ, and a worker an hour
+ahead drops everything that is worth less than an hour.
 """
 
 from __future__ import annotations
