@@ -43,6 +43,7 @@ from .errors import Cancelled, JobError, Snooze
 from .lease import Lease
 from .priority import Priority
 from .producer import Producer, job_options
+from .schedule_registry import ScheduleRegistry
 from .schedule_slots import FIELD, Cadence, InvalidSchedule, tick_of
 from .server_clock import server_millis
 from .typed_jobs import JobTypes
@@ -58,15 +59,6 @@ __all__ = [
 ]
 
 log = logging.getLogger("schedule")
-
-# In the registry beside the schedules, whose ids have no colon: version and fingerprint of the declaration.
-IN_FORCE = ":in-force"
-_CLAIM = """
-local version = tonumber(string.match(redis.call('HGET', KEYS[1], ARGV[1]) or '', '^%d+'))
-if version and version > tonumber(ARGV[2]) then return version end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. ARGV[3])
-return 0
-"""
 
 
 class UnknownSchedule(JobError):
@@ -136,12 +128,12 @@ class Schedules:
         self._jobs, self._owner, self._version, self._lease = jobs, owner, version, lease
         self._told = False  # that a later version is in force
         self._all: dict[str, Schedule] = {}
-        taken = [name for one in schedules for name in (one.id, *one.was)]
-        for one in schedules:
-            _check(one, jobs)
-            if taken.count(one.id) > 1:
-                raise InvalidSchedule(f"two schedules are, or were, called {one.id!r}")
-            self._all[one.id] = one
+        taken = [name for schedule in schedules for name in (schedule.id, *schedule.was)]
+        for schedule in schedules:
+            _check(schedule, jobs)
+            if taken.count(schedule.id) > 1:
+                raise InvalidSchedule(f"two schedules are, or were, called {schedule.id!r}")
+            self._all[schedule.id] = schedule
 
     def __iter__(self) -> Iterator[Schedule]:
         return iter(self._all.values())
@@ -157,20 +149,21 @@ class Schedules:
     async def apply(self, producer: Producer, engine: AsyncEngine) -> Applied:
         """Make Redis hold exactly what is declared, unless a later `version` is in force. Call it at the start
         of every instance."""
-        if later := await self._claim(producer):
+        registry = self._registry(producer)
+        if later := await registry.claim(self._version, self._declaration()):
             return self._outdated(later)
-        done, (_, entries) = Applied(), await self._registered(producer)
-        for one in self:
-            if one.was:
-                await history.take_over(engine, one.id, one.was)
+        done, (_, _, entries) = Applied(), await registry.read()
+        for schedule in self:
+            if schedule.was:
+                await history.take_over(engine, schedule.id, schedule.was)
         for old, entry in entries.items():
             if old not in self._all or self._jobs[self._all[old].job].queue != entry["queue"]:
                 await producer.queue(entry["queue"]).removeJobScheduler(old)
-                await self._redis(producer).hdel(self._registry(producer), old)
+                await registry.drop(old)
                 done.removed.append(old)
-        for one in self:
-            before = next((entries[name] for name in (one.id, *one.was) if name in entries), None)
-            await self._keep(one, before, producer, engine, done)
+        for schedule in self:
+            before = next((entries[name] for name in (schedule.id, *schedule.was) if name in entries), None)
+            await self._keep(schedule, before, producer, engine, done)
         return done
 
     async def heal(self, producer: Producer, engine: AsyncEngine) -> Applied:
@@ -178,120 +171,105 @@ class Schedules:
 
         Call it now and then: a scheduler whose next job was lost with Redis' data never fires again.
         """
-        (version, declared), entries = await self._registered(producer)
+        version, declaration, entries = await self._registry(producer).read()
         if version > self._version:
             return self._outdated(version)
-        if version < self._version or declared == self._declared():
+        if version < self._version or declaration == self._declaration():
             return await self.apply(producer, engine)
         done = Applied()
-        for one in self:
-            entry = entries.get(one.id)
-            if entry and entry["fingerprint"] == self._fingerprint(one):
-                await self._keep(one, entry, producer, engine, done)
+        for schedule in self:
+            entry = entries.get(schedule.id)
+            if entry and entry["fingerprint"] == self._fingerprint(schedule):
+                await self._keep(schedule, entry, producer, engine, done)
         return done
 
     async def _keep(
         self,
-        one: Schedule,
+        schedule: Schedule,
         entry: dict[str, Any] | None,
         producer: Producer,
         engine: AsyncEngine,
         done: Applied,
     ) -> None:
         """Write the schedule if it is new, changed or broken; `entry`: how it stood in the registry."""
-        queue = producer.queue(self._jobs[one.job].queue)
-        fingerprint, when = self._fingerprint(one), str(one.cadence)
+        queue = producer.queue(self._jobs[schedule.job].queue)
+        fingerprint, when = self._fingerprint(schedule), str(schedule.cadence)
         same = entry is not None and entry["fingerprint"] == fingerprint
-        score = await producer.redis.zscore(queue.toKey("repeat"), one.id)
+        score = await producer.redis.zscore(queue.toKey("repeat"), schedule.id)
         now = await server_millis(producer.redis)
-        row = (await history.past(engine)).get(one.id)
+        row = (await history.past(engine)).get(schedule.id)
         # A last slot in the future was noted by a clock that was ahead.
         last = row.last_slot if row and row.last_slot <= now + history.EARLY else 0
-        slot = one.cadence.next_after(max(now, last))
-        if same and await _is_sound(queue, one, score, slot, now):
-            done.unchanged.append(one.id)
+        slot = schedule.cadence.next_after(max(now, last))
+        if same and await _is_sound(queue, schedule, score, slot, now):
+            done.unchanged.append(schedule.id)
             return
         changed = entry is not None and entry.get("when", when) != when
         since = now if changed else (entry or {}).get("since", 0)
         if score is not None and score > now:
             # Of an interval, BullMQ would keep the slot for which a job waits, be it an hour too late.
-            await queue.removeJobScheduler(one.id)
-        if await queue.getJobState(f"repeat:{one.id}:{slot}") in ("completed", "failed"):
-            await queue.remove(f"repeat:{one.id}:{slot}")  # started by a clock that was ahead: free its id
-        repeat = (
-            {"pattern": one.cron, "tz": one.tz} if one.cron else {"every": round((one.every or 0) * 1000)}
+            await queue.removeJobScheduler(schedule.id)
+        job_id = f"repeat:{schedule.id}:{slot}"
+        if await queue.getJobState(job_id) in ("completed", "failed"):
+            await queue.remove(job_id)  # it ran early, by a clock that was ahead: free its id
+        repeat: dict[str, Any] = {"pattern": schedule.cron, "tz": schedule.tz}
+        if schedule.every is not None:
+            repeat = {"every": round(schedule.every * 1000)}
+        options = job_options(self._jobs[schedule.job], schedule.priority)
+        data = self._data(schedule, producer, since)
+        await bullmq_scheduler.add(
+            queue, schedule.id, slot, schedule.job, data, options, repeat=repeat, now=now
         )
-        options = job_options(self._jobs[one.job], one.priority)
-        data = self._data(one, producer, since)
-        await bullmq_scheduler.add(queue, one.id, slot, one.job, data, options, repeat=repeat, now=now)
         entry = {"queue": queue.name, "fingerprint": fingerprint, "when": when, "since": since}
-        await self._redis(producer).hset(self._registry(producer), one.id, json.dumps(entry))
-        done.written.append(one.id)
+        await self._registry(producer).put(schedule.id, entry)
+        done.written.append(schedule.id)
 
-    def _data(self, one: Schedule, producer: Producer, since: int) -> dict[str, Any]:
-        cadence = {key: value for key, value in asdict(one.cadence).items() if value is not None}
-        body = self._jobs.encode(one.job, one.payload)
-        return producer.sign(
-            one.job, f"repeat:{one.id}", {**body, FIELD: {"id": one.id, **cadence, "since": since}}
-        )
+    def _data(self, schedule: Schedule, producer: Producer, since: int) -> dict[str, Any]:
+        cadence = {key: value for key, value in asdict(schedule.cadence).items() if value is not None}
+        body = self._jobs.encode(schedule.job, schedule.payload)
+        declared = {"id": schedule.id, **cadence, "since": since}
+        return producer.sign(schedule.job, f"repeat:{schedule.id}", {**body, FIELD: declared})
 
-    def _fingerprint(self, one: Schedule) -> str:
-        body = self._jobs.encode(one.job, one.payload)
-        what = [one.job, self._jobs[one.job].queue, asdict(one.cadence), int(one.priority), body]
+    def _fingerprint(self, schedule: Schedule) -> str:
+        body = self._jobs.encode(schedule.job, schedule.payload)
+        when, queue = asdict(schedule.cadence), self._jobs[schedule.job].queue
+        what = [schedule.job, queue, when, int(schedule.priority), body]
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
-    def _declared(self) -> str:
-        each = sorted(f"{one.id} {self._fingerprint(one)}" for one in self)
+    def _declaration(self) -> str:
+        each = sorted(f"{schedule.id} {self._fingerprint(schedule)}" for schedule in self)
         return hashlib.sha256("\n".join(each).encode()).hexdigest()[:16]
-
-    async def _claim(self, producer: Producer) -> int:
-        """Put this declaration in force; or the later version that is, and then nothing is changed."""
-        registry = self._registry(producer)
-        args = (IN_FORCE, self._version, self._declared())
-        return int(await self._redis(producer).eval(_CLAIM, 1, registry, *args))
-
-    async def _registered(self, producer: Producer) -> tuple[tuple[int, str], dict[str, dict[str, Any]]]:
-        """Version and fingerprint of the declaration in force, and an entry for each of its schedules."""
-        found: dict[str, str] = await self._redis(producer).hgetall(self._registry(producer))
-        version, _, declared = found.pop(IN_FORCE, "-1 ").partition(" ")
-        return (int(version), declared), {name: json.loads(text) for name, text in found.items()}
 
     def _outdated(self, later: int) -> Applied:
         if not self._told:
             self._told = True
-            log.warning(
-                "version %d of the schedules is in force: this instance declares version %d and changes nothing",
-                later,
-                self._version,
-            )
+            text = "version %d of the schedules is in force: this instance declares version %d and changes nothing"
+            log.warning(text, later, self._version)
         return Applied(later=later)
 
-    def _registry(self, producer: Producer) -> str:
-        return f"{producer.prefix}-schedules:{self._owner}"
-
-    def _redis(self, producer: Producer) -> Any:
-        return producer.redis
+    def _registry(self, producer: Producer) -> ScheduleRegistry:
+        return ScheduleRegistry(producer.redis, f"{producer.prefix}-schedules:{self._owner}")
 
     # -- running a tick ------------------------------------------------------------------------------------
 
     async def guard(self, ctx: Any, payload: object) -> Lease | None:
         """For `Pipeline(guards=[schedules.guard])`: counts what was missed, spreads, keeps ticks apart."""
         tick = tick_of(ctx.job_id, ctx.job.data)
-        one = self._all.get(tick.schedule) if tick else None
-        if tick is None or one is None:  # another application's, or one that was removed a moment ago
+        schedule = self._all.get(tick.schedule) if tick else None
+        if tick is None or schedule is None:  # another application's, or one that was removed a moment ago
             return None
         now = await server_millis(ctx.job.queue.client)
-        wait = tick.slot + _spread(one, tick.slot) - now
+        wait = tick.slot + _spread(schedule, tick.slot) - now
         if wait > history.EARLY:
             raise Snooze(wait / 1000, "its slot has not come")
         await history.note_start(ctx.store, tick, now)
-        if one.when_late == "skip" and tick.cadence.next_after(tick.slot) <= now:
-            await history.count_skipped(ctx.store, one.id)
+        if schedule.when_late == "skip" and tick.cadence.next_after(tick.slot) <= now:
+            await history.count_skipped(ctx.store, schedule.id)
             raise Cancelled("skipped: the next tick is due as well")
-        lease = Lease(ctx.job.queue.client, f"schedule:{one.id}", ttl=self._lease, label=str(tick.slot))
+        lease = Lease(ctx.job.queue.client, f"schedule:{schedule.id}", ttl=self._lease, label=str(tick.slot))
         holder = await lease.holder()
-        if holder is not None and one.overlap == "skip" and holder != str(tick.slot):
-            await history.count_skipped(ctx.store, one.id)
+        if holder is not None and schedule.overlap == "skip" and holder != str(tick.slot):
+            await history.count_skipped(ctx.store, schedule.id)
             raise Cancelled("skipped: the tick before it still runs")
         return lease  # held by the pipeline while the handler runs; when it is taken, the tick waits
 
@@ -300,47 +278,49 @@ class Schedules:
     async def states(self, producer: Producer, engine: AsyncEngine) -> list[ScheduleState]:
         """Every declared schedule with its next slot, and what became of the earlier ones."""
         found, past = [], await history.past(engine)
-        for one in self:
-            repeat = producer.queue(self._jobs[one.job].queue).toKey("repeat")
-            score, row = await producer.redis.zscore(repeat, one.id), past.get(one.id)
+        for schedule in self:
+            repeat = producer.queue(self._jobs[schedule.job].queue).toKey("repeat")
+            score, row = await producer.redis.zscore(repeat, schedule.id), past.get(schedule.id)
             counts = (row.last_slot, row.ticks, row.missed, row.skipped) if row else ()
-            found.append(ScheduleState(one, None if score is None else int(score), *counts))
+            found.append(ScheduleState(schedule, None if score is None else int(score), *counts))
         return found
 
 
-def _check(one: Schedule, jobs: JobTypes) -> None:
-    if not isinstance(one.id, str) or not re.fullmatch(r"[a-z0-9-]{1,60}", one.id):
-        raise InvalidSchedule(f"schedule id {one.id!r}: lower-case letters, digits and dashes, up to 60")
+def _check(schedule: Schedule, jobs: JobTypes) -> None:
+    if not isinstance(schedule.id, str) or not re.fullmatch(r"[a-z0-9-]{1,60}", schedule.id):
+        raise InvalidSchedule(f"schedule id {schedule.id!r}: lower-case letters, digits and dashes, up to 60")
     try:
-        cadence = one.cadence
-        jobs.encode(one.job, one.payload)
+        cadence = schedule.cadence
+        jobs.encode(schedule.job, schedule.payload)
     except JobError as error:
-        raise InvalidSchedule(f"schedule {one.id}: {error}") from None
-    if one.overlap not in ("skip", "queue") or one.when_late not in ("run", "skip"):
-        raise InvalidSchedule(f"schedule {one.id}: overlap is skip or queue, when_late is run or skip")
-    if not 0 <= one.jitter < 86_400 or (cadence.every is not None and one.jitter >= cadence.every):
-        raise InvalidSchedule(f"schedule {one.id}: jitter {one.jitter!r} must be shorter than its interval")
+        raise InvalidSchedule(f"schedule {schedule.id}: {error}") from None
+    if schedule.overlap not in ("skip", "queue") or schedule.when_late not in ("run", "skip"):
+        raise InvalidSchedule(f"schedule {schedule.id}: overlap is skip or queue, when_late is run or skip")
+    if not 0 <= schedule.jitter < 86_400 or (cadence.every is not None and schedule.jitter >= cadence.every):
+        raise InvalidSchedule(
+            f"schedule {schedule.id}: jitter {schedule.jitter!r} must be shorter than its interval"
+        )
 
 
-def _spread(one: Schedule, slot: int) -> float:
+def _spread(schedule: Schedule, slot: int) -> float:
     """In milliseconds, the same in every process."""
-    return random.Random(f"{one.id}:{slot}").random() * one.jitter * 1000
+    return random.Random(f"{schedule.id}:{slot}").random() * schedule.jitter * 1000
 
 
-async def _is_sound(queue: Queue, one: Schedule, score: float | None, expected: int, now: int) -> bool:
+async def _is_sound(queue: Queue, schedule: Schedule, score: float | None, expected: int, now: int) -> bool:
     """Is a job for the right slot on its way? `score` was read before `now`."""
     if score is None:
         return False
     slot = int(score)
-    state = str(await queue.getJobState(f"repeat:{one.id}:{slot}"))
+    state = str(await queue.getJobState(f"repeat:{schedule.id}:{slot}"))
     if state in ("completed", "failed", "unknown"):
         # Its successor is added when it starts, so a moment later all is well: only an old one is a dead end.
         return now - 60_000 < slot <= now + history.EARLY and state != "unknown"
     if slot <= now or slot == expected:
         return True
     # Or the expected one was taken a little early, and waits or runs already.
-    taken = str(await queue.getJobState(f"repeat:{one.id}:{expected}"))
-    return taken != "unknown" and slot == one.cadence.next_after(expected)
+    taken = str(await queue.getJobState(f"repeat:{schedule.id}:{expected}"))
+    return taken != "unknown" and slot == schedule.cadence.next_after(expected)
 
 
 class ScheduleKeeper:

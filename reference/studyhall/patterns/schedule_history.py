@@ -68,8 +68,8 @@ async def note_start(engine: AsyncEngine, tick: Tick, now: int) -> None:
                 if await _insert_first(tx, tick):
                     return
                 continue
-            mine = _t.id == tick.schedule
-            if await tx.scalar(select(_t.last_slot).where(mine).with_for_update()) != last:
+            own_row = _t.id == tick.schedule
+            if await tx.scalar(select(_t.last_slot).where(own_row).with_for_update()) != last:
                 continue
             values: dict[str, Any] = {"ticks": _t.ticks + 1}
             if corrected or tick.slot > last:
@@ -79,7 +79,7 @@ async def note_start(engine: AsyncEngine, tick: Tick, now: int) -> None:
                 values["missed"] = _t.missed - 1
             else:
                 return  # the same slot again, after a crash or a retry
-            await tx.execute(update(schedule_state).where(mine).values(**values))
+            await tx.execute(update(schedule_state).where(own_row).values(**values))
         break
     if missed:
         fields = {"schedule": tick.schedule, "missed": missed, "slot": tick.slot}
@@ -111,11 +111,11 @@ async def _remember(tx: AsyncConnection, schedule_id: str, slots: Sequence[int])
     if not slots:
         return
     await tx.execute(_insert(tx, missed_slots), [{"id": schedule_id, "slot": slot} for slot in slots])
-    mine = missed_slots.c.id == schedule_id
-    by_age = select(missed_slots.c.slot).where(mine).order_by(missed_slots.c.slot.desc())
+    own_row = missed_slots.c.id == schedule_id
+    by_age = select(missed_slots.c.slot).where(own_row).order_by(missed_slots.c.slot.desc())
     oldest = await tx.scalar(by_age.offset(REMEMBERED).limit(1))
     if oldest is not None:
-        await tx.execute(delete(missed_slots).where(mine, missed_slots.c.slot <= oldest))
+        await tx.execute(delete(missed_slots).where(own_row, missed_slots.c.slot <= oldest))
 
 
 async def _forget(tx: AsyncConnection, tick: Tick) -> bool:
