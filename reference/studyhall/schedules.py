@@ -8,6 +8,9 @@ from .settings import Settings
 
 __all__ = ["schedules"]
 
+# Raise it with every change below, also when you take one back: while a deploy rolls, old instances may restart.
+VERSION = 1
+
 
 def schedules(jobs: JobTypes, settings: Settings) -> Schedules:
     declared = [
@@ -17,4 +20,4 @@ def schedules(jobs: JobTypes, settings: Settings) -> Schedules:
         # An old look at the health is worth nothing: skip it, the next one is due.
         Schedule("evaluate-health", "evaluate-health", every=60, when_late="skip"),
     ]
-    return Schedules(jobs, declared, owner="studyhall")
+    return Schedules(jobs, declared, owner="studyhall", version=VERSION)

@@ -20,6 +20,7 @@ import msgpack
 from bullmq.job import Job
 from redis.exceptions import NoScriptError
 
+from .server_clock import ServerClock
 from .worker_events import is_outage
 
 __all__ = ["Found", "Ledger", "LockLost", "Refused", "Run"]
@@ -83,13 +84,14 @@ class Ledger:
     lock_ms: int
     limiter: dict[str, int] | None
     on_outage: Callable[[BaseException], None]
+    clock: ServerClock = field(default_factory=ServerClock)
     give_up_at: float = float("inf")  # monotonic; a draining worker sets it
     _keys: dict[str, tuple[list[str], list[str]]] = field(default_factory=dict)
 
     async def take(self, token: str) -> Found:
         """The next waiting job, locked and active. One try: the caller decides how to wait."""
         key = self.backend.keys
-        args = [key[""], _now(), self._claim(token)]
+        args = [key[""], self.clock.millis(), self._claim(token)]
         keys = [key[name] for name in (*_QUEUE_KEYS, "marker")]
         return _found(await self._script("moveToActive", keys, args))
 
@@ -105,7 +107,8 @@ class Ledger:
         options: dict[str, Any] = {"skipAttempt": not spend, "fieldsToUpdate": fields, "fetchNext": fetch}
         options["workerOpts"] = {"lockDuration": self.lock_ms, "limiter": self.limiter}
         scripts = self.backend.scripts
-        keys, args = scripts.moveToDelayedArgs(run.job_id, _now(), run.token, delay_ms, options)
+        now = self.clock.millis()
+        keys, args = scripts.moveToDelayedArgs(run.job_id, now, run.token, delay_ms, options)
         found = _found(
             await self._write(run, "moveToDelayed", keys, args, ("delayed", "waiting", "prioritized"))
         )
@@ -117,6 +120,7 @@ class Ledger:
         lifo = bool(run.job.opts.get("lifo"))
         scripts = self.backend.scripts
         keys, args = scripts.retryJobArgs(run.job_id, lifo, run.token, {"fieldsToUpdate": fields})
+        args[1] = self.clock.millis()  # bullmq took its own clock; the script starts delayed jobs by it
         await self._write(run, "retryJob", keys, args, ("waiting", "prioritized"))
         run.job.attemptsMade += 1
 
@@ -148,7 +152,7 @@ class Ledger:
             "idof": job.opts.get("ignoreDependencyOnFailure", False),
             "rdof": job.opts.get("removeDependencyOnFailure", False),
         }
-        now, prop = _now(), "returnvalue" if state == "completed" else "failedReason"
+        now, prop = self.clock.millis(), "returnvalue" if state == "completed" else "failedReason"
         next_one = "1" if fetch else ""
         args = [run.job_id, now, prop, value, state, next_one, prefix, self._claim(run.token, **more)]
         if fields:
@@ -197,10 +201,6 @@ class Ledger:
     def _claim(self, token: str, **more: Any) -> bytes:
         claim = {"token": token, "lockDuration": self.lock_ms, "limiter": self.limiter, **more}
         return msgpack.packb(claim)  # type: ignore[no-any-return]
-
-
-def _now() -> int:
-    return int(time.time() * 1000)
 
 
 def _keep(rule: Any) -> dict[str, int]:

@@ -3,6 +3,7 @@
 Promise
 - A waiting job starts at once, a delayed one on time, also after hours of idling, after an outage of Redis
   (work is resumed within seconds of its return) and under a rate limit or a global concurrency limit.
+- "On time" is by the clock of the Redis server: one machine whose clock is wrong starts nothing early or late.
 - Jobs of a killed worker start elsewhere within `lock_duration + stalled_interval` (9 s by default).
 - `drain()` stops taking jobs, keeps the locks while they finish, and gives the rest back without spending an
   attempt.
@@ -35,14 +36,15 @@ from uuid import uuid4
 
 from bullmq.backends.redis_backend import RedisBackend
 from bullmq.job import Job
-from bullmq.job_scheduler import JobScheduler
 from bullmq.redis_connection import RedisConnection
 from redis.exceptions import AuthenticationError, NoPermissionError
 
+from . import bullmq_scheduler
 from .bullmq_ledger import Found, Ledger, LockLost, Run
 from .bullmq_outcomes import FailPermanently, Outcomes, RetryLater
 from .connections import blocking_client, worker_client
 from .lock_keeper import LockKeeper
+from .server_clock import ServerClock
 from .worker_events import WorkerEvents, is_outage
 
 __all__ = ["FailPermanently", "LockLost", "ReliableWorker", "RetryLater"]
@@ -108,7 +110,9 @@ class ReliableWorker:
         self.keys: dict[str, str] = self.backend.keys
         self.opts: dict[str, Any] = {"prefix": prefix}
 
-        self._ledger = Ledger(self.backend, int(lock_duration * 1000), limiter, self._events.failure)
+        self._clock = ServerClock()
+        lock_ms = int(lock_duration * 1000)
+        self._ledger = Ledger(self.backend, lock_ms, limiter, self._events.failure, self._clock)
         self._outcomes = Outcomes(
             self._ledger, self._events, keep_completed=remove_on_complete, keep_failed=remove_on_fail
         )
@@ -257,6 +261,7 @@ class ReliableWorker:
         while self._state == "running":
             try:
                 await self._meet_server()
+                await self._clock.read(self.client)
                 return
             except AuthenticationError as error:
                 raise RuntimeError(f"Redis refused the credentials in the URL: {error}") from error
@@ -296,6 +301,7 @@ class ReliableWorker:
                 continue
             token = f"{self._token_prefix}:{next(self._token_numbers)}"
             try:
+                await self._clock.keep(self.client)
                 found = await self._ledger.take(token)
                 if self._events.redis_answered():  # what cut our commands off has cut the waiter off too
                     await self._events.guard(self._waiter.connection_pool.disconnect())
@@ -314,9 +320,9 @@ class ReliableWorker:
             return
         next_at = found.next_at_ms
         while self._state == "running":
-            due = next_at / 1000 - time.time() if next_at else POLL_SECONDS
+            due = (next_at - self._clock.millis()) / 1000 if next_at else POLL_SECONDS
             score = await self._next_marker(min(max(due, 0.002), POLL_SECONDS))
-            if score is None or score <= time.time() * 1000:
+            if score is None or score <= self._clock.millis():
                 return
             next_at = score  # the marker of a delayed job that is not due yet
 
@@ -397,7 +403,7 @@ class ReliableWorker:
             if problem is not None:
                 raise FailPermanently(problem)
             if job.repeatJobKey:
-                await self._events.guard(self._ledger.repeat(lambda: self._schedule_next(job)))
+                await self._events.guard(self._ledger.repeat(lambda: self._advance(job)))
             self._events.emit("active", job, "waiting")
             if job.deferredFailure:  # decided elsewhere: stalled too often, or a child failed
                 raise FailPermanently(job.deferredFailure)
@@ -410,14 +416,8 @@ class ReliableWorker:
             run.processing = False
             return await self._outcomes.settle(run, error, fetch=self._state == "running")
 
-    def _schedule_next(self, job: Job) -> Awaitable[Any]:
-        """A job made by a job scheduler brings the next one about when it starts."""
-        scheduler = JobScheduler(self)
-        repeat = job.opts.get("repeat")
-        more = {"override": False, "producer_id": job.id}
-        return scheduler.upsertJobScheduler(  # type: ignore[no-any-return]
-            job.repeatJobKey, repeat, job.name, job.data, job.opts, **more
-        )
+    async def _advance(self, job: Job) -> None:
+        await bullmq_scheduler.advance(self.backend, job, self._clock.millis())
 
 
 def _client_name(text: str) -> str:

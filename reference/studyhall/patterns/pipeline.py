@@ -11,7 +11,9 @@ long it lasts: it consumes no attempt, and `StoreGate` keeps the worker from tak
 a job whose own `max_age` passes meanwhile expires; its age is counted over two clocks, see `JobRequest`.
 
 It does not hold for effects that a handler performs outside its `save` function: give those a provider
-idempotency key (`ctx.provider_key("step")`) that the other side honours.
+idempotency key (`ctx.provider_key("step")`) that the other side honours. `max_age` compares two clocks, the
+worker's now and the due time that the producer wrote: it is off by as much as they differ, and a worker an hour
+ahead drops everything that is worth less than an hour.
 """
 
 from __future__ import annotations

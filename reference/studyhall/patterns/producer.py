@@ -87,7 +87,8 @@ class JobRequest:
     key: str
     delay: float = 0.0
     priority: str | Priority = Priority.NORMAL
-    max_age: float | None = None  # seconds after which running it is pointless
+    # Seconds after which running it is pointless; far more than the clocks of your machines differ.
+    max_age: float | None = None
     children: Sequence[JobRequest] = field(default=())
     on_failure: str | OnFailure = OnFailure.WAIT  # as a child: what its failure does to its parent
     meta: Mapping[str, Any] = field(default_factory=dict)
