@@ -24,6 +24,7 @@ from bullmq.custom_errors import DelayedError, UnrecoverableError, WaitingChildr
 from bullmq.job import Job
 
 from .bullmq_ledger import Found, Ledger, LockLost, Refused, Run
+from .errors import MAX_TEXT, clean_text, describe
 from .worker_events import WorkerEvents
 
 __all__ = ["FailPermanently", "Outcomes", "RetryLater"]
@@ -111,7 +112,8 @@ class Outcomes:
         try:
             delay = await Backoffs.calculate(job.opts.get("backoff"), job.attemptsMade + 1, error, job, None)
         except Exception as unknown:  # e.g. a custom strategy only Node knows; stock leaves such a job active
-            return await self._fail(run, FailPermanently(f"{error} (no retry: {unknown})"), fetch)
+            reason = f"{describe(error)} (no retry: {describe(unknown)})"
+            return await self._fail(run, FailPermanently(reason), fetch)
         fields, found = _failure(job, error), None
         if delay:
             found = await self._ledger.delayed(run, int(delay), spend=True, fields=fields, fetch=fetch)
@@ -134,7 +136,7 @@ def _as_json(run: Run, result: Any) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         # Stock counts this as a failed attempt and does the finished work again, three times in all.
         raise FailPermanently(
-            f"the result of job {run.job_id} cannot be stored as JSON ({error}); the work itself was done. "
+            f"the result of job {run.job_id} cannot be stored as JSON ({describe(error)}); the work itself was done. "
             "Return dict, list, str, number, bool or None."
         ) from error
 
@@ -142,8 +144,13 @@ def _as_json(run: Run, result: Any) -> str:
 def _failure(job: Job, error: BaseException, reason: str = "") -> dict[str, str]:
     """The fields BullMQ shows for a failed attempt. Bounded, and always encodable: a lone surrogate in a file
     name would otherwise break the very command that reports it."""
+    if not reason:
+        reason, kind = describe(error), type(error).__name__
+        if not isinstance(error, Exception) and reason != kind:  # SystemExit says "1" and no more
+            reason = f"{kind}: {reason}"
     limit = job.opts.get("stackTraceLimit", TRACES_KEPT)
-    traces = [*job.stacktrace, "".join(traceback.format_exception(error))]
+    trace = "".join(traceback.format_exception(error))
+    traces = [*job.stacktrace, clean_text(trace[-MAX_TEXT:])]
     job.stacktrace = traces[-limit:] if limit else []
-    job.failedReason = (reason or str(error) or type(error).__name__).encode("utf-8", "replace").decode()
+    job.failedReason = clean_text(reason)
     return {"failedReason": job.failedReason, "stacktrace": json.dumps(job.stacktrace)}

@@ -69,7 +69,7 @@ class ReliableWorker:
         limiter: dict[str, int] | None = None,
         name: str | None = None,
         prefix: str = "bull",
-        on_error: Callable[[BaseException], None] | None = None,
+        on_error: Callable[[BaseException], Any] | None = None,
         remove_on_complete: Keep = None,
         remove_on_fail: Keep = None,
     ) -> None:
@@ -379,8 +379,14 @@ class ReliableWorker:
             return await self._outcomes.complete(run, result, fetch=self._state == "running")
         except LockLost:
             raise
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:
+            # sys.exit() in a library, a panic of Rust code (a BaseException): the job's fault like any other. Let
+            # go, asyncio would end this loop, and the next worker, with a job that nobody counts.
             run.processing = False
+            if (
+                not self._loop.is_running()
+            ):  # our own coroutine is being closed: nothing can be awaited any more
+                raise
             return await self._outcomes.settle(run, error, fetch=self._state == "running")
 
     def _schedule_next(self, job: Job) -> Awaitable[Any]:

@@ -83,6 +83,6 @@ def describe(error: BaseException, limit: int = MAX_TEXT) -> str:
     """What the error says, or its class if it says nothing: never raises, whatever its `__str__` does."""
     try:
         text = str(error)
-    except Exception:
+    except BaseException:  # a panic of Rust code is no Exception
         text = ""
     return clean_text(text or type(error).__name__, limit)

@@ -29,7 +29,7 @@ from . import checkpoint, claim_check, stall_budget, tracing
 from .bullmq_worker import FailPermanently, RetryLater
 from .cancel import CANCELLED, cancelled, marker, stop_reason
 from .deadline import run_within
-from .errors import InvalidDelay, Permanent
+from .errors import InvalidDelay, Permanent, Transient, describe
 from .idempotency import Inbox, provider_key
 from .observability import JobMetrics, correlation, log_execution
 from .priority import priority_of
@@ -161,31 +161,13 @@ class Pipeline:
     async def __call__(self, job: Job, token: str) -> Any:
         started = time.perf_counter()
         waited = max(0.0, time.time() - _due(job))
-        outcome, error = Outcome.COMPLETED, None
         queue, meta = str(job.queue.name), _meta(job)
         with (
             correlation(meta.get("cid"), meta),
             tracing.executing(job.name, queue, str(job.id), job.attemptsMade + 1) as span,
         ):
-            try:
-                result, outcome = await self._execute(job, meta)
-                return result
-            except asyncio.CancelledError as stopped:
-                if (reason := stop_reason(stopped)) is None:
-                    outcome = Outcome.GIVEN_BACK  # the worker is draining or lost the lock; it knows which
-                    raise
-                outcome = Outcome.CANCELLED
-                result, outcome = await self._end_cancelled(job, reason)
-                return result
-            except Exception as raised:
-                decision = self._decide(job, raised)
-                outcome = decision.outcome
-                if outcome is Outcome.CANCELLED:
-                    result, outcome = await self._end_cancelled(job, redact_text(str(raised)))
-                    return result
-                error = raised
-                raise _control(decision) from raised
-            finally:
+
+            def ended(outcome: Outcome, error: BaseException | None = None) -> None:
                 spent = time.perf_counter() - started
                 tracing.ended(span, outcome, error)
                 self._metrics.observe(queue, job.name, outcome, spent, waited)
@@ -199,6 +181,33 @@ class Pipeline:
                     duration=spent,
                     error=error,
                 )
+
+            try:
+                result, outcome = await self._execute_or_cancel(job, meta)
+            except asyncio.CancelledError:
+                ended(Outcome.GIVEN_BACK)  # the worker is draining or lost the lock; it knows which
+                raise
+            except BaseException as error:  # also what is no Exception: sys.exit(), a panic of Rust code
+                decision = self._decide(job, error)
+                ended(decision.outcome, error)
+                raise _control(decision) from error
+            ended(outcome)
+            return result
+
+    async def _execute_or_cancel(self, job: Job, meta: dict[str, Any]) -> tuple[Any, Outcome]:
+        """A run that somebody cancelled has a result too."""
+        try:
+            return await self._execute(job, meta)
+        except asyncio.CancelledError as stopped:
+            if not _is_being_cancelled():
+                raise Transient("the handler let a CancelledError escape that nobody asked for") from stopped
+            if (reason := stop_reason(stopped)) is None:
+                raise
+        except BaseException as error:
+            if self._decide(job, error).outcome is not Outcome.CANCELLED:
+                raise
+            reason = redact_text(describe(error))
+        return await self._end_cancelled(job, reason)
 
     async def _execute(self, job: Job, meta: dict[str, Any]) -> tuple[Any, Outcome]:
         if self._signer:
@@ -273,7 +282,7 @@ class Pipeline:
             self._inboxes[consumer] = Inbox(self._store, consumer)
         return self._inboxes[consumer]
 
-    def _decide(self, job: Job, error: Exception) -> Decision:
+    def _decide(self, job: Job, error: BaseException) -> Decision:
         job_type = self._jobs.find(job.name)
         policy = job_type.retry if job_type else None
         # BullMQ counts starts and spent attempts: the difference is how often the job came back for free.
@@ -282,6 +291,11 @@ class Pipeline:
             error, policy, job.attemptsMade, age=time.time() - job.timestamp / 1000, waits=waits
         )
         return replace(decision, outcome=Outcome.EXPIRED) if isinstance(error, Expired) else decision
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _outcome(result: object, otherwise: Outcome) -> Outcome:

@@ -20,7 +20,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 
-from .errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze
+from .errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, describe
 
 __all__ = [
     "AI",
@@ -112,7 +112,7 @@ def decide(
     """
     policy = policy or DEFAULT
     error = _decisive(error)
-    reason = f"{type(error).__name__}: {error}"
+    reason = f"{type(error).__name__}: {describe(error)}"
     match error:
         case Cancelled():
             return Decision(Outcome.CANCELLED, reason)

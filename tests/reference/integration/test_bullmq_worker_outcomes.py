@@ -90,7 +90,7 @@ async def test_other_errors_follow_the_jobs_own_attempts_and_backoff(redis_url, 
         await settled(queue, 1)
         job = await queue.getJob(job.id)
     assert runs == [0, 1, 2]
-    assert job.failedReason == "cannot open ?"
+    assert job.failedReason == "cannot open \ufffd"
     assert len(job.stacktrace) == 2
 
 
