@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgpack
 from bullmq.job import Job
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
 
 from .worker_events import is_outage
 
@@ -65,7 +65,6 @@ class Run:
     cancelled: str | None = None  # why this worker cancelled it
     draining: bool = False  # … because it drains
     lost: bool = False  # … because the lock is gone
-    repair: dict[str, str] = field(default_factory=dict)  # fields to overwrite when it fails
 
 
 class Found(NamedTuple):
@@ -91,7 +90,14 @@ class Ledger:
         key = self.backend.keys
         args = [key[""], _now(), self._claim(token)]
         keys = [key[name] for name in (*_QUEUE_KEYS, "marker")]
-        return _found(await self._script("moveToActive", keys, args))
+        try:
+            return _found(await self._script("moveToActive", keys, args))
+        except ResponseError as error:
+            return await self._half_taken(token, error)
+
+    async def repair(self, run: Run, fields: dict[str, str]) -> None:
+        """Overwrite fields that the scripts could not work with."""
+        await self.repeat(lambda: self.backend.conn.hset(self.backend.toKey(run.job_id), mapping=fields))
 
     async def completed(self, run: Run, value: str, keep: Any, *, fetch: bool) -> Found:
         return await self._finish(run, "completed", value, keep=keep, fetch=fetch, fields=None)
@@ -176,7 +182,13 @@ class Ledger:
             tries += 1
             return self._script(script, keys, args)
 
-        reply = await self.repeat(once)
+        try:
+            reply = await self.repeat(once)
+        except ResponseError as broken:
+            # If our change is through, it was the next job that broke the script off.
+            if await self.repeat(lambda: self.backend.getState(run.job_id)) not in done:
+                raise
+            return await self._half_taken(run.token, broken)
         if not isinstance(reply, int) or reply >= 0:
             return reply
         if reply in (-1, -2, -3, -6):  # no such job, no lock, not active, another's lock
@@ -186,6 +198,17 @@ class Ledger:
             raise LockLost(f"job {run.job_id} is no longer ours ({script}: {reply}); its outcome is dropped")
         error = self.backend.scripts.finishedErrors({"code": reply, "jobId": run.job_id, "command": script})
         raise Refused(str(error), reply)
+
+    async def _half_taken(self, token: str, error: ResponseError) -> Found:
+        """The script that hands out a job broke off (`HINCRBY ats` on text): the job is active and locked by us."""
+        conn, key = self.backend.conn, self.backend.keys
+        if "not an integer" in str(error):
+            active = await conn.lrange(key["active"], 0, -1)
+            locks = await conn.mget([f"{key['']}{job_id}:lock" for job_id in active]) if active else ()
+            for job_id, lock in zip(active, locks, strict=True):
+                if lock == token:
+                    return Found(await conn.hgetall(key[""] + job_id), job_id)
+        raise error
 
     async def _script(self, name: str, keys: list[str], args: list[Any]) -> Any:
         script = self.backend.connection.commands[name]
@@ -213,6 +236,8 @@ def _keep(rule: Any) -> dict[str, int]:
 
 
 def _found(reply: Any) -> Found:
+    if isinstance(reply, Found):
+        return reply
     if not isinstance(reply, list):
         return Found()
     raw, job_id, limited, next_at = (*reply, 0, 0)[:4]

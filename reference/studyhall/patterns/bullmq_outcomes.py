@@ -123,7 +123,7 @@ class Outcomes:
         return found
 
     async def _fail(self, run: Run, error: BaseException, fetch: bool) -> Found:
-        fields = {**_failure(run.job, error), **run.repair}
+        fields = _failure(run.job, error)
         keep = run.job.opts.get("removeOnFail", self._keep_failed)
         found = await self._ledger.failed(run, fields["failedReason"], keep, fields, fetch=fetch)
         self._events.emit("failed", run.job, error)

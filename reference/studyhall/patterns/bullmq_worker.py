@@ -15,7 +15,8 @@ It does not make a processor run only once: a lost lock or a crash means that th
 idempotency pattern for effects. Only Redis/Valkey from 6.2, no Cluster. Sync processors are refused.
 
 The parts: `autopipeline` (speed), `lock_keeper` (locks, stalled jobs), `bullmq_ledger` (state changes),
-`bullmq_outcomes` (what a processor's exception means), `worker_events` (listeners, errors).
+`bullmq_reading` (jobs of any origin), `bullmq_outcomes` (what a processor's exception means), `worker_events`
+(listeners, errors).
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import contextlib
 import contextvars
 import inspect
 import itertools
-import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -40,6 +40,7 @@ from redis.exceptions import AuthenticationError
 
 from .bullmq_ledger import Found, Ledger, LockLost, Run
 from .bullmq_outcomes import FailPermanently, Outcomes, RetryLater
+from .bullmq_reading import Reading, read_job
 from .connections import blocking_client, worker_client
 from .lock_keeper import LockKeeper
 from .worker_events import WorkerEvents, is_outage
@@ -322,27 +323,20 @@ class ReliableWorker:
     # -- one job -------------------------------------------------------------------------------------------
 
     def _begin(self, found: Found, token: str) -> None:
-        problem = None
-        try:
-            job = Job.fromJSON(self, found.fields, found.job_id)
-            if not job.name:
-                raise ValueError("it has no name; was it evicted? Redis needs maxmemory-policy noeviction")
-        except Exception as error:  # never let a job nobody can read come back for ever as stalled
-            problem, job = f"unreadable job: {error}", Job(self, "unreadable", None, {}, found.job_id)
-        job.token = token
-        run = Run(job, found.job_id, token)
-        if problem is not None:  # keep the evidence in a form that every tool can list
-            run.repair = {"name": job.name, "data": json.dumps({"unreadable": found.fields}), "opts": "{}"}
+        assert found.fields is not None
+        reading = read_job(self, found.fields, found.job_id)
+        reading.job.token = token
+        run = Run(reading.job, found.job_id, token)
         if (old := self._running.get(run.job_id)) is not None:  # lost, waiting again, and now taken by us
             self._lost(old)
         self._running[run.job_id] = run
         # A fresh copy of the context: what one job puts into context variables must not leak into the next.
-        run.task = self._loop.create_task(self._execute(run, problem), context=self._context.copy())
+        run.task = self._loop.create_task(self._execute(run, reading), context=self._context.copy())
 
-    async def _execute(self, run: Run, problem: str | None) -> None:
+    async def _execute(self, run: Run, reading: Reading) -> None:
         found: Found | None = None
         try:
-            found = await self._process(run, problem)
+            found = await self._process(run, reading)
             if found is None and self._state == "running":
                 found = await self._ledger.take(run.token)  # that outcome's script hands out no next job
         except LockLost as error:
@@ -361,14 +355,19 @@ class ReliableWorker:
             if not self._running:
                 self._idle.set()
 
-    async def _process(self, run: Run, problem: str | None) -> Found | None:
+    async def _process(self, run: Run, reading: Reading) -> Found | None:
         job = run.job
+        if reading.repairs:
+            await self._ledger.repair(run, reading.repairs)
+        if reading.ignored:
+            ignored = f"job {job.id}: not of BullMQ's form, so ignored and repaired: {reading.ignored}"
+            self._events.report(ValueError(f"{ignored}; look at who adds it"))
         if self._state != "running":  # its fetch was under way when the worker began to drain
             await self._outcomes.give_back(run)
             return None
         try:
-            if problem is not None:
-                raise FailPermanently(problem)
+            if reading.problem:
+                raise FailPermanently(reading.problem)
             if job.repeatJobKey:
                 await self._events.guard(self._ledger.repeat(lambda: self._schedule_next(job)))
             self._events.emit("active", job, "waiting")
