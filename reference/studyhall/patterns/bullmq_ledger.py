@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import msgpack
+from bullmq.abort_controller import AbortController
 from bullmq.job import Job
 from redis.exceptions import NoScriptError, ResponseError
 
@@ -60,6 +61,7 @@ class Run:
     job: Job
     job_id: str
     token: str
+    abort: AbortController | None = None  # for a processor that takes a signal
     task: asyncio.Task[None] | None = None
     processing: bool = True  # the processor has not come back yet: cancelling makes sense
     cancelled: str | None = None  # why this worker cancelled it
@@ -82,6 +84,7 @@ class Ledger:
     lock_ms: int
     limiter: dict[str, int] | None
     on_outage: Callable[[BaseException], None]
+    metrics: Mapping[str, int] | None = None
     give_up_at: float = float("inf")  # monotonic; a draining worker sets it
     _keys: dict[str, tuple[list[str], list[str]]] = field(default_factory=dict)
 
@@ -148,7 +151,7 @@ class Ledger:
             "keepJobs": _keep(keep),
             "attempts": job.attempts,
             "attemptsMade": job.attemptsMade,
-            "maxMetricsSize": "",
+            "maxMetricsSize": (self.metrics or {}).get("maxDataPoints") or "",
             "fpof": job.opts.get("failParentOnFailure", False),
             "cpof": job.opts.get("continueParentOnFailure", False),
             "idof": job.opts.get("ignoreDependencyOnFailure", False),

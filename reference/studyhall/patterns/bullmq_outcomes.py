@@ -8,6 +8,7 @@ The processor …                              and its job …
 - raises DelayedError, WaitingChildrenError  was moved by the processor itself
 - raises anything else                       is retried by its own `attempts` and `backoff`, or fails
 - lets the cancellation by `cancel()` escape fails for good: a cancelled job must not come back
+  (CancelledError, or AbortError where it took a signal)
 - is cancelled because the worker drains     goes back to the queue, no attempt spent
 - lost its lock                              belongs to somebody else: nothing is written
 """
@@ -16,10 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import traceback
+from collections.abc import Callable
 from typing import Any
 
-from bullmq.backoffs import Backoffs
+from bullmq.abort_controller import AbortError
 from bullmq.custom_errors import DelayedError, UnrecoverableError, WaitingChildrenError
 from bullmq.job import Job
 
@@ -27,9 +30,12 @@ from .bullmq_ledger import Found, Ledger, LockLost, Refused, Run
 from .errors import MAX_TEXT, clean_text, describe
 from .worker_events import WorkerEvents
 
-__all__ = ["FailPermanently", "Outcomes", "RetryLater"]
+__all__ = ["BackoffStrategy", "FailPermanently", "Outcomes", "RetryLater"]
 
 TRACES_KEPT = 10  # stock keeps one per attempt for ever
+LONGEST_BACKOFF = 365 * 24 * 3_600_000
+# (failures so far, type, error, job) -> ms; 0: at once, -1: no more
+BackoffStrategy = Callable[[int, str, BaseException, Job], float | None]
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -51,9 +57,15 @@ class FailPermanently(Exception):
 
 class Outcomes:
     def __init__(
-        self, ledger: Ledger, events: WorkerEvents, *, keep_completed: Any, keep_failed: Any
+        self,
+        ledger: Ledger,
+        events: WorkerEvents,
+        *,
+        keep_completed: Any,
+        keep_failed: Any,
+        backoff_strategy: BackoffStrategy | None = None,
     ) -> None:
-        self._ledger, self._events = ledger, events
+        self._ledger, self._events, self._backoff_strategy = ledger, events, backoff_strategy
         self._keep_completed, self._keep_failed = keep_completed, keep_failed
         self.given_back: list[str] = []
 
@@ -84,6 +96,8 @@ class Outcomes:
             case _ if run.draining or foreign:
                 await self.give_back(run)
                 return None
+            case AbortError() if run.cancelled is not None:
+                return await self._fail(run, error, fetch)
             case asyncio.CancelledError() if run.cancelled is not None:
                 return await self._fail(run, FailPermanently(f"cancelled: {run.cancelled}"), fetch)
             case asyncio.CancelledError():  # of the processor's own making; it ends a stock worker silently
@@ -110,17 +124,35 @@ class Outcomes:
         if job.discarded or job.attemptsMade + 1 >= (job.opts.get("attempts") or 1):
             return await self._fail(run, error, fetch)
         try:
-            delay = await Backoffs.calculate(job.opts.get("backoff"), job.attemptsMade + 1, error, job, None)
-        except Exception as unknown:  # e.g. a custom strategy only Node knows; stock leaves such a job active
+            delay = self._backoff(job, error)
+        except (
+            BaseException
+        ) as unknown:  # e.g. a strategy that only Node knows; stock leaves such a job active
             reason = f"{describe(error)} (no retry: {describe(unknown)})"
             return await self._fail(run, FailPermanently(reason), fetch)
+        if delay < 0:  # how a strategy says "no more"
+            return await self._fail(run, error, fetch)
         fields, found = _failure(job, error), None
         if delay:
-            found = await self._ledger.delayed(run, int(delay), spend=True, fields=fields, fetch=fetch)
+            found = await self._ledger.delayed(run, delay, spend=True, fields=fields, fetch=fetch)
         else:
             await self._ledger.waiting(run, fields)
         self._events.emit("failed", job, error)
         return found
+
+    def _backoff(self, job: Job, error: BaseException) -> int:
+        """Milliseconds before the next attempt, by BullMQ's rules."""
+        if not (rule := job.opts.get("backoff")):
+            return 0
+        kind, delay, failures = rule.get("type"), rule.get("delay") or 0, job.attemptsMade + 1
+        if kind == "exponential":
+            delay = min(delay * 2 ** min(failures - 1, 64), LONGEST_BACKOFF)
+        elif kind != "fixed":
+            if self._backoff_strategy is None:
+                raise ValueError(f"unknown backoff {kind!r}: give the worker a backoff_strategy")
+            return min(int(self._backoff_strategy(failures, kind, error, job) or 0), LONGEST_BACKOFF)
+        # A jitter of 0.25 takes up to a quarter off.
+        return int(delay * (1 - (rule.get("jitter") or 0) * random.random()))
 
     async def _fail(self, run: Run, error: BaseException, fetch: bool) -> Found:
         fields = _failure(run.job, error)

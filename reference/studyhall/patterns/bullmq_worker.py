@@ -32,6 +32,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
+from bullmq.abort_controller import AbortController, AbortSignal
 from bullmq.backends.redis_backend import RedisBackend
 from bullmq.job import Job
 from bullmq.job_scheduler import JobScheduler
@@ -39,19 +40,22 @@ from bullmq.redis_connection import RedisConnection
 from redis.exceptions import AuthenticationError
 
 from .bullmq_ledger import Found, Ledger, LockLost, Run
-from .bullmq_outcomes import FailPermanently, Outcomes, RetryLater
+from .bullmq_outcomes import BackoffStrategy, FailPermanently, Outcomes, RetryLater
 from .bullmq_reading import Reading, read_job
 from .connections import blocking_client, worker_client
 from .lock_keeper import LockKeeper
 from .worker_events import WorkerEvents, is_outage
 
-__all__ = ["FailPermanently", "LockLost", "ReliableWorker", "RetryLater"]
+__all__ = ["LOCK_LOST", "FailPermanently", "LockLost", "ReliableWorker", "RetryLater"]
 
 POLL_SECONDS = 2.0  # longest wait for a marker; bounds the harm of one that a dying worker took with it
 CLEANUP_SECONDS = 5.0  # what a cancelled processor gets to clean up
 DRAINING = "the worker is draining"
-LOCK_LOST = "the lock is lost"
+LOCK_LOST = "the lock is lost"  # with this reason a processor must stop at once: another may run the job
 
+Processor = (
+    Callable[[Job, str], Awaitable[Any]] | Callable[[Job, str, AbortSignal], Awaitable[Any]]
+)  # the third argument is set when the run is cancelled
 Keep = bool | int | dict[str, int] | None
 
 
@@ -59,7 +63,7 @@ class ReliableWorker:
     def __init__(
         self,
         queue: str,
-        processor: Callable[[Job, str], Awaitable[Any]],
+        processor: Processor,
         *,
         url: str,
         concurrency: int = 50,
@@ -73,10 +77,14 @@ class ReliableWorker:
         on_error: Callable[[BaseException], Any] | None = None,
         remove_on_complete: Keep = None,
         remove_on_fail: Keep = None,
+        backoff_strategy: BackoffStrategy | None = None,
+        metrics: Mapping[str, int] | None = None,
     ) -> None:
         """`limiter` is BullMQ's {"max": jobs, "duration": ms}; `remove_on_…` are BullMQ's rules for jobs that
         bring none; None keeps all. `max_stalled` is high because a crash says little about the job it hit:
-        count crashes where the budget is known. `hung_after`: see `LockKeeper`."""
+        count crashes where the budget is known. `hung_after`: see `LockKeeper`. `backoff_strategy(failures, type,
+        error, job)` gives the ms for backoff types that are not BullMQ's own. `metrics` is BullMQ's
+        {"maxDataPoints": minutes}."""
         if not _is_async(processor):
             raise TypeError(
                 "the processor must be `async def`; run blocking code in a thread or a subprocess"
@@ -84,12 +92,14 @@ class ReliableWorker:
         if concurrency < 1:
             raise ValueError("concurrency must be at least 1")
         self.name, self.prefix, self.concurrency = queue, prefix, concurrency
-        self._processor = processor
+        self._processor: Callable[..., Awaitable[Any]] = processor
+        self._takes_signal = _takes_signal(processor)
         self._events = WorkerEvents(queue, on_error)
+        self.off = self._events.off
         self.on = self._events.on
         """`on(event, listener)`, sync or async: active(job, prev), completed(job, result),
         delayed(job, error), failed(job, error), lost(job), given_back(job), stalled(job_id), error(error),
-        closed()."""
+        paused(), resumed(), closed()."""
 
         client_name = _client_name(f"{prefix}:{queue}" + (f":w:{name}" if name else ""))
         self.client = worker_client(url, name=client_name)
@@ -100,9 +110,13 @@ class ReliableWorker:
         self.keys: dict[str, str] = self.backend.keys
         self.opts: dict[str, Any] = {"prefix": prefix}
 
-        self._ledger = Ledger(self.backend, int(lock_duration * 1000), limiter, self._events.failure)
+        self._ledger = Ledger(self.backend, int(lock_duration * 1000), limiter, self._events.failure, metrics)
         self._outcomes = Outcomes(
-            self._ledger, self._events, keep_completed=remove_on_complete, keep_failed=remove_on_fail
+            self._ledger,
+            self._events,
+            keep_completed=remove_on_complete,
+            keep_failed=remove_on_fail,
+            backoff_strategy=backoff_strategy,
         )
         self._keeper = LockKeeper(
             url,
@@ -119,9 +133,10 @@ class ReliableWorker:
         )
         self._running: dict[str, Run] = {}
         self._token_prefix, self._token_numbers = uuid4().hex, itertools.count(1)
-        self._state = "new"
+        self._state, self._paused = "new", False
         self._draining: asyncio.Task[None] | None = None
         self._stop, self._slot_free, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._halt, self._parked, self._resumed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._ready, self._fetched, self._closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -152,12 +167,34 @@ class ReliableWorker:
             await self._fetch()
         finally:
             self._fetched.set()
+            self._parked.set()
 
     async def ready(self) -> None:
         """Returns once connected and polling; raises if the worker ended before that."""
         await self._ready.wait()
         if self._state != "running":
             raise RuntimeError(f"the worker is {self._state}; see what run() raised")
+
+    async def pause(self, do_not_wait_active: bool = False) -> None:
+        """Take no more jobs until `resume()`; wait for the running ones, unless told not to. This worker only: to
+        pause the queue for all of them, `Queue.pause()`."""
+        if not self._paused and self._state in ("new", "running"):
+            self._paused = True
+            self._resumed.clear()
+            self._parked.clear()
+            self._halt.set()
+            self._slot_free.set()
+        if self._ready.is_set() and not do_not_wait_active:
+            await self._parked.wait()
+            await self._until_idle(None)
+        self._events.emit("paused")
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._halt.clear()
+            self._resumed.set()
+            self._events.emit("resumed")
 
     async def drain(self, grace: float) -> list[str]:
         """Take no more jobs, wait up to `grace` seconds for the running ones with their locks renewed, cancel
@@ -173,6 +210,8 @@ class ReliableWorker:
 
     async def _drain(self, grace: float) -> None:
         was_running, self._state = self._state == "running", "draining"
+        self._halt.set()
+        self._resumed.set()
         self._ledger.give_up_at = time.monotonic() + grace + CLEANUP_SECONDS
         self._stop.set()
         self._slot_free.set()
@@ -196,11 +235,15 @@ class ReliableWorker:
         self._closed.set()
         self._events.emit("closed")
 
-    async def _until_idle(self, seconds: float) -> None:
+    async def _until_idle(self, seconds: float | None) -> None:
         if self._running:
             self._idle.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), seconds)
+
+    @property
+    def _taking(self) -> bool:
+        return self._state == "running" and not self._paused
 
     # -- what runs -----------------------------------------------------------------------------------------
 
@@ -211,7 +254,8 @@ class ReliableWorker:
 
     def cancel(self, job_id: str, reason: str) -> bool:
         """Cancel a running job; False if it does not run here. Its processor sees CancelledError(reason) and
-        may raise something else, which then decides. If the cancellation escapes, the job fails for good."""
+        may raise something else, which then decides. If the cancellation escapes, the job fails for good.
+        A processor that takes a signal is told by that, and gets the CancelledError only if it does not stop."""
         run = self._running.get(job_id)
         if run is None or not run.processing:
             return False
@@ -227,8 +271,12 @@ class ReliableWorker:
             if run.processing and run.task is not None:
                 run.task.cancel(reason)
 
-        # Not at once: a processor may cancel itself and then return without another await.
-        self._loop.call_soon(deliver)
+        if run.abort is None:
+            # Not at once: a processor may cancel itself and then return without another await.
+            self._loop.call_soon(deliver)
+        else:
+            run.abort.abort(reason)
+            self._loop.call_later(0 if run.lost else CLEANUP_SECONDS / 2, deliver)
 
     def _cancel_all(self) -> None:
         for run in self._running.values():
@@ -263,6 +311,13 @@ class ReliableWorker:
     async def _fetch(self) -> None:
         """Fills free slots. A job's end fetches the next one by itself, so this is for ramp-up and idling."""
         while self._state == "running":
+            if self._paused:
+                # We may have taken a wake-up call and then no job: pass it on.
+                await self._events.guard(self.client.zadd(self.keys["marker"], {"0": 0}))
+                self._ready.set()
+                self._parked.set()
+                await self._resumed.wait()
+                continue
             if len(self._running) >= self.concurrency:
                 self._slot_free.clear()
                 await self._slot_free.wait()
@@ -311,7 +366,7 @@ class ReliableWorker:
         return float(answer[2]) if answer else None
 
     async def _stopped_before(self, task: asyncio.Future[Any], seconds: float | None) -> bool:
-        stop = self._loop.create_task(self._stop.wait())
+        stop = self._loop.create_task(self._halt.wait())
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED, timeout=seconds)
         stop.cancel()
         return not task.done()
@@ -337,7 +392,7 @@ class ReliableWorker:
         found: Found | None = None
         try:
             found = await self._process(run, reading)
-            if found is None and self._state == "running":
+            if found is None and self._taking:
                 found = await self._ledger.take(run.token)  # that outcome's script hands out no next job
         except LockLost as error:
             self._events.report(error)
@@ -373,9 +428,13 @@ class ReliableWorker:
             self._events.emit("active", job, "waiting")
             if job.deferredFailure:  # decided elsewhere: stalled too often, or a child failed
                 raise FailPermanently(job.deferredFailure)
-            result = await self._processor(job, run.token)
+            if self._takes_signal:
+                run.abort = AbortController()
+                result = await self._processor(job, run.token, run.abort.signal)
+            else:
+                result = await self._processor(job, run.token)
             run.processing = False
-            return await self._outcomes.complete(run, result, fetch=self._state == "running")
+            return await self._outcomes.complete(run, result, fetch=self._taking)
         except LockLost:
             raise
         except BaseException as error:
@@ -386,7 +445,7 @@ class ReliableWorker:
                 not self._loop.is_running()
             ):  # our own coroutine is being closed: nothing can be awaited any more
                 raise
-            return await self._outcomes.settle(run, error, fetch=self._state == "running")
+            return await self._outcomes.settle(run, error, fetch=self._taking)
 
     def _schedule_next(self, job: Job) -> Awaitable[Any]:
         """A job made by a job scheduler brings the next one about when it starts."""
@@ -401,6 +460,13 @@ class ReliableWorker:
 def _client_name(text: str) -> str:
     """CLIENT SETNAME takes printable ASCII without blanks; anything else would fail every connection."""
     return "".join(character if "!" <= character <= "~" else "_" for character in text)
+
+
+def _takes_signal(processor: Callable[..., Any]) -> bool:
+    """A third positional parameter, as in the stock worker."""
+    kinds = [parameter.kind for parameter in inspect.signature(processor).parameters.values()]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return inspect.Parameter.VAR_POSITIONAL in kinds or sum(kind in positional for kind in kinds) > 2
 
 
 def _is_async(processor: Callable[..., Any]) -> bool:

@@ -45,8 +45,12 @@ class WorkerEvents:
     def on(self, event: str, listener: Callable[..., Any]) -> None:
         self._listeners.setdefault(event, []).append(listener)
 
+    def off(self, event: str, listener: Callable[..., Any]) -> None:
+        """Nothing happens if it does not listen."""
+        self._listeners[event] = [other for other in self._listeners.get(event, ()) if other != listener]
+
     def emit(self, event: str, *args: Any) -> None:
-        for listener in tuple(self._listeners.get(event, ())):  # one may take itself off
+        for listener in tuple(self._listeners.get(event, ())):  # tuple: it may add others
             self._call(listener, args, self.report if event != "error" else self._tell_owner)
 
     def _call(self, listener: Callable[..., Any], args: tuple[Any, ...], report: Report) -> None:
