@@ -109,20 +109,20 @@ class Ledger:
         return await self._finish(run, "failed", reason, keep=keep, fetch=fetch, fields=fields)
 
     async def delayed(
-        self, run: Run, delay_ms: int, *, spend: bool, fields: dict[str, str] | None, fetch: bool
+        self, run: Run, delay_ms: int, *, consume: bool, fields: dict[str, str] | None, fetch: bool
     ) -> Found:
-        options: dict[str, Any] = {"skipAttempt": not spend, "fieldsToUpdate": fields, "fetchNext": fetch}
+        options: dict[str, Any] = {"skipAttempt": not consume, "fieldsToUpdate": fields, "fetchNext": fetch}
         options["workerOpts"] = {"lockDuration": self.lock_ms, "limiter": self.limiter}
         scripts = self.backend.scripts
         keys, args = scripts.moveToDelayedArgs(run.job_id, _now(), run.token, delay_ms, options)
         found = _found(
             await self._write(run, "moveToDelayed", keys, args, ("delayed", "waiting", "prioritized"))
         )
-        run.job.attemptsMade += spend
+        run.job.attemptsMade += consume
         return found
 
     async def waiting(self, run: Run, fields: dict[str, str]) -> None:
-        """Back to the waiting ones at once, spending an attempt. This script hands out no next job."""
+        """Back to the waiting ones at once, consuming an attempt. This script hands out no next job."""
         lifo = bool(run.job.opts.get("lifo"))
         scripts = self.backend.scripts
         keys, args = scripts.retryJobArgs(run.job_id, lifo, run.token, {"fieldsToUpdate": fields})

@@ -3,13 +3,13 @@
 The processor …                              and its job …
 - returns a JSON value                       is completed
 - returns something else                     fails for good, once, with a message that says so
-- raises RetryLater(delay)                   runs again later, spending an attempt only if told so
+- raises RetryLater(delay)                   runs again later, consuming an attempt only if told so
 - raises FailPermanently, UnrecoverableError fails now, whatever attempts are left
 - raises DelayedError, WaitingChildrenError  was moved by the processor itself
 - raises anything else                       is retried by its own `attempts` and `backoff`, or fails
 - lets the cancellation by `cancel()` escape fails for good: a cancelled job must not come back
   (CancelledError, or AbortError where it took a signal)
-- is cancelled because the worker drains     goes back to the queue, no attempt spent
+- is cancelled because the worker drains     is released: it goes back to the queue and consumes no attempt
 - lost its lock                              belongs to somebody else: nothing is written
 """
 
@@ -40,11 +40,11 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class RetryLater(Exception):
-    """Run this job again after `delay` seconds. With `spend_attempt` it counts as a failed attempt."""
+    """Run this job again after `delay` seconds. With `consume_attempt` it counts as a failed attempt."""
 
-    def __init__(self, delay: float, *, spend_attempt: bool = False, reason: str = "") -> None:
+    def __init__(self, delay: float, *, consume_attempt: bool = False, reason: str = "") -> None:
         super().__init__(reason or f"again in {delay:.3g} s")
-        self.delay, self.spend_attempt, self.reason = delay, spend_attempt, reason
+        self.delay, self.consume_attempt, self.reason = delay, consume_attempt, reason
 
 
 class FailPermanently(Exception):
@@ -67,7 +67,7 @@ class Outcomes:
     ) -> None:
         self._ledger, self._events, self._backoff_strategy = ledger, events, backoff_strategy
         self._keep_completed, self._keep_failed = keep_completed, keep_failed
-        self.given_back: list[str] = []
+        self.released: list[str] = []
 
     async def complete(self, run: Run, result: Any, *, fetch: bool) -> Found | None:
         if run.lost:
@@ -94,7 +94,7 @@ class Outcomes:
             case FailPermanently() | UnrecoverableError():
                 return await self._fail(run, error, fetch)
             case _ if run.draining or foreign:
-                await self.give_back(run)
+                await self.release(run)
                 return None
             case AbortError() if run.cancelled is not None:
                 return await self._fail(run, error, fetch)
@@ -106,16 +106,18 @@ class Outcomes:
                 return await self._fail(run, FailPermanently(str(error)), fetch)
         return await self._fail_attempt(run, error, fetch)
 
-    async def give_back(self, run: Run) -> None:
-        # To the delayed ones with no delay: the only script that spends no attempt and counts no stall.
-        await self._ledger.delayed(run, 0, spend=False, fields=None, fetch=False)
-        self.given_back.append(run.job_id)
-        self._events.emit("given_back", run.job)
+    async def release(self, run: Run) -> None:
+        # To the delayed ones with no delay: the only script that consumes no attempt and counts no stall.
+        await self._ledger.delayed(run, 0, consume=False, fields=None, fetch=False)
+        self.released.append(run.job_id)
+        self._events.emit("released", run.job)
 
     async def _retry_later(self, run: Run, error: RetryLater, fetch: bool) -> Found:
-        fields = _failure(run.job, error, error.reason) if error.spend_attempt else None
+        fields = _failure(run.job, error, error.reason) if error.consume_attempt else None
         delay = max(0, round(error.delay * 1000))
-        found = await self._ledger.delayed(run, delay, spend=error.spend_attempt, fields=fields, fetch=fetch)
+        found = await self._ledger.delayed(
+            run, delay, consume=error.consume_attempt, fields=fields, fetch=fetch
+        )
         self._events.emit("delayed", run.job, error)
         return found
 
@@ -134,7 +136,7 @@ class Outcomes:
             return await self._fail(run, error, fetch)
         fields, found = _failure(job, error), None
         if delay:
-            found = await self._ledger.delayed(run, delay, spend=True, fields=fields, fetch=fetch)
+            found = await self._ledger.delayed(run, delay, consume=True, fields=fields, fetch=fetch)
         else:
             await self._ledger.waiting(run, fields)
         self._events.emit("failed", job, error)

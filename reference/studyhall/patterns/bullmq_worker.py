@@ -4,7 +4,7 @@ Promise
 - A waiting job starts at once, a delayed one on time, also after hours of idling, after an outage of Redis
   (work is resumed within seconds of its return) and under a rate limit or a global concurrency limit.
 - Jobs of a killed worker start elsewhere within `lock_duration + stalled_interval` (9 s by default).
-- `drain()` stops taking jobs, keeps the locks while they finish, and gives the rest back without spending an
+- `drain()` stops taking jobs, keeps the locks while they finish, and releases the rest, which consumes no
   attempt.
 - No listener, no cancellation and no result can end the worker or leave a job active and unrun. `run()`
   returns after `drain()`, or raises; every other error reaches `on_error` (default: the log).
@@ -98,7 +98,7 @@ class ReliableWorker:
         self.off = self._events.off
         self.on = self._events.on
         """`on(event, listener)`, sync or async: active(job, prev), completed(job, result),
-        delayed(job, error), failed(job, error), lost(job), given_back(job), stalled(job_id), error(error),
+        delayed(job, error), failed(job, error), lost(job), released(job), stalled(job_id), error(error),
         paused(), resumed(), closed()."""
 
         client_name = _client_name(f"{prefix}:{queue}" + (f":w:{name}" if name else ""))
@@ -198,7 +198,7 @@ class ReliableWorker:
 
     async def drain(self, grace: float) -> list[str]:
         """Take no more jobs, wait up to `grace` seconds for the running ones with their locks renewed, cancel
-        the rest and give them back without spending an attempt. Then close. Returns the ids given back.
+        and release the rest, which consumes no attempt. Then close. Returns the ids that were released.
         A second call with less grace hurries the first one; cancelling a call does not stop the draining."""
         loop = asyncio.get_running_loop()
         if self._draining is None:
@@ -206,7 +206,7 @@ class ReliableWorker:
         elif self._running:
             loop.call_later(grace, self._cancel_all)
         await asyncio.shield(self._draining)
-        return list(self._outcomes.given_back)
+        return list(self._outcomes.released)
 
     async def _drain(self, grace: float) -> None:
         was_running, self._state = self._state == "running", "draining"
@@ -221,9 +221,9 @@ class ReliableWorker:
         self._cancel_all()
         await self._until_idle(CLEANUP_SECONDS)
         for run in list(self._running.values()):
-            ignored = f"job {run.job_id} ignored its cancellation; it is given back although it still runs"
+            ignored = f"job {run.job_id} ignored its cancellation; it is released although it still runs"
             self._events.report(RuntimeError(ignored))
-            await self._events.guard(self._outcomes.give_back(run))
+            await self._events.guard(self._outcomes.release(run))
         if was_running and self._ready.is_set():
             # We may have taken a wake-up call and then no job: pass it on.
             await self._events.guard(self.client.zadd(self.keys["marker"], {"0": 0}))
@@ -418,7 +418,7 @@ class ReliableWorker:
             ignored = f"job {job.id}: not of BullMQ's form, so ignored and repaired: {reading.ignored}"
             self._events.report(ValueError(f"{ignored}; look at who adds it"))
         if self._state != "running":  # its fetch was under way when the worker began to drain
-            await self._outcomes.give_back(run)
+            await self._outcomes.release(run)
             return None
         try:
             if reading.problem:

@@ -189,7 +189,7 @@ class NatsBus:
         finally:
             renewal.cancel()
         if verdict is not None and verdict.delay is not None:
-            if not verdict.spend_attempt:
+            if not verdict.consume_attempt:
                 self._waits[sequence] = self._waits.get(sequence, 0) + 1
             await message.nak(verdict.delay)
             return

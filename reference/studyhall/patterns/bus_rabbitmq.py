@@ -106,7 +106,7 @@ class RabbitBus:
                     await self._park(channel, group, message, verdict.reason, deliveries)
                     log.warning("quarantined an event for %s: %s", group, verdict.reason)
                 else:
-                    spent = deliveries if verdict.spend_attempt else deliveries - 1
+                    spent = deliveries if verdict.consume_attempt else deliveries - 1
                     headers = {"topic": _topic(message), "spent": spent}
                     queue = await self._retry_queue(channel, group, verdict.delay)
                     await self._copy(channel, message.body, queue, message.message_id or "", headers)

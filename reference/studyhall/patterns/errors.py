@@ -34,7 +34,7 @@ class JobError(Exception):
 
 
 class Transient(JobError):
-    """May pass by itself (network, 5xx, timeout): retry with backoff, spending an attempt."""
+    """May pass by itself (network, 5xx, timeout): retry with backoff, consuming an attempt."""
 
 
 class Permanent(JobError):
@@ -46,7 +46,7 @@ class InvalidDelay(Permanent):
 
 
 class RateLimited(JobError):
-    """The other side said when to come back: wait that long, spending no attempt."""
+    """The other side said when to come back: wait that long, consuming no attempt."""
 
     def __init__(self, message: str = "rate limited", *, retry_after: float) -> None:
         super().__init__(message)
@@ -54,7 +54,7 @@ class RateLimited(JobError):
 
 
 class ResourceBusy(JobError):
-    """A resource we share is taken (pool, seat, lock): wait a little, spending no attempt."""
+    """A resource we share is taken (pool, seat, lock): wait a little, consuming no attempt."""
 
     def __init__(self, message: str = "resource busy", *, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class ResourceBusy(JobError):
 
 
 class Snooze(JobError):
-    """Not an error: there is nothing to do yet. Run again after `delay` seconds, spending no attempt."""
+    """Not an error: there is nothing to do yet. Run again after `delay` seconds, consuming no attempt."""
 
     def __init__(self, delay: float, message: str = "snoozed") -> None:
         super().__init__(message)

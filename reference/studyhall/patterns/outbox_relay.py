@@ -184,7 +184,7 @@ class Relay:
         if decision.delay is None:
             self.counts.quarantined += 1
             log.error("outbox: event %s (%s) quarantined: %s", row.event_id, row.subject, reason[:300])
-        return Failure(row.position, reason[:1000], decision.delay, decision.spend_attempt)
+        return Failure(row.position, reason[:1000], decision.delay, decision.consume_attempt)
 
     async def _purge(self) -> int:
         """One short delete per round, so that a big purge does not hold up publishing."""

@@ -185,7 +185,7 @@ class Pipeline:
             try:
                 result, outcome = await self._execute_or_cancel(job, meta)
             except asyncio.CancelledError:
-                ended(Outcome.GIVEN_BACK)  # the worker is draining or lost the lock; it knows which
+                ended(Outcome.RELEASED)  # the worker is draining or lost the lock; it knows which
                 raise
             except BaseException as error:  # also what is no Exception: sys.exit(), a panic of Rust code
                 decision = self._decide(job, error)
@@ -285,7 +285,7 @@ class Pipeline:
     def _decide(self, job: Job, error: BaseException) -> Decision:
         job_type = self._jobs.find(job.name)
         policy = job_type.retry if job_type else None
-        # BullMQ counts starts and spent attempts: the difference is how often the job came back for free.
+        # BullMQ counts starts and consumed attempts: the difference is how often the job came back for free.
         waits = max(0, job.attemptsStarted - 1 - job.attemptsMade)
         decision = decide(
             error, policy, job.attemptsMade, age=time.time() - job.timestamp / 1000, waits=waits
@@ -332,4 +332,4 @@ def _control(decision: Decision) -> Exception:
     reason = redact_text(decision.reason)  # it ends up in Redis, in the dead letters and on screens
     if decision.delay is None:
         return FailPermanently(reason)
-    return RetryLater(decision.delay, spend_attempt=decision.spend_attempt, reason=reason)
+    return RetryLater(decision.delay, consume_attempt=decision.consume_attempt, reason=reason)

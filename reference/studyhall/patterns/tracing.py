@@ -31,7 +31,7 @@ __all__ = ["ended", "enqueueing", "executing", "to_file"]
 
 MAX_NAME = 100  # names found in a queue are anybody's text
 _tracer = trace.get_tracer("queuesmith.jobs")
-_GOOD = {"completed", "duplicate", "cancelled", "snoozed", "given-back"}
+_GOOD = {"completed", "duplicate", "cancelled", "snoozed", "released"}
 
 
 _asked_at, _was_off = -math.inf, True

@@ -259,7 +259,7 @@ async def test_cancelled_by_the_handler_ends_without_effect_retry_or_dead_letter
         assert desk.outcomes(ref.id) == ["cancelled"]
 
 
-async def test_given_back_on_drain_without_attempt_and_finished_by_the_next_worker(
+async def test_released_on_drain_without_attempt_and_finished_by_the_next_worker(
     redis_url: str, tmp_path: Path
 ) -> None:
     begun = asyncio.Event()
@@ -275,7 +275,7 @@ async def test_given_back_on_drain_without_attempt_and_finished_by_the_next_work
         ref = await desk.producer.enqueue(work())
         async with desk.working():
             await begun.wait()
-        assert desk.outcomes(ref.id) == ["given-back"]
+        assert desk.outcomes(ref.id) == ["released"]
         async with desk.working():
             assert await desk.ended(work()) == ["completed"]
         assert (await desk.job(work())).returnvalue == {"n": 0, "attempt": 1}, "no attempt was spent"

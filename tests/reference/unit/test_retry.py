@@ -108,7 +108,7 @@ def _run_job(handler: Callable[[], None], policy: RetryPolicy) -> Decision:
             decision = decide(error, policy, made)
         if decision.delay is None:
             return decision
-        made += decision.spend_attempt
+        made += decision.consume_attempt
 
 
 def test_retry_loops_multiply_so_the_handler_has_none(figures: Callable[..., object]) -> None:
@@ -149,7 +149,7 @@ def test_retry_loops_multiply_so_the_handler_has_none(figures: Callable[..., obj
 )
 def test_the_class_of_the_error_decides(error: Exception, outcome: Outcome, spends: bool) -> None:
     decision = decide(error, DEFAULT, 0)
-    assert (decision.outcome, decision.spend_attempt) == (outcome, spends)
+    assert (decision.outcome, decision.consume_attempt) == (outcome, spends)
     assert (decision.delay is None) == (outcome in {Outcome.PERMANENT, Outcome.CANCELLED})
 
 
@@ -165,7 +165,7 @@ def test_waiting_spends_no_attempt_however_often_but_ends_with_max_age() -> None
     error, age, waits = RateLimited(retry_after=30), 0.0, 0
     while (decision := decide(error, policy, 0, age=age, waits=waits)).delay is not None:
         assert decision.outcome is Outcome.SNOOZED
-        assert not decision.spend_attempt
+        assert not decision.consume_attempt
         age, waits = age + decision.delay, waits + 1
     assert decision.outcome is Outcome.EXPIRED
     assert waits > 100
