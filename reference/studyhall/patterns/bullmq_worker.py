@@ -5,7 +5,7 @@ Promise
   (work is resumed within seconds of its return) and under a rate limit or a global concurrency limit.
 - "On time" is by the clock of the Redis server: one machine whose clock is wrong starts nothing early or late.
 - Jobs of a killed worker start elsewhere within `lock_duration + stalled_interval` (9 s by default).
-- `drain()` stops taking jobs, keeps the locks while they finish, and gives the rest back without spending an
+- `drain()` stops taking jobs, keeps the locks while they finish, and releases the rest, which consumes no
   attempt.
 - No listener, no cancellation and no result can end the worker or leave a job active and unrun. `run()`
   returns after `drain()`, or raises; every other error reaches `on_error` (default: the log).
@@ -16,7 +16,8 @@ It does not make a processor run only once: a lost lock or a crash means that th
 idempotency pattern for effects. Only Redis/Valkey from 6.2, no Cluster. Sync processors are refused.
 
 The parts: `autopipeline` (speed), `lock_keeper` (locks, stalled jobs), `bullmq_ledger` (state changes),
-`bullmq_outcomes` (what a processor's exception means), `worker_events` (listeners, errors).
+`bullmq_reading` (jobs of any origin), `bullmq_outcomes` (what a processor's exception means), `worker_events`
+(listeners, errors).
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ import contextlib
 import contextvars
 import inspect
 import itertools
-import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
+from bullmq.abort_controller import AbortController, AbortSignal
 from bullmq.backends.redis_backend import RedisBackend
 from bullmq.job import Job
 from bullmq.redis_connection import RedisConnection
@@ -41,13 +42,14 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 
 from . import bullmq_scheduler
 from .bullmq_ledger import Found, Ledger, LockLost, Run
-from .bullmq_outcomes import FailPermanently, Outcomes, RetryLater
+from .bullmq_outcomes import BackoffStrategy, FailPermanently, Outcomes, RetryLater
+from .bullmq_reading import Reading, read_job
 from .connections import blocking_client, worker_client
 from .lock_keeper import LockKeeper
 from .server_clock import ServerClock
 from .worker_events import WorkerEvents, is_outage
 
-__all__ = ["FailPermanently", "LockLost", "ReliableWorker", "RetryLater"]
+__all__ = ["LOCK_LOST", "FailPermanently", "LockLost", "ReliableWorker", "RetryLater"]
 
 POLL_SECONDS = 2.0  # longest wait for a marker; bounds the harm of one that a dying worker took with it
 WAITER_SECONDS = POLL_SECONDS + 3  # until the waiting connection counts as dead
@@ -55,8 +57,11 @@ CLEANUP_SECONDS = 5.0  # what a cancelled processor gets to clean up
 FIRST_VERSION = "6.2.0"  # the oldest that works; assumed where INFO is refused
 ACL_ADVICE = "what goes without and the ACL line that suffices are in connections.py"
 DRAINING = "the worker is draining"
-LOCK_LOST = "the lock is lost"
+LOCK_LOST = "the lock is lost"  # with this reason a processor must stop at once: another may run the job
 
+Processor = (
+    Callable[[Job, str], Awaitable[Any]] | Callable[[Job, str, AbortSignal], Awaitable[Any]]
+)  # the third argument is set when the run is cancelled
 Keep = bool | int | dict[str, int] | None
 
 
@@ -64,7 +69,7 @@ class ReliableWorker:
     def __init__(
         self,
         queue: str,
-        processor: Callable[[Job, str], Awaitable[Any]],
+        processor: Processor,
         *,
         url: str,
         concurrency: int = 50,
@@ -75,13 +80,17 @@ class ReliableWorker:
         limiter: dict[str, int] | None = None,
         name: str | None = None,
         prefix: str = "bull",
-        on_error: Callable[[BaseException], None] | None = None,
+        on_error: Callable[[BaseException], Any] | None = None,
         remove_on_complete: Keep = None,
         remove_on_fail: Keep = None,
+        backoff_strategy: BackoffStrategy | None = None,
+        metrics: Mapping[str, int] | None = None,
     ) -> None:
         """`limiter` is BullMQ's {"max": jobs, "duration": ms}; `remove_on_…` are BullMQ's rules for jobs that
         bring none; None keeps all. `max_stalled` is high because a crash says little about the job it hit:
-        count crashes where the budget is known. `hung_after`: see `LockKeeper`."""
+        count crashes where the budget is known. `hung_after`: see `LockKeeper`. `backoff_strategy(failures, type,
+        error, job)` gives the ms for backoff types that are not BullMQ's own. `metrics` is BullMQ's
+        {"maxDataPoints": minutes}."""
         if not _is_async(processor):
             raise TypeError(
                 "the processor must be `async def`; run blocking code in a thread or a subprocess"
@@ -89,12 +98,14 @@ class ReliableWorker:
         if concurrency < 1:
             raise ValueError("concurrency must be at least 1")
         self.name, self.prefix, self.concurrency = queue, prefix, concurrency
-        self._processor = processor
+        self._processor: Callable[..., Awaitable[Any]] = processor
+        self._takes_signal = _takes_signal(processor)
         self._events = WorkerEvents(queue, on_error)
+        self.off = self._events.off
         self.on = self._events.on
         """`on(event, listener)`, sync or async: active(job, prev), completed(job, result),
-        delayed(job, error), failed(job, error), lost(job), given_back(job), stalled(job_id), error(error),
-        closed()."""
+        delayed(job, error), failed(job, error), lost(job), released(job), stalled(job_id), error(error),
+        paused(), resumed(), closed()."""
 
         # Dashboards count the connections that bear a queue's name, Node's in base64, Python's as it is: so there is
         # one of each, the waiter and the lock keeper.
@@ -112,9 +123,13 @@ class ReliableWorker:
 
         self._clock = ServerClock()
         lock_ms = int(lock_duration * 1000)
-        self._ledger = Ledger(self.backend, lock_ms, limiter, self._events.failure, self._clock)
+        self._ledger = Ledger(self.backend, lock_ms, limiter, self._events.failure, self._clock, metrics)
         self._outcomes = Outcomes(
-            self._ledger, self._events, keep_completed=remove_on_complete, keep_failed=remove_on_fail
+            self._ledger,
+            self._events,
+            keep_completed=remove_on_complete,
+            keep_failed=remove_on_fail,
+            backoff_strategy=backoff_strategy,
         )
         self._keeper = LockKeeper(
             url,
@@ -132,10 +147,11 @@ class ReliableWorker:
         )
         self._running: dict[str, Run] = {}
         self._token_prefix, self._token_numbers = uuid4().hex, itertools.count(1)
-        self._state = "new"
+        self._state, self._paused = "new", False
         self._may_unblock = True
         self._draining: asyncio.Task[None] | None = None
         self._stop, self._slot_free, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._halt, self._parked, self._resumed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._ready, self._fetched, self._closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -166,6 +182,7 @@ class ReliableWorker:
             await self._fetch()
         finally:
             self._fetched.set()
+            self._parked.set()
 
     async def ready(self) -> None:
         """Returns once connected and polling; raises if the worker ended before that."""
@@ -173,9 +190,30 @@ class ReliableWorker:
         if self._state != "running":
             raise RuntimeError(f"the worker is {self._state}; see what run() raised")
 
+    async def pause(self, do_not_wait_active: bool = False) -> None:
+        """Take no more jobs until `resume()`; wait for the running ones, unless told not to. This worker only: to
+        pause the queue for all of them, `Queue.pause()`."""
+        if not self._paused and self._state in ("new", "running"):
+            self._paused = True
+            self._resumed.clear()
+            self._parked.clear()
+            self._halt.set()
+            self._slot_free.set()
+        if self._ready.is_set() and not do_not_wait_active:
+            await self._parked.wait()
+            await self._until_idle(None)
+        self._events.emit("paused")
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._halt.clear()
+            self._resumed.set()
+            self._events.emit("resumed")
+
     async def drain(self, grace: float) -> list[str]:
         """Take no more jobs, wait up to `grace` seconds for the running ones with their locks renewed, cancel
-        the rest and give them back without spending an attempt. Then close. Returns the ids given back.
+        and release the rest, which consumes no attempt. Then close. Returns the ids that were released.
         A second call with less grace hurries the first one; cancelling a call does not stop the draining."""
         loop = asyncio.get_running_loop()
         if self._draining is None:
@@ -183,10 +221,12 @@ class ReliableWorker:
         elif self._running:
             loop.call_later(grace, self._cancel_all)
         await asyncio.shield(self._draining)
-        return list(self._outcomes.given_back)
+        return list(self._outcomes.released)
 
     async def _drain(self, grace: float) -> None:
         was_running, self._state = self._state == "running", "draining"
+        self._halt.set()
+        self._resumed.set()
         self._ledger.give_up_at = time.monotonic() + grace + CLEANUP_SECONDS
         self._stop.set()
         self._slot_free.set()
@@ -196,9 +236,9 @@ class ReliableWorker:
         self._cancel_all()
         await self._until_idle(CLEANUP_SECONDS)
         for run in list(self._running.values()):
-            ignored = f"job {run.job_id} ignored its cancellation; it is given back although it still runs"
+            ignored = f"job {run.job_id} ignored its cancellation; it is released although it still runs"
             self._events.report(RuntimeError(ignored))
-            await self._events.guard(self._outcomes.give_back(run))
+            await self._events.guard(self._outcomes.release(run))
         if was_running and self._ready.is_set():
             # We may have taken a wake-up call and then no job: pass it on.
             await self._events.guard(self.client.zadd(self.keys["marker"], {"0": 0}))
@@ -210,11 +250,15 @@ class ReliableWorker:
         self._closed.set()
         self._events.emit("closed")
 
-    async def _until_idle(self, seconds: float) -> None:
+    async def _until_idle(self, seconds: float | None) -> None:
         if self._running:
             self._idle.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), seconds)
+
+    @property
+    def _taking(self) -> bool:
+        return self._state == "running" and not self._paused
 
     # -- what runs -----------------------------------------------------------------------------------------
 
@@ -225,7 +269,8 @@ class ReliableWorker:
 
     def cancel(self, job_id: str, reason: str) -> bool:
         """Cancel a running job; False if it does not run here. Its processor sees CancelledError(reason) and
-        may raise something else, which then decides. If the cancellation escapes, the job fails for good."""
+        may raise something else, which then decides. If the cancellation escapes, the job fails for good.
+        A processor that takes a signal is told by that, and gets the CancelledError only if it does not stop."""
         run = self._running.get(job_id)
         if run is None or not run.processing:
             return False
@@ -241,8 +286,12 @@ class ReliableWorker:
             if run.processing and run.task is not None:
                 run.task.cancel(reason)
 
-        # Not at once: a processor may cancel itself and then return without another await.
-        self._loop.call_soon(deliver)
+        if run.abort is None:
+            # Not at once: a processor may cancel itself and then return without another await.
+            self._loop.call_soon(deliver)
+        else:
+            run.abort.abort(reason)
+            self._loop.call_later(0 if run.lost else CLEANUP_SECONDS / 2, deliver)
 
     def _cancel_all(self) -> None:
         for run in self._running.values():
@@ -295,6 +344,13 @@ class ReliableWorker:
     async def _fetch(self) -> None:
         """Fills free slots. A job's end fetches the next one by itself, so this is for ramp-up and idling."""
         while self._state == "running":
+            if self._paused:
+                # We may have taken a wake-up call and then no job: pass it on.
+                await self._events.guard(self.client.zadd(self.keys["marker"], {"0": 0}))
+                self._ready.set()
+                self._parked.set()
+                await self._resumed.wait()
+                continue
             if len(self._running) >= self.concurrency:
                 self._slot_free.clear()
                 await self._slot_free.wait()
@@ -343,7 +399,7 @@ class ReliableWorker:
         return float(answer[2]) if answer else None
 
     async def _stopped_before(self, task: asyncio.Future[Any], seconds: float | None) -> bool:
-        stop = self._loop.create_task(self._stop.wait())
+        stop = self._loop.create_task(self._halt.wait())
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED, timeout=seconds)
         stop.cancel()
         return not task.done()
@@ -355,28 +411,21 @@ class ReliableWorker:
     # -- one job -------------------------------------------------------------------------------------------
 
     def _begin(self, found: Found, token: str) -> None:
-        problem = None
-        try:
-            job = Job.fromJSON(self, found.fields, found.job_id)
-            if not job.name:
-                raise ValueError("it has no name; was it evicted? Redis needs maxmemory-policy noeviction")
-        except Exception as error:  # never let a job nobody can read come back for ever as stalled
-            problem, job = f"unreadable job: {error}", Job(self, "unreadable", None, {}, found.job_id)
-        job.token = token
-        run = Run(job, found.job_id, token)
-        if problem is not None:  # keep the evidence in a form that every tool can list
-            run.repair = {"name": job.name, "data": json.dumps({"unreadable": found.fields}), "opts": "{}"}
+        assert found.fields is not None
+        reading = read_job(self, found.fields, found.job_id)
+        reading.job.token = token
+        run = Run(reading.job, found.job_id, token)
         if (old := self._running.get(run.job_id)) is not None:  # lost, waiting again, and now taken by us
             self._lost(old)
         self._running[run.job_id] = run
         # A fresh copy of the context: what one job puts into context variables must not leak into the next.
-        run.task = self._loop.create_task(self._execute(run, problem), context=self._context.copy())
+        run.task = self._loop.create_task(self._execute(run, reading), context=self._context.copy())
 
-    async def _execute(self, run: Run, problem: str | None) -> None:
+    async def _execute(self, run: Run, reading: Reading) -> None:
         found: Found | None = None
         try:
-            found = await self._process(run, problem)
-            if found is None and self._state == "running":
+            found = await self._process(run, reading)
+            if found is None and self._taking:
                 found = await self._ledger.take(run.token)  # that outcome's script hands out no next job
         except LockLost as error:
             self._events.report(error)
@@ -394,27 +443,42 @@ class ReliableWorker:
             if not self._running:
                 self._idle.set()
 
-    async def _process(self, run: Run, problem: str | None) -> Found | None:
+    async def _process(self, run: Run, reading: Reading) -> Found | None:
         job = run.job
+        if reading.repairs:
+            await self._ledger.repair(run, reading.repairs)
+        if reading.ignored:
+            ignored = f"job {job.id}: not of BullMQ's form, so ignored and repaired: {reading.ignored}"
+            self._events.report(ValueError(f"{ignored}; look at who adds it"))
         if self._state != "running":  # its fetch was under way when the worker began to drain
-            await self._outcomes.give_back(run)
+            await self._outcomes.release(run)
             return None
         try:
-            if problem is not None:
-                raise FailPermanently(problem)
+            if reading.problem:
+                raise FailPermanently(reading.problem)
             if job.repeatJobKey:
                 await self._events.guard(self._ledger.repeat(lambda: self._advance(job)))
             self._events.emit("active", job, "waiting")
             if job.deferredFailure:  # decided elsewhere: stalled too often, or a child failed
                 raise FailPermanently(job.deferredFailure)
-            result = await self._processor(job, run.token)
+            if self._takes_signal:
+                run.abort = AbortController()
+                result = await self._processor(job, run.token, run.abort.signal)
+            else:
+                result = await self._processor(job, run.token)
             run.processing = False
-            return await self._outcomes.complete(run, result, fetch=self._state == "running")
+            return await self._outcomes.complete(run, result, fetch=self._taking)
         except LockLost:
             raise
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:
+            # sys.exit() in a library, a panic of Rust code (a BaseException): the job's fault like any other. Let
+            # go, asyncio would end this loop, and the next worker, with a job that nobody counts.
             run.processing = False
-            return await self._outcomes.settle(run, error, fetch=self._state == "running")
+            if (
+                not self._loop.is_running()
+            ):  # our own coroutine is being closed: nothing can be awaited any more
+                raise
+            return await self._outcomes.settle(run, error, fetch=self._taking)
 
     async def _advance(self, job: Job) -> None:
         await bullmq_scheduler.advance(self.backend, job, self._clock.millis())
@@ -423,6 +487,13 @@ class ReliableWorker:
 def _client_name(text: str) -> str:
     """CLIENT SETNAME takes printable ASCII without blanks; anything else would fail every connection."""
     return "".join(character if "!" <= character <= "~" else "_" for character in text)
+
+
+def _takes_signal(processor: Callable[..., Any]) -> bool:
+    """A third positional parameter, as in the stock worker."""
+    kinds = [parameter.kind for parameter in inspect.signature(processor).parameters.values()]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return inspect.Parameter.VAR_POSITIONAL in kinds or sum(kind in positional for kind in kinds) > 2
 
 
 def _is_async(processor: Callable[..., Any]) -> bool:

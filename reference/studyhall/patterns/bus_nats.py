@@ -219,7 +219,7 @@ class NatsBus:
         group, waits = spot[0], self._running[spot]
         if verdict is not None and verdict.delay is not None:
             # Before the event goes back: killed in between, it has one attempt more, never one less.
-            if waits := waits + (not verdict.spend_attempt):
+            if waits := waits + (not verdict.consume_attempt):
                 stream = await self._jetstream()
                 await stream.publish(self._counter(spot), str(waits).encode(), timeout=self.confirm_within)
             await message.nak(verdict.delay)

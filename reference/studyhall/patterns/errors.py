@@ -35,7 +35,7 @@ class JobError(Exception):
 
 
 class Transient(JobError):
-    """May pass by itself (network, 5xx, timeout): retry with backoff, spending an attempt."""
+    """May pass by itself (network, 5xx, timeout): retry with backoff, consuming an attempt."""
 
 
 class Unavailable(Transient):
@@ -51,7 +51,7 @@ class InvalidDelay(Permanent):
 
 
 class RateLimited(JobError):
-    """The other side said when to come back: wait that long, spending no attempt."""
+    """The other side said when to come back: wait that long, consuming no attempt."""
 
     def __init__(self, message: str = "rate limited", *, retry_after: float) -> None:
         super().__init__(message)
@@ -59,7 +59,7 @@ class RateLimited(JobError):
 
 
 class ResourceBusy(JobError):
-    """A resource we share is taken (pool, seat, lock): wait a little, spending no attempt."""
+    """A resource we share is taken (pool, seat, lock): wait a little, consuming no attempt."""
 
     def __init__(self, message: str = "resource busy", *, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -67,7 +67,7 @@ class ResourceBusy(JobError):
 
 
 class Snooze(JobError):
-    """Not an error: there is nothing to do yet. Run again after `delay` seconds, spending no attempt."""
+    """Not an error: there is nothing to do yet. Run again after `delay` seconds, consuming no attempt."""
 
     def __init__(self, delay: float, message: str = "snoozed") -> None:
         super().__init__(message)
@@ -88,6 +88,6 @@ def describe(error: BaseException, limit: int = MAX_TEXT) -> str:
     """What the error says, or its class if it says nothing: never raises, whatever its `__str__` does."""
     try:
         text = str(error)
-    except Exception:
+    except BaseException:  # a panic of Rust code is no Exception
         text = ""
     return clean_text(text or type(error).__name__, limit)

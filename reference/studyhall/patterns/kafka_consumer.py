@@ -177,7 +177,7 @@ class KafkaMember:
         body, topic = message.value() or b"", self.topics[message.topic()]
         verdict = await judge(self.handler, body, deliveries, self.policy, self.time_limit)
         if verdict is not None:
-            spent = int(verdict.spend_attempt)
+            spent = int(verdict.consume_attempt)
             if verdict.delay is not None and self.ordered:
                 return verdict.delay, spent
             facts: dict[str, Any]

@@ -113,7 +113,7 @@ class Failure:
     position: int
     reason: str
     delay: float | None
-    spend_attempt: bool = True
+    consume_attempt: bool = True
 
 
 async def add(tx: AsyncConnection, *events: Event, to: Iterable[str] = (BUS,)) -> int:
@@ -186,7 +186,7 @@ async def settle(
             tx.execute(free.values(due_at=0.0, claimed_by=None))
         for failure in failed:
             again = NEVER if failure.delay is None else now + failure.delay
-            spent = outbox.c.attempts + int(failure.spend_attempt)
+            spent = outbox.c.attempts + int(failure.consume_attempt)
             row = update(outbox).where(outbox.c.position == failure.position, ours, _unpublished)
             reason = clean_text(failure.reason, MAX_REASON)
             tx.execute(row.values(due_at=again, claimed_by=None, attempts=spent, reason=reason))

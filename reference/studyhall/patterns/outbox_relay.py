@@ -206,7 +206,7 @@ class Relay:
         if decision.delay is None:
             self.counts.quarantined += 1
             log.error("outbox: event %s (%s) quarantined: %s", row.event_id, row.subject, reason[:300])
-        return Failure(row.position, reason, decision.delay, decision.spend_attempt)
+        return Failure(row.position, reason, decision.delay, decision.consume_attempt)
 
     async def _purge(self) -> int:
         """One short delete per round, so that a big purge does not hold up publishing."""
@@ -237,7 +237,7 @@ class Relay:
 
 def _wait(row: Claimed, error: BaseException) -> Failure:
     reason = f"{type(error).__name__}: {describe(error)}"
-    return Failure(row.position, reason, full_jitter(OUTAGE, 3), spend_attempt=False)
+    return Failure(row.position, reason, full_jitter(OUTAGE, 3), consume_attempt=False)
 
 
 def _waves(claimed: Sequence[Claimed]) -> Iterator[list[Claimed]]:

@@ -35,7 +35,7 @@ from . import checkpoint, claim_check, stall_budget, tracing
 from .bullmq_worker import FailPermanently, RetryLater
 from .cancel import CANCELLED, cancelled, marker, stop_reason
 from .deadline import run_within
-from .errors import InvalidDelay, Permanent, clean_text, describe
+from .errors import InvalidDelay, Permanent, Transient, clean_text, describe
 from .idempotency import Inbox, provider_key
 from .observability import JobMetrics, correlation, log_execution
 from .priority import priority_of
@@ -170,23 +170,13 @@ class Pipeline:
     async def __call__(self, job: Job, token: str) -> Any:
         started = time.perf_counter()
         waited = max(0.0, time.time() - _due(job))
-        outcome, error = Outcome.COMPLETED, None
         queue, meta = str(job.queue.name), _meta(job)
         with (
             correlation(meta.get("cid"), meta),
             tracing.executing(job.name, queue, str(job.id), job.attemptsMade + 1) as span,
         ):
-            try:
-                result, outcome = await self._execute_or_cancel(job, meta)
-                return result
-            except asyncio.CancelledError:
-                outcome = Outcome.GIVEN_BACK  # the worker is draining or lost the lock; it knows which
-                raise
-            except Exception as raised:
-                error, decision = raised, self._decide(job, raised)
-                outcome = decision.outcome
-                raise _control(decision, raised) from raised
-            finally:
+
+            def ended(outcome: Outcome, error: BaseException | None = None) -> None:
                 spent = time.perf_counter() - started
                 tracing.ended(span, outcome, error)
                 self._metrics.observe(queue, job.name, outcome, spent, waited)
@@ -201,16 +191,31 @@ class Pipeline:
                     error=error,
                 )
 
+            try:
+                result, outcome = await self._execute_or_cancel(job, meta)
+            except asyncio.CancelledError:
+                ended(Outcome.RELEASED)  # the worker is draining or lost the lock; it knows which
+                raise
+            except BaseException as error:  # also what is no Exception: sys.exit(), a panic of Rust code
+                decision = self._decide(job, error)
+                ended(decision.outcome, error)
+                raise _control(decision, error) from error
+            ended(outcome)
+            return result
+
     async def _execute_or_cancel(self, job: Job, meta: dict[str, Any]) -> tuple[Any, Outcome]:
+        """A run that somebody cancelled has a result too."""
         try:
             return await self._execute(job, meta)
         except asyncio.CancelledError as stopped:
+            if not _is_being_cancelled():
+                raise Transient("the handler let a CancelledError escape that nobody asked for") from stopped
             if (reason := stop_reason(stopped)) is None:
                 raise
-        except Exception as raised:
-            if self._decide(job, raised).outcome is not Outcome.CANCELLED:
+        except BaseException as error:
+            if self._decide(job, error).outcome is not Outcome.CANCELLED:
                 raise
-            reason = redact_text(describe(raised))
+            reason = redact_text(describe(error))
         return await self._end_cancelled(job, reason)
 
     async def _execute(self, job: Job, meta: dict[str, Any]) -> tuple[Any, Outcome]:
@@ -291,17 +296,22 @@ class Pipeline:
             self._inboxes[consumer] = Inbox(self._store, consumer)
         return self._inboxes[consumer]
 
-    def _decide(self, job: Job, error: Exception) -> Decision:
+    def _decide(self, job: Job, error: BaseException) -> Decision:
         job_type = self._jobs.find(job.name)
         policy = job_type.retry if job_type else None
         if is_outage(error) and not isinstance(error, StoreUnavailable):  # from an engine used past `begin`
             error = StoreUnavailable(describe(error))
-        # BullMQ counts starts and spent attempts: the difference is how often the job came back for free.
+        # BullMQ counts starts and consumed attempts: the difference is how often the job came back for free.
         waits = max(0, job.attemptsStarted - 1 - job.attemptsMade)
         decision = decide(
             error, policy, job.attemptsMade, age=time.time() - job.timestamp / 1000, waits=waits
         )
         return replace(decision, outcome=Outcome.EXPIRED) if isinstance(error, Expired) else decision
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _outcome(result: object, otherwise: Outcome) -> Outcome:
@@ -334,11 +344,11 @@ def _check_age(job: Job, meta: dict[str, Any]) -> None:
             raise Expired(f"waited {age:.0f} s, worth {max_age:g} s: {Expired.__doc__}")
 
 
-def _control(decision: Decision, error: Exception) -> Exception:
+def _control(decision: Decision, error: BaseException) -> Exception:
     reason = redact_text(decision.reason)  # it ends up in Redis, in the dead letters and on screens
-    if not decision.spend_attempt:
+    if not decision.consume_attempt:
         return RetryLater(decision.delay or 0.0, reason=reason)
     trace = redact_text(clean_text("".join(traceback.format_exception(error, limit=-TRACE_LINES))))
     if decision.delay is None:
         return FailPermanently(reason, trace=trace)
-    return RetryLater(decision.delay, spend_attempt=True, reason=reason, trace=trace)
+    return RetryLater(decision.delay, consume_attempt=True, reason=reason, trace=trace)

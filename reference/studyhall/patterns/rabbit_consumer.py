@@ -176,7 +176,7 @@ class RabbitConsumer:
                 await self.park(message, verdict.reason, deliveries)
                 log.warning("quarantined an event for %s: %s", self.group, verdict.reason)
             else:
-                spent = deliveries if verdict.spend_attempt else deliveries - 1
+                spent = deliveries if verdict.consume_attempt else deliveries - 1
                 await self.retry(message, verdict.delay, spent)
         finally:
             self._stuck -= 1

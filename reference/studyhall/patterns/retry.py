@@ -2,7 +2,7 @@
 
 Promise: the class of the error decides, never its text. The delay after the nth failure is
 `random() * min(cap, base * 2**n)`, a Retry-After is never undercut, and waiting that is nobody's fault (rate
-limit, busy resource, snooze) spends no attempt. All of it ends: attempts by `attempts`, waiting by `max_age`.
+limit, busy resource, snooze) consumes no attempt. All of it ends: attempts by `attempts`, waiting by `max_age`.
 The exception is `Unavailable`: an outage that hits every job alike consumes no attempt and no `max_age`, for
 otherwise it would empty the whole queue into the dead letters. Its delays grow to `OUTAGE_CAP`.
 
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 DAY = 24 * 3600.0
-SHORTEST_WAIT = 0.1  # "Retry-After: 0" spends no attempt: without a floor it would be a hot loop
+SHORTEST_WAIT = 0.1  # "Retry-After: 0" consumes no attempt: without a floor it would be a hot loop
 OUTAGE_CAP = 60.0  # longest delay of a job that met an outage: the last one runs so long after its end
 _system_random = random.Random()
 
@@ -73,13 +73,13 @@ class Outcome(StrEnum):
 
     COMPLETED = "completed"
     DUPLICATE = "duplicate"  # done before: the stored result was returned
-    RETRY = "retry"  # failed, comes back, an attempt is spent
-    SNOOZED = "snoozed"  # waits (rate limit, busy, outage, nothing to do yet), no attempt is spent
+    RETRY = "retry"  # failed, comes back, an attempt is consumed
+    SNOOZED = "snoozed"  # waits (rate limit, busy, outage, nothing to do yet), no attempt is consumed
     PERMANENT = "permanent"  # the error said that it never passes
     EXHAUSTED = "exhausted"  # every attempt failed
     EXPIRED = "expired"  # waited longer than max_age
     CANCELLED = "cancelled"  # final, and not a failure
-    GIVEN_BACK = "given-back"  # interrupted by a shutdown; another worker takes it
+    RELEASED = "released"  # interrupted by a shutdown; another worker takes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Decision:
     outcome: Outcome
     reason: str
     delay: float | None = None
-    spend_attempt: bool = True
+    consume_attempt: bool = True
 
 
 def full_jitter(policy: RetryPolicy, attempt: int, rng: random.Random = _system_random) -> float:
@@ -118,8 +118,8 @@ def decide(
 ) -> Decision:
     """What to do after `error`. An unknown exception is transient: it ends visibly, dropped work would not.
 
-    `attempts_made`: attempts spent before this one, which is BullMQ's `attemptsMade` while the job runs.
-    `age`: seconds since enqueue. `waits`: how often the job waited already without spending an attempt.
+    `attempts_made`: attempts consumed before this one, which is BullMQ's `attemptsMade` while the job runs.
+    `age`: seconds since enqueue. `waits`: how often the job waited already without consuming an attempt.
     """
     policy = policy or DEFAULT
     error = _decisive(error)
@@ -133,7 +133,7 @@ def decide(
             return _wait(_free_delay(error, policy, waits, rng), reason, policy, age)
         case Unavailable():
             delay = min(OUTAGE_CAP, 2.0 ** min(waits, 64)) * (0.5 + 0.5 * rng.random())
-            return Decision(Outcome.SNOOZED, reason, delay, spend_attempt=False)
+            return Decision(Outcome.SNOOZED, reason, delay, consume_attempt=False)
     if attempts_made + 1 >= policy.attempts:
         spent = f"attempt {attempts_made + 1} of {policy.attempts} failed: {reason}"
         return Decision(Outcome.EXHAUSTED, spent)
@@ -174,7 +174,7 @@ def _wait(delay: float, reason: str, policy: RetryPolicy, age: float) -> Decisio
     if age + delay > policy.max_age:
         late = f"{delay:.0f} s more at age {age:.0f} s pass max_age {policy.max_age:.0f} s: {reason}"
         return Decision(Outcome.EXPIRED, late)
-    return Decision(Outcome.SNOOZED, reason, delay, spend_attempt=False)
+    return Decision(Outcome.SNOOZED, reason, delay, consume_attempt=False)
 
 
 def _asked(error: RateLimited | ResourceBusy | Snooze) -> float:

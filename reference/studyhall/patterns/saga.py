@@ -259,7 +259,7 @@ class SagaRunner:
             next_try = decide(error, policy, tried, age=time.time() - since)
             if next_try.delay is None:
                 return await self._failed(lease, saga, row, next_try.reason)
-            spent = {} if next_try.spend_attempt else {counter: tried}
+            spent = {} if next_try.consume_attempt else {counter: tried}
             why = f"{next_try.reason}; next try in {next_try.delay:.1f} s"
             async with lease.write(owner=None, due_at=time.time() + next_try.delay) as tx:
                 await lease.set_step(tx, row, f"{word}failed", why, **spent)

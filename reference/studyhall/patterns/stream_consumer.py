@@ -180,7 +180,7 @@ class StreamConsumer:
                 return False
             if await self._stopped_while_waiting(stream, entry, verdict.delay):
                 return False
-            new, counts = False, verdict.spend_attempt
+            new, counts = False, verdict.consume_attempt
 
     async def _stopped_while_waiting(self, stream: str, entry: str, delay: float) -> bool:
         due = time.monotonic() + delay

@@ -23,6 +23,7 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
+from .errors import describe
 from .observability import current_correlation_id
 from .redaction import redact_text
 
@@ -30,7 +31,7 @@ __all__ = ["ended", "enqueueing", "executing", "to_file"]
 
 MAX_NAME = 100  # names found in a queue are anybody's text
 _tracer = trace.get_tracer("queuesmith.jobs")
-_GOOD = {"completed", "duplicate", "cancelled", "snoozed", "given-back"}
+_GOOD = {"completed", "duplicate", "cancelled", "snoozed", "released"}
 
 
 _asked_at, _was_off = -math.inf, True
@@ -126,7 +127,7 @@ def _attributes(name: str, queue: str, job_id: str, operation: str) -> dict[str,
 
 
 def _record(span: Span, error: BaseException, *, failed: bool = True) -> None:
-    message = redact_text(str(error))[:1_000]
+    message = redact_text(describe(error))[:1_000]
     span.add_event("exception", {"exception.type": type(error).__qualname__, "exception.message": message})
     if failed:
         span.set_status(Status(StatusCode.ERROR, message))

@@ -85,7 +85,7 @@ async def test_refused_job_waits_and_spends_no_attempt(redis: Redis) -> None:
         async with breaker:
             pass
     decision = decide(refused.value, RetryPolicy(attempts=1), 0)
-    assert (decision.outcome, decision.spend_attempt) == (Outcome.SNOOZED, False)
+    assert (decision.outcome, decision.consume_attempt) == (Outcome.SNOOZED, False)
 
 
 async def test_callers_faults_and_answers_do_not_open_it(redis: Redis) -> None:

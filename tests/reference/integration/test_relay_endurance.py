@@ -159,7 +159,7 @@ async def test_what_was_published_is_written_down_whatever_is_wrong_with_the_res
     """The store refuses the note about the failed event: the published ones are settled all the same."""
     await put(store, event("good"), event("bad"))
     good, bad = await claim(store, "w", 10, 30)
-    unstorable = Failure(bad.position, "because", None, spend_attempt="?")  # type: ignore[arg-type]
+    unstorable = Failure(bad.position, "because", None, consume_attempt="?")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="invalid literal"):
         await settle(store, "w", published=[good.position], failed=[unstorable])
     async with read(store) as connection:

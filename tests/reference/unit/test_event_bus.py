@@ -49,7 +49,7 @@ async def test_every_end_of_a_handler_becomes_one_decision() -> None:
     assert free is not None
     assert free.delay is not None
     assert free.delay >= 2
-    assert not free.spend_attempt
+    assert not free.consume_attempt
     for final in (await verdict(Permanent("never")), await verdict(RuntimeError("away"), deliveries=3)):
         assert final is not None
         assert final.delay is None

@@ -58,7 +58,7 @@ def test_an_outage_consumes_neither_attempts_nor_age_and_its_delay_is_bounded(
     alone, grouped = Unavailable("away"), ExceptionGroup("both", [Transient("late"), Unavailable("away")])
     for error in (alone, grouped):
         verdict = decide(error, policy, attempts_made, age=age, waits=waits, rng=random.Random(seed))
-        assert (verdict.outcome, verdict.spend_attempt) == (Outcome.SNOOZED, False)
+        assert (verdict.outcome, verdict.consume_attempt) == (Outcome.SNOOZED, False)
         assert verdict.delay is not None
         assert min(0.5 * 2.0 ** min(waits, 60), 30.0) <= verdict.delay <= 60.0
 
@@ -128,7 +128,7 @@ def _run_job(handler: Callable[[], None], policy: RetryPolicy) -> Decision:
             decision = decide(error, policy, made)
         if decision.delay is None:
             return decision
-        made += decision.spend_attempt
+        made += decision.consume_attempt
 
 
 def test_retry_loops_multiply_so_the_handler_has_none(figures: Callable[..., object]) -> None:
@@ -169,7 +169,7 @@ def test_retry_loops_multiply_so_the_handler_has_none(figures: Callable[..., obj
 )
 def test_the_class_of_the_error_decides(error: Exception, outcome: Outcome, spends: bool) -> None:
     decision = decide(error, DEFAULT, 0)
-    assert (decision.outcome, decision.spend_attempt) == (outcome, spends)
+    assert (decision.outcome, decision.consume_attempt) == (outcome, spends)
     assert (decision.delay is None) == (outcome in {Outcome.PERMANENT, Outcome.CANCELLED})
 
 
@@ -185,7 +185,7 @@ def test_waiting_spends_no_attempt_however_often_but_ends_with_max_age() -> None
     error, age, waits = RateLimited(retry_after=30), 0.0, 0
     while (decision := decide(error, policy, 0, age=age, waits=waits)).delay is not None:
         assert decision.outcome is Outcome.SNOOZED
-        assert not decision.spend_attempt
+        assert not decision.consume_attempt
         age, waits = age + decision.delay, waits + 1
     assert decision.outcome is Outcome.EXPIRED
     assert waits > 100

@@ -37,4 +37,4 @@ async def example(redis_url: str, store_url: str) -> None:
         404: Outcome.PERMANENT,
     }
     assert seen[429].delay >= 7
-    assert not seen[429].spend_attempt
+    assert not seen[429].consume_attempt
