@@ -15,6 +15,7 @@ schedules = Schedules(
         ),
         Schedule("heartbeat", "add-credit", every=60, payload={"account": "b", "cents": 1}, when_late="skip"),
     ],
+    version=1,  # raise it with every change: an old instance that restarts then undoes nothing
 )
 
 
