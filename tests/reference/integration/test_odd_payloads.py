@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from harness.pipelines import Desk
+from harness.pipelines import Desk, full_producer
 from harness.waiting import until
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.plain_json import NotJson
 from studyhall.patterns.idempotency import fingerprint
 from studyhall.patterns.job_ids import InvalidKey
 from studyhall.patterns.pipeline import JobContext
-from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, MalformedPayload, Payload
 
@@ -86,7 +86,7 @@ async def test_a_value_that_json_cannot_carry_is_refused_by_name_at_enqueue(
     with pytest.raises(MalformedPayload) as raised:
         jobs.encode("odd", payload)
     assert SECRET not in str(raised.value)
-    producer = Producer(jobs, redis_url)
+    producer = full_producer(jobs, redis_url)
     request = JobRequest("odd", payload, key="k")
     with pytest.raises(MalformedPayload):
         await producer.enqueue(request)
@@ -104,7 +104,7 @@ async def test_a_value_that_json_cannot_carry_is_refused_in_key_and_meta_too(
     odd: str, redis_url: str
 ) -> None:
     for signer in (None, Signer(["a key of sixteen bytes"])):
-        producer = Producer(jobs_of(Strict), redis_url, signer=signer)
+        producer = full_producer(jobs_of(Strict), redis_url, signer=signer)
         with pytest.raises(NotJson):
             await producer.enqueue(JobRequest("odd", {}, key="k", meta={"more": ODD[odd]}))
         with pytest.raises(InvalidKey):

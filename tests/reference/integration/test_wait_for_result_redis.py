@@ -23,7 +23,7 @@ from studyhall.patterns.core.errors import Cancelled, Permanent
 from studyhall.patterns.core.store import close, create_all, open_store
 from studyhall.patterns.idempotency import Inbox
 from studyhall.patterns.pipeline import JobContext
-from studyhall.patterns.producer import JobRef, JobRequest, Producer
+from studyhall.patterns.producer import JobRef, JobRequest
 from studyhall.patterns.progress_stream import ProgressStream
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 from studyhall.patterns.wait_for_result import JobFailed, JobUnknown, Results, StillRunning
@@ -206,7 +206,7 @@ async def test_two_thousand_waiters_survive_an_outage_of_the_database(
     """Redis has forgotten the jobs, so every waiter asks the database; it is away, then back."""
     store = open_store(own_postgres.url)
     await create_all(store)
-    producer = Producer(job_types(), redis_url, timeout=10)
+    producer = full_producer(job_types(), redis_url, timeout=10)
     stream = ProgressStream(redis_url, ["work"])
     results = Results(stream, producer.redis, store)
     refs = [JobRef("work", "work", f"work.k-{n}", f"k-{n}") for n in range(2_000)]

@@ -51,7 +51,7 @@ def test_sentinel_url_without_a_service_says_what_is_missing():
 
 
 def test_a_blocking_client_outlives_every_block_time():
-    from studyhall.patterns.bullmq_worker.worker import worker as bullmq_worker
+    from studyhall.patterns.bullmq_worker import worker as bullmq_worker
 
     options = blocking_client("redis://example").connection_pool.connection_kwargs
     assert options["socket_timeout"] > bullmq_worker.POLL_SECONDS + 5

@@ -30,7 +30,7 @@ from harness.redis import server_binary
 from harness.waiting import until_sync
 from studyhall.patterns.engine import RedisServer, ensure_redis
 from studyhall.patterns.engine import check as engine_check
-from studyhall.patterns.engine.server import server as engine
+from studyhall.patterns.engine import server as engine
 
 Ensure = Callable[..., RedisServer]
 
