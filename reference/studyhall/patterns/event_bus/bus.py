@@ -4,7 +4,8 @@ Promise: an event that `publish` accepted reaches every subscribed group at leas
 only after its handler returned; a failing one comes back with backoff, a bounded number of times, and then
 lies in the group's quarantine with the reason, from where it can be replayed to that group alone. A poison
 event delays nobody but itself, and where order is kept what `poison_delays` says. A connection that breaks, or that
-swallows every byte, is replaced within 20 seconds, and neither ends a handler nor starts it beside itself.
+swallows every byte, is replaced within 20 seconds, and neither ends a handler nor starts it beside itself
+(proven on Redis Streams, RabbitMQ and NATS).
 
 When it does NOT hold
 - Not exactly once: a process that dies between effect and acknowledgement sees the event again. Record
