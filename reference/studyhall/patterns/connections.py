@@ -32,7 +32,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import ConnectionError as BrokenConnection
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import ResponseError
 from redis.retry import Retry as SyncRetry
 from redis.sentinel import Sentinel as SyncSentinel
 
@@ -176,7 +176,7 @@ class _Watched:
         connection: Any = super()
         try:
             await connection.on_connect_check_health(*args, **options)
-        except NoPermissionError:
+        except ResponseError:
             # Most likely CLIENT SETNAME, which would fail every connection. A name is a courtesy: go without.
             self.client_name = None
             await connection.on_connect_check_health(*args, **options)
@@ -199,7 +199,7 @@ class _WatchedSync:
         connection: Any = super()
         try:
             connection.on_connect_check_health(*args, **options)
-        except NoPermissionError:
+        except ResponseError:
             self.client_name = None
             connection.on_connect_check_health(*args, **options)
 
