@@ -29,7 +29,7 @@ from .app import App, open_app
 from .housekeeping import clean_up
 from .patterns.core.errors import JobError
 from .patterns.core.store import read
-from .patterns.degraded import pending
+from .patterns.degraded.pending import pending
 from .patterns.engine import EngineError
 from .patterns.parent_death import die_with_parent
 from .settings import SettingsError

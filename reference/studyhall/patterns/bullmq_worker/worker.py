@@ -38,7 +38,7 @@ from bullmq.abort_controller import AbortController, AbortSignal
 from bullmq.backends.redis_backend import RedisBackend
 from bullmq.job import Job
 from bullmq.redis_connection import RedisConnection
-from redis.exceptions import AuthenticationError, NoPermissionError
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from ..core import bullmq_scheduler
 from ..core.connections import blocking_client, worker_client
@@ -331,10 +331,11 @@ class ReliableWorker:
             ask.client_id()
             ask.client_unblock(0)
             answers = await ask.execute(raise_on_error=False)
-        keys, info, *_ = refused = [isinstance(answer, NoPermissionError) for answer in answers]
-        if keys:
+        if isinstance(answers[0], NoPermissionError):
             raise RuntimeError(f"Redis refuses this queue to the user in the URL: {answers[0]}; {ACL_ADVICE}")
-        version = FIRST_VERSION if info else str(answers[1]["redis_version"])
+        # By the ACL, or because a provider renamed the command.
+        refused = [isinstance(answer, ResponseError) for answer in answers]
+        version = FIRST_VERSION if refused[1] else str(answers[1]["redis_version"])
         if tuple(int(part) for part in version.split(".")[:2]) < (6, 2):
             raise RuntimeError(f"Redis {version} is too old: BullMQ needs 6.2 or later")
         self.backend.connection.version = version  # or BullMQ would ask for INFO itself

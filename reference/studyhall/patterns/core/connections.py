@@ -35,7 +35,6 @@ from redis.exceptions import (
     ClusterCrossSlotError,
     MasterDownError,
     MovedError,
-    NoPermissionError,
     ReadOnlyError,
     ResponseError,
 )
@@ -209,7 +208,7 @@ class _Watched:
         connection: Any = super()
         try:
             await connection.on_connect_check_health(*args, **options)
-        except NoPermissionError:
+        except ResponseError:
             # Most likely CLIENT SETNAME, which would fail every connection. A name is a courtesy: go without.
             self.client_name = None
             await connection.on_connect_check_health(*args, **options)
@@ -232,7 +231,7 @@ class _WatchedSync:
         connection: Any = super()
         try:
             connection.on_connect_check_health(*args, **options)
-        except NoPermissionError:
+        except ResponseError:
             self.client_name = None
             connection.on_connect_check_health(*args, **options)
 
