@@ -7,13 +7,16 @@ Promise
 - Jobs of a killed worker start elsewhere within `lock_duration + stalled_interval` (9 s by default).
 - `drain()` stops taking jobs, keeps the locks while they finish, and releases the rest, which consumes no
   attempt.
-- No listener, no cancellation and no result can end the worker or leave a job active and unrun. `run()`
-  returns after `drain()`, or raises; every other error reaches `on_error` (default: the log).
+- No listener, no cancellation, no result, nothing that a processor raises (sys.exit() and a panic of Rust code
+  too) and no field of a foreign job can end the worker or leave a job active and unrun. `run()` returns after
+  `drain()`, or raises; every other error reaches `on_error` (default: the log).
 - A run that lost its lock (process stopped, loop hung, Redis away for longer than a lock) is cancelled and
   its outcome thrown away: it never counts as completed.
 
 It does not make a processor run only once: a lost lock or a crash means that the job runs again. Use the
-idempotency pattern for effects. Only Redis/Valkey from 6.2, no Cluster. Sync processors are refused.
+idempotency pattern for effects. sys.exit() in a task that the processor itself starts (TaskGroup, gather, and
+on Python 3.11 wait_for) ends the process: asyncio raises it out of the loop. Only Redis/Valkey from 6.2, no
+Cluster. Sync processors are refused.
 
 The parts: `autopipeline` (speed), `lock_keeper` (locks, stalled jobs), `bullmq_ledger` (state changes),
 `bullmq_reading` (jobs of any origin), `bullmq_outcomes` (what a processor's exception means), `worker_events`
