@@ -43,6 +43,7 @@ from .outbox import BATCH_BYTES, BUS, Claimed, Failure, claim, settle
 from .outbox_upkeep import purge
 from .outbox_wakeup import Wakeup, open_wakeup
 from .retry import RetryPolicy, decide, full_jitter, told_to_end
+from .store_silence import answers_within
 
 __all__ = ["EVENTS_OUT", "Publisher", "Relay", "RelayCounts"]
 
@@ -103,6 +104,10 @@ class Relay:
 
     async def run(self) -> None:
         """Works until `stop` or cancellation. Every other error is reported, waited out and tried again."""
+        with answers_within():
+            await self._run()
+
+    async def _run(self) -> None:
         wakeup: Wakeup | None = None
         try:
             while not self._stop.is_set():

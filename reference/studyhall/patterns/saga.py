@@ -31,7 +31,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -41,6 +42,7 @@ from .errors import describe
 from .idempotency import provider_key
 from .retry import RetryPolicy, decide, full_jitter, told_to_end
 from .saga_store import Lease, LeaseLost, SagaRow, StepRow, claim, create, load, record, redact
+from .store_silence import ANSWER, answers_within
 
 __all__ = ["DbStep", "Saga", "SagaRunner", "Step", "StepContext"]
 
@@ -160,6 +162,10 @@ class SagaRunner:
 
     async def run_forever(self, *, poll: float = 0.5, limit: int = 10) -> None:
         """Drive up to `limit` sagas side by side until `stop()` or cancellation; errors are waited out."""
+        with answers_within():
+            await self._run_forever(poll, limit)
+
+    async def _run_forever(self, poll: float, limit: int) -> None:
         driving: set[asyncio.Task[None]] = set()
         stopped = asyncio.create_task(self._stop.wait())
         failures = 0  # in a row
@@ -243,7 +249,7 @@ class SagaRunner:
             await lease.set_step(tx, row, f"{word}started", f"attempt {tried + 1}", **intent)
         self._probe(f"after {word}intent", saga.id, row.name)
         try:
-            async with asyncio.timeout(step.deadline):
+            async with _time_for(step):
                 if isinstance(step, DbStep):
                     async with lease.write() as tx:
                         result = await _inside(step, saga, row, tx)
@@ -290,6 +296,13 @@ class SagaRunner:
         async with lease.write(state=state, owner=None, due_at=None) as tx:
             await record(tx, lease.saga_id, lease.owner, state)
         return False
+
+
+@asynccontextmanager
+async def _time_for(step: Step | DbStep) -> AsyncIterator[None]:
+    with answers_within(max(ANSWER, step.deadline)):
+        async with asyncio.timeout(step.deadline):
+            yield
 
 
 async def _inside(step: DbStep, saga: SagaRow, row: StepRow, tx: AsyncConnection) -> Result:
