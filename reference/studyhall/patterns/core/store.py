@@ -38,6 +38,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from .. import store_silence
 from .errors import Permanent, Unavailable, describe
 
 __all__ = [
@@ -352,7 +353,10 @@ def _open_postgres(url: URL) -> AsyncEngine:
         raise StoreUnavailable(f"{StoreUnavailable.__doc__} Tried {where}: {error}") from error
     engine = create_async_engine(
         url,
-        connect_args={} if "options" in url.query else {"options": _POSTGRES_SESSION},
+        connect_args={
+            **({} if "options" in url.query else {"options": _POSTGRES_SESSION}),
+            "async_creator_fn": store_silence.connect,
+        },
         pool_pre_ping=True,  # after a server restart the first job should not pay with an attempt
         pool_size=8,
         max_overflow=8,

@@ -39,6 +39,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from ..core.clock import told_to_end
 from ..core.errors import describe
 from ..core.job import RetryPolicy
+from ..core.silence import answers_within
 from ..event_bus import BrokerUnavailable
 from ..event_schema import Event, InvalidEvent
 from ..retry import decide, full_jitter
@@ -105,6 +106,10 @@ class Relay:
 
     async def run(self) -> None:
         """Works until `stop` or cancellation. Every other error is reported, waited out and tried again."""
+        with answers_within():
+            await self._run()
+
+    async def _run(self) -> None:
         wakeup: Wakeup | None = None
         try:
             while not self._stop.is_set():

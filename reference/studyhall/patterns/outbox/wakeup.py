@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from .. import store_silence
+from ..core.silence import answers_within
 from ..core.store import is_postgres
 from .table import CHANNEL
 
@@ -45,7 +47,7 @@ async def open_wakeup(engine: AsyncEngine) -> Wakeup:
 
     url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     try:
-        connection = await psycopg.AsyncConnection.connect(url, autocommit=True)
+        connection = await store_silence.connect(url, autocommit=True)
         await connection.execute(f"LISTEN {CHANNEL}".encode())
     except psycopg.Error as error:
         raise ConnectionError(f"cannot listen for new events: {error}") from error
@@ -60,10 +62,11 @@ class _Listen:
         import psycopg
 
         try:
-            async for _ in self._connection.notifies(timeout=timeout, stop_after=1):
-                pass
-            async for _ in self._connection.notifies(timeout=0):  # one look at the table answers a burst
-                pass
+            with answers_within(None):  # silence is what it hears most of the time
+                async for _ in self._connection.notifies(timeout=timeout, stop_after=1):
+                    pass
+                async for _ in self._connection.notifies(timeout=0):  # one look at the table answers a burst
+                    pass
         except psycopg.Error as error:
             raise ConnectionError(f"no longer listening for new events: {error}") from error
 

@@ -27,12 +27,14 @@ When they do not hold
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -40,8 +42,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from ..core.clock import told_to_end
 from ..core.errors import describe
 from ..core.job import RetryPolicy, provider_key
+from ..core.silence import ANSWER, answers_within
 from ..retry import decide, full_jitter
-from .store import Lease, LeaseLost, SagaRow, StepRow, claim, create, load, record, redact
+from .store import Lease, LeaseLost, SagaRow, StepRow, claim, create, load, redact
 
 __all__ = ["DbStep", "Saga", "SagaRunner", "Step", "StepContext"]
 
@@ -161,6 +164,10 @@ class SagaRunner:
 
     async def run_forever(self, *, poll: float = 0.5, limit: int = 10) -> None:
         """Drive up to `limit` sagas side by side until `stop()` or cancellation; errors are waited out."""
+        with answers_within():
+            await self._run_forever(poll, limit)
+
+    async def _run_forever(self, poll: float, limit: int) -> None:
         driving: set[asyncio.Task[None]] = set()
         stopped = asyncio.create_task(self._stop.wait())
         failures = 0  # in a row
@@ -194,10 +201,11 @@ class SagaRunner:
 
     async def _drive(self, lease: Lease) -> None:
         try:
-            while await self._next(lease):
+            saga: SagaRow | None = await load(self.engine, lease.saga_id)
+            while saga is not None and (saga := await self._next(lease, saga)) is not None:
                 if self._stop.is_set():
-                    async with lease.write(owner=None, due_at=time.time()):
-                        return
+                    await lease.note(None, None, owner=None, due_at=time.time())
+                    return
         except LeaseLost as lost:
             log.warning("%s", lost)
         except (Exception, asyncio.CancelledError):
@@ -206,10 +214,8 @@ class SagaRunner:
             # The store failed between two steps. Nothing is lost: the lease ends, then the saga is due again.
             log.exception("saga %s: left to the next runner", lease.saga_id)
 
-    async def _next(self, lease: Lease) -> bool:
-        """One step forward or backward; False when the saga ended or waits."""
-        # Read anew each time: a COMMIT whose answer was lost has happened or not, and only the table knows.
-        saga = await load(self.engine, lease.saga_id)
+    async def _next(self, lease: Lease, saga: SagaRow) -> SagaRow | None:
+        """One step forward or backward. The saga as it is then; None when it ended or waits."""
         defined = {step.name: step for step in self._sagas[saga.name].steps}
         if list(defined) != [row.name for row in saga.steps]:
             return await self._call_human(lease, "its steps are not the definition's: rename a changed saga")
@@ -223,35 +229,36 @@ class SagaRunner:
                 return await self._attempt(lease, saga, row, defined[row.name])
         return await self._end(lease, "compensated")
 
-    async def _attempt(self, lease: Lease, saga: SagaRow, row: StepRow, step: Step | DbStep) -> bool:
-        """Intent, effect, record: forward or backward. True when the saga can go on at once."""
+    async def _attempt(
+        self, lease: Lease, saga: SagaRow, row: StepRow, step: Step | DbStep
+    ) -> SagaRow | None:
+        """Intent, effect, record: forward or backward. The saga when it can go on at once."""
         back = saga.backward
         word, counter, state = ("undo ", "undo_attempts", "undoing") if back else ("", "attempts", "started")
         policy = step.undo_retry if back else step.retry
         tried = row.undo_attempts if back else row.attempts
         # A DbStep without a result was rolled back.
         if back and (step.undo is None or (isinstance(step, DbStep) and row.result is None)):
-            async with lease.write() as tx:
-                await lease.set_step(tx, row, "nothing to undo", state="undone")
-            return True
+            await lease.note(row, "nothing to undo", step={"state": "undone"})
+            return _with(saga, row, state="undone")
         if tried >= policy.attempts:  # counted before the effect, so a step that kills its process ends too
             return await self._failed(lease, saga, row, f"gave up after {tried} attempts")
 
         since = row.since or time.time()
         intent = {"state": state, counter: tried + 1, "since": since}
         self._probe(f"before {word}intent", saga.id, row.name)
-        async with lease.write(due_at=time.time() + step.deadline + self._margin) as tx:
-            await lease.set_step(tx, row, f"{word}started", f"attempt {tried + 1}", **intent)
+        until = time.time() + step.deadline + self._margin
+        await lease.note(row, f"{word}started", f"attempt {tried + 1}", step=intent, due_at=until)
         self._probe(f"after {word}intent", saga.id, row.name)
         try:
-            async with asyncio.timeout(step.deadline):
+            async with _time_for(step):
                 if isinstance(step, DbStep):
                     async with lease.write() as tx:
-                        result = await _inside(step, saga, row, tx)
+                        event, ended = _outcome(saga, await _inside(step, saga, row, tx))
                         self._probe(f"after {word}effect", saga.id, row.name)
-                        await _record(lease, tx, saga, row, result)
+                        await lease.set_step(tx, row, event, **ended)
                 else:
-                    result, found = await _outside(step, saga, row)
+                    event, ended = _outcome(saga, *await _outside(step, saga, row))
         except LeaseLost:
             raise
         except (Exception, asyncio.CancelledError) as error:
@@ -262,35 +269,40 @@ class SagaRunner:
                 return await self._failed(lease, saga, row, next_try.reason)
             spent = {} if next_try.consume_attempt else {counter: tried}
             why = f"{next_try.reason}; next try in {next_try.delay:.1f} s"
-            async with lease.write(owner=None, due_at=time.time() + next_try.delay) as tx:
-                await lease.set_step(tx, row, f"{word}failed", why, **spent)
-            return False
+            again = time.time() + next_try.delay
+            await lease.note(row, f"{word}failed", why, step=spent, owner=None, due_at=again)
+            return None
         if isinstance(step, Step):
             self._probe(f"after {word}effect", saga.id, row.name)
-            async with lease.write() as tx:
-                await _record(lease, tx, saga, row, result, found=found)
+            await lease.note(row, event, step=ended)
         self._probe(f"after {word}record", saga.id, row.name)
-        return True
+        return _with(saga, row, **{**intent, **ended})
 
-    async def _failed(self, lease: Lease, saga: SagaRow, row: StepRow, why: str) -> bool:
+    async def _failed(self, lease: Lease, saga: SagaRow, row: StepRow, why: str) -> SagaRow | None:
         if saga.backward:
-            return await self._call_human(lease, why, row.name)
+            return await self._call_human(lease, why, row)
         error = redact(f"{row.name}: {why}")
-        async with lease.write(state="compensating", backward=True, error=error) as tx:
-            await lease.set_step(tx, row, "compensating", why, since=None)
-        return True
+        back = {"state": "compensating", "backward": True, "error": error}
+        await lease.note(row, "compensating", why, step={"since": None}, **back)
+        # Read again: a COMMIT whose answer was lost has happened or not, and only the table knows.
+        return await load(self.engine, lease.saga_id)
 
-    async def _call_human(self, lease: Lease, why: str, step: str | None = None) -> bool:
-        error = redact(f"undo of {step}: {why}" if step else why)
-        async with lease.write(state="needs_repair", error=error, owner=None, due_at=None) as tx:
-            await record(tx, lease.saga_id, lease.owner, "needs repair", step=step, detail=why)
+    async def _call_human(self, lease: Lease, why: str, row: StepRow | None = None) -> SagaRow | None:
+        error = redact(f"undo of {row.name}: {why}" if row else why)
+        await lease.note(row, "needs repair", why, state="needs_repair", error=error, owner=None, due_at=None)
         log.error("saga %s needs repair: %s", lease.saga_id, error)
-        return False
+        return None
 
-    async def _end(self, lease: Lease, state: str) -> bool:
-        async with lease.write(state=state, owner=None, due_at=None) as tx:
-            await record(tx, lease.saga_id, lease.owner, state)
-        return False
+    async def _end(self, lease: Lease, state: str) -> SagaRow | None:
+        await lease.note(None, state, state=state, owner=None, due_at=None)
+        return None
+
+
+@asynccontextmanager
+async def _time_for(step: Step | DbStep) -> AsyncIterator[None]:
+    with answers_within(max(ANSWER, step.deadline)):
+        async with asyncio.timeout(step.deadline):
+            yield
 
 
 async def _inside(step: DbStep, saga: SagaRow, row: StepRow, tx: AsyncConnection) -> Result:
@@ -308,14 +320,17 @@ async def _outside(step: Step, saga: SagaRow, row: StepRow) -> tuple[Result, boo
     return (await step.do(context), False) if found is None else (found, True)
 
 
-async def _record(
-    lease: Lease, tx: AsyncConnection, saga: SagaRow, row: StepRow, result: Result, *, found: bool = False
-) -> None:
+def _outcome(saga: SagaRow, result: Result, found: bool = False) -> tuple[str, dict[str, Any]]:
+    """The event and the new values of a step that took effect."""
     if saga.backward:
-        await lease.set_step(tx, row, "undone", state="undone", since=None)
-    else:
-        event = "found done" if found else "done"
-        await lease.set_step(tx, row, event, state="done", result=dict(result or {}), since=None)
+        return "undone", {"state": "undone", "since": None}
+    ended = {"state": "done", "result": json.loads(json.dumps(dict(result or {}))), "since": None}
+    return ("found done" if found else "done"), ended
+
+
+def _with(saga: SagaRow, row: StepRow, **values: Any) -> SagaRow:
+    changed = replace(row, **values)
+    return replace(saga, steps=tuple(changed if each is row else each for each in saga.steps))
 
 
 def _context(saga: SagaRow, row: StepRow, found: Result = None) -> StepContext:

@@ -17,7 +17,8 @@ import json
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -25,12 +26,14 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     Double,
     Index,
     Integer,
     String,
     Table,
     Text,
+    bindparam,
     delete,
     insert,
     select,
@@ -42,7 +45,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.errors import Permanent, clean_text
 from ..core.redaction import redact_text
-from ..core.store import begin, metadata, read
+from ..core.store import begin, in_one_hop, metadata, read
 
 __all__ = [
     # rows
@@ -174,18 +177,66 @@ class Lease:
     async def write(self, **changes: Any) -> AsyncIterator[AsyncConnection]:
         """A transaction that proves first, with a row lock, that this lease is still the newest."""
         async with begin(self.engine) as tx:
-            mine = sagas.update().where(sagas.c.id == self.saga_id, sagas.c.fence == self.fence)
-            if (await tx.execute(mine.values(updated_at=time.time(), **changes))).rowcount != 1:
-                raise LeaseLost(f"saga {self.saga_id}: fence {self.fence} is old. {LeaseLost.__doc__}")
+            await tx.run_sync(self._prove, changes)
             yield tx
 
     async def set_step(
         self, tx: AsyncConnection, row: StepRow, event: str, detail: str = "", **values: Any
     ) -> None:
+        await tx.run_sync(self._note, row.name, event, detail, row.position, values)
+
+    async def note(
+        self,
+        row: StepRow | None,
+        event: str | None,
+        detail: str = "",
+        *,
+        step: Mapping[str, Any] | None = None,
+        **changes: Any,
+    ) -> None:
+        """`write` and `set_step` in one go, where nothing of the caller's belongs in the transaction."""
+
+        def write(tx: Connection) -> None:
+            self._prove(tx, changes)
+            name, position = (row.name, row.position) if row else (None, 0)
+            self._note(tx, name, event, detail, position, step or {})
+
+        await in_one_hop(self.engine, write, write=True)
+
+    def _prove(self, tx: Connection, changes: Mapping[str, Any]) -> None:
+        given = {"updated_at": time.time(), **changes}
+        if tx.execute(_held(*given), {"_id": self.saga_id, "_fence": self.fence, **given}).rowcount != 1:
+            raise LeaseLost(f"saga {self.saga_id}: fence {self.fence} is old. {LeaseLost.__doc__}")
+
+    def _note(
+        self,
+        tx: Connection,
+        name: str | None,
+        event: str | None,
+        detail: str,
+        position: int,
+        values: Mapping[str, Any],
+    ) -> None:
         if values:
-            where = (steps.c.saga_id == self.saga_id, steps.c.position == row.position)
-            await tx.execute(update(steps).where(*where).values(**values))
-        await record(tx, self.saga_id, self.owner, event, step=row.name, detail=detail)
+            tx.execute(_step(*values), {"_saga": self.saga_id, "_position": position, **values})
+        if event:
+            tx.execute(_NOTE, _history_row(self.saga_id, self.owner, event, name, detail))
+
+
+# Built once: making a statement costs more than sending it.
+_NOTE = insert(saga_history)
+
+
+@cache
+def _held(*names: str) -> Any:
+    mine = (sagas.c.id == bindparam("_id"), sagas.c.fence == bindparam("_fence"))
+    return update(sagas).where(*mine).values({name: bindparam(name) for name in names})
+
+
+@cache
+def _step(*names: str) -> Any:
+    mine = (steps.c.saga_id == bindparam("_saga"), steps.c.position == bindparam("_position"))
+    return update(steps).where(*mine).values({name: bindparam(name) for name in names})
 
 
 async def create(
@@ -206,12 +257,23 @@ async def create(
         if known.name != name or known.data != plain:
             raise SagaConflict(f"saga {saga_id}: {SagaConflict.__doc__}")
         return False
-    await record(tx, saga_id, "caller", "created")
-    for position, (step, done) in enumerate(made.items()):
-        state = {"state": "done", "result": {}} if done else {"state": "pending"}
-        await tx.execute(insert(steps).values(saga_id=saga_id, position=position, name=step, **state))
-        if done:
-            await record(tx, saga_id, "caller", "done", step=step)
+    rows: list[dict[str, Any]] = [
+        {
+            "saga_id": saga_id,
+            "position": position,
+            "name": step,
+            "state": "done" if done else "pending",
+            "result": {} if done else None,
+        }
+        for position, (step, done) in enumerate(made.items())
+    ]
+    await tx.execute(insert(steps), rows)
+    begun = [step for step, done in made.items() if done]
+    told = [
+        _history_row(saga_id, "caller", "created"),
+        *(_history_row(saga_id, "caller", "done", s) for s in begun),
+    ]
+    await tx.execute(_NOTE, told)
     return True
 
 
@@ -232,31 +294,45 @@ async def claim(
     if saga_id is not None:
         due = due.where(sagas.c.id == saga_id)
     due = due.order_by(sagas.c.due_at).limit(limit)
-    async with read(engine) as tx:  # an idle loop must not take SQLite's one write lock each time it looks
-        if (await tx.execute(due)).first() is None:
-            return []
-    taken = []
-    async with begin(engine) as tx:
-        for row in (await tx.execute(due.with_for_update(skip_locked=True))).all():
+
+    def look(tx: Connection) -> bool:
+        return tx.execute(due).first() is not None
+
+    def take(tx: Connection) -> list[Lease]:
+        taken = []
+        for row in tx.execute(due.with_for_update(skip_locked=True)).all():
             lease = Lease(engine, row.id, owner, row.fence + 1)
             held = {"owner": owner, "fence": lease.fence, "due_at": now + seconds}
-            await tx.execute(update(sagas).where(sagas.c.id == row.id).values(**held))
+            tx.execute(_held(*held), {"_id": row.id, "_fence": row.fence, **held})
             if row.owner is not None:
-                await record(tx, row.id, owner, "taken over", detail=f"lease of {row.owner} ended")
+                why = f"lease of {row.owner} ended"
+                tx.execute(_NOTE, _history_row(row.id, owner, "taken over", None, why))
             taken.append(lease)
-    return taken
+        return taken
+
+    # An idle loop must not take SQLite's one write lock each time it looks.
+    if not await in_one_hop(engine, look, write=False):
+        return []
+    return await in_one_hop(engine, take, write=True)
 
 
 async def load(engine: AsyncEngine, saga_id: str) -> SagaRow:
-    async with read(engine) as tx:
-        saga = (await tx.execute(select(sagas).where(sagas.c.id == saga_id))).mappings().first()
+    def look(tx: Connection) -> SagaRow:
+        saga = tx.execute(_SAGA, {"_id": saga_id}).mappings().first()
         if saga is None:
             raise UnknownSaga(f"{saga_id}: {UnknownSaga.__doc__}")
-        mine = select(steps).where(steps.c.saga_id == saga_id).order_by(steps.c.position)
-        rows = [dict(row) for row in (await tx.execute(mine)).mappings()]
-    for row in rows:
-        del row["saga_id"]
-    return SagaRow(**saga, steps=tuple(StepRow(**row) for row in rows))
+        rows = tx.execute(_STEPS, {"_id": saga_id}).mappings()
+        return SagaRow(**saga, steps=tuple(StepRow(**row) for row in rows))
+
+    return await in_one_hop(engine, look, write=False)
+
+
+_SAGA = select(sagas).where(sagas.c.id == bindparam("_id"))
+_STEPS = (
+    select(*(steps.c[field.name] for field in fields(StepRow)))
+    .where(steps.c.saga_id == bindparam("_id"))
+    .order_by(steps.c.position)
+)
 
 
 async def list_sagas(engine: AsyncEngine, *, state: str | None = None, limit: int = 100) -> list[SagaRow]:
@@ -289,14 +365,20 @@ async def purge(engine: AsyncEngine, older_than: float, *, batch: int = 500) -> 
 async def record(
     tx: AsyncConnection, saga_id: str, actor: str, event: str, *, step: str | None = None, detail: str = ""
 ) -> None:
-    row = {
+    await tx.execute(_NOTE, _history_row(saga_id, actor, event, step, detail))
+
+
+def _history_row(
+    saga_id: str, actor: str, event: str, step: str | None = None, detail: str = ""
+) -> dict[str, Any]:
+    return {
         "saga_id": saga_id,
         "at": time.time(),
         "actor": clean_text(actor, 200),
         "step": step,
         "event": event,
+        "detail": redact(detail) or None,
     }
-    await tx.execute(insert(saga_history).values(**row, detail=redact(detail) or None))
 
 
 def redact(text: str, limit: int = 1000) -> str:

@@ -1,0 +1,134 @@
+"""PostgreSQL behind a network that swallows bytes and tells nobody: who is back, and how soon."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from harness.tcp_proxy import TcpProxy
+from harness.waiting import until
+from studyhall.patterns.core.silence import ANSWER, SILENCE, answers_within
+from studyhall.patterns.core.store import begin, close, create_all, open_store
+from studyhall.patterns.event_schema import Event
+from studyhall.patterns.outbox import add
+from studyhall.patterns.outbox.relay import Relay
+from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step, StepContext
+from studyhall.patterns.saga import store as saga_store
+
+pytestmark = pytest.mark.needs_postgres
+BACK = 20.0  # seconds: the promise. Twice that is waited, for a machine that has other things to do.
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+
+    async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+        self.ids += [event.id for event in events]
+        return [None] * len(events)
+
+
+@pytest.fixture
+async def direct(postgres_url: str) -> AsyncIterator[AsyncEngine]:
+    store = open_store(postgres_url)
+    await create_all(store)
+    yield store
+    await close(store)
+
+
+@pytest.fixture
+def network(postgres_url: str, tcp_proxy: Callable[[int], TcpProxy]) -> TcpProxy:
+    port = urlsplit(postgres_url).port
+    assert port is not None
+    return tcp_proxy(port)
+
+
+@pytest.fixture
+async def proxied(direct: AsyncEngine, postgres_url: str, network: TcpProxy) -> AsyncIterator[AsyncEngine]:
+    """The same database, through the network that can be made to swallow."""
+    store = open_store(postgres_url.replace(str(network.target), str(network.port)))
+    yield store
+    await asyncio.wait_for(close(store), 30)
+
+
+async def put(store: AsyncEngine, ident: str) -> None:
+    async with begin(store) as tx:
+        await add(tx, Event(id=ident, source="/t", type="order.changed.v1", subject=ident))
+
+
+@asynccontextmanager
+async def running(work: Awaitable[None], stop: Callable[[], None]) -> AsyncIterator[None]:
+    task = asyncio.ensure_future(work)
+    try:
+        yield
+    finally:
+        stop()
+        await asyncio.wait_for(task, 2 * BACK)
+
+
+async def test_a_relay_is_back_soon_after_its_connections_fell_silent(
+    direct: AsyncEngine, proxied: AsyncEngine, network: TcpProxy
+) -> None:
+    sink = Sink()
+    relay = Relay(proxied, sink, poll=0.2)
+    async with running(relay.run(), relay.stop):
+        await put(direct, "before")
+        await until(lambda: sink.ids == ["before"], 20, "the first event")
+        network.swallow()
+        silent = time.monotonic()
+        await put(direct, "after")
+        await until(lambda: "after" in sink.ids, 2 * BACK, "the relay to be back")
+        assert time.monotonic() - silent < BACK
+    assert relay.counts.outages >= 1, "nothing was swallowed"
+
+
+async def test_a_saga_runner_is_back_soon_after_its_connections_fell_silent(
+    direct: AsyncEngine, proxied: AsyncEngine, network: TcpProxy
+) -> None:
+    """One saga is in the middle of a step then, the other starts afterwards."""
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: StepContext) -> None:
+        reached.set()
+        await go_on.wait()
+
+    async def inside(_: StepContext, __: object) -> None: ...
+
+    trip = Saga("trip", [Step("a", wait), DbStep("b", inside)])
+    runner = SagaRunner(proxied, trip, lease_margin=1.0)
+
+    async def start(saga_id: str) -> None:
+        async with begin(direct) as tx:
+            await SagaRunner(direct, trip).start(tx, "trip", saga_id, {})
+
+    async def completed() -> set[str]:
+        return {saga.id for saga in await saga_store.list_sagas(direct, state="completed")}
+
+    async with running(runner.run_forever(poll=0.1), runner.stop):
+        await start("first")
+        await asyncio.wait_for(reached.wait(), 20)
+        network.swallow()
+        go_on.set()
+        silent = time.monotonic()
+        await start("second")
+
+        async def both() -> bool:
+            return await completed() == {"first", "second"}
+
+        await until(both, 2 * BACK, "both sagas")
+        # The first waits for the end of its lease besides: ten seconds for its step, and the margin.
+        assert time.monotonic() - silent < BACK + 5
+
+
+async def test_a_statement_that_is_answered_in_time_is_left_alone(direct: AsyncEngine) -> None:
+    with answers_within(0.5):
+        async with direct.connect() as connection:
+            for _ in range(3):
+                await connection.exec_driver_sql("SELECT pg_sleep(0.3)")
+    assert ANSWER > SILENCE
