@@ -247,9 +247,9 @@ def test_a_secret_on_the_cut_is_not_left_in_half() -> None:
     "evil", ["a" * 9_000, "@" * 9_000, "eyJ-" * 3_000, "://" + ":" * 9_000, "1 " * 5_000]
 )
 def test_text_made_to_be_slow_is_not(evil: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()  # of this process, so that a loaded machine does not decide
     redact_text(evil * 100)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 # ---- lines ----
