@@ -224,8 +224,8 @@ async def test_redis_killed_and_restarted_loses_no_job(
         "stall-budget",
         name="redis-killed",
         jobs=jobs,
-        redis_kills=2,
-        lost=0,
-        doubled=0,
+        redis_kills=len(back),
+        lost=jobs - len(entries),
+        doubled=sum(times > 1 for times in entries.values()),
         consuming_again_seconds=max(back),
     )

@@ -339,7 +339,12 @@ async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(
         assert len(lines) == len(bad), "one line each"
         assert {line["outcome"] for line in lines} == {"permanent"}
     figures(
-        "pipeline", name="bad-jobs", bad_jobs=len(bad), handlers_run=0, failed_at_once=len(bad), neighbours=10
+        "pipeline",
+        name="bad-jobs",
+        bad_jobs=len(bad),
+        handlers_run=len(ran) - len(neighbours),
+        failed_at_once=len(lines),
+        neighbours=len(neighbours),
     )
 
 

@@ -193,7 +193,11 @@ def test_the_naive_line_with_the_whole_payload_leaks_and_ours_does_not(
     assert leaked == secrets
     assert ours == []
     figures(
-        "observability", name="secrets in a line", secrets=len(secrets), leaked_naive=4, leaked_ours=len(ours)
+        "observability",
+        name="secrets in a line",
+        secrets=len(secrets),
+        leaked_naive=len(leaked),
+        leaked_ours=len(ours),
     )
 
 
