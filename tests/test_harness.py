@@ -125,6 +125,17 @@ def test_sigkill_of_pytest_takes_its_servers_and_children_along(tmp_path: Path) 
     until_sync(lambda: not any(alive(int(pid)) for pid in pids), 10, "server and child are gone")
 
 
+def test_a_child_hears_ctrl_c_also_when_its_caller_ignores_it(spawn: Spawner) -> None:
+    """As in the background job of a shell, whose children inherit that SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        child = spawn.command("sleep", "300")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    child.signal(signal.SIGINT)
+    assert child.wait(20) == -signal.SIGINT
+
+
 def test_figures_of_parallel_writers_are_all_kept(tmp_path: Path) -> None:
     code = (
         "import sys; from harness.figures import record\n"

@@ -34,14 +34,16 @@ def start_tied(argv: Sequence[str], **options: object) -> subprocess.Popen[bytes
     """`Popen(argv, **options)` in a session of its own, killed by the kernel when this process ends."""
     parent = os.getpid()
 
-    def die_with_parent() -> None:
+    def prepare() -> None:
+        # A shell's background job ignores Ctrl-C, and so would every child of a test run started as one.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         if _libc is not None:
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:  # it ended between fork and prctl: no signal will come
                 os._exit(1)
 
     def fork() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(argv, start_new_session=True, preexec_fn=die_with_parent, **options)  # type: ignore[call-overload, no-any-return]  # noqa: PLW1509
+        return subprocess.Popen(argv, start_new_session=True, preexec_fn=prepare, **options)  # type: ignore[call-overload, no-any-return]  # noqa: PLW1509
 
     return _forker.submit(fork).result()
 

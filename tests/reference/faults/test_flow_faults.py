@@ -55,7 +55,7 @@ async def test_a_killed_producer_leaves_whole_flows_where_single_adds_leave_halv
         name="killed-producer",
         kills=kills,
         flows=len(flows),
-        half_flows=0,
+        half_flows=len(halves),
         naive_half_chains=len(naive_halves),
     )
 
@@ -143,8 +143,8 @@ async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_
         chains=chains,
         kills=kills,
         steps_killed=hits,
-        chains_cut=0,
-        steps_doubled=0,
+        chains_cut=sum(len(set(steps)) < len(program.STEPS) for steps in ours.values()),
+        steps_doubled=sum(len(steps) - len(set(steps)) for steps in ours.values()),
         naive_chains_cut=len(naive_cut),
     )
 

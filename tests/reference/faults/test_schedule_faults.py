@@ -177,7 +177,7 @@ async def test_leader_kills_leave_at_most_one_run_per_tick_and_every_missed_tick
     figures(
         "schedule",
         name="leader-kills",
-        instances=3,
+        instances=len(fleet.instances),
         ticks=len(effects),
         leader_kills=kills,
         kills_in_mid_tick=in_mid_tick,

@@ -14,6 +14,7 @@ import pytest
 
 from harness.processes import Spawner
 from harness.waiting import until
+from studyhall.patterns.stall_budget import CRASH_LIMIT
 
 from .ledger import Ledger, ledger_jobs
 
@@ -89,19 +90,41 @@ async def test_kill_at_a_named_point_leaves_one_effect(
 
 
 async def test_a_job_that_kills_every_worker_is_given_up_after_its_crash_budget(
-    redis_url: str, tmp_path: Path, spawn: Spawner, scale: Callable[[int, int], int]
+    redis_url: str,
+    tmp_path: Path,
+    spawn: Spawner,
+    scale: Callable[[int, int], int],
+    figures: Callable[..., Path],
 ) -> None:
-    """The budget is counted by the queue; here its end is shown by a job that has been in more crashes than allowed."""
+    budget = scale(3, CRASH_LIMIT)
     async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
-        ref = await ledger.producer.enqueue(ledger_jobs.entry(1))
-        await ledger.producer.redis.hset(ledger.queue.toKey(ref.id), "stc", 21)
+        # Not at once: the worker says that it is ready before it dies.
+        killer = await ledger.producer.enqueue(ledger_jobs.entry(1, seconds=0.3, crash_at="always"))
         await ledger.producer.enqueue(ledger_jobs.entry(2))
-        await ledger.worker()
+        deaths = 0
+        while deaths <= budget:  # a budget of 3 is used up by the fourth
+            victim = await ledger.worker(crash_limit=budget)
+            assert await victim.exited(30) == -9, "the job did not kill its worker"
+            deaths += 1
+        survivor = await ledger.worker(crash_limit=budget)
         await ledger.idle()
-        job = await ledger.queue.getJob(ref.id) if hasattr(ledger.queue, "getJob") else None
-        assert await ledger.entries() == {2: 1}, "its neighbour runs, the crashing job does not"
-        assert (await ledger.counts())["failed"] == 1
-        assert job is None or "CrashLoop" in job.failedReason
+        assert survivor.returncode is None
+        entries, counts = await ledger.entries(), await ledger.counts()
+        job = await ledger.queue.getJob(killer.id)
+    assert entries == {2: 1}, "its neighbour runs, the crashing job does not"
+    assert counts["failed"] == 1
+    assert job is not None
+    assert "CrashLoop" in job.failedReason
+    assert f"died {deaths} times" in job.failedReason
+    assert job.attemptsMade == 1, "no crash consumed an attempt"
+    figures(
+        "stall-budget",
+        name="crash-loop",
+        crash_limit=budget,
+        workers_killed=deaths,
+        given_up=counts["failed"],
+        neighbours_run=len(entries),
+    )
 
 
 async def test_recovery_after_a_kill_at_default_settings_takes_less_than_ten_seconds(

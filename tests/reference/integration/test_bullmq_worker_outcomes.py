@@ -296,14 +296,14 @@ async def test_a_second_drain_hurries_the_first_and_cancelling_it_stops_nothing(
         assert await counts(queue) == {"delayed": 1}
 
 
-async def test_draining_worker_wakes_another_for_the_jobs_it_left(redis_url):
+async def test_draining_worker_wakes_another_for_the_jobs_it_left(redis_url, monkeypatch):
     """A worker that hangs up in BZPOPMIN takes the wake-up call with it, and the next one sleeps on."""
+    # Longer than the test waits for a job: a lost wake-up call is not made good by the next look.
+    monkeypatch.setattr("studyhall.patterns.bullmq_worker.POLL_SECONDS", 25.0)
     async with queue_at(redis_url, "q") as queue, at_work("q", nothing, url=redis_url) as survivor:
-        waits: list[float] = []
         for _ in range(8):
             async with at_work("q", nothing, url=redis_url) as leaver:
                 drained = asyncio.create_task(leaver.drain(1))
-                started = time.monotonic()
                 before = await queue.getCompletedCount()
                 await queue.add("job", {})
                 await drained
@@ -312,9 +312,7 @@ async def test_draining_worker_wakes_another_for_the_jobs_it_left(redis_url):
                     return bool(await queue.getCompletedCount() > before)
 
                 await until(done, 10, "the job to be done")
-                waits.append(time.monotonic() - started)
         assert survivor.active == {}
-    assert max(waits) < 1.5
 
 
 async def test_context_variables_do_not_leak_from_job_to_job(redis_url):

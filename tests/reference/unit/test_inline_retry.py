@@ -54,7 +54,13 @@ async def test_a_dead_dependency_gets_its_normal_load_and_little_more(figures: C
             await call(spared, base=0.0005, budget=budget)
     assert len(hammered.calls) == 600
     assert 200 < len(spared.calls) <= 200 + 200 * 0.1 + 10
-    figures("inline-retry", name="dead dependency", requests=200, naive_calls=600, calls=len(spared.calls))
+    figures(
+        "inline-retry",
+        name="dead dependency",
+        requests=200,
+        naive_calls=len(hammered.calls),
+        calls=len(spared.calls),
+    )
 
 
 async def test_the_pause_is_spread_over_its_whole_length_also_at_the_cap() -> None:
@@ -78,11 +84,11 @@ async def test_retry_after_is_waited_for_if_it_fits_and_not_if_it_does_not() -> 
     asked = Dependency(RateLimited(retry_after=0.2))
     assert await call(asked, timeout=5) == "answer"
     assert asked.calls[1] - asked.calls[0] >= 0.2
-    patient = Dependency(RateLimited(retry_after=60))
+    patient, limit = Dependency(RateLimited(retry_after=600)), 60
     began = time.monotonic()
     with pytest.raises(RateLimited):
-        await call(patient, timeout=1)
-    assert time.monotonic() - began < 0.9
+        await call(patient, timeout=limit)
+    assert time.monotonic() - began < limit / 2, "it waited although that was in vain"
     assert len(patient.calls) == 1
 
 

@@ -111,12 +111,12 @@ async def test_a_closed_pool_says_so(work: ModuleType) -> None:
 async def test_a_warm_call_costs_little(
     pool: SubprocessPool, work: ModuleType, figures: Callable[..., object]
 ) -> None:
-    await pool.run(work.add, 1, 1)
     took = []
-    for _ in range(200):
+    for _ in range(201):
         start = time.perf_counter()
         await pool.run(work.add, 1, 1)
         took.append(time.perf_counter() - start)
-    median = sorted(took)[100]
-    assert median < 0.02, "generous: a loaded machine; alone it is well under a millisecond"
-    figures("isolation", name="overhead", calls=200, median_ms=round(median * 1000, 2))
+    cold, *warm = took
+    median = sorted(warm)[100]
+    assert median < cold / 5, "a warm call costs as much as starting a process"
+    figures("isolation", name="overhead", calls=len(warm), median_ms=round(median * 1000, 2))

@@ -185,7 +185,11 @@ def test_the_naive_line_with_the_whole_payload_leaks_and_ours_does_not(
     assert leaked == secrets
     assert ours == []
     figures(
-        "observability", name="secrets in a line", secrets=len(secrets), leaked_naive=4, leaked_ours=len(ours)
+        "observability",
+        name="secrets in a line",
+        secrets=len(secrets),
+        leaked_naive=len(leaked),
+        leaked_ours=len(ours),
     )
 
 
@@ -239,9 +243,9 @@ def test_a_secret_on_the_cut_is_not_left_in_half() -> None:
     "evil", ["a" * 9_000, "@" * 9_000, "eyJ-" * 3_000, "://" + ":" * 9_000, "1 " * 5_000]
 )
 def test_text_made_to_be_slow_is_not(evil: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()  # of this process, so that a loaded machine does not decide
     redact_text(evil * 100)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 # ---- lines ----

@@ -67,10 +67,10 @@ async def test_parallel_consumers_reorder_and_lanes_do_not(seed: int, figures: C
         "ordering",
         name="parallel",
         events=len(events),
-        keys=30,
+        keys=len({key for key, _ in events}),
         concurrency=8,
         reached_concurrency=peak,
-        keys_reordered=0,
+        keys_reordered=reordered(ours),
         naive_keys_reordered=reordered(naive),
     )
 
@@ -117,10 +117,10 @@ async def test_redelivery_in_any_order_keeps_the_order_of_the_key(
     figures(
         "ordering",
         name="redelivery",
-        events=60,
-        failures=30,
+        events=len(ours),
+        failures=15 * 2,
         refused_until_their_turn=refused,
-        keys_reordered=0,
+        keys_reordered=reordered(ours),
         naive_keys_reordered=reordered(naive),
     )
 

@@ -38,7 +38,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from .. import store_silence
+from . import silence
 from .errors import Permanent, Unavailable, describe
 
 __all__ = [
@@ -355,7 +355,7 @@ def _open_postgres(url: URL) -> AsyncEngine:
         url,
         connect_args={
             **({} if "options" in url.query else {"options": _POSTGRES_SESSION}),
-            "async_creator_fn": store_silence.connect,
+            "async_creator_fn": silence.connect,
         },
         pool_pre_ping=True,  # after a server restart the first job should not pay with an attempt
         pool_size=8,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from .. import store_silence
+from ..core import silence
 from ..core.silence import answers_within
 from ..core.store import is_postgres
 from .table import CHANNEL
@@ -47,7 +47,7 @@ async def open_wakeup(engine: AsyncEngine) -> Wakeup:
 
     url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     try:
-        connection = await store_silence.connect(url, autocommit=True)
+        connection = await silence.connect(url, autocommit=True)
         await connection.execute(f"LISTEN {CHANNEL}".encode())
     except psycopg.Error as error:
         raise ConnectionError(f"cannot listen for new events: {error}") from error

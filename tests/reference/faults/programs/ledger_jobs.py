@@ -40,7 +40,7 @@ starts = Table(
 class Entry(Payload):
     entry: int
     seconds: float = 0.0
-    crash_at: str = ""  # the worker kills itself there, once per job
+    crash_at: str = ""  # the worker kills itself there, once per job; "always": in every run
     block: float = 0.0  # seconds of blocking the event loop
 
 
@@ -61,6 +61,8 @@ async def add_entry(ctx: JobContext, payload: Entry) -> Done:
 
         time.sleep(payload.block)
     await asyncio.sleep(payload.seconds)
+    if payload.crash_at == "always":
+        os.kill(os.getpid(), signal.SIGKILL)
     scratch = str(ctx.services)
     die_once(scratch, "before-effect", payload)
 

@@ -19,6 +19,7 @@ from studyhall.patterns.core.store import begin, close, open_store
 from studyhall.patterns.observability import configure_logging
 from studyhall.patterns.shutdown import run_until_signalled
 from studyhall.patterns.signed_payload import Signer
+from studyhall.patterns.stall_budget import CRASH_LIMIT
 
 
 def say(event: str, **fields: object) -> None:
@@ -27,7 +28,10 @@ def say(event: str, **fields: object) -> None:
 
 async def reliable(options: argparse.Namespace) -> None:
     store = open_store(options.store)
-    pipeline = full_pipeline(job_types(), store, signer=Signer(KEYS), services=options.scratch)
+    signer = Signer(KEYS)
+    pipeline = full_pipeline(
+        job_types(), store, signer=signer, services=options.scratch, crash_limit=options.crash_limit
+    )
 
     async def processor(job: Job, token: str) -> object:
         say("start", job=job.id, attempts_made=job.attemptsMade, stalled=job.stalledCounter)
@@ -97,6 +101,7 @@ def main() -> None:
     parser.add_argument("--lock", type=float, default=0.0, help="0: the worker's defaults")
     parser.add_argument("--stalled", type=float, default=0.5)
     parser.add_argument("--grace", type=float, default=5.0)
+    parser.add_argument("--crash_limit", type=int, default=CRASH_LIMIT)
     parser.add_argument("--naive", action="store_true")
     options = parser.parse_args()
     configure_logging("INFO")
