@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from queuesmith.moved import MOVED
 
 from .conftest import export
