@@ -135,7 +135,7 @@ def files(pattern: Pattern) -> str:
     return text
 
 
-def _imported(page: Path) -> set[str]:
+def imported(page: Path) -> set[str]:
     """The modules that the examples on this page import."""
     found = set()
     for args in re.findall(r"<!-- sync:quote (tests/skills/examples/[^\n]+?) -->", page.read_text()):
@@ -150,7 +150,7 @@ def _imported(page: Path) -> set[str]:
 def _more(pattern: Pattern) -> list[Pattern]:
     """Further patterns to add for the code on its page; those of the core last, most come along with the others."""
     found: list[Pattern] = []
-    for module in sorted(_imported(pattern.page), key=lambda name: (name.startswith("core/"), name)):
+    for module in sorted(imported(pattern.page), key=lambda name: (name.startswith("core/"), name)):
         if not any(module in one.modules for one in (pattern, *found)):
             found.append(_owner(module))
     return found

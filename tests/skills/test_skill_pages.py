@@ -20,6 +20,7 @@ PAGES = sorted((ROOT / "skills").glob("*/references/*.md"))
 EVERY = [*SKILLS, *PAGES]
 BIN = Path(sys.executable).parent
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r'queuesmith"? add ([a-z. -]+?) --into')
 QUOTE = re.compile(r"<!-- sync:quote (\S+?)#[^\n]* -->\n(.*?)<!-- /sync -->", re.DOTALL)
 
 
@@ -147,6 +148,16 @@ def test_python_blocks_are_quoted_and_have_no_undefined_name(path: Path, tmp_pat
         ]
         checked = subprocess.run(command, capture_output=True, text=True, check=False)
         assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("path", EVERY, ids=label)
+def test_commands_bring_every_module_that_the_code_imports(path: Path) -> None:
+    """The command of the skill is run first, that of the page after it."""
+    skill = ROOT / "skills" / path.relative_to(ROOT / "skills").parts[0] / "SKILL.md"
+    texts = [one.read_text() for one in (skill, path)]
+    named = {name for text in texts for names in COMMAND.findall(text) for name in names.split()}
+    brought = {module for name in named for module in catalogue.find(name).modules}
+    assert quotes.imported(path) - brought == set()
 
 
 def test_no_other_language_is_shown_unchecked() -> None:

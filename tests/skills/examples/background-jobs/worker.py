@@ -28,11 +28,10 @@ async def main():
     url = os.environ["REDIS_URL"]
     store = open_store(os.environ["DATABASE_URL"])  # postgresql://… or sqlite:////absolute/path.db
     await create_all(store)
-    # An execution is this list, from the outside in: each step belongs to a pattern, leave out or add.
+    # An execution is this list, from the outside in; each step belongs to a pattern.
     pipeline = Pipeline(logged(), typed(jobs), crash_budget(), once(inboxes(store)), within_deadline())
     workers = [ReliableWorker(queue, pipeline, url=url, concurrency=20) for queue in jobs.queues]
     redis = producer_client(url)
-    # Archives failed jobs, in every process; an outage is logged once, the next round goes on.
     sweeper = Periodic("sweep", lambda: dead_letter.sweep(jobs.queues, redis, store, alert), every=5)
     await run_until_signalled([*workers, sweeper], grace=25)
 
