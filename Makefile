@@ -38,8 +38,8 @@ format: $(STAMP) ## Format and fix what ruff can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-sync: $(STAMP) ## Regenerate what is derived from the catalogue, the modules and the figures
-	@$(BIN)/python tools/sync.py
+sync: $(STAMP) ## Regenerate what is derived from the pages, the modules and the figures
+	@$(BIN)/python -m guide.sync
 
 bench: $(STAMP) ## Quick benchmark beside Celery, RQ, arq, … (minutes); ARGS="--section latency --peers queuesmith,huey"
 	@$(BIN)/python -m bench $(ARGS)
@@ -47,11 +47,11 @@ bench: $(STAMP) ## Quick benchmark beside Celery, RQ, arq, … (minutes); ARGS="
 bench-full: $(STAMP) ## The whole benchmark, three rounds, and rewrite bench/results.json and RESULTS.md
 	@$(BIN)/python -m bench --full --publish $(ARGS)
 
-screenshots: $(STAMP) ## Make docs/screenshots from a running StudyHall (needs chromium)
-	@$(BIN)/python tools/screenshots.py
+screenshots: $(STAMP) ## Make guide/assets/screenshots from a running StudyHall (needs chromium)
+	@$(BIN)/python -m guide.screenshots
 
 guide: $(STAMP) ## Build the pattern guide into build/guide; ARGS=--serve to read it
-	@$(BIN)/python guide/build.py $(ARGS)
+	@$(BIN)/python -m guide.build $(ARGS)
 
 lock: $(STAMP) ## Resolve requirements.lock and bootstrap.lock anew from pyproject.toml
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --all-extras pyproject.toml -o requirements.lock $(ARGS)

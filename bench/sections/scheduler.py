@@ -25,7 +25,7 @@ from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.store import close, create_all, open_store
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.schedule import Schedule, Schedules, ticking
-from studyhall.patterns.schedule.keeper import tick_of
+from studyhall.patterns.schedule.slots import tick_of
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 

@@ -1,7 +1,7 @@
 # [fanout]
 from bullmq import Queue
 
-from patterns.connections import producer_client
+from patterns.core.connections import producer_client
 from patterns.fan_out import FanOut
 
 routes = FanOut({"order.placed": ["notifications", "payouts", "analytics"]})
@@ -11,9 +11,9 @@ async def publish(tx, event) -> None:
     await routes.add(tx, event)  # in the transaction of the order: all queues or none
 
 
-def relays(engine, url) -> list:
+def relays(store, url) -> list:
     redis = producer_client(url)
-    return routes.relays(engine, lambda name: Queue(name, {"connection": redis}))  # run each as a task
+    return routes.relays(store, lambda name: Queue(name, {"connection": redis}))  # run each as a task
 
 
 # [/fanout]
@@ -44,10 +44,10 @@ from datetime import UTC, datetime, timedelta
 from patterns.replay import logged, replay
 
 
-async def replay_last_day(engine, effect) -> dict:
+async def replay_last_day(store, effect) -> dict:
     """Give consumer "revenue" what it missed since yesterday; what it had is skipped, nobody else notices."""
-    events = logged(engine, since=datetime.now(UTC) - timedelta(days=1))
-    done = await replay(engine, "revenue", events, effect)
+    events = logged(store, since=datetime.now(UTC) - timedelta(days=1))
+    done = await replay(store, "revenue", events, effect)
     return {"applied": done.applied, "skipped": done.skipped, "failed": done.failed}
 
 
@@ -58,12 +58,12 @@ from sqlalchemy import text
 from patterns.job_ids import job_id
 from patterns.producer import JobRequest, Producer
 from patterns.reconciliation import Expected, Reconciled, reconcile
-from patterns.store import read
+from patterns.core.store import read
 
 
-async def orders_without_job(engine, producer: Producer) -> Reconciled:
+async def orders_without_job(store, producer: Producer) -> Reconciled:
     async def expected():
-        async with read(engine) as tx:
+        async with read(store) as tx:
             for row in await tx.execute(text("SELECT id, placed_at FROM orders WHERE paid = 0")):
                 yield Expected(row.id, row.placed_at)
 
@@ -72,7 +72,8 @@ async def orders_without_job(engine, producer: Producer) -> Reconciled:
         return [key for key in keys if await queue.getJob(job_id("charge", key))]
 
     async def repair(key: str) -> None:
-        await producer.enqueue(JobRequest("charge", {"order_id": key}, key=key))  # same id: safe to repeat
+        # The same id: safe to repeat.
+        await producer.enqueue(JobRequest("charge", {"order_id": key}, key=key, queue="payments"))
 
     return await reconcile(expected(), present, repair, grace=300)  # alert when not report.clean
 
@@ -83,22 +84,22 @@ async def orders_without_job(engine, producer: Producer) -> Reconciled:
 async def example(redis_url: str, store_url: str) -> None:
     import asyncio
 
-    from patterns import outbox, store
-    from patterns.bus_redis_streams import RedisStreamsBus
-    from patterns.outbox_relay import Relay
-    from patterns.typed_jobs import JobTypes, Payload
+    from patterns import outbox
+    from patterns.core.store import begin, close, create_all, open_store
+    from patterns.event_bus.redis_streams import RedisStreamsBus
+    from patterns.outbox.relay import Relay
     from shop import OrderPlaced, types
 
-    engine = store.open_store(store_url)
-    await store.create_all(engine)
+    store = open_store(store_url)
+    await create_all(store)
     event = types.new(OrderPlaced(order_id="o1", cents=5), subject="o1", source="shop", id="o1.placed")
-    async with store.begin(engine) as tx:
+    async with begin(store) as tx:
         await publish(tx, event)
         await publish(tx, event)
         await outbox.add(tx, event)
         await tx.execute(text("CREATE TABLE orders (id TEXT, placed_at REAL, paid INTEGER)"))
         await tx.execute(text("INSERT INTO orders VALUES ('o1', 1, 0)"))
-    for relay in relays(engine, redis_url):
+    for relay in relays(store, redis_url):
         assert await relay.run_once() == 1
     redis = producer_client(redis_url)
     for queue in routes.queues:
@@ -111,14 +112,14 @@ async def example(redis_url: str, store_url: str) -> None:
         async def publish(self, events):
             return [None for _ in events]
 
-    await Relay(engine, Sink()).run_once()
+    await Relay(store, Sink()).run_once()
     applied = []
 
     async def effect(tx, event) -> None:
         applied.append(event.id)
 
-    assert (await replay_last_day(engine, effect))["applied"] == 1
-    assert (await replay_last_day(engine, effect))["skipped"] == 1
+    assert (await replay_last_day(store, effect))["applied"] == 1
+    assert (await replay_last_day(store, effect))["skipped"] == 1
     assert applied == ["o1.placed"]
 
     bus = RedisStreamsBus(producer_client(redis_url))  # unordered: the lanes alone keep the order
@@ -145,16 +146,9 @@ async def example(redis_url: str, store_url: str) -> None:
     await bus.redis.aclose()
     assert partition_of("k1", 4) == partition_of("k1", 4)
 
-    class Charge(Payload):
-        order_id: str
-
-    async def charge(ctx, payload) -> None: ...
-
-    jobs = JobTypes()
-    jobs.register(name="charge", payload=Charge, handler=charge, queue="payments")
-    producer = Producer(jobs, redis_url)
-    assert (await orders_without_job(engine, producer)).repaired == ["o1"]
-    assert (await orders_without_job(engine, producer)).repaired == []
+    producer = Producer(redis_url)
+    assert (await orders_without_job(store, producer)).repaired == ["o1"]
+    assert (await orders_without_job(store, producer)).repaired == []
     await producer.close()
     await redis.aclose()
-    await store.close(engine)
+    await close(store)

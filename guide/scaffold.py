@@ -3,47 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from queuesmith import catalogue
 
-from queuesmith import catalogue  # noqa: E402
+PATH = catalogue.ROOT / "templates" / "catalogue.yml"
 
-PATH = ROOT / "templates" / "catalogue.yml"
-
-# What the code of each template imports; everything else in a project was asked for.
-_SHARED = ["engine/server.py", "health/signals.py", "observability.py", "parent_death.py", "core/store.py"]
-_JOBS = [
-    *_SHARED,
-    "bullmq_worker/worker.py",
-    "dead_letter/sweeper.py",
-    "deadline.py",
-    "pipeline.py",
-    "producer.py",
-    "retry.py",
-    "shutdown.py",
-    "signed_payload.py",
-    "stall_budget.py",
-    "typed_jobs.py",
-]
-CORE = {
-    "background-jobs": [*_JOBS, "schedule/keeper.py"],
-    "async-flow": [*_JOBS, "progress.py", "progress_stream.py"],
-    "event-driven": [
-        *_SHARED,
-        "event_bus/redis_streams.py",
-        "core/connections.py",
-        "event_bus/bus.py",
-        "inbox.py",
-        "outbox/table.py",
-        "outbox/relay.py",
-        "saga/runner.py",
-        "saga/repair.py",
-        "shutdown.py",
-    ],
-}
+# Of the parts of a pattern, what the code of every template imports too.
+PARTS = ["observability/metrics.py"]
 BROKERS = {
     "redis": "event_bus/redis_streams.py",
     "rabbitmq": "event_bus/rabbitmq.py",
@@ -54,17 +20,23 @@ APP = ["fastapi", "uvicorn"]  # what the generated code itself imports besides
 DEV = ["pytest", "pytest-asyncio", "pytest-timeout", "ruff", "mypy", "httpx2"]
 
 HEAD = """\
-# Made by `make sync` from reference/catalogue.toml, the pattern modules and pyproject.toml. Not a question: copier.yml
-# asks from it which patterns there are, which modules each one needs and which packages those import.
+# Made by `make sync` from the pages of the patterns, their modules and pyproject.toml. Not a question: copier.yml asks
+# from it which patterns there are, which modules each one needs and which packages those import.
 """
 
 
 def rendered() -> str:
     patterns = catalogue.patterns()
-    modules = sorted(path.name for path in catalogue.MODULES.glob("*.py"))
+    modules = sorted(
+        path.relative_to(catalogue.MODULES).as_posix() for path in catalogue.MODULES.rglob("*.py")
+    )
+    core = {
+        kind: [name for one in patterns.values() if kind in one.templates for name in one.own]
+        for kind in catalogue.SKILLS
+    }
     facts = {
         "version": catalogue.version(),
-        "core": {kind: catalogue.closure(own) for kind, own in CORE.items()},
+        "core": {kind: catalogue.closure([*own, *PARTS]) for kind, own in core.items()},
         "brokers": {broker: catalogue.closure([own]) for broker, own in BROKERS.items()},
         "patterns": {
             ident: {"title": one.title, "skill": one.skill, "own": list(one.own), "modules": one.modules}
