@@ -48,7 +48,7 @@ async def test_a_processor_with_a_third_parameter_gets_a_signal_that_cancel_sets
 
 
 async def test_a_processor_that_ignores_its_signal_is_cancelled_all_the_same(redis_url, monkeypatch):
-    monkeypatch.setattr("studyhall.patterns.bullmq_worker.CLEANUP_SECONDS", 0.4)
+    monkeypatch.setattr("studyhall.patterns.bullmq_worker.worker.CLEANUP_SECONDS", 0.4)
 
     async def ignores(job: Any, token: str, signal: AbortSignal) -> None:
         await asyncio.sleep(60)

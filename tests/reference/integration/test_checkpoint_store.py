@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from studyhall.patterns import checkpoint
-from studyhall.patterns.checkpoint import CheckpointTooLarge, Overtaken, checkpoints, fence
+from studyhall.patterns.checkpoint import CheckpointTooLarge, Overtaken, checkpoints
+from studyhall.patterns.core.execution import JobContext
+from studyhall.patterns.core.job import Decision, Outcome
 from studyhall.patterns.core.store import begin
 
 
@@ -70,6 +73,11 @@ async def test_of_many_runs_that_save_at_once_the_latest_wins(store: AsyncEngine
     )
     assert {type(result) for result in results} <= {type(None), Overtaken}
     assert await checkpoint.claim(store, "k", 21) == {"run": 20}
+
+
+def fence(created_ms: int, starts: int) -> int:
+    job = SimpleNamespace(timestamp=created_ms, attemptsStarted=starts)
+    return JobContext(job, "", None, lambda run, error: Decision(Outcome.RETRY, "")).fence
 
 
 def test_every_start_has_a_higher_fence_and_so_has_a_replayed_job() -> None:

@@ -9,6 +9,7 @@ import gc
 import re
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from harness.redis import server_binary
 from harness.waiting import until
 from harness.workers import at_work, counts, queue_at, stock_at_work
 from studyhall.patterns.bullmq_worker import ReliableWorker
+from studyhall.patterns.bullmq_worker.autopipeline import AutoPipeline
 from studyhall.patterns.core import connections
 from studyhall.patterns.core.connections import (
     NoCluster,
@@ -318,7 +320,9 @@ async def test_failover_behind_one_address_is_followed_by_every_client(make_redi
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("make", [producer_client, worker_client, blocking_client])
+@pytest.mark.parametrize(
+    "make", [producer_client, partial(worker_client, kind=AutoPipeline), blocking_client]
+)
 async def test_a_demoted_server_costs_a_client_one_answer_at_most(make_redis, make):
     old, new = make_redis(), make_redis()
     async with proxy_to(old.port) as proxy:

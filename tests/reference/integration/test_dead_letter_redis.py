@@ -21,7 +21,7 @@ from harness.waiting import until
 from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import blocking_client, producer_client
 from studyhall.patterns.core.store import begin, read
-from studyhall.patterns.dead_letter import dead_letters
+from studyhall.patterns.dead_letter import dead_letters, sweeper
 from studyhall.patterns.dead_letter.sweeper import DeadLetter
 
 Process = Callable[[Job, str], Awaitable[Any]]
@@ -136,8 +136,8 @@ async def test_sweeping_again_and_by_many_at_once_keeps_one_letter_each(
 async def test_a_page_is_the_most_that_is_ever_asked_of_redis_at_once(
     store: AsyncEngine, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letter, "PAGE", 10)
-    monkeypatch.setattr(dead_letter, "MOST_PER_SWEEP", 30)
+    monkeypatch.setattr(sweeper, "PAGE", 10)
+    monkeypatch.setattr(sweeper, "MOST_PER_SWEEP", 30)
     await redis.zadd("bull:q:failed", {f"j{n}": 1_700_000_000_000 + n for n in range(45)})
     assert (await dead_letter.sweep(["q"], redis, store)).archived == 30
     assert (await dead_letter.sweep(["q"], redis, store)).archived == 15
@@ -152,7 +152,7 @@ async def test_a_job_that_was_retried_after_the_archive_is_not_removed_from_the_
     plain_eval = redis.eval
 
     async def eval_after_a_retry(script: str, *args: Any) -> Any:
-        if script == dead_letter._REMOVE:
+        if script == sweeper._REMOVE:
             job = await Job.fromId(Queue("q", {"connection": redis}), "j")
             assert job is not None
             await job.retry()
@@ -197,7 +197,7 @@ async def test_ids_and_fields_that_are_not_utf8_do_not_block_the_sweep(
 ) -> None:
     """A whole page of them, the oldest, from a foreign producer that writes raw bytes."""
     await fail(redis, redis_url, "readable")
-    for number in range(dead_letter.PAGE):
+    for number in range(sweeper.PAGE):
         job_id = b"\xff\xfe\x00%d" % number
         fields: dict[bytes, bytes | int] = {
             b"name": b"caf\xe9",
@@ -209,7 +209,7 @@ async def test_ids_and_fields_that_are_not_utf8_do_not_block_the_sweep(
         }
         await redis.hset(b"bull:q:" + job_id, mapping=fields)  # type: ignore[arg-type]
         await redis.zadd("bull:q:failed", {job_id: number})
-    assert (await dead_letter.sweep(["q"], redis, store)).archived == dead_letter.PAGE + 1
+    assert (await dead_letter.sweep(["q"], redis, store)).archived == sweeper.PAGE + 1
     assert await failed(redis, 0)
     assert [key async for key in redis.scan_iter("bull:q:*readable*")] == [], "what is archived leaves Redis"
     letters = await dead_letter.list_letters(store, limit=200)
@@ -217,7 +217,7 @@ async def test_ids_and_fields_that_are_not_utf8_do_not_block_the_sweep(
     assert "readable" in by_id
     odd = by_id["\\xff\\xfe?7"]
     assert (odd.name, odd.reason) == ("caf\\xe9", "b\\xe4d \ufffd")
-    assert len(by_id) == dead_letter.PAGE + 1
+    assert len(by_id) == sweeper.PAGE + 1
     await dead_letter.replay(store, redis, odd.id)  # under its readable id
 
 
@@ -263,7 +263,7 @@ async def test_a_failed_alert_comes_again_with_the_same_id_and_disturbs_nobody(
 async def test_a_hanging_pager_does_not_hold_up_the_sweep(
     store: AsyncEngine, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letter, "ALERT_SECONDS", 0.2)
+    monkeypatch.setattr(sweeper, "ALERT_SECONDS", 0.2)
     await redis.zadd("bull:q:failed", {f"j{n}": 1_700_000_000_000 for n in range(90)})
 
     async def hangs(_letter: DeadLetter) -> None:
@@ -271,14 +271,14 @@ async def test_a_hanging_pager_does_not_hold_up_the_sweep(
 
     swept = await asyncio.wait_for(dead_letter.sweep(["q"], redis, store, hangs), 10)
     assert (swept.archived, swept.alerted) == (90, 0)
-    assert swept.alerts_failed == dead_letter.ALERTS_AT_ONCE
+    assert swept.alerts_failed == sweeper.ALERTS_AT_ONCE
 
 
 async def test_switching_alerts_on_does_not_send_old_ones(store: AsyncEngine, redis: Redis) -> None:
     await redis.zadd("bull:q:failed", {"old": 1_600_000_000_000})
     await dead_letter.sweep(["q"], redis, store)
     async with begin(store) as tx:
-        await tx.execute(update(dead_letters).values(archived_at=time.time() - 2 * dead_letter.ALERT_WINDOW))
+        await tx.execute(update(dead_letters).values(archived_at=time.time() - 2 * sweeper.ALERT_WINDOW))
     sent: list[DeadLetter] = []
 
     async def alert(letter: DeadLetter) -> None:

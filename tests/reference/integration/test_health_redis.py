@@ -19,6 +19,8 @@ from harness.workers import at_work, queue_at
 from studyhall.patterns.core import store as stores
 from studyhall.patterns.core.connections import events_client, producer_client
 from studyhall.patterns.core.job import RetryPolicy
+from studyhall.patterns.core.store import ping
+from studyhall.patterns.dead_letter import counts
 from studyhall.patterns.health import Health, QueueHealth, measure, pages, problems
 from studyhall.patterns.health.alerts import Alert, Rule, evaluate, raised
 from studyhall.patterns.producer import JobRequest
@@ -41,7 +43,7 @@ async def redis(redis_url: str) -> AsyncIterator[Any]:
 
 
 async def of(redis: Any, store: AsyncEngine, queue: str = "q") -> QueueHealth:
-    return (await measure(redis, store, [queue])).queues[0]
+    return (await measure(redis, [queue], letters=counts(store))).queues[0]
 
 
 async def test_a_backlog_in_any_waiting_state_is_seen_where_a_depth_alarm_sees_none(
@@ -243,9 +245,9 @@ async def test_readiness_names_the_part_that_does_not_answer(
     own_redis: RedisServer, store: AsyncEngine
 ) -> None:
     redis = producer_client(own_redis.url)
-    assert await problems(redis, store) == {}
+    assert await problems(redis=redis.ping, database=lambda: ping(store)) == {}
     own_redis.kill()
-    assert list(await problems(redis, store)) == ["redis"]
+    assert list(await problems(redis=redis.ping, database=lambda: ping(store))) == ["redis"]
     await redis.aclose()
 
 
@@ -265,7 +267,7 @@ async def test_measuring_works_on_real_executions(redis_url: str, redis: Any, st
         while (seen := await of(redis, store)).backlog or worker.active:
             await asyncio.sleep(0.02)
     await producer.close()
-    found: Health = await measure(redis, store, ["q"])
+    found: Health = await measure(redis, ["q"], letters=counts(store))
     assert (found.queues[0].failed, found.queues[0].failure_rate) == (10, 0.5)
     assert seen.oldest == 0
     assert found.signals()["q.failure_rate"] == 0.5

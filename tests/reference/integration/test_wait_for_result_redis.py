@@ -21,7 +21,8 @@ from studyhall.patterns.cancel import cancel
 from studyhall.patterns.core.connections import events_client
 from studyhall.patterns.core.errors import Cancelled, Permanent
 from studyhall.patterns.core.store import close, create_all, open_store
-from studyhall.patterns.idempotency import Inbox
+from studyhall.patterns.dead_letter import reason_of
+from studyhall.patterns.idempotency import Inbox, result_of
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRef, JobRequest
 from studyhall.patterns.progress_stream import ProgressStream
@@ -55,7 +56,9 @@ class Bench:
         self.store = open_store(f"sqlite:///{directory / 'results.db'}")
         self.producer = full_producer(self.jobs, url, timeout=10)
         self.stream = ProgressStream(url, self.jobs.queues)
-        self.results = Results(self.stream, self.producer.redis, self.store)
+        self.results = Results(
+            self.stream, self.producer.redis, stored=result_of(self.store), failed=reason_of(self.store)
+        )
 
     async def add(self, number: int, **fields: Any) -> JobRef:
         return await self.producer.enqueue(
@@ -208,7 +211,7 @@ async def test_two_thousand_waiters_survive_an_outage_of_the_database(
     await create_all(store)
     producer = full_producer(job_types(), redis_url, timeout=10)
     stream = ProgressStream(redis_url, ["work"])
-    results = Results(stream, producer.redis, store)
+    results = Results(stream, producer.redis, stored=result_of(store), failed=reason_of(store))
     refs = [JobRef("work", "work", f"work.k-{n}", f"k-{n}") for n in range(2_000)]
     stored = Inbox(store, "work")
     await asyncio.gather(*(stored.record(ref.key, "f", {"number": n}) for n, ref in enumerate(refs)))

@@ -69,7 +69,7 @@ C = TypeVar("C", bound=Redis | redis.Redis)
 TEXT = {"decode_responses": True, "encoding_errors": "replace"}
 
 
-class NotPrimary(ConnectionError):
+class NotPrimary(BrokenConnection):
     """The server at the other end cannot take writes any more. The connection is dropped: the next one may
     reach the server that took over, this one never will."""
 
