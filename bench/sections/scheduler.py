@@ -83,7 +83,7 @@ async def _ours(url: str, late: list[float]) -> AsyncIterator[None]:
 
     jobs = JobTypes()
     jobs.register(name="tick", payload=Nothing, handler=tick, queue="ticks")
-    schedules = Schedules(jobs, [Schedule("every-second", "tick", every=EVERY)])
+    schedules = Schedules(jobs, [Schedule("every-second", "tick", every=EVERY)], sign=Signer(KEYS).sign)
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(f"sqlite:///{Path(folder).resolve()}/ticks.db")
         await create_all(store)

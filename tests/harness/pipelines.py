@@ -18,7 +18,7 @@ from studyhall.patterns.claim_check import MAX_PAYLOAD, max_payload, small
 from studyhall.patterns.core.execution import Step
 from studyhall.patterns.core.store import close, create_all, open_store
 from studyhall.patterns.deadline import within_deadline
-from studyhall.patterns.flow import add_flow
+from studyhall.patterns.flow import Flows
 from studyhall.patterns.idempotency.once import inboxes, once
 from studyhall.patterns.observability import JsonLines, logged
 from studyhall.patterns.observability.metrics import JobMetrics, measured
@@ -28,6 +28,7 @@ from studyhall.patterns.progress import reporting
 from studyhall.patterns.schedule import signing_id
 from studyhall.patterns.signed_payload import Signer, signed, signing
 from studyhall.patterns.stall_budget import CRASH_LIMIT, crash_budget
+from studyhall.patterns.store_gate import store_gate
 from studyhall.patterns.tracing import traced, tracing_adds
 from studyhall.patterns.typed_jobs import JobTypes, typed, validated
 
@@ -60,6 +61,7 @@ def full_pipeline(
         typed(jobs),
         crash_budget(crash_limit),
         max_age(),
+        store_gate(),
         *steps,
         once(inboxes(store)),
         within_deadline(),
@@ -74,7 +76,7 @@ def full_producer(
 ) -> Producer:
     """Every step there is."""
     steps = [validated(jobs), tracing_adds(), small(most_bytes), *([signing(signer)] if signer else [])]
-    return Producer(url, *steps, flows=add_flow, **options)
+    return Producer(url, *steps, flows=Flows(), **options)
 
 
 class _Lines(logging.Handler):

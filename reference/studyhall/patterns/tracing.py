@@ -24,11 +24,12 @@ from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
+from .core.errors import describe
 from .core.execution import CallNext, JobContext, Step
 from .core.job import AddNext, AddStep, Outgoing, current_correlation_id
 from .core.redaction import redact_text
 
-__all__ = ["ended", "enqueueing", "executing", "to_file", "trace_meta", "traced", "tracing_adds"]
+__all__ = ["continued", "ended", "enqueueing", "executing", "to_file", "trace_meta", "traced", "tracing_adds"]
 
 MAX_NAME = 100  # names found in a queue are anybody's text
 _tracer = trace.get_tracer("queuesmith.jobs")
@@ -53,7 +54,7 @@ def traced() -> Step:
 
     async def traced(run: JobContext, call_next: CallNext) -> Any:
         error: BaseException | None = None
-        with _continued(run.meta), executing(run.name, run.queue, run.job_id, run.attempt) as span:
+        with continued(run.meta), executing(run.name, run.queue, run.job_id, run.attempt) as span:
             try:
                 return await call_next(run)
             except BaseException as raised:
@@ -89,7 +90,8 @@ def trace_meta() -> dict[str, str]:
 
 
 @contextmanager
-def _continued(meta: Mapping[str, Any]) -> Iterator[None]:
+def continued(meta: Mapping[str, Any]) -> Iterator[None]:
+    """Work in the trace whose context the producer put into `meta`."""
     if "traceparent" not in meta:
         yield
         return
@@ -181,7 +183,7 @@ def _attributes(name: str, queue: str, job_id: str, operation: str) -> dict[str,
 
 
 def _record(span: Span, error: BaseException, *, failed: bool = True) -> None:
-    message = redact_text(str(error))[:1_000]
+    message = redact_text(describe(error))[:1_000]
     span.add_event("exception", {"exception.type": type(error).__qualname__, "exception.message": message})
     if failed:
         span.set_status(Status(StatusCode.ERROR, message))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+import time
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from harness.pipelines import Desk
 from harness.waiting import until
 from studyhall.patterns import idempotency
 from studyhall.patterns.core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, Transient
+from studyhall.patterns.core.execution import CallNext
 from studyhall.patterns.core.job import Deadline, RetryPolicy, cancelled
 from studyhall.patterns.core.store import metadata, read
 from studyhall.patterns.pipeline import Done, JobContext
 from studyhall.patterns.producer import JobRequest
+from studyhall.patterns.schedule import Schedules, ticking
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -69,6 +72,25 @@ async def add_effect(ctx: JobContext, payload: Work) -> Done:
     return Done({"n": payload.n, "attempt": ctx.attempt}, save)
 
 
+class PanicException(BaseException):
+    """What a panic of Rust code is in Python (pyo3)."""
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise PanicException
+
+
+def cancelled_future() -> None:
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    future.result()
+
+
+def raise_(error: BaseException) -> None:
+    raise error
+
+
 # -- outcomes ------------------------------------------------------------------------------------------------
 
 
@@ -114,6 +136,36 @@ async def test_the_same_key_with_another_payload_is_an_error_and_not_somebody_el
         await desk.producer.enqueue(work(2, key="same"))
         assert await desk.ended(work(2, key="same")) == ["failed"]
         assert "KeyReused" in (await desk.job(work(2, key="same"))).failedReason
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda: sys.exit(3), "Transient: the work raised SystemExit(3)"),
+        (lambda: raise_(KeyboardInterrupt()), "Transient: the work raised KeyboardInterrupt"),
+        (lambda: raise_(PanicException("out of bounds")), "PanicException: out of bounds"),
+        (lambda: raise_(GeneratorExit()), "GeneratorExit: GeneratorExit"),
+        (lambda: raise_(BaseExceptionGroup("two", [SystemExit(1), PanicException()])), "SystemExit: 1"),
+        (lambda: raise_(Wordless()), "Wordless: Wordless"),
+        (cancelled_future, "Transient: the handler let a CancelledError escape that nobody asked for"),
+    ],
+    ids=["sys.exit", "interrupt", "panic", "generator", "group", "wordless", "cancelled future"],
+)
+async def test_whatever_a_handler_raises_is_a_failed_attempt_and_the_line_says_so(
+    redis_url: str, tmp_path: Path, call: Callable[[], None], reason: str
+) -> None:
+    """sys.exit() ended every worker that took the job; a panic ran forever, logged as completed."""
+
+    async def handler(ctx: JobContext, payload: Work) -> None:
+        if payload.n == 0:
+            call()
+
+    requests = [work(n) for n in range(5)]
+    async with Desk.open(redis_url, tmp_path, jobs_for(handler, attempts=2)) as desk, desk.working():
+        refs = await desk.producer.enqueue_many(requests)
+        assert await desk.ended(*requests) == ["failed"] + ["completed"] * 4
+        assert desk.outcomes(refs[0].id) == ["retry", "exhausted"]
+        assert reason in (await desk.job(work(0))).failedReason
 
 
 async def test_retries_come_with_jittered_delays_and_end_exhausted(redis_url: str, tmp_path: Path) -> None:
@@ -194,6 +246,19 @@ async def test_expired_work_is_dropped_visibly(redis_url: str, tmp_path: Path) -
         assert desk.outcomes(ref.id) == ["expired"]
 
 
+@pytest.mark.parametrize(("ahead", "ends"), [(-120, "failed"), (-30, "completed"), (3600, "completed")])
+async def test_max_age_is_off_by_as_much_as_the_clocks_differ_and_no_more(
+    redis_url: str, tmp_path: Path, ahead: int, ends: str
+) -> None:
+    """A producer whose clock is `ahead` seconds before the worker's; the job is worth 60 s and starts at once."""
+    async with Desk.open(redis_url, tmp_path, jobs_for(add_effect)) as desk:
+        ref = await desk.producer.enqueue(work(max_age=60))
+        stamp = int((time.time() + ahead) * 1000)
+        await desk.producer.redis.hset(f"bull:desk:{ref.id}", "timestamp", str(stamp))
+        async with desk.working():
+            assert await desk.ended(work()) == [ends]
+
+
 async def test_cancelled_by_the_handler_ends_without_effect_retry_or_dead_letter(
     redis_url: str, tmp_path: Path
 ) -> None:
@@ -207,7 +272,7 @@ async def test_cancelled_by_the_handler_ends_without_effect_retry_or_dead_letter
         assert desk.outcomes(ref.id) == ["cancelled"]
 
 
-async def test_given_back_on_drain_without_attempt_and_finished_by_the_next_worker(
+async def test_released_on_drain_without_attempt_and_finished_by_the_next_worker(
     redis_url: str, tmp_path: Path
 ) -> None:
     begun = asyncio.Event()
@@ -223,7 +288,7 @@ async def test_given_back_on_drain_without_attempt_and_finished_by_the_next_work
         ref = await desk.producer.enqueue(work())
         async with desk.working():
             await begun.wait()
-        assert desk.outcomes(ref.id) == ["given-back"]
+        assert desk.outcomes(ref.id) == ["released"]
         async with desk.working():
             assert await desk.ended(work()) == ["completed"]
         assert (await desk.job(work())).returnvalue == {"n": 0, "attempt": 1}, "no attempt was spent"
@@ -306,8 +371,6 @@ async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(
                 signed("work", "bad.8", data(908, payload={"n": 1, "email": "x" * 70_000})),
             ),
             "ForgedJob: a list": ("work", [1, 2, 3]),
-            "UnknownPriority": ("work", signed("work", "bad.10", data(910))),
-            "InvalidDelay": ("work", signed("work", "bad.11", data(911))),
             "InvalidSchedule: cron": ("work", tick("bad-cron", 912, cron="61 * * * *")),
             "InvalidSchedule: time zone": (
                 "work",
@@ -315,10 +378,8 @@ async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(
             ),
         }
         options: dict[int, dict[str, Any]] = {
-            10: {"priority": 7},
-            11: {"delay": -5_000},
-            12: {"jobId": "repeat:bad-cron:60000"},
-            13: {"jobId": "repeat:bad-zone:60000"},
+            10: {"jobId": "repeat:bad-cron:60000"},
+            11: {"jobId": "repeat:bad-zone:60000"},
         }
         neighbours = [work(n) for n in range(10)]
         await good.enqueue_many(neighbours[:5])
@@ -326,7 +387,7 @@ async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(
             usual = {"jobId": f"bad.{number}", "attempts": 5, "priority": 1}
             await queue.add(name, content, usual | options.get(number, {}))
         await good.enqueue_many(neighbours[5:])
-        async with desk.working():
+        async with desk.working(steps=[ticking(Schedules(desk.jobs, []), desk.store)]):
             await until(lambda: _finished(desk, len(bad) + 10), 30, "all of them ended")
         assert sorted(ran) == list(range(10)), "every neighbour ran, no bad job did"
         for number, why in enumerate(bad):
@@ -337,7 +398,12 @@ async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(
         assert len(lines) == len(bad), "one line each"
         assert {line["outcome"] for line in lines} == {"permanent"}
     figures(
-        "pipeline", name="bad-jobs", bad_jobs=len(bad), handlers_run=0, failed_at_once=len(bad), neighbours=10
+        "pipeline",
+        name="bad-jobs",
+        bad_jobs=len(bad),
+        handlers_run=len(ran) - len(neighbours),
+        failed_at_once=len(lines),
+        neighbours=len(neighbours),
     )
 
 
@@ -346,27 +412,29 @@ async def _finished(desk: Desk, number: int) -> bool:
     return counts.get("completed", 0) + counts.get("failed", 0) == number
 
 
-# -- guards --------------------------------------------------------------------------------------------------
+# -- steps of one's own -------------------------------------------------------------------------------------
 
 
-async def test_guards_run_in_order_before_the_work_and_only_for_valid_jobs(
+async def test_own_steps_run_in_order_before_the_work_and_only_for_valid_jobs(
     redis_url: str, tmp_path: Path
 ) -> None:
     seen: list[str] = []
 
-    async def first(ctx: JobContext, payload: Work) -> None:
-        seen.append(f"first {payload.n}")
+    async def first(run: JobContext, call_next: CallNext) -> Any:
+        seen.append(f"first {run.payload.n}")
+        return await call_next(run)
 
-    async def second(ctx: JobContext, payload: Work) -> None:
-        seen.append(f"second {payload.n}")
-        if payload.n == 2:
+    async def second(run: JobContext, call_next: CallNext) -> Any:
+        seen.append(f"second {run.payload.n}")
+        if run.payload.n == 2:
             raise Permanent("not this one")
+        return await call_next(run)
 
     async def handler(ctx: JobContext, payload: Work) -> None:
         seen.append(f"work {payload.n}")
 
     async with Desk.open(redis_url, tmp_path, jobs_for(handler)) as desk:
-        async with desk.working(concurrency=1, guards=[first, second]):
+        async with desk.working(concurrency=1, steps=[first, second]):
             await desk.producer.enqueue(work(1))
             await desk.producer.enqueue(work(2))
             await desk.producer.queue("desk").add("work", {"forged": True}, {"jobId": "forged.1"})
@@ -375,40 +443,37 @@ async def test_guards_run_in_order_before_the_work_and_only_for_valid_jobs(
         assert seen == ["first 1", "second 1", "work 1", "first 2", "second 2"]
 
 
-async def test_a_guard_that_waits_spends_no_attempt_and_runs_no_work(redis_url: str, tmp_path: Path) -> None:
+async def test_a_step_that_waits_consumes_no_attempt_and_runs_no_work(redis_url: str, tmp_path: Path) -> None:
     allowed = [False]
 
-    async def limit(ctx: JobContext, payload: Work) -> None:
+    async def limit(run: JobContext, call_next: CallNext) -> Any:
         if not allowed[0]:
             allowed[0] = True
             raise RateLimited(retry_after=0.05)
+        return await call_next(run)
 
-    async with Desk.open(redis_url, tmp_path, jobs_for(add_effect)) as desk, desk.working(guards=[limit]):
+    async with Desk.open(redis_url, tmp_path, jobs_for(add_effect)) as desk, desk.working(steps=[limit]):
         ref = await desk.producer.enqueue(work())
         assert await desk.ended(work()) == ["completed"]
         assert desk.outcomes(ref.id) == ["snoozed", "completed"]
         assert (await desk.job(work())).returnvalue["attempt"] == 1
 
 
-async def test_what_a_guard_holds_is_released_however_the_work_ends(redis_url: str, tmp_path: Path) -> None:
+async def test_what_a_step_holds_is_released_however_the_work_ends(redis_url: str, tmp_path: Path) -> None:
     held: list[str] = []
 
-    @asynccontextmanager
-    async def holding(ctx: JobContext) -> Any:
-        held.append(f"+{ctx.attempt}")
+    async def holding(run: JobContext, call_next: CallNext) -> Any:
+        held.append(f"+{run.attempt}")
         try:
-            yield
+            return await call_next(run)
         finally:
-            held.append(f"-{ctx.attempt}")
-
-    async def guard(ctx: JobContext, payload: Work) -> Any:
-        return holding(ctx)
+            held.append(f"-{run.attempt}")
 
     async def fails_once(ctx: JobContext, payload: Work) -> None:
         if ctx.attempt == 1:
             raise Transient("again")
 
-    async with Desk.open(redis_url, tmp_path, jobs_for(fails_once)) as desk, desk.working(guards=[guard]):
+    async with Desk.open(redis_url, tmp_path, jobs_for(fails_once)) as desk, desk.working(steps=[holding]):
         await desk.producer.enqueue(work())
         await desk.ended(work())
         assert held == ["+1", "-1", "+2", "-2"]

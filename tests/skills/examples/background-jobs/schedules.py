@@ -17,6 +17,7 @@ schedules = Schedules(
         ),
         Schedule("heartbeat", "add-credit", every=60, payload={"account": "b", "cents": 1}, when_late="skip"),
     ],
+    version=1,  # raise it with every change: an old instance that restarts then undoes nothing
 )
 
 
@@ -28,8 +29,8 @@ async def start(producer, store) -> Pipeline:
 
 # [/use]
 # [lease]
-from patterns.lease import Lease, LeaseTaken, check_fence
 from patterns.core.store import begin
+from patterns.lease import Lease, LeaseTaken, check_fence
 
 
 async def rebuild_report(redis, store, compute, write) -> bool:

@@ -21,15 +21,20 @@ def relays(store, url) -> list:
 from patterns.ordering import KeyedLanes, partition_of
 
 
-async def consume_in_order(messages, handle) -> None:
-    lanes = KeyedLanes(concurrency=16)
-    async for message in messages:  # one process sees all messages of a key: partition_of(key, processes)
-        future = await lanes.submit(message.key, message.id, lambda message=message: handle(message))
-        # Acknowledge only when the future succeeded; on OutOfTurn let the broker deliver it again later.
-        future.add_done_callback(
-            lambda done, message=message: message.ack() if not done.exception() else message.nack()
-        )
-    await lanes.drain()
+def in_order(handle, lanes: KeyedLanes):
+    """A handler for any bus: one process sees all events of a key, partition_of(event.subject, processes)."""
+
+    async def handler(event) -> None:
+        future = await lanes.submit(event.subject, event.id, lambda: handle(event))
+        # The bus acknowledges what returns, so await the outcome. What raises is delivered again: OutOfTurn, while
+        # an earlier event of the key has to come back first, consumes no attempt.
+        await future
+
+    return handler
+
+
+async def consume_in_order(bus, handle, stop) -> None:
+    await bus.consume("stock", ["order"], in_order(handle, KeyedLanes(concurrency=16)), stop=stop)
 
 
 # [/ordering]
@@ -50,10 +55,10 @@ async def replay_last_day(store, effect) -> dict:
 # [reconcile]
 from sqlalchemy import text
 
+from patterns.core.store import read
 from patterns.job_ids import job_id
 from patterns.producer import JobRequest, Producer
 from patterns.reconciliation import Expected, Reconciled, reconcile
-from patterns.core.store import read
 
 
 async def orders_without_job(store, producer: Producer) -> Reconciled:
@@ -77,11 +82,11 @@ async def orders_without_job(store, producer: Producer) -> Reconciled:
 
 
 async def example(redis_url: str, store_url: str) -> None:
-    from types import SimpleNamespace
+    import asyncio
 
     from patterns import outbox
-
     from patterns.core.store import begin, close, create_all, open_store
+    from patterns.event_bus.redis_streams import RedisStreamsBus
     from patterns.outbox.relay import Relay
     from shop import OrderPlaced, types
 
@@ -117,20 +122,28 @@ async def example(redis_url: str, store_url: str) -> None:
     assert (await replay_last_day(store, effect))["skipped"] == 1
     assert applied == ["o1.placed"]
 
-    seen, acked = [], []
+    bus = RedisStreamsBus(producer_client(redis_url))  # unordered: the lanes alone keep the order
+    await bus.subscribe("stock", ["order"])
+    placed = [OrderPlaced(order_id=f"k{number % 2}", cents=number) for number in range(20)]
+    events = [
+        types.new(order, subject=order.order_id, source="shop", id=f"m{order.cents}") for order in placed
+    ]
+    assert await bus.publish(events) == [None] * 20
+    handled, broken, stop = [], {"m4", "m7"}, asyncio.Event()
 
-    async def messages():
-        for number in range(4):
-            ident = f"m{number}"
-            yield SimpleNamespace(
-                key=f"k{number % 2}", id=ident, ack=lambda ident=ident: acked.append(ident), nack=lambda: None
-            )
+    async def handle(event) -> None:
+        if event.id in broken:
+            broken.discard(event.id)
+            raise RuntimeError("fails once, so its successors have to wait for it")
+        handled.append(event.id)
+        if len(handled) == 20:
+            stop.set()
 
-    async def handle(message) -> None:
-        seen.append(message.id)
-
-    await consume_in_order(messages(), handle)
-    assert sorted(seen) == sorted(acked) == ["m0", "m1", "m2", "m3"]
+    await consume_in_order(bus, handle, stop)
+    for key in range(2):
+        assert [one for one in handled if int(one[1:]) % 2 == key] == [f"m{n}" for n in range(key, 20, 2)]
+    assert await bus.lag("stock") == 0, "every event is acknowledged"
+    await bus.redis.aclose()
     assert partition_of("k1", 4) == partition_of("k1", 4)
 
     producer = Producer(redis_url)
