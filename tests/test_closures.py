@@ -21,14 +21,14 @@ SHORT_INIT = 8  # lines: an __init__ that only names what the package offers is 
 
 # Patterns above the budget: how many modules and lines they may have, and why.
 ABOVE: dict[str, tuple[int, int, str]] = {
-    "bullmq-worker": (11, 1_950, "a whole worker: fetching, locks, outcomes, one pipelined connection"),
+    "bullmq-worker": (11, 2_150, "a whole worker: fetching, locks, outcomes, one pipelined connection"),
     "cancel": (8, 1_350, "the marker is the inbox's, so that cancellation and effect exclude each other"),
     "dead-letter": (6, 1_300, "archive, sweep and replay of one table"),
     "event-bus": (11, 2_050, "the consumer of Redis Streams with its scripts, beside the common part"),
-    "fan-out": (13, 2_050, "brings the relay of the outbox along"),
+    "fan-out": (13, 2_250, "brings the relay of the outbox along"),
     "idempotency": (9, 1_500, "markers, the group commit that makes them cheap, the step of a pipeline"),
     "isolation": (8, 1_250, "parent, child and the deadline between them"),
-    "outbox": (11, 1_950, "table, relay, quarantine and the wake-up of PostgreSQL"),
+    "outbox": (11, 2_100, "table, relay, quarantine and the wake-up of PostgreSQL"),
     "replay": (9, 1_550, "reads the outbox and writes through the inbox"),
     "saga": (10, 1_950, "the runner, its store and what repairs it"),
     "schedule": (15, 2_900, "the calendar, the keeper and the lease that makes one tick run at a time"),
