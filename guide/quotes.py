@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from guide import cards
-from queuesmith.catalogue import MODULES, ROOT, Pattern, closure, imports, module_of, packages, patterns
+from queuesmith.catalogue import MODULES, ROOT, Pattern, closure, find, imports, module_of, packages, patterns
 
 MOST_NAMED = 8  # modules that come along: more are a number
 PROSE, CODE = 4, 3  # characters per token: an offline estimate that errs on the high side
@@ -163,7 +163,10 @@ def _owner(module: str) -> Pattern:
     def fits(one: Pattern) -> tuple[int, int]:
         return sum(mine.startswith(name) for mine in one.own), -len(one.modules)
 
-    return max((one for one in patterns().values() if module in one.modules), key=fits)
+    parts = [
+        find(f"{one.id}.{PurePosixPath(part).stem}") for one in patterns().values() for part in one.parts
+    ]
+    return max((one for one in (*patterns().values(), *parts) if module in one.modules), key=fits)
 
 
 def _requirements(names: Iterable[str]) -> list[str]:

@@ -21,16 +21,19 @@ SHORT_INIT = 8  # lines: an __init__ that only names what the package offers is 
 
 # Patterns above the budget: how many modules and lines they may have, and why.
 ABOVE: dict[str, tuple[int, int, str]] = {
-    "bullmq-worker": (8, 1_500, "a whole worker: fetching, locks, outcomes, one pipelined connection"),
-    "event-bus": (11, 2_000, "the consumer of Redis Streams with its scripts, beside the common part"),
-    "fan-out": (12, 1_950, "brings the relay of the outbox along"),
-    "idempotency": (7, 1_250, "markers, the group commit that makes them cheap, the step of a pipeline"),
-    "outbox": (10, 1_800, "table, relay, quarantine and the wake-up of PostgreSQL"),
-    "replay": (8, 1_400, "reads the outbox and writes through the inbox"),
-    "saga": (9, 1_750, "the runner, its store and what repairs it"),
-    "schedule": (10, 2_100, "the calendar, the keeper and the lease that makes one tick run at a time"),
+    "bullmq-worker": (11, 2_150, "a whole worker: fetching, locks, outcomes, one pipelined connection"),
+    "cancel": (8, 1_350, "the marker is the inbox's, so that cancellation and effect exclude each other"),
+    "dead-letter": (6, 1_300, "archive, sweep and replay of one table"),
+    "event-bus": (11, 2_050, "the consumer of Redis Streams with its scripts, beside the common part"),
+    "fan-out": (13, 2_250, "brings the relay of the outbox along"),
+    "idempotency": (9, 1_500, "markers, the group commit that makes them cheap, the step of a pipeline"),
+    "isolation": (8, 1_250, "parent, child and the deadline between them"),
+    "outbox": (11, 2_100, "table, relay, quarantine and the wake-up of PostgreSQL"),
+    "replay": (9, 1_550, "reads the outbox and writes through the inbox"),
+    "saga": (10, 1_950, "the runner, its store and what repairs it"),
+    "schedule": (15, 2_900, "the calendar, the keeper and the lease that makes one tick run at a time"),
 }
-PRODUCER = 950  # lines; the aim is 600
+PRODUCER = 1_100  # lines; the aim is 600
 
 # Who may import what is heavy, slow to import or not everybody's.
 HEAVY = {
@@ -41,7 +44,7 @@ HEAVY = {
         "core/redaction.py",
         "claim_check.py",
         "event_schema.py",
-        "inbox.py",
+        "schedule/keeper.py",
         "typed_jobs.py",
     },
     "sqlalchemy": {
@@ -69,6 +72,7 @@ HEAVY = {
         "saga/repair.py",
         "saga/runner.py",
         "saga/store.py",
+        "schedule/history.py",
         "schedule/keeper.py",
     },
 }

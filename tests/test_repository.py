@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,12 @@ def test_nothing_is_left_undone() -> None:
     assert lines_matching(undone, (".py",)) == []
 
 
+def test_nothing_is_left_to_fill_in() -> None:
+    """What `make new-pattern` lays out is marked where somebody has to write."""
+    left = lines_matching("FILL " + "IN")
+    assert not left, "\n".join(["write what is marked:", *left])
+
+
 # ---- one source of truth
 
 
@@ -198,6 +205,37 @@ def proofs_in(path: Path) -> set[str]:
 def test_test_files_have_names_of_their_own() -> None:
     names = [path.name for path in tracked() if path.match("tests/**/test_*.py")]
     assert sorted(set(names)) == sorted(names)
+
+
+# ---- a new pattern
+
+
+def test_a_new_pattern_is_laid_out_and_the_tests_name_what_is_left_to_fill_in(tmp_path: Path) -> None:
+    """At most six files, and nothing but those marks: all else about them is right from the start."""
+    copy = tmp_path / "copy"
+    for path in tracked():
+        target = copy / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "PYTHONPATH": str(copy)}
+        return subprocess.run(
+            [sys.executable, "-m", *command], cwd=copy, env=env, capture_output=True, text=True, check=False
+        )
+
+    made = run("guide.new_pattern", "slow-start", "background-jobs")
+    assert made.returncode == 0, made.stderr
+    told = set(re.findall(r"^fill in: (.*)$", made.stdout, re.MULTILINE))
+    assert len(told) <= 6
+    again = run("guide.new_pattern", "slow-start", "background-jobs")
+    assert "is there already" in again.stderr
+    checks = ["tests/test_repository.py", "tests/test_closures.py", "tests/skills/test_skill_pages.py"]
+    wanted = "(slow or fill_in or belongs or names_of_their_own or reachable) and not laid_out"
+    done = run("pytest", "-q", "-p", "no:cacheprovider", "-rf", *checks, "-k", wanted)
+    failed = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
+    assert failed == ["tests/test_repository.py::test_nothing_is_left_to_fill_in"], done.stdout
+    assert set(re.findall(r"^E  +([\w./-]+):\d+: .*FILL", done.stdout, re.MULTILINE)) == told
 
 
 # ---- the commands

@@ -29,8 +29,8 @@ async def start(producer, store) -> Pipeline:
 
 # [/use]
 # [lease]
-from patterns.lease import Lease, LeaseTaken, check_fence
 from patterns.core.store import begin
+from patterns.lease import Lease, LeaseTaken, check_fence
 
 
 async def rebuild_report(redis, store, compute, write) -> bool:

@@ -55,10 +55,10 @@ async def replay_last_day(store, effect) -> dict:
 # [reconcile]
 from sqlalchemy import text
 
+from patterns.core.store import read
 from patterns.job_ids import job_id
 from patterns.producer import JobRequest, Producer
 from patterns.reconciliation import Expected, Reconciled, reconcile
-from patterns.core.store import read
 
 
 async def orders_without_job(store, producer: Producer) -> Reconciled:
