@@ -352,7 +352,7 @@ async def test_a_stored_request_keeps_every_field(redis_url: str) -> None:
     """Priority, policy, trace and children survive the database; a field that is added later must too."""
     async with producer_at(redis_url) as producer:
         child = shop.prepare("child", on_failure="ignore", priority="low", meta={"traceparent": "00-a-b-01"})
-        given = producer.checked(
+        given = await producer.checked(
             shop.prepare("parent", delay=5.0, max_age=60.0, priority="high", children=[child])
         )
         stored = json.loads(json.dumps(pending_jobs._plain(given)))
