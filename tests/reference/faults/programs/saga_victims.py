@@ -35,11 +35,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from studyhall.orders import saga as steps
 from studyhall.orders.db import orders
 from studyhall.orders.payments import Payments
-from studyhall.patterns import saga
 from studyhall.patterns.core import store
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.job import RetryPolicy
-from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step
+from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step, runner
 from studyhall.patterns.saga import store as saga_store
 
 QUICK = RetryPolicy(base=0.02, cap=0.1, attempts=6)
@@ -167,7 +166,7 @@ def perform(plan: dict[str, Any]) -> None:
     if not plan.get("fence", True):
         saga_store.Lease._prove = _prove_nothing  # type: ignore[method-assign, assignment]
     if not plan.get("lease", True):
-        saga.claim = _claim_without_lease  # type: ignore[assignment]
+        runner.claim = _claim_without_lease  # type: ignore[assignment]
     pids = {}
     for victim in plan["victims"]:
         if (pid := os.fork()) == 0:
