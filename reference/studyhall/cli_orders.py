@@ -25,7 +25,7 @@ order = typer.Typer(no_args_is_help=True, help="Orders: buy a study pack, list o
 outbox = typer.Typer(
     no_args_is_help=True, help="Events on their way to the bus: how many, how old, what is stuck."
 )
-quarantine = typer.Typer(no_args_is_help=True, help="Events the relay gave up on.")
+quarantine = typer.Typer(no_args_is_help=True, help="Events the event worker gave up on.")
 outbox.add_typer(quarantine, name="quarantine")
 
 ENDED = ("confirmed", "cancelled")
@@ -47,7 +47,7 @@ def buy(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Place an order. A running `studyhall relay` reserves, charges and confirms it."""
+    """Place an order. A running `studyhall event-worker` reserves, charges and confirms it."""
     if card != "card_ok" and card not in CARDS:
         raise fail(f"there is no card {card!r}; choose card_ok or one of {', '.join(CARDS)}", 2)
 
@@ -78,7 +78,7 @@ def buy(
         why = f": {row['reason']}" if row["reason"] else ""
         out.print(f"order {row['id']} is {row['status']}{why}", highlight=False, soft_wrap=True)
     if wait and row["status"] not in ENDED:
-        raise fail(f"order {row['id']} did not end within {wait:g} s; is `studyhall relay` running?")
+        raise fail(f"order {row['id']} did not end within {wait:g} s; is `studyhall event-worker` running?")
 
 
 @order.command("packs")
@@ -173,7 +173,7 @@ def show(order_id: str, data_dir: DataDir = None, as_json: AsJson = False) -> No
 
 @outbox.command()
 def status(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """How far the relay is behind."""
+    """How far the event worker is behind."""
 
     async def work() -> outbox_upkeep.Lag:
         async with opened(data_dir) as engine:

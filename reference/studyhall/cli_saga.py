@@ -128,7 +128,7 @@ def repair(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how a stuck saga goes on; a running relay picks it up at once."""
+    """Say how a stuck saga goes on; a running event worker picks it up at once."""
     if sum((retry, done is not None, undone is not None, compensate)) != 1:
         raise fail("say exactly one of --retry, --done STEP, --undone STEP, --compensate", 2)
     if result is not None and done is None:

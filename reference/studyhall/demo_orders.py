@@ -39,7 +39,9 @@ async def buy_packs(app: App, folder: Path, console: Console) -> dict[str, objec
         folder, "studyhall.payment_sandbox", "--data-dir", str(folder / "payments")
     ) as sandbox:
         url = str(sandbox["url"])
-        async with _process(folder, "studyhall", "relay", "--data-dir", str(folder), "--payment-url", url):
+        async with _process(
+            folder, "studyhall", "event-worker", "--data-dir", str(folder), "--payment-url", url
+        ):
             placed = await _place(app)
             ended = await _ends(app, placed)
             async with httpx2.AsyncClient() as client:

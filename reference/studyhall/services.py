@@ -14,7 +14,7 @@ from .patterns.deferred_reply import DeferredReplies, InteractionWebhook
 from .providers import AIProvider
 
 if TYPE_CHECKING:  # it enqueues flows of the jobs that use these services
-    from .upkeep import Upkeep
+    from .maintenance import Maintenance
 
 __all__ = ["Chat", "Pool", "Services"]
 
@@ -48,7 +48,7 @@ class Services:
     pool: Pool
     blob_dir: Path
     max_document_bytes: int = 50 * 1024 * 1024
-    upkeep: Upkeep | None = None  # for the scheduled jobs
+    maintenance: Maintenance | None = None  # for the scheduled jobs
     chat: Chat | None = None  # for answers to chat commands
 
     async def upload(self, document: Document) -> Path:

@@ -25,10 +25,20 @@ from studyhall.patterns.timers import every
 from studyhall.patterns.wait_for_result import Results
 from studyhall.settings import Settings
 
-from . import admin_jobs, admin_letters, admin_state, documents, events, interactions, orders, probes, reading
+from . import (
+    admin_dead_letters,
+    admin_jobs,
+    admin_state,
+    documents,
+    events,
+    interactions,
+    orders,
+    probes,
+    reading,
+)
 from .gate import Gate
-from .hall import Hall
 from .problems import install
+from .state import ApiState
 
 __all__ = ["create_app"]
 
@@ -44,7 +54,7 @@ def create_app(settings: Settings) -> FastAPI:
                 await seed_packs(tx)
             stream = ProgressStream(app.redis.url, app.jobs.queues)
             tasks = Tasks()
-            api.state.hall = hall = Hall(
+            api.state.studyhall = state = ApiState(
                 app=app,
                 stream=stream,
                 results=Results(
@@ -59,7 +69,7 @@ def create_app(settings: Settings) -> FastAPI:
 
             async def sample() -> None:
                 with contextlib.suppress(QueueUnavailable):
-                    hall.history.append(await admin_jobs.measured(hall))
+                    state.history.append(await admin_jobs.measured(state))
 
             reader = asyncio.create_task(stream.run(), name="event streams")
             # A timer of this process for what this process shows: three instances have three charts, as they should.
@@ -88,7 +98,7 @@ def create_app(settings: Settings) -> FastAPI:
         interactions,
         events,
         admin_jobs,
-        admin_letters,
+        admin_dead_letters,
         admin_state,
         reading,
     ):

@@ -15,7 +15,7 @@ from studyhall.patterns.core.redaction import redact, redact_text
 from studyhall.patterns.core.store import read
 from studyhall.patterns.progress_stream import GAP, IDLE, Event, sse
 
-from .hall import Admin, Caller, TheHall
+from .state import Admin, Caller, State
 
 __all__ = ["router"]
 
@@ -47,7 +47,7 @@ class Streamed(StreamingResponse):
 
 @router.get("/events", response_class=Streamed, responses=STREAM)
 async def my_events(
-    hall: TheHall,
+    api: State,
     caller: Caller,
     last_event_id: LastId = None,
     document: Annotated[
@@ -62,7 +62,7 @@ async def my_events(
         if stage not in STAGES or (document is not None and ident != document):
             return False
         if ident not in owners:
-            async with read(hall.app.store) as connection:
+            async with read(api.app.store) as connection:
                 owners[ident] = await db.document(connection, ident, caller) is not None
             if len(owners) > 1_000:
                 owners.popitem(last=False)
@@ -70,7 +70,7 @@ async def my_events(
 
     async def told() -> AsyncIterator[str]:
         yield f"retry: {RETRY_MS}\n\n"
-        async for event in hall.stream.events(last_event_id, idle=HEARTBEAT):
+        async for event in api.stream.events(last_event_id, idle=HEARTBEAT):
             if event.name in (GAP, IDLE):
                 yield _wire(event)
             elif event.name in SHOWN and await mine(event):
@@ -81,7 +81,7 @@ async def my_events(
 
 @router.get("/admin/events", response_class=Streamed, responses=STREAM, tags=["admin"])
 async def all_events(
-    hall: TheHall,
+    api: State,
     _: Admin,
     last_event_id: LastId = None,
     queue: Annotated[list[str] | None, Query(max_length=50, description="only these queues")] = None,
@@ -90,7 +90,7 @@ async def all_events(
 
     async def told() -> AsyncIterator[str]:
         yield f"retry: {RETRY_MS}\n\n"
-        async for event in hall.stream.events(last_event_id, queues=queue, idle=HEARTBEAT):
+        async for event in api.stream.events(last_event_id, queues=queue, idle=HEARTBEAT):
             yield _wire(event)
 
     return Streamed(told())

@@ -13,8 +13,8 @@ from . import (
     connection_explanations,
     document_processing,
     graph_generation,
+    maintenance,
     quiz_creation,
-    upkeep,
 )
 
 __all__ = ["job_types", "study_flow"]
@@ -57,15 +57,22 @@ def job_types() -> JobTypes:
         deadline=Deadline(180, growth=2, longest=600),
     )
     jobs.register(
-        name="study-reminder", payload=upkeep.Remind, handler=upkeep.study_reminder, queue="reminders"
+        name="study-reminder",
+        payload=maintenance.Remind,
+        handler=maintenance.study_reminder,
+        queue="reminders",
     )
     for name, handler, limit in (
-        ("nightly-cleanup", upkeep.nightly_cleanup, 600),
-        ("reconcile-documents", upkeep.reconcile_documents, 300),
-        ("evaluate-health", upkeep.evaluate_health, 30),
+        ("nightly-cleanup", maintenance.nightly_cleanup, 600),
+        ("reconcile-documents", maintenance.reconcile_documents, 300),
+        ("evaluate-health", maintenance.evaluate_health, 30),
     ):
         jobs.register(
-            name=name, payload=upkeep.Nothing, handler=handler, queue="upkeep", deadline=Deadline(limit)
+            name=name,
+            payload=maintenance.Nothing,
+            handler=handler,
+            queue="maintenance",
+            deadline=Deadline(limit),
         )
     jobs.register(
         name="answer-question",

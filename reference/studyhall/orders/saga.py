@@ -29,7 +29,7 @@ class SoldOut(Permanent):
 
 
 def order_taker(engine: AsyncEngine) -> SagaRunner:
-    """For processes that take orders and leave the driving to the relay: no payment provider needed."""
+    """For processes that take orders and leave the driving to the event worker: no payment provider needed."""
     return SagaRunner(engine, buy_pack(None))
 
 

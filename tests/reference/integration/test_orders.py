@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from harness.processes import Spawner
 from harness.redis import RedisServer
 from harness.waiting import until
-from studyhall import relay
+from studyhall import event_worker
 from studyhall.orders import service
 from studyhall.orders.db import analytics, feed_entries, notifications, orders, packs, payouts
 from studyhall.orders.events import TOPIC
@@ -208,7 +208,7 @@ async def test_events_that_the_bus_lost_are_found_and_handed_to_their_consumer_o
 
     async def consume_all() -> None:
         stop = asyncio.Event()
-        task = asyncio.create_task(relay.consume(shop, bus, "feed", stop=stop))
+        task = asyncio.create_task(event_worker.consume(shop, bus, "feed", stop=stop))
 
         async def through() -> bool:
             return await bus.lag("feed") == 0
@@ -221,20 +221,20 @@ async def test_events_that_the_bus_lost_are_found_and_handed_to_their_consumer_o
     await publish("a", "b", "c")
     await consume_all()
     await publish("d", "e")
-    assert await relay.reconcile_events(shop, bus, "feed", grace=0) is None, "not read yet is not lost"
+    assert await event_worker.reconcile_events(shop, bus, "feed", grace=0) is None, "not read yet is not lost"
     with own_redis.client() as server:
         server.flushall()
     await bus.subscribe("feed", [TOPIC])
     await consume_all()
     assert await count(shop, feed_entries) == 3, "nobody told the feed what it missed"
-    report = await relay.reconcile_events(shop, bus, "feed", grace=0)
+    report = await event_worker.reconcile_events(shop, bus, "feed", grace=0)
     assert report is not None
     assert report.repaired == ["d", "e"]
     assert await count(shop, feed_entries) == 5
-    again = await relay.reconcile_events(shop, bus, "feed", grace=0)
+    again = await event_worker.reconcile_events(shop, bus, "feed", grace=0)
     assert again is not None
     assert (again.checked, again.clean) == (5, True)
-    young = await relay.reconcile_events(shop, bus, "payouts")
+    young = await event_worker.reconcile_events(shop, bus, "payouts")
     assert young is not None
     assert (young.young, young.repaired) == (5, []), "what was published just now is on its way"
     await bus.redis.aclose()

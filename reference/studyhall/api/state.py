@@ -21,14 +21,14 @@ from studyhall.patterns.wait_for_result import Results
 
 from .problems import Problem
 
-__all__ = ["Admin", "Caller", "Hall", "RequestKey", "TheHall"]
+__all__ = ["Admin", "Caller", "ApiState", "RequestKey", "State"]
 
 
 HISTORY = 180  # samples of the queues, five seconds apart: a quarter of an hour
 
 
 @dataclass(slots=True)
-class Hall:
+class ApiState:
     app: App
     stream: ProgressStream
     results: Results
@@ -41,9 +41,9 @@ class Hall:
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)  # what `replay many` did, the last few
 
 
-def _hall(request: Request) -> Hall:
-    hall: Hall = request.app.state.hall
-    return hall
+def _state(request: Request) -> ApiState:
+    state: ApiState = request.app.state.studyhall
+    return state
 
 
 def _caller(
@@ -63,7 +63,7 @@ _bearer = HTTPBearer(auto_error=False, description="STUDYHALL_ADMIN_TOKEN")
 
 def _admin(request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> str:
     """A header, never a cookie or an address: no other site can make a browser send it."""
-    token = _hall(request).app.settings.admin_token
+    token = _state(request).app.settings.admin_token
     if not token:
         raise Problem(403, "admin-off", "Admin is off. Set STUDYHALL_ADMIN_TOKEN and restart to turn it on.")
     if given is None or not hmac.compare_digest(given.credentials.encode(), token.encode()):
@@ -76,7 +76,7 @@ def _admin(request: Request, given: Annotated[HTTPAuthorizationCredentials | Non
     return "admin"
 
 
-TheHall = Annotated[Hall, Depends(_hall)]
+State = Annotated[ApiState, Depends(_state)]
 Caller = Annotated[str, Depends(_caller)]
 Admin = Annotated[str, Depends(_admin)]
 RequestKey = Annotated[
