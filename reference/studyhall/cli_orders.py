@@ -14,7 +14,6 @@ from sqlalchemy import select
 from .cli_saga import opened
 from .orders import service
 from .orders.db import packs
-from .orders.saga import order_taker
 from .patterns.core.store import begin, read
 from .patterns.outbox import quarantine as outbox_upkeep
 from .patterns.saga import store as saga_store
@@ -57,7 +56,6 @@ def buy(
                 await service.seed_packs(tx)
                 placed = await service.place_order(
                     tx,
-                    order_taker(engine),
                     pack_id=pack,
                     customer=customer or getpass.getuser(),
                     seats=seats,

@@ -143,6 +143,14 @@ class Settings(BaseModel):
     def blob_dir(self) -> Path:
         return self.data_dir / "blobs"
 
+    def make_data_dir(self) -> None:
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingsError(
+                f"{variable('data_dir')}: cannot use {self.data_dir} ({error.strerror}); name a folder you may write to"
+            ) from None
+
     def keys(self) -> list[str]:
         """Signing keys; without configuration one is made once and shared by all processes of the data dir."""
         if self.signing_keys:
@@ -152,7 +160,7 @@ class Settings(BaseModel):
                     f"{variable('signing_keys')}: each key needs at least {MIN_KEY_BYTES} bytes; openssl rand -hex 32"
                 )
             return keys
-        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self.make_data_dir()
         path = self.data_dir / "signing.key"
         try:
             # O_EXCL: of several processes that start at once exactly one makes the key, whole, before it is visible.

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 
 from studyhall.orders import db, service
-from studyhall.orders.saga import order_taker
 from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.saga import store as saga_store
 
@@ -82,7 +81,6 @@ async def place_order(
         async with begin(store) as tx:
             return await service.place_order(
                 tx,
-                order_taker(store),
                 pack_id=wanted.pack_id,
                 customer=caller,
                 seats=wanted.seats,

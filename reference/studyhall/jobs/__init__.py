@@ -5,6 +5,7 @@ from __future__ import annotations
 from studyhall.patterns.core.job import Deadline
 from studyhall.patterns.flow import OnFailure, chain
 from studyhall.patterns.producer import JobRequest
+from studyhall.patterns.rate_limit import named_tenant
 from studyhall.patterns.retry import AI, DOCUMENTS
 from studyhall.patterns.typed_jobs import JobTypes
 
@@ -90,7 +91,7 @@ STAGES = ("document-processing", "graph-generation", "quiz-creation", "connectio
 
 def study_flow(document_id: str, owner: str) -> JobRequest:
     """extract -> graph -> quiz -> explanations: each waits for the one before, all are added or none."""
-    payload = {"document_id": document_id, "owner": owner}
+    payload = {"document_id": document_id, "owner": named_tenant(owner)}
     # A stage that failed for good keeps the later ones waiting: replayed from the dead letters, it goes on there.
     steps = [JobRequest(name, payload, key=document_id, on_failure=OnFailure.WAIT) for name in STAGES]
     return chain(*steps)

@@ -18,7 +18,7 @@ import pytest
 from harness.ports import free_port
 from harness.processes import ROOT, Spawner
 from harness.waiting import until_sync
-from studyhall import cli, terminal
+from studyhall import cli, cli_documents, terminal
 from studyhall.app import open_app
 from studyhall.patterns.core.connections import producer_client
 from studyhall.settings import load
@@ -160,8 +160,8 @@ def test_dlq_mistakes_exit_with_a_line_that_says_what_to_do(studyhall: Command) 
     for args, code, text in (
         (("dlq", "show", "nothing"), 1, "no dead letter"),
         (("dlq", "replay", "nothing"), 1, "no dead letter"),
-        (("dlq", "replay"), 2, "name one letter"),
-        (("dlq", "replay", "x", "--all"), 2, "name one letter"),
+        (("dlq", "replay"), 2, "name one dead letter"),
+        (("dlq", "replay", "x", "--all"), 2, "name one dead letter"),
         (("dlq", "purge"), 1, ""),
     ):
         said = studyhall(*args)
@@ -230,7 +230,7 @@ def test_waiting_without_a_worker_says_what_is_missing(
     async def somebody_works() -> bool:
         settings = load({"REDIS_URL": redis_url}, {"data_dir": tmp_path / "data"})
         async with open_app(settings) as app:
-            return await cli._somebody_works(app)
+            return await cli_documents._somebody_works(app)
 
     assert asyncio.run(somebody_works()), "with a worker there is nothing to say"
     working.close()

@@ -21,7 +21,7 @@ from studyhall.orders import service
 from studyhall.orders.db import analytics, feed_entries, notifications, orders, packs, payouts
 from studyhall.orders.events import TOPIC
 from studyhall.orders.payments import Payments
-from studyhall.orders.saga import buy_pack, order_taker
+from studyhall.orders.saga import buy_pack
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
@@ -52,7 +52,7 @@ async def shop(store: AsyncEngine) -> AsyncEngine:
 async def place(store: AsyncEngine, **order: Any) -> str:
     order = {"pack_id": "biology-101", "customer": "ann", **order}
     async with begin(store) as tx:
-        return await service.place_order(tx, order_taker(store), **order)
+        return await service.place_order(tx, **order)
 
 
 async def count(store: AsyncEngine, table: Table) -> int:
@@ -63,7 +63,7 @@ async def count(store: AsyncEngine, table: Table) -> int:
 async def test_order_event_and_saga_commit_together_or_not_at_all(shop: AsyncEngine) -> None:
     async def failing_caller() -> None:
         async with begin(shop) as tx:
-            await service.place_order(tx, order_taker(shop), pack_id="biology-101", customer="ann")
+            await service.place_order(tx, pack_id="biology-101", customer="ann")
             raise RuntimeError("the request failed after all")
 
     with pytest.raises(RuntimeError):
