@@ -18,7 +18,6 @@ from studyhall.patterns.dead_letter import reason_of
 from studyhall.patterns.deferred_reply import DeferredReplies
 from studyhall.patterns.idempotency import result_of
 from studyhall.patterns.in_process_tasks import Tasks
-from studyhall.patterns.observability.metrics import JobMetrics
 from studyhall.patterns.progress_stream import ProgressStream
 from studyhall.patterns.request_dedup import RequestDedup
 from studyhall.patterns.timers import every
@@ -61,7 +60,6 @@ def create_app(settings: Settings) -> FastAPI:
                     stream, app.producer.redis, stored=result_of(app.store), failed=reason_of(app.store)
                 ),
                 tasks=tasks,
-                metrics=JobMetrics(),
                 uploads=RequestDedup(app.store, "uploads"),
                 orders=RequestDedup(app.store, "orders"),
                 replies=DeferredReplies(app.store, life=settings.chat_token_seconds),

@@ -14,7 +14,6 @@ from fastapi.security.http import HTTPAuthorizationCredentials
 from studyhall.app import App
 from studyhall.patterns.deferred_reply import DeferredReplies
 from studyhall.patterns.in_process_tasks import Tasks
-from studyhall.patterns.observability.metrics import JobMetrics
 from studyhall.patterns.progress_stream import ProgressStream
 from studyhall.patterns.request_dedup import RequestDedup
 from studyhall.patterns.wait_for_result import Results
@@ -33,7 +32,6 @@ class ApiState:
     stream: ProgressStream
     results: Results
     tasks: Tasks
-    metrics: JobMetrics
     uploads: RequestDedup
     orders: RequestDedup
     replies: DeferredReplies
