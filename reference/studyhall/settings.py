@@ -55,7 +55,17 @@ class Settings(BaseModel):
     signing_keys: str | None = Field(
         None, repr=False, description="comma separated, newest first; none: made in data_dir"
     )
-    admin_token: str | None = Field(None, repr=False, description="turns the admin endpoints on")
+    admin_token: Annotated[str, Field(min_length=16)] | None = Field(
+        None, repr=False, description="turns the admin endpoints on; openssl rand -hex 32"
+    )
+    trusted_proxies: str | None = Field(
+        None,
+        description="addresses of proxies whose X-Forwarded-For is believed, comma separated; none: nobody's",
+    )
+    event_streams: Annotated[int, Field(ge=1)] = Field(500, description="event streams open at once")
+    event_streams_per_client: Annotated[int, Field(ge=1)] = Field(
+        20, description="event streams open at once per client address"
+    )
     allowed_hosts: str = Field(
         "localhost,127.0.0.1,[::1]", description="host names the API answers to, comma separated; *: any"
     )
@@ -144,8 +154,12 @@ class Settings(BaseModel):
         return self.data_dir / "blobs"
 
     def make_data_dir(self) -> None:
+        """Uploads, database and keys lie here: for our own user alone."""
         try:
-            self.data_dir.mkdir(parents=True, exist_ok=True)
+            self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # An earlier version made it readable for everybody. Other people's folders are left as they are.
+            if (self.data_dir / "signing.key").exists() and self.data_dir.stat().st_uid == os.getuid():
+                self.data_dir.chmod(0o700)
         except OSError as error:
             raise SettingsError(
                 f"{variable('data_dir')}: cannot use {self.data_dir} ({error.strerror}); name a folder you may write to"

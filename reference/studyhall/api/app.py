@@ -37,7 +37,7 @@ from . import (
 )
 from .gate import Gate
 from .problems import install
-from .state import ApiState
+from .state import ApiState, Streams
 
 __all__ = ["create_app"]
 
@@ -63,6 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
                 uploads=RequestDedup(app.store, "uploads"),
                 orders=RequestDedup(app.store, "orders"),
                 replies=DeferredReplies(app.store, life=settings.chat_token_seconds),
+                streams=Streams(settings.event_streams, settings.event_streams_per_client),
             )
 
             async def sample() -> None:
