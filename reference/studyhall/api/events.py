@@ -49,10 +49,13 @@ class Streamed(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[str], streams: Streams, client: str) -> None:
+    def __init__(
+        self, events: AsyncIterator[str], streams: Streams, client: str, status_code: int = 200
+    ) -> None:
+        # FastAPI reads the default of `status_code` for its OpenAPI document.
         streams.open(client)
         self._streams, self._client = streams, client
-        super().__init__(_until(events, streams.stopping))
+        super().__init__(_until(events, streams.stopping), status_code)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -226,7 +226,7 @@ async def test_without_the_kernels_help_a_busy_child_still_ends_with_its_parents
     """Other systems have no PDEATHSIG. There, the end of the pipe is what tells a child."""
     boot = (
         "import sys, json; sys.path[:] = json.loads(sys.argv[1]);"
-        "from studyhall.patterns.isolated_child import serve; sys.platform = 'elsewhere'; serve(int(sys.argv[2]))"
+        "from studyhall.patterns.isolation.child import serve; sys.platform = 'elsewhere'; serve(int(sys.argv[2]))"
     )
     mark = tmp_path / "mark"
     argv = [sys.executable, "-c", boot, json.dumps(sys.path), str(os.getpid())]
