@@ -119,10 +119,10 @@ def test_dead_letters_are_replayed_one_and_many_and_purged_by_word(
     page.goto("/#/letters")
     letters_view(page, 3)
     page.get_by_label("Select all shown").check()
-    page.get_by_role("button", name="Replay 3 selected letters…").click()
+    page.get_by_role("button", name="Replay 3 selected dead letters…").click()
     page.get_by_label("At most so many per second").fill("20")
     page.get_by_role("button", name="Replay", exact=True).click()
-    page.get_by_text("3 letters replayed.").wait_for()
+    page.get_by_text("3 dead letters replayed.").wait_for()
     letters_view(page, 3)
     page.get_by_role("link", name="document-processing").first.click()
     page.get_by_text("Earlier deaths of this job").wait_for()
@@ -140,7 +140,7 @@ def test_dead_letters_are_replayed_one_and_many_and_purged_by_word(
     assert purge.is_disabled()
     page.get_by_label("Type “purge” to go on").fill("purge")
     purge.click()
-    page.get_by_text("letters purged.").wait_for()
+    page.get_by_text("dead letters purged.").wait_for()
     page.get_by_text("No dead letters").wait_for()
 
 

@@ -72,6 +72,7 @@ TITLES = {
     403: "Not allowed",
     404: "Not found",
     405: "Method not allowed",
+    408: "Too slow",
     409: "Not possible in this state",
     413: "Too large",
     415: "Unsupported type",

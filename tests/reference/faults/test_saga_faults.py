@@ -13,7 +13,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -28,10 +28,8 @@ from harness.processes import Spawner, spawn_python
 from harness.waiting import until
 from studyhall.orders import service
 from studyhall.orders.db import orders, packs, seat_reservations
-from studyhall.orders.saga import order_taker
 from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.outbox import outbox
-from studyhall.patterns.saga import SagaRunner
 from studyhall.patterns.saga import repair as saga_repair
 from studyhall.patterns.saga import store as saga_store
 
@@ -73,11 +71,7 @@ class Shop:
     url: str
     payment: str
     directory: Path
-    runner: SagaRunner = field(init=False)
     placed: int = 0
-
-    def __post_init__(self) -> None:
-        self.runner = order_taker(self.store)
 
     async def place(
         self, customer: str, *, method: str = "card_ok", pack: str = "pack", naive: bool = False
@@ -88,7 +82,6 @@ class Shop:
         async with begin(self.store) as tx:
             await service.place_order(
                 tx,
-                self.runner,
                 pack_id=pack,
                 customer=f"{customer}/{order_id}",
                 seats=2,

@@ -113,7 +113,7 @@ def test_wrong_input_says_what_to_do(studyhall: Command) -> None:
     assert "JSON object" in studyhall(
         "saga", "repair", "x", "--note", "n", "--done", "a", "--result", "[", fails=2
     )
-    assert "is `studyhall relay` running?" in studyhall(
+    assert "is `studyhall event-worker` running?" in studyhall(
         "order", "buy", "biology-101", "--wait", "0.2", fails=1
     )
 

@@ -13,7 +13,7 @@ from sqlalchemy import insert, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.waiting import until
-from studyhall.housekeeping import clean_up
+from studyhall.maintenance import clean_up
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.store import begin, is_postgres

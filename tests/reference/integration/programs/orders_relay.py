@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 
-from studyhall import relay
+from studyhall import event_worker
 from studyhall.patterns.core import store
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
@@ -19,7 +19,7 @@ async def main(store_url: str, redis_url: str, payment_url: str) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     print("ready", flush=True)
-    await relay.run(engine, bus, payment_url, stop=stop)
+    await event_worker.run(engine, bus, payment_url, stop=stop)
     await bus.close()
     await store.close(engine)
     print("stopped", flush=True)
