@@ -14,34 +14,37 @@ from queuesmith import catalogue  # noqa: E402
 PATH = ROOT / "templates" / "catalogue.yml"
 
 # What the code of each template imports; everything else in a project was asked for.
-_SHARED = ["engine/server.py", "health/signals.py", "observability.py", "parent_death.py", "core/store.py"]
+_SHARED = [
+    "core/clock.py",
+    "core/connections.py",
+    "core/store.py",
+    "engine/server.py",
+    "idempotency/markers.py",
+    "observability/lines.py",
+    "parent_death.py",
+    "shutdown.py",
+]
 _JOBS = [
     *_SHARED,
     "bullmq_worker/worker.py",
     "dead_letter/sweeper.py",
     "deadline.py",
+    "idempotency/once.py",
     "pipeline.py",
     "producer.py",
-    "retry.py",
-    "shutdown.py",
     "signed_payload.py",
     "stall_budget.py",
     "typed_jobs.py",
 ]
 CORE = {
-    "background-jobs": [*_JOBS, "schedule/keeper.py"],
+    "background-jobs": _JOBS,
     "async-flow": [*_JOBS, "progress.py", "progress_stream.py"],
     "event-driven": [
         *_SHARED,
         "event_bus/redis_streams.py",
-        "core/connections.py",
-        "event_bus/bus.py",
         "inbox.py",
-        "outbox/table.py",
         "outbox/relay.py",
         "saga/runner.py",
-        "saga/repair.py",
-        "shutdown.py",
     ],
 }
 BROKERS = {
@@ -61,7 +64,9 @@ HEAD = """\
 
 def rendered() -> str:
     patterns = catalogue.patterns()
-    modules = sorted(path.name for path in catalogue.MODULES.glob("*.py"))
+    modules = sorted(
+        path.relative_to(catalogue.MODULES).as_posix() for path in catalogue.MODULES.rglob("*.py")
+    )
     facts = {
         "version": catalogue.version(),
         "core": {kind: catalogue.closure(own) for kind, own in CORE.items()},
