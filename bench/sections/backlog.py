@@ -22,6 +22,7 @@ from bullmq.redis_connection import RedisConnection
 from bench.figures import Column, Value
 from bench.lab import Lab
 from harness.pipelines import full_producer
+from studyhall.patterns.bullmq_worker.autopipeline import AutoPipeline
 from studyhall.patterns.bullmq_worker.ledger import Ledger
 from studyhall.patterns.core.connections import worker_client
 from studyhall.patterns.pipeline import JobContext
@@ -107,7 +108,7 @@ async def _producer(
     jobs = JobTypes()
     jobs.register(name="nothing", payload=Nothing, handler=nothing, queue=QUEUE)
     producer = full_producer(jobs, url, signer=Signer(KEYS), timeout=30)
-    workers = worker_client(url)
+    workers = worker_client(url, AutoPipeline)
     ledger = Ledger(RedisBackend(QUEUE, RedisConnection(workers), prefix="bull"), 30_000, None, _raise)
     filled = 0
 

@@ -24,7 +24,7 @@ from harness.pipelines import full_pipeline, full_producer
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.store import close, create_all, open_store
 from studyhall.patterns.pipeline import JobContext
-from studyhall.patterns.schedule import Schedule, Schedules, tick_of
+from studyhall.patterns.schedule import Schedule, Schedules, tick_of, ticking
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -82,12 +82,12 @@ async def _ours(url: str, late: list[float]) -> AsyncIterator[None]:
 
     jobs = JobTypes()
     jobs.register(name="tick", payload=Nothing, handler=tick, queue="ticks")
-    schedules = Schedules(jobs, [Schedule("every-second", "tick", every=EVERY)])
+    schedules = Schedules(jobs, [Schedule("every-second", "tick", every=EVERY)], sign=Signer(KEYS).sign)
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(f"sqlite:///{Path(folder).resolve()}/ticks.db")
         await create_all(store)
         producer = full_producer(jobs, url, signer=Signer(KEYS), timeout=10)
-        pipeline = full_pipeline(jobs, store, signer=Signer(KEYS), guards=[schedules.guard])
+        pipeline = full_pipeline(jobs, store, ticking(schedules, store), signer=Signer(KEYS))
         worker = ReliableWorker("ticks", pipeline, url=url)
         running = asyncio.create_task(worker.run())
         try:

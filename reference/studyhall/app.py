@@ -17,7 +17,7 @@ from .patterns.core import store as stores
 from .patterns.degraded import DegradedProducer
 from .patterns.engine import RedisServer, ensure_redis
 from .patterns.engine.check import Unreachable, without_secrets
-from .patterns.flow import add_flow
+from .patterns.flow import Flows
 from .patterns.producer import Producer
 from .patterns.signed_payload import Signer, signing
 from .patterns.typed_jobs import JobTypes, validated
@@ -64,7 +64,7 @@ async def open_app(settings: Settings, *, edge: bool = False) -> AsyncIterator[A
             traces = tracing.to_file(settings.trace_file, "studyhall") if settings.trace_file else None
             jobs, signer = job_types(), Signer(settings.keys())
             producer = Producer(
-                redis.url, validated(jobs), tracing.tracing_adds(), small(), signing(signer), flows=add_flow
+                redis.url, validated(jobs), tracing.tracing_adds(), small(), signing(signer), flows=Flows()
             )
             if edge:
                 producer.admission = admission(settings, producer.redis)

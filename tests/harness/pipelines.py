@@ -18,7 +18,7 @@ from studyhall.patterns.claim_check import MAX_PAYLOAD, max_payload, small
 from studyhall.patterns.core.execution import Step
 from studyhall.patterns.core.store import close, create_all, open_store
 from studyhall.patterns.deadline import within_deadline
-from studyhall.patterns.flow import add_flow
+from studyhall.patterns.flow import Flows
 from studyhall.patterns.idempotency.once import inboxes, once
 from studyhall.patterns.observability import JsonLines, logged
 from studyhall.patterns.observability.metrics import JobMetrics, measured
@@ -74,7 +74,7 @@ def full_producer(
 ) -> Producer:
     """Every step there is."""
     steps = [validated(jobs), tracing_adds(), small(most_bytes), *([signing(signer)] if signer else [])]
-    return Producer(url, *steps, flows=add_flow, **options)
+    return Producer(url, *steps, flows=Flows(), **options)
 
 
 class _Lines(logging.Handler):

@@ -27,9 +27,9 @@ from .core.job import JobRequest, Outgoing
 __all__ = [
     "FlowConflict",
     "FlowTooLarge",
+    "Flows",
     "OnFailure",
     "UnknownPolicy",
-    "add_flow",
     "chain",
     "edge_options",
     "fan_in",
@@ -105,12 +105,22 @@ class _Producer(Protocol):
     options: dict[str, Any]
 
 
-async def add_flow(producer: _Producer, root: Outgoing) -> None:
-    """For `Producer(flows=add_flow)`: add the job and all below it, or none."""
-    check_size(root.request)
-    node = _tree(root)
-    await check_parents(node, producer.redis, producer.prefix)
-    await FlowProducer(producer.options).add(node)
+class Flows:
+    """For `Producer(flows=Flows())`: a request with children is added with all below it, or not at all."""
+
+    def check(self, request: JobRequest) -> None:
+        """Raise `FlowTooLarge` before anything is built."""
+        jobs, level, depth = 0, [request], 0
+        while level:
+            jobs, depth = jobs + len(level), depth + 1
+            if jobs > MAX_JOBS or depth > MAX_DEPTH:
+                raise FlowTooLarge(f"over {MAX_JOBS} jobs or {MAX_DEPTH} levels. {FlowTooLarge.__doc__}")
+            level = [child for parent in level for child in parent.children]
+
+    async def add(self, producer: _Producer, root: Outgoing) -> None:
+        node = _tree(root)
+        await check_parents(node, producer.redis, producer.prefix)
+        await FlowProducer(producer.options).add(node)
 
 
 def _tree(job: Outgoing) -> dict[str, Any]:
@@ -125,16 +135,6 @@ def _tree(job: Outgoing) -> dict[str, Any]:
         "opts": job.opts,
         "children": children,
     }
-
-
-def check_size(flow: JobRequest) -> None:
-    """Raise `FlowTooLarge` before anything is built."""
-    jobs, level, depth = 0, [flow], 0
-    while level:
-        jobs, depth = jobs + len(level), depth + 1
-        if jobs > MAX_JOBS or depth > MAX_DEPTH:
-            raise FlowTooLarge(f"over {MAX_JOBS} jobs or {MAX_DEPTH} levels. {FlowTooLarge.__doc__}")
-        level = [child for request in level for child in request.children]
 
 
 async def check_parents(root: dict[str, Any], redis: Redis, prefix: str) -> None:

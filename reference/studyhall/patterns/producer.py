@@ -2,7 +2,7 @@
 
     producer = Producer(
         url, validated(jobs), tracing_adds(), small(), signing(signer),
-        admission=Admission(…), flows=add_flow,
+        admission=Admission(…), flows=Flows(),
     )
     await producer.enqueue(JobRequest("resize", {"image": 7}, key="image-7"))
 
@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from bullmq import Queue
 from redis.exceptions import RedisError
@@ -53,7 +53,13 @@ MAX_ADDS = 16  # at once, by one producer: more would only open more connections
 MAX_DELAY = 366 * 24 * 3600.0
 
 Admit = Callable[[str, int, int], Awaitable[None]]  # (queue, jobs, priority); raises to refuse
-AddFlow = Callable[["Producer", Outgoing], Awaitable[None]]
+
+
+class AddsFlows(Protocol):
+    """`flow.Flows` is one."""
+
+    def check(self, request: JobRequest) -> None: ...
+    async def add(self, producer: Any, root: Outgoing) -> None: ...
 
 
 class InvalidMaxAge(Permanent):
@@ -72,13 +78,13 @@ class Producer:
         url: str,
         *steps: AddStep,
         admission: Admit | None = None,
-        flows: AddFlow | None = None,
+        flows: AddsFlows | None = None,
         prefix: str = "bull",
         timeout: float = 1.5,
         retention: Retention = DEFAULT,
     ) -> None:
         """`admission` is asked before every add and raises `Overloaded` to refuse. `flows` adds requests with
-        children: `flow.add_flow`."""
+        children: `flow.Flows()`."""
         self._steps, self._flows = steps, flows
         self._queue_of = next((step.queue_of for step in steps if hasattr(step, "queue_of")), None)
         self._timeout = timeout
@@ -118,7 +124,7 @@ class Producer:
                 await self._admit([job])
                 if job.children:
                     assert self._flows is not None
-                    await self._flows(self, job)
+                    await self._flows.add(self, job)
                     await self._refuse_twins(list(_all([job])))
                     return
                 added = self.queue(job.ref.queue).add(job.ref.name, job.data, job.opts)
@@ -183,11 +189,15 @@ class Producer:
         return Outgoing(request, ref, dict(data) if isinstance(data, Mapping) else data, opts)
 
     def _outgoing(self, request: JobRequest) -> Outgoing:
-        job = self.outgoing(self.ref(request), request)
         if request.children:
             if self._flows is None:
-                raise ValueError("this request has children: Producer(…, flows=flow.add_flow) adds them")
-            job.children = [self._outgoing(child) for child in request.children]
+                raise ValueError("this request has children: Producer(…, flows=flow.Flows()) adds them")
+            self._flows.check(request)
+        return self._tree(request)
+
+    def _tree(self, request: JobRequest) -> Outgoing:
+        job = self.outgoing(self.ref(request), request)
+        job.children = [self._tree(child) for child in request.children]
         return job
 
     async def _through(self, jobs: Sequence[Outgoing], add: AddNext) -> None:

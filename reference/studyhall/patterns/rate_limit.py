@@ -8,8 +8,8 @@ Promises
   starts are `per / max` apart. For a provider that counts in sliding windows.
 - `limited(tenant_limit(…))`, a step of a pipeline: a tenant starts at most `burst` jobs at once and `rate` per
   second after that. A job over the budget consumes no attempt; it gets its own turn in time, kept for it, and
-  comes back exactly then. So a heavy tenant's backlog neither stands before a light one's job, nor comes back as a herd,
-  nor starves: its jobs go in the order in which they were refused. `total` limits all tenants together.
+  comes back exactly then. So a heavy tenant's backlog neither stands before a light one's job, nor comes back
+  as a herd, nor starves: its jobs go in the order in which they were refused. `total` limits all tenants together.
 - `limit.book(…)` at the producer gives the turns out before the jobs are added: those beyond the budget wait as
   delayed jobs from the start. So a light tenant does not even wait while a heavy one's thousand are refused.
 - Jobs that come back late (no worker, long queue) still go; the turns behind them slip by as much, so no backlog

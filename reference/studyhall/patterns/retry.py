@@ -17,7 +17,16 @@ from collections.abc import Iterator
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 
-from .core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze
+from .core.errors import (
+    Cancelled,
+    FailPermanently,
+    Permanent,
+    RateLimited,
+    ResourceBusy,
+    RetryLater,
+    Snooze,
+    describe,
+)
 from .core.job import DAY, Decision, Outcome, RetryPolicy
 
 __all__ = [
@@ -51,7 +60,7 @@ def full_jitter(policy: RetryPolicy, attempt: int, rng: random.Random = _system_
     return rng.random() * min(policy.cap, policy.base * 2.0**exponent)
 
 
-def decide(
+def decide(  # noqa: PLR0911  one row per class of error
     error: BaseException,
     policy: RetryPolicy | None,
     attempts_made: int,
@@ -67,18 +76,23 @@ def decide(
     """
     policy = policy or DEFAULT
     error = _decisive(error)
-    reason = f"{type(error).__name__}: {error}"
+    reason = f"{type(error).__name__}: {describe(error)}"
     match error:
         case Cancelled():
             return Decision(Outcome.CANCELLED, reason)
+        case FailPermanently():
+            return Decision(Outcome.PERMANENT, describe(error))
         case Permanent():
             return Decision(Outcome.PERMANENT, reason)
+        case RetryLater() if not error.consume_attempt:
+            return _wait(error.delay, describe(error), policy, age)
         case RateLimited() | ResourceBusy() | Snooze():
             return _wait(_free_delay(error, policy, waits, rng), reason, policy, age)
     if attempts_made + 1 >= policy.attempts:
         spent = f"attempt {attempts_made + 1} of {policy.attempts} failed: {reason}"
         return Decision(Outcome.EXHAUSTED, spent)
-    return Decision(Outcome.RETRY, reason, full_jitter(policy, attempts_made, rng))
+    delay = error.delay if isinstance(error, RetryLater) else full_jitter(policy, attempts_made, rng)
+    return Decision(Outcome.RETRY, reason, delay)
 
 
 def parse_retry_after(header: str | None, now: float, *, limit: float = DAY) -> float | None:
@@ -140,7 +154,7 @@ def _rank(error: BaseException) -> tuple[int, float]:
     match error:
         case Cancelled():
             return 0, 0.0
-        case Permanent():
+        case Permanent() | FailPermanently():
             return 1, 0.0
         case RateLimited() | ResourceBusy() | Snooze():
             return 3, -_asked(error)  # nothing but waits: the longest covers the others

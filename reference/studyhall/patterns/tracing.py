@@ -28,7 +28,7 @@ from .core.execution import CallNext, JobContext, Step
 from .core.job import AddNext, AddStep, Outgoing, current_correlation_id
 from .core.redaction import redact_text
 
-__all__ = ["ended", "enqueueing", "executing", "to_file", "trace_meta", "traced", "tracing_adds"]
+__all__ = ["continued", "ended", "enqueueing", "executing", "to_file", "trace_meta", "traced", "tracing_adds"]
 
 MAX_NAME = 100  # names found in a queue are anybody's text
 _tracer = trace.get_tracer("queuesmith.jobs")
@@ -53,7 +53,7 @@ def traced() -> Step:
 
     async def traced(run: JobContext, call_next: CallNext) -> Any:
         error: BaseException | None = None
-        with _continued(run.meta), executing(run.name, run.queue, run.job_id, run.attempt) as span:
+        with continued(run.meta), executing(run.name, run.queue, run.job_id, run.attempt) as span:
             try:
                 return await call_next(run)
             except BaseException as raised:
@@ -89,7 +89,8 @@ def trace_meta() -> dict[str, str]:
 
 
 @contextmanager
-def _continued(meta: Mapping[str, Any]) -> Iterator[None]:
+def continued(meta: Mapping[str, Any]) -> Iterator[None]:
+    """Work in the trace whose context the producer put into `meta`."""
     if "traceparent" not in meta:
         yield
         return

@@ -12,6 +12,7 @@ from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from harness.waiting import until
 from studyhall.patterns.bullmq_worker import autopipeline
+from studyhall.patterns.bullmq_worker.autopipeline import AutoPipeline
 from studyhall.patterns.core.connections import worker_client
 
 ECHO = "return ARGV[1]"
@@ -19,7 +20,7 @@ FAIL = "return redis.error_reply('WRONG ' .. ARGV[1])"
 
 
 async def test_a_thousand_calls_share_one_connection_and_few_writes(redis_url, redis_server):
-    client = worker_client(redis_url, name="thousand")
+    client = worker_client(redis_url, AutoPipeline, name="thousand")
     echo = client.register_script(ECHO)
     assert await echo(args=["first"]) == "first"
     with redis_server.client() as watcher:
@@ -34,7 +35,7 @@ async def test_a_thousand_calls_share_one_connection_and_few_writes(redis_url, r
 
 async def test_replies_stay_with_their_callers_when_others_fail_or_are_cancelled(redis_url, seed):
     choose = random.Random(seed)
-    client = worker_client(redis_url)
+    client = worker_client(redis_url, AutoPipeline)
     echo, fail = client.register_script(ECHO), client.register_script(FAIL)
     await asyncio.gather(echo(args=[0]), _caught(fail(args=[0])))
 
@@ -62,7 +63,7 @@ async def test_replies_stay_with_their_callers_when_others_fail_or_are_cancelled
 
 @pytest.mark.fault
 async def test_a_dead_server_fails_every_call_at_once_and_the_next_connection_works(own_redis):
-    client = worker_client(own_redis.url)
+    client = worker_client(own_redis.url, AutoPipeline)
     echo = client.register_script(ECHO)
     await echo(args=["warm"])
     own_redis.pause()  # so that the calls are on their way, unanswered, when it dies
@@ -83,7 +84,7 @@ async def test_a_dead_server_fails_every_call_at_once_and_the_next_connection_wo
 @pytest.mark.fault
 async def test_a_frozen_server_fails_the_calls_instead_of_hanging(own_redis, monkeypatch):
     monkeypatch.setattr(autopipeline, "SILENCE_TICKS", 1)
-    client = worker_client(own_redis.url)
+    client = worker_client(own_redis.url, AutoPipeline)
     echo = client.register_script(ECHO)
     await echo(args=["warm"])
     own_redis.pause()
@@ -101,7 +102,7 @@ async def test_a_frozen_server_fails_the_calls_instead_of_hanging(own_redis, mon
 
 async def test_a_blocked_event_loop_is_not_mistaken_for_a_silent_server(redis_url, monkeypatch):
     monkeypatch.setattr(autopipeline, "SILENCE_TICKS", 1)
-    client = worker_client(redis_url)
+    client = worker_client(redis_url, AutoPipeline)
     echo = client.register_script(ECHO)
     await echo(args=["warm"])
     calls = [asyncio.create_task(echo(args=[n])) for n in range(10)]
@@ -113,7 +114,7 @@ async def test_a_blocked_event_loop_is_not_mistaken_for_a_silent_server(redis_ur
 
 
 async def test_closing_fails_what_is_under_way_and_what_comes_late(redis_url, redis_server):
-    client = worker_client(redis_url, name="closing")
+    client = worker_client(redis_url, AutoPipeline, name="closing")
     echo = client.register_script(ECHO)
     await echo(args=["warm"])
     call = asyncio.create_task(echo(args=["never"]))

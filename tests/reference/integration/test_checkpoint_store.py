@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import timedelta
 
 import pytest
 from sqlalchemy import update
@@ -90,5 +89,5 @@ async def test_purge_forgets_what_nobody_will_resume(store: AsyncEngine) -> None
     async with begin(store) as tx:
         await tx.execute(update(checkpoints).values(saved_at=time.time() - 100))
     await save(store, "young", 1, 1)
-    assert await checkpoint.purge(store, timedelta(seconds=50)) == 1
+    assert await checkpoint.purge(store, 50) == 1
     assert await checkpoint.claim(store, "young", 1) == 1

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -392,7 +391,7 @@ async def test_purge_forgets_old_letters_only(store: AsyncEngine, redis: Redis) 
         await tx.execute(update(dead_letters).values(archived_at=time.time() - 3600))
     await redis.zadd("bull:q:failed", {"new": 1_700_000_000_000})
     await dead_letter.sweep(["q"], redis, store)
-    assert await dead_letter.purge(store, timedelta(minutes=30), batch=10) == 25
+    assert await dead_letter.purge(store, 1800, batch=10) == 25
     assert (await only(store)).job_id == "new"
 
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.ai_server import AIServer, Answer, Reply
-from harness.pipelines import full_pipeline
+from harness.pipelines import full_pipeline, full_producer
 from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work
@@ -97,7 +97,7 @@ async def test_local_provider_pays_nothing_and_a_remote_one_is_shared_fairly(
     local = settings_at(tmp_path)
     assert ai_limit(local, client) == []
     assert provider_breaker(local, client) is None
-    [guard] = ai_limit(settings_at(tmp_path, user_rate=1, user_burst=2), client)
+    [limit] = ai_limit(settings_at(tmp_path, user_rate=1, user_burst=2), client)
 
     class Whose(Payload):
         owner: str
@@ -112,14 +112,14 @@ async def test_local_provider_pays_nothing_and_a_remote_one_is_shared_fairly(
         jobs.register(name=name, payload=Whose, handler=note, queue="q")
     store = open_store(f"sqlite:///{tmp_path / 's.db'}")
     await create_all(store)
-    async with open_app(settings_at(tmp_path, redis_url)) as app:
-        producer = type(app.producer)(jobs, redis_url)
+    async with open_app(settings_at(tmp_path, redis_url)):
+        producer = full_producer(jobs, redis_url)
         await producer.enqueue_many(
             [JobRequest("graph-generation", {"owner": "heavy"}, key=f"h-{n}") for n in range(10)]
             + [JobRequest("document-processing", {"owner": "heavy"}, key=f"d-{n}") for n in range(5)]
             + [JobRequest("graph-generation", {"owner": "light"}, key="l")]
         )
-        async with at_work("q", full_pipeline(jobs, store, guards=[guard]), url=redis_url):
+        async with at_work("q", full_pipeline(jobs, store, limit), url=redis_url):
             await until(lambda: "light" in started, 10, "the light user's job")
             await until(lambda: len(started) >= 8, 10, "two AI jobs and five others of the heavy user")
             assert len(started) <= 10, "documents are not limited, AI jobs are"

@@ -107,13 +107,13 @@ async def test_a_job_that_fails_at_once_is_not_taken_for_its_own_twin(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Desk.open(redis_url, tmp_path, note_jobs()) as desk, desk.working():
-        ask = desk.producer.redis.zmscore
+        ask = desk.producer._refuse_twins
 
         async def ask_late(*args: Any) -> Any:
             assert await desk.ended(note("k")) == ["failed"], "the worker is faster than the question"
             return await ask(*args)
 
-        monkeypatch.setattr(desk.producer.redis, "zmscore", ask_late)
+        monkeypatch.setattr(desk.producer, "_refuse_twins", ask_late)
         await desk.producer.enqueue_many([note("k", "poison")])
         with pytest.raises(FailedTwin):
             await desk.producer.enqueue_many([note("k", "poison")])

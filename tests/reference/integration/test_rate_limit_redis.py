@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +19,21 @@ from harness.processes import Spawner
 from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work
+from studyhall.patterns.bullmq_worker.autopipeline import AutoPipeline
 from studyhall.patterns.core.connections import producer_client, worker_client
 from studyhall.patterns.core.errors import ResourceBusy
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.store import close, create_all, open_store
-from studyhall.patterns.pipeline import Guard, JobContext
+from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
-from studyhall.patterns.rate_limit import TenantLimit, UnknownTenant, named_tenant, queue_limit, tenant_limit
+from studyhall.patterns.rate_limit import (
+    TenantLimit,
+    UnknownTenant,
+    limited,
+    named_tenant,
+    queue_limit,
+    tenant_limit,
+)
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 WORKER = Path(__file__).parent / "programs" / "limited_worker.py"
@@ -240,7 +249,7 @@ class Shop:
             self.added[key] = time.monotonic()
         requests = [JobRequest("work", {"owner": owner, **fields}, key=key) for key in keys]
         if book is not None:
-            requests = await book.book(self.producer, owner, requests)
+            requests = await book.book(self.producer.ref, owner, requests)
         await self.producer.enqueue_many(requests)
         return keys
 
@@ -254,7 +263,7 @@ class Shop:
 
 @asynccontextmanager
 async def shop(
-    url: str, directory: Path, *guards: Guard, concurrency: int = 10, **worker: Any
+    url: str, directory: Path, *limits: TenantLimit, concurrency: int = 10, **worker: Any
 ) -> AsyncIterator[Shop]:
     self = Shop()
     jobs = JobTypes()
@@ -264,7 +273,7 @@ async def shop(
     store = open_store(f"sqlite:///{directory / 'shop.db'}")
     await create_all(store)
     self.producer = full_producer(jobs, url)
-    pipeline = full_pipeline(jobs, store, guards=guards)
+    pipeline = full_pipeline(jobs, store, *(limited(limit) for limit in limits))
     try:
         async with at_work("work", pipeline, url=url, concurrency=concurrency, **worker):
             yield self
@@ -283,7 +292,7 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(
 ) -> None:
     """A heavy tenant adds far more than the workers can do, all the time; a light one now and then a job."""
     light, seconds, concurrency = scale(20, 100), 0.3, 10
-    client = worker_client(redis_url)
+    client = worker_client(redis_url, AutoPipeline)
 
     async def trickle(at: Shop, jobs: int = light) -> list[float]:
         keys: list[str] = []
@@ -305,7 +314,7 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(
         flooding.cancel()
         return waits, len(at.added) - jobs
 
-    def limit(name: str) -> Guard:
+    def limit(name: str) -> TenantLimit:
         return tenant_limit(client, rate=10, burst=2, name=name)
 
     async with shop(redis_url, tmp_path / "alone", limit("alone"), concurrency=concurrency) as at:
@@ -336,7 +345,7 @@ async def test_light_tenant_waits_no_longer_when_thousands_of_jobs_are_dropped_i
 ) -> None:
     """Booked, the heavy tenant's jobs never stand in the way; refused one by one they do; unlimited far more."""
     heavy, light, seconds = scale(2_000, 4_000), scale(10, 20), 0.5
-    client = worker_client(redis_url)
+    client = worker_client(redis_url, AutoPipeline)
 
     async def light_waits(at: Shop, jobs: int = light, **how: Any) -> list[float]:
         keys: list[str] = []
@@ -390,11 +399,11 @@ async def test_a_booked_turn_is_kept_for_its_job_and_paid_once(redis_url: str) -
     jobs.register(name="work", payload=Work, handler=Shop().work, queue="work")
     producer = full_producer(jobs, redis_url)
     requests = [JobRequest("work", {"owner": "heavy"}, key=f"k{n}", delay=0.2 * (n == 5)) for n in range(6)]
-    booked = await limit.book(producer, "heavy", requests)
+    booked = await limit.book(producer.ref, "heavy", requests)
     delays = [request.delay for request in booked]
     assert delays[:2] == [0, 0]
     assert delays[2:] == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.08), "each has a turn of its own"
-    again = [request.delay for request in await limit.book(producer, "heavy", requests)]
+    again = [request.delay for request in await limit.book(producer.ref, "heavy", requests)]
     assert all(later <= first for first, later in zip(delays[:5], again, strict=False)), (
         "asking twice pays once"
     )
@@ -404,7 +413,7 @@ async def test_a_booked_turn_is_kept_for_its_job_and_paid_once(redis_url: str) -
     assert await limit.turn("heavy", "work/work.k5") > 0.1
     assert await limit.turn("heavy", "work/unbooked") > 0.3, "behind all that were booked"
     with pytest.raises(UnknownTenant):
-        await limit.book(producer, "stranger", requests)
+        await limit.book(producer.ref, "stranger", requests)
     await producer.close()
     await client.aclose()
 
@@ -461,8 +470,8 @@ async def test_a_limit_for_all_tenants_leaves_room_for_the_light_one(
     """BullMQ's limiter counts refused jobs too, so behind a heavy tenant it starves the light one; `total` does not."""
     client = producer_client(redis_url)
 
-    async def light_wait(directory: str, guard: Guard, **worker: Any) -> float:
-        async with shop(redis_url, tmp_path / directory, guard, **worker) as at:
+    async def light_wait(directory: str, limit: TenantLimit, **worker: Any) -> float:
+        async with shop(redis_url, tmp_path / directory, limit, **worker) as at:
             await at.add("heavy", 300)
             await until(lambda: len(at.ended) >= 1, 10, "the heavy tenant to begin")
             key = await at.add("light", 1)
@@ -554,7 +563,7 @@ async def test_tenant_that_is_not_known_is_refused_by_name_at_the_producer_and_a
         await until(at.producer.queue("work").getFailedCount, 10, "the stranger's job to fail")
     guard = tenant_limit(client, 1, 1, tenant_of=lambda _ctx, payload: payload.nothing_like_that)
     with pytest.raises(UnknownTenant):
-        await guard(None, Work(owner="x"))  # type: ignore[arg-type]
+        await guard.take(SimpleNamespace(name="work", payload=Work(owner="x")))  # type: ignore[arg-type]
     await client.aclose()
 
 
@@ -574,7 +583,9 @@ async def test_limit_without_redis_waits_or_allows_as_told_in_bounded_time(own_r
         assert await opened.turn("a", "job") == 0.0
         assert time.monotonic() - began < 5
         requests = [JobRequest("work", {"owner": "a"}, key="k")]
-        assert await closed.book(producer, "a", requests) == requests, "adding them will say what is wrong"
+        assert await closed.book(producer.ref, "a", requests) == requests, (
+            "adding them will say what is wrong"
+        )
     own_redis.restart()
     assert await closed.turn("b", "job") == 0.0
     await producer.close()

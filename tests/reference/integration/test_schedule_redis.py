@@ -18,9 +18,10 @@ from harness.pipelines import full_pipeline, full_producer
 from harness.waiting import until
 from harness.workers import at_work, counts, queue_at
 from studyhall.patterns.core import store as stores
+from studyhall.patterns.core.execution import CallNext
 from studyhall.patterns.core.job import RetryPolicy, cancelled
 from studyhall.patterns.pipeline import JobContext
-from studyhall.patterns.schedule import Schedule, Schedules, UnknownSchedule, tick_of
+from studyhall.patterns.schedule import Schedule, Schedules, UnknownSchedule, tick_of, ticking
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -58,13 +59,13 @@ class Hall:
         return {"slot": tick.slot}
 
     def schedules(self, *declared: Schedule) -> Schedules:
-        return Schedules(self.jobs, declared, lease=1.0)
+        return Schedules(self.jobs, declared, lease=1.0, sign=self.signer.sign)
 
     async def apply(self, *declared: Schedule) -> Any:
         return await self.schedules(*declared).apply(self.producer, self.store)
 
     def at_work(self, schedules: Schedules, queue: str = "q") -> Any:
-        pipeline = full_pipeline(self.jobs, self.store, signer=self.signer, guards=[schedules.guard])
+        pipeline = full_pipeline(self.jobs, self.store, ticking(schedules, self.store), signer=self.signer)
         return at_work(queue, pipeline, url=self.url)
 
     async def next_slot(self, schedule: str, queue: str = "q") -> int | None:
@@ -240,16 +241,18 @@ async def test_a_tick_that_its_successor_overtook_counts_as_run_and_not_as_misse
     overtaken: list[int] = []
     go_on = asyncio.Event()
 
-    async def hangs_once(ctx: JobContext, payload: Any) -> Any:
+    async def hangs_once(run: JobContext, call_next: CallNext) -> Any:
         if not overtaken and hall.ran:
-            tick = tick_of(ctx.job_id, ctx.job.data)
+            tick = tick_of(run.job_id, run.job.data)
             assert tick is not None
             overtaken.append(tick.slot)
             await go_on.wait()
-        return await schedules.guard(ctx, payload)
+        return await call_next(run)
 
     await schedules.apply(hall.producer, hall.store)
-    pipeline = full_pipeline(hall.jobs, hall.store, signer=hall.signer, guards=[hangs_once])
+    pipeline = full_pipeline(
+        hall.jobs, hall.store, hangs_once, ticking(schedules, hall.store), signer=hall.signer
+    )
     async with at_work("q", pipeline, url=hall.url):
         await until(lambda: len(hall.ran) >= 3, what="ticks before and after the one that hangs")
         reported = (await hall.state(schedules)).missed

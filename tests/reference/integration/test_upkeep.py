@@ -24,6 +24,7 @@ from studyhall.patterns import delayed
 from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.health.alerts import Rule, raised
 from studyhall.patterns.producer import JobRequest
+from studyhall.patterns.schedule import ticking
 from studyhall.schedules import schedules
 from studyhall.services import Services
 from studyhall.settings import Settings, SettingsError, load
@@ -50,8 +51,8 @@ async def result_of(app: App, request: JobRequest) -> Any:
     """Run one upkeep job for real: queue, worker, signed pipeline."""
     ref = await app.producer.enqueue(request)
     queue: Any = app.producer.queue(ref.queue)
-    guard = schedules(app.jobs, app.settings).guard
-    pipeline = full_pipeline(app.jobs, app.store, signer=app.signer, guards=[guard], services=services(app))
+    tick = ticking(schedules(app.jobs, app.settings, app.signer), app.store)
+    pipeline = full_pipeline(app.jobs, app.store, tick, signer=app.signer, services=services(app))
     async with at_work(ref.queue, pipeline, url=app.redis.url):
 
         async def ended() -> bool:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+from redis.asyncio import Redis
 
 from studyhall.patterns.core.connections import blocking_client, lock_client, producer_client, worker_client
 
-CLIENTS = [producer_client, worker_client, blocking_client, lock_client]
+worker = partial(worker_client, kind=Redis)
+worker.__name__ = "worker_client"  # type: ignore[attr-defined]
+CLIENTS = [producer_client, worker, blocking_client, lock_client]
 
 
 @pytest.mark.parametrize("make", CLIENTS)
@@ -46,7 +51,7 @@ def test_sentinel_url_without_a_service_says_what_is_missing():
 
 
 def test_a_blocking_client_outlives_every_block_time():
-    from studyhall.patterns import bullmq_worker
+    from studyhall.patterns.bullmq_worker import worker as bullmq_worker
 
     options = blocking_client("redis://example").connection_pool.connection_kwargs
     assert options["socket_timeout"] > bullmq_worker.POLL_SECONDS + 5

@@ -28,9 +28,9 @@ from harness.processes import alive
 from harness.redis import RedisServer as RealServer
 from harness.redis import server_binary
 from harness.waiting import until_sync
-from studyhall.patterns import engine
 from studyhall.patterns.engine import RedisServer, ensure_redis
 from studyhall.patterns.engine import check as engine_check
+from studyhall.patterns.engine import server as engine
 
 Ensure = Callable[..., RedisServer]
 
@@ -480,7 +480,7 @@ def test_tls_url_on_a_plain_port_says_redis(ensure: Ensure, tmp_path: Path, redi
 
 def run_command(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     without = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
-    argv = [sys.executable, "-m", "studyhall.patterns.engine.server", *args]
+    argv = [sys.executable, "-m", "studyhall.patterns.engine", *args]
     return subprocess.run(
         argv, capture_output=True, text=True, env={**without, **env}, timeout=60, check=False
     )

@@ -25,9 +25,9 @@ from pydantic import BaseModel, SecretStr
 from studyhall.patterns.core.errors import Permanent, Transient
 from studyhall.patterns.core.job import Outcome, correlation, current_correlation_id, new_correlation_id
 from studyhall.patterns.core.redaction import MAX_TEXT, REDACTED, redact, redact_text
-from studyhall.patterns.observability import MAX_SERIES, bind, configure_logging, log_execution
-from studyhall.patterns.observability.metrics import JobMetrics
-from studyhall.patterns.tracing import trace_meta
+from studyhall.patterns.observability import bind, configure_logging, log_execution
+from studyhall.patterns.observability.metrics import MAX_SERIES, JobMetrics
+from studyhall.patterns.tracing import continued, trace_meta
 
 log = logging.getLogger("test.jobs")
 
@@ -310,7 +310,9 @@ def test_a_line_is_cheap(figures: Callable[..., object]) -> None:
     """In a process of its own, without pytest's handlers, and in CPU time, for the machine may be busy."""
     program = """
 import json, logging, os, time
+from studyhall.patterns.core.job import *
 from studyhall.patterns.observability import *
+from studyhall.patterns.observability.metrics import *
 configure_logging("INFO", open(os.devnull, "w"))
 log, metrics, best = logging.getLogger("jobs"), JobMetrics(), {"line": 1e9, "measurement": 1e9}
 ids = [f"graph-generation-{new_correlation_id()}" for _ in range(1000)]
@@ -370,9 +372,9 @@ def test_the_trace_goes_on_in_the_worker() -> None:
     assert trace_meta() == {}, "nothing is carried when nothing is traced"
     with tracer.start_as_current_span("request") as producer:
         meta = json.loads(json.dumps(trace_meta()))
-    with correlation(None, meta), tracer.start_as_current_span("job") as job:
+    with continued(meta), tracer.start_as_current_span("job") as job:
         assert job.get_span_context().trace_id == producer.get_span_context().trace_id
-    with correlation(None, {"traceparent": "garbage", "tracestate": 7}):
+    with continued({"traceparent": "garbage", "tracestate": 7}):
         assert not trace.get_current_span().get_span_context().is_valid
 
 

@@ -12,15 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from studyhall.patterns.core.errors import ForgedJob
-from studyhall.patterns.schedule import (
-    Cadence,
-    InvalidSchedule,
-    Schedule,
-    Schedules,
-    check_slot,
-    signing_id,
-    tick_of,
-)
+from studyhall.patterns.schedule import InvalidSchedule, Schedule, Schedules, signing_id
+from studyhall.patterns.schedule.slots import Cadence, check_slot, tick_of
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 

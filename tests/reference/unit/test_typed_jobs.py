@@ -48,8 +48,8 @@ def over_the_wire(data: dict[str, Any]) -> Any:
 
 def test_what_was_encoded_is_decoded_with_its_types(jobs: JobTypes) -> None:
     due = datetime.datetime(2026, 11, 16, tzinfo=datetime.UTC)
-    data = jobs.encode("graph-generation", MakeGraph(document_id="d1", pages=[1, 2], due=due), {"cid": "c1"})
-    assert (data["v"], data["meta"]) == (1, {"cid": "c1"})
+    data = jobs.encode("graph-generation", MakeGraph(document_id="d1", pages=[1, 2], due=due))
+    assert data["v"] == 1
     job_type, payload = jobs.decode("graph-generation", over_the_wire(data))
     assert job_type.queue == "graphs"
     assert payload == MakeGraph(document_id="d1", pages=[1, 2], due=due)
@@ -62,7 +62,7 @@ def test_the_decorator_and_the_call_register_the_same(jobs: JobTypes) -> None:
 
     assert isinstance(quiz, JobType)
     assert jobs["quiz-creation"] is quiz
-    assert [quiz.limit_for(n) for n in (1, 2, 3)] == [30, 60, 120]
+    assert [quiz.deadline.limit_for(n) for n in (1, 2, 3)] == [30, 60, 120]
     assert jobs.encode(quiz, {"document_id": "d"})["v"] == 3
     assert jobs.queues == ["default", "graphs"]
     assert {job_type.name for job_type in jobs} == {"graph-generation", "quiz-creation"}

@@ -232,7 +232,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         with suppress(KeyboardInterrupt):
             signal.pause()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -22,7 +22,7 @@ from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.store import create_all, metadata, open_store
 from studyhall.patterns.pipeline import Done, JobContext
-from studyhall.patterns.schedule import Schedule, Schedules, tick_of
+from studyhall.patterns.schedule import Schedule, Schedules, tick_of, ticking
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -65,7 +65,9 @@ def job_types() -> JobTypes:
 
 
 def schedules(jobs: JobTypes, **options: Any) -> Schedules:
-    return Schedules(jobs, [Schedule(**{"id": "beat", "job": "tick", **options})], lease=1.0)
+    return Schedules(
+        jobs, [Schedule(**{"id": "beat", "job": "tick", **options})], lease=1.0, sign=Signer(KEYS).sign
+    )
 
 
 async def ours(args: argparse.Namespace) -> None:
@@ -75,7 +77,7 @@ async def ours(args: argparse.Namespace) -> None:
     producer = full_producer(jobs, args.redis, signer=signer, timeout=10)
     declared = schedules(jobs, every=args.every, payload={"seconds": args.seconds}, overlap=args.overlap)
     await declared.apply(producer, store)
-    pipeline = full_pipeline(jobs, store, signer=signer, guards=[declared.guard])
+    pipeline = full_pipeline(jobs, store, ticking(declared, store), signer=signer)
     worker = ReliableWorker(
         QUEUE, pipeline, url=args.redis, lock_duration=1.0, stalled_interval=0.3, concurrency=20
     )

@@ -15,7 +15,7 @@ from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.store import create_all, open_store
 from studyhall.patterns.pipeline import JobContext
-from studyhall.patterns.schedule import Schedule, Schedules, tick_of
+from studyhall.patterns.schedule import Schedule, Schedules, tick_of, ticking
 from studyhall.patterns.timers import every
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -49,7 +49,7 @@ async def schedule(url: str, store_url: str) -> None:
     await create_all(store)
     schedules = Schedules(jobs, [Schedule(id="reminder", job="remind", every=EVERY)])
     await schedules.apply(full_producer(jobs, url, timeout=10), store)
-    worker = ReliableWorker("reminders", full_pipeline(jobs, store, guards=[schedules.guard]), url=url)
+    worker = ReliableWorker("reminders", full_pipeline(jobs, store, ticking(schedules, store)), url=url)
     running = asyncio.create_task(worker.run())
     await worker.ready()
     print("ready", flush=True)

@@ -1,0 +1,135 @@
+"""A pipeline in an order that cannot work is refused when it is built, with the fix in the message."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from studyhall.patterns.core.errors import FailPermanently, RetryLater
+from studyhall.patterns.core.execution import CallNext, JobContext, MissingStep, Step
+from studyhall.patterns.core.job import Done, Outcome
+from studyhall.patterns.idempotency.once import once
+from studyhall.patterns.observability import logged
+from studyhall.patterns.pipeline import Pipeline, WrongOrder
+from studyhall.patterns.rate_limit import limited
+from studyhall.patterns.signed_payload import Signer, signed
+from studyhall.patterns.typed_jobs import JobTypes, plain, typed
+
+
+class Label(BaseModel):
+    parcel: str
+
+
+async def print_label(ctx: JobContext, payload: Label) -> str:
+    return payload.parcel
+
+
+NOBODY: Any = None
+READ = plain(Label, print_label)
+
+
+@pytest.mark.parametrize(
+    ("steps", "fix"),
+    [
+        ([], r"add typed\(jobs\) or plain\(Model, handler\)"),
+        ([logged()], r"nothing reads the job"),
+        (
+            [once(NOBODY), READ],
+            r"once\(\) needs the payload: put typed\(jobs\) or plain\(Model, handler\) before it",
+        ),
+        ([limited(NOBODY), READ], r"limited\(\) needs the payload"),
+        ([READ, signed(Signer(["0123456789abcdef"]))], r"signed\(\) has to stand before plain\(\)"),
+        ([READ, logged()], r"logged\(\) has to stand before plain\(\)"),
+        ([READ, typed(JobTypes())], r"plain\(\) and typed\(\) both give the payload: keep one"),
+        (["not a step"], r"is not a step"),
+    ],
+)
+def test_an_order_that_cannot_work_is_refused_with_the_fix(steps: list[Any], fix: str) -> None:
+    with pytest.raises(WrongOrder, match=fix):
+        Pipeline(*steps)
+
+
+def job(data: Any, **more: Any) -> Any:
+    usual: dict[str, Any] = {
+        "id": "7",
+        "name": "print",
+        "data": data,
+        "opts": {},
+        "timestamp": 0,
+        "attemptsMade": 0,
+        "attemptsStarted": 1,
+        "stalledCounter": 0,
+        "queue": SimpleNamespace(name="labels"),
+    }
+    return SimpleNamespace(**{**usual, **more})
+
+
+def watched(seen: list[Any]) -> Step:
+    async def watched(run: JobContext, call_next: CallNext) -> Any:
+        try:
+            return await call_next(run)
+        except BaseException as error:
+            run.conclude(error)
+            raise
+        finally:
+            seen.append(run.ended)
+
+    return watched
+
+
+async def test_steps_wrap_the_handler_and_their_answers_pass_through() -> None:
+    async def doubled(run: JobContext, call_next: CallNext) -> Any:
+        return 2 * await call_next(run)
+
+    assert await Pipeline(READ, doubled)(job({"parcel": "ab"}), "token") == "abab"
+
+
+class Panic(BaseException):
+    """What a Rust extension raises when it panics."""
+
+
+@pytest.mark.parametrize(
+    ("error", "control", "outcome"),
+    [
+        (ValueError("x"), RetryLater, Outcome.RETRY),
+        (SystemExit(3), RetryLater, Outcome.RETRY),
+        (KeyboardInterrupt(), RetryLater, Outcome.RETRY),
+        (Panic("rust"), RetryLater, Outcome.RETRY),
+        (FailPermanently("never"), FailPermanently, Outcome.PERMANENT),
+    ],
+)
+async def test_whatever_escapes_a_handler_has_one_named_outcome(
+    error: BaseException, control: type[Exception], outcome: Outcome
+) -> None:
+    async def fails(ctx: JobContext, payload: Label) -> None:
+        raise error
+
+    seen: list[Any] = []
+    with pytest.raises(control):
+        await Pipeline(watched(seen), plain(Label, fails))(job({"parcel": "a"}), "token")
+    assert seen == [outcome]
+
+
+async def test_a_database_effect_without_a_step_that_commits_it_is_refused() -> None:
+    async def save(tx: object) -> None: ...
+
+    async def effect(ctx: JobContext, payload: Label) -> Done:
+        return Done(1, save)
+
+    with pytest.raises(FailPermanently, match="add once"):
+        await Pipeline(plain(Label, effect))(job({"parcel": "a"}), "token")
+
+
+async def test_what_no_step_provides_says_which_step_does() -> None:
+    async def reports(ctx: JobContext, payload: Label) -> None:
+        try:
+            await ctx.progress("printing", 10)
+        except MissingStep as missing:
+            said.append(str(missing))
+
+    said: list[str] = []
+    await Pipeline(plain(Label, reports))(job({"parcel": "a"}), "token")
+    assert said == ["add progress.reporting() to the pipeline to use ctx.progress"]
