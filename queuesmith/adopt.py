@@ -2,6 +2,7 @@
 
 Nothing is written before everything is decided, an edited file is never overwritten unasked, and a file is
 replaced in one step. `.queuesmith.json` in the project's root records what was written, with its hash.
+A project whose modules have moved upstream since is told how to come along, and nothing of it is changed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from . import catalogue, proofs
 from .catalogue import MODULES, ROOT
+from .moved import MOVED, new_import
 
 __all__ = ["Adoption", "Change", "Project", "Refused", "differences", "plan", "plan_update", "write"]
 
@@ -110,6 +112,7 @@ class Adoption:
 def plan(project: Project, wanted: Iterable[str], *, with_proofs: bool = True) -> Adoption:
     """What `add` would do."""
     lock = _lock(project)
+    _refuse_moved(project, lock)
     before = lock["packages"].get(project.into, {}).get("patterns", [])
     patterns = [catalogue.find(ident) for ident in wanted]
     modules = set().union(*(pattern.modules for pattern in patterns))
@@ -135,6 +138,7 @@ def plan_update(root: Path) -> list[Adoption]:
     found = []
     for into, entry in lock["packages"].items():
         project = Project(root, into)
+        _refuse_moved(project, lock)
         files = {path: record["from"] for path, record in entry["files"].items()}
         files = {path: origin for path, origin in files.items() if not origin or (ROOT / origin).is_file()}
         here = f"{into}/patterns/"
@@ -147,6 +151,56 @@ def plan_update(root: Path) -> list[Adoption]:
         changes = [c for c in changes if c.state != "edited" or _hash(c.new) != copied.get(c.path)]
         found.append(Adoption(project, entry["patterns"], changes, catalogue.packages(modules)))
     return found
+
+
+def _gone(project: Project, path: str, record: dict[str, str]) -> bool:
+    """Neither here nor upstream any more."""
+    return (
+        bool(record["from"]) and not (ROOT / record["from"]).is_file() and not (project.root / path).exists()
+    )
+
+
+def _moved(project: Project, files: dict[str, dict[str, str]]) -> dict[str, str]:
+    """Files of this project whose module lies elsewhere upstream -> their old module."""
+    here = MODULES.relative_to(ROOT).as_posix()
+    old = {path: record["from"].removeprefix(f"{here}/") for path, record in files.items()}
+    return {
+        path: name
+        for path, name in old.items()
+        if name in MOVED and not (MODULES / name).is_file() and (project.root / path).is_file()
+    }
+
+
+def _refuse_moved(project: Project, lock: dict[str, Any]) -> None:
+    """Half of the old layout and half of the new one would not run, and moving is not all: imports change too."""
+    entry = lock["packages"].get(project.into, {"patterns": [], "files": {}})
+    moved = _moved(project, entry["files"])
+    if not moved:
+        return
+    edited = [
+        path
+        for path in moved
+        if _hash((project.root / path).read_text(encoding="utf-8", errors="replace"))
+        != entry["files"][path]["sha256"]
+    ]
+    new = {MOVED[name] for name in moved.values()} | {PurePosixPath(path).name for path in entry["files"]}
+    present = {one.id for one in catalogue.patterns().values() if one.own[0] in new}
+    patterns = entry["patterns"] or sorted(present)
+    imports = {name.removesuffix(".py"): new_import(name) for name in moved.values()}
+    changed = {old: now for old, now in sorted(imports.items()) if old != now}
+    lines = [
+        f"{len(moved)} modules in {project.into}/patterns have moved since {lock['queuesmith']}. Nothing was written.",
+        "To bring the project over:",
+        "",
+        "1. Commit what you have."
+        + (f" Edited here, carry it over afterwards: {', '.join(edited)}" if edited else ""),
+        "2. Remove the old files, of which these come back in their new places:",
+        *(f"     {path} -> {project.into}/patterns/{MOVED[name]}" for path, name in moved.items()),
+        f"3. queuesmith add {' '.join(patterns)} --into {project.into}",
+        "4. Change the imports in your code, and the calls that CHANGELOG.md names:",
+        *(f"     {project.package}.{old} -> {project.package}.{now}" for old, now in changed.items()),
+    ]
+    raise Refused("\n".join(lines))
 
 
 def _change(project: Project, lock: dict[str, Any], path: str, origin: str) -> Change:
@@ -181,6 +235,9 @@ def write(adoption: Adoption, overwrite: Callable[[Change], bool]) -> list[Chang
     lock = _lock(project)
     entry = lock["packages"].setdefault(project.into, {"patterns": [], "files": {}})
     entry["patterns"] = adoption.patterns
+    entry["files"] = {
+        path: record for path, record in entry["files"].items() if not _gone(project, path, record)
+    }
     for change in [*chosen, *(c for c in adoption.changes if c.state == "same")]:
         entry["files"][change.path] = {"from": change.origin, "sha256": _hash(change.new)}
     lock["queuesmith"] = catalogue.version()
@@ -220,7 +277,8 @@ def write(adoption: Adoption, overwrite: Callable[[Change], bool]) -> list[Chang
 @dataclass(frozen=True, slots=True)
 class Difference:
     path: str
-    state: str  # unchanged, edited here, changed upstream, changed on both sides, gone here, gone upstream
+    # unchanged, edited here, changed upstream, changed on both sides, gone here, gone upstream, moved upstream to …
+    state: str
     diff: str
 
 
@@ -230,8 +288,12 @@ def differences(root: Path) -> tuple[str, list[Difference]]:
     found = []
     for into, entry in lock["packages"].items():
         project = Project(root, into)
+        moved = _moved(project, entry["files"])
         for path, record in entry["files"].items():
-            found.append(_difference(project, path, record))
+            if path in moved:
+                found.append(Difference(path, f"moved upstream to {into}/patterns/{MOVED[moved[path]]}", ""))
+            else:
+                found.append(_difference(project, path, record))
     return str(lock["queuesmith"]), found
 
 

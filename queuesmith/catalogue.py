@@ -1,33 +1,54 @@
-"""Which patterns there are, which modules each one needs, and which packages those import."""
+"""Which patterns there are, which modules each one needs, and which packages those import.
+
+The entry of a pattern is the front matter of its page, `skills/SKILL/references/ID.md`:
+
+    title, summary   what it is called, what it promises
+    modules          in reference/studyhall/patterns, the one that says the promise first; `outbox/`: the whole package
+    parts            modules that come only when they are asked for: `queuesmith add event-bus.nats`
+    templates        the kinds of new service whose code uses it
+    proofs           test file -> names of tests
+
+Its figures, if a proof writes any, are in reference/figures/ID.json.
+"""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
+import json
 import re
 import sys
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 __all__ = [
     "MODULES",
     "ROOT",
+    "SKILLS",
     "Pattern",
     "UnknownPattern",
+    "WrongFrontMatter",
     "closure",
     "find",
+    "front_matter",
     "imports",
+    "module_of",
     "packages",
     "patterns",
+    "repository",
     "version",
+    "without_front_matter",
 ]
 
 # In a wheel the parts of the repository that are copied from lie beside this file; in a checkout it is the checkout.
 _SHIPPED = Path(__file__).resolve().parent / "shipped"
 ROOT = _SHIPPED if _SHIPPED.is_dir() else Path(__file__).resolve().parents[1]
 MODULES = ROOT / "reference" / "studyhall" / "patterns"
+SKILLS = {"background-jobs": "Background jobs", "event-driven": "Event-driven", "async-flow": "Async flow"}
 
 # The one place that says which package an import comes from, where the names differ.
 _PACKAGE_OF = {
@@ -51,44 +72,126 @@ class UnknownPattern(Exception):
     """No such pattern in the catalogue; the message suggests what may be meant."""
 
 
+class WrongFrontMatter(Exception):
+    """The entry of a pattern cannot be read; the message names the page and what is missing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
     id: str
     skill: str
     title: str
     summary: str
-    own: tuple[str, ...]  # its module and those that belong to it
-    proofs: tuple[str, ...]  # test files, relative to the root
+    own: tuple[str, ...]  # its modules, the one that says the promise first
+    parts: tuple[str, ...]  # modules that come only when they are asked for
+    templates: tuple[str, ...]  # kinds of new service whose code uses it
+    proofs: tuple[str, ...]  # tests/x.py::test_y
+    page: Path
 
     @property
     def modules(self) -> list[str]:
         """Everything to copy: its own modules and all they import, also indirectly."""
         return closure(self.own)
 
+    @property
+    def proof_files(self) -> list[str]:
+        return sorted({proof.split("::")[0] for proof in self.proofs})
+
+    @property
+    def figures(self) -> str:
+        """The file in reference/figures that its proofs write, if they measure something."""
+        return f"{self.id}.json"
+
 
 @functools.cache
 def patterns() -> dict[str, Pattern]:
-    rows = tomllib.loads((ROOT / "reference" / "catalogue.toml").read_text(encoding="utf-8"))["pattern"]
+    """By id. A page without front matter is reading, not a pattern."""
     found = {}
-    for row in rows:
-        own = (row["module"], *row.get("also", []))
-        proofs = tuple(sorted({proof.split("::")[0] for proof in row["proofs"]}))
-        found[row["id"]] = Pattern(row["id"], row["skill"], row["title"], row["summary"], own, proofs)
+    for skill in SKILLS:
+        for page in sorted((ROOT / "skills" / skill / "references").glob("*.md")):
+            if entry := front_matter(page):
+                found[page.stem] = _pattern(page, skill, entry)
     return found
 
 
+def _pattern(page: Path, skill: str, entry: dict[str, Any]) -> Pattern:
+    known = {"title", "summary", "modules", "parts", "templates", "proofs"}
+    if unknown := set(entry) - known:
+        raise WrongFrontMatter(
+            f"{page}: unknown {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}"
+        )
+    if missing := {"title", "summary", "modules", "proofs"} - set(entry):
+        raise WrongFrontMatter(f"{page}: its front matter lacks {', '.join(sorted(missing))}")
+    parts = tuple(entry.get("parts", ()))
+    own: dict[str, None] = {}  # an ordered set
+    for name in entry["modules"]:
+        inside = sorted((MODULES / name).glob("[!_]*.py")) if name.endswith("/") else [MODULES / name]
+        own |= dict.fromkeys(path.relative_to(MODULES).as_posix() for path in inside)
+    plain = tuple(name for name in own if name not in parts)
+    proofs = tuple(f"{file}::{name}" for file, names in entry["proofs"].items() for name in names)
+    templates = tuple(entry.get("templates", ()))
+    return Pattern(page.stem, skill, entry["title"], entry["summary"], plain, parts, templates, proofs, page)
+
+
+# ---- front matter: as much YAML as an entry needs, so that the command works with Python alone
+
+_FRONT = re.compile(r"\A---\n(.*?\n)---\n+", re.DOTALL)
+
+
+def without_front_matter(text: str) -> str:
+    return _FRONT.sub("", text)
+
+
+def front_matter(page: Path) -> dict[str, Any]:
+    """`key: text`, `key: [a, b]`, and `key:` above indented `file:` and `- name` lines."""
+    found: dict[str, Any] = {}
+    block: dict[str, list[str]] = {}
+    match = _FRONT.match(page.read_text(encoding="utf-8"))
+    for number, line in enumerate(match[1].splitlines() if match else (), 2):
+        key, colon, value = line.partition(":")
+        value = value.strip()
+        if line.startswith("    - ") and block:
+            block[next(reversed(block))].append(line[6:].strip())
+        elif line.startswith("  ") and not line.startswith("   ") and line.endswith(":"):
+            block[line.strip()[:-1]] = []
+        elif not re.fullmatch(r"[a-z]+", key) or not colon:
+            raise WrongFrontMatter(f"{page}:{number}: neither `key: value` nor part of a list: {line!r}")
+        elif not value:
+            block = found[key] = {}
+        elif value.startswith("["):
+            found[key] = [item.strip() for item in value.strip("[]").split(",") if item.strip()]
+        else:
+            found[key] = json.loads(value) if value.startswith('"') else value
+    return found
+
+
+# ---- looking one up
+
+
 def find(ident: str) -> Pattern:
-    """By id (`dead-letter`) or by the name of its module (`dead_letter`, `dead_letter/sweeper.py`)."""
+    """By id (`dead-letter`), with a part (`event-bus.nats`), or by its module (`dead_letter/sweeper.py`)."""
     known = patterns()
     wanted = ident.removesuffix(".py").replace("_", "-").lower()
     if wanted in known:
         return known[wanted]
+    plain, _, part = wanted.partition(".")
     for pattern in known.values():
+        if plain == pattern.id and part:
+            return _with_part(pattern, part)
         if f"{wanted.replace('-', '_')}.py" == pattern.own[0]:
             return pattern
     raise UnknownPattern(
         f"there is no pattern {ident!r}{_suggestion(wanted)}; `queuesmith list` shows them all"
     )
+
+
+def _with_part(pattern: Pattern, part: str) -> Pattern:
+    for module in pattern.parts:
+        name = PurePosixPath(module).stem
+        if name.replace("_", "-") == part:
+            return dataclasses.replace(pattern, id=f"{pattern.id}.{name}", own=(*pattern.own, module))
+    names = ", ".join(f"{pattern.id}.{PurePosixPath(module).stem}" for module in pattern.parts)
+    raise UnknownPattern(f"{pattern.id} has no part {part!r}; it has {names or 'none'}")
 
 
 def _suggestion(wanted: str) -> str:
@@ -100,31 +203,46 @@ def _suggestion(wanted: str) -> str:
     return f", did you mean {' or '.join(sorted(meant)[:3])}?" if meant else ""
 
 
+# ---- what imports what
+
+
 def closure(modules: Iterable[str]) -> list[str]:
-    """These modules and every sibling they import, also indirectly; sorted, `__init__.py` first."""
+    """These modules and every one they import, also indirectly, with the `__init__.py` of their packages; sorted."""
     found: set[str] = {"__init__.py"}
     waiting = list(modules)
     while waiting:
         name = waiting.pop()
         if name not in found:
             found.add(name)
-            waiting += [f"{sibling}.py" for sibling in imports(name)[0]]
+            waiting += imports(name)[0]
     return sorted(found)
 
 
 @functools.cache
 def imports(module: str) -> tuple[frozenset[str], frozenset[str]]:
-    """(sibling modules, top-level names of everything else)"""
-    siblings: set[str] = set()
+    """(modules of ours that it loads, top-level names of everything else)"""
+    package = PurePosixPath(module).parent.parts
+    ours = {"/".join((*package[:depth], "__init__.py")) for depth in range(len(package) + 1)}
     others: set[str] = set()
     for node in ast.walk(ast.parse((MODULES / module).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level:
-            siblings |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+            above = package[: len(package) - (node.level - 1)]
+            base = (*above, *(node.module or "").split(".")) if node.module else above
+            for alias in node.names:
+                ours.add(module_of((*base, alias.name)) or module_of(base) or "/".join(base))
+            ours |= {module_of(base) or "/".join(base)} if base else set()
         elif isinstance(node, ast.ImportFrom):
             others.add((node.module or "").split(".")[0])
         elif isinstance(node, ast.Import):
             others |= {alias.name.split(".")[0] for alias in node.names}
-    return frozenset(siblings), frozenset(others)
+    return frozenset(ours - {module}), frozenset(others)
+
+
+def module_of(dotted: Iterable[str]) -> str | None:
+    """`("outbox", "relay")` -> `outbox/relay.py`, `("outbox",)` -> `outbox/__init__.py`; None: there is none."""
+    path = "/".join(dotted)
+    names = (f"{path}.py", f"{path}/__init__.py") if path else ("__init__.py",)
+    return next((name for name in names if (MODULES / name).is_file()), None)
 
 
 def packages(modules: Iterable[str], *, postgres: bool = False, also: Iterable[str] = ()) -> list[str]:
@@ -145,7 +263,7 @@ def packages(modules: Iterable[str], *, postgres: bool = False, also: Iterable[s
 @functools.cache
 def _pinned() -> dict[str, str]:
     """Package -> requirement, from pyproject.toml."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = _project()
     listed = [
         *project["dependencies"],
         *(item for extra in project["optional-dependencies"].values() for item in extra),
@@ -154,5 +272,15 @@ def _pinned() -> dict[str, str]:
 
 
 def version() -> str:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return str(project["version"])
+    return str(_project()["version"])
+
+
+def repository() -> str:
+    """Where this comes from: the one address, for `uvx --from git+ADDRESS queuesmith`."""
+    return str(_project()["urls"]["Repository"])
+
+
+@functools.cache
+def _project() -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return project

@@ -20,7 +20,7 @@ from .catalogue import ROOT, UnknownPattern
 
 __all__ = ["main"]
 
-KINDS = ("background-jobs", "async-flow", "event-driven")
+KINDS = tuple(catalogue.SKILLS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,7 +116,10 @@ def _list(options: argparse.Namespace) -> int:
     for one in named:
         print(f"{one.id}: {one.title}\n  {one.summary}\n  modules   {' '.join(one.modules)}")
         print(f"  packages  {', '.join(catalogue.packages(one.modules)) or 'none'}")
-        print("\n".join(f"  proof     {path}" for path in one.proofs))
+        for part in one.parts:
+            name = f"{one.id}.{Path(part).stem}"
+            print(f"  part      {name} ({', '.join(catalogue.packages([part])) or 'no package'})")
+        print("\n".join(f"  proof     {path}" for path in one.proof_files))
     if named:
         return 0
     width = max((len(one.id) for one in rows), default=0)

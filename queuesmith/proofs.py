@@ -60,11 +60,10 @@ def proofs_of(patterns: Iterable[Pattern], present: set[str]) -> Proofs:
 
 
 def _candidates(pattern: Pattern) -> Iterator[str]:
-    yield from pattern.proofs
-    for module in pattern.own:
-        unit = f"tests/reference/unit/test_{module}"
-        if (ROOT / unit).is_file():
-            yield unit
+    yield from pattern.proof_files
+    unit = f"tests/reference/unit/test_{pattern.id.partition('.')[0].replace('-', '_')}.py"
+    if (ROOT / unit).is_file():
+        yield unit
 
 
 class _Stays(Exception):
@@ -86,7 +85,7 @@ def _parts(proof: str) -> tuple[dict[str, str], frozenset[str]]:
             if top == "studyhall":
                 if rest[:1] != ["patterns"]:
                     raise _Stays("uses the reference app")
-                modules |= {f"{rest[1]}.py"} if rest[1:] else set()
+                modules |= {_module(rest[1:])}
                 continue
             new = _file_of(top, rest, path)
             if new and new[0] not in files:
@@ -102,6 +101,14 @@ def _parts(proof: str) -> tuple[dict[str, str], frozenset[str]]:
     return files, frozenset(modules)
 
 
+def _module(dotted: list[str]) -> str:
+    """The module that `studyhall.patterns.outbox.relay.Relay` is in: the longest beginning that is one."""
+    for length in range(len(dotted), 0, -1):
+        if found := catalogue.module_of(dotted[:length]):
+            return found
+    return "__init__.py"
+
+
 def _imported(text: str, path: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -112,7 +119,9 @@ def _imported(text: str, path: str) -> Iterator[str]:
             yield from (
                 [f"harness.{node.module}"] if node.module else [f"harness.{a.name}" for a in node.names]
             )
-        elif isinstance(node, ast.ImportFrom) and node.module in ("studyhall.patterns", "harness"):
+        elif isinstance(node, ast.ImportFrom) and re.match(
+            r"(studyhall\.patterns|harness)\b", node.module or ""
+        ):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield node.module or ""

@@ -30,6 +30,7 @@ def export(folder: Path) -> None:
     built = shutil.ignore_patterns("__pycache__")
     for part in (
         "templates",
+        "skills",
         "reference/studyhall/patterns",
         "queuesmith",
         "bin",
@@ -37,7 +38,7 @@ def export(folder: Path) -> None:
         "tests/reference",
     ):
         shutil.copytree(ROOT / part, folder / part, ignore=built, dirs_exist_ok=True)
-    for part in ("copier.yml", "pyproject.toml", "reference/catalogue.toml"):
+    for part in ("copier.yml", "pyproject.toml"):
         shutil.copy(ROOT / part, folder / part)
 
 

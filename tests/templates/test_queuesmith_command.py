@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from queuesmith.moved import MOVED
 
 from .conftest import export
 
@@ -53,7 +55,13 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_the_catalogue_is_listed(queuesmith: Command) -> None:
     assert "dead-letter" in queuesmith("list", "--skill", "background-jobs").stdout
     listed = {row["id"]: row for row in json.loads(queuesmith("list", "--json").stdout)}
-    assert listed["retry"]["modules"] == ["__init__.py", "core/errors.py", "retry.py"]
+    assert listed["retry"]["modules"] == [
+        "__init__.py",
+        "core/__init__.py",
+        "core/errors.py",
+        "core/job.py",
+        "retry.py",
+    ]
     assert "bullmq==" in " ".join(listed["bullmq-worker"]["requirements"])
 
 
@@ -63,11 +71,10 @@ def test_added_modules_are_ours_byte_for_byte_and_their_proof_passes_there(
     told = json.loads(queuesmith("add", "retry", "circuit_breaker", "--into", "src/shop", "--json").stdout)
     assert told["package"] == "shop.patterns"
     assert told["requirements"] == ["redis[hiredis]>=8.1,<9"]
-    for module in (shop / "src/shop/patterns").glob("*.py"):
-        assert module.read_bytes() == (ROOT / "reference/studyhall/patterns" / module.name).read_bytes()
-    assert {"retry.py", "core/errors.py", "circuit_breaker.py"} <= {
-        path.name for path in (shop / "src/shop/patterns").glob("*.py")
-    }
+    copied = files(shop / "src/shop/patterns")
+    for name, content in copied.items():
+        assert content == (ROOT / "reference/studyhall/patterns" / name).read_bytes()
+    assert {"retry.py", "core/__init__.py", "core/errors.py", "circuit_breaker.py"} <= copied.keys()
     proofs = "".join(path.read_text() for path in (shop / "tests").rglob("*.py"))
     assert "studyhall." not in proofs
     assert "from shop.patterns.retry import" in proofs
@@ -161,6 +168,105 @@ def test_diff_tells_what_changed_upstream_and_here_and_takes_it(
     assert (ours / "core/errors.py").read_bytes() == (patterns / "core/errors.py").read_bytes()
     assert (ours / "job_ids.py").is_file(), "a module that a fix has come to need arrives with it"
     assert "0 of" in queuesmith("diff", root=newer).stdout
+
+
+def test_a_part_comes_when_it_is_asked_for(queuesmith: Command, shop: Path) -> None:
+    add = ("add", "--into", "src/shop", "--no-tests", "--json")
+    plain = json.loads(queuesmith(*add, "event-bus").stdout)
+    assert not {"nats-py", "aio-pika", "confluent-kafka"} & {
+        item.partition(">")[0] for item in plain["requirements"]
+    }
+    assert not (shop / "src/shop/patterns/event_bus/nats.py").exists()
+    more = json.loads(queuesmith(*add, "event-bus.nats").stdout)
+    assert more["written"] == ["src/shop/patterns/event_bus/nats.py"]
+    assert any(item.startswith("nats-py") for item in more["requirements"])
+    assert "event-bus.nats" in queuesmith("list", "event-bus").stdout
+    assert "it has event-bus.rabbitmq" in queuesmith(*add, "event-bus.nuts", code=2).stderr
+
+
+# Every module of 0.1.0, which were all in one folder.
+FLAT = """autopipeline backpressure bullmq_ledger bullmq_outcomes bullmq_worker bus_delivery bus_kafka bus_nats
+bus_rabbitmq bus_redis_streams cancel checkpoint circuit_breaker claim_check connections dead_letter dead_letter_archive
+dead_letter_replay deadline deferred_reply degraded delayed engine engine_check engine_keeper errors event_bus
+event_schema fan_out flow group_commit health health_alerts idempotency in_process_tasks inbox inline_retry
+interaction_webhook isolated_child isolation job_ids kafka_consumer lease lock_keeper observability ordering outbox
+outbox_relay outbox_upkeep outbox_wakeup parent_death pending_jobs pipeline priority producer progress progress_stream
+rate_limit reconciliation redaction replay request_dedup retention retry saga saga_repair saga_store schedule
+schedule_slots shutdown signed_payload stall_budget store stream_consumer stream_scripts timers tracing typed_jobs
+wait_for_result worker_events"""
+
+
+def test_every_module_of_0_1_0_is_still_there_or_known_to_have_moved() -> None:
+    for name in FLAT.split():
+        now = MOVED.get(f"{name}.py", f"{name}.py")
+        assert (ROOT / "reference/studyhall/patterns" / now).is_file(), name
+
+
+@pytest.fixture
+def flat(shop: Path) -> Path:
+    """A project as 0.1.0 left it, with a proof, and one module that was edited since."""
+    recorded: dict[str, dict[str, str]] = {}
+    for name in ("__init__", "errors", "group_commit", "idempotency", "retry", "store"):
+        file = shop / f"src/shop/patterns/{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f'"""{name} of 0.1.0"""\n')
+        recorded[file.relative_to(shop).as_posix()] = {
+            "from": f"reference/studyhall/patterns/{name}.py",
+            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+        }
+    proof = {"from": "tests/reference/unit/test_retry.py", "sha256": "0" * 64}
+    recorded["tests/patterns/test_retry.py"] = proof
+    lock = {
+        "queuesmith": "0.1.0",
+        "packages": {"src/shop": {"patterns": ["idempotency", "retry"], "files": recorded}},
+    }
+    (shop / ".queuesmith.json").write_text(json.dumps(lock, indent=2) + "\n")
+    (shop / "src/shop/patterns/errors.py").write_text("# edited\n")
+    return shop
+
+
+def test_a_project_of_0_1_0_is_told_what_moved_where_and_comes_over_by_those_steps(
+    queuesmith: Command, flat: Path
+) -> None:
+    told = json.loads(queuesmith("diff", "--json", code=1).stdout)
+    assert told["files"]["src/shop/patterns/errors.py"] == (
+        "moved upstream to src/shop/patterns/core/errors.py"
+    )
+    assert told["files"]["src/shop/patterns/retry.py"] == "changed upstream"
+    before = files(flat)
+    for command in (
+        ("diff", "--apply"),
+        ("diff", "--apply", "--force"),
+        ("add", "saga", "--into", "src/shop"),
+    ):
+        refused = queuesmith(*command, code=2).stderr
+        assert "4 modules in src/shop/patterns have moved since 0.1.0. Nothing was written." in refused
+        assert files(flat) == before
+    assert "carry it over afterwards: src/shop/patterns/errors.py\n" in refused
+    assert "src/shop/patterns/group_commit.py -> src/shop/patterns/idempotency/group_commit.py" in refused
+    assert "shop.patterns.errors -> shop.patterns.core.errors" in refused
+    assert "shop.patterns.idempotency ->" not in refused, (
+        "the package is imported by the name of the old module"
+    )
+    step = next(line for line in refused.splitlines() if "queuesmith add" in line)
+    assert step == "3. queuesmith add idempotency retry --into src/shop"
+    for name in ("errors", "group_commit", "idempotency", "store"):
+        (flat / f"src/shop/patterns/{name}.py").unlink()
+    queuesmith(*step.split()[2:], "--no-tests")
+    assert (flat / "src/shop/patterns/core/errors.py").is_file()
+    states = json.loads(queuesmith("diff", "--json").stdout)["files"]
+    assert {state for path, state in states.items() if path.startswith("src/")} == {"unchanged"}
+
+
+def test_a_project_made_from_a_template_of_0_1_0_learns_which_patterns_to_add(
+    queuesmith: Command, flat: Path
+) -> None:
+    """Its record names no pattern: they are found by their modules."""
+    lock = json.loads((flat / ".queuesmith.json").read_text())
+    lock["packages"]["src/shop"]["patterns"] = []
+    (flat / ".queuesmith.json").write_text(json.dumps(lock))
+    refused = queuesmith("diff", "--apply", code=2).stderr
+    assert "3. queuesmith add group-commit idempotency retry store --into src/shop" in refused
 
 
 WRONG = {
