@@ -57,7 +57,7 @@ APP = ["fastapi", "uvicorn"]  # what the generated code itself imports besides
 DEV = ["pytest", "pytest-asyncio", "pytest-timeout", "ruff", "mypy", "httpx2"]
 
 HEAD = """\
-# Made by `make sync` from reference/catalogue.toml, the pattern modules and pyproject.toml. Not a question: copier.yml
+# Made by `make sync` from the pages of the patterns, their modules and pyproject.toml. Not a question: copier.yml
 # asks from it which patterns there are, which modules each one needs and which packages those import.
 """
 
@@ -71,10 +71,7 @@ def rendered() -> str:
         "version": catalogue.version(),
         "core": {kind: catalogue.closure(own) for kind, own in CORE.items()},
         "brokers": {broker: catalogue.closure([own]) for broker, own in BROKERS.items()},
-        "patterns": {
-            ident: {"title": one.title, "skill": one.skill, "own": list(one.own), "modules": one.modules}
-            for ident, one in sorted(patterns.items())
-        },
+        "patterns": {ident: _choice(one) for ident, one in sorted(patterns.items())} | _parts(),
         "packages": {name: catalogue.packages([name]) for name in modules},
         "app": catalogue.packages([], also=APP),
         "dev": catalogue.packages([], also=DEV),
@@ -83,6 +80,21 @@ def rendered() -> str:
     # JSON is YAML; one line per entry so that a change is readable.
     body = ",\n".join(f"    {json.dumps(key)}: {_entry(value)}" for key, value in facts.items())
     return f"{HEAD}catalogue:\n  type: yaml\n  when: false\n  default: {{\n{body}\n  }}\n"
+
+
+def _choice(one: catalogue.Pattern) -> dict[str, object]:
+    return {"title": one.title, "skill": one.skill, "own": list(one.own), "modules": one.modules}
+
+
+def _parts() -> dict[str, dict[str, object]]:
+    """Parts are chosen by themselves: `observability.metrics`."""
+    found = {}
+    for one in catalogue.patterns().values():
+        for module in one.parts:
+            part = catalogue.find(f"{one.id}.{Path(module).stem}")
+            title = f"{one.title}: {Path(module).stem}"
+            found[part.id] = {**_choice(part), "title": title, "own": [module]}
+    return dict(sorted(found.items()))
 
 
 def _entry(value: object) -> str:

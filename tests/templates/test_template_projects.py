@@ -111,14 +111,16 @@ def test_make_run_answers_the_requests_of_the_readme_and_leaves_nothing_behind(
     running = spawn.command("make", f"VENV={VENV}", "run", cwd=project, env=env)
     base = f"http://127.0.0.1:{port}"
     until_sync(lambda: _ask(f"{base}/readyz") == {}, 60, "a service that is ready")
-    said = run("bash", "-ec", _requests_of_the_readme(project, base), cwd=project).stdout
+    first, rest = _requests_of_the_readme(project, base)
+    said = run("bash", "-ec", first, cwd=project).stdout
     assert "HTTP/1.1 202 Accepted" in said
+    ident = json.loads(said.splitlines()[-1])["id"]
+    said = run("bash", "-euc", rest, cwd=project, env={"ID": ident}).stdout
     if answers.get("kind") == "async-flow":
         assert "event: completed" in said  # the stream ended by itself
     address = base + runpy.run_path(str(project / "tests" / "example.py"))["URL"]
-    until_sync(lambda: done.items() <= _ask(f"{address}/first").items(), 60, "the request carried out")
-    with urllib.request.urlopen(f"{base}/docs", timeout=10) as page:
-        assert b"openapi" in page.read()
+    until_sync(lambda: done.items() <= _ask(f"{address}/{ident}").items(), 60, "the request carried out")
+    assert _ask(f"{base}/openapi.json")["openapi"]
     if not answers:  # a second one, on the same port
         said = run(
             "make", f"VENV={VENV}", "run", cwd=project, env={**env, "SERVICE_DATA_DIR": "other"}, code=2
@@ -179,10 +181,13 @@ def _processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _requests_of_the_readme(project: Path, base: str) -> str:
+def _requests_of_the_readme(project: Path, base: str) -> tuple[str, str]:
+    """The one that asks for something, and those that look at it: they need the id in its answer."""
     blocks = re.findall(r"```sh\n(.*?)```", (project / "README.md").read_text(), re.DOTALL)
     (curls,) = [block for block in blocks if "curl" in block]
-    return curls.replace("http://127.0.0.1:8000", base).replace("curl ", "curl -s ")
+    curls = curls.replace("http://127.0.0.1:8000", base).replace("curl ", "curl -s ")
+    second = curls.index("curl ", 1)
+    return curls[:second], curls[second:]
 
 
 def _ask(url: str) -> dict[str, Any]:

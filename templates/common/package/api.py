@@ -21,9 +21,9 @@ from .app import App, open_app
 from .db import {@ job_name @}_results as results
 from .edge import caller, guard
 from .jobs import {@ job_class @}
-from .patterns.core import store as stores
 from .patterns.core.errors import QueueUnavailable
 from .patterns.core.job import JobRequest
+from .patterns.core.store import ping, read
 from .patterns.dead_letter import dead_letters
 from .patterns.idempotency import Inbox, fingerprint
 {@% if kind == 'async-flow' %@}
@@ -132,7 +132,7 @@ async def _look(app: App, ident: str) -> State | None:
     done = select(results.c.key).where(results.c.key == ident)
     waiting = dead_letters.c.replayed_at.is_(None)
     dead = select(dead_letters.c.id).where(dead_letters.c.job_id == ref.id, waiting)
-    async with stores.read(app.store) as connection:
+    async with read(app.store) as connection:
         if (await connection.execute(done)).first():
             return State(id=ident, state="completed"{@ ', percent=100.0' if kind == 'async-flow' @})
         if (await connection.execute(dead)).first():
@@ -189,7 +189,7 @@ async def ready(app: Opened) -> JSONResponse:
         problems["redis"] = "does not answer"
     try:
         async with asyncio.timeout(2):
-            await stores.ping(app.store)
+            await ping(app.store)
     except Exception:
         problems["database"] = "does not answer"
     return JSONResponse(problems, status_code=503 if problems else 200)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 from fastapi.testclient import TestClient
@@ -12,7 +12,7 @@ from .example import BODY, OTHER_BODY, URL
 HUGE = 100_000
 
 
-def post(api: TestClient, customer: str, key: str, body: dict[str, object]) -> tuple[int, str]:
+def post(api: TestClient, customer: str, key: str, body: Mapping[str, object]) -> tuple[int, str]:
     headers = {"Authorization": f"Bearer {customer}", "Idempotency-Key": key}
     answer = api.post(URL, json=body, headers=headers)
     return answer.status_code, answer.json().get("id", "")

@@ -21,7 +21,8 @@ from .example import URL
 {@% endif %@}
 from .processes import Processes, until
 
-STOP_SECONDS = 45  # far more than it takes: an open connection used to hold it for as long as the client liked
+# Far more than it takes: an open connection used to hold it for as long as the client liked.
+STOP_SECONDS = 45
 
 
 def free_port() -> int:
