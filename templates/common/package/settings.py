@@ -30,7 +30,7 @@ COMMON = {
 {@% endif %@}
 }
 # Kubernetes sets these for every service of the namespace, and a service may be called as we are.
-INJECTED = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
+INJECTED = re.compile(r"(^|_)(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_|$)")
 # NAME=value, NAME="value", with `export` before it or a comment behind it
 LINE = re.compile(r"""\s*(?:export\s+)?(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|(.*?))\s*(?:(?<=\s)#.*)?$""")
 
@@ -130,7 +130,9 @@ def load(env: Mapping[str, str]) -> Settings:
 
 
 def _injected(name: str, value: str) -> bool:
-    return INJECTED.search(name) is not None or (name.endswith("_PORT") and "://" in value)
+    # Behind our prefix only: with a package called my_service, MY_SERVICE_PORT is a setting.
+    ours = name.removeprefix(PREFIX) if name.startswith(PREFIX) else ""
+    return INJECTED.search(ours) is not None or (ours.endswith("PORT") and "://" in value)
 
 
 def environment(file: Path = Path(".env")) -> dict[str, str]:

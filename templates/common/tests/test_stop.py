@@ -12,8 +12,6 @@ import time
 import urllib.error
 import urllib.request
 
-import pytest
-
 {@% if kind == 'async-flow' %@}
 from .example import BODY, URL
 {@% else %@}
@@ -56,13 +54,12 @@ def hold(port: int) -> socket.socket:
     return client
 
 
-@pytest.mark.parametrize("command", ["api", "run"])
-def test_an_open_connection_does_not_hold_up_the_end(processes: Processes, command: str) -> None:
+def test_an_open_connection_does_not_hold_up_the_end(processes: Processes) -> None:
     port = free_port()
     service = processes.start(
         "-m",
         "{@ package @}",
-        command,
+        "run",
         port=port,
         grace_seconds=1,
 {@% if kind == 'async-flow' %@}
@@ -70,8 +67,7 @@ def test_an_open_connection_does_not_hold_up_the_end(processes: Processes, comma
 {@% endif %@}
     )
     until(lambda: answers(port), "service that is ready")
-    if command == "run":
-        until(lambda: "{@ process @} ready" in processes.output(), "{@ process @} that is ready")
+    until(lambda: "{@ process @} ready" in processes.output(), "{@ process @} that is ready")
     with hold(port):
         began = time.monotonic()
         service.send_signal(signal.SIGTERM)
