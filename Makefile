@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 JOBS ?= 3  # tests wait more than they compute
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults lint format sync lock bench bench-full guide screenshots clean
+.PHONY: help install demo test faults lint format sync lock bench bench-full guide screenshots new-pattern clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,8 +38,8 @@ format: $(STAMP) ## Format and fix what ruff can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-sync: $(STAMP) ## Regenerate what is derived from the catalogue, the modules and the figures
-	@$(BIN)/python tools/sync.py
+sync: $(STAMP) ## Regenerate what is derived from the pages, the modules and the figures
+	@$(BIN)/python -m guide.sync
 
 bench: $(STAMP) ## Quick benchmark beside Celery, RQ, arq, … (minutes); ARGS="--section latency --peers queuesmith,huey"
 	@$(BIN)/python -m bench $(ARGS)
@@ -47,11 +47,14 @@ bench: $(STAMP) ## Quick benchmark beside Celery, RQ, arq, … (minutes); ARGS="
 bench-full: $(STAMP) ## The whole benchmark, three rounds, and rewrite bench/results.json and RESULTS.md
 	@$(BIN)/python -m bench --full --publish $(ARGS)
 
-screenshots: $(STAMP) ## Make docs/screenshots from a running StudyHall (needs chromium)
-	@$(BIN)/python tools/screenshots.py
+screenshots: $(STAMP) ## Make guide/assets/screenshots from a running StudyHall (needs chromium)
+	@$(BIN)/python -m guide.screenshots
+
+new-pattern: $(STAMP) ## Lay out a new pattern: NAME=slow-start SKILL=background-jobs
+	@$(BIN)/python -m guide.new_pattern $(NAME) $(SKILL)
 
 guide: $(STAMP) ## Build the pattern guide into build/guide; ARGS=--serve to read it
-	@$(BIN)/python guide/build.py $(ARGS)
+	@$(BIN)/python -m guide.build $(ARGS)
 
 lock: $(STAMP) ## Resolve requirements.lock and bootstrap.lock anew from pyproject.toml
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --all-extras pyproject.toml -o requirements.lock $(ARGS)

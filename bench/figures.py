@@ -1,4 +1,4 @@
-"""Medians, spreads and ratios of a few rounds, and the refusal of a ratio that the rounds do not support."""
+"""Medians, spreads and ratios of a few rounds, ratios that are refused, and the way a number is written."""
 
 from __future__ import annotations
 
@@ -70,3 +70,12 @@ def percentile(values: Sequence[float], percent: float) -> float:
     ordered = sorted(values)
     rank = max(1, -(-len(ordered) * percent // 100))
     return ordered[int(rank) - 1]
+
+
+def number(value: object) -> str:
+    """As every table, card and page writes it: thousands apart, three digits of what is below a hundred."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {number(inner)}" for key, inner in value.items())
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 100 or float(value).is_integer() else f"{value:.3g}"

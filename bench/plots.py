@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from math import log10
 
-from bench.report import OURS, number
+from bench.figures import number
+from bench.report import OURS
 from bench.results import Results, median
 
 # section -> picture title, figures shown, logarithmic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.figures import Summary
+from bench.figures import Summary, number
 from bench.results import Results, columns, compare, limit, median
 from bench.targets import targets
 
@@ -34,7 +34,7 @@ def markdown(results: Results, plots: dict[str, str]) -> str:
 
 def _head(results: Results) -> str:
     machine = results["machine"]
-    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     text = (
         f"{results['mode'].capitalize()} run of {results['date']}, {results['rounds']} round(s), on {machine['cpus']} "
         f"× {machine['processor']}, {machine['system']}, load {machine['load_at_start']} at the start; {versions}. "
@@ -95,12 +95,6 @@ def cell(figure: list[float] | str | None) -> str:
         return figure or "–"
     found = Summary(tuple(figure))
     return number(found.median) + (f" ± {number(found.spread)}" if found.spread else "")
-
-
-def number(value: float) -> str:
-    if abs(value) >= 100 or float(value).is_integer():
-        return f"{value:,.0f}"
-    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
 
 
 def _title(results: Results, row: str) -> str:

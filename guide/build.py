@@ -1,4 +1,4 @@
-"""`make guide`: the pattern guide, built into build/guide from skills/, the catalogue, the figures and the tests.
+"""`make guide`: the pattern guide, built into build/guide from skills/, the figures and the tests.
 
 Open it with `make guide ARGS=--serve`. Nothing in it is a second copy, and nothing in it asks another host.
 """
@@ -17,11 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import mermaid
-import pages
-import sources
+from guide import mermaid, pages, sources
+from queuesmith import catalogue
+from queuesmith.catalogue import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).parent
 HREF = re.compile(r'href="(?P<kind>page|code):(?P<to>[^"#]*)(?P<anchor>#[^"]*)?"')
 FEATURES = [
@@ -118,7 +117,7 @@ def build(site: Path) -> list[str]:
         raise SystemExit(f"zensical failed:\n{done.stdout}{done.stderr}")
     linked = finish(built, texts, drawn=library is not None)
     for file in sorted(linked):
-        sources.write(file, built, pages.settings()["repository"])
+        sources.write(file, built, catalogue.repository())
     shutil.rmtree(site, ignore_errors=True)
     shutil.move(built, site)
     taken = time.monotonic() - started

@@ -10,25 +10,25 @@ import functools
 import html
 import json
 import os
-import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import sources
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))
-
-from bench import plots, report  # noqa: E402
-from bench import results as read  # noqa: E402
+from bench import plots, report
+from bench import results as read
+from bench.figures import number
+from guide import sources
+from queuesmith.catalogue import ROOT, Pattern
 
 OWN = os.environ.get("GUIDE_FIGURES")  # another folder instead of both, for tests
-FOLDERS = (Path(OWN),) if OWN else (ROOT / "reference" / "figures", ROOT / "build" / "figures")
+COMMITTED = ROOT / "reference" / "figures"
+FOLDERS = (Path(OWN),) if OWN else (COMMITTED, ROOT / "build" / "figures")
 BENCH = os.environ.get("GUIDE_BENCH")  # the same for the results of the benchmark
 BENCHES = (
     (Path(BENCH),) if BENCH else (ROOT / "bench" / "results.json", ROOT / "build" / "bench" / "results.json")
 )
 MOST_LOSSES = 4
+CARD_LINES, CARD_NUMBERS = 3, 7  # of a brief card: what is worth its tokens; the figures have their own files
 UNMEASURED = "not measured yet"
 TWINS = (
     "naive",
@@ -47,9 +47,9 @@ Measured = dict[str, dict[str, Any]]
 
 
 @functools.cache
-def measured(pattern: str) -> Measured:
+def measured(pattern: str, folders: tuple[Path, ...] = FOLDERS) -> Measured:
     """proof name -> entry, of the best run there is."""
-    for folder in FOLDERS:
+    for folder in folders:
         path = folder / f"{pattern}.json"
         if path.exists():
             entries: Measured = json.loads(path.read_text())
@@ -75,26 +75,52 @@ def of_proof(proof: str) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def number(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {number(inner)}" for key, inner in value.items())
-    if isinstance(value, float):
-        return f"{value:,.3g}" if abs(value) < 100 else f"{value:,.0f}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def card(pattern: dict[str, Any]) -> str:
-    """The guarantee card of a pattern, as HTML with markdown inside."""
-    entries = measured(Path(pattern.get("figures", f"{pattern['id']}.json")).stem)
+def card(pattern: Pattern, *, brief: bool = False) -> str:
+    """The guarantee card of a pattern. `brief` is for the pages of skills, where every word is read by a model."""
+    promise = f"**Promise.** {pattern.summary}\n\n"
+    entries = measured(pattern.id, (COMMITTED,)) if brief else measured(pattern.id)
+    if brief:
+        return promise + _brief(pattern, {k: v for k, v in entries.items() if v["mode"] == "full"})
     head = f'<section class="qs-card" data-measured="{mode(entries)}" markdown>\n\n'
-    promise = f"**Promise.** {pattern['summary']}\n\n"
     if not entries:
         text = f"Figures: {UNMEASURED}. `make faults` runs the proofs below and writes them."
         return f"{head}{promise}{text}\n\n</section>"
     return head + promise + table(entries.items()) + "\n\n" + run(entries) + "\n\n</section>"
 
 
-def table(entries: Any) -> str:
+def _brief(pattern: Pattern, entries: Measured) -> str:
+    """The most telling proofs, a line each; the same proof on two databases is one line."""
+    if not entries:
+        return f"**Measured** by `{pattern.proof_files[0]}`, run `make faults` in the Queuesmith repository."
+    merged: dict[str, dict[str, dict[str, Any]]] = {}  # proof -> database ("" if it needs none) -> figures
+    for name, entry in entries.items():
+        plain, _, store = name.rpartition("-")
+        known = store in ("sqlite", "postgresql")
+        merged.setdefault(plain if known else name, {})[store if known else ""] = entry["figures"]
+    first = sorted(merged, key=lambda name: (not any("kills" in one for one in merged[name].values()), name))
+    date = max(entry["date"] for entry in entries.values())
+    lines = [
+        f"**Measured** (full fault run of {date}, real kills; `naive` is the usual version under the same fault):",
+        "",
+    ]
+    for name in first[:CARD_LINES]:
+        (store, figures), *others = sorted(merged[name].items())  # PostgreSQL's, where both were measured
+        same = [other for other, numbers in others if numbers == figures]
+        on = f" ({', '.join([store, *same])})" if store else ""
+        lines.append(f"- {name.replace('-', ' ')}{on}: {_telling(figures)}")
+    return "\n".join(lines)
+
+
+def _telling(figures: dict[str, Any]) -> str:
+    plain = {key: value for key, value in figures.items() if isinstance(value, int | float | str)}
+    telling = ["jobs", "events", "orders", "kills", "lost", "duplicated", "doubled"]
+    order = sorted(
+        plain, key=lambda key: (telling.index(key) if key in telling else len(telling), "naive" not in key)
+    )
+    return ", ".join(f"{key.replace('_', ' ')} {number(plain[key])}" for key in order[:CARD_NUMBERS])
+
+
+def table(entries: Iterable[tuple[str, dict[str, Any]]]) -> str:
     lines = ["| fault | measured | without it |", "|---|---|---|"]
     for name, entry in entries:
         ours = {key: value for key, value in entry["figures"].items() if not is_twin(key)}
@@ -140,7 +166,7 @@ def bench(path: str) -> str:
         return f'<span class="qs-figure" data-bench="{path}">{UNMEASURED}</span>'
     title = f"{results()['mode']} run of {results()['date']}"
     median = read.median(results(), section, row, key)
-    shown = html.escape(str(figure)) if median is None else report.number(median)
+    shown = html.escape(str(figure)) if median is None else number(median)
     return f'<a class="qs-figure" data-bench="{path}" href="page:benchmark" title="{title}">{shown}</a>'
 
 

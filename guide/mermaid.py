@@ -13,7 +13,8 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from queuesmith.catalogue import ROOT
+
 DIAGRAMS = Path(__file__).parent / "diagrams"
 VERSION = "11.17.2"
 CACHE = Path(os.environ.get("GUIDE_MERMAID", ROOT / "build" / "guide-mermaid"))

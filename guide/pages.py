@@ -1,4 +1,4 @@
-"""The pages: skill references, catalogue, figures and tests put together; hand-written ones from guide/pages.
+"""The pages: skill references, figures and tests put together; hand-written ones from guide/pages.
 
 Links are written as `page:ADDRESS` and `code:PATH#L1`; `build` makes them relative when the HTML exists.
 """
@@ -14,14 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cards
-import mermaid
-import sources
+from guide import cards, mermaid, sources
+from queuesmith import catalogue
+from queuesmith.catalogue import ROOT, SKILLS, Pattern, patterns, without_front_matter
 
-ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).parent
-MODULES = "reference/studyhall/patterns"
-SKILLS = {"background-jobs": "Background jobs", "event-driven": "Event-driven", "async-flow": "Async flow"}
+MODULES = catalogue.MODULES.relative_to(ROOT).as_posix()
 # Reference pages that are no pattern: skill/page -> address.
 READING = {
     "background-jobs/choosing": "choosing",
@@ -34,15 +32,9 @@ LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\n]*)\]\((?P<to>[^)\s]+)\)")
 HEADING = re.compile(r"^##+ (?P<text>[^{\n]+)$", re.MULTILINE)
 LIMITS = re.compile(r"\bnot\s+hold\b", re.IGNORECASE)
 FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
-QUOTED = re.compile(r"^Lines (?P<spans>[\d–, ]+) of \[`modules/(?P<file>\w+\.py)`\]\([^)]*\):$", re.MULTILINE)
+QUOTED = re.compile(r"^Lines (?P<spans>[\d–, ]+) of `patterns/(?P<file>[\w/]+\.py)`:$", re.MULTILINE)
 REGION = r"<!-- sync:{name}[^\n]*-->\n(?P<text>.*?)<!-- /sync -->\n?"
 DIRECTIVE = re.compile(r"\{\{ (?P<name>[\w-]+)(?: (?P<args>[^}]+?))? \}\}")
-
-
-@functools.cache
-def catalogue() -> dict[str, dict[str, Any]]:
-    rows = tomllib.loads((ROOT / "reference" / "catalogue.toml").read_text())["pattern"]
-    return {str(row["id"]): row for row in rows}
 
 
 @functools.cache
@@ -56,19 +48,9 @@ def antipatterns() -> dict[str, dict[str, Any]]:
     return {str(row["id"]): row for row in rows}
 
 
-@functools.cache
-def references() -> dict[str, Path]:
-    """Pattern id -> its reference page in a skill; patterns whose row is still to come included."""
-    found = {}
-    for path in sorted((ROOT / "skills").glob("*/references/*.md")):
-        if f"{path.parts[-3]}/{path.stem}" not in READING:
-            found[path.stem] = path
-    return found
-
-
 def all_pages() -> dict[str, str]:
     """Address -> markdown of every page of the guide."""
-    found = {f"patterns/{ident}": pattern_page(ident) for ident in sorted({*catalogue(), *references()})}
+    found = {f"patterns/{ident}": pattern_page(one) for ident, one in sorted(patterns().items())}
     for name, address in READING.items():
         skill, stem = name.split("/")
         path = ROOT / "skills" / skill / "references" / f"{stem}.md"
@@ -88,7 +70,7 @@ def all_pages() -> dict[str, str]:
 
 def from_file(path: Path) -> str:
     """A markdown file as a page: no front matter, no sync marks, links that lead somewhere in the guide."""
-    text = re.sub(r"\A---\n.*?\n---\n", "", path.read_text(), flags=re.DOTALL)
+    text = without_front_matter(path.read_text())
     text = re.sub(r"<!-- /?sync.*?-->\n?", "", text)
     text = QUOTED.sub(_quote_links, text)
     text = "".join(
@@ -125,11 +107,7 @@ def _link(match: re.Match[str], page: Path) -> str:
     if address is not None:
         return f"[{match['text']}](page:{address}{'#' + anchor if anchor else ''})"
     if target.is_dir():
-        return (
-            f"[{match['text']}]({settings()['repository']}/tree/main/{target.relative_to(ROOT).as_posix()})"
-        )
-    if target.parent.name == "modules":
-        target = ROOT / MODULES / target.name
+        return f"[{match['text']}]({catalogue.repository()}/tree/main/{target.relative_to(ROOT).as_posix()})"
     return f"[{match['text']}]({sources.link(target.relative_to(ROOT).as_posix())})"
 
 
@@ -151,10 +129,9 @@ def address_of(path: Path) -> str | None:
 # ---- one page per pattern
 
 
-def pattern_page(ident: str) -> str:
-    row = catalogue().get(ident)
-    text = from_file_with_regions(references()[ident]) if ident in references() else ""
-    text, title = _cut(text, r"\A\s*# (?P<text>.+)\n")
+def pattern_page(pattern: Pattern) -> str:
+    text = from_file_with_regions(pattern.page)
+    text, _ = _cut(text, r"\A\s*# (?P<text>.+)\n")
     text, _ = _cut(text, REGION.format(name="card"))
     text, files = _cut(text, REGION.format(name="files"))
     text, not_for = _cut(text, r"^(?P<text>\*\*Not for\*\*.*?)(?:\n\n|\Z)")
@@ -162,39 +139,39 @@ def pattern_page(ident: str) -> str:
     text, prove = _cut(text, r"^\*\*Prove it\.\*\* (?P<text>.*?)(?:\n\n|\Z)")
     text, stacks = _cut(text, r"^(?:## |\*\*)(?:The same in )?[Oo]ther stacks\S*\n(?P<text>.*?)(?=^## |\Z)")
     lead, code = _split_lead(re.sub(r"<!-- /?sync.*?-->\n?", "", text))
-    title = row["title"] if row else title
-    diagram = mermaid.drawn(ident, f"{title}: what goes wrong without it")
+    diagram = mermaid.drawn(pattern.id, f"{pattern.title}: what goes wrong without it")
+    kind = f'<a href="page:skills/{pattern.skill}">{SKILLS[pattern.skill]}</a>'
     parts = [
-        f"# {title}",
-        _front(ident, row),
+        f"# {pattern.title}",
+        f'<p class="qs-kind">Pattern <code>{pattern.id}</code> · {kind}</p>',
         "## What goes wrong without it" if lead or diagram else "",
         lead,
         diagram,
-        cards.loss(ident),
+        cards.loss(pattern.id),
         "## The promise",
-        cards.card(row) if row else _unproven(ident),
-        _limits(row),
+        cards.card(pattern),
+        _limits(pattern),
         not_for,
         "## The code",
-        _modules(row, ident),
+        _modules(pattern),
         code,
-        re.sub(r"<!--.*?-->", "", files) if row else "",
+        re.sub(r"<!--.*?-->", "", files),
         "## The proof",
-        _proofs(row),
+        "\n".join(f"- {sources.proof_link(proof)}{{ .qs-proof }}" for proof in pattern.proofs),
         prove,
         "## Traps" if traps else "",
         traps,
         "## The same in other stacks" if stacks else "",
         stacks,
         "## Related",
-        _related(ident),
+        _related(pattern.id),
     ]
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
 
 def from_file_with_regions(path: Path) -> str:
     """As `from_file`, but with the marks of the regions that a pattern page takes out."""
-    marked = re.sub(r"<!-- (/?sync.*?) -->", r"@@\1@@", path.read_text())
+    marked = re.sub(r"<!-- (/?sync.*?) -->", r"@@\1@@", without_front_matter(path.read_text()))
     text = QUOTED.sub(_quote_links, marked)
     text = "".join(
         part if part.startswith("```") else LINK.sub(lambda match: _link(match, path), part)
@@ -222,16 +199,9 @@ def _split_lead(text: str) -> tuple[str, str]:
     return "\n\n".join(lead), "\n\n".join(blocks)
 
 
-def _front(ident: str, row: dict[str, Any] | None) -> str:
-    skill = row["skill"] if row else references()[ident].parts[-3]
-    return f'<p class="qs-kind">Pattern <code>{ident}</code> · <a href="page:skills/{skill}">{SKILLS[skill]}</a></p>'
-
-
-def _limits(row: dict[str, Any] | None) -> str:
+def _limits(pattern: Pattern) -> str:
     """When the promise does not hold, in the words of the module."""
-    if row is None:
-        return ""
-    docstring = ast.get_docstring(ast.parse((ROOT / MODULES / row["module"]).read_text())) or ""
+    docstring = ast.get_docstring(ast.parse((catalogue.MODULES / pattern.own[0]).read_text())) or ""
     told = []
     for paragraph in docstring.split("\n\n"):
         if LIMITS.search(paragraph):
@@ -242,34 +212,18 @@ def _limits(row: dict[str, Any] | None) -> str:
     return "**When it does not hold**{ .qs-limits }\n\n" + "\n\n".join(told) if told else ""
 
 
-def _unproven(ident: str) -> str:
-    return (
-        '!!! warning "No promise yet"\n\n    This pattern has no row in the catalogue, so it promises nothing here: '
-        f"its proof is still to come. The module is `{ident.replace('-', '_')}.py`."
-    )
-
-
-def _modules(row: dict[str, Any] | None, ident: str) -> str:
-    names = [row["module"], *row.get("also", [])] if row else [f"{ident.replace('-', '_')}.py"]
+def _modules(pattern: Pattern) -> str:
     lines = []
-    for name in names:
-        path = ROOT / MODULES / name
-        if path.exists():
-            length = len(path.read_text().splitlines())
-            lines.append(f"[`{name}`]({sources.link(f'{MODULES}/{name}')}) ({length} lines)")
-    return ("Modules: " + ", ".join(lines) + ".") if lines else ""
-
-
-def _proofs(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return "Not in the catalogue yet."
-    return "\n".join(f"- {sources.proof_link(proof)}{{ .qs-proof }}" for proof in row["proofs"])
+    for name in (*pattern.own, *pattern.parts):
+        length = len((catalogue.MODULES / name).read_text().splitlines())
+        lines.append(f"[`{name}`]({sources.link(f'{MODULES}/{name}')}) ({length} lines)")
+    return "Modules: " + ", ".join(lines) + "."
 
 
 def _related(ident: str) -> str:
     found = sorted(_neighbours().get(ident, set()) - {ident})
     groups = [group for group in settings()["group"] if ident in group["patterns"]]
-    mates = [name for group in groups for name in group["patterns"] if name != ident and _known(name)]
+    mates = [name for group in groups for name in group["patterns"] if name != ident]
     lines = [f"- {pattern_link(name)}" for name in list(dict.fromkeys([*mates, *found]))[:MOST_RELATED]]
     wrong = [row for row in antipatterns().values() if row["pattern"] == ident]
     lines += [f"- Mistake: [{row['title']}](page:antipatterns/{row['id']})" for row in wrong]
@@ -277,38 +231,29 @@ def _related(ident: str) -> str:
 
 
 def pattern_link(ident: str) -> str:
-    row = catalogue().get(ident)
-    return f"[{row['title'] if row else ident}](page:patterns/{ident})" + (
-        f": {row['summary']}" if row else ""
-    )
-
-
-def _known(ident: str) -> bool:
-    return ident in catalogue() or ident in references()
+    one = patterns()[ident]
+    return f"[{one.title}](page:patterns/{ident}): {one.summary}"
 
 
 @functools.cache
 def _neighbours() -> dict[str, set[str]]:
     """Patterns that link to each other in their pages, or whose modules import each other."""
-    owner = {row["module"].removesuffix(".py"): ident for ident, row in catalogue().items()}
+    owner = {name: one.id for one in patterns().values() for name in one.own if not name.startswith("core/")}
     found: dict[str, set[str]] = {}
 
     def join(one: str, other: str) -> None:
-        if one != other and _known(one) and _known(other):
+        if one != other and other in patterns():
             found.setdefault(one, set()).add(other)
             found.setdefault(other, set()).add(one)
 
-    for ident, path in references().items():
-        for match in LINK.finditer(path.read_text()):
+    for ident, pattern in patterns().items():
+        for match in LINK.finditer(pattern.page.read_text()):
             if match["to"].endswith(".md"):
                 join(ident, Path(match["to"]).stem)
-    for module, ident in owner.items():
-        source = ROOT / MODULES / f"{module}.py"
-        for name in re.findall(
-            r"^from \.(\w+) import", source.read_text() if source.exists() else "", re.MULTILINE
-        ):
-            if name in owner and name not in ("store", "errors", "connections"):
-                join(ident, owner[name])
+        for module in pattern.own:
+            for name in catalogue.imports(module)[0]:
+                if name in owner:
+                    join(ident, owner[name])
     return found
 
 
@@ -408,20 +353,18 @@ def _branches(choices: list[dict[str, Any]]) -> str:
 def _leaf(address: str) -> str:
     if "/" in address:
         return f'<a href="page:{address}">{html.escape(address.rpartition("/")[2])}</a>'
-    if not _known(address):
+    if address not in patterns():
         raise SystemExit(f"guide/decisions.toml leads to the pattern {address!r}, which does not exist")
-    row = catalogue().get(address)
-    return f'<a href="page:patterns/{address}">{html.escape(row["title"] if row else address)}</a>'
+    return f'<a href="page:patterns/{address}">{html.escape(patterns()[address].title)}</a>'
 
 
 def grouped() -> list[tuple[str, list[str]]]:
     """Pattern ids by the problem they solve; what no group names comes last."""
     named = {name for group in settings()["group"] for name in group["patterns"]}
-    groups = [
-        (group["title"], [name for name in group["patterns"] if _known(name)])
-        for group in settings()["group"]
-    ]
-    rest = sorted(({*catalogue(), *references()}) - named)
+    if unknown := named - {*patterns()}:
+        raise SystemExit(f"guide/guide.toml groups {', '.join(sorted(unknown))}: no such pattern")
+    groups = [(group["title"], group["patterns"]) for group in settings()["group"]]
+    rest = sorted({*patterns()} - named)
     return groups + ([("More", rest)] if rest else [])
 
 
@@ -438,6 +381,6 @@ def antipattern_index() -> str:
         cost = " ".join(row["text"].split()).split(". ")[0].rstrip(".")
         rows.append(
             f"| [{row['title']}](page:antipatterns/{row['id']}) | {cost} | "
-            f"[{catalogue().get(row['pattern'], {}).get('title', row['pattern'])}](page:patterns/{row['pattern']}) |"
+            f"[{patterns()[row['pattern']].title}](page:patterns/{row['pattern']}) |"
         )
     return "\n".join(rows)

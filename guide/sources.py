@@ -19,7 +19,8 @@ from pygments.lexers import get_lexer_for_filename
 from pygments.lexers.special import TextLexer
 from pygments.util import ClassNotFound
 
-ROOT = Path(__file__).resolve().parents[1]
+from queuesmith.catalogue import ROOT
+
 FOLDER = "source"
 CACHE = ROOT / "build" / "guide-highlighted"  # by content: colouring is most of the time of a build
 PAGE = """<!doctype html>

@@ -125,9 +125,9 @@ def _pattern(page: Path, skill: str, entry: dict[str, Any]) -> Pattern:
     parts = tuple(entry.get("parts", ()))
     own: dict[str, None] = {}  # an ordered set
     for name in entry["modules"]:
-        inside = sorted((MODULES / name).glob("[!_]*.py")) if name.endswith("/") else [MODULES / name]
+        inside = sorted((MODULES / name).glob("*.py")) if name.endswith("/") else [MODULES / name]
         own |= dict.fromkeys(path.relative_to(MODULES).as_posix() for path in inside)
-    plain = tuple(name for name in own if name not in parts)
+    plain = tuple(name for name in own if name not in parts and not name.endswith("__init__.py"))
     proofs = tuple(f"{file}::{name}" for file, names in entry["proofs"].items() for name in names)
     templates = tuple(entry.get("templates", ()))
     return Pattern(page.stem, skill, entry["title"], entry["summary"], plain, parts, templates, proofs, page)

@@ -8,20 +8,19 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.missing import need_binary
+from queuesmith import catalogue
 
 ROOT = Path(__file__).resolve().parents[1]
 PATTERNS = ROOT / "reference" / "studyhall" / "patterns"
-CATALOGUE = ROOT / "reference" / "catalogue.toml"
-SKILLS = {"background-jobs", "async-flow", "event-driven"}
 UNTRACKED = {".git", ".venv", "build", "dist", "site", "node_modules", "__pycache__", ".studyhall"}
 
 
@@ -119,6 +118,12 @@ def test_nothing_is_left_undone() -> None:
     assert lines_matching(undone, (".py",)) == []
 
 
+def test_nothing_is_left_to_fill_in() -> None:
+    """What `make new-pattern` lays out is marked where somebody has to write."""
+    left = lines_matching("FILL " + "IN")
+    assert not left, "\n".join(["write what is marked:", *left])
+
+
 # ---- one source of truth
 
 
@@ -128,7 +133,7 @@ def modules() -> list[Path]:
     )
 
 
-@pytest.mark.parametrize("module", modules(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("module", modules(), ids=lambda path: str(path.relative_to(PATTERNS)))
 def test_pattern_imports_nothing_of_the_app(module: Path) -> None:
     """Templates ship these files as they are, inside a package with another name."""
     for node in ast.walk(ast.parse(module.read_text())):
@@ -137,10 +142,8 @@ def test_pattern_imports_nothing_of_the_app(module: Path) -> None:
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             absolute = [node.module or ""]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 1, f"line {node.lineno} reaches out of the patterns"
-            siblings = [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
-            for sibling in siblings:
-                assert (PATTERNS / f"{sibling}.py").exists(), f"line {node.lineno}: no sibling {sibling}"
+            depth = len(module.relative_to(PATTERNS).parts)
+            assert node.level <= depth, f"line {node.lineno} reaches out of the patterns"
             continue
         else:
             continue
@@ -153,41 +156,44 @@ def test_pattern_imports_nothing_of_the_app(module: Path) -> None:
             assert known, f"line {node.lineno} imports {name}, which is not installed"
 
 
-@functools.cache
-def catalogue() -> list[dict[str, Any]]:
-    patterns: list[dict[str, Any]] = tomllib.loads(CATALOGUE.read_text())["pattern"]
-    return patterns
+@pytest.mark.parametrize("module", modules(), ids=lambda path: str(path.relative_to(PATTERNS)))
+def test_what_a_pattern_imports_of_its_siblings_is_there(module: Path) -> None:
+    for sibling in catalogue.imports(module.relative_to(PATTERNS).as_posix())[0]:
+        assert (PATTERNS / sibling).is_file(), f"imports {sibling}"
 
 
-def test_every_pattern_module_is_in_the_catalogue() -> None:
-    listed = {name for entry in catalogue() for name in [entry["module"], *entry.get("also", [])]}
-    present = {str(path.relative_to(PATTERNS)) for path in modules()}
-    assert present - listed == set(), "a module without a catalogue entry (module = … or also = […])"
-    assert listed - present == set(), "a catalogue entry without its module"
+PAGES = [
+    path
+    for path in sorted((ROOT / "skills").glob("*/references/*.md"))
+    if path.parts[-3] in catalogue.SKILLS and path.stem not in ("choosing", "prove-it")
+]
 
 
-def test_catalogue_ids_are_unique() -> None:
-    ids = [entry["id"] for entry in catalogue()]
-    assert sorted(set(ids)) == sorted(ids)
-
-
-@pytest.mark.parametrize(
-    "entry", catalogue() if CATALOGUE.exists() else [], ids=lambda entry: str(entry.get("id", "?"))
-)
-def test_catalogue_entry_is_whole_and_its_proofs_exist(entry: dict[str, Any]) -> None:
-    assert re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", entry["id"])
-    assert entry["skill"] in SKILLS
-    assert entry["title"].strip()
-    assert entry["summary"].strip()
-    assert entry["proofs"], "a pattern without a proof does not ship"
-    for proof in entry["proofs"]:
-        file, *names = proof.split("::")
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_page_of_a_pattern_is_its_catalogue_entry(page: Path) -> None:
+    entry = catalogue.patterns().get(page.stem)
+    assert entry, "the page begins with title, summary, modules and proofs: see queuesmith/catalogue.py"
+    assert entry.page == page, "its id is that of another page"
+    assert re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", entry.id)
+    assert "…" not in entry.title + entry.summary, "say what it promises"
+    assert set(entry.templates) <= set(catalogue.SKILLS)
+    assert entry.proofs, "a pattern without a proof does not ship"
+    for proof in entry.proofs:
+        file, name = proof.split("::")
         assert (ROOT / file).is_file(), f"{proof}: no such file"
-        assert names, f"{proof}: name the test, not only its file"
-        assert names[-1].split("[")[0] in proofs_in(ROOT / file), f"{proof}: no such test"
-    if figures := entry.get("figures"):
-        written = "".join((ROOT / proof.split("::")[0]).read_text() for proof in entry["proofs"])
-        assert f'"{Path(figures).stem}"' in written, f"no proof writes {figures}"
+        assert name in proofs_in(ROOT / file), f"{proof}: no such test"
+    if (ROOT / "reference" / "figures" / entry.figures).exists():
+        written = "".join((ROOT / file).read_text() for file in entry.proof_files)
+        assert f'"{entry.id}"' in written, f"no proof writes {entry.figures}"
+
+
+def test_every_pattern_module_belongs_to_a_pattern() -> None:
+    """`core/` belongs to all of them."""
+    entries = catalogue.patterns().values()
+    listed = {name for one in entries for name in (*one.own, *catalogue.closure(one.parts))}
+    present = {str(path.relative_to(PATTERNS)) for path in modules()}
+    assert {name for name in present - listed if not name.startswith("core/")} == set(), "name it in a page"
+    assert {name for one in entries for name in (*one.own, *one.parts)} - present == set()
 
 
 @functools.cache
@@ -199,6 +205,37 @@ def proofs_in(path: Path) -> set[str]:
 def test_test_files_have_names_of_their_own() -> None:
     names = [path.name for path in tracked() if path.match("tests/**/test_*.py")]
     assert sorted(set(names)) == sorted(names)
+
+
+# ---- a new pattern
+
+
+def test_a_new_pattern_is_laid_out_and_the_tests_name_what_is_left_to_fill_in(tmp_path: Path) -> None:
+    """At most six files, and nothing but those marks: all else about them is right from the start."""
+    copy = tmp_path / "copy"
+    for path in tracked():
+        target = copy / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "PYTHONPATH": str(copy)}
+        return subprocess.run(
+            [sys.executable, "-m", *command], cwd=copy, env=env, capture_output=True, text=True, check=False
+        )
+
+    made = run("guide.new_pattern", "slow-start", "background-jobs")
+    assert made.returncode == 0, made.stderr
+    told = set(re.findall(r"^fill in: (.*)$", made.stdout, re.MULTILINE))
+    assert len(told) <= 6
+    again = run("guide.new_pattern", "slow-start", "background-jobs")
+    assert "is there already" in again.stderr
+    checks = ["tests/test_repository.py", "tests/test_closures.py", "tests/skills/test_skill_pages.py"]
+    wanted = "(slow or fill_in or belongs or names_of_their_own or reachable) and not laid_out"
+    done = run("pytest", "-q", "-p", "no:cacheprovider", "-rf", *checks, "-k", wanted)
+    failed = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
+    assert failed == ["tests/test_repository.py::test_nothing_is_left_to_fill_in"], done.stdout
+    assert set(re.findall(r"^E  +([\w./-]+):\d+: .*FILL", done.stdout, re.MULTILINE)) == told
 
 
 # ---- the commands

@@ -24,7 +24,8 @@ from harness.pipelines import full_pipeline, full_producer
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.store import close, create_all, open_store
 from studyhall.patterns.pipeline import JobContext
-from studyhall.patterns.schedule import Schedule, Schedules, tick_of, ticking
+from studyhall.patterns.schedule import Schedule, Schedules, ticking
+from studyhall.patterns.schedule.slots import tick_of
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 

@@ -121,6 +121,9 @@ def repair(
     result: Annotated[
         str | None, typer.Option(metavar="JSON", help="With --done: what the step returns.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also in the middle of a call, which may still take effect.")
+    ] = False,
     by: Annotated[str | None, typer.Option(help="Who repairs (default: your user name).")] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -141,13 +144,15 @@ def repair(
     async def work() -> saga_store.SagaRow:
         async with opened(data_dir) as engine:
             if retry:
-                await saga_repair.retry(engine, saga, by=who, note=note)
+                await saga_repair.retry(engine, saga, by=who, note=note, force=force)
             elif compensate:
-                await saga_repair.compensate(engine, saga, by=who, note=note)
+                await saga_repair.compensate(engine, saga, by=who, note=note, force=force)
             elif done is not None:
-                await saga_repair.mark(engine, saga, done, "done", by=who, note=note, result=value)
+                await saga_repair.mark(
+                    engine, saga, done, "done", by=who, note=note, result=value, force=force
+                )
             else:
-                await saga_repair.mark(engine, saga, str(undone), "undone", by=who, note=note)
+                await saga_repair.mark(engine, saga, str(undone), "undone", by=who, note=note, force=force)
             return await saga_store.load(engine, saga)
 
     row = run(work())

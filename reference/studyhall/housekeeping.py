@@ -14,9 +14,11 @@ from .patterns.claim_check import Blobs, SweptBlobs
 from .patterns.core.store import read
 from .patterns.deferred_reply import DeferredReplies
 from .patterns.retention import DEFAULT, Retention
+from .patterns.saga import store as saga_store
 
 __all__ = ["Cleaned", "clean_up"]
 
+SAGAS_KEPT = 60 * 24 * 3600.0  # seconds after its end; as long as the markers of jobs
 CHAT_KEPT = 24 * 3600.0  # seconds after the end of its token for which a chat command is remembered
 
 
@@ -29,6 +31,7 @@ class Cleaned:
     checkpoints: int
     chat_replies: int
     files: SweptBlobs
+    sagas: int
 
     def numbers(self) -> dict[str, int]:
         """For a result, a log line or a table."""
@@ -51,4 +54,12 @@ async def clean_up(
         await checkpoint.purge(store, kept.checkpoints_age),
         await DeferredReplies(store).purge(CHAT_KEPT),
         await Blobs(blob_dir).sweep("documents", in_use, grace=grace),
+        await _forget_sagas(store),
     )
+
+
+async def _forget_sagas(store: AsyncEngine) -> int:
+    gone = 0
+    while batch := await saga_store.purge(store, SAGAS_KEPT):  # short transactions, until nothing is left
+        gone += batch
+    return gone

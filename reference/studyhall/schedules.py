@@ -9,6 +9,9 @@ from .settings import Settings
 
 __all__ = ["schedules"]
 
+# Raise it with every change below, also when you take one back: while a deploy rolls, old instances may restart.
+VERSION = 1
+
 
 def schedules(jobs: JobTypes, settings: Settings, signer: Signer) -> Schedules:
     declared = [
@@ -18,4 +21,4 @@ def schedules(jobs: JobTypes, settings: Settings, signer: Signer) -> Schedules:
         # An old look at the health is worth nothing: skip it, the next one is due.
         Schedule("evaluate-health", "evaluate-health", every=60, when_late="skip"),
     ]
-    return Schedules(jobs, declared, owner="studyhall", sign=signer.sign)
+    return Schedules(jobs, declared, owner="studyhall", version=VERSION, sign=signer.sign)

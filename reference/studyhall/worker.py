@@ -34,6 +34,7 @@ from .patterns.schedule import ScheduleKeeper, signing_id, ticking
 from .patterns.shutdown import Drainable, run_until_signalled
 from .patterns.signed_payload import signed
 from .patterns.stall_budget import QUEUE_LIMIT, crash_budget
+from .patterns.store_gate import store_gate
 from .patterns.tracing import traced
 from .patterns.typed_jobs import typed
 from .providers import GuardedProvider, open_provider
@@ -74,6 +75,7 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
             typed(app.jobs),
             crash_budget(),
             max_age(),
+            store_gate(),
             *ai_limit(settings, app.producer.redis),
             ticking(scheduled, app.store),
             once(inboxes(app.store)),

@@ -14,8 +14,9 @@ import pytest
 
 from harness.guide import Document, Guide, build_guide
 from harness.processes import ROOT
+from queuesmith import catalogue
 
-CATALOGUE = tomllib.loads((ROOT / "reference" / "catalogue.toml").read_text())["pattern"]
+CATALOGUE = list(catalogue.patterns().values())
 NEEDED = {"qs-card": "guarantee card", "qs-diagram": "diagram", "qs-proof": "proof"}
 PROOF_LINE = re.compile(r'class="qs-proof" href="([^"#]+)#L(\d+)"[^>]*>([^<]+)<')
 
@@ -35,9 +36,9 @@ def lacks(text: str, proofs: int) -> list[str]:
 
 def test_every_pattern_has_its_failure_drawn_its_card_its_code_and_its_proofs(guide: Guide) -> None:
     wanting = {
-        pattern["id"]: gone
+        pattern.id: gone
         for pattern in CATALOGUE
-        if (gone := lacks(guide.text(f"patterns/{pattern['id']}/"), len(pattern["proofs"])))
+        if (gone := lacks(guide.text(f"patterns/{pattern.id}/"), len(pattern.proofs)))
     }
     assert wanting == {}
 
@@ -45,9 +46,9 @@ def test_every_pattern_has_its_failure_drawn_its_card_its_code_and_its_proofs(gu
 def test_every_promise_says_when_it_does_not_hold_in_the_words_of_its_module(guide: Guide) -> None:
     told = 0
     for pattern in CATALOGUE:
-        module = ROOT / "reference" / "studyhall" / "patterns" / pattern["module"]
+        module = ROOT / "reference" / "studyhall" / "patterns" / pattern.own[0]
         if "not hold" in (ast.get_docstring(ast.parse(module.read_text())) or "").lower():
-            assert 'class="qs-limits"' in guide.text(f"patterns/{pattern['id']}/"), pattern["id"]
+            assert 'class="qs-limits"' in guide.text(f"patterns/{pattern.id}/"), pattern.id
             told += 1
     assert told > len(CATALOGUE) / 2
 
@@ -55,8 +56,8 @@ def test_every_promise_says_when_it_does_not_hold_in_the_words_of_its_module(gui
 @pytest.mark.parametrize("name", NEEDED)
 def test_a_page_without_card_diagram_or_proof_is_found(guide: Guide, name: str) -> None:
     pattern = CATALOGUE[0]
-    text = guide.text(f"patterns/{pattern['id']}/").replace(name, "gone")
-    assert NEEDED[name] in lacks(text, len(pattern["proofs"]))
+    text = guide.text(f"patterns/{pattern.id}/").replace(name, "gone")
+    assert NEEDED[name] in lacks(text, len(pattern.proofs))
 
 
 def broken_links(folder: Path) -> Iterator[str]:
@@ -112,12 +113,12 @@ def test_a_link_to_nowhere_is_found(tmp_path: Path) -> None:
 def test_code_links_lead_to_the_test_that_they_name(guide: Guide) -> None:
     checked = 0
     for pattern in CATALOGUE:
-        for link, line, words in PROOF_LINE.findall(guide.text(f"patterns/{pattern['id']}/")):
+        for link, line, words in PROOF_LINE.findall(guide.text(f"patterns/{pattern.id}/")):
             path = ROOT / link.partition("source/")[2].removesuffix(".html")
             named = path.read_text().splitlines()[int(line) - 1]
-            assert f"def test_{words.replace(' ', '_')}(" in named, f"{pattern['id']}: {link}#L{line}"
+            assert f"def test_{words.replace(' ', '_')}(" in named, f"{pattern.id}: {link}#L{line}"
             checked += 1
-    assert checked == sum(len(pattern["proofs"]) for pattern in CATALOGUE)
+    assert checked == sum(len(pattern.proofs) for pattern in CATALOGUE)
 
 
 def test_quoted_lines_are_the_lines_that_are_linked(guide: Guide) -> None:
@@ -125,16 +126,16 @@ def test_quoted_lines_are_the_lines_that_are_linked(guide: Guide) -> None:
     above = re.compile(r'lines <a href="[^"]*source/([^"#]+)\.html#L(\d+)">(\d+)[^<]*</a>')
     checked = 0
     for pattern in CATALOGUE:
-        text = guide.text(f"patterns/{pattern['id']}/")
+        text = guide.text(f"patterns/{pattern.id}/")
         for match in above.finditer(text):
             line = (ROOT / match[1]).read_text().splitlines()[int(match[2]) - 1].strip()
             block = re.search(r"<pre>(.*?)</pre>", text[match.end() :], re.DOTALL)
-            assert block, pattern["id"]
+            assert block, pattern.id
             quoted = re.sub(r"<[^>]+>", "", block[1]).lstrip("\n").split("\n")[0].strip()
             plain = (
                 quoted.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"').replace("&#39;", "'")
             )
-            assert plain.replace("&amp;", "&") == line, f"{pattern['id']}: {match[1]}#L{match[2]}"
+            assert plain.replace("&amp;", "&") == line, f"{pattern.id}: {match[1]}#L{match[2]}"
             checked += 1
     assert checked > 20
 
@@ -151,7 +152,7 @@ def test_search_holds_every_pattern_and_antipattern(guide: Guide) -> None:
     items = json.loads((guide.folder / "search.json").read_text())["items"]
     titles = {item["location"]: item["title"] for item in items}
     for pattern in CATALOGUE:
-        assert titles.get(f"patterns/{pattern['id']}/") == pattern["title"]
+        assert titles.get(f"patterns/{pattern.id}/") == pattern.title
     wrong = tomllib.loads((ROOT / "guide" / "antipatterns.toml").read_text())["antipattern"]
     assert {f"antipatterns/{one['id']}/" for one in wrong} <= set(titles)
 
@@ -170,7 +171,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Guide:
     """Built with one figure of our own, and with neither npm nor a mermaid from earlier."""
     folder = tmp_path_factory.mktemp("bare")
     (folder / "figures").mkdir()
-    proof = next(one for one in CATALOGUE if one["id"] == "retry")["proofs"][0]
+    proof = catalogue.find("retry").proofs[0]
     entry = {
         "proof": proof,
         "date": "2031-02-03",
@@ -239,6 +240,13 @@ def test_without_npm_the_diagrams_are_text_and_the_build_says_so(bare: Guide) ->
     assert not (bare.folder / "assets" / "mermaid.min.js").exists()
     assert 'data-qs-mermaid="no"' in bare.text("patterns/retry/")
     assert "sequenceDiagram" in bare.text("patterns/retry/")
+
+
+def test_the_entry_of_a_pattern_is_not_shown_as_text(guide: Guide) -> None:
+    for pattern in CATALOGUE:
+        text = guide.text(f"patterns/{pattern.id}/")
+        assert "proofs:" not in text, pattern.id
+        assert f"modules: [{pattern.own[0]}" not in text, pattern.id
 
 
 def test_pages_have_no_second_copy_of_a_skill_text() -> None:

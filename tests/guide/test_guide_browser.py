@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import math
 import random
-import tomllib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,12 +15,13 @@ from harness.browser import Watched
 from harness.figures import full
 from harness.guide import Guide
 from harness.processes import ROOT
+from queuesmith import catalogue
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.retry import AI, DOCUMENTS, full_jitter
 
 pytestmark = pytest.mark.needs_browser
 
-CATALOGUE = tomllib.loads((ROOT / "reference" / "catalogue.toml").read_text())["pattern"]
+CATALOGUE = list(catalogue.patterns().values())
 SAMPLE = [
     "",
     "patterns/saga/",
@@ -77,7 +77,7 @@ def test_every_diagram_of_the_catalogue_can_be_drawn(read: Open) -> None:
     page = read("patterns/retry/")
     page.wait_for_function(DRAWN)
     texts = {path.stem: path.read_text() for path in sorted((ROOT / "guide" / "diagrams").glob("*.mmd"))}
-    assert {pattern["id"] for pattern in CATALOGUE} <= set(texts)
+    assert {pattern.id for pattern in CATALOGUE} <= set(texts)
     failed = page.evaluate(
         """async (texts) => {
             const failed = [];
@@ -112,8 +112,8 @@ def test_the_search_finds_patterns(read: Open) -> None:
     page.keyboard.press("Control+k")
     field = page.locator(f"{dialog} input").first
     for pattern in CATALOGUE if full() else CATALOGUE[::10]:
-        field.fill(pattern["title"])
-        page.locator(f"{dialog} a[href*='/patterns/{pattern['id']}/']").first.wait_for()
+        field.fill(pattern.title)
+        page.locator(f"{dialog} a[href*='/patterns/{pattern.id}/']").first.wait_for()
     field.fill("zzqqxx")
     page.locator(f"{dialog} a[href*='/patterns/']").first.wait_for(state="detached")
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from studyhall.patterns.event_bus import EventBus
 
-__all__ = ["BUSES", "SERVERS", "open_bus"]
+from .tcp_proxy import TcpProxy
+
+__all__ = ["BUSES", "SERVERS", "open_bus", "through"]
 
 # Dead members are replaced after a second or so instead of half a minute: tests wait for it.
 TAKEOVER = 1.5
@@ -50,6 +52,11 @@ BUSES: dict[str, Callable[[str, str], EventBus]] = {
     "kafka-ordered": lambda url, prefix: _kafka(url, prefix, ordered=True),
 }
 SERVERS = {"redis": "redis_url", "rabbitmq": "rabbitmq_url", "nats": "nats_url", "kafka": "kafka_bootstrap"}
+
+
+def through(proxy: TcpProxy, url: str) -> str:
+    """The same server, reached through the proxy."""
+    return url.replace(f":{proxy.target}", f":{proxy.port}")
 
 
 def open_bus(kind: str, url: str, prefix: str) -> EventBus:

@@ -18,8 +18,6 @@ from .processes import ROOT
 
 __all__ = ["Document", "Guide", "build_guide"]
 
-BUILD = ROOT / "guide" / "build.py"
-
 
 class Document(html.parser.HTMLParser):
     """What the tests ask of a page: its ids, what it links to and loads, its elements with their text."""
@@ -64,7 +62,8 @@ class Guide:
 
 def build_guide(folder: Path, **env: str) -> Guide:
     done = subprocess.run(
-        [sys.executable, str(BUILD), "--site", str(folder)],
+        [sys.executable, "-m", "guide.build", "--site", str(folder)],
+        cwd=ROOT,
         env={**os.environ, **env},
         capture_output=True,
         text=True,

@@ -31,6 +31,13 @@ class MockKafka:
         )
         self.bootstrap = self._process.line_sync("brokers-at", timeout=30).split()[1]
 
+    def freeze(self) -> None:
+        """SIGSTOP: connections stay open, nobody answers. `thaw()` ends it; what they hold is still there."""
+        self._process.stop_signal()
+
+    def thaw(self) -> None:
+        self._process.cont()
+
     def stop(self) -> None:
         self._process.close()
         self._directory.cleanup()

@@ -28,6 +28,7 @@ from studyhall.patterns.progress import reporting
 from studyhall.patterns.schedule import signing_id
 from studyhall.patterns.signed_payload import Signer, signed, signing
 from studyhall.patterns.stall_budget import CRASH_LIMIT, crash_budget
+from studyhall.patterns.store_gate import store_gate
 from studyhall.patterns.tracing import traced, tracing_adds
 from studyhall.patterns.typed_jobs import JobTypes, typed, validated
 
@@ -60,6 +61,7 @@ def full_pipeline(
         typed(jobs),
         crash_budget(crash_limit),
         max_age(),
+        store_gate(),
         *steps,
         once(inboxes(store)),
         within_deadline(),

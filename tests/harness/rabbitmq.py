@@ -67,6 +67,17 @@ class RabbitServer:
         name = f"%2F_{queue}".encode()
         return any(bytes([len(name)]) + name in path.read_bytes() for path in found)
 
+    def ctl(self, *command: str) -> None:
+        """`rabbitmqctl command`, to this node."""
+        script = SCRIPT.with_name("rabbitmqctl")
+        binary = str(script) if script.exists() else need_binary("rabbitmqctl", how=HOW)
+        environment = self._environment()
+        argv = [binary, "-n", environment["RABBITMQ_NODENAME"], *command]
+        done = subprocess.run(
+            argv, check=False, env=environment, cwd=self.directory, capture_output=True, timeout=60
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr).decode(errors="replace")[-1500:]
+
     def stop(self) -> None:
         if self._process is not None:  # politely: Erlang's own helper processes leave with it
             self._process.terminate()

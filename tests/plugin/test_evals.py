@@ -57,7 +57,7 @@ def test_naive_answer_to_the_charge_case_fails_its_graders() -> None:
     naive = re.search(r"```python\n(.*?)```", case["execution"]["prompt"], re.DOTALL)
     assert naive
     assert failed(case, naive[1]) >= {"no-redis-flag", "not-keyed-by-job-id", "provider-key"}
-    ours = (ROOT / "tests" / "skills" / "examples" / "background-jobs" / "idempotency/markers.py").read_text()
+    ours = (ROOT / "tests" / "skills" / "examples" / "background-jobs" / "idempotency.py").read_text()
     assert failed(case, ours) == set()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import tomllib
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+
+from guide import draw_icon
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -70,7 +71,8 @@ def test_repository_address_comes_from_one_place() -> None:
     files = [
         ROOT / "README.md",
         ROOT / "copier.yml",
-        *ROOT.glob("skills/*/SKILL.md"),
+        *ROOT.glob("skills/**/*.md"),
+        *ROOT.glob("guide/**/*.md"),
         *ROOT.glob(".claude-plugin/*.json"),
     ]
     found = {
@@ -90,11 +92,6 @@ def test_icon_is_square_small_and_drawn_by_our_code(tmp_path: Path) -> None:
     assert width == height
     assert 512 <= width <= 1024
     assert icon.stat().st_size < 50_000
-    spec = importlib.util.spec_from_file_location("draw_icon", ROOT / "tools" / "draw_icon.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    drawn = module.draw().convert("RGB")
+    drawn = draw_icon.draw().convert("RGB")
     with Image.open(icon) as picture:
         assert picture.convert("RGB").resize((32, 32)).tobytes() == drawn.resize((32, 32)).tobytes()

@@ -1,16 +1,19 @@
-"""tools/quotes.py: what a page quotes is in the file, and nothing else."""
+"""guide/quotes.py: what a page quotes is in the file, and nothing else."""
 
 from __future__ import annotations
 
-import sys
+import dataclasses
+import re
 from pathlib import Path
 
 import pytest
+import yaml
+
+from bench.figures import number
+from guide import cards, quotes
+from queuesmith import catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-import quotes  # noqa: E402
-
 ERRORS = "reference/studyhall/patterns/core/errors.py"
 
 
@@ -18,7 +21,7 @@ def test_quote_is_the_source_with_its_real_lines() -> None:
     text = quotes.quote(f"{ERRORS}#Permanent")
     source = (ROOT / ERRORS).read_text().splitlines()
     first = source.index("class Permanent(JobError):") + 1
-    assert text.startswith(f"Lines {first}–{first + 1} of [`modules/errors.py`](../modules/errors.py):")
+    assert text.startswith(f"Lines {first}–{first + 1} of `patterns/core/errors.py`:")
     assert "class Permanent(JobError):\n" in text
     assert "class Transient" not in text
 
@@ -35,18 +38,64 @@ def test_quote_of_what_is_not_there_stops_the_sync(args: str) -> None:
         quotes.quote(args)
 
 
-def test_modules_of_a_skill_are_closed_under_import() -> None:
-    for skill in ("async-flow", "background-jobs", "event-driven"):
-        names = set(quotes.modules(skill)) - {"requirements.txt"}
-        assert {f"{sibling}.py" for name in names for sibling in quotes.imports(name)[0]} <= names
+def test_files_name_the_command_what_comes_along_and_what_to_install() -> None:
+    text = quotes.files(catalogue.find("event-bus"))
+    assert "`queuesmith add event-bus --into src/app`" in text
+    assert "`event_bus/redis_streams.py`" in text
+    assert "`core/errors.py`" in text
+    assert "__init__" not in text
+    assert re.search(r"`event-bus.nats` adds `event_bus/nats.py` \(`\"nats-py>=", text)
 
 
-def test_card_without_figures_says_where_they_would_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = {"id": "x", "summary": "It holds.", "proofs": ["tests/a.py::test_a"], "module": "core/errors.py"}
-    monkeypatch.setattr(quotes, "catalogue", lambda: {"x": row})
-    assert "It holds." in quotes.card("x")
-    assert "`tests/a.py`, run `make faults`" in quotes.card("x")
-    assert quotes.card("y") == quotes.MISSING
+def test_card_without_figures_says_where_they_would_come_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cards, "COMMITTED", tmp_path)
+    pattern = dataclasses.replace(
+        catalogue.find("retry"), summary="It holds.", proofs=("tests/a.py::test_a",)
+    )
+    assert "It holds." in quotes.card(pattern)
+    assert "`tests/a.py`, run `make faults`" in quotes.card(pattern)
+
+
+def test_front_matter_is_yaml_as_everybody_else_reads_it() -> None:
+    """The command has no YAML library, so it reads the part of YAML that an entry needs; both must agree."""
+    for pattern in catalogue.patterns().values():
+        head = pattern.page.read_text().split("---\n")[1]
+        assert yaml.safe_load(head) == catalogue.front_matter(pattern.page), pattern.id
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    {
+        "title: x\nno key\n": "neither `key: value` nor part of a list: 'no key'",
+        "title: x\nsummary: y\n": "lacks modules, proofs",
+        "title: x\nsummary: y\nmodules: [retry.py]\nproofs:\nmodul: z\n": "unknown modul; known: modules",
+    }.items(),
+)
+def test_an_entry_that_cannot_be_read_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, head: str, message: str
+) -> None:
+    page = tmp_path / "skills/async-flow/references/x.md"
+    page.parent.mkdir(parents=True)
+    page.write_text(f"---\n{head}---\n# X\n")
+    monkeypatch.setattr(catalogue, "ROOT", tmp_path)
+    with pytest.raises(catalogue.WrongFrontMatter, match=re.escape(message)):
+        catalogue.patterns.__wrapped__()
+
+
+def test_every_number_is_written_one_way() -> None:
+    shown = {
+        1000: "1,000",
+        60.0: "60",
+        0.0021: "0.0021",
+        15.018: "15",
+        1234.5: "1,234",
+        "n/a": "n/a",
+        True: "True",
+    }
+    assert {value: number(value) for value in shown} == shown
+    assert number({"p50": 1.0, "p99": 2500}) == "p50 1, p99 2,500"
 
 
 def test_tokens_count_code_dearer_than_prose() -> None:

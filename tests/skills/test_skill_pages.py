@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-import quotes  # noqa: E402
+from guide import quotes
+from queuesmith import catalogue
 
+ROOT = Path(__file__).resolve().parents[2]
 SKILLS = sorted((ROOT / "skills").glob("*/SKILL.md"))
 PAGES = sorted((ROOT / "skills").glob("*/references/*.md"))
 EVERY = [*SKILLS, *PAGES]
 BIN = Path(sys.executable).parent
-PATTERN_SKILLS = ("async-flow", "background-jobs", "event-driven")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r'queuesmith"? add ([a-z. -]+?) --into')
 QUOTE = re.compile(r"<!-- sync:quote (\S+?)#[^\n]* -->\n(.*?)<!-- /sync -->", re.DOTALL)
 
 
@@ -53,22 +53,15 @@ def test_page_is_short_enough_to_be_read(path: Path) -> None:
 # ---- whole
 
 
-@pytest.mark.parametrize("ident", sorted(quotes.catalogue()))
-def test_pattern_has_a_page_that_its_skill_names(ident: str) -> None:
-    skill = quotes.catalogue()[ident]["skill"]
-    page = ROOT / "skills" / skill / "references" / f"{ident}.md"
-    assert page.is_file(), f"write {page.relative_to(ROOT)}"
+@pytest.mark.parametrize("ident", sorted(catalogue.patterns()))
+def test_page_of_a_pattern_is_whole_and_its_skill_names_it(ident: str) -> None:
+    page = catalogue.patterns()[ident].page
     text = page.read_text()
-    assert f"sync:card {ident} " in text
-    assert f"sync:files {ident} " in text
+    assert "sync:card -->" in text
+    assert "sync:files -->" in text
     assert f"references/{ident}.md" in (page.parents[1] / "SKILL.md").read_text()
     for part in ("**Not for**", "**Prove it.**", "**Traps**"):
         assert part in text or (part == "**Not for**" and "**Not fine**" in text), part
-
-
-@pytest.mark.parametrize("path", PAGES, ids=label)
-def test_page_waits_for_no_pattern(path: Path) -> None:
-    assert quotes.MISSING not in path.read_text(), "its pattern is not in the catalogue: prove it first"
 
 
 @pytest.mark.parametrize("path", EVERY, ids=label)
@@ -119,10 +112,13 @@ def test_voice_has_no_persona_and_no_shouting() -> None:
 # ---- code
 
 
-@pytest.mark.parametrize("skill", PATTERN_SKILLS)
-def test_modules_of_a_skill_are_the_proven_ones(skill: str) -> None:
-    brought = {path.name: path.read_bytes() for path in (ROOT / "skills" / skill / "modules").glob("*.*")}
-    assert brought == quotes.modules(skill), "run make sync"
+@pytest.mark.parametrize("path", SKILLS, ids=label)
+def test_a_skill_that_was_installed_alone_says_how_to_get_the_command(path: Path) -> None:
+    """Other clients copy the folder of one skill: no plugin root, no command, and no copies of the modules."""
+    if "queuesmith add" in path.read_text():
+        command = f"uvx --from git+{catalogue.repository()} queuesmith add"
+        assert command in " ".join(path.read_text().split())
+    assert not (path.parent / "modules").exists()
 
 
 @pytest.mark.parametrize("path", EVERY, ids=label)
@@ -152,6 +148,16 @@ def test_python_blocks_are_quoted_and_have_no_undefined_name(path: Path, tmp_pat
         ]
         checked = subprocess.run(command, capture_output=True, text=True, check=False)
         assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("path", EVERY, ids=label)
+def test_commands_bring_every_module_that_the_code_imports(path: Path) -> None:
+    """The command of the skill is run first, that of the page after it."""
+    skill = ROOT / "skills" / path.relative_to(ROOT / "skills").parts[0] / "SKILL.md"
+    texts = [one.read_text() for one in (skill, path)]
+    named = {name for text in texts for names in COMMAND.findall(text) for name in names.split()}
+    brought = {module for name in named for module in catalogue.find(name).modules}
+    assert quotes.imported(path) - brought == set()
 
 
 def test_no_other_language_is_shown_unchecked() -> None:

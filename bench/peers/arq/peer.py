@@ -13,7 +13,7 @@ asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
 settings = RedisSettings.from_dsn(given.url)
 
 
-async def run(context: dict, job: contest.Job) -> None:
+async def run(context: dict[str, object], job: contest.Job) -> None:
     await contest.work_async(job)
 
 

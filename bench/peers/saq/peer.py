@@ -14,7 +14,7 @@ limits = {
 }
 
 
-async def run(context: dict, *, job: contest.Job) -> None:
+async def run(context: dict[str, object], *, job: contest.Job) -> None:
     await contest.work_async(job)
 
 

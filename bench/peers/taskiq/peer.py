@@ -24,6 +24,7 @@ async def run(job: contest.Job) -> None:
 
 
 async def enqueue() -> None:
+    assert given is not None  # called below alone
     await broker.startup()
     await contest.fill_async(given, run.kiq)
     await broker.shutdown()

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from studyhall.limits import admission, provider_breaker
+from studyhall.patterns.core.errors import QueueUnavailable
 from studyhall.patterns.core.redaction import redact, redact_text
 from studyhall.patterns.degraded.pending import pending, release
 from studyhall.patterns.outbox import quarantine as outbox_upkeep
-from studyhall.patterns.producer import QueueUnavailable
 from studyhall.patterns.saga import repair as saga_repair
 from studyhall.patterns.saga import store as saga_store
 

@@ -12,13 +12,13 @@ from starlette.staticfiles import StaticFiles
 
 from studyhall.app import open_app
 from studyhall.orders.service import seed_packs
+from studyhall.patterns.core.errors import QueueUnavailable
 from studyhall.patterns.core.store import begin
 from studyhall.patterns.dead_letter import reason_of
 from studyhall.patterns.deferred_reply import DeferredReplies
 from studyhall.patterns.idempotency import result_of
 from studyhall.patterns.in_process_tasks import Tasks
 from studyhall.patterns.observability.metrics import JobMetrics
-from studyhall.patterns.producer import QueueUnavailable
 from studyhall.patterns.progress_stream import ProgressStream
 from studyhall.patterns.request_dedup import RequestDedup
 from studyhall.patterns.timers import every

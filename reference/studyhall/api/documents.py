@@ -17,11 +17,11 @@ from studyhall.documents import TooLarge
 from studyhall.documents.detect import detect
 from studyhall.jobs import STAGES
 from studyhall.jobs.reference import UnknownDocument
-from studyhall.patterns.core.errors import Cancelled
+from studyhall.patterns.core.errors import Cancelled, QueueUnavailable
 from studyhall.patterns.core.redaction import redact_text
 from studyhall.patterns.core.store import read
 from studyhall.patterns.job_ids import job_id
-from studyhall.patterns.producer import JobRef, QueueUnavailable
+from studyhall.patterns.producer import JobRef
 from studyhall.patterns.wait_for_result import JobFailed, JobUnknown, StillRunning
 from studyhall.providers.results import ConceptGraph, Explanation, Quiz
 from studyhall.submissions import StageState, states, submit

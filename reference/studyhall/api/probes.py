@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from studyhall.patterns import health
+from studyhall.patterns.core.errors import QueueUnavailable
 from studyhall.patterns.core.store import ping
 from studyhall.patterns.dead_letter import counts
 from studyhall.patterns.outbox import quarantine as outbox_upkeep
-from studyhall.patterns.producer import QueueUnavailable
 
 from .hall import TheHall
 

@@ -18,11 +18,19 @@ from starlette.requests import ClientDisconnect
 from studyhall.documents import DocumentRejected, TooLarge, WrongType
 from studyhall.jobs.reference import UnknownDocument
 from studyhall.orders.service import OrderRefused
-from studyhall.patterns.backpressure import Overloaded
 from studyhall.patterns.cancel import NoSuchJob
-from studyhall.patterns.core.errors import Permanent, RateLimited, ResourceBusy, Transient
+from studyhall.patterns.core.errors import (
+    FailedTwin,
+    Overloaded,
+    Permanent,
+    QueueUnavailable,
+    RateLimited,
+    ResourceBusy,
+    Transient,
+)
 from studyhall.patterns.core.job import current_correlation_id
 from studyhall.patterns.core.redaction import redact_text
+from studyhall.patterns.core.store import StoreUnavailable
 from studyhall.patterns.dead_letter.sweeper import (
     AlreadyReplayed,
     ChildrenFirst,
@@ -32,7 +40,6 @@ from studyhall.patterns.dead_letter.sweeper import (
     UnknownLetter,
 )
 from studyhall.patterns.idempotency import KeyReused
-from studyhall.patterns.producer import FailedTwin, QueueUnavailable
 from studyhall.patterns.saga import UnknownSaga
 from studyhall.patterns.saga.repair import CannotRepair
 
@@ -58,6 +65,7 @@ MEANINGS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str], 
     (Permanent, 422, "refused"),
     ((Transient, RedisError, DBAPIError, TimeoutError, ConnectionError), 503, "unavailable"),
 )
+INNER = (RedisError, DBAPIError, StoreUnavailable, OSError)  # their words name hosts, files and statements
 TITLES = {
     400: "Bad request",
     401: "Not authenticated",
@@ -139,7 +147,7 @@ def problem_of(error: Exception) -> JSONResponse:
         if isinstance(error, kinds):
             wait = getattr(error, "retry_after", 2.0 if status == 503 else None)
             headers = {"Retry-After": str(max(1, math.ceil(wait)))} if wait is not None else {}
-            inner = isinstance(error, RedisError | DBAPIError | OSError) and not isinstance(error, Permanent)
+            inner = isinstance(error, INNER) and not isinstance(error, Permanent)
             said = (
                 "A part of StudyHall does not answer. Try again soon." if inner else redact_text(str(error))
             )

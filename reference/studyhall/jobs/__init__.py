@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from studyhall.patterns.deadline import Deadline
+from studyhall.patterns.core.job import Deadline
 from studyhall.patterns.flow import OnFailure, chain
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.retry import AI, DOCUMENTS

@@ -9,9 +9,9 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from studyhall import db
+from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.store import read
 from studyhall.patterns.pipeline import JobContext
-from studyhall.patterns.retry import RetryPolicy
 from studyhall.patterns.typed_jobs import Payload
 from studyhall.services import Services
 

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from studyhall.patterns import outbox
 from studyhall.patterns.core.errors import Permanent
-from studyhall.patterns.retry import RetryPolicy
+from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step, StepContext
 
 from .db import orders, packs, seat_reservations

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -32,6 +31,7 @@ from redis.asyncio import Redis
 from .core.errors import Permanent
 from .core.execution import CallNext, JobContext, Step, before
 from .core.job import AddNext, AddStep, Outgoing
+from .core.plain_json import dumps
 
 __all__ = [
     "BlobDamaged",
@@ -51,7 +51,6 @@ __all__ = [
 MAX_PAYLOAD = 64 * 1024  # bytes of a job's data as JSON
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _CHUNK = 1024 * 1024
-_as_stored = json.JSONEncoder(separators=(",", ":")).encode  # ASCII: what BullMQ stores
 
 Owner = tuple[str, str]  # (kind, id): ("documents", document id), or (queue, job id)
 InUse = Callable[[Sequence[str]], Awaitable[Collection[str]]]  # given references, those that somebody needs
@@ -84,8 +83,8 @@ class Claim(BaseModel):
 
 
 def check_size(data: Any, limit: int = MAX_PAYLOAD) -> None:
-    """Raise `PayloadTooLarge` when `data` is longer than `limit` bytes of JSON."""
-    size = len(_as_stored(data))
+    """Raise `PayloadTooLarge` when `data` is longer than `limit` bytes of JSON, `NotJson` when it has none."""
+    size = len(dumps(data))  # ASCII: what BullMQ stores
     if size > limit:
         raise PayloadTooLarge(f"{size:,} bytes, the limit is {limit:,}. {PayloadTooLarge.__doc__}")
 

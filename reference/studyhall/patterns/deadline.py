@@ -128,7 +128,11 @@ async def owned_process(*argv: str, **options: Any) -> AsyncIterator[asyncio.sub
 
 
 async def _call(work: Callable[..., Awaitable[T]], args: tuple[Any, ...]) -> T:
-    return await work(*args)
+    try:
+        return await work(*args)
+    except (SystemExit, KeyboardInterrupt) as error:
+        # asyncio raises these two out of the event loop as well, where they end everything else that runs in it.
+        raise Transient(f"the work raised {error!r}") from error
 
 
 async def _stop(task: asyncio.Task[Any], grace: float, label: str, reason: object = None) -> bool:

@@ -6,8 +6,13 @@ stock worker: 0.3 to 1 s late, and 471 s when redis-py's default timeout cuts it
 moves it, `withdraw` takes it back as if it had never been enqueued; both are atomic: they find it waiting,
 or say that it has started. To end one that may have started, and for good, use `cancel`.
 
-When it does NOT hold: a worker whose clock is ahead starts it early by as much; with all slots busy, or no
-worker, it is late. A delay is not a schedule: for something that recurs, use `schedule`.
+Clocks: a `ReliableWorker` judges what is due by the clock of the Redis server, so its own may be wrong. The due
+time is written by the producer: with `at` it is that moment whatever the producer's clock says, with `after` it is
+off by as much as that clock differs from the server's.
+
+When it does NOT hold: with all slots busy, or no worker, it is late. A stock worker whose clock is ahead starts it
+early by as much. A producer whose clock is ahead refuses an `at` that its clock says is past. A delay is not a
+schedule: for something that recurs, use `schedule`.
 """
 
 from __future__ import annotations

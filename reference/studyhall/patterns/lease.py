@@ -1,9 +1,10 @@
-"""A lease: one holder at a time, renewed while it lives, with a number that exposes a holder who overslept.
+"""A lease: one holder at a time, renewed while it lives, with a number that exposes a stale holder.
 
 Promise: `async with Lease(redis, "reports", ttl=10) as held` lets one process in. The lease is renewed in the
 background, ends `ttl` seconds after its holder died, and is given up only by the token that took it. Every
 taking gets a higher `held.fence`; a write that calls `check_fence(tx, name, held.fence)` in its transaction
-is refused once a later holder has written.
+is refused once a later holder has written. Wrong clocks do no harm: the server counts `ttl`, a holder counts by
+its monotonic clock.
 
 Why the number: no lock in another process can stop a holder that is frozen (SIGSTOP, swapped out, a paused
 virtual machine) between its last look at the lock and its write. It wakes up, still believes, and writes. The
@@ -47,7 +48,7 @@ fences = Table(
     Column("fence", BigInteger, nullable=False),  # of the last holder that wrote
 )
 
-# The fence follows the server's clock in µs, and is never repeated: data loss must not make it start anew.
+# The fence follows the server's clock in µs, and is never repeated: data loss must not make it start again.
 _TAKE = """
 if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 0 end
 local now = redis.call('TIME')

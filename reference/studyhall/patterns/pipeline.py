@@ -21,18 +21,20 @@ performs outside its `Done.save`: give those a provider idempotency key (`ctx.pr
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Sequence
 from typing import Any
 
-from .core.errors import Cancelled, Expired, FailPermanently, RetryLater
+from .core.errors import Cancelled, Expired, FailPermanently, RetryLater, clean_text
 from .core.execution import CallNext, JobContext, Step, uncancel
 from .core.job import CANCELLED, Decision, Done, Outcome
 from .core.redaction import redact_text
 from .retry import decide
 
 __all__ = ["Done", "JobContext", "Pipeline", "WrongOrder"]
+
+TRACE_LINES = 12
 
 
 class WrongOrder(ValueError):
@@ -42,11 +44,9 @@ class WrongOrder(ValueError):
 class Pipeline:
     """A BullMQ processor. `services` is handed to every handler as `ctx.services`."""
 
-    def __init__(
-        self, *steps: Step, services: Any = None, is_outage: Callable[[BaseException], bool] | None = None
-    ) -> None:
+    def __init__(self, *steps: Step, services: Any = None) -> None:
         _check(steps)
-        self.steps, self._services, self._is_outage = steps, services, is_outage
+        self.steps, self._services = steps, services
         self._run = _composed(steps)
 
     async def __call__(self, job: Any, token: str) -> Any:
@@ -58,9 +58,9 @@ class Pipeline:
             if decision.outcome is Outcome.CANCELLED:
                 uncancel()
                 return {CANCELLED: redact_text(decision.reason)}
-            if isinstance(error, asyncio.CancelledError):
+            if decision.outcome is Outcome.RELEASED:
                 raise
-            raise _control(decision) from error
+            raise _control(decision, error) from error
 
     def _judge(self, run: JobContext, error: BaseException) -> Decision:
         job = run.job
@@ -127,8 +127,11 @@ def _name(step: object) -> str:
     return f"{name.split('.')[0]}()"
 
 
-def _control(decision: Decision) -> Exception:
+def _control(decision: Decision, error: BaseException) -> Exception:
     reason = redact_text(decision.reason)  # it ends up in Redis, in the dead letters and on screens
+    if not decision.consume_attempt:
+        return RetryLater(decision.delay or 0.0, reason=reason)
+    trace = redact_text(clean_text("".join(traceback.format_exception(error, limit=-TRACE_LINES))))
     if decision.delay is None:
-        return FailPermanently(reason)
-    return RetryLater(decision.delay, consume_attempt=decision.consume_attempt, reason=reason)
+        return FailPermanently(reason, trace=trace)
+    return RetryLater(decision.delay, consume_attempt=True, reason=reason, trace=trace)

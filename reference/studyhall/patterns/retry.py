@@ -2,7 +2,9 @@
 
 Promise: the class of the error decides, never its text. The delay after the nth failure is
 `random() * min(cap, base * 2**n)`, a Retry-After is never undercut, and waiting that is nobody's fault (rate
-limit, busy resource, snooze) spends no attempt. All of it ends: attempts by `attempts`, waiting by `max_age`.
+limit, busy resource, snooze) consumes no attempt. All of it ends: attempts by `attempts`, waiting by `max_age`.
+The exception is `Unavailable`: an outage that hits every job alike consumes no attempt and no `max_age`, for
+otherwise it would empty the whole queue into the dead letters. Its delays grow to `OUTAGE_CAP`.
 
 Does not hold when the handler retries inside itself as well: loops multiply (3 inside 3 make 9 calls), so let
 the error escape and be decided here. Jitter spreads a herd, it does not make a provider bigger: limit
@@ -25,6 +27,7 @@ from .core.errors import (
     ResourceBusy,
     RetryLater,
     Snooze,
+    Unavailable,
     describe,
 )
 from .core.job import DAY, Decision, Outcome, RetryPolicy
@@ -41,7 +44,8 @@ __all__ = [
     "parse_retry_after",
 ]
 
-SHORTEST_WAIT = 0.1  # "Retry-After: 0" spends no attempt: without a floor it would be a hot loop
+SHORTEST_WAIT = 0.1  # "Retry-After: 0" consumes no attempt: without a floor it would be a hot loop
+OUTAGE_CAP = 60.0  # longest delay of a job that met an outage: the last one runs so long after its end
 _system_random = random.Random()
 
 
@@ -71,8 +75,8 @@ def decide(  # noqa: PLR0911  one row per class of error
 ) -> Decision:
     """What to do after `error`. An unknown exception is transient: it ends visibly, dropped work would not.
 
-    `attempts_made`: attempts spent before this one, which is BullMQ's `attemptsMade` while the job runs.
-    `age`: seconds since enqueue. `waits`: how often the job waited already without spending an attempt.
+    `attempts_made`: attempts consumed before this one, which is BullMQ's `attemptsMade` while the job runs.
+    `age`: seconds since enqueue. `waits`: how often the job waited already without consuming an attempt.
     """
     policy = policy or DEFAULT
     error = _decisive(error)
@@ -88,6 +92,9 @@ def decide(  # noqa: PLR0911  one row per class of error
             return _wait(error.delay, describe(error), policy, age)
         case RateLimited() | ResourceBusy() | Snooze():
             return _wait(_free_delay(error, policy, waits, rng), reason, policy, age)
+        case Unavailable():
+            delay = min(OUTAGE_CAP, 2.0 ** min(waits, 64)) * (0.5 + 0.5 * rng.random())
+            return Decision(Outcome.SNOOZED, reason, delay, consume_attempt=False)
     if attempts_made + 1 >= policy.attempts:
         spent = f"attempt {attempts_made + 1} of {policy.attempts} failed: {reason}"
         return Decision(Outcome.EXHAUSTED, spent)
@@ -157,5 +164,7 @@ def _rank(error: BaseException) -> tuple[int, float]:
         case Permanent() | FailPermanently():
             return 1, 0.0
         case RateLimited() | ResourceBusy() | Snooze():
-            return 3, -_asked(error)  # nothing but waits: the longest covers the others
-    return 2, 0.0
+            return 4, -_asked(error)  # nothing but waits: the longest covers the others
+        case Unavailable():
+            return 2, 0.0  # the other failures may well be its consequences
+    return 3, 0.0

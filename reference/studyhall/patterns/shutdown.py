@@ -1,8 +1,8 @@
 """SIGTERM ends a worker without hurting a job.
 
 Promise: on the first signal the workers stop taking jobs, keep the locks of running ones, and let them finish
-within `grace` seconds; what is still running then is cancelled and given back to the queue at once, with its
-attempts unspent and no stalled event. The exit code is 0. A second signal means: give back now.
+within `grace` seconds; what is still running then is cancelled and released to the queue at once; that
+consumes no attempt and causes no stalled event. The exit code is 0. A second signal means: release now.
 
 It does not hold for SIGKILL (the lock runs out, then the job is taken over) nor for work that blocks the event
 loop, which nobody can interrupt: run that isolated. Give the platform more time than `grace` before it kills
@@ -40,7 +40,7 @@ async def run_until_signalled(
     on_ready: Callable[[], Awaitable[object]] | None = None,
     stop: asyncio.Event | None = None,
 ) -> list[str]:
-    """Run the workers until SIGTERM or SIGINT (or `stop`), drain them, return the ids that were given back."""
+    """Run the workers until SIGTERM or SIGINT (or `stop`), drain them, return the ids that were released."""
     stop = stop or asyncio.Event()
     hurry = asyncio.Event()
 
@@ -60,13 +60,13 @@ async def run_until_signalled(
         died = [task for task in tasks if task.done()] if not stop.is_set() else []
         stop.set()
         log.info("draining", extra={"fields": {"grace": grace}})
-        given_back = await _drain(workers, grace, hurry)
+        released = await _drain(workers, grace, hurry)
         stopping.cancel()
         await asyncio.gather(*tasks, stopping, return_exceptions=True)
         if died:
             cause = died[0].exception() if not died[0].cancelled() else None
             raise WorkerDied(WorkerDied.__doc__) from cause
-        return given_back
+        return released
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
@@ -79,7 +79,7 @@ async def _drain(workers: Sequence[Drainable], grace: float, hurry: asyncio.Even
 
     impatient = asyncio.create_task(hurry_up())
     try:
-        given_back = await asyncio.gather(*(worker.drain(grace) for worker in workers))
+        released = await asyncio.gather(*(worker.drain(grace) for worker in workers))
     finally:
         impatient.cancel()
-    return [ident for ids in given_back for ident in ids]
+    return [ident for ids in released for ident in ids]

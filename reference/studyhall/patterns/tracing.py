@@ -24,6 +24,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
+from .core.errors import describe
 from .core.execution import CallNext, JobContext, Step
 from .core.job import AddNext, AddStep, Outgoing, current_correlation_id
 from .core.redaction import redact_text
@@ -182,7 +183,7 @@ def _attributes(name: str, queue: str, job_id: str, operation: str) -> dict[str,
 
 
 def _record(span: Span, error: BaseException, *, failed: bool = True) -> None:
-    message = redact_text(str(error))[:1_000]
+    message = redact_text(describe(error))[:1_000]
     span.add_event("exception", {"exception.type": type(error).__qualname__, "exception.message": message})
     if failed:
         span.set_status(Status(StatusCode.ERROR, message))

@@ -34,6 +34,7 @@ from .core.job import (
     current_correlation_id,
     new_correlation_id,
 )
+from .core.plain_json import NotJson, check
 
 __all__ = [
     "JobType",
@@ -236,8 +237,12 @@ class JobTypes:
             raise MalformedPayload(
                 _complaint(f"{job_type.name} v{job_type.version}", job_type.payload, error)
             ) from None  # its text quotes the payload
+        except NotJson as error:
+            raise MalformedPayload(f"{job_type.name}: {error}") from None
         except PydanticSerializationError:
             raise MalformedPayload(f"{job_type.name}: the payload has no JSON form") from None
+        except (ValueError, RecursionError) as error:  # pydantic's words for cycles, depth and odd bytes
+            raise MalformedPayload(f"{job_type.name}: the payload has no JSON form: {error}") from None
         return {"v": job_type.version, "payload": body}
 
     def decode(self, name: str, data: object) -> tuple[JobType[Any], Any]:
@@ -259,7 +264,10 @@ class JobTypes:
                 lost = f"{name}: the upcast from v{step} raised {type(error).__name__}"
                 raise MalformedPayload(lost) from None
         try:
+            check(body)
             return job_type, job_type.payload.model_validate(body)
+        except NotJson as error:
+            raise MalformedPayload(f"{name}: {error}") from None
         except ValidationError as error:
             raise MalformedPayload(
                 _complaint(f"{job_type.name} v{job_type.version}", job_type.payload, error)
@@ -285,6 +293,7 @@ class JobTypes:
 
 
 def _dump(payload: BaseModel) -> dict[str, Any]:
+    check(payload.model_dump())  # before: JSON mode turns NaN into None without a word
     return payload.model_dump(mode="json", by_alias=True)
 
 

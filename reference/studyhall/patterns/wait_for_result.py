@@ -8,7 +8,9 @@ is removed. A listener attached after the add saw none of 50 quick jobs.
 
 Results are looked up in Redis, then in the database: retention removes a job from Redis while its result still
 stands in the idempotency marker, and failed jobs move to the dead letters. It does NOT hold when both are gone:
-`JobUnknown`. Waiting holds a connection of your caller: for more than some seconds let him ask again instead.
+`JobUnknown`. While Redis or the database is away nothing is known, so the wait goes on: it ends with the result
+once they are back, or with `StillRunning`, never with an error of theirs. Waiting holds a connection of your
+caller: for more than some seconds let him ask again instead.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ from typing import Any, Protocol
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from .core.errors import Cancelled, JobError
+from .core.errors import Cancelled, JobError, Unavailable
 from .core.job import JobRef, cancelled
 
 __all__ = ["JobFailed", "JobUnknown", "Results", "StillRunning"]
 
 UNKNOWN_FOR = 1.0  # seconds a job may be nowhere: accepted into the database, not queued yet
+SHORTEST_LOOK = 1.0  # seconds for the database to answer, also to a caller who does not want to wait
 _RUNNING = object()
 _NOWHERE = object()
 
@@ -81,7 +84,7 @@ class Results:
         start, task = time.monotonic(), asyncio.current_task()
         with self._stream.ending(ref.queue, ref.id) as ended:
             while True:
-                found = await self._look(ref)
+                found = await self._look(ref, timeout - (time.monotonic() - start))
                 if task is not None and task.cancelling():
                     # A cancellation can vanish inside redis-py (seen on 3.11): some of 105 waited on for a minute.
                     raise asyncio.CancelledError
@@ -100,7 +103,7 @@ class Results:
                         await ended.wait()
                 ended.clear()
 
-    async def _look(self, ref: JobRef) -> Any:
+    async def _look(self, ref: JobRef, left: float) -> Any:
         base, client = f"{self._prefix}:{ref.queue}:", self._redis
         try:
             async with client.pipeline(transaction=True) as pipe:
@@ -108,15 +111,23 @@ class Results:
                 pipe.hmget(base + ref.id, "returnvalue", "failedReason", "name")
                 done, failed, (value, reason, name) = await pipe.execute()
         except (RedisError, OSError):
-            found = await self._stored(ref)
+            found = await self._stored(ref, left)
             return _RUNNING if found is _NOWHERE else found
         if done is not None:
             return json.loads(value or "null")
         if failed is not None:
             raise JobFailed(f"{ref.queue}/{ref.id}: {reason}")
-        return _RUNNING if name is not None else await self._stored(ref)
+        return _RUNNING if name is not None else await self._stored(ref, left)
 
-    async def _stored(self, ref: JobRef) -> Any:
+    async def _stored(self, ref: JobRef, left: float) -> Any:
+        try:
+            # Many waiters share few connections; the last of them must not learn it only after its time.
+            async with asyncio.timeout(max(left, SHORTEST_LOOK)):
+                return await self._in_store(ref)
+        except (Unavailable, TimeoutError):
+            return _RUNNING
+
+    async def _in_store(self, ref: JobRef) -> Any:
         if self._kept is not None and (kept := await self._kept(ref)) is not None:
             return kept.result
         if self._failed is not None and (reason := await self._failed(ref)) is not None:

@@ -23,12 +23,12 @@ from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work, queue_at
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.errors import Overloaded
+from studyhall.patterns.core.errors import Overloaded, QueueUnavailable
 from studyhall.patterns.core.store import begin, close, create_all, open_store, read
 from studyhall.patterns.degraded import DegradedProducer
 from studyhall.patterns.degraded import pending as pending_jobs
 from studyhall.patterns.degraded.pending import Drainer, drain, pending, release
-from studyhall.patterns.producer import JobRequest, Producer, QueueUnavailable
+from studyhall.patterns.producer import JobRequest, Producer
 from studyhall.patterns.typed_jobs import JobTypes, MalformedPayload, UnknownJob
 
 PROGRAMS = Path(__file__).parent / "programs"

@@ -244,6 +244,27 @@ def test_killed_keeper_takes_the_server_along_and_the_next_start_heals_everybody
         keeps_counting(user)
 
 
+def test_killed_keepers_are_replaced_while_users_live_and_nothing_stays_behind(
+    spawn: Spawner, tmp_path: Path
+) -> None:
+    """Nobody calls `ensure_redis` again: the users that are there bring the server back."""
+    users, facts = start_users(spawn, tmp_path, 2)
+    pid = facts[0]["pid"]
+    for _ in range(3):
+        os.kill(keeper_of(pid), signal.SIGKILL)
+        state = until_sync(lambda old=pid: new_state(tmp_path, old), 30, "a user starts another keeper")
+        assert facts[0]["url"].endswith(f":{state['port']}/0"), "where its clients look for it"
+        pid = state["pid"]
+        for user in users:
+            keeps_counting(user)
+    users[0].kill()
+    os.kill(keeper_of(pid), signal.SIGKILL)
+    pid = until_sync(lambda: new_state(tmp_path, pid), 30, "the last user does it too")["pid"]
+    keeper = keeper_of(pid)
+    users[1].kill()
+    until_sync(lambda: not alive(pid) and not alive(keeper), 15, "gone with the last user")
+
+
 def test_terminated_keeper_ends_its_server_in_order(
     tmp_path: Path, ensure: Callable[[Path], RedisServer]
 ) -> None:

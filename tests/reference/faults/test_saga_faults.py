@@ -436,7 +436,7 @@ async def test_frozen_holder_wakes_after_its_lease_and_its_write_is_refused(
     # Those that froze before their call: somebody stops the order, so nobody else makes that call.
     for (_, moment), order in held.items():
         if moment == "after intent":
-            await saga_repair.compensate(shop.store, order, by="operator", note="customer called")
+            await saga_repair.compensate(shop.store, order, by="operator", note="called", force=True)
     await shop.finish()  # of the others, once their leases have ended
     before = {order: await shop.events(order) for order in held.values()}
     for (_, moment), order in held.items():
@@ -467,3 +467,22 @@ async def test_frozen_holder_wakes_after_its_lease_and_its_write_is_refused(
         late_charges_refused=late.count(409),
         stale_writes_without_fence=len(without),
     )
+
+
+async def test_repair_in_the_middle_of_a_call_is_refused_and_the_charge_is_never_orphaned(shop: Shop) -> None:
+    """Another process is in the charge, which the provider takes seconds for."""
+    order = await shop.place("buyer")
+    await shop.fault("late", seconds=3.0)
+    driver = shop.victims([{"saga_id": order, "signal": None}], timeout=20.0)
+
+    async def called() -> bool:
+        return await shop.charge_calls() > 0
+
+    await until(called, 30, "the other process to call the provider")
+    for repair in (saga_repair.compensate, saga_repair.retry):
+        with pytest.raises(saga_repair.StillRunning, match="is in step 'charge'"):
+            await repair(shop.store, order, by="operator", note="customer called")
+    assert await shop.endings(driver) == {"exit 0": 1}
+    assert (await shop.saga(order)).state == "completed"
+    assert await shop.charge_calls() == 1, "a second call ran beside the first"
+    assert not await shop.disagreements()

@@ -20,7 +20,8 @@ from harness.processes import Spawned, Spawner
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.store import close, create_all, open_store, read
-from studyhall.patterns.schedule.keeper import Schedules, missed_slots
+from studyhall.patterns.schedule import Schedules
+from studyhall.patterns.schedule.history import missed_slots
 from studyhall.patterns.signed_payload import Signer
 
 pytestmark = pytest.mark.fault
@@ -30,12 +31,14 @@ sys.path.insert(0, str(PROGRAMS))
 
 import schedule_instances  # noqa: E402
 
+AHEAD = 3600  # seconds
 PROGRAM = PROGRAMS / "schedule_instances.py"
 
 
 class Fleet:
-    def __init__(self, redis_url: str, directory: Path, spawn: Spawner, every: float) -> None:
+    def __init__(self, redis_url: str, directory: Path, spawn: Spawner, every: float, cron: str = "") -> None:
         self.redis_url, self.spawn, self.every = redis_url, spawn, every
+        self.when = {"cron": cron} if cron else {"every": every}
         self.store_url = f"sqlite:///{directory / 'ticks.db'}"
         self.instances: list[Spawned] = []
         self.gone: list[Spawned] = []
@@ -48,7 +51,7 @@ class Fleet:
         self.producer = full_producer(
             jobs, self.redis_url, signer=Signer(schedule_instances.KEYS), timeout=10
         )
-        self.schedules: Schedules = schedule_instances.schedules(jobs, every=self.every)
+        self.schedules: Schedules = schedule_instances.schedules(jobs, **self.when)
         self.queue = self.producer.queue(schedule_instances.QUEUE)
         try:
             yield self
@@ -58,14 +61,15 @@ class Fleet:
             await self.producer.close()
             await close(self.store)
 
-    async def start(self, count: int) -> None:
+    async def start(self, count: int, **options: object) -> None:
         fresh = [
             self.spawn(
                 PROGRAM,
                 "ours",
                 f"--redis={self.redis_url}",
                 f"--store={self.store_url}",
-                f"--every={self.every}",
+                *(f"--{key}={value}" for key, value in self.when.items()),
+                *(f"--{key}={value}" for key, value in options.items()),
             )
             for _ in range(count)
         ]
@@ -75,6 +79,11 @@ class Fleet:
 
     def starts(self, instance: Spawned) -> list[int]:
         return [json.loads(line)["slot"] for line in instance.lines() if '"start"' in line]
+
+    def earliest(self, instance: Spawned) -> float:
+        """Seconds by which the earliest start of a tick came before its slot."""
+        starts = [json.loads(line)["early"] for line in instance.lines() if '"start"' in line]
+        return max(starts, default=float("-inf"))
 
     async def kill_leader(self) -> bool:
         """SIGKILL the instance in the middle of a tick. True if that tick was not done yet."""
@@ -178,6 +187,85 @@ async def test_leader_kills_leave_at_most_one_run_per_tick_and_every_missed_tick
         missed_and_reported=state.missed,
         unaccounted=span - len(effects) - state.missed,
     )
+
+
+@pytest.mark.parametrize("cron", ["", "* * * * * *"])
+@pytest.mark.parametrize("first", ["right", "ahead"])
+async def test_a_worker_an_hour_ahead_starts_no_tick_early_and_silences_nobody(
+    redis_url: str, tmp_path: Path, spawn: Spawner, first: str, cron: str, figures: Callable[..., Path]
+) -> None:
+    """`first` declares the schedule; then both work, then only the worker whose clock is right."""
+    async with Fleet(redis_url, tmp_path, spawn, every=1.0, cron=cron).open() as fleet:
+
+        async def more_ticks(what: str) -> None:
+            seen = len(await fleet.effects())
+
+            async def three() -> bool:
+                return len(await fleet.effects()) >= seen + 3
+
+            await until(three, 30, what, every=0.1)
+
+        await fleet.start(1, ahead=AHEAD if first == "ahead" else 0)
+        await more_ticks(f"ticks of one worker, its clock {first}")
+        await fleet.start(1, ahead=0 if first == "ahead" else AHEAD)
+        await more_ticks("ticks of both")
+        fleet.instances[0 if first == "ahead" else 1].kill()
+        await more_ticks("ticks of the worker whose clock is right")
+        await fleet.idle()
+        effects, missed = await fleet.effects(), await fleet.missed()
+    early = max(fleet.earliest(one) for one in fleet.instances)
+    assert early < 0.1, f"a tick was started {early:.1f} s before its slot"
+    assert max(effects.values()) == 1
+    slots = set(range(min(effects), max(effects) + 1, 1000))
+    assert set(effects) | missed == slots, "a slot neither ran nor was it reported"
+    figures(
+        "schedule",
+        name=f"clock-ahead-{first}-{'cron' if cron else 'every'}",
+        seconds_ahead=AHEAD,
+        ticks=len(effects),
+        earliest_start_ms=round(early * 1000),
+        unaccounted=len(slots) - len(effects) - len(missed),
+    )
+
+
+@pytest.mark.parametrize("versions", [(1, 2), (0, 0)])
+async def test_an_old_instance_that_restarts_in_a_rolling_deploy_removes_nothing_of_the_new_one(
+    redis_url: str, tmp_path: Path, spawn: Spawner, versions: tuple[int, int]
+) -> None:
+    """The naive twin has no versions: there the last one to start wins, and nobody repairs what it removed."""
+    old, new = versions
+    async with Fleet(redis_url, tmp_path, spawn, every=1.0).open() as fleet:
+
+        async def scheduled() -> set[str]:
+            return set(await fleet.producer.redis.zrange(fleet.queue.toKey("repeat"), 0, -1))
+
+        async def has_both() -> bool:
+            return await scheduled() == {"beat", "report"}
+
+        await fleet.start(1, version=old, heal=0.1)
+        await fleet.start(1, version=new, also="report", heal=0.1)
+        assert await has_both()
+        fleet.instances[0].kill()
+        await fleet.start(1, version=old, heal=0.1)
+        restarted = fleet.instances[2]
+        if old == new:
+            assert await scheduled() == {"beat"}
+            return
+        assert await has_both(), "the old instance removed a schedule of the new version"
+        # Redis loses its data; whichever instance heals first, in the end the new version is in force.
+        await fleet.producer.redis.flushall()
+        await until(has_both, 20, "the schedules of the new version come back")
+        ran = len(await fleet.effects())
+
+        async def ticks() -> bool:
+            return len(await fleet.effects()) >= ran + 2
+
+        await until(ticks, 30, "ticks after the loss")
+        assert await has_both()
+        told = [line for line in restarted.lines() if "changes nothing" in line]
+    assert told == [
+        "version 2 of the schedules is in force: this instance declares version 1 and changes nothing"
+    ]
 
 
 async def test_cron_locks_run_a_tick_again_when_the_job_outlives_the_lock_or_a_clock_is_off(

@@ -47,11 +47,11 @@ async def test_sigterms_mid_job_spend_no_attempt_and_stall_nothing(
             exits.append(time.monotonic() - began)
         await ledger.worker(grace=grace, concurrency=20)  # for what is left
         await ledger.idle(120)
-        given_back = sum(len(json.loads(line)["given_back"]) for line in ledger.events("stopped"))
+        released = sum(len(json.loads(line)["released"]) for line in ledger.events("stopped"))
         starts = [json.loads(line) for line in ledger.events("start")]
         entries, counts = await ledger.entries(), await ledger.counts()
         assert steady.returncode is None
-        assert given_back > 0, "no job was cut: the grace limit was never tested"
+        assert released > 0, "no job was cut: the grace limit was never tested"
         assert ledger.events("stalled") == []
         assert {start["attempts_made"] for start in starts} == {0}, "no attempt was spent"
         assert {start["stalled"] for start in starts} == {0}
@@ -66,7 +66,7 @@ async def test_sigterms_mid_job_spend_no_attempt_and_stall_nothing(
         jobs=jobs,
         grace_seconds=grace,
         slowest_exit_seconds=round(max(exits), 1),
-        given_back=given_back,
+        released=released,
         stalled=len(ledger.events("stalled")),
         lost=jobs - len(entries),
         doubled=sum(entries.values()) - len(entries),

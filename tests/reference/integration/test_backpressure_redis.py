@@ -17,12 +17,12 @@ from harness.waiting import until
 from harness.workers import at_work
 from studyhall.patterns import dead_letter
 from studyhall.patterns.backpressure import Admission, Limits
-from studyhall.patterns.core.errors import Overloaded
+from studyhall.patterns.core.errors import Overloaded, QueueUnavailable
 from studyhall.patterns.core.store import close, create_all, open_store
 from studyhall.patterns.observability.metrics import JobMetrics
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.priority import Priority
-from studyhall.patterns.producer import JobRequest, Producer, QueueUnavailable
+from studyhall.patterns.producer import JobRequest, Producer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 

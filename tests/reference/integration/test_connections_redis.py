@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import gc
+import re
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -14,11 +18,19 @@ from bullmq import Queue, QueueEvents
 from redis.exceptions import ConnectionError, TimeoutError
 
 from harness.processes import start_tied
+from harness.proxy import proxy_to
 from harness.redis import server_binary
 from harness.waiting import until
 from harness.workers import at_work, counts, queue_at, stock_at_work
 from studyhall.patterns.bullmq_worker import ReliableWorker
-from studyhall.patterns.core.connections import blocking_client, events_client, producer_client
+from studyhall.patterns.core import connections
+from studyhall.patterns.core.connections import (
+    NoCluster,
+    blocking_client,
+    events_client,
+    producer_client,
+    worker_client,
+)
 
 
 async def nothing(job: Any, token: str) -> None:
@@ -241,3 +253,240 @@ async def test_broken_utf8_in_one_job_does_not_break_the_others(redis_url, redis
                 return await counts(queue) == {"completed": 3}
 
             await until(done, 10, "all three to complete")
+
+
+@pytest.mark.fault
+async def test_failover_behind_one_address_is_followed_by_every_client(make_redis):
+    """The old primary lives on as a replica, and connections that are open stay with it: no lock is lost, the
+    sweep for stalled jobs goes on, producer and worker work on the new primary."""
+    old = make_redis()
+    new = make_redis(replicaof=f"127.0.0.1 {old.port}")
+    lost: list[str] = []
+    errors: list[BaseException] = []
+    done: list[str] = []
+    finish = asyncio.Event()
+
+    async def process(job: Any, token: str) -> None:
+        if job.name == "long":
+            await finish.wait()
+        done.append(job.id)
+
+    async with proxy_to(old.port) as proxy:
+        options = {"lock_duration": 3.0, "stalled_interval": 0.5, "on_error": errors.append}
+        queue = Queue("q", {"connection": producer_client(proxy.url)})
+        async with at_work("q", process, url=proxy.url, **options) as worker:
+            worker.on("lost", lambda job: lost.append(job.id))
+            for number in range(3):
+                await queue.add("long", {}, {"jobId": f"long-{number}"})
+            await until(lambda: len(worker.active) == 3, 10, "the long jobs to run")
+            # As in a managed service: no acknowledged write is lost, and the old one stays up, read-only.
+            with old.client() as client, new.client() as promoted:
+                await until(
+                    lambda: client.info("replication").get("slave0", {}).get("state") == "online",
+                    30,
+                    "the replica to be in step",
+                )
+                client.execute_command("FAILOVER", "TO", "127.0.0.1", new.port, "TIMEOUT", 10_000)
+                proxy.target = new.port
+                await until(lambda: promoted.info("replication")["role"] == "master", 20, "the promotion")
+                await until(lambda: client.info("replication")["role"] == "slave", 20, "the demotion")
+                # A job whose worker died: only a sweep on the new primary finds it.
+                promoted.hset("bull:q:orphan", mapping={"name": "orphan", "data": "{}", "opts": "{}"})
+                promoted.lpush("bull:q:active", "orphan")
+
+            async def added() -> bool:
+                with contextlib.suppress(redis.RedisError):
+                    await queue.add("short", {}, {"jobId": "after"})
+                    return True
+                return False
+
+            started = time.monotonic()
+            await until(added, 20, "an add after the failover")
+            await until(lambda: {"after", "orphan"} <= set(done), 20, f"work to go on: {errors}")
+            took = time.monotonic() - started
+            # Longer than a lock: without renewal on the new primary all three would be lost.
+            with new.client() as promoted:
+                gone = time.monotonic() + 4
+                await until(lambda: time.monotonic() > gone or lost, 10, "a lock to run out")
+                assert all(promoted.exists(f"bull:q:long-{number}:lock") for number in range(3))
+            finish.set()
+            await until(lambda: len(done) == 5, 10, "the long jobs to end")
+        await queue.close()
+    assert lost == []
+    assert sorted(done) == ["after", "long-0", "long-1", "long-2", "orphan"]
+    assert took < 10
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("make", [producer_client, worker_client, blocking_client])
+async def test_a_demoted_server_costs_a_client_one_answer_at_most(make_redis, make):
+    old, new = make_redis(), make_redis()
+    async with proxy_to(old.port) as proxy:
+        client = make(proxy.url)
+        script = client.register_script("return redis.call('SET', KEYS[1], ARGV[1])")
+        await client.set("key", 1)
+        await script(keys=["key"], args=[1])
+        with old.client() as demoted:
+            demoted.replicaof("127.0.0.1", new.port)
+        proxy.target = new.port
+        calls = [lambda: client.set("key", 2), lambda: script(keys=["key"], args=[2])]
+        for call in calls:  # the pooled connection and the pipelined one
+            with contextlib.suppress(ConnectionError):
+                await call()
+            await call()
+        async with client.pipeline(transaction=True) as pipe:
+            await pipe.set("key", 3).execute()
+        with new.client() as promoted:
+            assert promoted.get("key") == "3"
+        await client.aclose()
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("dead", ["all", "waiter"])
+async def test_a_connection_that_died_without_a_word_is_noticed_soon(redis_server, redis_url, dead):
+    """A NAT forgot the worker's idle connections while it was busy: no reply, no close."""
+    started: list[str] = []
+    finish = asyncio.Event()
+
+    async def process(job: Any, token: str) -> None:
+        started.append(job.name)
+        await finish.wait()
+
+    async with (
+        proxy_to(redis_server.port) as proxy,
+        queue_at(redis_url, "q") as queue,
+        at_work("q", process, url=proxy.url, concurrency=1, on_error=lambda error: None),
+    ):
+        await queue.add("first", {})
+        await until(lambda: started, 10, "the first to start")
+        waiter = f"bull:{base64.b64encode(b'q').decode()}"
+        with redis_server.client() as client:
+            ports = [
+                int(one["addr"].rpartition(":")[2]) for one in client.client_list() if one["name"] == waiter
+            ]
+        assert proxy.swallow() >= 3 if dead == "all" else proxy.swallow(*ports) == 1
+        finish.set()
+        await until(queue.getCompletedCount, 30, "the first to be completed over a new connection")
+        await queue.add("second", {})
+        added = time.monotonic()
+        await until(lambda: "second" in started, 60, "the second to start")
+        deaf = time.monotonic() - added
+    assert deaf < 15  # 5 on a quiet machine; 30 with the patience of other blocking reads
+
+
+SUFFICES = re.search(r"ACL SETUSER worker .*", str(connections.__doc__))
+
+
+@pytest.mark.parametrize(
+    ("rights", "missing"),
+    [
+        (str(SUFFICES and SUFFICES[0]).partition("~")[2], set()),
+        ("bull:* +@all -@dangerous", {"INFO", "CLIENT UNBLOCK"}),
+        ("bull:* +@all -info -client", {"INFO", "CLIENT SETNAME", "CLIENT ID", "CLIENT UNBLOCK"}),
+    ],
+    ids=["the documented line", "nothing dangerous", "no client at all"],
+)
+async def test_a_user_with_few_rights_works_and_is_told_once_what_is_missing(make_redis, rights, missing):
+    server = make_redis()
+    with server.client() as admin:
+        admin.execute_command(
+            "ACL", "SETUSER", "worker", "on", ">secret", f"~{rights.split()[0]}", *rights.split()[1:]
+        )
+    url = server.url.replace("redis://", "redis://worker:secret@")
+    told: list[BaseException] = []
+    late: list[float] = []
+
+    async def process(job: Any, token: str) -> str:
+        late.append(time.time() - (job.timestamp + job.delay) / 1000)
+        return str(await job.getState())
+
+    queue = Queue("q", {"connection": producer_client(url)})
+    async with at_work("q", process, url=url, on_error=told.append) as worker:
+        for number in range(10):
+            await queue.add("job", {}, {"jobId": f"now-{number}"})
+            await until(lambda number=number: len(late) > number, 10, f"the job to run: {told}")
+        for number in range(5):
+            await queue.add("job", {}, {"jobId": f"soon-{number}", "delay": 100 + 150 * number})
+        await until(lambda: len(late) == 15, 20, f"the delayed jobs to run: {told}")
+        started = time.monotonic()
+        await worker.drain(1)
+        drained = time.monotonic() - started
+    assert (await queue.getJob("now-0")).returnvalue == "active"
+    await queue.close()
+    assert statistics.median(late) < 0.15, late  # 0.21 and more, with an error for each fetch, before
+    assert drained < 6
+    assert len(told) == bool(missing), told
+    assert set(re.findall(r"INFO|CLIENT [A-Z]+", str(told))) == missing
+
+
+async def test_a_user_who_may_not_touch_the_queue_is_refused_at_once(make_redis):
+    server = make_redis()
+    with server.client() as admin:
+        admin.execute_command("ACL", "SETUSER", "worker", "on", ">secret", "~other:*", "+@all")
+    url = server.url.replace("redis://", "redis://worker:secret@")
+    with pytest.raises(RuntimeError, match="refuses this queue"):
+        await asyncio.wait_for(ReliableWorker("q", nothing, url=url).run(), 10)
+
+
+async def test_a_redis_cluster_is_recognised_and_the_error_says_what_works(make_redis):
+    server = make_redis(cluster_enabled="yes")
+    with server.client() as client:
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        await until(
+            lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", 20, "the cluster"
+        )
+    reported: list[BaseException] = []
+    with pytest.raises(NoCluster, match="cluster mode off"):
+        await asyncio.wait_for(
+            ReliableWorker("q", nothing, url=server.url, on_error=reported.append).run(), 10
+        )
+    assert reported == []
+    queue = Queue("q", {"connection": producer_client(server.url)})
+    with pytest.raises(NoCluster, match="cluster mode off"):
+        await queue.add("job", {})
+    with pytest.raises(NoCluster, match="cluster mode off"):
+        await queue.addBulk([{"name": "job", "data": {}}] * 3)
+    await queue.close()
+    # what the message offers does work
+    queue = Queue("q", {"connection": producer_client(server.url), "prefix": "{bull}"})
+    async with at_work("q", nothing, url=server.url, prefix="{bull}"):
+        await queue.add("job", {})
+        await queue.addBulk([{"name": "job", "data": {}}] * 3)
+
+        async def done() -> bool:
+            return await counts(queue) == {"completed": 4}
+
+        await until(done, 20, "the jobs to complete")
+    await queue.close()
+
+
+@pytest.mark.fault
+async def test_a_restart_of_redis_is_one_line_when_it_goes_and_one_when_it_is_back(own_redis, caplog):
+    done: list[str] = []
+
+    async def process(job: Any, token: str) -> None:
+        await asyncio.sleep(0.01)
+        done.append(job.id)
+
+    async with at_work("q", process, url=own_redis.url), queue_at(own_redis.url, "q") as queue:
+        await queue.addBulk([{"name": "job", "data": {}} for _ in range(300)])
+        await until(lambda: len(done) > 50, 20, "work to be under way")
+        caplog.clear()
+        own_redis.kill()
+        gone = time.monotonic()
+        await until(lambda: caplog.records, 10, "the outage to be logged")
+        own_redis.restart()
+        await until(lambda: "is back" in caplog.text, 30, "the return to be logged")
+        away = time.monotonic() - gone
+        before = len(done)
+        await queue.add("job", {})
+        await until(lambda: len(done) > before, 30, "work to go on")
+    gc.collect()  # asyncio tells of forgotten errors when their tasks are collected
+    ours = [record for record in caplog.records if record.name.startswith(("studyhall", "asyncio"))]
+    lost = [
+        record for record in ours if "is no longer ours" in record.getMessage()
+    ]  # AOF: its last second is gone
+    told = [record.getMessage() for record in ours if record not in lost]
+    assert [record for record in ours if record.exc_info and record not in lost] == []
+    assert len(told) <= 2 + away // 10, told
+    assert "is back" in told[-1]

@@ -192,6 +192,35 @@ async def test_broken_entries_do_not_stop_the_sweep_of_the_others(store: AsyncEn
     assert (await dead_letter.sweep(["q"], redis, store)).archived == 0
 
 
+async def test_ids_and_fields_that_are_not_utf8_do_not_block_the_sweep(
+    store: AsyncEngine, redis: Redis, redis_url: str
+) -> None:
+    """A whole page of them, the oldest, from a foreign producer that writes raw bytes."""
+    await fail(redis, redis_url, "readable")
+    for number in range(dead_letter.PAGE):
+        job_id = b"\xff\xfe\x00%d" % number
+        fields: dict[bytes, bytes | int] = {
+            b"name": b"caf\xe9",
+            b"data": b'{"who":"\xed\xa0\x80"}',
+            b"opts": b"{}",
+            b"atm": 2**70,
+            b"failedReason": b"b\xe4d \x00",
+            b"\xff": b"\xff",
+        }
+        await redis.hset(b"bull:q:" + job_id, mapping=fields)  # type: ignore[arg-type]
+        await redis.zadd("bull:q:failed", {job_id: number})
+    assert (await dead_letter.sweep(["q"], redis, store)).archived == dead_letter.PAGE + 1
+    assert await failed(redis, 0)
+    assert [key async for key in redis.scan_iter("bull:q:*readable*")] == [], "what is archived leaves Redis"
+    letters = await dead_letter.list_letters(store, limit=200)
+    by_id = {letter.job_id: letter for letter in letters}
+    assert "readable" in by_id
+    odd = by_id["\\xff\\xfe?7"]
+    assert (odd.name, odd.reason) == ("caf\\xe9", "b\\xe4d \ufffd")
+    assert len(by_id) == dead_letter.PAGE + 1
+    await dead_letter.replay(store, redis, odd.id)  # under its readable id
+
+
 async def test_each_letter_is_alerted_once_by_any_number_of_sweepers(
     store: AsyncEngine, redis: Redis, redis_url: str
 ) -> None:

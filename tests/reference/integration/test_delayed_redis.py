@@ -78,6 +78,24 @@ async def test_delayed_jobs_start_on_time_where_the_stock_worker_is_late(
     )
 
 
+@pytest.mark.parametrize("ahead", [3600, -3600])
+async def test_a_worker_whose_clock_is_wrong_starts_a_delayed_job_on_time(
+    redis_url: str, producer: Producer, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    real, started = time.time, list[float]()
+
+    async def processor(job: Any, token: str) -> None:
+        started.append(real())
+
+    ref = await producer.enqueue(JobRequest("later", {}, key="skew", delay=1.0))
+    due = await delayed.due_at(producer, ref)
+    assert due is not None
+    monkeypatch.setattr(time, "time", lambda: real() + ahead)
+    async with at_work("q", processor, url=redis_url):
+        await until(lambda: started, 20, "the delayed job")
+    assert started[0] > due - 0.05, "it was started early"
+
+
 async def test_waiting_in_the_queue_holds_no_slot_where_a_sleeping_job_holds_one(
     redis_url: str, producer: Producer, figures: Callable[..., Path]
 ) -> None:

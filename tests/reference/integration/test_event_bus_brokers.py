@@ -81,6 +81,46 @@ async def test_redis_trims_only_what_the_slowest_group_has_finished(redis: Redis
     assert await bus.trim("order") == 2
 
 
+@pytest.mark.parametrize("ordered", [False, True], ids=["plain", "ordered"])
+@pytest.mark.parametrize("left", [0, 100])
+async def test_redis_reports_what_somebody_else_trimmed_away_unread(
+    redis: Redis, caplog: pytest.LogCaptureFixture, ordered: bool, left: int
+) -> None:
+    bus = RedisStreamsBus(redis, ordered=ordered, claim_idle=1)
+    caplog.set_level(logging.ERROR, "event_bus")
+    done: set[str] = set()
+    gate = asyncio.Event()
+
+    async def held(event: Event) -> None:
+        await gate.wait()
+        done.add(event.id)
+
+    def reported() -> int:
+        return sum(int(str(r.args[0])) for r in caplog.records if r.args and "trimmed before" in r.msg)
+
+    await bus.subscribe("mail", ["order"])
+    await bus.publish(events(700))
+    async with consuming(bus, "mail", held):
+        await until(lambda: _pending(redis), what="events in hand")
+        await redis.xtrim("events:order:0", maxlen=left, approximate=False)
+        gate.set()
+        await until(lambda: _none_left(bus), 30, "a lag that is true", every=0.1)
+        await until(lambda: len(done) + reported() == 700, 30, lambda: f"{len(done)} done, {reported()} lost")
+        assert reported() > 0 or ordered  # the owner of a stream reads ahead: it has them all in hand
+        await bus.publish(events(5))
+        await until(lambda: _none_left(bus), 30, "what came after", every=0.1)
+        assert await bus.lag("mail") == 0
+    assert len(done) + reported() == 705
+
+
+async def _pending(redis: Redis) -> bool:
+    return bool((await redis.xpending("events:order:0", "mail"))["pending"])
+
+
+async def _none_left(bus: EventBus) -> bool:
+    return await bus.lag("mail") == 0
+
+
 async def rate_of_ours(redis: Redis, count: int) -> float:
     """Events per second of one consumer with a handler that does nothing, until all are acknowledged."""
     bus = RedisStreamsBus(redis)

@@ -11,10 +11,13 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from harness.buses import BUSES, SERVERS, open_bus
 from harness.waiting import until
@@ -176,6 +179,94 @@ async def test_waiting_that_is_nobodys_fault_spends_no_attempt_and_takes_its_tim
     assert min(later - earlier for earlier, later in pairwise(calls)) > 0.14
 
 
+@pytest.mark.parametrize("kind", [*EVERY, *ORDERED], indirect=True)
+async def test_waits_are_counted_for_the_group_and_not_in_one_process(bus: EventBus, another: Opener) -> None:
+    calls: Counter[str] = Counter()
+
+    async def busy(event: Event) -> None:
+        calls[event.id] += 1
+        if calls[event.id] <= 6:
+            raise ResourceBusy("pool is full", retry_after=0.1)
+
+    policy = RetryPolicy(base=0.05, cap=0.1, attempts=2)
+    await bus.subscribe("mail", ["order"])
+    ids = await publish(bus, events(10))
+    # Two members at first, and then new ones, as after a deployment.
+    async with consuming(bus, "mail", busy, policy=policy), consuming(another(), "mail", busy, policy=policy):
+        await until(lambda: sum(calls.values()) >= 25, 30, "waits in two members")
+    async with (
+        consuming(another(), "mail", busy, policy=policy),
+        consuming(another(), "mail", busy, policy=policy),
+    ):
+        await until(lambda: min(calls[each] for each in ids) >= 7, 60, lambda: f"seven calls each: {calls}")
+        await nothing_left(bus, "mail")
+    assert await bus.quarantined("mail") == []
+
+
+@pytest.mark.parametrize("kind", [*EVERY, *ORDERED], indirect=True)
+async def test_attempts_are_counted_over_restarts_where_declared(bus: EventBus, another: Opener) -> None:
+    calls: list[str] = []
+
+    async def broken(event: Event) -> None:
+        calls.append(event.id)
+        raise RuntimeError("database is away")
+
+    async def parked() -> bool:
+        return bool(await bus.quarantined("mail"))
+
+    async def called_or_parked(before: int) -> bool:
+        return len(calls) > before or await parked()
+
+    await bus.subscribe("mail", ["order"])
+    await publish(bus, events(1))
+    policy = RetryPolicy(base=1, cap=1, attempts=3)  # stopped in its backoff, most of the time
+    for life in range(4):
+        async with consuming(another(), "mail", broken, policy=policy):
+            await until(partial(called_or_parked, life), 30, f"call {life + 1} or quarantine", every=0.1)
+        if await parked():
+            break
+    assert await parked() == bus.capabilities.counts_over_restarts
+    assert len(calls) == (3 if bus.capabilities.counts_over_restarts else 4)
+
+
+class _Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize("kind", [*EVERY, *ORDERED], indirect=True)
+async def test_error_text_that_no_broker_takes_ends_in_quarantine_and_holds_up_nobody(bus: EventBus) -> None:
+    wild = [
+        RuntimeError("nul \x00 inside"),
+        RuntimeError("lone \udcff surrogate"),
+        RuntimeError("two\r\nlines\r\nX-Header: forged\r\n\r\n"),
+        _Unspeakable(),
+        RuntimeError("long " * 100_000),
+    ]
+
+    async def poisonous(event: Event) -> None:
+        if (number := event.data.get("wild")) is not None:
+            raise wild[number]
+
+    seen = Seen(poisonous)
+    bad = [events(1, subject=f"bad-{n}", wild=n)[0] for n in range(len(wild))]
+    await bus.subscribe("mail", ["order"])
+    ids = await publish(bus, [*bad, *events(20)])
+
+    async def parked() -> bool:
+        return len(await bus.quarantined("mail")) == len(wild)
+
+    async with consuming(bus, "mail", seen, concurrency=4):
+        await until(lambda: len(seen.done) == 20, 30, "the good events")
+        await until(parked, 30, "all of them in quarantine", every=0.2)
+        await nothing_left(bus, "mail")
+    assert Counter(seen.started) == {
+        each: QUICK.attempts if number < len(wild) else 1 for number, each in enumerate(ids)
+    }
+    reasons = " ".join(entry.reason for entry in await bus.quarantined("mail"))
+    assert all(word in reasons for word in ("inside", "surrogate", "lines", "_Unspeakable", "long"))
+
+
 async def test_redelivery_is_bounded_and_ends_in_quarantine_with_the_reason(bus: EventBus) -> None:
     async def broken(event: Event) -> None:
         if event.data["number"] == 1:
@@ -302,6 +393,45 @@ async def test_a_second_publish_of_an_id_is_dropped_only_where_declared(bus: Eve
     assert sorted(seen.done) == sorted(expected)
 
 
+def _odd_ids() -> st.SearchStrategy[list[str]]:
+    tricky = st.sampled_from(
+        ["a", "a ", " a", "A", "a\t", "a\n", "a\r\nX: y", "é", "e\u0301", "\U0001f600" * 200]
+    )
+    tricky |= st.sampled_from(
+        ["replay/mail/1", "mail/1", "~", "%20", "a" * 200, "*", ">", "a.b", "\x00", "\ufffd"]
+    )
+    anything = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)
+    return st.lists(tricky | anything, min_size=1, max_size=40, unique=True)
+
+
+@settings(
+    max_examples=8,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(ids=_odd_ids())
+@example(ids=["a", "a ", " a", "\ta", "a\n", "\U0001f600" * 200, "é" * 130, "replay/mail/1", "mail/1"])
+async def test_every_id_an_event_may_have_is_delivered_and_only_its_own_repeats_are_dropped(
+    kind: str, request: pytest.FixtureRequest, ids: list[str]
+) -> None:
+    seen = Seen()
+    # A bus of its own for every example: the brokers remember ids.
+    url = request.getfixturevalue(SERVERS[kind])
+    bus = open_bus(kind, url, f"t{uuid.uuid4().hex[:10]}")
+    batch = [event.model_copy(update={"id": each}) for each, event in zip(ids, events(len(ids)), strict=True)]
+    copies = 1 if bus.capabilities.dedup_window > 0 else 2
+    await bus.subscribe("mail", ["order"])
+    await publish(bus, batch)
+    await publish(bus, batch)
+    async with consuming(bus, "mail", seen):
+        await until(lambda: len(seen.done) >= copies * len(ids), 30, lambda: f"{len(seen.done)} of {ids!r}")
+        await nothing_left(bus, "mail")
+    await bus.close()
+    if (client := getattr(bus, "redis", None)) is not None:
+        await client.aclose()
+    assert Counter(seen.done) == dict.fromkeys(ids, copies)
+
+
 @pytest.mark.parametrize("kind", ORDERED, indirect=True)
 async def test_order_per_key_holds_with_two_members_and_failures(
     bus: EventBus, another: Opener, seed: int, scale: Callable[[int, int], int]
@@ -390,6 +520,35 @@ async def test_replay_goes_to_one_group_and_leaves_the_others_alone(bus: EventBu
     left = {group: await bus.quarantined(group) for group in ("mail", "billing")}
     assert [entry.event.id for entry in left["mail"] if entry.event] == ids[:1]
     assert len(left["billing"]) == 3
+
+
+async def test_replay_by_two_at_once_while_events_flow_loses_nothing(bus: EventBus, another: Opener) -> None:
+    broken = True
+
+    async def fails(event: Event) -> None:
+        if broken and event.data.get("bad"):
+            raise Permanent("not deployed yet")
+
+    async def parked() -> bool:
+        return len(await bus.quarantined("mail")) == 20
+
+    seen = Seen(fails)
+    await bus.subscribe("mail", ["order"])
+    bad = await publish(bus, events(20, bad=True))
+    async with consuming(bus, "mail", seen):
+        await until(parked, 30, "20 in quarantine", every=0.2)
+        broken = False
+        entries = [entry.id for entry in await bus.quarantined("mail")]
+        live, *replayed = await asyncio.gather(
+            publish(bus, events(20)),
+            bus.replay_quarantined("mail", entries),
+            another().replay_quarantined("mail", entries),
+        )
+        await until(lambda: set(seen.done) >= {*bad, *live}, 30, "replayed and live events")
+        await nothing_left(bus, "mail")
+    assert await bus.quarantined("mail") == []
+    if bus.capabilities.broker != "kafka":  # whose dead topics cannot be taken from: see its limits
+        assert (sum(replayed), max(Counter(seen.done).values())) == (20, 1)
 
 
 async def test_graceful_stop_finishes_what_is_in_flight_and_leaves_the_rest(

@@ -16,7 +16,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from harness.postgres import PostgresServer
 from harness.processes import Spawner
-from studyhall.patterns.core.store import begin, close, create_all, metadata, open_store, read
+from studyhall.patterns.core.store import (
+    StoreUnavailable,
+    begin,
+    close,
+    create_all,
+    metadata,
+    open_store,
+    read,
+)
 from studyhall.patterns.idempotency import Inbox, KeyReused, NotJson, fingerprint, inbox
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -171,7 +179,7 @@ async def test_a_failed_batch_reaches_every_caller_and_the_next_works(
     failed = await asyncio.gather(
         *(results.record(f"k{n}", ONE, n) for n in range(10)), return_exceptions=True
     )
-    assert all(isinstance(answer, DBAPIError) for answer in failed), failed
+    assert all(isinstance(answer, StoreUnavailable) for answer in failed), failed
     own_postgres.restart()
     assert await asyncio.gather(*(results.record(f"k{n}", ONE, n) for n in range(10))) == list(range(10))
     await close(engine)

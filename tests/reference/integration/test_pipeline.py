@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,25 @@ async def add_effect(ctx: JobContext, payload: Work) -> Done:
     return Done({"n": payload.n, "attempt": ctx.attempt}, save)
 
 
+class PanicException(BaseException):
+    """What a panic of Rust code is in Python (pyo3)."""
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise PanicException
+
+
+def cancelled_future() -> None:
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    future.result()
+
+
+def raise_(error: BaseException) -> None:
+    raise error
+
+
 # -- outcomes ------------------------------------------------------------------------------------------------
 
 
@@ -115,6 +136,36 @@ async def test_the_same_key_with_another_payload_is_an_error_and_not_somebody_el
         await desk.producer.enqueue(work(2, key="same"))
         assert await desk.ended(work(2, key="same")) == ["failed"]
         assert "KeyReused" in (await desk.job(work(2, key="same"))).failedReason
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda: sys.exit(3), "Transient: the work raised SystemExit(3)"),
+        (lambda: raise_(KeyboardInterrupt()), "Transient: the work raised KeyboardInterrupt"),
+        (lambda: raise_(PanicException("out of bounds")), "PanicException: out of bounds"),
+        (lambda: raise_(GeneratorExit()), "GeneratorExit: GeneratorExit"),
+        (lambda: raise_(BaseExceptionGroup("two", [SystemExit(1), PanicException()])), "SystemExit: 1"),
+        (lambda: raise_(Wordless()), "Wordless: Wordless"),
+        (cancelled_future, "Transient: the handler let a CancelledError escape that nobody asked for"),
+    ],
+    ids=["sys.exit", "interrupt", "panic", "generator", "group", "wordless", "cancelled future"],
+)
+async def test_whatever_a_handler_raises_is_a_failed_attempt_and_the_line_says_so(
+    redis_url: str, tmp_path: Path, call: Callable[[], None], reason: str
+) -> None:
+    """sys.exit() ended every worker that took the job; a panic ran forever, logged as completed."""
+
+    async def handler(ctx: JobContext, payload: Work) -> None:
+        if payload.n == 0:
+            call()
+
+    requests = [work(n) for n in range(5)]
+    async with Desk.open(redis_url, tmp_path, jobs_for(handler, attempts=2)) as desk, desk.working():
+        refs = await desk.producer.enqueue_many(requests)
+        assert await desk.ended(*requests) == ["failed"] + ["completed"] * 4
+        assert desk.outcomes(refs[0].id) == ["retry", "exhausted"]
+        assert reason in (await desk.job(work(0))).failedReason
 
 
 async def test_retries_come_with_jittered_delays_and_end_exhausted(redis_url: str, tmp_path: Path) -> None:
@@ -195,6 +246,19 @@ async def test_expired_work_is_dropped_visibly(redis_url: str, tmp_path: Path) -
         assert desk.outcomes(ref.id) == ["expired"]
 
 
+@pytest.mark.parametrize(("ahead", "ends"), [(-120, "failed"), (-30, "completed"), (3600, "completed")])
+async def test_max_age_is_off_by_as_much_as_the_clocks_differ_and_no_more(
+    redis_url: str, tmp_path: Path, ahead: int, ends: str
+) -> None:
+    """A producer whose clock is `ahead` seconds before the worker's; the job is worth 60 s and starts at once."""
+    async with Desk.open(redis_url, tmp_path, jobs_for(add_effect)) as desk:
+        ref = await desk.producer.enqueue(work(max_age=60))
+        stamp = int((time.time() + ahead) * 1000)
+        await desk.producer.redis.hset(f"bull:desk:{ref.id}", "timestamp", str(stamp))
+        async with desk.working():
+            assert await desk.ended(work()) == [ends]
+
+
 async def test_cancelled_by_the_handler_ends_without_effect_retry_or_dead_letter(
     redis_url: str, tmp_path: Path
 ) -> None:
@@ -208,7 +272,7 @@ async def test_cancelled_by_the_handler_ends_without_effect_retry_or_dead_letter
         assert desk.outcomes(ref.id) == ["cancelled"]
 
 
-async def test_given_back_on_drain_without_attempt_and_finished_by_the_next_worker(
+async def test_released_on_drain_without_attempt_and_finished_by_the_next_worker(
     redis_url: str, tmp_path: Path
 ) -> None:
     begun = asyncio.Event()

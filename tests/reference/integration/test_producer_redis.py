@@ -11,13 +11,13 @@ import pytest
 
 from harness.pipelines import Desk
 from studyhall.patterns.claim_check import PayloadTooLarge
-from studyhall.patterns.core.errors import InvalidDelay, Permanent
+from studyhall.patterns.core.errors import FailedTwin, InvalidDelay, Permanent
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.flow import FlowConflict, FlowTooLarge, UnknownPolicy, chain, fan_in
 from studyhall.patterns.job_ids import InvalidKey
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.priority import UnknownPriority
-from studyhall.patterns.producer import FailedTwin, InvalidMaxAge, JobRequest
+from studyhall.patterns.producer import InvalidMaxAge, JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, MalformedPayload, Payload, UnknownJob
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from sqlalchemy import insert, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.waiting import until
+from studyhall.housekeeping import clean_up
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.store import begin, is_postgres
@@ -281,7 +283,7 @@ async def test_repairs_that_make_no_sense_are_refused_with_what_would(store: Asy
         await saga_repair.compensate(store, "s1", by="ann", note="again")
 
 
-async def test_repair_takes_the_saga_away_from_a_running_process(store: AsyncEngine) -> None:
+async def test_forced_repair_takes_the_saga_away_from_a_running_process(store: AsyncEngine) -> None:
     reached, go_on = asyncio.Event(), asyncio.Event()
 
     async def wait(_: StepContext) -> dict[str, Any]:
@@ -293,7 +295,13 @@ async def test_repair_takes_the_saga_away_from_a_running_process(store: AsyncEng
     runner = await started(store, Saga("trip", [world.step("a")]))
     driving = asyncio.create_task(runner.run("s1"))
     await asyncio.wait_for(reached.wait(), 10)
-    await saga_repair.compensate(store, "s1", by="ann", note="stop")
+    before = await saga_store.load(store, "s1")
+    with pytest.raises(saga_repair.StillRunning, match="is in step 'a'"):
+        await saga_repair.compensate(store, "s1", by="ann", note="stop")
+    with pytest.raises(saga_repair.StillRunning, match="force"):
+        await saga_repair.retry(store, "s1", by="ann", note="again")
+    assert await saga_store.load(store, "s1") == before, "a refused repair changes nothing"
+    await saga_repair.compensate(store, "s1", by="ann", note="stop", force=True)
     go_on.set()
     await driving
     assert (await saga_store.load(store, "s1")).steps[0].result is None, "its write came too late"
@@ -389,6 +397,29 @@ async def test_purge_forgets_old_ended_sagas_and_nothing_else(store: AsyncEngine
     assert [row.id for row in await saga_store.list_sagas(store)] == ["stuck"]
     assert await saga_store.history(store, "ended") == []
     assert await saga_store.history(store, "stuck")
+
+
+async def test_daily_clean_up_forgets_old_ended_sagas(store: AsyncEngine, tmp_path: Path) -> None:
+    ended = {"name": "trip", "state": "completed", "data": {}, "created_at": 0.0}
+    rows = [{"id": f"old-{n}", **ended, "updated_at": 0.0} for n in range(1_200)]
+    async with begin(store) as tx:
+        await tx.execute(
+            insert(saga_store.sagas), [*rows, {"id": "young", **ended, "updated_at": time.time()}]
+        )
+    assert (await clean_up(store, tmp_path)).numbers()["sagas"] == 1_200
+    assert [row.id for row in await saga_store.list_sagas(store)] == ["young"]
+
+
+async def test_timeline_goes_on_after_two_billion_entries(store: AsyncEngine) -> None:
+    last = 2**31 - 1
+    async with begin(store) as tx:
+        if is_postgres(store):
+            await tx.execute(text(f"SELECT setval(pg_get_serial_sequence('saga_history', 'id'), {last})"))
+        else:
+            full = {"id": last, "saga_id": "x", "at": 0.0, "actor": "x", "event": "x"}
+            await tx.execute(insert(saga_store.saga_history).values(full))
+        await saga_store.record(tx, "s1", "test", "one more")
+    assert await events(store) == ["one more"]
 
 
 async def test_timeline_names_who_when_and_why_without_secrets(store: AsyncEngine) -> None:

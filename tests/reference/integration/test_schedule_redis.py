@@ -12,6 +12,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.pipelines import full_pipeline, full_producer
@@ -21,7 +22,9 @@ from studyhall.patterns.core import store as stores
 from studyhall.patterns.core.execution import CallNext
 from studyhall.patterns.core.job import RetryPolicy, cancelled
 from studyhall.patterns.pipeline import JobContext
-from studyhall.patterns.schedule import Schedule, Schedules, UnknownSchedule, tick_of, ticking
+from studyhall.patterns.schedule import Schedule, Schedules, UnknownSchedule, ticking
+from studyhall.patterns.schedule.history import missed_slots, note_start, schedule_state
+from studyhall.patterns.schedule.slots import Tick, tick_of
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -64,13 +67,19 @@ class Hall:
     async def apply(self, *declared: Schedule) -> Any:
         return await self.schedules(*declared).apply(self.producer, self.store)
 
-    def at_work(self, schedules: Schedules, queue: str = "q") -> Any:
+    def at_work(self, schedules: Schedules, queue: str = "q", **options: Any) -> Any:
         pipeline = full_pipeline(self.jobs, self.store, ticking(schedules, self.store), signer=self.signer)
-        return at_work(queue, pipeline, url=self.url)
+        return at_work(queue, pipeline, url=self.url, **options)
 
     async def next_slot(self, schedule: str, queue: str = "q") -> int | None:
         score = await self.producer.redis.zscore(f"bull:{queue}:repeat", schedule)
         return None if score is None else int(score)
+
+    async def since(self, schedule: str) -> int:
+        job = await self.producer.queue("q").getJob(f"repeat:{schedule}:{await self.next_slot(schedule)}")
+        tick = tick_of(job.id, job.data)
+        assert tick is not None
+        return tick.since
 
     async def state(self, schedules: Schedules) -> Any:
         return (await schedules.states(self.producer, self.store))[0]
@@ -224,7 +233,8 @@ async def test_a_late_tick_runs_once_for_all_that_were_missed_or_not_at_all(hall
     pending = await hall.next_slot(one.id)
     await asyncio.sleep(1.2)  # nobody works: three more slots pass
     assert (await hall.apply(one)).unchanged == [one.id], "a restart does not drop the tick that is late"
-    async with hall.at_work(declared):
+    # One at a time: on a slow machine the next tick would be noted before the late one, the first of all.
+    async with hall.at_work(declared, concurrency=1):
 
         async def second() -> bool:
             return bool((await hall.state(declared)).ticks >= 2)
@@ -287,6 +297,83 @@ async def test_schedules_come_back_after_redis_lost_them_and_never_touch_those_o
     assert await hall.next_slot("a") == newer
 
 
+@pytest.mark.parametrize("when", [{"every": 1}, {"cron": "* * * * * *"}])
+async def test_a_slot_noted_by_a_clock_that_was_ahead_silences_nobody(hall: Hall, when: Any) -> None:
+    """As a worker an hour ahead left it that judged slots by its own clock: last and next slot in the future."""
+    one = Schedule("a", "tick", **when)
+    declared = hall.schedules(one)
+    await declared.apply(hall.producer, hall.store)
+    future = one.cadence.next_after((time.time() + 3600) * 1000)
+    row = {"id": "a", "last_slot": future, "ticks": 5, "missed": 0, "skipped": 0}
+    async with stores.begin(hall.store) as tx:
+        await tx.execute(insert(schedule_state).values(row))
+    queue = hall.producer.queue("q")
+    slot = await hall.next_slot("a")
+    await queue.removeJobScheduler("a")
+    template = {"pattern": "0 0 1 1 *"} if "cron" in when else {"every": 1000, "startDate": future}
+    await queue.upsertJobScheduler("a", template, "tick", {}, {})
+    assert (await hall.next_slot("a") or 0) >= future
+    assert (await declared.heal(hall.producer, hall.store)).written == ["a"]
+    async with hall.at_work(declared):
+        await until(lambda: len(hall.ran) >= 3, 20, "ticks")
+    state = await hall.state(declared)
+    assert slot is not None
+    assert all(slot <= ran < future for _, ran in hall.ran)
+    assert state.ticks >= 5 + 3
+    assert state.last_slot < future
+
+
+async def test_ten_days_without_a_worker_are_counted_to_the_last_tick_while_the_loop_goes_on(
+    hall: Hall,
+) -> None:
+    """14,399 were reported as 10,000, and counting them held up the event loop for 3.4 s in a transaction."""
+    one = Schedule("a", "tick", cron="* * * * *")
+    missed, minute = 14_399, 60_000
+    slot = int(time.time() * 1000) // minute * minute
+    last = slot - (missed + 1) * minute
+    row = {"id": "a", "last_slot": last, "ticks": 1, "missed": 0, "skipped": 0}
+    async with stores.begin(hall.store) as tx:
+        await tx.execute(insert(schedule_state).values(row))
+    tick = Tick("a", slot, {"cron": one.cron})
+    began = time.perf_counter()
+    one.cadence.missed(last, slot, 1)
+    counting = time.perf_counter() - began
+    began = time.perf_counter()
+    for _ in range(100):
+        one.cadence.next_after(slot)
+    asking = (time.perf_counter() - began) / 100
+    await note_start(hall.store, tick, slot)
+    assert (await hall.state(hall.schedules(one))).missed == missed
+    async with stores.read(hall.store) as connection:
+        known = [row.slot for row in await connection.execute(select(missed_slots).order_by("slot"))]
+    assert known == list(range(slot - 1000 * minute, slot, minute)), "the latest are known by name"
+    assert counting < 0.02 * missed * asking, "as slow as asking for one slot after the other"
+
+
+async def test_a_changed_definition_counts_from_the_change(hall: Hall) -> None:
+    """A nightly job becomes one of every second: the seconds since last night were never its slots."""
+    nightly = Schedule("a", "tick", cron="0 3 * * *")
+    await hall.apply(nightly)
+    last = nightly.cadence.next_after((time.time() - 86_400) * 1000)
+    row = {"id": "a", "last_slot": last, "ticks": 1, "missed": 0, "skipped": 0}
+    async with stores.begin(hall.store) as tx:
+        await tx.execute(insert(schedule_state).values(row))
+    changed = hall.schedules(Schedule("a", "tick", every=1))
+    began = time.monotonic()
+    await changed.apply(hall.producer, hall.store)
+    async with hall.at_work(changed):
+        await until(lambda: len(hall.ran) >= 2, 20, "two ticks")
+    state = await hall.state(changed)
+    assert state.missed <= time.monotonic() - began, "slots from before the change are reported as missed"
+    # Written again for another reason, it still counts from that change.
+    since = await hall.since("a")
+    await hall.apply(Schedule("a", "tick", every=1, payload={"seconds": 0.1}))
+    assert await hall.since("a") == since > last
+    await hall.producer.redis.flushall()
+    await changed.heal(hall.producer, hall.store)
+    assert await hall.since("a") == 0, "after a loss of data the outage counts: nothing is known of a change"
+
+
 async def test_a_slot_that_bullmq_computed_wrong_at_the_end_of_summer_time_is_put_right(
     hall: Hall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,7 +385,7 @@ async def test_a_slot_that_bullmq_computed_wrong_at_the_end_of_summer_time_is_pu
     async def on_that_eve(_redis: object) -> int:
         return eve
 
-    monkeypatch.setattr("studyhall.patterns.schedule.keeper._server_millis", on_that_eve)
+    monkeypatch.setattr("studyhall.patterns.schedule.keeper.server_millis", on_that_eve)
     monkeypatch.setattr("bullmq.job_scheduler.time.time", lambda: eve / 1000)
     queue = hall.producer.queue("q")
     await queue.removeJobScheduler("a")

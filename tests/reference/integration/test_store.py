@@ -19,6 +19,7 @@ from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns.core import store as store_module
 from studyhall.patterns.core.store import (
+    NestedBegin,
     StoreBusy,
     StoreUnavailable,
     WrongStoreUrl,
@@ -26,6 +27,7 @@ from studyhall.patterns.core.store import (
     close,
     create_all,
     in_one_hop,
+    is_outage,
     is_postgres,
     metadata,
     open_store,
@@ -89,6 +91,54 @@ async def test_a_write_in_a_read_block_is_an_error_not_a_silent_rollback(store: 
             await connection.execute(insert(counters).values(id=1, n=0))
     await add(store)  # the same pooled connection may write again
     assert await value(store) == 0
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["SELECT * FROM missing", "SELEC 1", "INSERT INTO test_store_counters (id) VALUES (1)"],
+    ids=["missing table", "syntax", "not null"],
+)
+async def test_a_wrong_statement_is_no_outage(store: AsyncEngine, statement: str) -> None:
+    """SQLite calls a missing table an OperationalError too: waiting for one would never end."""
+    with pytest.raises(DBAPIError) as raised:
+        async with begin(store) as tx:
+            await tx.execute(text(statement))
+    assert not is_outage(raised.value)
+    with pytest.raises(DBAPIError) as raised:
+        async with read(store) as connection:
+            await connection.execute(insert(counters).values(id=1, n=0))
+    assert not is_outage(raised.value), "a write in a read block is the caller's mistake"
+
+
+async def test_a_database_that_became_read_only_is_an_outage(store: AsyncEngine) -> None:
+    """A standby after a failover, a file system remounted after an error."""
+    standby = "SET TRANSACTION READ ONLY" if is_postgres(store) else "PRAGMA query_only=ON"
+
+    async def write() -> None:
+        async with begin(store) as tx:
+            await tx.execute(text(standby))
+            await tx.execute(insert(counters).values(id=1, n=0))
+
+    with pytest.raises(StoreUnavailable, match=r"read-?only"):
+        await write()
+
+
+@pytest.mark.needs_postgres
+async def test_no_free_connection_and_a_cut_one_are_outages(own_postgres: PostgresServer) -> None:
+    own_postgres.execute("CREATE ROLE one_at_a_time LOGIN CONNECTION LIMIT 1")
+    engine = open_store(own_postgres.url.replace("test@", "one_at_a_time@"))
+    cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'one_at_a_time'"
+
+    async def work() -> None:
+        async with begin(engine) as tx:
+            with pytest.raises(StoreUnavailable, match="too many connections"):
+                await value(engine)
+            own_postgres.execute(cut)
+            await tx.execute(text("SELECT 1"))
+
+    with pytest.raises(StoreUnavailable, match="terminating connection"):
+        await work()
+    await close(engine)
 
 
 async def test_concurrent_read_then_write_transactions_lose_no_update(store: AsyncEngine) -> None:
@@ -185,9 +235,16 @@ async def test_nested_begin_on_sqlite_is_a_named_error_not_a_deadlock(
     monkeypatch.setattr(store_module, "LOCK_WAIT", 0.2)
     engine = open_store(f"sqlite:///{tmp_path / 's.db'}")
     async with begin(engine):
-        with pytest.raises(StoreBusy, match="nested"):
+        with pytest.raises(NestedBegin, match="nested"):
             async with begin(engine):
                 pass
+
+        async def other_task() -> None:
+            async with begin(engine):
+                pass
+
+        with pytest.raises(StoreBusy, match="slow work"):
+            await asyncio.create_task(other_task())
     other = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreBusy, match="Another process"):
@@ -278,7 +335,7 @@ async def test_a_restart_of_postgres_costs_no_transaction_afterwards(own_postgre
     await create_all(engine)
     await add(engine)
     own_postgres.kill()
-    with pytest.raises(DBAPIError):
+    with pytest.raises(StoreUnavailable):
         await increment(engine)
     own_postgres.restart()
     for _ in range(10):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from bullmq import QueueEvents
 
 from harness.pipelines import full_pipeline, full_producer
+from harness.postgres import PostgresServer
 from harness.redis import RedisServer
 from harness.workers import at_work
 from studyhall.patterns import dead_letter
@@ -19,6 +21,7 @@ from studyhall.patterns.cancel import cancel
 from studyhall.patterns.core.connections import events_client
 from studyhall.patterns.core.errors import Cancelled, Permanent
 from studyhall.patterns.core.store import close, create_all, open_store
+from studyhall.patterns.idempotency import Inbox
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRef, JobRequest
 from studyhall.patterns.progress_stream import ProgressStream
@@ -194,3 +197,31 @@ async def test_a_restart_of_redis_during_the_wait_is_waited_out(
         await asyncio.to_thread(own_redis.restart)
         assert [answer["number"] for answer in await asyncio.gather(*waits)] == list(range(10))
         assert bench.leaked == 0
+
+
+@pytest.mark.needs_postgres
+async def test_two_thousand_waiters_survive_an_outage_of_the_database(
+    redis_url: str, own_postgres: PostgresServer
+) -> None:
+    """Redis has forgotten the jobs, so every waiter asks the database; it is away, then back."""
+    store = open_store(own_postgres.url)
+    await create_all(store)
+    producer = full_producer(job_types(), redis_url, timeout=10)
+    stream = ProgressStream(redis_url, ["work"])
+    results = Results(stream, producer.redis, store)
+    refs = [JobRef("work", "work", f"work.k-{n}", f"k-{n}") for n in range(2_000)]
+    stored = Inbox(store, "work")
+    await asyncio.gather(*(stored.record(ref.key, "f", {"number": n}) for n, ref in enumerate(refs)))
+    await asyncio.to_thread(own_postgres.kill)
+    impatient = await asyncio.gather(
+        *(results.wait(ref, timeout=1.5) for ref in refs), return_exceptions=True
+    )
+    assert Counter(map(type, impatient)) == {StillRunning: 2_000}, "one clear error, and only for the time"
+    waiting = [asyncio.create_task(results.wait(ref, timeout=60)) for ref in refs]
+    await asyncio.wait(waiting, timeout=1.0)
+    assert not any(task.done() for task in waiting)
+    await asyncio.to_thread(own_postgres.restart)
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert answers == [{"number": n} for n in range(2_000)]
+    await producer.close()
+    await close(store)

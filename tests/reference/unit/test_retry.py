@@ -13,7 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from studyhall.patterns.core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, Transient
+from studyhall.patterns.core.errors import (
+    Cancelled,
+    Permanent,
+    RateLimited,
+    ResourceBusy,
+    Snooze,
+    Transient,
+    Unavailable,
+)
 from studyhall.patterns.core.job import Decision, Outcome, RetryPolicy
 from studyhall.patterns.retry import AI, DEFAULT, DOCUMENTS, decide, full_jitter, parse_retry_after
 
@@ -32,6 +40,18 @@ def test_delay_is_random_between_zero_and_the_capped_exponential(
 ) -> None:
     delay = full_jitter(policy, attempt, random.Random(seed))
     assert 0 <= delay <= min(policy.cap, policy.base * 2.0 ** min(attempt, 1_000))
+
+
+@given(policies, st.integers(0, 2_000), st.integers(0, 10_000), st.floats(0, 1e9), st.integers())
+def test_an_outage_consumes_neither_attempts_nor_age_and_its_delay_is_bounded(
+    policy: RetryPolicy, attempts_made: int, waits: int, age: float, seed: int
+) -> None:
+    alone, grouped = Unavailable("away"), ExceptionGroup("both", [Transient("late"), Unavailable("away")])
+    for error in (alone, grouped):
+        verdict = decide(error, policy, attempts_made, age=age, waits=waits, rng=random.Random(seed))
+        assert (verdict.outcome, verdict.consume_attempt) == (Outcome.SNOOZED, False)
+        assert verdict.delay is not None
+        assert min(0.5 * 2.0 ** min(waits, 60), 30.0) <= verdict.delay <= 60.0
 
 
 def test_delays_at_the_cap_differ_where_the_popular_formula_gives_one(

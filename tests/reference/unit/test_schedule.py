@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from bullmq.job_scheduler import default_repeat_strategy
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from studyhall.patterns.core.errors import ForgedJob
@@ -69,6 +69,7 @@ def test_utc_knows_no_daylight_saving() -> None:
     assert local(Cadence("30 2 * * *"), start, 2) == ["25. 02:30+0000", "26. 02:30+0000"]
 
 
+@settings(deadline=None)
 @given(
     moment=st.integers(1_700_000_000_000, 1_700_000_000_000 + 2 * YEAR),
     cadence=st.sampled_from(
@@ -89,9 +90,41 @@ def test_slots_do_not_depend_on_who_looks_and_when(moment: int, cadence: Cadence
     assert cadence.is_slot(slot)
     later = min(moment + gap, slot - 1)
     assert cadence.next_after(later) == slot, "looking later, before the slot, names the same slot"
-    assert len(cadence.between(moment, slot)) == 0
+    assert cadence.missed(moment, slot, 9) == (0, [])
     following = cadence.next_after(slot)
-    assert list(cadence.between(slot, cadence.next_after(following))) == [following]
+    assert cadence.missed(slot, cadence.next_after(following), 9) == (1, [following])
+
+
+@settings(deadline=None)  # asking one by one is slow
+@given(
+    first=st.integers(1_700_000_000_000, 1_700_000_000_000 + 2 * YEAR),
+    days=st.floats(0, 9),
+    keep=st.integers(1, 50),
+    cadence=st.sampled_from(
+        [
+            Cadence("*/20 * * * *"),
+            Cadence("7 13 */10 * * *"),
+            Cadence("30 * * * *", BERLIN),
+            Cadence("30 0-3 * * *", BERLIN),
+            Cadence("15 */6 1-7 * 1", "America/New_York"),
+            Cadence("*/30 * * * *", "Australia/Lord_Howe"),
+            Cadence("10 0 * * *", "America/Asuncion"),
+            Cadence(every=1200),
+        ]
+    ),
+    change=st.booleans(),
+)
+def test_missed_slots_are_counted_as_if_asked_for_one_by_one(
+    first: int, days: float, keep: int, cadence: Cadence, change: bool
+) -> None:
+    if change:  # most days are alike: look at those around a change of the clock
+        first = first % (5 * 86_400_000) + int(datetime(2026, 10, 22, tzinfo=UTC).timestamp() * 1000)
+    last = first + int(days * 86_400_000)
+    slots, slot = [], cadence.next_after(first)
+    while slot < last:
+        slots.append(slot)
+        slot = cadence.next_after(slot)
+    assert cadence.missed(first, last, keep) == (len(slots), slots[-keep:])
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,16 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     BusyLoadingError,
     ConnectionError,
+    MasterDownError,
+    NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
     TimeoutError,
 )
+
+from ..core.connections import NotPrimary, meaning
 
 __all__ = ["AutoPipeline"]
 
@@ -135,10 +139,9 @@ class _Wire:
 
     def _hand_out(self, reply: Any) -> None:
         caller = self._owed.popleft()
-        if isinstance(reply, ReadOnlyError | BusyLoadingError):
-            self.close(
-                reply
-            )  # a demoted master or one still loading: the next call must look for the server anew
+        # A demoted primary or one still loading: the next call must look for the server again.
+        if isinstance(reply, NotPrimary | BusyLoadingError):
+            self.close(reply)
         if caller.done():  # cancelled meanwhile; its reply is taken off the wire all the same
             return
         if isinstance(reply, Exception):
@@ -171,6 +174,8 @@ class _Wire:
 
 _MORE = object()
 _KINDS = {
+    "MASTERDOWN": MasterDownError,
+    "NOPERM": NoPermissionError,
     "NOSCRIPT": NoScriptError,
     "READONLY": ReadOnlyError,
     "LOADING": BusyLoadingError,
@@ -179,4 +184,4 @@ _KINDS = {
 
 
 def _as_redis_error(message: str) -> Exception:
-    return _KINDS.get(message.partition(" ")[0], ResponseError)(message)
+    return meaning(_KINDS.get(message.partition(" ")[0], ResponseError)(message))

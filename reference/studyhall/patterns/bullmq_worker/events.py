@@ -1,6 +1,7 @@
 """Listeners that cannot hurt the worker that calls them, and errors that cannot vanish.
 
-Promise: a listener may be sync or async and may raise; the worker goes on, the listener's error is reported.
+Promise: a listener may be sync or async and may raise whatever it likes, a CancelledError or SystemExit too: no
+job and no worker is touched, the listener's error is reported.
 Without any set-up every error reaches the log. (In a stock worker a raising `active` listener leaves the job
 active and unrun, a raising `error` listener ends the worker, an async one is never awaited, and without an
 `error` listener nothing is said at all.)
@@ -18,9 +19,12 @@ from typing import Any
 
 from redis.exceptions import ConnectionError, OutOfMemoryError, ReadOnlyError, ResponseError, TimeoutError
 
+from ..core.errors import describe
+
 __all__ = ["WorkerEvents", "is_outage"]
 
 log = logging.getLogger(__name__)
+Report = Callable[[BaseException], None]
 
 
 def is_outage(error: BaseException) -> bool:
@@ -32,7 +36,7 @@ def is_outage(error: BaseException) -> bool:
 
 
 class WorkerEvents:
-    def __init__(self, name: str, on_error: Callable[[BaseException], None] | None) -> None:
+    def __init__(self, name: str, on_error: Callable[[BaseException], Any] | None) -> None:
         self._name, self._on_error = name, on_error
         self._listeners: dict[str, list[Callable[..., Any]]] = {}
         self._running: set[asyncio.Task[Any]] = set()
@@ -41,31 +45,37 @@ class WorkerEvents:
     def on(self, event: str, listener: Callable[..., Any]) -> None:
         self._listeners.setdefault(event, []).append(listener)
 
+    def off(self, event: str, listener: Callable[..., Any]) -> None:
+        """Nothing happens if it does not listen."""
+        self._listeners[event] = [other for other in self._listeners.get(event, ()) if other != listener]
+
     def emit(self, event: str, *args: Any) -> None:
-        for listener in self._listeners.get(event, ()):
-            try:
-                answer = listener(*args)
-            except Exception as error:
-                self.report(error, tell_listeners=event != "error")
-            else:
-                if answer is not None and inspect.isawaitable(answer):
-                    work = self.guard(answer, tell_listeners=event != "error")
-                    task = asyncio.get_running_loop().create_task(work)
-                    self._running.add(task)  # the loop keeps weak references only: it might be collected
-                    task.add_done_callback(self._running.discard)
+        for listener in tuple(self._listeners.get(event, ())):  # tuple: it may add others
+            self._call(listener, args, self.report if event != "error" else self._tell_owner)
+
+    def _call(self, listener: Callable[..., Any], args: tuple[Any, ...], report: Report) -> None:
+        """Whatever it raises ends here, CancelledError and SystemExit too: it is called in the task of a job."""
+        try:
+            answer = listener(*args)
+            if answer is not None and inspect.isawaitable(answer):
+                task = asyncio.get_running_loop().create_task(_finish(answer, report))
+                self._running.add(task)  # the loop keeps weak references only: it might be collected
+                task.add_done_callback(self._running.discard)
+        except BaseException as error:
+            report(error)
 
     async def finish(self, seconds: float) -> None:
         """Let async listeners that still run come to an end."""
         if self._running:
             await asyncio.wait(self._running, timeout=seconds)
 
-    async def guard(self, work: Awaitable[Any], *, tell_listeners: bool = True) -> None:
+    async def guard(self, work: Awaitable[Any]) -> None:
         try:
             await work
         except Exception as error:
-            self.failure(error, tell_listeners=tell_listeners)
+            self.failure(error)
 
-    def failure(self, error: BaseException, *, tell_listeners: bool = True) -> None:
+    def failure(self, error: BaseException) -> None:
         """Report it, unless Redis is away and that was just said: every try of every job is a flood."""
         if is_outage(error):
             now = time.monotonic()
@@ -73,22 +83,39 @@ class WorkerEvents:
             if self._reported and now - self._reported < 10:
                 return
             self._reported = now
-        self.report(error, tell_listeners=tell_listeners)
+        self.report(error)
 
-    def redis_answered(self) -> None:
-        if self._away_since:
-            log.warning(
-                "queue %s: Redis is back after %.1f s", self._name, time.monotonic() - self._away_since
-            )
-            self._away_since = self._reported = 0.0
+    def redis_answered(self) -> bool:
+        """Say so if it had been away; True then."""
+        if not self._away_since:
+            return False
+        log.warning("queue %s: Redis is back after %.1f s", self._name, time.monotonic() - self._away_since)
+        self._away_since = self._reported = 0.0
+        return True
 
-    def report(self, error: BaseException, *, tell_listeners: bool = True) -> None:
-        try:
-            if self._on_error is not None:
-                self._on_error(error)
-            else:
-                log.error("queue %s: %s: %s", self._name, type(error).__name__, error, exc_info=error)
-        except Exception:
-            log.exception("queue %s: on_error itself failed on %r", self._name, error)
-        if tell_listeners:
-            self.emit("error", error)
+    def report(self, error: BaseException) -> None:
+        self._tell_owner(error)
+        self.emit("error", error)
+
+    def _tell_owner(self, error: BaseException) -> None:
+        if self._on_error is not None:
+            self._call(self._on_error, (error,), self._log)
+        else:
+            self._log(error)
+
+    def _log(self, error: BaseException) -> None:
+        # Where we stood when Redis went away says nothing.
+        trace = None if is_outage(error) else error
+        log.error("queue %s: %s: %s", self._name, type(error).__name__, describe(error), exc_info=trace)
+
+
+async def _finish(answer: Awaitable[Any], report: Report) -> None:
+    try:
+        await answer
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # the loop is ending
+            raise
+        report(error)
+    except BaseException as error:
+        report(error)

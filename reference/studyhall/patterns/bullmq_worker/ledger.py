@@ -12,14 +12,16 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import msgpack
+from bullmq.abort_controller import AbortController
 from bullmq.job import Job
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
 
+from ..core.server_clock import ServerClock
 from .events import is_outage
 
 __all__ = ["Found", "Ledger", "LockLost", "Refused", "Run"]
@@ -60,12 +62,12 @@ class Run:
     job: Job
     job_id: str
     token: str
+    abort: AbortController | None = None  # for a processor that takes a signal
     task: asyncio.Task[None] | None = None
     processing: bool = True  # the processor has not come back yet: cancelling makes sense
     cancelled: str | None = None  # why this worker cancelled it
     draining: bool = False  # … because it drains
     lost: bool = False  # … because the lock is gone
-    repair: dict[str, str] = field(default_factory=dict)  # fields to overwrite when it fails
 
 
 class Found(NamedTuple):
@@ -83,15 +85,24 @@ class Ledger:
     lock_ms: int
     limiter: dict[str, int] | None
     on_outage: Callable[[BaseException], None]
+    clock: ServerClock = field(default_factory=ServerClock)
+    metrics: Mapping[str, int] | None = None
     give_up_at: float = float("inf")  # monotonic; a draining worker sets it
     _keys: dict[str, tuple[list[str], list[str]]] = field(default_factory=dict)
 
     async def take(self, token: str) -> Found:
         """The next waiting job, locked and active. One try: the caller decides how to wait."""
         key = self.backend.keys
-        args = [key[""], _now(), self._claim(token)]
+        args = [key[""], self.clock.millis(), self._claim(token)]
         keys = [key[name] for name in (*_QUEUE_KEYS, "marker")]
-        return _found(await self._script("moveToActive", keys, args))
+        try:
+            return _found(await self._script("moveToActive", keys, args))
+        except ResponseError as error:
+            return await self._half_taken(token, error)
+
+    async def repair(self, run: Run, fields: dict[str, str]) -> None:
+        """Overwrite fields that the scripts could not work with."""
+        await self.repeat(lambda: self.backend.conn.hset(self.backend.toKey(run.job_id), mapping=fields))
 
     async def completed(self, run: Run, value: str, keep: Any, *, fetch: bool) -> Found:
         return await self._finish(run, "completed", value, keep=keep, fetch=fetch, fields=None)
@@ -100,23 +111,25 @@ class Ledger:
         return await self._finish(run, "failed", reason, keep=keep, fetch=fetch, fields=fields)
 
     async def delayed(
-        self, run: Run, delay_ms: int, *, spend: bool, fields: dict[str, str] | None, fetch: bool
+        self, run: Run, delay_ms: int, *, consume: bool, fields: dict[str, str] | None, fetch: bool
     ) -> Found:
-        options: dict[str, Any] = {"skipAttempt": not spend, "fieldsToUpdate": fields, "fetchNext": fetch}
+        options: dict[str, Any] = {"skipAttempt": not consume, "fieldsToUpdate": fields, "fetchNext": fetch}
         options["workerOpts"] = {"lockDuration": self.lock_ms, "limiter": self.limiter}
         scripts = self.backend.scripts
-        keys, args = scripts.moveToDelayedArgs(run.job_id, _now(), run.token, delay_ms, options)
+        now = self.clock.millis()
+        keys, args = scripts.moveToDelayedArgs(run.job_id, now, run.token, delay_ms, options)
         found = _found(
             await self._write(run, "moveToDelayed", keys, args, ("delayed", "waiting", "prioritized"))
         )
-        run.job.attemptsMade += spend
+        run.job.attemptsMade += consume
         return found
 
     async def waiting(self, run: Run, fields: dict[str, str]) -> None:
-        """Back to the waiting ones at once, spending an attempt. This script hands out no next job."""
+        """Back to the waiting ones at once, consuming an attempt. This script hands out no next job."""
         lifo = bool(run.job.opts.get("lifo"))
         scripts = self.backend.scripts
         keys, args = scripts.retryJobArgs(run.job_id, lifo, run.token, {"fieldsToUpdate": fields})
+        args[1] = self.clock.millis()  # bullmq took its own clock; the script starts delayed jobs by it
         await self._write(run, "retryJob", keys, args, ("waiting", "prioritized"))
         run.job.attemptsMade += 1
 
@@ -142,13 +155,13 @@ class Ledger:
             "keepJobs": _keep(keep),
             "attempts": job.attempts,
             "attemptsMade": job.attemptsMade,
-            "maxMetricsSize": "",
+            "maxMetricsSize": (self.metrics or {}).get("maxDataPoints") or "",
             "fpof": job.opts.get("failParentOnFailure", False),
             "cpof": job.opts.get("continueParentOnFailure", False),
             "idof": job.opts.get("ignoreDependencyOnFailure", False),
             "rdof": job.opts.get("removeDependencyOnFailure", False),
         }
-        now, prop = _now(), "returnvalue" if state == "completed" else "failedReason"
+        now, prop = self.clock.millis(), "returnvalue" if state == "completed" else "failedReason"
         next_one = "1" if fetch else ""
         args = [run.job_id, now, prop, value, state, next_one, prefix, self._claim(run.token, **more)]
         if fields:
@@ -176,7 +189,13 @@ class Ledger:
             tries += 1
             return self._script(script, keys, args)
 
-        reply = await self.repeat(once)
+        try:
+            reply = await self.repeat(once)
+        except ResponseError as broken:
+            # If our change is through, it was the next job that broke the script off.
+            if await self.repeat(lambda: self.backend.getState(run.job_id)) not in done:
+                raise
+            return await self._half_taken(run.token, broken)
         if not isinstance(reply, int) or reply >= 0:
             return reply
         if reply in (-1, -2, -3, -6):  # no such job, no lock, not active, another's lock
@@ -186,6 +205,17 @@ class Ledger:
             raise LockLost(f"job {run.job_id} is no longer ours ({script}: {reply}); its outcome is dropped")
         error = self.backend.scripts.finishedErrors({"code": reply, "jobId": run.job_id, "command": script})
         raise Refused(str(error), reply)
+
+    async def _half_taken(self, token: str, error: ResponseError) -> Found:
+        """The script that hands out a job broke off (`HINCRBY ats` on text): the job is active and locked by us."""
+        conn, key = self.backend.conn, self.backend.keys
+        if "not an integer" in str(error):
+            active = await conn.lrange(key["active"], 0, -1)
+            locks = await conn.mget([f"{key['']}{job_id}:lock" for job_id in active]) if active else ()
+            for job_id, lock in zip(active, locks, strict=True):
+                if lock == token:
+                    return Found(await conn.hgetall(key[""] + job_id), job_id)
+        raise error
 
     async def _script(self, name: str, keys: list[str], args: list[Any]) -> Any:
         script = self.backend.connection.commands[name]
@@ -199,10 +229,6 @@ class Ledger:
         return msgpack.packb(claim)  # type: ignore[no-any-return]
 
 
-def _now() -> int:
-    return int(time.time() * 1000)
-
-
 def _keep(rule: Any) -> dict[str, int]:
     """BullMQ's removeOnComplete / removeOnFail: True = remove, number = keep that many, {"count", "age"}."""
     if isinstance(rule, dict):
@@ -213,6 +239,8 @@ def _keep(rule: Any) -> dict[str, int]:
 
 
 def _found(reply: Any) -> Found:
+    if isinstance(reply, Found):
+        return reply
     if not isinstance(reply, list):
         return Found()
     raw, job_id, limited, next_at = (*reply, 0, 0)[:4]

@@ -2,12 +2,12 @@
 
 Promise: a job keeps its lock while its worker is alive, even when a processor blocks the event loop for
 longer than the lock lives; a job whose lock is gone is reported at once; the jobs of a dead worker come back
-within `lock + check` seconds.
+within `lock + check` seconds, also beside workers of BullMQ's own, in Node or Python.
 It does not hold
 - for a process that is stopped, or whose C code keeps the interpreter lock, longer than the lock lives: other
   workers take its jobs over, and on its return it is told which ones it lost;
 - for an event loop that has been silent for `hung_after` seconds: its locks are given up on purpose, because
-  a hung process must not keep jobs for ever;
+  a hung process must not keep jobs forever;
 - when Redis itself is away for longer than a lock lives: then every lock is gone and every running job lost.
 """
 
@@ -48,6 +48,7 @@ class LockKeeper(Generic[H]):
         url: str,
         keys: dict[str, str],
         *,
+        name: str,
         lock: float,
         check: float,
         max_stalled: int,
@@ -57,7 +58,7 @@ class LockKeeper(Generic[H]):
         on_stalled: Callable[[str], None],
         on_error: Callable[[Exception], None],
     ) -> None:
-        self._url, self._keys = url, keys
+        self._url, self._keys, self._name = url, keys, name
         self._lock, self._check, self._max_stalled, self._hung_after = lock, check, max_stalled, hung_after
         self._held, self._on_lost, self._on_stalled, self._on_error = held, on_lost, on_stalled, on_error
         self._stop = threading.Event()
@@ -79,7 +80,7 @@ class LockKeeper(Generic[H]):
         self._pulse = self._loop.call_later(BEAT_SECONDS, self._beat)
 
     def _work(self) -> None:
-        client = lock_client(self._url)
+        client = lock_client(self._url, name=self._name)
         extend, sweep = (
             client.register_script(loadScript(SCRIPT_DEFINITIONS[name]))
             for name in ("extendLocks", "moveStalledJobsToWait")
@@ -114,10 +115,14 @@ class LockKeeper(Generic[H]):
 
     def _sweep(self, sweep: Callable[..., list[str]]) -> None:
         names = ("stalled", "wait", "active", "stalled-check", "meta", "paused", "marker", "events", "repeat")
+        # Who checked last refuses everybody else's check for its own interval. BullMQ's workers hold their key for
+        # 30 s: beside one of them jobs came back after 54 s. So our workers agree on a key of their own. More checks
+        # do no harm, because the script moves only jobs that have no lock.
+        keys = {**self._keys, "stalled-check": self._keys["stalled-check"] + ":reliable"}
         # The last argument is how long other checks are refused. With the full interval a single worker that
         # wakes a millisecond early would be refused by its own last check, and every second one be skipped.
         args = [self._max_stalled, self._keys[""], int(time.time() * 1000), int(self._check * 700)]
-        for job_id in sweep(keys=[self._keys[name] for name in names], args=args):
+        for job_id in sweep(keys=[keys[name] for name in names], args=args):
             self._tell(self._on_stalled, job_id)
 
     def _tell(self, listener: Callable[..., None], about: object) -> None:

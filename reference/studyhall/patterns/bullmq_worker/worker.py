@@ -3,8 +3,9 @@
 Promise
 - A waiting job starts at once, a delayed one on time, also after hours of idling, after an outage of Redis
   (work is resumed within seconds of its return) and under a rate limit or a global concurrency limit.
+- "On time" is by the clock of the Redis server: one machine whose clock is wrong starts nothing early or late.
 - Jobs of a killed worker start elsewhere within `lock_duration + stalled_interval` (9 s by default).
-- `drain()` stops taking jobs, keeps the locks while they finish, and gives the rest back without spending an
+- `drain()` stops taking jobs, keeps the locks while they finish, and releases the rest, which consumes no
   attempt.
 - No listener, no cancellation and no result can end the worker or leave a job active and unrun. `run()`
   returns after `drain()`, or raises; every other error reaches `on_error` (default: the log).
@@ -15,44 +16,54 @@ It does not make a processor run only once: a lost lock or a crash means that th
 idempotency pattern for effects. Only Redis/Valkey from 6.2, no Cluster. Sync processors are refused.
 
 The parts: `autopipeline` (speed), `lock_keeper` (locks, stalled jobs), `bullmq_ledger` (state changes),
-`bullmq_outcomes` (what a processor's exception means), `worker_events` (listeners, errors).
+`bullmq_reading` (jobs of any origin), `bullmq_outcomes` (what a processor's exception means), `worker_events`
+(listeners, errors).
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import contextvars
 import inspect
 import itertools
-import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
+from bullmq.abort_controller import AbortController, AbortSignal
 from bullmq.backends.redis_backend import RedisBackend
 from bullmq.job import Job
-from bullmq.job_scheduler import JobScheduler
 from bullmq.redis_connection import RedisConnection
-from redis.exceptions import AuthenticationError
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
+from ..core import bullmq_scheduler
 from ..core.connections import blocking_client, worker_client
 from ..core.errors import FailPermanently, RetryLater
+from ..core.server_clock import ServerClock
 from .autopipeline import AutoPipeline
 from .events import WorkerEvents, is_outage
 from .ledger import Found, Ledger, LockLost, Run
 from .locks import LockKeeper
-from .outcomes import Outcomes
+from .outcomes import BackoffStrategy, Outcomes
+from .reading import Reading, read_job
 
-__all__ = ["FailPermanently", "LockLost", "ReliableWorker", "RetryLater"]
+__all__ = ["LOCK_LOST", "FailPermanently", "LockLost", "ReliableWorker", "RetryLater"]
 
 POLL_SECONDS = 2.0  # longest wait for a marker; bounds the harm of one that a dying worker took with it
+WAITER_SECONDS = POLL_SECONDS + 3  # until the waiting connection counts as dead
 CLEANUP_SECONDS = 5.0  # what a cancelled processor gets to clean up
+FIRST_VERSION = "6.2.0"  # the oldest that works; assumed where INFO is refused
+ACL_ADVICE = "what goes without and the ACL line that suffices are in connections.py"
 DRAINING = "the worker is draining"
-LOCK_LOST = "the lock is lost"
+LOCK_LOST = "the lock is lost"  # with this reason a processor must stop at once: another may run the job
 
+Processor = (
+    Callable[[Job, str], Awaitable[Any]] | Callable[[Job, str, AbortSignal], Awaitable[Any]]
+)  # the third argument is set when the run is cancelled
 Keep = bool | int | dict[str, int] | None
 
 
@@ -60,7 +71,7 @@ class ReliableWorker:
     def __init__(
         self,
         queue: str,
-        processor: Callable[[Job, str], Awaitable[Any]],
+        processor: Processor,
         *,
         url: str,
         concurrency: int = 50,
@@ -71,13 +82,17 @@ class ReliableWorker:
         limiter: dict[str, int] | None = None,
         name: str | None = None,
         prefix: str = "bull",
-        on_error: Callable[[BaseException], None] | None = None,
+        on_error: Callable[[BaseException], Any] | None = None,
         remove_on_complete: Keep = None,
         remove_on_fail: Keep = None,
+        backoff_strategy: BackoffStrategy | None = None,
+        metrics: Mapping[str, int] | None = None,
     ) -> None:
         """`limiter` is BullMQ's {"max": jobs, "duration": ms}; `remove_on_…` are BullMQ's rules for jobs that
         bring none; None keeps all. `max_stalled` is high because a crash says little about the job it hit:
-        count crashes where the budget is known. `hung_after`: see `LockKeeper`."""
+        count crashes where the budget is known. `hung_after`: see `LockKeeper`. `backoff_strategy(failures, type,
+        error, job)` gives the ms for backoff types that are not BullMQ's own. `metrics` is BullMQ's
+        {"maxDataPoints": minutes}."""
         if not _is_async(processor):
             raise TypeError(
                 "the processor must be `async def`; run blocking code in a thread or a subprocess"
@@ -85,29 +100,43 @@ class ReliableWorker:
         if concurrency < 1:
             raise ValueError("concurrency must be at least 1")
         self.name, self.prefix, self.concurrency = queue, prefix, concurrency
-        self._processor = processor
+        self._processor: Callable[..., Awaitable[Any]] = processor
+        self._takes_signal = _takes_signal(processor)
         self._events = WorkerEvents(queue, on_error)
+        self.off = self._events.off
         self.on = self._events.on
         """`on(event, listener)`, sync or async: active(job, prev), completed(job, result),
-        delayed(job, error), failed(job, error), lost(job), given_back(job), stalled(job_id), error(error),
-        closed()."""
+        delayed(job, error), failed(job, error), lost(job), released(job), stalled(job_id), error(error),
+        paused(), resumed(), closed()."""
 
-        client_name = _client_name(f"{prefix}:{queue}" + (f":w:{name}" if name else ""))
-        self.client = worker_client(url, AutoPipeline, name=client_name)
-        self._waiter = blocking_client(url, name=client_name)
+        # Dashboards count the connections that bear a queue's name, Node's in base64, Python's as it is: so there is
+        # one of each, the waiter and the lock keeper.
+        suffix = f":w:{name}" if name else ""
+        self._waiter_name = _client_name(f"{prefix}:{base64.b64encode(queue.encode()).decode()}{suffix}")
+        python_name = _client_name(f"{prefix}:{queue}{suffix}")
+        self.client = worker_client(url, AutoPipeline, name=_client_name(f"{prefix}:{queue}:jobs"))
+        # A network that swallows a reply must not make us deaf for longer than this, whatever was asked.
+        self._waiter = blocking_client(url, name=self._waiter_name, patience=WAITER_SECONDS)
         # A Job asks its queue for these; this worker is the queue of its jobs.
         self.backend = RedisBackend(queue, RedisConnection(self.client), prefix=prefix)
         self.qualifiedName = self.backend.qualifiedName
         self.keys: dict[str, str] = self.backend.keys
         self.opts: dict[str, Any] = {"prefix": prefix}
 
-        self._ledger = Ledger(self.backend, int(lock_duration * 1000), limiter, self._events.failure)
+        self._clock = ServerClock()
+        lock_ms = int(lock_duration * 1000)
+        self._ledger = Ledger(self.backend, lock_ms, limiter, self._events.failure, self._clock, metrics)
         self._outcomes = Outcomes(
-            self._ledger, self._events, keep_completed=remove_on_complete, keep_failed=remove_on_fail
+            self._ledger,
+            self._events,
+            keep_completed=remove_on_complete,
+            keep_failed=remove_on_fail,
+            backoff_strategy=backoff_strategy,
         )
         self._keeper = LockKeeper(
             url,
             self.keys,
+            name=python_name,
             lock=lock_duration,
             check=stalled_interval,
             max_stalled=max_stalled,
@@ -120,9 +149,11 @@ class ReliableWorker:
         )
         self._running: dict[str, Run] = {}
         self._token_prefix, self._token_numbers = uuid4().hex, itertools.count(1)
-        self._state = "new"
+        self._state, self._paused = "new", False
+        self._may_unblock = True
         self._draining: asyncio.Task[None] | None = None
         self._stop, self._slot_free, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._halt, self._parked, self._resumed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._ready, self._fetched, self._closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -153,6 +184,7 @@ class ReliableWorker:
             await self._fetch()
         finally:
             self._fetched.set()
+            self._parked.set()
 
     async def ready(self) -> None:
         """Returns once connected and polling; raises if the worker ended before that."""
@@ -160,9 +192,30 @@ class ReliableWorker:
         if self._state != "running":
             raise RuntimeError(f"the worker is {self._state}; see what run() raised")
 
+    async def pause(self, do_not_wait_active: bool = False) -> None:
+        """Take no more jobs until `resume()`; wait for the running ones, unless told not to. This worker only: to
+        pause the queue for all of them, `Queue.pause()`."""
+        if not self._paused and self._state in ("new", "running"):
+            self._paused = True
+            self._resumed.clear()
+            self._parked.clear()
+            self._halt.set()
+            self._slot_free.set()
+        if self._ready.is_set() and not do_not_wait_active:
+            await self._parked.wait()
+            await self._until_idle(None)
+        self._events.emit("paused")
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._halt.clear()
+            self._resumed.set()
+            self._events.emit("resumed")
+
     async def drain(self, grace: float) -> list[str]:
         """Take no more jobs, wait up to `grace` seconds for the running ones with their locks renewed, cancel
-        the rest and give them back without spending an attempt. Then close. Returns the ids given back.
+        and release the rest, which consumes no attempt. Then close. Returns the ids that were released.
         A second call with less grace hurries the first one; cancelling a call does not stop the draining."""
         loop = asyncio.get_running_loop()
         if self._draining is None:
@@ -170,10 +223,12 @@ class ReliableWorker:
         elif self._running:
             loop.call_later(grace, self._cancel_all)
         await asyncio.shield(self._draining)
-        return list(self._outcomes.given_back)
+        return list(self._outcomes.released)
 
     async def _drain(self, grace: float) -> None:
         was_running, self._state = self._state == "running", "draining"
+        self._halt.set()
+        self._resumed.set()
         self._ledger.give_up_at = time.monotonic() + grace + CLEANUP_SECONDS
         self._stop.set()
         self._slot_free.set()
@@ -183,9 +238,9 @@ class ReliableWorker:
         self._cancel_all()
         await self._until_idle(CLEANUP_SECONDS)
         for run in list(self._running.values()):
-            ignored = f"job {run.job_id} ignored its cancellation; it is given back although it still runs"
+            ignored = f"job {run.job_id} ignored its cancellation; it is released although it still runs"
             self._events.report(RuntimeError(ignored))
-            await self._events.guard(self._outcomes.give_back(run))
+            await self._events.guard(self._outcomes.release(run))
         if was_running and self._ready.is_set():
             # We may have taken a wake-up call and then no job: pass it on.
             await self._events.guard(self.client.zadd(self.keys["marker"], {"0": 0}))
@@ -197,11 +252,15 @@ class ReliableWorker:
         self._closed.set()
         self._events.emit("closed")
 
-    async def _until_idle(self, seconds: float) -> None:
+    async def _until_idle(self, seconds: float | None) -> None:
         if self._running:
             self._idle.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), seconds)
+
+    @property
+    def _taking(self) -> bool:
+        return self._state == "running" and not self._paused
 
     # -- what runs -----------------------------------------------------------------------------------------
 
@@ -212,7 +271,8 @@ class ReliableWorker:
 
     def cancel(self, job_id: str, reason: str) -> bool:
         """Cancel a running job; False if it does not run here. Its processor sees CancelledError(reason) and
-        may raise something else, which then decides. If the cancellation escapes, the job fails for good."""
+        may raise something else, which then decides. If the cancellation escapes, the job fails for good.
+        A processor that takes a signal is told by that, and gets the CancelledError only if it does not stop."""
         run = self._running.get(job_id)
         if run is None or not run.processing:
             return False
@@ -228,8 +288,12 @@ class ReliableWorker:
             if run.processing and run.task is not None:
                 run.task.cancel(reason)
 
-        # Not at once: a processor may cancel itself and then return without another await.
-        self._loop.call_soon(deliver)
+        if run.abort is None:
+            # Not at once: a processor may cancel itself and then return without another await.
+            self._loop.call_soon(deliver)
+        else:
+            run.abort.abort(reason)
+            self._loop.call_later(0 if run.lost else CLEANUP_SECONDS / 2, deliver)
 
     def _cancel_all(self) -> None:
         for run in self._running.values():
@@ -247,8 +311,9 @@ class ReliableWorker:
     async def _first_contact(self) -> None:
         while self._state == "running":
             try:
-                version = str((await self.client.info("server"))["redis_version"])
-                break
+                await self._meet_server()
+                await self._clock.read(self.client)
+                return
             except AuthenticationError as error:
                 raise RuntimeError(f"Redis refused the credentials in the URL: {error}") from error
             except Exception as error:
@@ -256,22 +321,49 @@ class ReliableWorker:
                     raise
                 self._events.failure(error)
                 await self._pause(random.uniform(0.2, 0.6))
-        else:
-            return
+
+    async def _meet_server(self) -> None:
+        # On the waiter, so that dashboards also count a worker that never had to wait.
+        async with self._waiter.pipeline(transaction=False) as ask:
+            ask.exists(self.keys["wait"], self.keys["active"])  # NoCluster, where a queue's keys lie apart
+            ask.info("server")
+            ask.client_setname(self._waiter_name)
+            ask.client_id()
+            ask.client_unblock(0)
+            answers = await ask.execute(raise_on_error=False)
+        if isinstance(answers[0], NoPermissionError):
+            raise RuntimeError(f"Redis refuses this queue to the user in the URL: {answers[0]}; {ACL_ADVICE}")
+        # By the ACL, or because a provider renamed the command.
+        refused = [isinstance(answer, ResponseError) for answer in answers]
+        version = FIRST_VERSION if refused[1] else str(answers[1]["redis_version"])
         if tuple(int(part) for part in version.split(".")[:2]) < (6, 2):
             raise RuntimeError(f"Redis {version} is too old: BullMQ needs 6.2 or later")
+        self.backend.connection.version = version  # or BullMQ would ask for INFO itself
+        self._may_unblock = not any(refused[3:])
+        commands = ("EXISTS", "INFO", "CLIENT SETNAME", "CLIENT ID", "CLIENT UNBLOCK")
+        if missing := ", ".join(name for name, no in zip(commands, refused, strict=True) if no):
+            self._events.report(PermissionError(f"Redis refuses {missing} to this user; {ACL_ADVICE}"))
 
     async def _fetch(self) -> None:
         """Fills free slots. A job's end fetches the next one by itself, so this is for ramp-up and idling."""
         while self._state == "running":
+            if self._paused:
+                # We may have taken a wake-up call and then no job: pass it on.
+                await self._events.guard(self.client.zadd(self.keys["marker"], {"0": 0}))
+                self._ready.set()
+                self._parked.set()
+                await self._resumed.wait()
+                continue
             if len(self._running) >= self.concurrency:
                 self._slot_free.clear()
                 await self._slot_free.wait()
                 continue
             token = f"{self._token_prefix}:{next(self._token_numbers)}"
             try:
+                await self._clock.keep(self.client)
                 found = await self._ledger.take(token)
-                self._events.redis_answered()
+                if self._events.redis_answered():  # what cut our commands off has cut the waiter off too
+                    await self._events.guard(self._waiter.connection_pool.disconnect())
                 self._ready.set()
                 if found.fields is not None:
                     self._begin(found, token)
@@ -287,22 +379,20 @@ class ReliableWorker:
             return
         next_at = found.next_at_ms
         while self._state == "running":
-            due = next_at / 1000 - time.time() if next_at else POLL_SECONDS
+            due = (next_at - self._clock.millis()) / 1000 if next_at else POLL_SECONDS
             score = await self._next_marker(min(max(due, 0.002), POLL_SECONDS))
-            if score is None or score <= time.time() * 1000:
+            if score is None or score <= self._clock.millis():
                 return
             next_at = score  # the marker of a delayed job that is not due yet
 
     async def _next_marker(self, seconds: float) -> float | None:
         """Wait for BullMQ's wake-up call: its time of day in ms, 0 for "now", None if there was none."""
-        connection_id = await self._waiter.client_id()
-        # The reply is due within `seconds`; a network that swallowed it must not make us deaf for longer.
-        pop = self._loop.create_task(
-            asyncio.wait_for(self._waiter.bzpopmin(self.keys["marker"], seconds), seconds + 3)
-        )
+        connection_id = await self._waiter.client_id() if self._may_unblock else None
+        pop: asyncio.Future[Any] = asyncio.ensure_future(self._waiter.bzpopmin(self.keys["marker"], seconds))
         try:
             # Redis looks at its timeouts ten times a second: a delayed job would start up to 100 ms late.
-            if await self._stopped_before(pop, seconds if seconds < POLL_SECONDS else None):
+            early = seconds if seconds < POLL_SECONDS else None
+            if connection_id is not None and await self._stopped_before(pop, early):
                 # Hanging up would not do: until the server notices, it hands us the next wake-up call, which
                 # another worker then misses (measured: every other job came 2 s late). So tell it first.
                 await self.client.client_unblock(connection_id)
@@ -312,7 +402,7 @@ class ReliableWorker:
         return float(answer[2]) if answer else None
 
     async def _stopped_before(self, task: asyncio.Future[Any], seconds: float | None) -> bool:
-        stop = self._loop.create_task(self._stop.wait())
+        stop = self._loop.create_task(self._halt.wait())
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED, timeout=seconds)
         stop.cancel()
         return not task.done()
@@ -324,28 +414,21 @@ class ReliableWorker:
     # -- one job -------------------------------------------------------------------------------------------
 
     def _begin(self, found: Found, token: str) -> None:
-        problem = None
-        try:
-            job = Job.fromJSON(self, found.fields, found.job_id)
-            if not job.name:
-                raise ValueError("it has no name; was it evicted? Redis needs maxmemory-policy noeviction")
-        except Exception as error:  # never let a job nobody can read come back for ever as stalled
-            problem, job = f"unreadable job: {error}", Job(self, "unreadable", None, {}, found.job_id)
-        job.token = token
-        run = Run(job, found.job_id, token)
-        if problem is not None:  # keep the evidence in a form that every tool can list
-            run.repair = {"name": job.name, "data": json.dumps({"unreadable": found.fields}), "opts": "{}"}
+        assert found.fields is not None
+        reading = read_job(self, found.fields, found.job_id)
+        reading.job.token = token
+        run = Run(reading.job, found.job_id, token)
         if (old := self._running.get(run.job_id)) is not None:  # lost, waiting again, and now taken by us
             self._lost(old)
         self._running[run.job_id] = run
         # A fresh copy of the context: what one job puts into context variables must not leak into the next.
-        run.task = self._loop.create_task(self._execute(run, problem), context=self._context.copy())
+        run.task = self._loop.create_task(self._execute(run, reading), context=self._context.copy())
 
-    async def _execute(self, run: Run, problem: str | None) -> None:
+    async def _execute(self, run: Run, reading: Reading) -> None:
         found: Found | None = None
         try:
-            found = await self._process(run, problem)
-            if found is None and self._state == "running":
+            found = await self._process(run, reading)
+            if found is None and self._taking:
                 found = await self._ledger.take(run.token)  # that outcome's script hands out no next job
         except LockLost as error:
             self._events.report(error)
@@ -363,41 +446,57 @@ class ReliableWorker:
             if not self._running:
                 self._idle.set()
 
-    async def _process(self, run: Run, problem: str | None) -> Found | None:
+    async def _process(self, run: Run, reading: Reading) -> Found | None:
         job = run.job
+        if reading.repairs:
+            await self._ledger.repair(run, reading.repairs)
+        if reading.ignored:
+            ignored = f"job {job.id}: not of BullMQ's form, so ignored and repaired: {reading.ignored}"
+            self._events.report(ValueError(f"{ignored}; look at who adds it"))
         if self._state != "running":  # its fetch was under way when the worker began to drain
-            await self._outcomes.give_back(run)
+            await self._outcomes.release(run)
             return None
         try:
-            if problem is not None:
-                raise FailPermanently(problem)
+            if reading.problem:
+                raise FailPermanently(reading.problem)
             if job.repeatJobKey:
-                await self._events.guard(self._ledger.repeat(lambda: self._schedule_next(job)))
+                await self._events.guard(self._ledger.repeat(lambda: self._advance(job)))
             self._events.emit("active", job, "waiting")
             if job.deferredFailure:  # decided elsewhere: stalled too often, or a child failed
                 raise FailPermanently(job.deferredFailure)
-            result = await self._processor(job, run.token)
+            if self._takes_signal:
+                run.abort = AbortController()
+                result = await self._processor(job, run.token, run.abort.signal)
+            else:
+                result = await self._processor(job, run.token)
             run.processing = False
-            return await self._outcomes.complete(run, result, fetch=self._state == "running")
+            return await self._outcomes.complete(run, result, fetch=self._taking)
         except LockLost:
             raise
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:
+            # sys.exit() in a library, a panic of Rust code (a BaseException): the job's fault like any other. Let
+            # go, asyncio would end this loop, and the next worker, with a job that nobody counts.
             run.processing = False
-            return await self._outcomes.settle(run, error, fetch=self._state == "running")
+            if (
+                not self._loop.is_running()
+            ):  # our own coroutine is being closed: nothing can be awaited any more
+                raise
+            return await self._outcomes.settle(run, error, fetch=self._taking)
 
-    def _schedule_next(self, job: Job) -> Awaitable[Any]:
-        """A job made by a job scheduler brings the next one about when it starts."""
-        scheduler = JobScheduler(self)
-        repeat = job.opts.get("repeat")
-        more = {"override": False, "producer_id": job.id}
-        return scheduler.upsertJobScheduler(  # type: ignore[no-any-return]
-            job.repeatJobKey, repeat, job.name, job.data, job.opts, **more
-        )
+    async def _advance(self, job: Job) -> None:
+        await bullmq_scheduler.advance(self.backend, job, self._clock.millis())
 
 
 def _client_name(text: str) -> str:
     """CLIENT SETNAME takes printable ASCII without blanks; anything else would fail every connection."""
     return "".join(character if "!" <= character <= "~" else "_" for character in text)
+
+
+def _takes_signal(processor: Callable[..., Any]) -> bool:
+    """A third positional parameter, as in the stock worker."""
+    kinds = [parameter.kind for parameter in inspect.signature(processor).parameters.values()]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return inspect.Parameter.VAR_POSITIONAL in kinds or sum(kind in positional for kind in kinds) > 2
 
 
 def _is_async(processor: Callable[..., Any]) -> bool:

@@ -14,7 +14,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
-__all__ = ["Periodic"]
+__all__ = ["Periodic", "told_to_end"]
 
 log = logging.getLogger("periodic")
 
@@ -28,11 +28,14 @@ class Periodic:
         work: Callable[[], Awaitable[object]],
         *,
         every: float,
+        retry: float | None = None,
         jitter: float = 0.2,
         on_error: Callable[[Exception], None] | None = None,
     ) -> None:
-        """`work` returns True to be called again at once. `jitter`: processes must not work in step."""
+        """`work` returns True to be called again at once. `retry`: the pause after an error, where that is not
+        `every`. `jitter`: processes must not work in step."""
         self._name, self._work, self._every, self._jitter = name, work, every, jitter
+        self._retry = every if retry is None else retry
         self._on_error = on_error
         self._stop, self._woken = asyncio.Event(), asyncio.Event()
 
@@ -49,10 +52,11 @@ class Periodic:
                 if self._on_error is not None:
                     self._on_error(error)
                 elif not failing:  # once per outage: every round of it would be a flood
-                    log.error("%s failed; trying again every %g s", self._name, self._every, exc_info=error)
+                    log.error("%s failed; trying again every %g s", self._name, self._retry, exc_info=error)
                 failing = True
             if not again:
-                await self._pause(self._every * random.uniform(1 - self._jitter, 1 + self._jitter))
+                pause = self._retry if failing else self._every
+                await self._pause(pause * random.uniform(1 - self._jitter, 1 + self._jitter))
 
     def wake(self) -> None:
         """There is work: do not wait for the next round."""
@@ -70,3 +74,8 @@ class Periodic:
                 await self._woken.wait()
         if not self._stop.is_set():
             self._woken.clear()
+
+
+def told_to_end() -> bool:
+    """Is this task being cancelled? If not, a `CancelledError` is somebody else's: an error like any other."""
+    return (task := asyncio.current_task()) is None or task.cancelling() > 0

@@ -21,6 +21,7 @@ __all__ = [
     "ResourceBusy",
     "Snooze",
     "Transient",
+    "Unavailable",
     # answers of a producer
     "FailedTwin",
     "Overloaded",
@@ -43,7 +44,11 @@ class JobError(Exception):
 
 
 class Transient(JobError):
-    """May pass by itself (network, 5xx, timeout): retry with backoff, spending an attempt."""
+    """May pass by itself (network, 5xx, timeout): retry with backoff, consuming an attempt."""
+
+
+class Unavailable(Transient):
+    """Something that every job needs is away (the database): wait for its return, consuming no attempt."""
 
 
 class Permanent(JobError):
@@ -59,7 +64,7 @@ class ForgedJob(Permanent):
 
 
 class RateLimited(JobError):
-    """The other side said when to come back: wait that long, spending no attempt."""
+    """The other side said when to come back: wait that long, consuming no attempt."""
 
     def __init__(self, message: str = "rate limited", *, retry_after: float) -> None:
         super().__init__(message)
@@ -67,7 +72,7 @@ class RateLimited(JobError):
 
 
 class ResourceBusy(JobError):
-    """A resource we share is taken (pool, seat, lock): wait a little, spending no attempt."""
+    """A resource we share is taken (pool, seat, lock): wait a little, consuming no attempt."""
 
     def __init__(self, message: str = "resource busy", *, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -75,7 +80,7 @@ class ResourceBusy(JobError):
 
 
 class Snooze(JobError):
-    """Not an error: there is nothing to do yet. Run again after `delay` seconds, spending no attempt."""
+    """Not an error: there is nothing to do yet. Run again after `delay` seconds, consuming no attempt."""
 
     def __init__(self, delay: float, message: str = "snoozed") -> None:
         super().__init__(message)
@@ -103,19 +108,24 @@ class FailedTwin(JobError):
 
 
 class RetryLater(Exception):
-    """Run this job again after `delay` seconds. With `consume_attempt` it counts as a failed attempt."""
+    """Run this job again after `delay` seconds. With `consume_attempt` it counts as a failed attempt.
 
-    def __init__(self, delay: float, *, consume_attempt: bool = False, reason: str = "") -> None:
+    `trace` is kept in Redis instead of this exception's own, whose causes may quote somebody's data.
+    """
+
+    def __init__(
+        self, delay: float, *, consume_attempt: bool = False, reason: str = "", trace: str | None = None
+    ) -> None:
         super().__init__(reason or f"again in {delay:.3g} s")
-        self.delay, self.consume_attempt, self.reason = delay, consume_attempt, reason
+        self.delay, self.consume_attempt, self.reason, self.trace = delay, consume_attempt, reason, trace
 
 
 class FailPermanently(Exception):
-    """Move the job to the failed ones now, whatever attempts are left."""
+    """Move the job to the failed ones now, whatever attempts are left. `trace`: see `RetryLater`."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, *, trace: str | None = None) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason, self.trace = reason, trace
 
 
 def clean_text(text: str, limit: int = MAX_TEXT) -> str:
@@ -128,6 +138,6 @@ def describe(error: BaseException, limit: int = MAX_TEXT) -> str:
     """What the error says, or its class if it says nothing: never raises, whatever its `__str__` does."""
     try:
         text = str(error)
-    except Exception:
+    except BaseException:  # a panic of Rust code is no Exception
         text = ""
     return clean_text(text or type(error).__name__, limit)

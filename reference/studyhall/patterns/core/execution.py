@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from .errors import JobError
+from .clock import told_to_end
+from .errors import JobError, Transient
 from .job import Deadline, Decision, Outcome, RetryPolicy, Save, provider_key, stop_reason
 
 __all__ = [
@@ -147,11 +148,13 @@ class JobContext:
         return self._decision[1]
 
     def _concluded(self, error: BaseException) -> Decision:
-        if isinstance(error, asyncio.CancelledError):
+        if isinstance(error, asyncio.CancelledError) and told_to_end():
             reason = stop_reason(error)
             # Without a reason of ours the worker is draining or lost the lock; it knows which.
             outcome = Outcome.RELEASED if reason is None else Outcome.CANCELLED
             return Decision(outcome, reason or "")
+        if isinstance(error, asyncio.CancelledError):
+            error = Transient("the handler let a CancelledError escape that nobody asked for")
         return self.judge(self, error)
 
     @property

@@ -19,6 +19,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from .errors import describe
+
 __all__ = ["REDACTED", "redact", "redact_text"]
 
 REDACTED = "[redacted]"
@@ -105,7 +107,7 @@ def redact(value: Any, *, depth: int = MAX_DEPTH) -> Any:
     if isinstance(value, BaseModel):
         value = dict(value)
     if isinstance(value, BaseException):
-        return f"{type(value).__name__}: {redact_text(str(value))}"
+        return f"{type(value).__name__}: {redact_text(describe(value))}"
     if not isinstance(value, Mapping | list | tuple | set | frozenset):
         return f"<{type(value).__name__}>"
     if depth == 0:

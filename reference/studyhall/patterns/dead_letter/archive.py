@@ -209,5 +209,5 @@ def parsed(text: str | None) -> Any:
     """The JSON value, or None when there is none or it is broken."""
     try:
         return json.loads(text or "null")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

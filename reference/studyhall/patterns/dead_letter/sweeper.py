@@ -14,6 +14,8 @@ When it does not hold
   50. Keep failed jobs by age only, far longer than the sweep interval.
 - An alert goes out at least once, always with the same letter id: a sweeper killed between sending and noting
   it leads to a second one. Let the receiver drop repeated ids.
+- A foreign producer's id, name or data that is not UTF-8 is kept with its bytes written out (`\\xff`), and a replay
+  runs under that readable id.
 - A job that somebody retries by hand while it is being archived keeps its letter; replaying that says so.
 """
 
@@ -28,10 +30,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from redis.asyncio import Redis
+from redis.client import NEVER_DECODE
 from sqlalchemy import and_, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from ..core.errors import clean_text
 from ..core.store import begin, is_postgres
 from .archive import DeadLetter, UnknownLetter, dead_letters, letter_of, list_letters, parsed, purge, show
 from .replayer import (
@@ -69,6 +73,9 @@ ALERT_LEASE = 60.0  # seconds after which an alert that was begun and not noted 
 ALERT_SECONDS = 10.0  # for one alert to go out; far less than the lease
 ALERTS_AT_ONCE = 20
 ALERT_WINDOW = 24 * 3600.0  # switching alerts on must not send those of last year
+MOST = 2**31 - 1  # what the column takes
+# The clients decode every answer, and one id in the page that is not UTF-8 would keep all others from the archive.
+RAW: dict[str, Any] = {NEVER_DECODE: True}
 STALLED = "job stalled more than allowable limit"  # BullMQ's words
 
 Alert = Callable[[DeadLetter], Awaitable[object]]
@@ -93,13 +100,15 @@ async def sweep(
 ) -> Swept:
     """Archive what failed. Run it every few seconds, in as many processes as you like."""
     archived = 0
+    client: Any = redis
     for queue in queue_names:
         for _ in range(MOST_PER_SWEEP // PAGE):
             # The oldest first. What was archived leaves the set, so the next page begins at 0 again.
-            page: Any = await redis.zrange(f"{prefix}:{queue}:failed", 0, PAGE - 1, withscores=True)
+            names = f"{prefix}:{queue}:failed", 0, PAGE - 1, "WITHSCORES"
+            page: Any = await client.execute_command("ZRANGE", *names, withscores=True, **RAW)
             if not page:
                 break
-            archived += await _archive(queue, f"{prefix}:{queue}:", page, redis, engine)
+            archived += await _archive(queue, f"{prefix}:{queue}:", page, client, engine)
     if alert is None:
         return Swept(archived)
     sent: list[bool] = []
@@ -149,11 +158,15 @@ end
 
 
 async def _archive(
-    queue: str, base: str, page: Sequence[tuple[str, float]], redis: Redis, engine: AsyncEngine
+    queue: str, base: str, page: Sequence[tuple[bytes, float]], redis: Any, engine: AsyncEngine
 ) -> int:
     dead = [part for job_id, score in page for part in (job_id, _text(score))]
-    found: Any = await redis.eval(_READ, 1, f"{base}failed", base, *dead)
-    rows = [_row(queue, job_id, score, raw) for (job_id, score), raw in zip(page, found, strict=True) if raw]
+    found: Any = await redis.execute_command("EVAL", _READ, 1, f"{base}failed", base, *dead, **RAW)
+    rows = [
+        _row(queue, _readable(job_id), score, _readable(raw))
+        for (job_id, score), raw in zip(page, found, strict=True)
+        if raw
+    ]
     if not rows:
         return 0
     insert = postgresql.insert if is_postgres(engine) else sqlite.insert
@@ -173,13 +186,13 @@ def _row(queue: str, job_id: str, score: float, raw: Sequence[Sequence[str]]) ->
         "id": hashlib.sha256(json.dumps([queue, job_id, _text(score)]).encode()).hexdigest()[:32],
         "queue": queue,
         "job_id": job_id.replace("\0", "?"),  # PostgreSQL refuses it in text, and one bad row would stop all
-        "name": fields.get("name", "").replace("\0", "?"),
+        "name": clean_text(fields.get("name", "")),
         "cause": _cause(fields, attempts_made, reason),
-        "reason": reason.replace("\0", "?"),
+        "reason": clean_text(reason),
         "attempts_made": attempts_made,
         "failed_at": score / 1000,
         "archived_at": time.time(),
-        "replay_of": fields.get("replayOf"),
+        "replay_of": clean_text(fields["replayOf"]) if "replayOf" in fields else None,
         "snapshot": json.dumps(snapshot),
     }
 
@@ -220,6 +233,13 @@ async def _send(letter: DeadLetter, alert: Alert, engine: AsyncEngine) -> bool:
     return True
 
 
+def _readable(raw: Any) -> Any:
+    """The text of an answer that was not decoded, its invalid bytes written out."""
+    if isinstance(raw, list):
+        return [_readable(item) for item in raw]
+    return raw.decode(errors="backslashreplace") if isinstance(raw, bytes) else raw
+
+
 def _pairs(flat: Sequence[str]) -> dict[str, str]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
@@ -230,6 +250,6 @@ def _text(score: float) -> str:
 
 def _number(value: Any, otherwise: int) -> int:
     try:
-        return int(value or otherwise)
-    except (TypeError, ValueError):
+        return max(-MOST, min(MOST, int(value or otherwise)))
+    except (TypeError, ValueError, OverflowError):
         return otherwise

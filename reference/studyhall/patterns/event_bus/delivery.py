@@ -11,21 +11,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from ..core.errors import clean_text
 from ..core.job import Decision, Outcome, RetryPolicy
 from ..core.redaction import redact_text
 from ..event_schema import MAX_BYTES, Event, EventTooLarge
 from ..retry import decide
 from .bus import Handler, topic_of
 
-__all__ = ["Lanes", "checked_name", "encoded", "judge", "log", "pauses", "text"]
+__all__ = ["Lanes", "checked_name", "encoded", "judge", "log", "pauses", "text", "wire_id"]
 
 log = logging.getLogger("event_bus")
+_ORDINARY = re.compile(r"[A-Za-z0-9._:=-]{1,200}")
 
 
 async def judge(
@@ -51,7 +55,7 @@ async def judge(
     verdict = decide(failure, policy, deliveries - 1, age=max(age, 0.0))
     if verdict.outcome is Outcome.CANCELLED:  # final and no failure
         return None
-    return replace(verdict, reason=redact_text(verdict.reason))
+    return replace(verdict, reason=clean_text(redact_text(verdict.reason)))
 
 
 def checked_name(word: str) -> str:
@@ -59,6 +63,17 @@ def checked_name(word: str) -> str:
     if not word or not all(c.isascii() and (c.isalnum() or c in "-_") for c in word):
         raise ValueError(f"{word!r} is no topic or group name: use letters, digits, '-' and '_'")
     return word
+
+
+def wire_id(event: Event) -> str:
+    """The event's id as every broker takes it: an ordinary one as it is, any other as a hash.
+
+    NATS strips blanks from headers, so that "a " was dropped as a repeat of "a"; RabbitMQ takes 255 bytes, and 200
+    characters can have 800. No ordinary id contains "~" or "/", which mark hashes and the buses' own ids.
+    """
+    if _ORDINARY.fullmatch(event.id):
+        return event.id
+    return f"~{hashlib.sha256(event.id.encode()).hexdigest()}"
 
 
 def encoded(event: Event) -> bytes | Exception:

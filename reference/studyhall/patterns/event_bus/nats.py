@@ -1,7 +1,8 @@
 """Event bus on NATS JetStream: durable pull consumers, message-id dedup, delayed redelivery.
 
 Promise, beyond `event_bus`: a second publish of an id within `dedup_window` is dropped by the server; an
-acknowledgement counts once the server confirmed it; deliveries are counted by the server, so a crash counts.
+acknowledgement counts once the server confirmed it; deliveries and waits are counted by the server, so a crash
+counts and waiting that is nobody's fault does not, whichever member the event comes back to.
 `ordered=True` keeps order per subject: the server hands out one event per partition at a time, whichever member
 asks, also through crashes and retries.
 
@@ -10,6 +11,8 @@ When it does NOT hold
   may. Set `sync_interval: always` on the server or three replicas if that matters.
 - `max_deliver` is not used: the server would stop delivering without telling anyone. The count is checked here.
 - `ordered=True` costs a round trip per event and partition; a failing event holds up its whole partition.
+- An event that was on its way into a connection that broke comes back after `ack_wait` and has one attempt less:
+  nobody answered for it.
 - Late groups get what is younger than `retain`.
 """
 
@@ -29,17 +32,19 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
-from ..core.job import RetryPolicy
+from ..core.job import Decision, RetryPolicy
 from ..event_schema import Event
 from ..ordering import partition_of
 from .bus import EVENTS, BrokerUnavailable, Capabilities, Handler, Quarantined, topic_of
-from .delivery import checked_name, encoded, judge, log, pauses, text
+from .delivery import checked_name, encoded, judge, log, pauses, text, wire_id
 
 __all__ = ["NatsBus"]
 
 DAY = 24 * 3600.0
 # Never 0: nats-py then spins on a refused port, and nothing else in the process runs (a time limit neither).
 RECONNECT = 0.2
+# Seconds between signs of life. The third without an answer ends the connection: after 360 s with nats-py's default.
+PING = 3
 FETCH = 0.5  # seconds a fetch waits; also how long an idle consumer needs to notice `stop`
 TROUBLE = (NatsError, OSError, TimeoutError)
 
@@ -65,7 +70,7 @@ class NatsBus:
         self._client: Client | None = None
         self._connecting = asyncio.Lock()
         self._declared = False
-        self._waits: dict[tuple[str, int], int] = {}
+        self._running: dict[tuple[str, int], int] = {}  # group, sequence → redeliveries that were no attempt
         self.capabilities = Capabilities(
             broker="nats-jetstream",
             ordered_per_key=ordered,
@@ -110,8 +115,8 @@ class NatsBus:
                         # there or the timeout is over, and a fetched event that waits here is ageing.
                         with contextlib.suppress(TimeoutError):
                             (message,) = await source.fetch(1, timeout=FETCH)
-                            await self._settle(group, message, handler, policy, time_limit)
-                except TROUBLE as error:
+                            await self._settle(group, message, handler, policy, time_limit, stop)
+                except Exception as error:  # of one event; its message comes back after `ack_wait`
                     self._declared = False
                     log.warning("group %s cannot read from NATS, trying again: %r", group, error)
 
@@ -158,8 +163,14 @@ class NatsBus:
                     timeout=self.confirm_within,
                     headers={"Nats-Msg-Id": f"replay/{group}/{each}"},
                 )
-                await stream.delete_msg(self._parking, int(each))
-                done += 1
+                try:
+                    await stream.delete_msg(self._parking, int(each))
+                    done += 1
+                except APIError as error:
+                    if (
+                        error.err_code != 10057
+                    ):  # gone: somebody else replayed it just now, and the server drops ours
+                        raise
         return done
 
     async def lag(self, group: str) -> int:
@@ -177,27 +188,63 @@ class NatsBus:
     # one event
 
     async def _settle(
-        self, group: str, message: Msg, handler: Handler, policy: RetryPolicy, time_limit: float
+        self,
+        group: str,
+        message: Msg,
+        handler: Handler,
+        policy: RetryPolicy,
+        time_limit: float,
+        stop: asyncio.Event,
     ) -> None:
-        sequence = (group, message.metadata.sequence.stream)
-        delivered = message.metadata.num_delivered
-        # A redelivery always counts on the server; waiting that is nobody's fault must not spend an attempt.
-        deliveries = delivered - self._waits.get(sequence, 0)
+        spot = (group, message.metadata.sequence.stream)
+        if spot in self._running:  # cut off for longer than `ack_wait`: our own handler of it still runs
+            self._running[spot] += 1
+            return None
+        self._running[spot] = 0  # before anything is awaited: another worker may be given it as well
         renewal = asyncio.create_task(self._renew(message))
         try:
+            if (delivered := message.metadata.num_delivered) > 1:
+                before = await self._waits(spot)
+                self._running[spot] += before
+            deliveries = max(1, delivered - self._running[spot])
             verdict = await judge(handler, message.data, deliveries, policy, time_limit)
+            # Through outages: an answer that is dropped would count as a crash.
+            async for _ in pauses(asyncio.Event()):
+                try:
+                    return await self._answer(spot, message, verdict, deliveries)
+                except TROUBLE:
+                    if stop.is_set():
+                        raise
         finally:
             renewal.cancel()
+            del self._running[spot]
+
+    async def _answer(
+        self, spot: tuple[str, int], message: Msg, verdict: Decision | None, deliveries: int
+    ) -> None:
+        group, waits = spot[0], self._running[spot]
         if verdict is not None and verdict.delay is not None:
-            if not verdict.consume_attempt:
-                self._waits[sequence] = self._waits.get(sequence, 0) + 1
+            # Before the event goes back: killed in between, it has one attempt more, never one less.
+            if waits := waits + (not verdict.consume_attempt):
+                stream = await self._jetstream()
+                await stream.publish(self._counter(spot), str(waits).encode(), timeout=self.confirm_within)
             await message.nak(verdict.delay)
             return
         if verdict is not None:
             await self._park(group, message, verdict.reason, deliveries)
             log.warning("quarantined an event for %s: %s", group, verdict.reason)
-        self._waits.pop(sequence, None)
         await message.ack_sync(self.confirm_within)
+        if waits:
+            stream = await self._jetstream()
+            await stream.purge_stream(self._waiting, subject=self._counter(spot))
+
+    async def _waits(self, spot: tuple[str, int]) -> int:
+        """A redelivery always counts on the server; those that consumed no attempt are counted beside it."""
+        stream = await self._jetstream()
+        try:
+            return int((await stream.get_last_msg(self._waiting, self._counter(spot))).data or b"0")
+        except NotFoundError:
+            return 0
 
     async def _renew(self, message: Msg) -> None:
         while True:
@@ -229,7 +276,7 @@ class NatsBus:
                 f"{self.prefix}.event.{topic_of(event)}.{partition}",
                 body,
                 timeout=self.confirm_within,
-                headers={"Nats-Msg-Id": event.id},
+                headers={"Nats-Msg-Id": wire_id(event)},
             )
         except TROUBLE as error:
             return self._unconfirmed(error)
@@ -271,6 +318,13 @@ class NatsBus:
     def _parking(self) -> str:
         return f"{self.prefix}-quarantine"
 
+    @property
+    def _waiting(self) -> str:
+        return f"{self.prefix}-waits"
+
+    def _counter(self, spot: tuple[str, int]) -> str:
+        return f"{self.prefix}.waits.{spot[0]}.{spot[1]}"
+
     async def _jetstream(self) -> JetStreamContext:
         async with self._connecting:
             if self._client is None or self._client.is_closed:
@@ -280,6 +334,8 @@ class NatsBus:
                     max_reconnect_attempts=1,
                     reconnect_time_wait=RECONNECT,
                     connect_timeout=5,
+                    ping_interval=PING,
+                    max_outstanding_pings=2,
                     error_cb=_quiet,
                 )
                 self._client.options["max_reconnect_attempts"] = -1  # from now on it comes back, however late
@@ -290,13 +346,18 @@ class NatsBus:
         return stream
 
     async def _streams(self, stream: JetStreamContext) -> None:
-        kinds = {self.prefix: ("event", "replay"), self._parking: ("quarantine",)}
+        kinds = {
+            self.prefix: ("event", "replay"),
+            self._parking: ("quarantine",),
+            self._waiting: ("waits",),
+        }
         for name, words in kinds.items():
             config = StreamConfig(
                 name=name,
                 subjects=[f"{self.prefix}.{word}.>" for word in words],
                 retention=RetentionPolicy.LIMITS,
-                max_age=self.retain if name == self.prefix else 0,
+                max_age=0 if name == self._parking else self.retain,
+                max_msgs_per_subject=1 if name == self._waiting else -1,
                 duplicate_window=self.capabilities.dedup_window,
                 num_replicas=self.replicas,
             )

@@ -2,12 +2,15 @@
 
 Promise, beyond `event_bus`: accepted means confirmed by the broker and routed to at least one group (an event
 nobody would get is refused, not swallowed). A failed event waits in a queue of its own delay and comes back; one
-that kills its consumers is dead-lettered by the broker itself after `delivery_limit` crashes.
+that kills its consumers is dead-lettered by the broker itself after `delivery_limit` crashes. During a memory or disk
+alarm publishing is refused at once, and consuming goes on.
 
 When it does NOT hold
 - A group gets nothing from before its `subscribe`: queues have no past. Subscribe first, or replay from the outbox.
 - No order once there is more than one consumer or one failure, and no dropping of a second publish: inbox.
 - A retry is "publish to the retry queue, then acknowledge": a crash between the two makes a copy, never a loss.
+- A connection that breaks is no crash to the member that had it, but to the others: see `rabbit_consumer`.
+- Events that fail during an alarm wait in their consumer until it is over: nothing can be copied meanwhile.
 - `lag` does not see what consumers hold unacknowledged; `quarantined` borrows the messages it shows for a moment.
 """
 
@@ -15,21 +18,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractIncomingMessage
-from aio_pika.exceptions import AMQPError, ChannelInvalidStateError, ChannelNotFoundEntity, PublishError
+from aio_pika.exceptions import ChannelNotFoundEntity, PublishError
 
 from ..core.errors import Transient
 from ..core.job import RetryPolicy
 from ..event_schema import Event
 from .bus import EVENTS, BrokerUnavailable, Capabilities, Handler, Quarantined, topic_of
-from .delivery import Lanes, checked_name, encoded, judge, log, pauses, text
+from .delivery import checked_name, encoded, text, wire_id
+from .rabbit_consumer import TROUBLE, RabbitConsumer, closed, number
 
 __all__ = ["NoSubscriber", "RabbitBus"]
 
@@ -40,7 +43,8 @@ SAFE: dict[str, Any] = {
     "x-overflow": "reject-publish",
     "x-dead-letter-strategy": "at-least-once",
 }
-TROUBLE = (AMQPError, ChannelInvalidStateError, OSError, RuntimeError, TimeoutError)
+# Seconds. aiormq takes a connection for dead after three times this and a bit: 208 s with its default of 60.
+HEARTBEAT = 4
 
 
 class NoSubscriber(Transient):
@@ -53,9 +57,10 @@ class RabbitBus:
     ) -> None:
         self.url, self.prefix = url, prefix
         self.confirm_within, self.delivery_limit = confirm_within, delivery_limit
-        self._connection: AbstractConnection | None = None
-        self._connecting = asyncio.Lock()
-        self._out: tuple[AbstractChannel, AbstractExchange] | None = None  # where events are published
+        self._known: set[str] = set()  # retry queues that are declared
+        # During an alarm RabbitMQ stops reading from a connection that publishes: whoever only asks or consumes has
+        # another one.
+        self._events, self._copies, self._questions = (_Link(self._connect, confirm_within) for _ in range(3))
         self.capabilities = Capabilities(
             broker="rabbitmq",
             replay_from_start=False,
@@ -64,23 +69,30 @@ class RabbitBus:
                 "no order per key, no dropping of a second publish under the same id",
                 f"a delivery limit of {delivery_limit} crashes, whatever the policy says above it",
                 "lag counts waiting events, not the ones consumers hold",
+                "a policy with a length limit drops the oldest in the quarantine unless it says reject-publish",
                 "RabbitMQ 3.10 on one node: a queue declared within a second of a SIGKILL does not come back",
             ),
         )
 
     async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
         try:
-            exchange = await self._outlet()
+            channel = await self._events.channel()
+            if (
+                await self._events.blocked()
+            ):  # sent all the same, every attempt would land when the alarm is over
+                return [self._unconfirmed("it is short of memory or disk and takes nothing")] * len(events)
+            async with asyncio.timeout(self.confirm_within):
+                exchange = await self._exchange(channel)
         except TROUBLE as error:
-            await self._disconnect()
+            await self._events.drop()
             return [self._unconfirmed(error)] * len(events)
         results = list(await asyncio.gather(*(self._send(exchange, event) for event in events)))
-        if any(isinstance(result, BrokerUnavailable) for result in results):
-            await self._disconnect()  # the next publish starts from a fresh connection
+        if any(isinstance(each, BrokerUnavailable) for each in results) and not await self._events.blocked():
+            await self._events.drop()  # the next publish starts from a fresh connection
         return results
 
     async def subscribe(self, group: str, topics: Sequence[str]) -> None:
-        async with self._channel() as channel:
+        async with self._questions.fresh() as channel:
             await self._declare(channel, group, topics)
 
     async def consume(
@@ -94,60 +106,43 @@ class RabbitBus:
         policy: RetryPolicy = EVENTS,
         time_limit: float = 60.0,
     ) -> None:
-        lanes = Lanes()
+        async def retry(message: AbstractIncomingMessage, delay: float, spent: int) -> None:
+            headers = {"topic": _topic(message), "spent": spent}
+            queue = await self._retry_queue(group, delay)
+            await self._copy(message.body, queue, message.message_id or "", headers)
 
-        async def work(channel: AbstractChannel, message: AbstractIncomingMessage) -> None:
-            deliveries = _number(message, "spent") + _number(message, "x-delivery-count") + 1
-            verdict = await judge(handler, message.body, deliveries, policy, time_limit)
-            with contextlib.suppress(*TROUBLE):  # unacknowledged when the channel is gone: it comes back
-                if verdict is None:
-                    pass
-                elif verdict.delay is None:
-                    await self._park(channel, group, message, verdict.reason, deliveries)
-                    log.warning("quarantined an event for %s: %s", group, verdict.reason)
-                else:
-                    spent = deliveries if verdict.consume_attempt else deliveries - 1
-                    headers = {"topic": _topic(message), "spent": spent}
-                    queue = await self._retry_queue(channel, group, verdict.delay)
-                    await self._copy(channel, message.body, queue, message.message_id or "", headers)
-                await message.ack()
+        async def park(message: AbstractIncomingMessage, reason: str, deliveries: int) -> None:
+            headers = {"topic": _topic(message), "reason": reason, "deliveries": deliveries}
+            await self._copy(message.body, f"{self._queue(group)}.quarantine", str(uuid4()), headers)
 
-        async def receive(channel: AbstractChannel, message: AbstractIncomingMessage) -> None:
-            lanes.start(None, lambda: work(channel, message))
-
-        async for _ in pauses(stop):
-            try:
-                # A plain connection, rebuilt whole: what an automatic reconnect restores is hard to reason about.
-                connection = await aio_pika.connect(self.url, timeout=self.confirm_within)
-                try:
-                    # Bounded: right after a restart a quorum queue may not answer, and aiormq would wait for ever.
-                    async with asyncio.timeout(self.confirm_within):
-                        channel = await connection.channel(on_return_raises=True)
-                        await channel.set_qos(prefetch_count=concurrency)
-                        queue = await self._declare(channel, group, topics)
-                        tag = await queue.consume(partial(receive, channel))
-                    if await _stopped(stop, channel, tag):
-                        await queue.cancel(tag, timeout=self.confirm_within)
-                        await lanes.drain()
-                finally:
-                    await _closed(connection)
-            except TROUBLE as error:
-                log.warning("group %s cannot read from RabbitMQ, trying again: %r", group, error)
-        await lanes.drain()
+        consumer = RabbitConsumer(
+            group,
+            connect=self._connect,
+            declare=lambda channel: self._declare(channel, group, topics),
+            retry=retry,
+            park=park,
+            handler=handler,
+            stop=stop,
+            concurrency=concurrency,
+            policy=policy,
+            time_limit=time_limit,
+            answer_within=self.confirm_within,
+        )
+        await consumer.run()
 
     async def quarantined(self, group: str, limit: int = 100) -> list[Quarantined]:
-        async with self._channel() as channel:  # closing it gives every message back
+        async with self._questions.fresh() as channel:  # closing it gives every message back
             found = [_shown(message) async for message in self._parked(channel, group, limit)]
         return sorted(found, key=lambda each: each.at)
 
     async def replay_quarantined(self, group: str, ids: Sequence[str]) -> int:
         done, wanted = 0, set(ids)
-        async with self._channel() as channel:
+        async with self._questions.fresh() as channel:
             async for message in self._parked(channel, group, 100_000):
                 if message.message_id in wanted:
                     # Into the group's own queue: through the exchange every other group would get it too.
                     headers = {"topic": _topic(message)}
-                    await self._copy(channel, message.body, self._queue(group), str(uuid4()), headers)
+                    await self._copy(message.body, self._queue(group), str(uuid4()), headers)
                     await message.ack()
                     done += 1
         return done
@@ -157,13 +152,14 @@ class RabbitBus:
         total = 0
         for name in names:
             with contextlib.suppress(ChannelNotFoundEntity):  # no event ever waited that long
-                async with self._channel() as channel:
+                async with self._questions.fresh() as channel:
                     queue = await channel.declare_queue(name, passive=True)
                     total += queue.declaration_result.message_count or 0
         return total
 
     async def close(self) -> None:
-        await self._disconnect()
+        for link in (self._events, self._copies, self._questions):
+            await link.drop()
 
     # topology
 
@@ -193,7 +189,7 @@ class RabbitBus:
     async def _exchange(self, channel: AbstractChannel) -> AbstractExchange:
         return await channel.declare_exchange(self.prefix, aio_pika.ExchangeType.DIRECT, durable=True)
 
-    async def _retry_queue(self, channel: AbstractChannel, group: str, delay: float) -> str:
+    async def _retry_queue(self, group: str, delay: float) -> str:
         step = next((each for each in DELAYS if each >= delay), DELAYS[-1])
         arguments = {
             **SAFE,
@@ -202,7 +198,10 @@ class RabbitBus:
             "x-dead-letter-routing-key": self._queue(group),
         }
         name = self._retry_name(group, step)
-        await channel.declare_queue(name, durable=True, arguments=arguments)
+        if name not in self._known:
+            async with asyncio.timeout(self.confirm_within), self._questions.fresh() as channel:
+                await channel.declare_queue(name, durable=True, arguments=arguments)
+            self._known.add(name)
         return name
 
     def _queue(self, group: str) -> str:
@@ -218,7 +217,7 @@ class RabbitBus:
         if isinstance(body, Exception):
             return body
         topic = topic_of(event)
-        message = _message(body, event.id, {"topic": topic})
+        message = _message(body, wire_id(event), {"topic": topic})
         try:
             await exchange.publish(message, topic, mandatory=True, timeout=self.confirm_within)
         except PublishError:
@@ -229,23 +228,22 @@ class RabbitBus:
             return self._unconfirmed(error)
         return None
 
-    async def _copy(
-        self, channel: AbstractChannel, body: bytes, queue: str, message_id: str, headers: dict[str, Any]
-    ) -> None:
-        """Confirmed before the original is acknowledged."""
+    async def _copy(self, body: bytes, queue: str, message_id: str, headers: dict[str, Any]) -> None:
+        """Confirmed before the original is acknowledged, however long an alarm lasts."""
+        channel = await self._copies.channel()
         message = _message(body, message_id, headers)
-        await channel.default_exchange.publish(message, queue, mandatory=True, timeout=self.confirm_within)
-
-    async def _park(
-        self,
-        channel: AbstractChannel,
-        group: str,
-        message: AbstractIncomingMessage,
-        reason: str,
-        deliveries: int,
-    ) -> None:
-        headers = {"topic": _topic(message), "reason": reason, "deliveries": deliveries}
-        await self._copy(channel, message.body, f"{self._queue(group)}.quarantine", str(uuid4()), headers)
+        sending = asyncio.ensure_future(channel.default_exchange.publish(message, queue, mandatory=True))
+        try:
+            while not (await asyncio.wait({sending}, timeout=self.confirm_within))[0]:
+                if not await self._copies.blocked():
+                    await self._copies.drop()
+                    raise TimeoutError(f"no confirmation within {self.confirm_within} s")
+            sending.result()
+        except PublishError:  # the queue is gone: declare it again
+            self._known.discard(queue)
+            raise
+        finally:
+            sending.cancel()
 
     async def _parked(
         self, channel: AbstractChannel, group: str, limit: int
@@ -256,37 +254,64 @@ class RabbitBus:
                 return
             yield message
 
+    async def _connect(self) -> AbstractConnection:
+        beat: dict[str, Any] = {} if "heartbeat=" in self.url else {"heartbeat": HEARTBEAT}
+        made: AbstractConnection = await aio_pika.connect(self.url, timeout=self.confirm_within, **beat)
+        return made
+
+    def _unconfirmed(self, error: object) -> BrokerUnavailable:
+        return BrokerUnavailable(f"RabbitMQ did not confirm ({error!r}); publish the same id again")
+
+
+class _Link:
+    """One connection, built when it is needed and rebuilt when it broke."""
+
+    def __init__(self, connect: Callable[[], Awaitable[AbstractConnection]], within: float) -> None:
+        self._connect, self._within = connect, within
+        self._connection: AbstractConnection | None = None
+        self._shared: AbstractChannel | None = None
+        self._lock = asyncio.Lock()
+
+    async def channel(self) -> AbstractChannel:
+        """The one that publishers share."""
+        async with self._lock, asyncio.timeout(self._within):
+            if self._shared is None or self._shared.is_closed:
+                self._shared = await self._open()
+            return self._shared
+
     @contextlib.asynccontextmanager
-    async def _channel(self) -> AsyncIterator[AbstractChannel]:
-        async with self._connecting, asyncio.timeout(self.confirm_within):
-            channel = await self._open_channel()
+    async def fresh(self) -> AsyncIterator[AbstractChannel]:
+        async with self._lock, asyncio.timeout(self._within):
+            channel = await self._open()
         try:
             yield channel
         finally:
-            await _closed(channel)
+            await closed(channel)
 
-    async def _outlet(self) -> AbstractExchange:
-        async with self._connecting, asyncio.timeout(self.confirm_within):
-            if self._out is None or self._out[0].is_closed:
-                channel = await self._open_channel()
-                self._out = channel, await self._exchange(channel)
-            return self._out[1]
+    async def blocked(self) -> bool:
+        """Has RabbitMQ said that it takes nothing from this connection (memory or disk alarm)?"""
+        transport = self._connection.transport if self._connection is not None else None
+        if transport is None:
+            return False
+        try:
+            async with asyncio.timeout(0.01):
+                await transport.connection.ready()
+        except TimeoutError:
+            return True
+        return False
 
-    async def _open_channel(self) -> AbstractChannel:
+    async def drop(self) -> None:
+        connection, self._connection, self._shared = self._connection, None, None
+        if connection is not None:
+            await closed(connection)
+
+    async def _open(self) -> AbstractChannel:
         if self._connection is not None:
             with contextlib.suppress(*TROUBLE):
                 return await self._connection.channel(on_return_raises=True)
-        await self._disconnect()  # broken since its last use
-        self._connection = await aio_pika.connect(self.url, timeout=self.confirm_within)
+        await self.drop()  # broken since its last use
+        self._connection = await self._connect()
         return await self._connection.channel(on_return_raises=True)
-
-    async def _disconnect(self) -> None:
-        connection, self._connection, self._out = self._connection, None, None
-        if connection is not None:
-            await _closed(connection)
-
-    def _unconfirmed(self, error: BaseException) -> BrokerUnavailable:
-        return BrokerUnavailable(f"RabbitMQ did not confirm ({error!r}); publish the same id again")
 
 
 def _message(body: bytes, message_id: str, headers: dict[str, Any]) -> aio_pika.Message:
@@ -300,11 +325,6 @@ def _message(body: bytes, message_id: str, headers: dict[str, Any]) -> aio_pika.
     )
 
 
-def _number(message: AbstractIncomingMessage, name: str) -> int:
-    value = message.headers.get(name)
-    return value if isinstance(value, int) else 0
-
-
 def _topic(message: AbstractIncomingMessage) -> str:
     return str(message.headers.get("topic") or message.routing_key or "")
 
@@ -312,23 +332,8 @@ def _topic(message: AbstractIncomingMessage) -> str:
 def _shown(message: AbstractIncomingMessage) -> Quarantined:
     deaths = message.headers.get("x-death")
     died: Any = deaths[0].get("reason") if isinstance(deaths, list) and isinstance(deaths[0], dict) else None
-    reason = str(message.headers.get("reason") or f"dead-lettered by RabbitMQ ({died!r}): its consumers died")
+    why = "its consumers died" if died == "delivery_limit" else "its consumer could not settle it"
+    reason = str(message.headers.get("reason") or f"dead-lettered by RabbitMQ ({died!r}): {why}")
     at = message.timestamp or datetime.now(UTC)
-    deliveries = _number(message, "deliveries")
+    deliveries = number(message, "deliveries")
     return Quarantined(message.message_id or "", _topic(message), text(message.body), reason, deliveries, at)
-
-
-async def _stopped(stop: asyncio.Event, channel: AbstractChannel, tag: str) -> bool:
-    """True when asked to stop, False when the channel is gone or the broker took the consumer off its queue."""
-    underlay: Any = await channel.get_underlay_channel()
-    while not stop.is_set() and not channel.is_closed and tag in underlay.consumers:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), 0.5)
-    return stop.is_set() and not channel.is_closed
-
-
-async def _closed(thing: AbstractChannel | AbstractConnection) -> None:
-    """Closing a broken connection may hang or fail, and neither matters."""
-    with contextlib.suppress(*TROUBLE):
-        async with asyncio.timeout(2):
-            await thing.close()

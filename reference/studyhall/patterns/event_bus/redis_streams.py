@@ -3,7 +3,8 @@
 Promise, beyond `event_bus`: a group starts at the beginning of the stream and lives through BUSYGROUP,
 NOGROUP and lost replies; events that a dead member held are taken over after `claim_idle` seconds, while a
 live one keeps them however slow its handler is; deliveries are counted by Redis, so a crash counts; one id is
-published once per `dedup_window`; trimming never drops what a group has not finished. `ordered=True` keeps
+published once per `dedup_window`; trimming never drops what a group has not finished, and what somebody else trims
+away unread is reported (logged as an error, with the count). `ordered=True` keeps
 order per subject: each partition of a topic has one owner at a time, inside it subjects run side by side.
 
 When it does NOT hold
@@ -33,9 +34,9 @@ from ..core.job import RetryPolicy
 from ..event_schema import Event
 from ..ordering import partition_of
 from .bus import EVENTS, BrokerUnavailable, Capabilities, Handler, Quarantined, topic_of
-from .delivery import checked_name, encoded, text
+from .delivery import checked_name, encoded, log, text, wire_id
 from .stream_consumer import StreamConsumer
-from .stream_scripts import PUBLISH, REPLAY, TRIM, raw
+from .stream_scripts import GAP, PUBLISH, REPLAY, TRIM, raw
 
 __all__ = ["RedisStreamsBus"]
 
@@ -92,7 +93,7 @@ class RedisStreamsBus:
             bodies[index] = body
             batches.setdefault(self._partition(event), []).append(index)
         for stream, indexes in batches.items():
-            parts = [p for i in indexes for p in (events[i].id, bodies[i], events[i].subject)]
+            parts = [p for i in indexes for p in (wire_id(events[i]), bodies[i], events[i].subject)]
             try:
                 await PUBLISH(self.redis, [stream], [int(self.capabilities.dedup_window * 1000), *parts])
             except (RedisError, OSError) as error:
@@ -124,6 +125,8 @@ class RedisStreamsBus:
         time_limit: float = 60.0,
     ) -> None:
         async def tidy() -> None:
+            for stream in self._streams(group, topics):
+                await self._notice_gap(stream, group)
             for topic in topics:
                 await self.trim(topic)
 
@@ -187,6 +190,7 @@ class RedisStreamsBus:
         total = 0
         for stream in self._streams(group, await self._topics(group)):
             with suppress(ResponseError):
+                await self._notice_gap(stream, group)
                 for info in await self.redis.xinfo_groups(stream):
                     if text(info["name"]) == group:
                         total += int(info["pending"]) + await self._unread(stream, info)
@@ -194,6 +198,15 @@ class RedisStreamsBus:
 
     async def close(self) -> None:
         """The client belongs to the caller."""
+
+    async def _notice_gap(self, stream: str, group: str) -> None:
+        if lost := int(await GAP(self.redis, [stream], [group])):
+            log.error(
+                "%d events of %s were trimmed before %s read them: publish that range again from the outbox",
+                lost,
+                stream,
+                group,
+            )
 
     async def _unread(self, stream: str, info: dict[str, object]) -> int:
         if isinstance(unread := info.get("lag"), int):

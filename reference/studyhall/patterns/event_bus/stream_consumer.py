@@ -162,6 +162,10 @@ class StreamConsumer:
                     return False
                 if not new:
                     again = await self._surely(AGAIN, [stream], [self.group, self.member, entry, int(counts)])
+                    if again == []:
+                        log.error(
+                            "%s of %s was trimmed before %s finished it: lost", entry, stream, self.group
+                        )
                     if not again:
                         return False  # another member took it while we were frozen or cut off
                     deliveries, fields = int(again[0]), _fields(again[1])

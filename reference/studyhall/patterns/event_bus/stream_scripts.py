@@ -19,6 +19,7 @@ from redis.exceptions import NoScriptError
 __all__ = [
     "AGAIN",
     "FORGET",
+    "GAP",
     "HOLD",
     "LEASE",
     "PUBLISH",
@@ -78,6 +79,26 @@ for _, flat in ipairs(groups) do
   if group['pending'] > 0 then keep(split(redis.call('XPENDING', KEYS[1], group['name'])[2])) end
 end
 return redis.call('XTRIM', KEYS[1], 'MINID', string.format('%.0f-%.0f', ms, seq))""")
+# How many entries somebody else trimmed away before the group had read them, told once. They can be seen while nothing
+# older is left, and after the group has read everything: Redis then still counts them as its lag, until corrected.
+GAP = Script("""
+local function named(flat) local t = {}; for i = 1, #flat, 2 do t[flat[i]] = flat[i + 1] end; return t end
+local function split(id) local a, b = string.match(id, '(%d+)-(%d+)'); return tonumber(a), tonumber(b) end
+local function before(x, y) local a, b = split(x); local c, d = split(y); return a < c or (a == c and b < d) end
+local stream = named(redis.call('XINFO', 'STREAM', KEYS[1]))
+for _, flat in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+  local group = named(flat)
+  local read, unread = group['last-delivered-id'], nil
+  if group['name'] == ARGV[1] and group['lag'] then
+    if read == stream['last-generated-id'] then unread = 0
+    elseif not stream['first-entry'] or before(read, stream['first-entry'][1]) then unread = stream['length'] end
+    if unread and group['lag'] > unread then
+      redis.call('XGROUP', 'SETID', KEYS[1], ARGV[1], read, 'ENTRIESREAD', stream['entries-added'] - unread)
+      return group['lag'] - unread
+    end
+  end
+end
+return 0""")
 REPLAY = Script("""
 local entry = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
 if not entry then return 0 end
@@ -95,15 +116,17 @@ for _, id in ipairs(claimed[2]) do
   if entry then table.insert(found, entry) end
 end
 return {claimed[1], found}""")
-# An entry of ours again; ARGV[4] says whether that counts as a delivery. Nothing if it is no longer ours.
+# An entry of ours again; ARGV[4] says whether that counts as a delivery. Nothing if it is no longer ours, and an empty
+# list if somebody trimmed it away: then it is no longer pending either.
 AGAIN = Script("""
 local known = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)[1]
 if not known or known[2] ~= ARGV[2] then return false end
+local entry = redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3])[1]
+if not entry then redis.call('XACK', KEYS[1], ARGV[1], ARGV[3]); return {} end
 if ARGV[4] == '0' then redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3], 'JUSTID')
 else redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3]) end
 known = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)[1]
-local entry = redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3])[1]
-if not known or not entry then return false end
+if not known then return false end
 return {known[4], entry[2]}""")
 # Still at work on these: their idle time starts anew. ARGV[3] other than 0 hands them back that many ms old.
 HOLD = Script("""

@@ -46,6 +46,7 @@ from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.errors import Permanent, Transient
+from ..core.plain_json import NotJson, dumps
 from ..core.store import begin, in_one_hop, is_postgres, metadata, read
 from .group_commit import GroupCommit
 
@@ -77,17 +78,12 @@ _CLAIM = """INSERT INTO inbox (consumer, key, fingerprint, result, at) VALUES (?
 ON CONFLICT DO NOTHING"""
 _LOOK_UP = "SELECT key, fingerprint, result, at FROM inbox WHERE consumer = ? AND key IN (?)"
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 _POISON = (DataError, IntegrityError, ProgrammingError, ValueError)  # what one bad key or result can cause
 
 
 class KeyReused(Permanent):
     """The key was used for another payload. One key names one request: take a new key or the same payload."""
-
-
-class NotJson(Permanent):
-    """The value cannot be stored as JSON. Give dicts, lists, strings, finite numbers, booleans or None."""
 
 
 _Row: TypeAlias = "Row[str, str, str | None, float]"
@@ -112,7 +108,7 @@ def fingerprint(payload: object) -> str:
     """Equal for equal payloads, whatever the order of their keys. Takes JSON values and pydantic models."""
     dump = getattr(payload, "model_dump", None)
     plain = dump(mode="json") if dump else payload
-    return hashlib.sha256(_to_json(plain, _canonical).encode()).hexdigest()
+    return hashlib.sha256(dumps(plain, _canonical).encode()).hexdigest()
 
 
 def result_of(store: AsyncEngine) -> Callable[[Any], Awaitable[Stored | None]]:
@@ -158,7 +154,7 @@ class Inbox:
             if not await tx.run_sync(self._claim, [_Entry(key, fingerprint)]):
                 stored = await tx.run_sync(self._stored, [key])
                 return _same_payload(stored.get(key), key, fingerprint).result
-            result = _to_json(await effect(tx))
+            result = dumps(await effect(tx))
             mine = and_(inbox.c.consumer == self._consumer, inbox.c.key == key)
             await tx.execute(update(inbox).where(mine).values(result=result))
         return json.loads(result)
@@ -172,7 +168,7 @@ class Inbox:
 
         Callers that wait at the same time share one commit: 50 of them cost one, not 50.
         """
-        return (await self._records.submit(_Entry(key, fingerprint, _to_json(result)))).result
+        return (await self._records.submit(_Entry(key, fingerprint, dumps(result)))).result
 
     async def purge(self, older_than: float, *, batch: int = 1000) -> int:
         """Forget markers older than that many seconds; `batch` rows at a time, so that writers get their turn."""
@@ -229,10 +225,3 @@ def _check(row: _Row | None, entry: _Entry) -> Stored | Exception:
         return _same_payload(row, entry.key, entry.fingerprint)
     except (KeyReused, Transient) as error:
         return error
-
-
-def _to_json(value: object, encode: Callable[[Any], str] = _encode) -> str:
-    try:
-        return encode(value)
-    except (TypeError, ValueError) as error:
-        raise NotJson(f"{NotJson.__doc__} {error}") from error

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from ..core.errors import clean_text
 from ..core.store import begin, is_postgres, read
-from .table import BUS, NEVER, clock, outbox
+from .table import BUS, MAX_REASON, NEVER, clock, outbox
 
 __all__ = ["Lag", "QuarantinedRow", "discard", "lag", "purge", "quarantined", "requeue"]
 
@@ -85,7 +86,7 @@ async def discard(engine: AsyncEngine, event_ids: Sequence[str], why: str, *, de
     gone = {
         "due_at": 0.0,
         "published_at": clock(is_postgres(engine)),
-        "reason": f"discarded: {why}"[:1000],
+        "reason": clean_text(f"discarded: {why}", MAX_REASON),
     }
     return await _release(engine, event_ids, destination, gone)
 

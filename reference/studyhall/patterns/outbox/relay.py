@@ -2,13 +2,15 @@
 
 Promise: every committed event is handed to the publisher until it is durably accepted, in order per
 subject. A failing event delays only its own subject, with backoff and jitter, and is quarantined with the
-reason when its error is permanent or its attempts are spent. A bus that is down costs nobody an attempt.
-`stop` finishes the publish in flight, writes down what happened and gives the rest back at once.
+reason when its error is permanent or its attempts are used up. A bus that does not confirm an event costs it
+no attempt, whatever becomes of the others in its batch.
+`stop` finishes the publish in flight, writes down what happened and releases the rest at once; nothing but
+`stop` or cancellation ends a relay.
 
 When it does NOT hold
 - A relay that dies keeps its batch until the lease ends: those subjects wait up to `lease` seconds, then
   their events are published again under the same ids.
-- At least once, not exactly: relays double nothing while each answers within its lease. One that stalls for
+- At least once, not exactly: relays duplicate nothing while each answers within its lease. One that stalls for
   longer (a paused machine, a starved one under a lease of less than a second) loses its batch to another, and
   both publish it: the same ids, first copies still in order.
 - `lease` must be well above the time the bus takes for one batch: at 70 % of it the publish is cut off, and what
@@ -32,16 +34,16 @@ from itertools import zip_longest
 from typing import Any, Protocol
 from uuid import uuid4
 
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from ..core.clock import told_to_end
+from ..core.errors import describe
 from ..core.job import RetryPolicy
-from ..core.store import StoreBusy
 from ..event_bus import BrokerUnavailable
 from ..event_schema import Event, InvalidEvent
 from ..retry import decide, full_jitter
 from .quarantine import purge
-from .table import BUS, Claimed, Failure, claim, settle
+from .table import BATCH_BYTES, BUS, Claimed, Failure, claim, settle
 from .wakeup import Wakeup, open_wakeup
 
 __all__ = ["EVENTS_OUT", "Publisher", "Relay", "RelayCounts"]
@@ -51,7 +53,6 @@ WEEK = 7 * 24 * 3600.0
 EVENTS_OUT = RetryPolicy(base=0.5, cap=60.0, attempts=10, max_age=WEEK)
 OUTAGE = RetryPolicy(base=0.2, cap=5.0)
 BUS_AWAY = (BrokerUnavailable, OSError)  # OSError covers ConnectionError and TimeoutError
-STORE_AWAY = (DBAPIError, StoreBusy, OSError)
 CUT_OFF = 0.7  # of the lease: the rest is for writing down what happened before somebody else may claim it
 PURGE_EVERY = 60.0
 PURGE_BATCH = 1000
@@ -82,6 +83,7 @@ class Relay:
         destination: str = BUS,
         worker_id: str | None = None,
         batch: int = 500,
+        batch_bytes: int = BATCH_BYTES,
         lease: float = 30.0,
         poll: float = 1.0,
         policy: RetryPolicy = EVENTS_OUT,
@@ -91,27 +93,34 @@ class Relay:
         self.worker_id = worker_id or f"{socket.gethostname()[:50]}-{os.getpid()}-{uuid4().hex[:8]}"
         self.counts = RelayCounts()
         self._engine, self._publisher, self._destination = engine, publisher, destination
-        self._batch, self._lease, self._poll = batch, lease, poll
+        self._batch, self._batch_bytes, self._lease, self._poll = batch, batch_bytes, lease, poll
         self._policy, self._hold, self._keep = policy, hold, keep
         self._stop = asyncio.Event()
         self._outages = 0  # in a row
+        self._unwritten: list[int] = []  # published, and the store did not take the note of it yet
         self._purge_at = 0.0
 
     def stop(self) -> None:
         self._stop.set()
 
     async def run(self) -> None:
-        """Works until `stop`, through outages of the bus and of the database."""
+        """Works until `stop` or cancellation. Every other error is reported, waited out and tried again."""
         wakeup: Wakeup | None = None
         try:
             while not self._stop.is_set():
                 try:
                     wakeup = wakeup or await open_wakeup(self._engine)
+                    outages = self.counts.outages
                     busy = await self.run_once() + await self._purge()
+                    if self.counts.outages == outages:
+                        self._outages = 0
                     if not busy:
                         await self._unless_stopped(wakeup.wait(self._poll))
-                except STORE_AWAY as error:
-                    self._outage(f"database: {error!r}")
+                # Anything: a list of what an outage looks like missed the pool's own TimeoutError.
+                except (Exception, asyncio.CancelledError) as error:
+                    if told_to_end():
+                        raise
+                    self._outage("store", error)
                     await _close(wakeup)
                     wakeup = None
                 if self._outages:
@@ -123,8 +132,16 @@ class Relay:
     async def run_once(self) -> int:
         """One batch. Returns how many events were claimed."""
         until = time.monotonic() + self._lease * CUT_OFF
-        wanted = {"destination": self._destination, "hold": self._hold}
-        claimed = await claim(self._engine, self.worker_id, self._batch, self._lease, **wanted)  # type: ignore[arg-type]
+        await self._write_down()
+        claimed = await claim(
+            self._engine,
+            self.worker_id,
+            self._batch,
+            self._lease,
+            destination=self._destination,
+            hold=self._hold,
+            max_bytes=self._batch_bytes,
+        )
         published: list[int] = []
         failed: dict[str, Failure] = {}  # by subject: its later events have to wait
         try:
@@ -133,30 +150,34 @@ class Relay:
                 if self._stop.is_set() or time.monotonic() > until:
                     break
                 results = await self._publish(ready, until)
-                if results and all(isinstance(result, BUS_AWAY) for result in results):
-                    self._outage(f"bus: {results[0]!r}")
-                    break
-                self._outages = 0
+                away = [result for result in results if isinstance(result, BUS_AWAY)]
+                accepted = None in results
                 for row, result in zip(ready, results, strict=True):
                     if result is None:
                         published.append(row.position)
-                    else:
+                    elif not isinstance(result, BUS_AWAY):
                         failed[row.subject] = self._judge(row, result)
+                    elif accepted:  # the bus is there, only not for this one
+                        failed[row.subject] = _wait(row, result)
+                if away and not accepted:
+                    self._outage("bus", away[0])
+                    break
         finally:
             if claimed:
+                self._unwritten += published
+                self.counts.published += len(published)
                 tried = {*published, *(failure.position for failure in failed.values())}
                 rest = [row.position for row in claimed if row.position not in tried]
-                await settle(
-                    self._engine,
-                    self.worker_id,
-                    published=published,
-                    failed=list(failed.values()),
-                    released=rest,
-                )
-                self.counts.published += len(published)
+                await self._write_down()  # first, and apart: what is wrong with the rest must not undo it
+                await settle(self._engine, self.worker_id, failed=list(failed.values()), released=rest)
         return len(claimed)
 
-    async def _publish(self, rows: Sequence[Claimed], until: float) -> list[Exception | None]:
+    async def _write_down(self) -> None:
+        """Again until the store takes it: while the lease lasts, that saves publishing a second time."""
+        await settle(self._engine, self.worker_id, published=self._unwritten)
+        self._unwritten = []
+
+    async def _publish(self, rows: Sequence[Claimed], until: float) -> Sequence[BaseException | None]:
         """One entry per row. A publisher that raises for a whole batch is asked again in halves."""
         if not rows:
             return []
@@ -171,21 +192,23 @@ class Relay:
             return [BrokerUnavailable(slow)] * len(rows)
         except BUS_AWAY as error:
             return [error] * len(rows)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if told_to_end():
+                raise
             if len(rows) == 1:
                 return [error]
             half = len(rows) // 2
             return [*await self._publish(rows[:half], until), *await self._publish(rows[half:], until)]
 
-    def _judge(self, row: Claimed, error: Exception) -> Failure:
+    def _judge(self, row: Claimed, error: BaseException) -> Failure:
         age = max(time.time() - row.created_at, 0.0)
         decision = decide(error, self._policy, row.attempts, age=age)
-        reason = f"{error.reason}: {error}" if isinstance(error, InvalidEvent) else decision.reason
+        reason = f"{error.reason}: {describe(error)}" if isinstance(error, InvalidEvent) else decision.reason
         self.counts.failed += 1
         if decision.delay is None:
             self.counts.quarantined += 1
             log.error("outbox: event %s (%s) quarantined: %s", row.event_id, row.subject, reason[:300])
-        return Failure(row.position, reason[:1000], decision.delay, decision.consume_attempt)
+        return Failure(row.position, reason, decision.delay, decision.consume_attempt)
 
     async def _purge(self) -> int:
         """One short delete per round, so that a big purge does not hold up publishing."""
@@ -196,10 +219,11 @@ class Relay:
             self._purge_at = time.monotonic() + PURGE_EVERY
         return gone
 
-    def _outage(self, what: str) -> None:
+    def _outage(self, what: str, error: BaseException) -> None:
         self._outages += 1
         self.counts.outages += 1
-        log.warning("outbox: no answer (%d in a row), no attempt spent, %s", self._outages, what[:300])
+        why = f"{type(error).__name__}: {describe(error, 300)}"
+        log.warning("outbox: %s failed (%d in a row), no attempt consumed: %s", what, self._outages, why)
 
     async def _unless_stopped(self, waiting: Coroutine[Any, Any, None]) -> None:
         tasks = [asyncio.create_task(waiting), asyncio.create_task(self._stop.wait())]
@@ -213,6 +237,11 @@ class Relay:
             raise ended[0]
 
 
+def _wait(row: Claimed, error: BaseException) -> Failure:
+    reason = f"{type(error).__name__}: {describe(error)}"
+    return Failure(row.position, reason, full_jitter(OUTAGE, 3), consume_attempt=False)
+
+
 def _waves(claimed: Sequence[Claimed]) -> Iterator[list[Claimed]]:
     """The first event of every subject, then the second ones: a failure can still hold back the next."""
     lines: defaultdict[str, list[Claimed]] = defaultdict(list)
@@ -224,5 +253,5 @@ def _waves(claimed: Sequence[Claimed]) -> Iterator[list[Claimed]]:
 
 async def _close(wakeup: Wakeup | None) -> None:
     if wakeup is not None:
-        with suppress(*STORE_AWAY):
+        with suppress(Exception):
             await wakeup.close()

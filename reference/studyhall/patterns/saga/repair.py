@@ -1,9 +1,14 @@
 """The human-repair desk of the sagas: look at what got stuck, then say how it goes on.
 
-Promise: a repair takes the saga away from whoever drives it (new fence number), so it is safe while runners
-are up; it is recorded with the person's name and note, and the next runner goes on from there at once.
+Promise: a repair takes the saga away from whoever drives it (new fence number), but not in the middle of a step:
+while a living runner has one started, `StillRunning` says so and until when. It is recorded with the person's name
+and note, and the next runner goes on from there at once.
 
-When it does not hold: nobody checks a claim like "I refunded this by hand". The note is the evidence.
+When it does not hold
+- Nobody checks a claim like "I refunded this by hand". The note is the evidence.
+- `force=True` takes the saga in the middle of a step. The call that its runner is in goes on: it may take effect
+  after it was undone, or beside the second one of a retry. Only a provider that knows the key, and refuses what
+  was undone, makes that harmless. For a runner that hangs or was frozen; a dead one is past its lease soon.
 """
 
 from __future__ import annotations
@@ -13,23 +18,27 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
-from sqlalchemy import select, update
+from sqlalchemy import Row, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.errors import Permanent
 from ..core.store import begin
 from .store import UnknownSaga, record, sagas, steps
 
-__all__ = ["CannotRepair", "compensate", "mark", "retry"]
+__all__ = ["CannotRepair", "StillRunning", "compensate", "mark", "retry"]
 
 
 class CannotRepair(Permanent):
     """This repair does not fit the saga as it is; the message says why and what would fit."""
 
 
-async def retry(engine: AsyncEngine, saga_id: str, *, by: str, note: str) -> None:
+class StillRunning(CannotRepair):
+    """A living runner is in the middle of a step: taking the saga now would not stop that call."""
+
+
+async def retry(engine: AsyncEngine, saga_id: str, *, by: str, note: str, force: bool = False) -> None:
     """Try the stuck step again, with all its attempts back."""
-    async with _taken(engine, saga_id, by=by, note=note, event="repair: retry") as (tx, _):
+    async with _taken(engine, saga_id, by=by, note=note, force=force, event="repair: retry") as (tx, _):
         stuck = (steps.c.saga_id == saga_id, steps.c.state.in_(("started", "undoing")))
         await tx.execute(update(steps).where(*stuck).values(attempts=0, undo_attempts=0, since=None))
 
@@ -43,9 +52,11 @@ async def mark(
     by: str,
     note: str,
     result: Mapping[str, Any] | None = None,
+    force: bool = False,
 ) -> None:
     """Say that a step was done or undone by hand. `result`: what the step's `do` would have returned."""
-    async with _taken(engine, saga_id, by=by, note=note, event=f"repair: {outcome} by hand", step=step) as (
+    event = f"repair: {outcome} by hand"
+    async with _taken(engine, saga_id, by=by, note=note, force=force, event=event, step=step) as (
         tx,
         backward,
     ):
@@ -64,9 +75,10 @@ async def mark(
             raise CannotRepair(f"saga {saga_id} has no step {step!r}; its steps: {names}")
 
 
-async def compensate(engine: AsyncEngine, saga_id: str, *, by: str, note: str) -> None:
+async def compensate(engine: AsyncEngine, saga_id: str, *, by: str, note: str, force: bool = False) -> None:
     """Stop going forward and take back what was done."""
-    async with _taken(engine, saga_id, by=by, note=note, event="repair: compensate", backward=True):
+    event = "repair: compensate"
+    async with _taken(engine, saga_id, by=by, note=note, force=force, event=event, backward=True):
         pass
 
 
@@ -77,6 +89,7 @@ async def _taken(
     *,
     by: str,
     note: str,
+    force: bool,
     event: str,
     step: str | None = None,
     backward: bool = False,
@@ -90,9 +103,24 @@ async def _taken(
             raise UnknownSaga(f"{saga_id}: {UnknownSaga.__doc__}")
         if saga.state in ("completed", "compensated"):
             raise CannotRepair(f"saga {saga_id} is {saga.state}: it has ended, there is nothing to repair")
+        if not force:
+            await _refuse_in_the_middle(tx, saga)
         yield tx, saga.backward
         back = saga.backward or backward
         values = {"backward": back, "state": "compensating" if back else "running"}
         free = {"owner": None, "fence": saga.fence + 1, "due_at": time.time(), "updated_at": time.time()}
         await tx.execute(update(sagas).where(sagas.c.id == saga_id).values(**values, **free))
         await record(tx, saga_id, by, event, step=step, detail=note)
+
+
+async def _refuse_in_the_middle(tx: AsyncConnection, saga: Row[Any]) -> None:
+    left = (saga.due_at or 0.0) - time.time()
+    if saga.owner is None or left <= 0:
+        return
+    # Between two steps the fence is enough: the runner's next write, before any call, is refused.
+    started = (steps.c.saga_id == saga.id, steps.c.state.in_(("started", "undoing")))
+    if (step := (await tx.scalars(select(steps.c.name).where(*started).limit(1))).first()) is not None:
+        raise StillRunning(
+            f"saga {saga.id}: {saga.owner} is in step {step!r}. {StillRunning.__doc__} Try again when it has ended "
+            f"or its lease has, in {left:.0f} s, or force it knowing that the call may still take effect."
+        )

@@ -37,8 +37,10 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from ..core.clock import told_to_end
+from ..core.errors import describe
 from ..core.job import RetryPolicy, provider_key
-from ..retry import decide
+from ..retry import decide, full_jitter
 from .store import Lease, LeaseLost, SagaRow, StepRow, claim, create, load, record, redact
 
 __all__ = ["DbStep", "Saga", "SagaRunner", "Step", "StepContext"]
@@ -70,6 +72,7 @@ Probe = Callable[[str, str, str], None]
 
 TRY = RetryPolicy(base=0.5, cap=60, attempts=5, max_age=3600)
 TRY_HARD = RetryPolicy(base=0.5, cap=60, attempts=20)  # for undo, where giving up wakes a human
+OUTAGE = RetryPolicy(base=0.2, cap=5.0)
 
 
 @dataclass(frozen=True)
@@ -157,23 +160,27 @@ class SagaRunner:
         return len(leases)
 
     async def run_forever(self, *, poll: float = 0.5, limit: int = 10) -> None:
-        """Drive up to `limit` sagas side by side until `stop()`. An outage of the database is waited out."""
+        """Drive up to `limit` sagas side by side until `stop()` or cancellation; errors are waited out."""
         driving: set[asyncio.Task[None]] = set()
         stopped = asyncio.create_task(self._stop.wait())
+        failures = 0  # in a row
         while not self._stop.is_set():
-            pause = poll
             try:
                 # Only what can run at once: a claimed saga that waits here would lose its lease.
                 leases = await self._claim(limit - len(driving)) if len(driving) < limit else []
                 driving |= {asyncio.create_task(self._drive(lease)) for lease in leases}
-                pause = 0 if leases and len(driving) < limit else poll
-            except Exception:
-                log.exception("saga runner cannot reach its store, next try in %.1f s", poll)
+                pause, failures = 0 if leases and len(driving) < limit else poll, 0
+            except (Exception, asyncio.CancelledError) as error:
+                if told_to_end():
+                    raise
+                failures += 1
+                pause = max(poll, full_jitter(OUTAGE, failures))
+                log.warning("saga runner: store failed, next try in %.1f s: %s", pause, describe(error))
             done, _ = await asyncio.wait(
                 {*driving, stopped}, timeout=pause, return_when=asyncio.FIRST_COMPLETED
             )
             driving -= done
-        await asyncio.gather(*driving)
+        await asyncio.gather(*driving, return_exceptions=True)
 
     def stop(self) -> None:
         """Finish the steps at hand, then hand the sagas back."""
@@ -193,7 +200,9 @@ class SagaRunner:
                         return
         except LeaseLost as lost:
             log.warning("%s", lost)
-        except Exception:
+        except (Exception, asyncio.CancelledError):
+            if told_to_end():
+                raise
             # The store failed between two steps. Nothing is lost: the lease ends, then the saga is due again.
             log.exception("saga %s: left to the next runner", lease.saga_id)
 
@@ -245,7 +254,9 @@ class SagaRunner:
                     result, found = await _outside(step, saga, row)
         except LeaseLost:
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if told_to_end():
+                raise
             next_try = decide(error, policy, tried, age=time.time() - since)
             if next_try.delay is None:
                 return await self._failed(lease, saga, row, next_try.reason)

@@ -22,6 +22,7 @@ from typing import Any
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     Column,
     Double,
@@ -39,7 +40,7 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from ..core.errors import Permanent
+from ..core.errors import Permanent, clean_text
 from ..core.redaction import redact_text
 from ..core.store import begin, metadata, read
 
@@ -102,7 +103,7 @@ steps = Table(
 saga_history = Table(
     "saga_history",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
     Column("saga_id", String(200), nullable=False, index=True),
     Column("at", Double, nullable=False),
     Column("actor", String(200), nullable=False),
@@ -288,10 +289,16 @@ async def purge(engine: AsyncEngine, older_than: float, *, batch: int = 500) -> 
 async def record(
     tx: AsyncConnection, saga_id: str, actor: str, event: str, *, step: str | None = None, detail: str = ""
 ) -> None:
-    row = {"saga_id": saga_id, "at": time.time(), "actor": actor, "step": step, "event": event}
+    row = {
+        "saga_id": saga_id,
+        "at": time.time(),
+        "actor": clean_text(actor, 200),
+        "step": step,
+        "event": event,
+    }
     await tx.execute(insert(saga_history).values(**row, detail=redact(detail) or None))
 
 
 def redact(text: str, limit: int = 1000) -> str:
     """A provider's error text likes to repeat what it was sent: an e-mail address, a card number, a token."""
-    return redact_text(text)[:limit]
+    return clean_text(redact_text(text), limit)

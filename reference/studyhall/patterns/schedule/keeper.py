@@ -3,17 +3,21 @@
 Promise
 - `apply` may be called by any number of instances at any time: it writes only what changed, removes what is
   no longer declared, and takes over renamed schedules (`was`).
+- Versions only go up: an instance that declares a lower `version` than the one in force changes nothing and says
+  so once. So an old instance that restarts in the middle of a rolling deploy removes nothing of the new one.
 - A tick is a slot of its schedule, the slot is part of the job's id, and that id is the idempotency key. So
-  whoever runs it, early, late or again after a crash: one slot, at most one effect. There is no lock to lose:
-  SET NX + DEL ran a job three times when it outlived the lock, and twice when a clock was 100 ms off.
-- Every slot since the first is accounted for: its tick was started, or it is `missed`, logged and counted; never
-  both. One that was reported and comes after all (its worker was killed or hung) is taken off the missed ones.
+  whoever runs it, late or again after a crash: one slot, at most one effect. There is no lock to lose: SET NX +
+  DEL ran a job three times when it outlived the lock, and twice when a clock was 100 ms off.
+- Slots are judged by the clock of the Redis server: a worker whose own clock is an hour ahead starts no tick
+  early and plans none late.
+- Every slot since the first is accounted for: started or reported as missed (`history`).
 - A late tick runs once for all that were missed, or not at all (`when_late`).
 - A tick that finds the one before it still running is skipped, or waits (`overlap`).
 
 When it does NOT hold: effects outside the `save` of a handler, as in `idempotency`. Ticks wait for a worker:
-with none running they are late, then missed. Clocks: a worker's clock that is ahead starts a tick early by
-as much, at most a second. Daylight saving: see `schedule_slots`.
+with none running they are late, then missed. Two declarations of the same version: the last `apply` wins, so raise
+`version` with every change, also for the way back. A stock worker on the same queue plans the next tick by its own
+clock; `heal` corrects it. Daylight saving: see `slots`.
 """
 
 from __future__ import annotations
@@ -23,26 +27,25 @@ import json
 import logging
 import random
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
 from bullmq import Queue
-from bullmq.job_scheduler import JobScheduler
 from pydantic import BaseModel
 from redis.asyncio import Redis
-from sqlalchemy import BigInteger, Column, Integer, String, Table, delete, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
+from ..core import bullmq_scheduler
 from ..core.clock import Periodic
 from ..core.errors import Cancelled, JobError, Snooze
 from ..core.execution import CallNext, JobContext, Step, needs
 from ..core.job import JobRef, JobRequest, Outgoing
-from ..core.store import begin, is_postgres, metadata, read
+from ..core.server_clock import server_millis
 from ..lease import Lease
 from ..typed_jobs import JobTypes
+from . import history
+from .registry import ScheduleRegistry
 from .slots import FIELD, Cadence, InvalidSchedule, check_slot, tick_of
 
 __all__ = [
@@ -57,28 +60,6 @@ __all__ = [
 ]
 
 log = logging.getLogger("schedule")
-EARLY = 1.0  # seconds by which a worker's clock may be ahead before its tick is made to wait
-REMEMBERED = (
-    1_000  # missed slots of a schedule that are known by name; a tick that is later than these is lost
-)
-
-schedule_state = Table(
-    "schedule_state",
-    metadata,
-    Column("id", String(60), primary_key=True),
-    Column("last_slot", BigInteger, nullable=False),  # the latest slot that was started
-    Column("ticks", Integer, nullable=False),
-    Column("missed", Integer, nullable=False),
-    Column("skipped", Integer, nullable=False),
-)
-missed_slots = Table(
-    "schedule_missed",
-    metadata,
-    Column("id", String(60), primary_key=True),
-    Column("slot", BigInteger, primary_key=True),
-)
-
-
 Sign = Callable[[str, str, dict[str, Any]], dict[str, Any]]
 
 
@@ -131,11 +112,12 @@ class ScheduleState:
 
 @dataclass(slots=True)
 class Applied:
-    """What `apply` or `heal` changed."""
+    """What `apply` or `heal` changed. `later`: the version in force, where that is not ours but a later one."""
 
     written: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
+    later: int | None = None
 
 
 class Schedules:
@@ -147,19 +129,25 @@ class Schedules:
         schedules: Sequence[Schedule],
         *,
         owner: str = "app",
+        version: int = 0,
         lease: float = 10.0,
         sign: Sign | None = None,
     ) -> None:
-        """`lease`: for so many seconds a run that was killed keeps the next tick of its schedule out.
-        `sign` is `signer.sign` where workers run signed jobs only."""
-        self._jobs, self._owner, self._lease, self._sign = jobs, owner, lease, sign
+        """`version` of this declaration: raise it with every change, so that two versions of the application
+        that run side by side do not undo each other. `lease`: for so many seconds a run that was killed keeps
+        the next tick of its schedule out. `sign` is `signer.sign` where workers run signed jobs only."""
+        if isinstance(version, bool) or not isinstance(version, int) or version < 0:
+            raise InvalidSchedule(f"version {version!r}: a whole number from 0, raised with every change")
+        self._jobs, self._owner, self._version, self._lease = jobs, owner, version, lease
+        self._sign = sign
+        self._told = False  # that a later version is in force
         self._all: dict[str, Schedule] = {}
-        taken = [name for one in schedules for name in (one.id, *one.was)]
-        for one in schedules:
-            _check(one, jobs)
-            if taken.count(one.id) > 1:
-                raise InvalidSchedule(f"two schedules are, or were, called {one.id!r}")
-            self._all[one.id] = one
+        taken = [name for schedule in schedules for name in (schedule.id, *schedule.was)]
+        for schedule in schedules:
+            _check(schedule, jobs)
+            if taken.count(schedule.id) > 1:
+                raise InvalidSchedule(f"two schedules are, or were, called {schedule.id!r}")
+            self._all[schedule.id] = schedule
 
     def __iter__(self) -> Iterator[Schedule]:
         return iter(self._all.values())
@@ -172,218 +160,188 @@ class Schedules:
 
     # -- keeping them in Redis -----------------------------------------------------------------------------
 
-    async def apply(self, producer: Queues, engine: AsyncEngine) -> Applied:
-        """Make Redis hold exactly what is declared. Call it at the start of every instance."""
-        done = Applied()
-        redis: Any = producer.redis
-        applied = await self._applied(producer)
-        await self._take_over_renamed(engine)
-        for old, text in applied.items():
-            queue = json.loads(text)["queue"]
-            if old not in self._all or self._jobs[self._all[old].job].queue != queue:
-                await producer.queue(queue).removeJobScheduler(old)
-                await redis.hdel(self._registry(producer), old)
+    async def apply(self, producer: Queues, store: AsyncEngine) -> Applied:
+        """Make Redis hold exactly what is declared, unless a later `version` is in force. Call it at the start
+        of every instance."""
+        registry = self._registry(producer)
+        if later := await registry.claim(self._version, self._declaration()):
+            return self._outdated(later)
+        done, (_, _, entries) = Applied(), await registry.read()
+        for schedule in self:
+            if schedule.was:
+                await history.take_over(store, schedule.id, schedule.was)
+        for old, entry in entries.items():
+            if old not in self._all or self._jobs[self._all[old].job].queue != entry["queue"]:
+                await producer.queue(entry["queue"]).removeJobScheduler(old)
+                await registry.drop(old)
                 done.removed.append(old)
-        for one in self:
-            mine = self._fingerprint(one)
-            same = one.id in applied and json.loads(applied[one.id])["fingerprint"] == mine
-            written = await self._write(one, producer, engine, only_if_broken=same)
-            (done.written if written else done.unchanged).append(one.id)
-            entry = json.dumps({"queue": self._jobs[one.job].queue, "fingerprint": mine})
-            await redis.hset(self._registry(producer), one.id, entry)
+        for schedule in self:
+            before = next((entries[name] for name in (schedule.id, *schedule.was) if name in entries), None)
+            await self._keep(schedule, before, producer, store, done)
         return done
 
-    async def heal(self, producer: Queues, engine: AsyncEngine) -> Applied:
-        """Put right what is lost or wrong, and leave alone what a newer version of the app declared.
+    async def heal(self, producer: Queues, store: AsyncEngine) -> Applied:
+        """Put right what is lost or wrong, and leave alone what another version of the app declared.
 
         Call it now and then: a scheduler whose next job was lost with Redis' data never fires again.
         """
-        applied = await self._applied(producer)
-        if not applied:
-            return await self.apply(producer, engine)
+        version, declaration, entries = await self._registry(producer).read()
+        if version > self._version:
+            return self._outdated(version)
+        if version < self._version or declaration == self._declaration():
+            return await self.apply(producer, store)
         done = Applied()
-        for one in self:
-            said = applied.get(one.id)
-            if said and json.loads(said)["fingerprint"] == self._fingerprint(one):
-                written = await self._write(one, producer, engine, only_if_broken=True)
-                (done.written if written else done.unchanged).append(one.id)
+        for schedule in self:
+            entry = entries.get(schedule.id)
+            if entry and entry["fingerprint"] == self._fingerprint(schedule):
+                await self._keep(schedule, entry, producer, store, done)
         return done
 
-    async def _write(
-        self, one: Schedule, producer: Queues, engine: AsyncEngine, *, only_if_broken: bool
-    ) -> bool:
-        queue = producer.queue(self._jobs[one.job].queue)
-        state = (await self._states(engine)).get(one.id)
-        now = await _server_millis(producer.redis)  # one clock for all instances
-        expected = one.cadence.next_after(max(now, state.last_slot if state else 0))
-        if only_if_broken and await _sound(queue, one, expected, now):
-            return False
-        repeat: dict[str, Any] = {"pattern": one.cron, "tz": one.tz}
-        if one.every is not None:
-            repeat = {"every": round(one.every * 1000), "startDate": expected}
-        job_type = self._jobs[one.job]
-        ref = JobRef(job_type.queue, one.job, f"repeat:{one.id}", "")
-        options = producer.outgoing(ref, JobRequest(one.job, one.payload, key="", priority=one.priority)).opts
-        options |= {"attempts": job_type.retry.attempts}
-        del options["jobId"]
-        scheduler = JobScheduler(queue, repeat_strategy=lambda _millis, _opts: expected)
-        await scheduler.upsertJobScheduler(one.id, repeat, one.job, self._data(one), options)
-        return True
+    async def _keep(
+        self,
+        schedule: Schedule,
+        entry: dict[str, Any] | None,
+        producer: Queues,
+        store: AsyncEngine,
+        done: Applied,
+    ) -> None:
+        """Write the schedule if it is new, changed or broken; `entry`: how it stood in the registry."""
+        queue = producer.queue(self._jobs[schedule.job].queue)
+        fingerprint, when = self._fingerprint(schedule), str(schedule.cadence)
+        same = entry is not None and entry["fingerprint"] == fingerprint
+        score = await producer.redis.zscore(queue.toKey("repeat"), schedule.id)
+        now = await server_millis(producer.redis)
+        row = (await history.past(store)).get(schedule.id)
+        # A last slot in the future was noted by a clock that was ahead.
+        last = row.last_slot if row and row.last_slot <= now + history.EARLY else 0
+        slot = schedule.cadence.next_after(max(now, last))
+        if same and await _is_sound(queue, schedule, score, slot, now):
+            done.unchanged.append(schedule.id)
+            return
+        changed = entry is not None and entry.get("when", when) != when
+        since = now if changed else (entry or {}).get("since", 0)
+        if score is not None and score > now:
+            # Of an interval, BullMQ would keep the slot for which a job waits, be it an hour too late.
+            await queue.removeJobScheduler(schedule.id)
+        job_id = f"repeat:{schedule.id}:{slot}"
+        if await queue.getJobState(job_id) in ("completed", "failed"):
+            await queue.remove(job_id)  # it ran early, by a clock that was ahead: free its id
+        repeat: dict[str, Any] = {"pattern": schedule.cron, "tz": schedule.tz}
+        if schedule.every is not None:
+            repeat = {"every": round(schedule.every * 1000)}
+        options, data = self._options(schedule, producer), self._data(schedule, since)
+        await bullmq_scheduler.add(
+            queue, schedule.id, slot, schedule.job, data, options, repeat=repeat, now=now
+        )
+        entry = {"queue": queue.name, "fingerprint": fingerprint, "when": when, "since": since}
+        await self._registry(producer).put(schedule.id, entry)
+        done.written.append(schedule.id)
 
-    def _data(self, one: Schedule) -> dict[str, Any]:
-        said = {"id": one.id, **{k: v for k, v in asdict(one.cadence).items() if v is not None}}
-        data = {**self._jobs.encode(one.job, one.payload), FIELD: said}
-        return self._sign(one.job, f"repeat:{one.id}", data) if self._sign else data
+    def _options(self, schedule: Schedule, producer: Queues) -> dict[str, Any]:
+        job_type = self._jobs[schedule.job]
+        ref = JobRef(job_type.queue, schedule.job, f"repeat:{schedule.id}", "")
+        request = JobRequest(schedule.job, schedule.payload, key="", priority=schedule.priority)
+        options = producer.outgoing(ref, request).opts | {"attempts": job_type.retry.attempts}
+        del options["jobId"]  # each tick has its own
+        return options
 
-    def _fingerprint(self, one: Schedule) -> str:
-        body = self._jobs.encode(one.job, one.payload)
-        what = [one.job, self._jobs[one.job].queue, asdict(one.cadence), str(one.priority), body]
+    def _data(self, schedule: Schedule, since: int) -> dict[str, Any]:
+        cadence = {key: value for key, value in asdict(schedule.cadence).items() if value is not None}
+        body = self._jobs.encode(schedule.job, schedule.payload)
+        data = {**body, FIELD: {"id": schedule.id, **cadence, "since": since}}
+        return self._sign(schedule.job, f"repeat:{schedule.id}", data) if self._sign else data
+
+    def _fingerprint(self, schedule: Schedule) -> str:
+        body = self._jobs.encode(schedule.job, schedule.payload)
+        when, queue = asdict(schedule.cadence), self._jobs[schedule.job].queue
+        what = [schedule.job, queue, when, str(schedule.priority), body]
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
-    async def _applied(self, producer: Queues) -> dict[str, str]:
-        client: Any = producer.redis
-        found: dict[str, str] = await client.hgetall(self._registry(producer))
-        return found
+    def _declaration(self) -> str:
+        each = sorted(f"{schedule.id} {self._fingerprint(schedule)}" for schedule in self)
+        return hashlib.sha256("\n".join(each).encode()).hexdigest()[:16]
 
-    def _registry(self, producer: Queues) -> str:
-        return f"{producer.prefix}-schedules:{self._owner}"
+    def _outdated(self, later: int) -> Applied:
+        if not self._told:
+            self._told = True
+            text = "version %d of the schedules is in force: this instance declares version %d and changes nothing"
+            log.warning(text, later, self._version)
+        return Applied(later=later)
 
-    async def _take_over_renamed(self, engine: AsyncEngine) -> None:
-        """The last slot moves to the new id: a slot that ran under the old one is not run again."""
-        for one in self:
-            async with begin(engine) as tx:
-                for old in one.was:
-                    taken = select(schedule_state.c.id).where(schedule_state.c.id == one.id)
-                    if (await tx.execute(taken)).first() is None:
-                        for table in (schedule_state, missed_slots):
-                            await tx.execute(update(table).where(table.c.id == old).values(id=one.id))
-                    for table in (schedule_state, missed_slots):
-                        await tx.execute(delete(table).where(table.c.id == old))
+    def _registry(self, producer: Queues) -> ScheduleRegistry:
+        return ScheduleRegistry(producer.redis, f"{producer.prefix}-schedules:{self._owner}")
 
     # -- running a tick ------------------------------------------------------------------------------------
 
-    async def begin(self, ctx: JobContext, store: AsyncEngine) -> Lease | None:
+    async def begin(self, run: JobContext, store: AsyncEngine) -> Lease | None:
         """Counts what was missed, spreads, keeps ticks apart: the lease to hold while this one runs."""
-        tick = tick_of(ctx.job_id, ctx.job.data)
-        one = self._all.get(tick.schedule) if tick else None
-        if tick is None or one is None:  # another application's, or one that was removed a moment ago
+        tick = tick_of(run.job_id, run.job.data)
+        schedule = self._all.get(tick.schedule) if tick else None
+        if tick is None or schedule is None:  # another application's, or one that was removed a moment ago
             return None
-        wait = tick.slot / 1000 + _spread(one, tick.slot) - time.time()
-        if wait > (0.05 if one.jitter else EARLY):
-            raise Snooze(wait, "its slot has not come")
-        await self._note(store, one, tick.slot)
-        if one.when_late == "skip" and one.cadence.next_after(tick.slot) <= time.time() * 1000:
-            await self._count(store, one.id, "skipped")
+        now = await server_millis(run.job.queue.client)
+        wait = tick.slot + _spread(schedule, tick.slot) - now
+        if wait > history.EARLY:
+            raise Snooze(wait / 1000, "its slot has not come")
+        await history.note_start(store, tick, now)
+        if schedule.when_late == "skip" and tick.cadence.next_after(tick.slot) <= now:
+            await history.count_skipped(store, schedule.id)
             raise Cancelled("skipped: the next tick is due as well")
-        lease = Lease(ctx.job.queue.client, f"schedule:{one.id}", ttl=self._lease, label=str(tick.slot))
+        lease = Lease(run.job.queue.client, f"schedule:{schedule.id}", ttl=self._lease, label=str(tick.slot))
         holder = await lease.holder()
-        if holder is not None and one.overlap == "skip" and holder != str(tick.slot):
-            await self._count(store, one.id, "skipped")
+        if holder is not None and schedule.overlap == "skip" and holder != str(tick.slot):
+            await history.count_skipped(store, schedule.id)
             raise Cancelled("skipped: the tick before it still runs")
         return lease  # held by the pipeline while the handler runs; when it is taken, the tick waits
 
-    async def _note(self, engine: AsyncEngine, one: Schedule, slot: int) -> None:
-        dialect = postgresql if is_postgres(engine) else sqlite
-        t, mine = schedule_state.c, schedule_state.c.id == one.id
-        fresh = dialect.insert(schedule_state).values(id=one.id, last_slot=slot, ticks=1, missed=0, skipped=0)
-        missed: Sequence[int] = ()
-        async with begin(engine) as tx:
-            if (await tx.execute(fresh.on_conflict_do_nothing().returning(t.id))).first() is not None:
-                return
-            last = await tx.scalar(select(t.last_slot).where(mine).with_for_update())
-            if last is None:
-                return  # renamed this very moment
-            values: dict[str, Any] = {"ticks": t.ticks + 1}
-            if slot > last:
-                missed = one.cadence.between(last, slot)
-                values |= {"last_slot": slot, "missed": t.missed + len(missed)}
-                await _remember(tx, one.id, missed)
-            elif await _forget(tx, one.id, slot):
-                values["missed"] = t.missed - 1
-            else:
-                return  # the same slot again, after a crash or a retry
-            await tx.execute(update(schedule_state).where(mine).values(**values))
-        if missed:
-            fields = {"schedule": one.id, "missed": len(missed), "slot": slot}
-            log.warning("ticks missed", extra={"fields": fields})
-
-    async def _count(self, engine: AsyncEngine, schedule_id: str, column: str) -> None:
-        mine, counter = schedule_state.c.id == schedule_id, schedule_state.c[column]
-        async with begin(engine) as tx:
-            await tx.execute(update(schedule_state).where(mine).values({column: counter + 1}))
-
     # -- looking -------------------------------------------------------------------------------------------
 
-    async def states(self, producer: Queues, engine: AsyncEngine) -> list[ScheduleState]:
+    async def states(self, producer: Queues, store: AsyncEngine) -> list[ScheduleState]:
         """Every declared schedule with its next slot, and what became of the earlier ones."""
-        found, kept = [], await self._states(engine)
-        for one in self:
-            score = await producer.redis.zscore(
-                producer.queue(self._jobs[one.job].queue).toKey("repeat"), one.id
-            )
-            row, slot = kept.get(one.id), None if score is None else int(score)
-            past = (row.last_slot, row.ticks, row.missed, row.skipped) if row else ()
-            found.append(ScheduleState(one, slot, *past))
+        found, past = [], await history.past(store)
+        for schedule in self:
+            repeat = producer.queue(self._jobs[schedule.job].queue).toKey("repeat")
+            score, row = await producer.redis.zscore(repeat, schedule.id), past.get(schedule.id)
+            counts = (row.last_slot, row.ticks, row.missed, row.skipped) if row else ()
+            found.append(ScheduleState(schedule, None if score is None else int(score), *counts))
         return found
 
-    async def _states(self, engine: AsyncEngine) -> dict[str, Any]:
-        async with read(engine) as connection:
-            return {row.id: row for row in await connection.execute(select(schedule_state))}
 
-
-def _check(one: Schedule, jobs: JobTypes) -> None:
-    if not isinstance(one.id, str) or not re.fullmatch(r"[a-z0-9-]{1,60}", one.id):
-        raise InvalidSchedule(f"schedule id {one.id!r}: lower-case letters, digits and dashes, up to 60")
+def _check(schedule: Schedule, jobs: JobTypes) -> None:
+    if not isinstance(schedule.id, str) or not re.fullmatch(r"[a-z0-9-]{1,60}", schedule.id):
+        raise InvalidSchedule(f"schedule id {schedule.id!r}: lower-case letters, digits and dashes, up to 60")
     try:
-        cadence = one.cadence
-        jobs.encode(one.job, one.payload)
+        cadence = schedule.cadence
+        jobs.encode(schedule.job, schedule.payload)
     except JobError as error:
-        raise InvalidSchedule(f"schedule {one.id}: {error}") from None
-    if one.overlap not in ("skip", "queue") or one.when_late not in ("run", "skip"):
-        raise InvalidSchedule(f"schedule {one.id}: overlap is skip or queue, when_late is run or skip")
-    if not 0 <= one.jitter < 86_400 or (cadence.every is not None and one.jitter >= cadence.every):
-        raise InvalidSchedule(f"schedule {one.id}: jitter {one.jitter!r} must be shorter than its interval")
+        raise InvalidSchedule(f"schedule {schedule.id}: {error}") from None
+    if schedule.overlap not in ("skip", "queue") or schedule.when_late not in ("run", "skip"):
+        raise InvalidSchedule(f"schedule {schedule.id}: overlap is skip or queue, when_late is run or skip")
+    if not 0 <= schedule.jitter < 86_400 or (cadence.every is not None and schedule.jitter >= cadence.every):
+        raise InvalidSchedule(
+            f"schedule {schedule.id}: jitter {schedule.jitter!r} must be shorter than its interval"
+        )
 
 
-async def _remember(tx: AsyncConnection, schedule_id: str, slots: Sequence[int]) -> None:
-    if not slots:
-        return
-    rows = [{"id": schedule_id, "slot": slot} for slot in slots[-REMEMBERED:]]
-    await tx.execute(insert(missed_slots), rows)
-    mine = missed_slots.c.id == schedule_id
-    too_many = select(missed_slots.c.slot).where(mine).order_by(missed_slots.c.slot.desc())
-    oldest = await tx.scalar(too_many.offset(REMEMBERED).limit(1))
-    if oldest is not None:
-        await tx.execute(delete(missed_slots).where(mine, missed_slots.c.slot <= oldest))
+def _spread(schedule: Schedule, slot: int) -> float:
+    """In milliseconds, the same in every process."""
+    return random.Random(f"{schedule.id}:{slot}").random() * schedule.jitter * 1000
 
 
-async def _forget(tx: AsyncConnection, schedule_id: str, slot: int) -> bool:
-    """True: the slot was reported as missed, and from now on it is not."""
-    this = missed_slots.c.id == schedule_id, missed_slots.c.slot == slot
-    return (await tx.execute(delete(missed_slots).where(*this))).rowcount == 1
-
-
-def _spread(one: Schedule, slot: int) -> float:
-    return random.Random(f"{one.id}:{slot}").random() * one.jitter  # the same in every process
-
-
-async def _sound(queue: Queue, one: Schedule, expected: int, now: int) -> bool:
-    """Is a job for the right slot on its way?"""
-    client: Any = queue.client
-    score = await client.zscore(queue.toKey("repeat"), one.id)
+async def _is_sound(queue: Queue, schedule: Schedule, score: float | None, expected: int, now: int) -> bool:
+    """Is a job for the right slot on its way? `score` was read before `now`."""
     if score is None:
         return False
     slot = int(score)
-    state = str(await queue.getJobState(f"repeat:{one.id}:{slot}"))
+    state = str(await queue.getJobState(f"repeat:{schedule.id}:{slot}"))
     if state in ("completed", "failed", "unknown"):
         # Its successor is added when it starts, so a moment later all is well: only an old one is a dead end.
-        return slot > now - 60_000 and state != "unknown"
-    return slot <= now or slot == expected or one.every is not None
-
-
-async def _server_millis(redis: Redis) -> int:
-    seconds, micros = await redis.time()
-    return int(seconds) * 1000 + int(micros) // 1000
+        return now - 60_000 < slot <= now + history.EARLY and state != "unknown"
+    if slot <= now or slot == expected:
+        return True
+    # Or the expected one was taken a little early, and waits or runs already.
+    taken = str(await queue.getJobState(f"repeat:{schedule.id}:{expected}"))
+    return taken != "unknown" and slot == schedule.cadence.next_after(expected)
 
 
 def ticking(schedules: Schedules, store: AsyncEngine) -> Step:
@@ -407,11 +365,11 @@ class ScheduleKeeper(Periodic):
     def __init__(
         self, schedules: Schedules, producer: Queues, store: AsyncEngine, *, every: float = 30.0
     ) -> None:
-        super().__init__("looking after the schedules", self._keep, every=every)
+        super().__init__("looking after the schedules", self._look, every=every, retry=1.0)
         self._schedules, self._producer, self._store = schedules, producer, store
         self._how = schedules.apply
 
-    async def _keep(self) -> None:
+    async def _look(self) -> None:
         done = await self._how(self._producer, self._store)
         if done.written or done.removed:
             log.info(

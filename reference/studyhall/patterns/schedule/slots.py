@@ -14,9 +14,11 @@ asked for wall-clock times only and the zone is applied here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from itertools import product
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -99,16 +101,17 @@ class Cadence:
         return min(found)
 
     def _slots_from(self, wall: datetime, zone: ZoneInfo) -> Iterator[int]:
-        assert self.cron is not None
-        hourly = self.cron.split()[-4].startswith("*")
         times = croniter(self.cron, wall, second_at_beginning=True)
         while True:
-            at: datetime = times.get_next(datetime)
-            first, second = (at.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
-            yield _millis(first)
-            # In a gap the second reading is the earlier one; only a repeated hour has a later one.
-            if hourly and _millis(second) > _millis(first):
-                yield _millis(second)
+            yield from self._slots_at(times.get_next(datetime), zone)
+
+    def _slots_at(self, wall: datetime, zone: ZoneInfo) -> Iterator[int]:
+        assert self.cron is not None
+        first, second = (_millis(wall.replace(tzinfo=zone, fold=fold)) for fold in (0, 1))
+        yield first
+        # In a gap the second reading is the earlier one; only a repeated hour has a later one.
+        if second > first and self.cron.split()[-4].startswith("*"):
+            yield second
 
     def is_slot(self, millis: int) -> bool:
         if self.next_after(millis - 1) == millis:
@@ -118,15 +121,54 @@ class Cadence:
         repeat = {"pattern": self.cron, "tz": self.tz}
         return self.cron is not None and default_repeat_strategy(millis - 1, repeat) == millis
 
-    def between(self, first: int, last: int, *, limit: int = 10_000) -> Sequence[int]:
-        """The slots strictly between the two; of an interval the latest `limit`, of cron the first."""
+    def missed(self, first: int, last: int, keep: int) -> tuple[int, list[int]]:
+        """How many slots lie strictly between the two, and the latest `keep` of them, in order.
+
+        Counted by whole days: asking croniter for one slot after the other took 3.4 s for 10,000 of them.
+        """
         if self.every is not None:
             step = round(self.every * 1000)
-            return range((first // step + 1) * step, last, step)[-limit:]
-        found: list[int] = []
-        while (slot := self.next_after(found[-1] if found else first)) < last and len(found) < limit:
-            found.append(slot)
-        return found
+            grid = range((first // step + 1) * step, last, step)
+            return len(grid), list(grid[-keep:])
+        if self.next_after(first) >= last:
+            return 0, []
+        count, latest, zone = 0, list[int](), ZoneInfo(self.tz)
+        times = self._times_of_day()
+        begin, end = (_utc(moment).astimezone(zone).date() for moment in (first, last))
+        day = end + timedelta(days=1)  # a time that the clock skips may move over midnight
+        while day >= begin - timedelta(days=1):
+            if self._runs_on(day):
+                base, slots = self._slots_of(day, times, zone)
+                low, high = bisect_right(slots, first - base), bisect_left(slots, last - base)
+                count += max(0, high - low)
+                latest += [base + slot for slot in slots[max(low, high - keep + len(latest)) : high]][::-1]
+            day -= timedelta(days=1)
+        return count, latest[::-1]
+
+    def _times_of_day(self) -> list[int]:
+        """In milliseconds since midnight."""
+        fields, _ = croniter.expand(self.cron, second_at_beginning=True)
+        minutes, hours, seconds = fields[0], fields[1], (*fields[5:], [0])[0]
+        every = [
+            range(size) if values == ["*"] else values
+            for values, size in ((hours, 24), (minutes, 60), (seconds, 60))
+        ]
+        return sorted((3600 * hour + 60 * minute + second) * 1000 for hour, minute, second in product(*every))
+
+    def _runs_on(self, day: date) -> bool:
+        assert self.cron is not None
+        days = self.cron.split()[-3:]
+        midnight = datetime(day.year, day.month, day.day)
+        return days == ["*", "*", "*"] or bool(croniter.match(f"0 0 {' '.join(days)}", midnight))
+
+    def _slots_of(self, day: date, times: list[int], zone: ZoneInfo) -> tuple[int, list[int]]:
+        """A base, and the slots of the day counted from it."""
+        midnight = datetime(day.year, day.month, day.day)
+        start, end = ((midnight + timedelta(days=more)).replace(tzinfo=zone) for more in (0, 1))
+        if start.utcoffset() == end.utcoffset():
+            return _millis(start), times
+        wall_times = (midnight + timedelta(milliseconds=time) for time in times)
+        return 0, sorted({slot for at in wall_times for slot in self._slots_at(at, zone)})
 
     def __str__(self) -> str:
         return f"every {self.every:g} s" if self.every is not None else f"{self.cron} ({self.tz})"
@@ -134,27 +176,38 @@ class Cadence:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One slot of one schedule."""
+    """One slot of one schedule. `declared` is what the schedule said when the tick was planned: another
+    version of the application may declare it otherwise by now. Trust it after the signature is verified."""
 
     schedule: str
     slot: int  # epoch milliseconds
+    declared: Mapping[str, Any]
 
     @property
     def at(self) -> datetime:
         return _utc(self.slot)
 
+    @property
+    def cadence(self) -> Cadence:
+        return Cadence(self.declared.get("cron"), self.declared.get("tz", "UTC"), self.declared.get("every"))
+
+    @property
+    def since(self) -> int:
+        """When its cron or interval was changed last: earlier slots are not its own."""
+        return int(self.declared.get("since", 0))
+
 
 def tick_of(job_id: str, data: object) -> Tick | None:
     """The tick that a job of a scheduler stands for; None for every other job."""
-    said = data.get(FIELD) if isinstance(data, dict) else None
-    if not isinstance(said, dict):
+    declared = data.get(FIELD) if isinstance(data, dict) else None
+    if not isinstance(declared, dict):
         return None
     match = re.fullmatch(r"repeat:([a-z0-9-]{1,60}):([0-9]{1,15})", str(job_id))
-    if match is None or match[1] != said.get("id"):
+    if match is None or match[1] != declared.get("id"):
         raise ForgedJob(
             "the job says it belongs to a schedule, but its id is not one of that schedule's ticks"
         )
-    return Tick(match[1], int(match[2]))
+    return Tick(match[1], int(match[2]), declared)
 
 
 def signing_id(job_id: str, data: object) -> str:
@@ -167,10 +220,8 @@ def signing_id(job_id: str, data: object) -> str:
 
 def check_slot(job_id: str, data: Mapping[str, Any]) -> None:
     """Raise `ForgedJob` for a tick at a time that is not in its schedule."""
-    if tick := tick_of(job_id, data):
-        said = data[FIELD]
-        if not Cadence(said.get("cron"), said.get("tz", "UTC"), said.get("every")).is_slot(tick.slot):
-            raise ForgedJob(f"{tick.at:%Y-%m-%d %H:%M:%S} UTC is not a slot of schedule {tick.schedule}")
+    if (tick := tick_of(job_id, data)) and not tick.cadence.is_slot(tick.slot):
+        raise ForgedJob(f"{tick.at:%Y-%m-%d %H:%M:%S} UTC is not a slot of schedule {tick.schedule}")
 
 
 def _utc(millis: float) -> datetime:

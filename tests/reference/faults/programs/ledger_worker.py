@@ -54,9 +54,9 @@ async def reliable(options: argparse.Namespace) -> None:
         await worker.ready()
         say("ready")
 
-    given_back = await run_until_signalled([worker], grace=options.grace, on_ready=ready)
+    released = await run_until_signalled([worker], grace=options.grace, on_ready=ready)
     await close(store)
-    say("stopped", given_back=given_back)
+    say("stopped", released=released)
 
 
 async def naive(options: argparse.Namespace) -> None:

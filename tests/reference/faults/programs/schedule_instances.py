@@ -22,7 +22,8 @@ from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.store import create_all, metadata, open_store
 from studyhall.patterns.pipeline import Done, JobContext
-from studyhall.patterns.schedule import Schedule, Schedules, tick_of, ticking
+from studyhall.patterns.schedule import Schedule, ScheduleKeeper, Schedules, ticking
+from studyhall.patterns.schedule.slots import tick_of
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -48,7 +49,8 @@ def say(**event: Any) -> None:
 async def tick(ctx: JobContext, payload: Work) -> Done:
     found = tick_of(ctx.job_id, ctx.job.data)
     slot = found.slot if found else 0
-    say(event="start", slot=slot)
+    # By the real clock, whatever `--ahead` has made of time.time().
+    say(event="start", slot=slot, early=slot / 1000 - time.clock_gettime(time.CLOCK_REALTIME))
     await asyncio.sleep(payload.seconds)
 
     async def save(tx: AsyncConnection) -> None:
@@ -64,10 +66,17 @@ def job_types() -> JobTypes:
     return jobs
 
 
-def schedules(jobs: JobTypes, **options: Any) -> Schedules:
-    return Schedules(
-        jobs, [Schedule(**{"id": "beat", "job": "tick", **options})], lease=1.0, sign=Signer(KEYS).sign
-    )
+def schedules(jobs: JobTypes, *, version: int = 0, also: str | None = None, **options: Any) -> Schedules:
+    declared = [Schedule(**{"id": "beat", "job": "tick", **options})]
+    if also:
+        declared.append(Schedule(also, "tick", every=3600))
+    return Schedules(jobs, declared, version=version, lease=1.0, sign=Signer(KEYS).sign)
+
+
+def set_clock_ahead(seconds: float) -> None:
+    """The time of day of this process, as on a machine whose clock was set wrong."""
+    real = time.time
+    time.time = lambda: real() + seconds
 
 
 async def ours(args: argparse.Namespace) -> None:
@@ -75,7 +84,9 @@ async def ours(args: argparse.Namespace) -> None:
     await create_all(store)
     jobs, signer = job_types(), Signer(KEYS)
     producer = full_producer(jobs, args.redis, signer=signer, timeout=10)
-    declared = schedules(jobs, every=args.every, payload={"seconds": args.seconds}, overlap=args.overlap)
+    when = {"cron": args.cron} if args.cron else {"every": args.every}
+    more = {"payload": {"seconds": args.seconds}, "overlap": args.overlap}
+    declared = schedules(jobs, version=args.version, also=args.also, **when, **more)
     await declared.apply(producer, store)
     pipeline = full_pipeline(jobs, store, ticking(declared, store), signer=signer)
     worker = ReliableWorker(
@@ -84,6 +95,8 @@ async def ours(args: argparse.Namespace) -> None:
     running = asyncio.create_task(worker.run())
     await worker.ready()
     say(event="ready")
+    if args.heal:
+        await ScheduleKeeper(declared, producer, store, every=args.heal).run()
     await running
 
 
@@ -113,12 +126,18 @@ def main() -> None:
     parser.add_argument("--redis", required=True)
     parser.add_argument("--store", default="")
     parser.add_argument("--every", type=float, default=0.3)
+    parser.add_argument("--cron")
+    parser.add_argument("--version", type=int, default=0)
+    parser.add_argument("--also")
+    parser.add_argument("--heal", type=float, default=0.0)
+    parser.add_argument("--ahead", type=float, default=0.0)
     parser.add_argument("--seconds", type=float, default=0.05)
     parser.add_argument("--overlap", default="queue")
     parser.add_argument("--ttl", type=float, default=1.0)
     parser.add_argument("--skew", type=float, default=0.0)
     parser.add_argument("--ticks", type=int, default=10)
     args = parser.parse_args()
+    set_clock_ahead(args.ahead)
     asyncio.run(ours(args) if args.kind == "ours" else cron_lock(args))
 
 

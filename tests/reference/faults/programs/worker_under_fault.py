@@ -44,7 +44,7 @@ async def main() -> None:
 
         url = f"redis://127.0.0.1:{SPEC['port']}/0"
         worker = ReliableWorker(SPEC["queue"], process, url=url, on_error=_report, **options)
-    for event in ("completed", "failed", "lost", "given_back"):
+    for event in ("completed", "failed", "lost", "released"):
         worker.on(event, lambda job, *_, event=event: say(event, job=job.id))
     worker.on("stalled", lambda job_id: say("stalled", job=job_id))
     worker.on("error", lambda *_: None)

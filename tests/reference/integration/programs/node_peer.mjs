@@ -1,4 +1,4 @@
-// The Node.js side of the interoperability tests: node node_peer.mjs <produce|work|flow> <port>
+// The Node.js side of the interoperability tests: node node_peer.mjs <produce|work|hold|flow|workers> <port>
 import { FlowProducer, Queue, QueueEvents, Worker } from "bullmq";
 
 const [mode, port] = process.argv.slice(2);
@@ -41,6 +41,22 @@ if (mode === "produce") {
   new Worker("flow-parent", async (job) => Object.values(await job.getChildrenValues()).reduce((a, b) => a + b),
     { connection });
   say("ready", {});
+} else if (mode === "hold") {
+  // A worker with everything at its default that is busy for good with its first job.
+  new Worker("held", async (job) => {
+    say("start", { name: job.name });
+    await new Promise(() => {});
+  }, { connection });
+  say("ready", {});
+} else if (mode === "workers") {
+  // How many workers a dashboard would show.
+  const seen = {};
+  for (const name of ["zürich", "plain"]) {
+    const queue = new Queue(name, { connection });
+    seen[name] = await queue.getWorkersCount();
+    await queue.close();
+  }
+  say("workers", seen);
 } else if (mode === "flow") {
   // A flow whose parent and children are run by Python.
   const flow = new FlowProducer({ connection });

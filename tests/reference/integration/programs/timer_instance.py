@@ -15,7 +15,8 @@ from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.store import create_all, open_store
 from studyhall.patterns.pipeline import JobContext
-from studyhall.patterns.schedule import Schedule, Schedules, tick_of, ticking
+from studyhall.patterns.schedule import Schedule, Schedules, ticking
+from studyhall.patterns.schedule.keeper import tick_of
 from studyhall.patterns.timers import every
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 

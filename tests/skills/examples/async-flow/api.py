@@ -6,26 +6,31 @@ import os
 
 from fastapi import FastAPI, Header, HTTPException, Request
 
-from patterns import store
+from patterns.core.store import close, create_all, open_store
+from patterns.dead_letter import reason_of
+from patterns.idempotency import result_of
 from patterns.producer import JobRef, JobRequest, Producer, QueueUnavailable
 from patterns.progress_stream import ProgressStream
 from patterns.request_dedup import RequestDedup
+from patterns.typed_jobs import validated
 from patterns.wait_for_result import JobFailed, JobUnknown, Results, StillRunning
 from summaries import Summarise, jobs
 
 
 @contextlib.asynccontextmanager
 async def lifespan(app: FastAPI):
-    url, app.state.engine = os.environ["REDIS_URL"], store.open_store(os.environ["DATABASE_URL"])
-    await store.create_all(app.state.engine)
-    app.state.producer = Producer(jobs, url)
+    url, app.state.store = os.environ["REDIS_URL"], open_store(os.environ["DATABASE_URL"])
+    await create_all(app.state.store)
+    app.state.producer = Producer(url, validated(jobs))
     app.state.stream = ProgressStream(url, jobs.queues)
-    app.state.results = Results(app.state.stream, app.state.producer.redis, app.state.engine)
+    # What has left Redis is answered from the database.
+    kept = {"stored": result_of(app.state.store), "failed": reason_of(app.state.store)}
+    app.state.results = Results(app.state.stream, app.state.producer.redis, **kept)
     reading = asyncio.create_task(app.state.stream.run())  # held: one reader serves all clients
     yield
     reading.cancel()
     await app.state.producer.close()
-    await store.close(app.state.engine)
+    await close(app.state.store)
 
 
 app = FastAPI(lifespan=lifespan)
@@ -39,7 +44,7 @@ async def create(body: Summarise, request: Request, idempotency_key: str | None 
 
     try:
         caller = "the user's id, from your authentication"
-        dedup = RequestDedup(request.app.state.engine, "summaries")
+        dedup = RequestDedup(request.app.state.store, "summaries")
         return (await dedup.run(caller, idempotency_key, body.model_dump(), work)).value
     except QueueUnavailable as error:
         raise HTTPException(503, str(error), {"Retry-After": "5"}) from error
@@ -65,11 +70,15 @@ async def example(redis_url: str, store_url: str) -> None:
     import httpx2 as httpx
 
     from patterns.bullmq_worker import ReliableWorker
+    from patterns.idempotency.once import inboxes, once
     from patterns.pipeline import Pipeline
+    from patterns.progress import reporting
+    from patterns.typed_jobs import typed
 
     os.environ["DATABASE_URL"] = store_url
     async with lifespan(app):
-        worker = ReliableWorker("ai", Pipeline(jobs, app.state.engine), url=redis_url)
+        pipeline = Pipeline(typed(jobs), once(inboxes(app.state.store)), reporting())
+        worker = ReliableWorker("ai", pipeline, url=redis_url)
         running = asyncio.create_task(worker.run())
         seen = []
 

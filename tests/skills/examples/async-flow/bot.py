@@ -7,7 +7,7 @@ from fastapi import APIRouter, HTTPException, Request
 from patterns.deferred_reply import PONG, DeferredReplies, NotSigned, Unreadable, parse, verify
 from patterns.pipeline import JobContext
 from patterns.producer import JobRequest
-from patterns.retry import RetryPolicy
+from patterns.core.job import RetryPolicy
 from patterns.typed_jobs import JobTypes, Payload
 
 router, jobs = APIRouter(), JobTypes()
@@ -65,10 +65,12 @@ async def example(redis_url: str, store_url: str) -> None:
     from fastapi import FastAPI
     from nacl.signing import SigningKey
 
-    from patterns import store
+    from patterns.core.store import close, create_all, open_store
     from patterns.bullmq_worker import ReliableWorker
+    from patterns.idempotency.once import inboxes, once
     from patterns.pipeline import Pipeline
     from patterns.producer import Producer
+    from patterns.typed_jobs import typed, validated
 
     key, edits, calls = SigningKey.generate(), [], []
     os.environ["PUBLIC_KEY"] = key.verify_key.encode().hex()
@@ -84,10 +86,10 @@ async def example(redis_url: str, store_url: str) -> None:
         calls.append(question)
         return f"42, for {question}"
 
-    engine, app = store.open_store(store_url), FastAPI()
-    await store.create_all(engine)
+    store, app = open_store(store_url), FastAPI()
+    await create_all(store)
     app.include_router(router)
-    app.state.replies, app.state.producer = DeferredReplies(engine), Producer(jobs, redis_url)
+    app.state.replies, app.state.producer = DeferredReplies(store), Producer(redis_url, validated(jobs))
     body = json.dumps(
         {
             "id": "i1",
@@ -104,7 +106,9 @@ async def example(redis_url: str, store_url: str) -> None:
         "x-signature-ed25519": key.sign(stamp.encode() + body).signature.hex(),
     }
     services = SimpleNamespace(model=model, webhook=Webhook())
-    worker = ReliableWorker("chat", Pipeline(jobs, engine, services=services), url=redis_url)
+    worker = ReliableWorker(
+        "chat", Pipeline(typed(jobs), once(inboxes(store)), services=services), url=redis_url
+    )
     running = asyncio.create_task(worker.run())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
         assert (await client.post("/interactions", content=body + b" ", headers=good)).status_code == 401
@@ -118,4 +122,4 @@ async def example(redis_url: str, store_url: str) -> None:
     await running
     assert (edits, calls) == (["42, for why"], ["why"])
     await app.state.producer.close()
-    await store.close(engine)
+    await close(store)

@@ -24,7 +24,7 @@ async def refresh_prices(cache, fetch, stop) -> None:
 
 # [/timers]
 # [inline]
-from patterns.errors import Permanent, Transient
+from patterns.core.errors import Permanent, Transient
 from patterns.inline_retry import Budget, call
 
 budget = Budget(share=0.1)  # one per dependency and process

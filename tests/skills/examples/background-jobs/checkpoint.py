@@ -1,9 +1,12 @@
 # [use]
 from sqlalchemy import Column, Integer, Table, insert
 
-from patterns.pipeline import Done, JobContext
-from patterns.store import metadata
-from patterns.typed_jobs import Payload
+from patterns.checkpoint import checkpointed
+from patterns.core.store import metadata
+from patterns.idempotency.once import inboxes, once
+from patterns.pipeline import Done, JobContext, Pipeline
+from patterns.progress import reporting
+from patterns.typed_jobs import Payload, typed
 
 imported = Table("imported", metadata, Column("row", Integer, primary_key=True))
 BATCH = 100
@@ -26,6 +29,10 @@ async def import_rows(ctx: JobContext, payload: Import) -> Done:
     return Done({"rows": payload.rows})  # the checkpoint is cleared with the marker
 
 
+def pipeline(jobs, store) -> Pipeline:  # ctx.progress and ctx.checkpoint come from the last two steps
+    return Pipeline(typed(jobs), once(inboxes(store)), reporting(), checkpointed(store))
+
+
 # [/use]
 
 
@@ -34,15 +41,14 @@ async def example(redis_url: str, store_url: str) -> None:
 
     from sqlalchemy import select
 
-    from patterns import store
+    from patterns.core.store import close, create_all, open_store, read
     from patterns.bullmq_worker import ReliableWorker
-    from patterns.pipeline import Pipeline
     from patterns.producer import JobRequest, Producer
-    from patterns.retry import RetryPolicy
-    from patterns.typed_jobs import JobTypes
+    from patterns.core.job import RetryPolicy
+    from patterns.typed_jobs import JobTypes, validated
 
-    starts, jobs, engine = [], JobTypes(), store.open_store(store_url)
-    await store.create_all(engine)
+    starts, jobs, store = [], JobTypes(), open_store(store_url)
+    await create_all(store)
 
     async def crashing(ctx: JobContext, payload: Import) -> Done:
         starts.append(ctx.checkpointed)
@@ -55,9 +61,9 @@ async def example(redis_url: str, store_url: str) -> None:
     jobs.register(
         name="import", payload=Import, handler=crashing, retry=RetryPolicy(base=0.01, cap=0.02, attempts=3)
     )
-    producer = Producer(jobs, redis_url)
+    producer = Producer(redis_url, validated(jobs))
     await producer.enqueue(JobRequest("import", Import(rows=350), key="file-1"))
-    worker = ReliableWorker("default", Pipeline(jobs, engine), url=redis_url)
+    worker = ReliableWorker("default", pipeline(jobs, store), url=redis_url)
     running = asyncio.create_task(worker.run())
     async with asyncio.timeout(20):
         while await producer.queue("default").getCompletedCount() < 1:
@@ -65,7 +71,7 @@ async def example(redis_url: str, store_url: str) -> None:
     await worker.drain(5)
     await running
     assert starts == [None, 200], starts
-    async with store.read(engine) as tx:
+    async with read(store) as tx:
         assert len((await tx.execute(select(imported))).all()) == 350
     await producer.close()
-    await store.close(engine)
+    await close(store)

@@ -1,20 +1,18 @@
 # [use]
-from datetime import timedelta
-
 from patterns.dead_letter import list_letters, purge, replay, replay_many, show, sweep
 
 
-async def operate(engine, redis, alert) -> None:
+async def operate(store, redis, alert) -> None:
     """`redis` from connections.producer_client; `alert` is async, gets the letter, may be called twice per id."""
-    await sweep(["credits", "mail"], redis, engine, alert=alert)  # every 5 s, in every worker process
-    for letter in await list_letters(engine, queue="credits", limit=20):
-        history = await show(engine, letter.id)  # earlier deaths of the same job
+    await sweep(["credits", "mail"], redis, store, alert=alert)  # every 5 s, in every worker process
+    for letter in await list_letters(store, queue="credits", limit=20):
+        history = await show(store, letter.id)  # earlier deaths of the same job
         print(letter.id, letter.name, letter.cause, letter.reason, letter.attempts_made, len(history))
         await replay(
-            engine, redis, letter.id
+            store, redis, letter.id
         )  # same id, payload, trace; fresh attempts. Refuses with a named error
-    await replay_many(engine, redis, queue="mail", per_second=5)  # after the fix, gently
-    await purge(engine, timedelta(days=60))  # shorter than idempotency markers are kept
+    await replay_many(store, redis, queue="mail", per_second=5)  # after the fix, gently
+    await purge(store, 60 * 24 * 3600)  # seconds; shorter than idempotency markers are kept
 
 
 # [/use]
@@ -23,11 +21,11 @@ async def operate(engine, redis, alert) -> None:
 async def example(redis_url: str, store_url: str) -> None:
     from bullmq import Queue
 
-    from patterns import store
-    from patterns.connections import producer_client
+    from patterns.core.store import close, create_all, open_store
+    from patterns.core.connections import producer_client
 
-    redis, engine, alerts = producer_client(redis_url), store.open_store(store_url), []
-    await store.create_all(engine)
+    redis, store, alerts = producer_client(redis_url), open_store(store_url), []
+    await create_all(store)
     queue = Queue("credits", {"connection": redis})
     await queue.add("add-credit", {"v": 1}, {"jobId": "dead-1", "attempts": 1})
     await redis.lrem("bull:credits:wait", 0, "dead-1")
@@ -37,8 +35,8 @@ async def example(redis_url: str, store_url: str) -> None:
     async def alert(letter) -> None:
         alerts.append(letter.job_id)
 
-    await operate(engine, redis, alert)
+    await operate(store, redis, alert)
     assert alerts == ["dead-1"]
     assert await (await queue.getJob("dead-1")).getState() == "waiting", "replayed under its own id"
-    await store.close(engine)
+    await close(store)
     await redis.aclose()

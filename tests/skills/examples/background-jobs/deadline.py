@@ -2,7 +2,8 @@
 import asyncio
 import sys
 
-from patterns.deadline import Deadline, owned_process, run_within
+from patterns.core.job import Deadline
+from patterns.deadline import owned_process, run_within
 from patterns.typed_jobs import JobTypes, Payload
 
 jobs = JobTypes()

@@ -1,16 +1,17 @@
 # [use]
 from sqlalchemy import Column, Integer, String, Table, insert
 
-from patterns.idempotency import Inbox, fingerprint, provider_key
-from patterns.store import metadata
+from patterns.core.job import provider_key
+from patterns.idempotency import Inbox, fingerprint
+from patterns.core.store import metadata
 
 refunds = Table("refunds", metadata, Column("order_id", String(40)), Column("cents", Integer))
 
 
-async def refund(engine, provider, order_id: str, cents: int) -> dict:
+async def refund(store, provider, order_id: str, cents: int) -> dict:
     """Outside a `Pipeline` (which does this for every job): safe to call any number of times."""
     key, mark = f"refund/{order_id}", fingerprint({"order_id": order_id, "cents": cents})
-    inbox = Inbox(engine, "refunds")
+    inbox = Inbox(store, "refunds")
     if stored := await inbox.seen(key, mark):
         return stored.result
     # Outside effect first, under a key that is the same in every retry, replay and process.
@@ -31,22 +32,22 @@ async def example(redis_url: str, store_url: str) -> None:
 
     from sqlalchemy import select
 
-    from patterns import store
+    from patterns.core.store import close, create_all, open_store, read
     from patterns.idempotency import KeyReused
 
     class Provider:
         async def refund(self, cents: int, idempotency_key: str) -> str:
             return idempotency_key[:6]
 
-    engine = store.open_store(store_url)
-    await store.create_all(engine)
-    results = await asyncio.gather(*(refund(engine, Provider(), "o1", 500) for _ in range(50)))
+    store = open_store(store_url)
+    await create_all(store)
+    results = await asyncio.gather(*(refund(store, Provider(), "o1", 500) for _ in range(50)))
     assert all(result == results[0] for result in results)
-    async with store.read(engine) as tx:
+    async with read(store) as tx:
         assert len((await tx.execute(select(refunds))).all()) == 1
     try:
-        await refund(engine, Provider(), "o1", 501)
+        await refund(store, Provider(), "o1", 501)
     except KeyReused:
-        await store.close(engine)
+        await close(store)
         return
     raise AssertionError("the same key with another payload is an error")

@@ -1,5 +1,5 @@
 # [use]
-from patterns.errors import Permanent
+from patterns.core.errors import Permanent
 from patterns.isolation import ProcessDied, SubprocessPool
 
 

@@ -11,10 +11,11 @@ import time
 from sqlalchemy import select, text
 
 from jobs import AddCredit, jobs
-from patterns import store
+from patterns.core.store import begin, close, create_all, open_store, read
 from patterns.engine import ensure_redis
 from patterns.idempotency import inbox
 from patterns.producer import JobRequest, Producer
+from patterns.typed_jobs import validated
 
 JOBS, KILLS = 200, int(os.environ.get("KILLS", "3"))
 
@@ -27,17 +28,17 @@ def test_kill_9_loses_and_doubles_nothing(tmp_path):
         return subprocess.Popen([sys.executable, "worker.py"], env=env)
 
     async def scenario():
-        engine = store.open_store(env["DATABASE_URL"])
-        await store.create_all(engine)
-        async with store.begin(engine) as tx:
+        store = open_store(env["DATABASE_URL"])
+        await create_all(store)
+        async with begin(store) as tx:
             await tx.execute(text("CREATE TABLE accounts (id TEXT PRIMARY KEY, cents INTEGER)"))
             await tx.execute(text("INSERT INTO accounts VALUES ('alice', 0)"))
 
         async def done():
-            async with store.read(engine) as tx:
+            async with read(store) as tx:
                 return len((await tx.execute(select(inbox.c.key))).all())
 
-        producer = Producer(jobs, redis.url)
+        producer = Producer(redis.url, validated(jobs))
         await producer.enqueue_many(
             [
                 JobRequest("add-credit", AddCredit(account="alice", cents=1), key=f"pay-{i}")
@@ -59,12 +60,12 @@ def test_kill_9_loses_and_doubles_nothing(tmp_path):
             await asyncio.sleep(0.1)
         worker.terminate()
         assert worker.wait(30) == 0  # drains and exits cleanly
-        async with store.read(engine) as tx:
+        async with read(store) as tx:
             assert (
                 await tx.execute(text("SELECT cents FROM accounts"))
             ).scalar_one() == JOBS  # lost: less, doubled: more
         await producer.close()
-        await store.close(engine)
+        await close(store)
 
     try:
         asyncio.run(scenario())

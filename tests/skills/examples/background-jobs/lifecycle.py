@@ -2,9 +2,9 @@
 from patterns.cancel import CancelWatcher, cancel
 
 
-async def stop_job(redis, engine, job_id: str) -> str:
+async def stop_job(redis, store, job_id: str) -> str:
     """In an API or a command line: `cancelled`, `stopping` (it runs right now) or `too-late` (it is done)."""
-    answers = await cancel(redis, engine, "credits", job_id, "the customer changed their mind")
+    answers = await cancel(redis, store, "credits", job_id, "the customer changed their mind")
     return next(answer.state for answer in answers if answer.job_id == job_id)
 
 
@@ -39,7 +39,7 @@ from patterns.producer import JobRequest
 
 
 def study(document: str, pictures: list[str]) -> JobRequest:
-    """Enqueue what this returns: all of it is added or nothing. Children run before their parent."""
+    """`Producer(…, flows=add_flow)` enqueues it: all of it or nothing. Children run before their parent."""
     steps = [JobRequest(name, {"document": document}, key=document) for name in ("extract", "graph", "quiz")]
     looks = [JobRequest("caption", {"picture": name}, key=name) for name in pictures]
     report = JobRequest("report", {"document": document}, key=document)
@@ -49,24 +49,24 @@ def study(document: str, pictures: list[str]) -> JobRequest:
 # [/flow]
 # [degraded]
 from patterns.degraded import DegradedProducer
-from patterns.pending_jobs import Drainer
+from patterns.degraded.pending import Drainer
 from patterns.producer import JobRequest
-from patterns.store import begin
+from patterns.core.store import begin
 
 
-async def place_order(degraded: DegradedProducer, engine, order, add_order) -> str:
+async def place_order(degraded: DegradedProducer, store, order, add_order) -> str:
     request = JobRequest("add-credit", {"account": order, "cents": 1}, key=order)
     await degraded.admit(request)  # valid, and room for it? Redis being away is no reason to refuse
-    async with begin(engine) as tx:
+    async with begin(store) as tx:
         await add_order(tx, order)
         await degraded.accept(tx, request)  # the row and its job exist both or not at all
     accepted = await degraded.hand_over(request)  # queued now, or by a Drainer when Redis is back
     return "queued" if accepted.queued else "accepted"
 
 
-def drainer(engine, producer) -> Drainer:
+def drainer(store, producer) -> Drainer:
     return Drainer(
-        engine, producer
+        store, producer
     )  # beside the workers: run_until_signalled([*workers, drainer(...)], grace=25)
 
 
@@ -76,12 +76,14 @@ import os
 
 from patterns.pipeline import Pipeline
 from patterns.producer import Producer
-from patterns.signed_payload import Signer
+from patterns.signed_payload import Signer, signed, signing
+from patterns.typed_jobs import typed, validated
 
 
-def signed(jobs, engine, url) -> tuple[Producer, Pipeline]:
+def sealed(jobs, url) -> tuple[Producer, Pipeline]:
     signer = Signer(os.environ["JOB_KEYS"].split(","))  # first key signs, all verify: rotate without a gap
-    return Producer(jobs, url, signer=signer), Pipeline(jobs, engine, signer=signer)
+    # The signature is checked before anything is read, and made when everything is said.
+    return Producer(url, validated(jobs), signing(signer)), Pipeline(signed(signer), typed(jobs))
 
 
 # [/sign]
@@ -89,16 +91,16 @@ def signed(jobs, engine, url) -> tuple[Producer, Pipeline]:
 
 async def example(redis_url: str, store_url: str) -> None:
     from jobs import AddCredit, jobs
-    from patterns import store
+    from patterns.core.store import close, create_all, open_store
 
-    engine = store.open_store(store_url)
-    await store.create_all(engine)
-    producer = Producer(jobs, redis_url)
+    store = open_store(store_url)
+    await create_all(store)
+    producer = Producer(redis_url, validated(jobs))
     ref = await remind(producer, "o1")
     await forget(producer, ref)
     ident = (await remind(producer, "o1")).id
-    assert await stop_job(producer.redis, engine, ident) == "cancelled"
-    assert (await stop_job(producer.redis, engine, ident)) in ("cancelled", "too-late")
+    assert await stop_job(producer.redis, store, ident) == "cancelled"
+    assert (await stop_job(producer.redis, store, ident)) in ("cancelled", "too-late")
     assert [child.name for child in study("d", ["p1"]).children] == ["quiz", "caption"]
 
     orders: list[str] = []
@@ -106,15 +108,15 @@ async def example(redis_url: str, store_url: str) -> None:
     async def add_order(tx, order) -> None:
         orders.append(order)
 
-    assert await place_order(DegradedProducer(producer, engine), engine, "o2", add_order) == "queued"
-    dead = Producer(jobs, "redis://127.0.0.1:1")
-    assert await place_order(DegradedProducer(dead, engine), engine, "o3", add_order) == "accepted"
+    assert await place_order(DegradedProducer(producer, store), store, "o2", add_order) == "queued"
+    dead = Producer("redis://127.0.0.1:1", validated(jobs))
+    assert await place_order(DegradedProducer(dead, store), store, "o3", add_order) == "accepted"
     await dead.close()
     assert orders == ["o2", "o3"]
     os.environ["JOB_KEYS"] = "k" * 32
-    sealed, _ = signed(jobs, engine, redis_url)
-    await sealed.enqueue(JobRequest("add-credit", AddCredit(account="a", cents=1), key="signed"))
-    assert "sig" in (await sealed.queue("credits").getJob("add-credit.signed")).data
-    await sealed.close()
+    safe, _ = sealed(jobs, redis_url)
+    await safe.enqueue(JobRequest("add-credit", AddCredit(account="a", cents=1), key="signed"))
+    assert "sig" in (await safe.queue("credits").getJob("add-credit.signed")).data
+    await safe.close()
     await producer.close()
-    await store.close(engine)
+    await close(store)

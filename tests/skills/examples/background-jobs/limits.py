@@ -1,17 +1,18 @@
 # [rate]
 from patterns.bullmq_worker import ReliableWorker
-from patterns.connections import producer_client
+from patterns.core.connections import producer_client
 from patterns.pipeline import Pipeline
-from patterns.rate_limit import queue_limit, tenant_limit
+from patterns.rate_limit import limited, queue_limit, tenant_limit
+from patterns.typed_jobs import typed
 
 
-def limited_workers(jobs, engine, url):
+def limited_workers(jobs, url):
     redis = producer_client(url)
-    # 2 jobs/s for each tenant, 5 at once; all tenants together 50/s. No attempt is spent by waiting.
+    # 2 jobs/s for each tenant, 5 at once; all tenants together 50/s. Waiting consumes no attempt.
     fair = tenant_limit(redis, 2, 5, tenant_of=lambda ctx, payload: payload.account, total=(50, 50))
-    shared = ReliableWorker("credits", Pipeline(jobs, engine, guards=[fair]), url=url)
+    shared = ReliableWorker("credits", Pipeline(typed(jobs), limited(fair)), url=url)
     # A plain queue-wide limit: the workers of all processes together start 10 jobs per second.
-    plain = ReliableWorker("mail", Pipeline(jobs, engine), url=url, limiter=queue_limit(10, per=1.0))
+    plain = ReliableWorker("mail", Pipeline(typed(jobs)), url=url, limiter=queue_limit(10, per=1.0))
     return shared, plain
 
 
@@ -25,7 +26,7 @@ def breaker_for(redis) -> CircuitBreaker:
 
 
 async def ask(breaker: CircuitBreaker, provider, prompt: str) -> str:
-    # While open: BreakerOpen, a ResourceBusy. The job waits and spends no attempt; do not catch it.
+    # While open: BreakerOpen, a ResourceBusy. The job waits and consumes no attempt; do not catch it.
     return await breaker.call(provider.complete, prompt)
 
 
@@ -33,10 +34,11 @@ async def ask(breaker: CircuitBreaker, provider, prompt: str) -> str:
 # [admission]
 from patterns.backpressure import Admission, Limits
 from patterns.producer import Producer
+from patterns.typed_jobs import validated
 
 
 def bounded_producer(jobs, url) -> Producer:
-    producer = Producer(jobs, url)
+    producer = Producer(url, validated(jobs))
     producer.admission = Admission(producer.redis, Limits(depth=10_000, age=300))
     return producer  # enqueue raises Overloaded(retry_after): answer 503 + Retry-After
 
@@ -46,13 +48,11 @@ def bounded_producer(jobs, url) -> Producer:
 
 async def example(redis_url: str, store_url: str) -> None:
     from jobs import jobs
-    from patterns import store
-    from patterns.backpressure import Overloaded
+    from patterns.core.errors import Overloaded
     from patterns.circuit_breaker import BreakerOpen
     from patterns.producer import JobRequest
 
-    engine = store.open_store(store_url)
-    for worker in limited_workers(jobs, engine, redis_url):
+    for worker in limited_workers(jobs, redis_url):
         await worker.drain(0)
     producer = bounded_producer(jobs, redis_url)
     producer.admission = Admission(producer.redis, Limits(depth=1), cache=0)
@@ -79,4 +79,3 @@ async def example(redis_url: str, store_url: str) -> None:
         refused = error.retry_after
     assert 0 < refused < 15, "a full queue refuses, and says for how long"
     await producer.close()
-    await store.close(engine)

@@ -2,6 +2,7 @@
 from pathlib import Path
 
 from patterns.claim_check import Blobs, Claim, needed_by_jobs
+from patterns.dead_letter import needed_by_letters
 from patterns.job_ids import job_id
 from patterns.producer import JobRequest, Producer
 from patterns.typed_jobs import Payload
@@ -23,23 +24,28 @@ async def extract(ctx, payload: Extract) -> dict:
     return {"bytes": path.stat().st_size}
 
 
-async def collect(blobs: Blobs, redis, engine) -> int:  # from a schedule, once an hour
-    return (await blobs.sweep("documents", needed_by_jobs(redis, engine))).deleted
+async def collect(blobs: Blobs, redis, store) -> int:  # from a schedule, once an hour
+    return (await blobs.sweep("documents", needed_by_jobs(redis, needed_by_letters(store)))).deleted
 
 
 # [/claim]
 # [retention]
-from patterns.retention import DEFAULT, purge
+from patterns import checkpoint, dead_letter, idempotency
+from patterns.retention import DEFAULT  # also: Producer(…, retention=DEFAULT)
 
 
-async def nightly(engine) -> None:
-    await purge(engine, DEFAULT)  # markers 60 days, dead letters 30, checkpoints 60
+async def nightly(store) -> None:  # seconds: markers 60 days, dead letters 30, checkpoints 60
+    await idempotency.purge(store, DEFAULT.markers_age)
+    await dead_letter.purge(store, DEFAULT.letters_age)
+    await checkpoint.purge(store, DEFAULT.checkpoints_age)
 
 
 # [/retention]
 # [health]
+from patterns import dead_letter
+from patterns.core.store import ping
 from patterns.health import measure, problems
-from patterns.health_alerts import Rule, evaluate
+from patterns.health.alerts import Rule, evaluate
 
 RULES = [
     Rule(
@@ -58,13 +64,13 @@ RULES = [
 ]
 
 
-async def check(redis, engine, queues, page_somebody) -> None:  # from a schedule; any number of instances
-    health = await measure(redis, engine, queues)
-    await evaluate(engine, health.signals(), RULES, send=page_somebody)
+async def check(redis, store, queues, page_somebody) -> None:  # from a schedule; any number of instances
+    health = await measure(redis, queues, letters=dead_letter.counts(store))
+    await evaluate(store, health.signals(), RULES, send=page_somebody)
 
 
-async def readyz(redis, engine) -> tuple[int, dict]:
-    found = await problems(redis, engine)  # {} when Redis and the database answer
+async def readyz(redis, store) -> tuple[int, dict]:
+    found = await problems(redis=redis.ping, database=lambda: ping(store))  # {} when both answer
     return (503 if found else 200), dict(found)
 
 
@@ -74,28 +80,28 @@ async def readyz(redis, engine) -> tuple[int, dict]:
 async def example(redis_url: str, store_url: str) -> None:
     from types import SimpleNamespace
 
-    from patterns import store
-    from patterns.typed_jobs import JobTypes
+    from patterns.core.store import close, create_all, open_store
+    from patterns.typed_jobs import JobTypes, validated
 
-    jobs, engine = JobTypes(), store.open_store(store_url)
-    await store.create_all(engine)
+    jobs, store = JobTypes(), open_store(store_url)
+    await create_all(store)
     jobs.register(name="extract", payload=Extract, handler=extract, queue="documents")
-    producer = Producer(jobs, redis_url)
+    producer = Producer(redis_url, validated(jobs))
     blobs = Blobs(Path(store_url.removeprefix("sqlite:///")).parent / "blobs")
     await upload(producer, blobs, "u1", b"x" * 100_000)
     data = (await producer.queue("documents").getJob("extract.u1")).data
     _, payload = jobs.decode("extract", data)
     ctx = SimpleNamespace(services=SimpleNamespace(blobs=blobs))
     assert await extract(ctx, payload) == {"bytes": 100_000}
-    assert await collect(blobs, producer.redis, engine) == 0
-    await nightly(engine)
+    assert await collect(blobs, producer.redis, store) == 0
+    await nightly(store)
     alerts = []
 
     async def page(alert) -> None:
         alerts.append(alert)
 
-    await check(producer.redis, engine, ["documents"], page)
+    await check(producer.redis, store, ["documents"], page)
     assert alerts == [], "one fresh job is no reason to wake anybody"
-    assert await readyz(producer.redis, engine) == (200, {})
+    assert await readyz(producer.redis, store) == (200, {})
     await producer.close()
-    await store.close(engine)
+    await close(store)

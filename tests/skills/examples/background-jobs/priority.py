@@ -13,8 +13,9 @@ async def example(redis_url: str, store_url: str) -> None:
     from jobs import jobs
     from patterns.bullmq_worker import ReliableWorker
     from patterns.producer import Producer
+    from patterns.typed_jobs import validated
 
-    producer, order = Producer(jobs, redis_url), []
+    producer, order = Producer(redis_url, validated(jobs)), []
     await producer.enqueue_many(
         [cleanup, *(JobRequest("add-credit", urgent.payload, key=f"n{i}") for i in range(3))]
     )

@@ -4,11 +4,12 @@ import os
 from fastapi import FastAPI, HTTPException
 
 from jobs import AddCredit, jobs
-from patterns.backpressure import Overloaded
+from patterns.core.errors import Overloaded
 from patterns.producer import JobRequest, Producer, QueueUnavailable
+from patterns.typed_jobs import validated
 
 app = FastAPI()
-producer = Producer(jobs, os.environ["REDIS_URL"])  # one per process
+producer = Producer(os.environ["REDIS_URL"], validated(jobs))  # one per process
 
 
 @app.post("/payments/{payment_id}/credit", status_code=202)

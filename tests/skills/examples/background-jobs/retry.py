@@ -3,7 +3,7 @@ import httpx2 as httpx
 # [use]
 import time
 
-from patterns.errors import Permanent, RateLimited, Transient
+from patterns.core.errors import Permanent, RateLimited, Transient
 from patterns.retry import parse_retry_after
 
 
@@ -12,7 +12,9 @@ def check(response) -> None:
     status = response.status_code
     if status == 429 or (status == 503 and "retry-after" in response.headers):
         wait = parse_retry_after(response.headers.get("retry-after"), time.time())
-        raise RateLimited(f"HTTP {status}", retry_after=wait if wait is not None else 5.0)  # no attempt spent
+        raise RateLimited(
+            f"HTTP {status}", retry_after=wait if wait is not None else 5.0
+        )  # consumes no attempt
     if status in (408, 425) or status >= 500:
         raise Transient(f"HTTP {status}")
     if status >= 400:
@@ -23,7 +25,8 @@ def check(response) -> None:
 
 
 async def example(redis_url: str, store_url: str) -> None:
-    from patterns.retry import Outcome, RetryPolicy, decide
+    from patterns.core.job import Outcome, RetryPolicy
+    from patterns.retry import decide
 
     seen = {}
     for status, headers in [(200, {}), (429, {"retry-after": "7"}), (500, {}), (404, {})]:

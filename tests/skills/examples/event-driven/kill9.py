@@ -9,7 +9,7 @@ import time
 
 from sqlalchemy import text
 
-from patterns import store
+from patterns.core.store import begin, close, create_all, open_store, read
 from patterns.engine import ensure_redis
 from shop import place_order
 
@@ -24,20 +24,20 @@ def test_relay_and_consumer_killed_publish_and_apply_every_order_once(tmp_path):
         return subprocess.Popen([sys.executable, "relay.py"], env=env)
 
     async def scenario():
-        engine = store.open_store(env["DATABASE_URL"])
-        await store.create_all(engine)
-        async with store.begin(engine) as tx:
+        store = open_store(env["DATABASE_URL"])
+        await create_all(store)
+        async with begin(store) as tx:
             await tx.execute(text("CREATE TABLE orders (id TEXT PRIMARY KEY, cents INTEGER)"))
             await tx.execute(text("CREATE TABLE revenue (cents INTEGER)"))
             await tx.execute(text("INSERT INTO revenue VALUES (0)"))
 
         async def revenue():
-            async with store.read(engine) as tx:
+            async with read(store) as tx:
                 return (await tx.execute(text("SELECT cents FROM revenue"))).scalar_one()
 
         for number in range(ORDERS):
-            await place_order(engine, f"o{number}", 1)
-            await place_order(engine, f"o{number}", 1)  # the caller retries: still one order, one event
+            await place_order(store, f"o{number}", 1)
+            await place_order(store, f"o{number}", 1)  # the caller retries: still one order, one event
         process = start()
         for kill in range(1, KILLS + 1):
             while (seen := await revenue()) < ORDERS * kill // (KILLS + 2):  # it is at work now
@@ -53,7 +53,7 @@ def test_relay_and_consumer_killed_publish_and_apply_every_order_once(tmp_path):
         assert await revenue() == ORDERS
         process.terminate()
         assert process.wait(30) == 0
-        await store.close(engine)
+        await close(store)
 
     try:
         asyncio.run(scenario())

@@ -11,8 +11,8 @@ async def add_revenue(tx, event) -> None:
     await tx.execute(text("UPDATE revenue SET cents = cents + :cents"), {"cents": order.cents})
 
 
-def revenue_consumer(engine):
-    return inbox.consumer(engine, "revenue", types, add_revenue)
+def revenue_consumer(store):
+    return inbox.consumer(store, "revenue", types, add_revenue)
 
 
 # [/consume]

@@ -1,9 +1,9 @@
 # [saga]
 from sqlalchemy import text
 
-from patterns.errors import Permanent
+from patterns.core.errors import Permanent
 from patterns.saga import DbStep, Saga, SagaRunner, Step, StepContext
-from patterns.store import begin
+from patterns.core.store import begin
 
 
 async def reserve(ctx: StepContext, tx) -> None:  # DbStep: its effect commits with the saga's own record
@@ -41,17 +41,17 @@ def buy(payments) -> Saga:
     )
 
 
-async def order(engine, runner: SagaRunner, order_id: str, cents: int) -> None:
-    async with begin(engine) as tx:  # beside your own rows and outbox.add
+async def order(store, runner: SagaRunner, order_id: str, cents: int) -> None:
+    async with begin(store) as tx:  # beside your own rows and outbox.add
         await runner.start(tx, "buy", order_id, {"cents": cents})  # False: it was started before
 
 
-# In a process of its own, any number of them: await SagaRunner(engine, buy(payments)).run_forever()
+# In a process of its own, any number of them: await SagaRunner(store, buy(payments)).run_forever()
 # [/saga]
 
 
 async def example(redis_url: str, store_url: str) -> None:
-    from patterns import store
+    from patterns.core.store import close, create_all, open_store, read
 
     class Payments:
         def __init__(self) -> None:
@@ -69,18 +69,18 @@ async def example(redis_url: str, store_url: str) -> None:
         async def find(self, key: str) -> str | None:
             return "ch" if key in self.charged else None
 
-    engine, payments = store.open_store(store_url), Payments()
-    await store.create_all(engine)
-    async with begin(engine) as tx:
+    store, payments = open_store(store_url), Payments()
+    await create_all(store)
+    async with begin(store) as tx:
         await tx.execute(text("CREATE TABLE stock (free INTEGER)"))
         await tx.execute(text("INSERT INTO stock VALUES (3)"))
         await tx.execute(text("CREATE TABLE sold (id TEXT)"))
-    runner = SagaRunner(engine, buy(payments))
-    await order(engine, runner, "good", 500)
-    await order(engine, runner, "bad", 13)
+    runner = SagaRunner(store, buy(payments))
+    await order(store, runner, "good", 500)
+    await order(store, runner, "bad", 13)
     assert (await runner.run("good")).state == "completed"
     assert (await runner.run("bad")).state == "compensated"
-    async with store.read(engine) as tx:
+    async with read(store) as tx:
         assert (await tx.execute(text("SELECT free FROM stock"))).scalar_one() == 2
     assert list(payments.charged.values()) == [500]
-    await store.close(engine)
+    await close(store)

@@ -4,7 +4,7 @@ from sqlalchemy import text
 
 from patterns import outbox
 from patterns.event_schema import EventTypes
-from patterns.store import begin
+from patterns.core.store import begin
 from pydantic import BaseModel
 
 types = EventTypes()
@@ -16,11 +16,11 @@ class OrderPlaced(BaseModel):
     cents: int
 
 
-async def place_order(engine, order_id: str, cents: int) -> None:
+async def place_order(store, order_id: str, cents: int) -> None:
     placed = OrderPlaced(order_id=order_id, cents=cents)
     # Subject: the aggregate, whose events stay in order. Id: derived, so a caller's retry adds nothing.
     event = types.new(placed, subject=order_id, source="shop/orders", id=f"{order_id}.placed")
-    async with begin(engine) as tx:
+    async with begin(store) as tx:
         await tx.execute(
             text("INSERT INTO orders VALUES (:order_id, :cents) ON CONFLICT DO NOTHING"), placed.model_dump()
         )

@@ -1,4 +1,4 @@
-"""Makes docs/screenshots: StudyHall at work, in a real browser. Needs chromium and playwright.
+"""Makes guide/assets/screenshots: StudyHall at work, in a real browser. Needs chromium and playwright.
 
 One run: an API, a worker, a relay and a payment sandbox on a temporary data directory, documents on their way,
 one damaged document among the dead letters, three orders. Pictures are WebP, small enough for a README.
@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "reference")]
 from harness.browser import TOKEN, StudyHall, launched  # noqa: E402
 
 SAMPLES = ROOT / "reference" / "samples"
-TARGET = ROOT / "docs" / "screenshots"
+TARGET = ROOT / "guide" / "assets" / "screenshots"
 DESKTOP = {"width": 1280, "height": 800}
 LARGEST = 100_000
 

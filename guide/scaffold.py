@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
+from pathlib import PurePosixPath
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from queuesmith import catalogue
 
-from queuesmith import catalogue  # noqa: E402
-
-PATH = ROOT / "templates" / "catalogue.yml"
+PATH = catalogue.ROOT / "templates" / "catalogue.yml"
 
 # What the code of each template imports; everything else in a project was asked for.
 _SHARED = [
@@ -57,8 +53,8 @@ APP = ["fastapi", "uvicorn"]  # what the generated code itself imports besides
 DEV = ["pytest", "pytest-asyncio", "pytest-timeout", "ruff", "mypy", "httpx2"]
 
 HEAD = """\
-# Made by `make sync` from the pages of the patterns, their modules and pyproject.toml. Not a question: copier.yml
-# asks from it which patterns there are, which modules each one needs and which packages those import.
+# Made by `make sync` from the pages of the patterns, their modules and pyproject.toml. Not a question: copier.yml asks
+# from it which patterns there are, which modules each one needs and which packages those import.
 """
 
 
@@ -91,8 +87,8 @@ def _parts() -> dict[str, dict[str, object]]:
     found = {}
     for one in catalogue.patterns().values():
         for module in one.parts:
-            part = catalogue.find(f"{one.id}.{Path(module).stem}")
-            title = f"{one.title}: {Path(module).stem}"
+            part = catalogue.find(f"{one.id}.{PurePosixPath(module).stem}")
+            title = f"{one.title}: {PurePosixPath(module).stem}"
             found[part.id] = {**_choice(part), "title": title, "own": [module]}
     return dict(sorted(found.items()))
 

@@ -1,6 +1,6 @@
 """Draw .claude-plugin/icon.png: jobs on their way through a queue, one of them under the hammer.
 
-Run it again after a change: `.venv/bin/python tools/draw_icon.py`. The same code draws the same bytes.
+Run it again after a change: `.venv/bin/python guide/draw_icon.py`. The same code draws the same bytes.
 """
 
 from __future__ import annotations

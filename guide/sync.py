@@ -1,7 +1,7 @@
-"""`make sync`: regenerate what is derived from the catalogue, the modules and the figures. `--check` fails on drift.
+"""`make sync`: regenerate what is derived from the pages, the modules and the figures. `--check` fails on drift.
 
 Generated text stands between `<!-- sync:NAME -->` (or `<!-- sync:NAME ARGUMENTS -->`, see `quotes`) and
-`<!-- /sync -->` in hand-written files. The modules that a skill brings along are copied as they are.
+`<!-- /sync -->` in hand-written files.
 """
 
 from __future__ import annotations
@@ -11,59 +11,32 @@ import json
 import re
 import statistics
 import sys
-import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import quotes
-import scaffold
+from bench import results as bench
+from bench.figures import number
+from guide import cards, quotes, scaffold
+from queuesmith.catalogue import ROOT, SKILLS, patterns
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from bench import results as bench  # noqa: E402
-
-CATALOGUE = ROOT / "reference" / "catalogue.toml"
-FIGURES = ROOT / "reference" / "figures"
 BENCH = ROOT / "bench" / "results.json"
 PATTERNS = "studyhall/patterns"
-SKILLS = {
-    "background-jobs": "Background jobs",
-    "event-driven": "Event-driven",
-    "async-flow": "Async flow",
-}
-
-
-def catalogue() -> list[dict[str, Any]]:
-    patterns: list[dict[str, Any]] = tomllib.loads(CATALOGUE.read_text())["pattern"]
-    return patterns
-
-
-def figures(pattern: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """proof name -> what it measured; empty when no full run was recorded."""
-    path = FIGURES / pattern["figures"] if "figures" in pattern else None
-    if path is None or not path.exists():
-        return {}
-    measured: dict[str, dict[str, Any]] = json.loads(path.read_text())
-    return measured
 
 
 def pattern_map() -> str:
     """The table pattern -> module -> proof of reference/README.md."""
     lines: list[str] = []
     for skill, title in SKILLS.items():
-        rows = [pattern for pattern in catalogue() if pattern["skill"] == skill]
-        if not rows:
-            continue
         lines += [f"### {title}", "", "| pattern | promise | module | proofs |", "|---|---|---|---|"]
-        for pattern in sorted(rows, key=lambda row: str(row["id"])):
-            modules = [pattern["module"], *pattern.get("also", [])]
-            links = ", ".join(f"[`{name}`]({PATTERNS}/{name})" for name in modules)
-            files = sorted({proof.split("::")[0] for proof in pattern["proofs"]})
-            proofs = ", ".join(f"[{Path(name).stem.removeprefix('test_')}](../{name})" for name in files)
-            lines.append(
-                f"| **{pattern['id']}** {pattern['title']} | {pattern['summary']} | {links} | {proofs} |"
-            )
+        for one in sorted(patterns().values(), key=lambda one: one.id):
+            if one.skill == skill:
+                links = ", ".join(f"[`{name}`]({PATTERNS}/{name})" for name in (*one.own, *one.parts))
+                files = ", ".join(
+                    f"[{Path(name).stem.removeprefix('test_')}](../{name})" for name in one.proof_files
+                )
+                page = one.page.relative_to(ROOT).as_posix()
+                lines.append(f"| [**{one.id}**](../{page}) {one.title} | {one.summary} | {links} | {files} |")
         lines.append("")
     return "\n".join(lines).rstrip()
 
@@ -182,20 +155,15 @@ HEADLINES = (
 def proven() -> str:
     """What the last full fault run measured, for the README."""
     lines = ["| pattern | fault | measured | the usual way |", "|---|---|---|---|"]
-    patterns = {pattern["id"]: pattern for pattern in catalogue()}
     for ident, name, *texts in HEADLINES:
-        entry = figures(patterns[ident]).get(name)
+        entry = cards.measured(ident, (cards.COMMITTED,)).get(name)
         if entry is None or entry["mode"] != "full":
             continue
-        numbers = {key: _number(value) for key, value in entry["figures"].items()}
+        numbers = {key: number(value) for key, value in entry["figures"].items()}
         fault, measured, usual = (text.format(**numbers) for text in texts)
         proof = entry["proof"].split("::")[0]
         lines.append(f"| [{ident}]({proof}) | {fault} | {measured} | {usual} |")
     return "\n".join(lines)
-
-
-def _number(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
 def side_by_side() -> str:
@@ -222,17 +190,18 @@ def _median(results: dict[str, Any], section: str, row: str, key: str, unit: str
     found = bench.figure(results, section, row, key)
     if not isinstance(found, list):
         return f"{found}{unit}" if found and found.startswith(">") else found or "–"
-    return f"{_number(round(statistics.median(found), 1)).removesuffix('.0')}{unit}"
+    return f"{number(round(statistics.median(found), 1))}{unit}"
 
 
-REGIONS = {
-    "pattern-map": lambda _: pattern_map(),
-    "proven": lambda _: proven(),
-    "side-by-side": lambda _: side_by_side(),
-    "tokens": quotes.token_table,
-    "quote": quotes.quote,
-    "card": quotes.card,
-    "files": quotes.files,
+# Name of a region -> its text, from the page it is on and its arguments.
+REGIONS: dict[str, Callable[[Path, str], str]] = {
+    "pattern-map": lambda _page, _: pattern_map(),
+    "proven": lambda _page, _: proven(),
+    "side-by-side": lambda _page, _: side_by_side(),
+    "tokens": lambda _page, _: quotes.token_table(),
+    "quote": lambda _page, args: quotes.quote(args),
+    "card": lambda page, _: quotes.card(quotes.pattern_of(page)),
+    "files": lambda page, _: quotes.files(quotes.pattern_of(page)),
 }
 REGION = re.compile(r"<!-- sync:(?P<name>[\w-]+)(?: (?P<args>[^\n]+?))? -->\n.*?<!-- /sync -->", re.DOTALL)
 
@@ -249,19 +218,9 @@ def rendered(path: Path) -> str:
         if name not in REGIONS:
             raise SystemExit(f"{path}: unknown region {name!r}; known: {', '.join(REGIONS)}")
         head = f"sync:{name} {args}".rstrip()
-        return f"<!-- {head} -->\n{REGIONS[name](args)}\n<!-- /sync -->"
+        return f"<!-- {head} -->\n{REGIONS[name](path, args)}\n<!-- /sync -->"
 
     return REGION.sub(fill, path.read_text())
-
-
-def copies() -> dict[Path, bytes | None]:
-    """Every file in skills/*/modules, and what the templates know: its content, None when it has to go."""
-    wanted: dict[Path, bytes | None] = {scaffold.PATH: scaffold.rendered().encode()}
-    for skill in SKILLS:
-        folder = ROOT / "skills" / skill / "modules"
-        wanted |= dict.fromkeys(folder.glob("*.*"))
-        wanted |= {folder / name: content for name, content in quotes.modules(skill).items()}
-    return wanted
 
 
 def main() -> int:
@@ -271,14 +230,8 @@ def main() -> int:
     )
     check = parser.parse_args().check
     stale = []
-    for path, content in copies().items():
-        if (path.read_bytes() if path.exists() else None) != content:
-            stale.append(path.relative_to(ROOT))
-            if not check:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.unlink() if content is None else path.write_bytes(content)
-    for path in targets():
-        text = rendered(path)
+    for path in [scaffold.PATH, *targets()]:
+        text = scaffold.rendered() if path == scaffold.PATH else rendered(path)
         if text != path.read_text():
             stale.append(path.relative_to(ROOT))
             if not check:

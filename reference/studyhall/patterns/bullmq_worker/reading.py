@@ -1,0 +1,185 @@
+"""Reads a job as it stands in Redis, whoever wrote it: another language, an old version, a person at a prompt.
+
+Promise: every job is read. A number, option or field that is not of BullMQ's form is ignored, as if it had not
+been set (digits in quotes are taken as the number), and `Reading.repairs` are the fields to write back, because
+BullMQ's scripts trip over them half-way: `atm = "x"` leaves a job in no state at all, and a `stacktrace` of
+null stops every tool that lists the failed jobs. A job without name, data or options that can be parsed
+comes as `problem`: fail it and keep what it was.
+It does not judge the data: that is the processor's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from bullmq.job import Job
+
+from ..core.errors import describe
+
+__all__ = ["Reading", "read_job"]
+
+LARGEST = 2**53  # what JSON, Lua and msgpack agree on
+COUNTERS = ("ats", "atm", "stc", "delay", "priority", "processedOn", "finishedOn")
+
+
+@dataclass(slots=True)
+class Reading:
+    job: Job
+    repairs: dict[str, str] = field(default_factory=dict)  # fields of the job to write back before it runs
+    problem: str = ""  # why the job can only fail
+    ignored: list[str] = field(default_factory=list)  # the names of what was not of BullMQ's form
+
+
+def read_job(queue: Any, fields: Mapping[str, str], job_id: str) -> Reading:
+    repairs = _repairs(fields)
+    ignored = [*repairs]
+    try:
+        text, wrong = _options(fields.get("opts", "{}"))
+        if wrong:
+            repairs["opts"] = text
+            ignored += wrong
+        job = Job.fromJSON(queue, {**fields, **repairs} if repairs else fields, job_id)
+        if not job.name:
+            raise ValueError("it has no name; was it evicted? Redis needs maxmemory-policy noeviction")
+        return Reading(job, repairs, ignored=ignored)
+    except Exception as error:  # never let a job nobody can read come back forever as stalled
+        # Keep the evidence in a form that every tool can list.
+        repairs |= {"name": "unreadable", "opts": "{}", "data": json.dumps({"unreadable": dict(fields)})}
+        return Reading(
+            Job(queue, "unreadable", None, {}, job_id), repairs, f"unreadable job: {describe(error)}"
+        )
+
+
+def _repairs(fields: Mapping[str, str]) -> dict[str, str]:
+    new: dict[str, str] = {}
+    for name in COUNTERS:
+        if name in fields and not _is_count(fields[name]):
+            new[name] = str(_number(fields[name]) or 0)
+    if fields.get(
+        "attemptsMade"
+    ):  # of BullMQ 3; it stands before `atm`, which alone is counted: such a job never ends
+        made = [_number(text) or 0 for text in (fields["attemptsMade"], fields.get("atm"))]
+        new |= {"atm": str(max(made)), "attemptsMade": ""}
+    if not _is_count(fields.get("timestamp", "")):
+        new["timestamp"] = str(_number(fields.get("timestamp")) or int(time.time() * 1000))
+    if "stacktrace" in fields and not isinstance(_parsed(fields["stacktrace"]), list):
+        new["stacktrace"] = "[]"
+    if "progress" in fields and _parsed(fields["progress"]) is _BROKEN:
+        new["progress"] = "0"
+    if "parent" in fields or "parentKey" in fields:
+        new |= _parent(fields)
+    return new
+
+
+@lru_cache(maxsize=256)  # most jobs of a queue bring the same
+def _options(text: str) -> tuple[str, list[str]]:
+    """The options without what is not of BullMQ's form, and what that was."""
+    options = json.loads(text)
+    if not isinstance(options, dict):
+        raise TypeError(f"its options are a {type(options).__name__}")
+    clean = {name: value for name, old in options.items() if (value := _option(name, old)) is not None}
+    wrong = [f"opts.{name}" for name, old in options.items() if clean.get(name) != old]
+    return json.dumps(clean), wrong
+
+
+def _parent(fields: Mapping[str, str]) -> dict[str, str]:
+    """`parent` as JSON and `parentKey` say the same; the scripts need either none or both."""
+    key, parent = fields.get("parentKey", ""), _parsed(fields.get("parent", "null"))
+    queue, colon, ident = key.rpartition(":")
+    good_key = not key or bool(queue and colon and ident)
+    if good_key and (
+        "parent" not in fields or (isinstance(parent, dict) and _texts(parent, "id", "queueKey"))
+    ):
+        return {}
+    # From the key, if that is good; an empty id means "no parent". (A script cannot delete a field.)
+    if not good_key:
+        key = queue = ident = ""
+    return {"parentKey": key, "parent": json.dumps({"id": ident, "queueKey": queue})}
+
+
+def _option(name: str, value: Any) -> Any:
+    """The value of an option as BullMQ means it, None if it cannot be."""
+    form = _FORMS.get(name)
+    return value if form is None else form(value)
+
+
+def _number(value: Any) -> int | None:
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if math.isfinite(value) and abs(value) <= LARGEST else None
+
+
+def _positive(value: Any) -> int | None:
+    number = _number(value)
+    return number if number is not None and number >= 0 else None
+
+
+def _keep(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value if isinstance(value, bool) else _number(value)
+    rule = {name: _positive(value.get(name)) for name in ("count", "age", "limit")}
+    return {name: number for name, number in rule.items() if number is not None} or None
+
+
+def _backoff(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return _positive(value)
+    if not isinstance(value.get("type"), str):
+        return None
+    numbers: dict[str, float] = {"delay": _positive(value.get("delay", 0)) or 0}
+    if "jitter" in value:
+        jitter = value["jitter"]
+        numbers["jitter"] = jitter if isinstance(jitter, int | float) and 0 <= jitter <= 1 else 0
+    return {**value, **numbers}
+
+
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _table(value: Any) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None
+
+
+def _option_parent(value: Any) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) and _texts(value, "id", "queue") else None
+
+
+_FORMS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("attempts", "stackTraceLimit", "keepLogs", "kl"), _positive),
+    **dict.fromkeys(("delay", "priority", "timestamp", "sizeLimit"), _number),
+    **dict.fromkeys(("removeOnComplete", "removeOnFail"), _keep),
+    **dict.fromkeys(("fpof", "cpof", "idof", "rdof", "lifo"), _flag),
+    **dict.fromkeys(("failParentOnFailure", "continueParentOnFailure"), _flag),
+    **dict.fromkeys(("ignoreDependencyOnFailure", "removeDependencyOnFailure"), _flag),
+    **dict.fromkeys(("repeat", "de", "deduplication"), _table),
+    "backoff": _backoff,
+    "parent": _option_parent,
+}
+_BROKEN = object()
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return _BROKEN
+
+
+def _texts(table: dict[str, Any], *names: str) -> bool:
+    return all(isinstance(table.get(name), str) for name in names)
+
+
+def _is_count(text: str) -> bool:
+    return len(text) <= 16 and text.isascii() and (text.isdigit() or text.removeprefix("-").isdigit())

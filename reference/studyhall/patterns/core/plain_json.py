@@ -1,0 +1,56 @@
+"""What JSON can carry to any worker, and a name for what it cannot.
+
+Promise: `dumps` writes the value, or raises `NotJson`, which says why and quotes nothing from it: NaN and
+infinities (Node and PostgreSQL refuse them, pydantic writes `null` without a word), integers of thousands of
+digits (no Python parses them back), half a character (a lone surrogate: no database takes it), a value within
+itself, nesting that no parser follows, and types without a JSON form.
+
+When it does not hold: an integer beyond 2**53 is written as it is, and JavaScript reads another one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from .errors import Permanent, describe
+
+__all__ = ["NotJson", "check", "dumps"]
+
+Encode = Callable[[Any], str]
+
+
+class NotJson(Permanent):
+    """The value cannot be stored as JSON. Give dicts, lists, strings, finite numbers, booleans or None."""
+
+
+def dumps(value: Any, encode: Encode | None = None) -> str:
+    """Compact ASCII JSON. `encode` is another encoder's method, made with `allow_nan=False`."""
+    try:
+        text = (encode or _compact)(value)
+        if "\\ud" in text:  # rare: an emoji, or half of one
+            _unescaped(value).encode()
+        return text
+    except UnicodeEncodeError:
+        why = "A text holds half a character (a lone surrogate)."
+    except RecursionError:
+        why = "It is nested too deep."
+    except (TypeError, ValueError) as error:
+        why = describe(error, 200)
+    raise NotJson(f"{NotJson.__doc__} {why}")
+
+
+def check(value: Any) -> None:
+    """Raise `NotJson` for what a serialiser would change or choke on; dates and the like are its business."""
+    dumps(value, _lenient)
+
+
+def _leaf(_value: object) -> None:
+    return None
+
+
+# Made once: half the cost of json.dumps().
+_compact: Encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_lenient: Encode = json.JSONEncoder(allow_nan=False, skipkeys=True, default=_leaf).encode
+_unescaped: Encode = json.JSONEncoder(ensure_ascii=False, skipkeys=True, default=_leaf).encode

@@ -1,0 +1,180 @@
+"""Connections of every event bus that are cut, or that swallow every byte; and a broker that is short of memory.
+
+Not Kafka: the mock brokers tell their clients addresses of their own, past any proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from harness.buses import SERVERS, open_bus, through
+from harness.rabbitmq import RabbitServer
+from harness.tcp_proxy import TcpProxy
+from harness.waiting import until
+from studyhall.patterns.core.job import RetryPolicy
+from studyhall.patterns.event_bus import BrokerUnavailable, EventBus
+from studyhall.patterns.event_schema import Event
+
+pytestmark = pytest.mark.fault
+
+QUICK = RetryPolicy(base=0.05, cap=0.1, attempts=3)
+KINDS = ("redis", "redis-ordered", "nats", "nats-ordered", "rabbitmq")
+Line = tuple[EventBus, EventBus, TcpProxy]
+
+
+def events(count: int, **data: Any) -> list[Event]:
+    return [
+        Event(source="/test", type="order.placed.v1", subject=f"order-{n}", data={"number": n, **data})
+        for n in range(count)
+    ]
+
+
+@asynccontextmanager
+async def consuming(
+    bus: EventBus, handler: Callable[[Event], Awaitable[None]], **options: Any
+) -> AsyncIterator[None]:
+    stop = asyncio.Event()
+    options = {"policy": QUICK, **options}
+    task = asyncio.create_task(bus.consume("mail", ["order"], handler, stop=stop, **options))
+    try:
+        yield
+        assert not task.done(), "a consumer outlives what happens to its connection"
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 60)
+
+
+@pytest.fixture
+async def line(request: pytest.FixtureRequest, tcp_proxy: Callable[[int], TcpProxy]) -> AsyncIterator[Line]:
+    """A bus behind a proxy, the same bus without it, and the proxy."""
+    kind, prefix = str(request.param), f"t{uuid.uuid4().hex[:10]}"
+    url = request.getfixturevalue(SERVERS[kind.removesuffix("-ordered")])
+    proxy = tcp_proxy(urlsplit(url).port or 0)
+    buses = [open_bus(kind, each, prefix) for each in (through(proxy, url), url)]
+    await buses[1].subscribe("mail", ["order"])
+    yield buses[0], buses[1], proxy
+    for bus in buses:
+        await asyncio.wait_for(bus.close(), 30)
+        if (client := getattr(bus, "redis", None)) is not None:
+            await client.aclose()
+
+
+@pytest.mark.parametrize("line", KINDS, indirect=True)
+async def test_cut_connections_are_no_crashes_and_start_no_handler_beside_itself(line: Line) -> None:
+    bus, direct, proxy = line
+    running: Counter[str] = Counter()
+    done: Counter[str] = Counter()
+    most = beside = 0
+
+    async def slow(event: Event) -> None:
+        nonlocal most, beside
+        running[event.id] += 1
+        most, beside = max(most, sum(running.values())), max(beside, running[event.id])
+        try:
+            await asyncio.sleep(5)
+            done[event.id] += 1
+        finally:
+            running[event.id] -= 1
+
+    batch = events(16)
+    assert set(await direct.publish(batch)) == {None}
+    async with consuming(bus, slow, concurrency=8):
+        for _ in range(5):  # more often than there are attempts, and all within one run of a handler
+            await until(lambda: sum(running.values()) >= 4, 60, "handlers at work")
+            await asyncio.sleep(0.8)
+            proxy.cut()
+        await until(lambda: len(done) == 16, 90, lambda: f"all events: {len(done)}")
+        await until(lambda: _finished(direct), 60, "nothing left", every=0.2)
+    assert await direct.quarantined("mail") == []
+    assert (most <= 8, beside) == (True, 1), f"{most} at once, {beside} of one event side by side"
+    # A connection cut between effect and acknowledgement shows the event again: at least once, not five times.
+    assert max(done.values()) <= 2
+
+
+async def _finished(bus: EventBus) -> bool:
+    return await bus.lag("mail") == 0
+
+
+@pytest.mark.parametrize("line", KINDS, indirect=True)
+async def test_connection_that_swallows_every_byte_is_replaced_within_20_seconds(line: Line) -> None:
+    bus, direct, proxy = line
+    done: set[str] = set()
+
+    async def note(event: Event) -> None:
+        done.add(event.id)
+
+    async def taken(batch: list[Event]) -> bool:
+        results = await asyncio.wait_for(bus.publish(batch), 20)  # an answer in any case
+        return results == [None] * len(batch)
+
+    before, after, late = events(5), events(5), events(5)
+    async with consuming(bus, note):
+        await until(lambda: taken(before), 20, "a first publish")
+        await until(lambda: {event.id for event in before} <= done, 30, "events before")
+        proxy.swallow()
+        began = asyncio.get_running_loop().time()
+        publishing = asyncio.create_task(until(lambda: taken(late), 60, "a publish through a new connection"))
+        assert set(await direct.publish(after)) == {None}
+        await until(lambda: {event.id for event in after} <= done, 60, "the consumer's way back")
+        await publishing
+        await until(lambda: {event.id for event in late} <= done, 60, "what was published meanwhile")
+        assert asyncio.get_running_loop().time() - began < 20
+    assert await direct.quarantined("mail") == []
+
+
+ALARMS = {
+    "memory": (["set_vm_memory_high_watermark", "0.000001"], ["set_vm_memory_high_watermark", "0.6"]),
+    "disk": (["set_disk_free_limit", "1000000GB"], ["set_disk_free_limit", "20MB"]),
+}
+
+
+@pytest.mark.parametrize("alarm", ALARMS)
+async def test_rabbitmq_alarm_stops_publishing_and_not_consuming(
+    rabbitmq_server: RabbitServer, alarm: str
+) -> None:
+    raised, cleared = ALARMS[alarm]
+    bus = open_bus("rabbitmq", rabbitmq_server.url, f"t{uuid.uuid4().hex[:10]}")
+    bus.confirm_within = 3  # type: ignore[attr-defined]
+    tries: Counter[str] = Counter()
+    done: Counter[str] = Counter()
+
+    async def every_fifth_fails_once(event: Event) -> None:
+        tries[event.id] += 1
+        if event.data["number"] % 5 == 0 and tries[event.id] == 1:
+            raise RuntimeError("once")
+        done[event.id] += 1
+
+    await bus.subscribe("mail", ["order"])
+    batch = events(200)
+    assert set(await bus.publish(batch)) == {None}
+    good = {event.id for event in batch if event.data["number"] % 5}
+    try:
+        await asyncio.to_thread(rabbitmq_server.ctl, *raised)
+        # The failing ones are five times as many as may run at once: they must not fill every place.
+        async with consuming(bus, every_fifth_fails_once, concurrency=8):
+            await until(lambda: good <= set(done), 60, lambda: f"the {len(good)} good ones: {len(done)}")
+            assert set(done) == good
+            late = events(3, late=True)
+            for _ in range(3):  # as an outbox does
+                refused = await asyncio.wait_for(bus.publish(late), 20)
+                assert {type(each) for each in refused} == {BrokerUnavailable}
+            assert await asyncio.wait_for(bus.lag("mail"), 20) == 0
+            await asyncio.to_thread(rabbitmq_server.ctl, *cleared)
+            await until(lambda: len(done) >= 200, 60, lambda: f"all events: {len(done)}")
+            assert await bus.publish(late) == [None] * 3
+            await until(lambda: {event.id for event in late} <= set(done), 60, "the late ones")
+    finally:
+        await asyncio.to_thread(rabbitmq_server.ctl, *cleared)
+    assert await bus.quarantined("mail") == []
+    assert Counter(tries[event.id] for event in batch) == {1: 160, 2: 40}
+    # The first publish met the alarm unprepared and landed late; the other two were not even sent.
+    assert max(done[event.id] for event in late) <= 2
+    await bus.close()

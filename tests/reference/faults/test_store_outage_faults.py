@@ -1,0 +1,200 @@
+"""The database goes away under load: no job fails, none consumes an attempt, and it is not hammered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Connection, Integer, Table, Text, event, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from harness.pipelines import Desk
+from harness.postgres import PostgresServer
+from harness.waiting import until
+from studyhall.patterns import pipeline as pipeline_module
+from studyhall.patterns import store_gate
+from studyhall.patterns.core import store as store_module
+from studyhall.patterns.core.errors import Cancelled
+from studyhall.patterns.core.job import Deadline, RetryPolicy, cancelled
+from studyhall.patterns.core.store import metadata, read
+from studyhall.patterns.pipeline import Done, JobContext
+from studyhall.patterns.producer import JobRequest
+from studyhall.patterns.typed_jobs import JobTypes, Payload
+
+pytestmark = pytest.mark.fault
+JOBS = 300
+SLOTS = 20
+PROBES = 3  # tries by single jobs during the outage, further and further apart
+
+orders = Table(
+    "outage_orders",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("n", Integer),
+    Column("text", Text),
+)
+
+
+class Work(Payload):
+    n: int
+
+
+def request(n: int) -> JobRequest:
+    return JobRequest("work", {"n": n}, key=f"k{n}")
+
+
+def jobs_for(handler: Callable[[JobContext, Work], Awaitable[Any]]) -> JobTypes:
+    jobs = JobTypes()
+    retry = RetryPolicy(base=0.05, cap=0.2, attempts=3)
+    jobs.register(
+        name="work", payload=Work, handler=handler, queue="desk", retry=retry, deadline=Deadline(30.0)
+    )
+    return jobs
+
+
+class Runs:
+    """A handler that stores one row per job, larger than a page, and remembers its runs."""
+
+    def __init__(self) -> None:
+        self.of: Counter[int] = Counter()
+        self.attempts: set[int] = set()
+
+    async def handle(self, ctx: JobContext, payload: Work) -> Done:
+        self.of[payload.n] += 1
+        self.attempts.add(ctx.attempt)
+
+        async def save(tx: AsyncConnection) -> None:
+            await tx.execute(orders.insert().values(n=payload.n, text="x" * 9_000))
+
+        return Done({"n": payload.n}, save)
+
+    @property
+    def total(self) -> int:
+        return self.of.total()
+
+
+class Disk:
+    """Fills up for SQLite: no file may grow by another page, which is SQLITE_FULL without root or a mount."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.full = False
+        _reader, writer, _threads = store_module._hops[desk.store.sync_engine]
+        for engine in (writer, desk.store.sync_engine):
+            event.listen(engine, "begin", self._limit)
+
+    def _limit(self, connection: Connection) -> None:
+        pages = "1" if self.full else "1073741823"  # SQLite raises the 1 to the size the file has
+        connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
+
+
+async def stored(desk: Desk) -> list[int]:
+    async with read(desk.store) as connection:
+        return sorted((await connection.scalars(select(orders.c.n))).all())
+
+
+def count(desk: Desk, outcome: str) -> int:
+    return sum(line["outcome"] == outcome for line in desk.lines)
+
+
+async def everything_done_once(desk: Desk, runs: Runs) -> None:
+    await until(lambda: _completed(desk, JOBS), 120, lambda: f"all done, now {desk.lines[-1:]}", every=0.1)
+    assert await desk.counts("desk") == {"completed": JOBS}, "no job failed"
+    assert await stored(desk) == list(range(JOBS)), "each took effect once"
+    assert runs.attempts == {1}, "no attempt was consumed"
+    outcomes = Counter(line["outcome"] for line in desk.lines)
+    assert set(outcomes) <= {"snoozed", "completed"}, outcomes
+
+
+async def _completed(desk: Desk, number: int) -> bool:
+    return (await desk.counts("desk")).get("completed", 0) == number
+
+
+async def test_a_full_disk_fails_no_job_and_is_not_hammered(redis_url: str, tmp_path: Path) -> None:
+    runs = Runs()
+    async with Desk.open(redis_url, tmp_path, jobs_for(runs.handle)) as desk:
+        disk = Disk(desk)
+        await desk.producer.enqueue_many([request(n) for n in range(JOBS)])
+        disk.full = True
+        async with desk.working(concurrency=SLOTS):
+            await until(
+                lambda: count(desk, "snoozed") > PROBES, 60, "jobs met the full disk, some after a pause"
+            )
+            assert (await desk.counts("desk")).get("failed", 0) == 0
+            assert await stored(desk) == []
+            tries = count(desk, "snoozed")
+            assert tries <= 2 * SLOTS, f"{tries} executions met the outage, {JOBS} jobs waited"
+            disk.full = False
+            await everything_done_once(desk, runs)
+        assert runs.total <= JOBS + 2 * SLOTS, "work was repeated for what was under way, not for every job"
+
+
+@pytest.mark.needs_postgres
+async def test_postgres_stopped_and_started_again_fails_no_job(
+    redis_url: str, own_postgres: PostgresServer
+) -> None:
+    runs = Runs()
+    async with Desk.open(redis_url, own_postgres.url, jobs_for(runs.handle)) as desk:
+        await desk.producer.enqueue_many([request(n) for n in range(JOBS)])
+        async with desk.working(concurrency=SLOTS):
+            await until(lambda: count(desk, "completed") >= SLOTS, 60, "work is under way")
+            await asyncio.to_thread(own_postgres.kill)
+            before = count(desk, "snoozed")
+            await until(lambda: count(desk, "snoozed") >= before + PROBES, 60, "jobs met the outage")
+            await asyncio.to_thread(own_postgres.restart)
+            await everything_done_once(desk, runs)
+        assert count(desk, "snoozed") <= 3 * SLOTS, (
+            "the outage was met by what was under way, then by single jobs"
+        )
+
+
+async def test_naive_an_outage_that_counts_as_failure_empties_the_queue_into_the_failed_jobs(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (store_module, store_gate, pipeline_module):
+        monkeypatch.setattr(module, "is_outage", lambda _error, **_options: False)
+    async with Desk.open(redis_url, tmp_path, jobs_for(Runs().handle)) as desk:
+        disk = Disk(desk)
+        disk.full = True
+        requests = [request(n) for n in range(50)]
+        await desk.producer.enqueue_many(requests)
+        async with desk.working(concurrency=SLOTS):
+            assert await desk.ended(*requests) == ["failed"] * 50
+
+
+async def test_a_cancellation_during_an_outage_is_not_a_failure(redis_url: str, tmp_path: Path) -> None:
+    async def asked_to_stop(_ctx: JobContext, _payload: Work) -> None:
+        raise Cancelled("the owner closed the account: " + "x" * 9_000)
+
+    async with Desk.open(redis_url, tmp_path, jobs_for(asked_to_stop)) as desk:
+        disk = Disk(desk)
+        disk.full = True
+        async with desk.working():
+            ref = await desk.producer.enqueue(request(1))
+            await until(lambda: desk.outcomes(ref.id), what="its end cannot be written")
+            assert desk.outcomes(ref.id) == ["snoozed"]
+            disk.full = False
+            assert await desk.ended(request(1)) == ["completed"]
+        assert cancelled((await desk.job(request(1))).returnvalue) is not None
+
+
+async def test_a_job_older_than_its_retry_policy_survives_an_outage(redis_url: str, tmp_path: Path) -> None:
+    """`RetryPolicy.max_age` ends waiting that the job itself asks for, not an outage."""
+    runs = Runs()
+    jobs = JobTypes()
+    retry = RetryPolicy(base=0.05, cap=0.2, attempts=1, max_age=0.001)
+    jobs.register(
+        name="work", payload=Work, handler=runs.handle, queue="desk", retry=retry, deadline=Deadline(30.0)
+    )
+    async with Desk.open(redis_url, tmp_path, jobs) as desk:
+        disk = Disk(desk)
+        disk.full = True
+        async with desk.working():
+            ref = await desk.producer.enqueue(request(1))
+            await until(lambda: desk.outcomes(ref.id), what="it met the outage")
+            disk.full = False
+            assert await desk.ended(request(1)) == ["completed"]
+        assert desk.outcomes(ref.id)[0] == "snoozed"

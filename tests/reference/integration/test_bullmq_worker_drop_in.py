@@ -1,0 +1,212 @@
+"""What users of BullMQ's own Python worker know and expect to find."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from bullmq import AbortError, AbortSignal
+
+from harness.waiting import until
+from harness.workers import at_work, counts, queue_at
+from studyhall.patterns.bullmq_worker.worker import LOCK_LOST
+
+
+async def nothing(job: Any, token: str) -> None:
+    pass
+
+
+async def ended(queue: Any, total: int) -> dict[str, int]:
+    async def all_ended() -> dict[str, int]:
+        now = await counts(queue)
+        return now if now.get("completed", 0) + now.get("failed", 0) == total else {}
+
+    return await until(all_ended, 30, f"{total} jobs to end")
+
+
+async def test_a_processor_with_a_third_parameter_gets_a_signal_that_cancel_sets(redis_url):
+    """It passed the constructor, and every attempt failed for want of an argument."""
+
+    async def process(job: Any, token: str, signal: AbortSignal) -> str:
+        if job.name == "quick":
+            return "done"
+        await signal.wait()
+        raise AbortError(signal.reason)
+
+    async with queue_at(redis_url, "q") as queue, at_work("q", process, url=redis_url) as worker:
+        failed: list[BaseException] = []
+        worker.on("failed", lambda job, error: failed.append(error))
+        await queue.add("quick", {})
+        waits = await queue.add("waits", {}, {"attempts": 3})
+        await until(lambda: waits.id in worker.active, 10, "it to run")
+        assert worker.cancel(waits.id, "user asked")
+        assert await ended(queue, 2) == {"completed": 1, "failed": 1}, "a cancelled job does not come back"
+    assert [type(error) for error in failed] == [AbortError]
+    assert str(failed[0]) == "user asked"
+
+
+async def test_a_processor_that_ignores_its_signal_is_cancelled_all_the_same(redis_url, monkeypatch):
+    monkeypatch.setattr("studyhall.patterns.bullmq_worker.CLEANUP_SECONDS", 0.4)
+
+    async def ignores(job: Any, token: str, signal: AbortSignal) -> None:
+        await asyncio.sleep(60)
+
+    async with queue_at(redis_url, "q") as queue, at_work("q", ignores, url=redis_url) as worker:
+        cancelled, released = await queue.add("cancelled", {}), await queue.add("released", {})
+        await until(lambda: len(worker.active) == 2, 10, "both to run")
+        worker.cancel(cancelled.id, "user asked")
+        await until(lambda: cancelled.id not in worker.active, 10, "it to end")
+        assert (await queue.getJob(cancelled.id)).failedReason == "cancelled: user asked"
+        assert await worker.drain(0) == [released.id]
+
+
+async def test_the_signal_says_that_the_lock_is_lost(redis_url, redis_server):
+    reasons: list[str | None] = []
+
+    async def process(job: Any, token: str, signal: AbortSignal) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            reasons.append(signal.reason)
+
+    async with (
+        queue_at(redis_url, "q") as queue,
+        at_work("q", process, url=redis_url, lock_duration=1, stalled_interval=60) as worker,
+    ):
+        job = await queue.add("job", {})
+        await until(lambda: worker.active, 10, "it to run")
+        with redis_server.client() as client:
+            client.set(f"bull:q:{job.id}:lock", "another worker's")
+        await until(lambda: reasons, 10, "it to be stopped")
+    assert reasons == [LOCK_LOST]
+
+
+async def test_a_backoff_strategy_decides_about_types_of_its_own(redis_url):
+    asked: list[tuple[int, str, str]] = []
+    starts: list[float] = []
+
+    def strategy(failures: int, kind: str, error: BaseException, job: Any) -> int:
+        asked.append((failures, kind, str(error)))
+        return -1 if failures == 3 else 200 * (failures - 1)
+
+    async def fails(job: Any, token: str) -> None:
+        starts.append(time.monotonic())
+        raise ValueError("boom")
+
+    async with (
+        queue_at(redis_url, "q") as queue,
+        at_work("q", fails, url=redis_url, backoff_strategy=strategy),
+    ):
+        await queue.add("job", {}, {"attempts": 9, "backoff": {"type": "mine"}})
+        assert await ended(queue, 1) == {"failed": 1}
+    assert asked == [(1, "mine", "boom"), (2, "mine", "boom"), (3, "mine", "boom")]
+    assert starts[2] - starts[1] > 0.19
+
+
+@pytest.mark.parametrize("raised", [ValueError("no idea"), SystemExit(2)])
+async def test_a_backoff_strategy_that_raises_fails_the_job_with_both_reasons(redis_url, raised):
+    def strategy(*_: Any) -> int:
+        raise raised
+
+    async def fails(job: Any, token: str) -> None:
+        raise ValueError("boom")
+
+    async with (
+        queue_at(redis_url, "q") as queue,
+        at_work("q", fails, url=redis_url, backoff_strategy=strategy),
+    ):
+        job = await queue.add("job", {}, {"attempts": 9, "backoff": {"type": "mine"}})
+        assert await ended(queue, 1) == {"failed": 1}
+        assert (await queue.getJob(job.id)).failedReason == f"boom (no retry: {raised})"
+
+
+async def test_jitter_spreads_the_backoff(redis_url):
+    async def fails(job: Any, token: str) -> None:
+        raise ValueError("boom")
+
+    async with queue_at(redis_url, "q") as queue, at_work("q", fails, url=redis_url):
+        backoff = {"type": "exponential", "delay": 600_000, "jitter": 0.5}
+        await queue.addBulk(
+            [{"name": "job", "data": {}, "opts": {"attempts": 2, "backoff": backoff}}] * 30,
+        )
+
+        async def delayed() -> bool:
+            return await counts(queue) == {"delayed": 30}
+
+        await until(delayed, 20, "all to be delayed")
+        delays = [int(job.delay) for job in await queue.getDelayed()]
+    assert all(300_000 <= delay <= 600_000 for delay in delays)
+    assert len(set(delays)) > 20
+
+
+async def test_metrics_count_what_ended(redis_url, redis_server):
+    async def process(job: Any, token: str) -> None:
+        if job.name == "fails":
+            raise ValueError
+
+    async with (
+        queue_at(redis_url, "q") as queue,
+        at_work("q", process, url=redis_url, metrics={"maxDataPoints": 60}),
+    ):
+        await queue.addBulk([{"name": name, "data": {}} for name in ("works", "works", "fails")])
+        await ended(queue, 3)
+    with redis_server.client() as client:
+        found = [client.hget(f"bull:q:metrics:{state}", "count") for state in ("completed", "failed")]
+    assert found == ["2", "1"]
+
+
+async def test_a_listener_can_be_taken_off(redis_url):
+    heard: list[str] = []
+
+    def listener(job: Any, result: Any) -> None:
+        heard.append(job.name)
+
+    async with queue_at(redis_url, "q") as queue, at_work("q", nothing, url=redis_url) as worker:
+        worker.on("completed", listener)
+        await queue.add("first", {})
+        await ended(queue, 1)
+        worker.off("completed", listener)
+        worker.off("completed", listener)  # no error
+        await queue.add("second", {})
+        await ended(queue, 2)
+    assert heard == ["first"]
+
+
+async def test_a_paused_worker_takes_nothing_until_it_is_resumed(redis_url):
+    started, go = asyncio.Event(), asyncio.Event()
+    heard: list[str] = []
+
+    async def process(job: Any, token: str) -> None:
+        if job.name == "long":
+            started.set()
+            await go.wait()
+
+    async with queue_at(redis_url, "q") as queue, at_work("q", process, url=redis_url) as worker:
+        for event in ("paused", "resumed"):
+            worker.on(event, lambda event=event: heard.append(event))
+        await queue.add("long", {})
+        await started.wait()
+        pausing = asyncio.create_task(worker.pause())
+        await asyncio.sleep(0)
+        await queue.addBulk([{"name": "job", "data": {}} for _ in range(5)])
+        async with at_work(
+            "q", nothing, url=redis_url
+        ) as other:  # and it takes no wake-up calls from the others
+
+            async def five_done() -> bool:
+                return await counts(queue) == {"active": 1, "completed": 5}
+
+            await until(five_done, 10, "the other worker to do five")
+            assert not pausing.done(), "the long job still runs"
+            await other.drain(5)
+        go.set()
+        await asyncio.wait_for(pausing, 10)
+        await queue.add("later", {})
+        await worker.pause()
+        assert await counts(queue) == {"completed": 6, "waiting": 1}
+        worker.resume()
+        assert await ended(queue, 7) == {"completed": 7}
+        await worker.pause()
+    assert heard == ["paused", "paused", "resumed", "paused"]

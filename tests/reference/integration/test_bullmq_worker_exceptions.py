@@ -1,0 +1,151 @@
+"""Whatever a processor or a listener raises: the job ends where one can see it, and its neighbours run."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.waiting import until
+from harness.workers import at_work, counts, queue_at
+
+PROGRAM = Path(__file__).parent / "programs" / "interrupted_worker.py"
+
+
+class PanicException(BaseException):
+    """What a panic of Rust code is in Python (pyo3)."""
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class PanicsWhenAsked(Exception):
+    def __str__(self) -> str:
+        raise PanicException
+
+
+def cancelled_future() -> None:
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    future.result()
+
+
+def raising(kind: type[BaseException], *args: Any) -> Callable[[], None]:
+    def call() -> None:
+        raise kind(*args)
+
+    return call
+
+
+RAISED = {
+    "sys.exit": (lambda: sys.exit(3), "SystemExit: 3"),
+    "interrupt": (raising(KeyboardInterrupt), "KeyboardInterrupt"),
+    "panic": (raising(PanicException, "index out of bounds"), "PanicException: index out of bounds"),
+    "generator": (raising(GeneratorExit), "GeneratorExit"),
+    "group": (
+        raising(BaseExceptionGroup, "two", [SystemExit(1), ValueError()]),
+        "BaseExceptionGroup: two (2 sub-exceptions)",
+    ),
+    "wordless": (raising(Wordless), "Wordless"),
+    "panics when asked": (raising(PanicsWhenAsked), "PanicsWhenAsked"),
+    "stop": (raising(StopIteration), "coroutine raised StopIteration"),
+    "cancelled future": (cancelled_future, "the processor let a CancelledError escape that nobody asked for"),
+}
+
+
+async def ended(queue: Any, total: int) -> dict[str, int]:
+    async def all_ended() -> dict[str, int]:
+        now = await counts(queue)
+        return now if now.get("completed", 0) + now.get("failed", 0) == total else {}
+
+    return await until(all_ended, 30, f"{total} jobs to end")
+
+
+@pytest.mark.parametrize("what", RAISED)
+async def test_whatever_a_processor_raises_is_a_failed_attempt_and_its_neighbours_run(redis_url, what):
+    """sys.exit() ended the loop, and every restarted worker's; a panic came back forever as stalled."""
+    call, reason = RAISED[what]
+    runs: list[int] = []
+
+    async def process(job: Any, token: str) -> None:
+        if job.name == "culprit":
+            runs.append(job.attemptsMade)
+            await asyncio.sleep(0)
+            call()
+
+    async with queue_at(redis_url, "q") as queue:
+        culprit = await queue.add("culprit", {}, {"attempts": 2})
+        await queue.addBulk([{"name": "neighbour", "data": {}} for _ in range(10)])
+        async with at_work("q", process, url=redis_url, concurrency=2) as worker:
+            assert await ended(queue, 11) == {"completed": 10, "failed": 1}
+            failed = await queue.getJob(culprit.id)
+            assert not worker.active
+    assert runs == [0, 1]
+    assert (failed.attemptsMade, failed.failedReason) == (2, reason)
+    assert len(failed.stacktrace) == 2
+
+
+@pytest.mark.parametrize(("name", "signals"), [("waits", 1), ("blocks", 2)])
+async def test_a_real_ctrl_c_still_stops_the_process_and_releases_the_job(redis_url, spawn, name, signals):
+    """Two for a processor that blocks: asyncio turns the first into a cancellation, which nobody sees there, and
+    the second hits the processor: one attempt."""
+    async with queue_at(redis_url, "q") as queue:
+        job = await queue.add(name, {}, {"attempts": 2})
+        worker = spawn(PROGRAM, redis_url)
+        await worker.line("started")
+        for _ in range(signals):
+            worker.signal(signal.SIGINT)
+            await asyncio.sleep(0.2)  # two at once would be one
+        assert await worker.exited(20) != 0
+        assert await counts(queue) == ({"delayed": 1} if name == "waits" else {"waiting": 1})
+        assert (await queue.getJob(job.id)).attemptsMade == signals - 1
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(
+    "what", ["sys.exit", "interrupt", "panic", "generator", "wordless", "cancelled future"]
+)
+async def test_nothing_that_a_listener_raises_touches_a_job(redis_url, what, kind):
+    """A CancelledError out of `.result()` of a cancelled future: 20 jobs failed, none of them had run."""
+    call, _ = RAISED[what]
+    runs: list[str] = []
+    heard: set[str] = set()
+
+    def listener(event: str) -> Callable[..., Any]:
+        def sync(*args: Any) -> None:
+            heard.add(event)
+            call()
+
+        async def later(*args: Any) -> None:
+            heard.add(event)
+            await asyncio.sleep(0)
+            call()
+
+        return sync if kind == "sync" else later
+
+    async def process(job: Any, token: str) -> None:
+        runs.append(job.id)
+        if job.name == "fails":
+            raise ValueError("once")
+
+    events = ("active", "completed", "failed", "error", "on_error")
+    async with queue_at(redis_url, "q") as queue:
+        await queue.addBulk([{"name": "works", "data": {}} for _ in range(19)])
+        await queue.add("fails", {})
+        async with at_work(
+            "q", process, url=redis_url, concurrency=3, on_error=listener("on_error")
+        ) as worker:
+            for event in events[:-1]:
+                worker.on(event, listener(event))
+            await queue.addBulk([{"name": "works", "data": {}} for _ in range(20)])
+            await queue.add("fails", {})
+            assert await ended(queue, 41) == {"completed": 39, "failed": 2}
+            await until(lambda: heard == set(events), 10, lambda: f"all to be heard, not {heard}")
+    assert sorted(runs, key=int) == [str(number) for number in range(1, 42)]

@@ -1,0 +1,138 @@
+"""The relay against every bus: a bus that is down costs nobody an attempt, whoever else is in the batch."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from harness.buses import BUSES, SERVERS, open_bus
+from harness.kafka import MockKafka
+from harness.tcp_proxy import TcpProxy
+from harness.waiting import until
+from studyhall.patterns.core.job import RetryPolicy
+from studyhall.patterns.core.store import begin, close, create_all, open_store, read
+from studyhall.patterns.event_bus import EventBus
+from studyhall.patterns.event_schema import MAX_BYTES, Event
+from studyhall.patterns.outbox import add, outbox
+from studyhall.patterns.outbox.quarantine import lag, quarantined
+from studyhall.patterns.outbox.relay import Relay
+
+TWICE = RetryPolicy(base=0.01, cap=0.02, attempts=2)
+HEALTHY = 20
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that can be away for a while."""
+
+    url: str
+    away: Callable[[], None]
+    back: Callable[[], None]
+
+
+@pytest.fixture(params=BUSES)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def server(
+    kind: str, request: pytest.FixtureRequest, tcp_proxy: Callable[[int], TcpProxy]
+) -> Iterator[Server]:
+    if kind.startswith("kafka"):  # its clients go to the address the brokers name, past any proxy
+        brokers = MockKafka()
+        yield Server(brokers.bootstrap, brokers.freeze, brokers.thaw)
+        brokers.stop()
+        return
+    parts = urlsplit(request.getfixturevalue(SERVERS[kind.removesuffix("-ordered")]))
+    assert parts.port is not None
+    proxy = tcp_proxy(parts.port)
+    yield Server(
+        parts._replace(netloc=parts.netloc.replace(str(parts.port), str(proxy.port))).geturl(),
+        proxy.down,
+        proxy.up,
+    )
+
+
+@pytest.fixture
+async def bus(kind: str, server: Server) -> AsyncIterator[EventBus]:
+    bus = open_bus(kind, server.url, f"t{uuid.uuid4().hex[:10]}")
+    if hasattr(bus, "confirm_within"):
+        bus.confirm_within = 2.0
+    yield bus
+    await asyncio.wait_for(bus.close(), 30)
+    if (client := getattr(bus, "redis", None)) is not None:
+        await client.aclose()
+
+
+@pytest.fixture
+async def sqlite(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
+    """One store is enough here: both behave the same towards the bus."""
+    engine = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    await create_all(engine)
+    yield engine
+    await close(engine)
+
+
+@asynccontextmanager
+async def running(relay: Relay) -> AsyncIterator[None]:
+    task = asyncio.create_task(relay.run())
+    try:
+        yield
+    finally:
+        relay.stop()
+        await asyncio.wait_for(task, 30)
+
+
+def event(ident: str, type: str = "order.changed.v1", **data: str) -> Event:
+    return Event(id=ident, source="/t", type=type, subject=ident, data=data)
+
+
+async def put(store: AsyncEngine, *events: Event) -> None:
+    async with begin(store) as tx:
+        await add(tx, *events)
+
+
+async def consumed(store: AsyncEngine) -> dict[str, int]:
+    """Attempts of every event that cost one."""
+    async with read(store) as connection:
+        rows = await connection.execute(
+            select(outbox.c.event_id, outbox.c.attempts).where(outbox.c.attempts > 0)
+        )
+        return {row.event_id: row.attempts for row in rows}
+
+
+async def test_a_bus_that_is_down_costs_nobody_an_attempt_beside_events_that_it_would_never_take(
+    sqlite: AsyncEngine, bus: EventBus, server: Server
+) -> None:
+    await bus.subscribe("group", ["order"])
+    relay = Relay(sqlite, bus, policy=TWICE, poll=0.05)
+    async with running(relay):
+        await put(sqlite, event("first"))
+        await until(lambda: relay.counts.published == 1, 30, "the way to the bus")
+        server.away()
+        try:
+            refused = event("huge", text="x" * MAX_BYTES), event("misnamed", "no such topic.v1")
+            healthy = [event(f"healthy-{n}") for n in range(HEALTHY)]
+            await put(sqlite, *healthy[:10], *refused, *healthy[10:])
+            await until(lambda: relay.counts.outages > TWICE.attempts, 60, "more outages than attempts")
+            assert set(await consumed(sqlite)) <= {"huge", "misnamed"}
+        finally:
+            server.back()
+        await until(lambda: relay.counts.published == 1 + HEALTHY, 60, "everything after the outage")
+
+        async def settled() -> bool:
+            return (await lag(sqlite)).waiting == 0
+
+        await until(settled, 30, "the refused ones to be put aside")
+    assert {row.event_id for row in await quarantined(sqlite)} == {"huge", "misnamed"}
+    assert set(await consumed(sqlite)) == {"huge", "misnamed"}

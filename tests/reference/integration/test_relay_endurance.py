@@ -1,0 +1,167 @@
+"""What must not end a relay, nor cost an event that is innocent of it an attempt: on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from harness.waiting import until
+from studyhall.patterns.core import store as stores
+from studyhall.patterns.core.errors import Permanent, Transient
+from studyhall.patterns.core.job import RetryPolicy
+from studyhall.patterns.core.store import begin, close, create_all, open_store, read
+from studyhall.patterns.event_schema import Event
+from studyhall.patterns.outbox import Failure, add, claim, outbox, settle
+from studyhall.patterns.outbox.quarantine import discard, lag, quarantined
+from studyhall.patterns.outbox.relay import Relay
+
+SOON = RetryPolicy(base=0.01, cap=0.02, attempts=3)
+
+
+class Sink:
+    """Accepts what `verdict` has nothing against."""
+
+    def __init__(self, verdict: Callable[[Event], Exception | None] = lambda _: None) -> None:
+        self.verdict = verdict
+        self.ids: list[str] = []
+
+    async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+        results = [self.verdict(event) for event in events]
+        self.ids += [event.id for event, result in zip(events, results, strict=True) if result is None]
+        return results
+
+
+def event(ident: str, **data: object) -> Event:
+    return Event(id=ident, source="/t", type="order.changed.v1", subject=ident, data=data)
+
+
+async def put(store: AsyncEngine, *events: Event) -> None:
+    async with begin(store) as tx:
+        await add(tx, *events)
+
+
+@asynccontextmanager
+async def running(relay: Relay) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(relay.run())
+    try:
+        yield task
+    finally:
+        relay.stop()
+        await asyncio.wait_for(task, 20)
+
+
+@pytest.fixture
+async def small_pool(store_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncEngine]:
+    """A store whose pool gives up after 0.2 s, not after 10."""
+    monkeypatch.setattr(stores, "LOCK_WAIT", 0.2)
+    engine = open_store(store_url)
+    await create_all(engine)
+    yield engine
+    await close(engine)
+
+
+async def test_a_pool_without_a_free_connection_does_not_end_the_relay(small_pool: AsyncEngine) -> None:
+    sink = Sink()
+    relay = Relay(small_pool, sink, poll=0.05)
+    await put(small_pool, event("before"))
+    async with AsyncExitStack() as holders:
+        pool = small_pool.pool
+        for _ in range(pool.size() + pool._max_overflow):  # type: ignore[attr-defined]
+            await holders.enter_async_context(small_pool.connect())
+        async with running(relay) as task:
+            await until(
+                lambda: task.done() or relay.counts.outages >= 3, 20, "the relay to find no connection"
+            )
+            assert not task.done()
+            await holders.aclose()
+            await put(small_pool, event("after"))
+            await until(lambda: {"before", "after"} <= set(sink.ids), 20, "both events")
+
+
+async def test_a_publisher_that_raises_a_stray_cancellation_does_not_end_the_relay(
+    store: AsyncEngine,
+) -> None:
+    """What `.result()` of a cancelled future raises: nobody told the relay to end."""
+    strays = iter([True, True])
+
+    def stray(_: Event) -> None:
+        if next(strays, False):
+            raise asyncio.CancelledError
+
+    await put(store, event("a"))
+    sink = Sink(stray)
+    async with running(Relay(store, sink, poll=0.05, policy=SOON)):
+        await until(lambda: sink.ids == ["a"], 20, "the event")
+
+
+async def test_a_relay_that_is_cancelled_ends_and_releases_its_batch(store: AsyncEngine) -> None:
+    hanging = asyncio.Event()
+
+    class Hangs(Sink):
+        async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+            hanging.set()
+            await asyncio.Event().wait()
+            return []
+
+    await put(store, event("a"))
+    task = asyncio.create_task(Relay(store, Hangs(), lease=600).run())
+    await asyncio.wait_for(hanging.wait(), 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 10)
+    assert await Relay(store, Sink()).run_once() == 1
+
+
+class Unspeakable(Transient):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Transient("a NUL \x00 in it"),
+        Transient("half a character \ud800"),
+        Unspeakable(),
+        Permanent("\x00\ud800"),
+    ],
+    ids=["nul", "surrogate", "str-raises", "permanent"],
+)
+async def test_whatever_an_error_says_the_relay_goes_on_and_publishes_the_others_once(
+    store: AsyncEngine, error: Exception
+) -> None:
+    await put(store, event("bad"), *(event(f"good-{n}") for n in range(50)))
+    sink = Sink(lambda e: error if e.id == "bad" else None)
+    relay = Relay(store, sink, poll=0.05, policy=SOON, lease=1.0)  # short: unsettled events would come back
+    async with running(relay) as task:
+
+        async def given_up() -> bool:
+            return task.done() or bool(await quarantined(store))
+
+        await until(given_up, 20, "the bad event to be given up")
+        await put(store, event("later"))
+        await until(lambda: task.done() or "later" in sink.ids, 20, "a later event")
+        assert not task.done()
+    assert sorted(sink.ids) == sorted([*(f"good-{n}" for n in range(50)), "later"])
+    assert (await lag(store)).waiting == 0
+    [row] = await quarantined(store)
+    assert row.event_id == "bad"
+    assert type(error).__name__ in row.reason
+    assert await discard(store, ["bad"], "by hand \x00 \ud800") == 1
+
+
+async def test_what_was_published_is_written_down_whatever_is_wrong_with_the_rest(store: AsyncEngine) -> None:
+    """The store refuses the note about the failed event: the published ones are settled all the same."""
+    await put(store, event("good"), event("bad"))
+    good, bad = await claim(store, "w", 10, 30)
+    unstorable = Failure(bad.position, "because", None, consume_attempt="?")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="invalid literal"):
+        await settle(store, "w", published=[good.position], failed=[unstorable])
+    async with read(store) as connection:
+        rows = await connection.execute(select(outbox.c.event_id).where(outbox.c.published_at.is_not(None)))
+        assert rows.scalars().all() == ["good"]

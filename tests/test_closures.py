@@ -1,0 +1,252 @@
+"""What a pattern costs whoever takes it: how many modules, how many lines, which packages; and which layer it is in.
+
+`pytest tests/test_closures.py -s -k table` prints the table.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+from harness.processes import ROOT
+from queuesmith import catalogue
+from queuesmith.catalogue import MODULES, Pattern
+
+MOST_MODULES, MOST_LINES = 8, 1_200
+SHORT_INIT = 8  # lines: an __init__ that only names what the package offers is not counted
+
+# Patterns above the budget: how many modules and lines they may have, and why.
+ABOVE: dict[str, tuple[int, int, str]] = {
+    "bullmq-worker": (11, 2_150, "a whole worker: fetching, locks, outcomes, one pipelined connection"),
+    "cancel": (8, 1_350, "the marker is the inbox's, so that cancellation and effect exclude each other"),
+    "dead-letter": (6, 1_300, "archive, sweep and replay of one table"),
+    "event-bus": (11, 2_050, "the consumer of Redis Streams with its scripts, beside the common part"),
+    "fan-out": (13, 2_250, "brings the relay of the outbox along"),
+    "idempotency": (9, 1_500, "markers, the group commit that makes them cheap, the step of a pipeline"),
+    "isolation": (8, 1_250, "parent, child and the deadline between them"),
+    "outbox": (11, 2_100, "table, relay, quarantine and the wake-up of PostgreSQL"),
+    "replay": (9, 1_550, "reads the outbox and writes through the inbox"),
+    "saga": (10, 1_950, "the runner, its store and what repairs it"),
+    "schedule": (15, 2_900, "the calendar, the keeper and the lease that makes one tick run at a time"),
+}
+PRODUCER = 1_100  # lines; the aim is 600
+
+# Who may import what is heavy, slow to import or not everybody's.
+HEAVY = {
+    "prometheus_client": {"observability/metrics.py"},
+    "opentelemetry": {"tracing.py"},
+    "psycopg": {"outbox/wakeup.py", "core/store.py"},
+    "pydantic": {
+        "core/redaction.py",
+        "claim_check.py",
+        "event_schema.py",
+        "schedule/keeper.py",
+        "typed_jobs.py",
+    },
+    "sqlalchemy": {
+        "cancel.py",
+        "checkpoint.py",
+        "core/store.py",
+        "dead_letter/archive.py",
+        "dead_letter/replayer.py",
+        "dead_letter/sweeper.py",
+        "deferred_reply/replies.py",
+        "degraded/pending.py",
+        "degraded/producer.py",
+        "fan_out.py",
+        "health/alerts.py",
+        "idempotency/markers.py",
+        "idempotency/once.py",
+        "inbox.py",
+        "lease.py",
+        "outbox/quarantine.py",
+        "outbox/relay.py",
+        "outbox/table.py",
+        "outbox/wakeup.py",
+        "replay.py",
+        "request_dedup.py",
+        "saga/repair.py",
+        "saga/runner.py",
+        "saga/store.py",
+        "schedule/history.py",
+        "schedule/keeper.py",
+    },
+}
+COMPOSITIONS = {"pipeline.py", "producer.py"}  # they bring patterns together, so no pattern needs them
+
+PATTERNS = list(catalogue.patterns().values())
+EVERY = sorted(path.relative_to(MODULES).as_posix() for path in MODULES.rglob("*.py"))
+
+
+@cache
+def lines(module: str) -> int:
+    return len((MODULES / module).read_text().splitlines())
+
+
+def counted(pattern: Pattern) -> list[str]:
+    return [
+        name for name in pattern.modules if not (name.endswith("__init__.py") and lines(name) <= SHORT_INIT)
+    ]
+
+
+def size(pattern: Pattern) -> tuple[int, int]:
+    names = counted(pattern)
+    return len(names), sum(map(lines, names))
+
+
+def test_table_of_what_every_pattern_brings_along() -> None:
+    print(f"\n{'pattern':<18} modules  lines  packages")
+    for pattern in sorted(PATTERNS, key=size, reverse=True):
+        modules, length = size(pattern)
+        mark = "*" if pattern.id in ABOVE else " "
+        packages = ", ".join(catalogue.packages(pattern.modules)) or "none"
+        print(f"{pattern.id:<18} {modules:>6}{mark} {length:>6}  {packages}")
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda one: one.id)
+def test_pattern_stays_within_its_budget(pattern: Pattern) -> None:
+    most_modules, most_lines, _ = ABOVE.get(pattern.id, (MOST_MODULES, MOST_LINES, ""))
+    modules, length = size(pattern)
+    brought = " ".join(f"{name}:{lines(name)}" for name in counted(pattern))
+    assert modules <= most_modules, brought
+    assert length <= most_lines, brought
+
+
+def test_no_exception_is_kept_that_is_not_needed() -> None:
+    sizes = {ident: size(catalogue.find(ident)) for ident in ABOVE}
+    needless = [
+        ident
+        for ident, (modules, length) in sizes.items()
+        if modules <= MOST_MODULES and length <= MOST_LINES
+    ]
+    assert needless == [], "within the budget now: strike them out"
+
+
+def test_the_way_into_the_queue_is_short() -> None:
+    assert size(catalogue.find("producer"))[1] <= PRODUCER
+
+
+# ---- layers
+
+
+@pytest.mark.parametrize("module", [name for name in EVERY if name.startswith("core/")])
+def test_the_core_imports_no_pattern(module: str) -> None:
+    outside = {name for name in catalogue.imports(module)[0] if not name.startswith("core/")}
+    assert outside <= {"__init__.py"}
+
+
+@pytest.mark.parametrize("module", [name for name in EVERY if name not in COMPOSITIONS])
+def test_no_pattern_imports_a_composition(module: str) -> None:
+    assert not COMPOSITIONS & catalogue.imports(module)[0]
+
+
+@pytest.mark.parametrize("package", HEAVY)
+def test_heavy_packages_are_imported_where_it_is_said(package: str) -> None:
+    found = {module for module in EVERY if package in catalogue.imports(module)[1]}
+    assert found == HEAVY[package]
+
+
+@pytest.mark.parametrize(
+    ("module", "not_loaded"),
+    {
+        "patterns.observability": ("prometheus_client", "opentelemetry", "pydantic", "sqlalchemy"),
+        "patterns.pipeline": ("prometheus_client", "opentelemetry", "sqlalchemy", "bullmq"),
+        "patterns.retry": ("prometheus_client", "opentelemetry", "pydantic", "sqlalchemy", "redis"),
+        "patterns.event_bus": ("nats", "aio_pika", "confluent_kafka", "sqlalchemy"),
+    }.items(),
+)
+def test_importing_a_pattern_loads_only_what_it_needs(module: str, not_loaded: tuple[str, ...]) -> None:
+    code = f"import sys, studyhall.{module}; print(*(name for name in {not_loaded!r} if name in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(ROOT / "reference")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+# ---- options
+
+
+def unread(module: str) -> list[str]:
+    """Parameters of public functions and methods that their body does not read, and fields of public dataclasses that
+    nothing of ours reads: a field may be part of an answer, so it counts wherever it is read."""
+    tree = ast.parse((MODULES / module).read_text())
+    found = []
+    for owner, function in _functions(tree.body):
+        args = function.args
+        wanted = {arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)} - {"self", "cls"}
+        body = [node for statement in function.body for node in ast.walk(statement)]
+        if _is_stub(function):
+            continue
+        read = {node.id for node in body if isinstance(node, ast.Name)}
+        found += [f"{owner}{function.name}({name})" for name in sorted(wanted - read) if name[0] != "_"]
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name[0] != "_" and "dataclass" in _decorators(node):
+            fields = [one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and _is_name(one)]
+            found += [
+                f"{node.name}.{name}" for name in fields if name[0] != "_" and name not in _attributes()
+            ]
+    return found
+
+
+def _functions(
+    body: list[ast.stmt], owner: str = ""
+) -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    found: list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]] = []
+    for node in body:
+        if isinstance(node, ast.ClassDef) and node.name[0] != "_":
+            found += _functions(node.body, f"{node.name}.")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
+            node.name[0] != "_" or node.name in ("__init__", "__call__")
+        ):
+            found.append((owner, node))
+    return found
+
+
+def _is_stub(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Of a Protocol, or one of several signatures: no body of its own."""
+    last = function.body[-1]
+    return isinstance(last, ast.Expr) and isinstance(last.value, ast.Constant)
+
+
+def _is_name(node: ast.AnnAssign) -> bool:
+    return isinstance(node.target, ast.Name)
+
+
+def _decorators(node: ast.ClassDef) -> str:
+    return " ".join(ast.unparse(mark) for mark in node.decorator_list)
+
+
+@cache
+def _attributes() -> frozenset[str]:
+    """Every attribute that is read, and every keyword that is passed, somewhere in our code."""
+    found = set()
+    for path in (*(ROOT / "reference").rglob("*.py"), *(ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                found.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+                found.add(node.value)  # getattr(self, "markers_age")
+    return frozenset(found)
+
+
+# What an interface asks for and an implementation has no use for, and what only people read.
+UNUSED = {
+    "core/clock.py": {"Periodic.drain(grace)"},
+    "degraded/pending.py": {"Drained.postponed"},
+    "event_bus/bus.py": {"Capabilities.redelivery_delay", "Capabilities.dead_letter"},
+}
+
+
+@pytest.mark.parametrize("module", EVERY)
+def test_every_option_is_read(module: str) -> None:
+    """An option that nothing reads is a promise that nothing keeps."""
+    assert set(unread(module)) == UNUSED.get(module, set())
