@@ -36,7 +36,7 @@ PRODUCER = 950  # lines; the aim is 600
 HEAVY = {
     "prometheus_client": {"observability/metrics.py"},
     "opentelemetry": {"tracing.py"},
-    "psycopg": {"outbox/wakeup.py", "core/store.py"},
+    "psycopg": {"outbox/wakeup.py", "core/open_store.py"},
     "pydantic": {
         "core/redaction.py",
         "claim_check.py",
@@ -47,6 +47,7 @@ HEAVY = {
     "sqlalchemy": {
         "cancel.py",
         "checkpoint.py",
+        "core/open_store.py",
         "core/store.py",
         "dead_letter/archive.py",
         "dead_letter/replayer.py",

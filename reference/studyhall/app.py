@@ -13,7 +13,7 @@ from .jobs import job_types
 from .limits import admission
 from .patterns import tracing
 from .patterns.claim_check import small
-from .patterns.core import store as stores
+from .patterns.core.open_store import close, create_all, open_store
 from .patterns.degraded import DegradedProducer
 from .patterns.engine import RedisServer, ensure_redis
 from .patterns.engine.check import Unreachable, without_secrets
@@ -58,9 +58,9 @@ async def open_app(settings: Settings, *, edge: bool = False) -> AsyncIterator[A
     for warning in redis.warnings:
         log.warning(warning)
     try:
-        store = stores.open_store(settings.store_url)
+        store = open_store(settings.store_url)
         try:
-            await stores.create_all(store)
+            await create_all(store)
             traces = tracing.to_file(settings.trace_file, "studyhall") if settings.trace_file else None
             jobs, signer = job_types(), Signer(settings.keys())
             producer = Producer(
@@ -76,7 +76,7 @@ async def open_app(settings: Settings, *, edge: bool = False) -> AsyncIterator[A
                 if traces is not None:
                     traces.shutdown()
         finally:
-            await stores.close(store)
+            await close(store)
     finally:
         redis.stop()
 

@@ -15,7 +15,7 @@ import typer
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from .orders import db as _orders  # noqa: F401  its tables must be known before they are made
-from .patterns.core import store
+from .patterns.core.open_store import close, create_all, open_store
 from .patterns.core.redaction import redact
 from .patterns.saga import repair as saga_repair
 from .patterns.saga import store as saga_store
@@ -33,12 +33,12 @@ async def opened(data_dir: Path | None) -> AsyncIterator[AsyncEngine]:
     """The database alone: looking at sagas and orders needs neither Redis nor a worker."""
     settings = settings_for(data_dir)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    engine = store.open_store(settings.store_url)
+    engine = open_store(settings.store_url)
     try:
-        await store.create_all(engine)
+        await create_all(engine)
         yield engine
     finally:
-        await store.close(engine)
+        await close(engine)
 
 
 @app.command("list")

@@ -21,7 +21,8 @@ from harness.waiting import until
 from studyhall.patterns import dead_letter
 from studyhall.patterns.cancel import NoSuchJob, cancel
 from studyhall.patterns.core.job import cancelled
-from studyhall.patterns.core.store import close, create_all, open_store, read
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import read
 from studyhall.patterns.producer import JobRef, JobRequest
 
 pytestmark = pytest.mark.fault

@@ -18,7 +18,8 @@ from harness.processes import Spawned, Spawner
 from harness.redis import RedisServer
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.store import begin, close, create_all, open_store, read
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.lease import Held, Lease, LeaseLost, LeaseTaken, StaleFence, check_fence
 
 pytestmark = pytest.mark.fault

@@ -19,7 +19,8 @@ from harness.pipelines import full_producer
 from harness.processes import Spawned, Spawner
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.store import close, create_all, open_store, read
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import read
 from studyhall.patterns.schedule import Schedules
 from studyhall.patterns.schedule.history import missed_slots
 from studyhall.patterns.signed_payload import Signer

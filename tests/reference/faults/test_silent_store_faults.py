@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.tcp_proxy import TcpProxy
 from harness.waiting import until
-from studyhall.patterns.core.silence import ANSWER, SILENCE, answers_within
-from studyhall.patterns.core.store import begin, close, create_all, open_store
+from studyhall.patterns.core.open_store import SILENCE, close, create_all, open_store
+from studyhall.patterns.core.store import ANSWER, answers_within, begin
 from studyhall.patterns.event_schema import Event
 from studyhall.patterns.outbox import add
 from studyhall.patterns.outbox.relay import Relay

@@ -18,7 +18,7 @@ from harness.workers import at_work
 from studyhall.patterns import dead_letter
 from studyhall.patterns.backpressure import Admission, Limits
 from studyhall.patterns.core.errors import Overloaded, QueueUnavailable
-from studyhall.patterns.core.store import close, create_all, open_store
+from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.observability.metrics import JobMetrics
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.priority import Priority

@@ -20,7 +20,8 @@ from harness.postgres import PostgresServer
 from harness.waiting import until
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
 from studyhall.patterns.core.job import RetryPolicy
-from studyhall.patterns.core.store import begin, close, create_all, is_postgres, open_store, read
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import begin, is_postgres, read
 from studyhall.patterns.event_bus import BrokerUnavailable
 from studyhall.patterns.event_schema import Event, EventTooLarge
 from studyhall.patterns.outbox.quarantine import discard, lag, purge, quarantined, requeue

@@ -32,11 +32,10 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.client import NEVER_DECODE
 from sqlalchemy import and_, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..core.errors import clean_text
-from ..core.store import begin, is_postgres
+from ..core.store import begin, insert
 from .archive import DeadLetter, UnknownLetter, dead_letters, letter_of, list_letters, parsed, purge, show
 from .replayer import (
     AlreadyReplayed,
@@ -169,8 +168,7 @@ async def _archive(
     ]
     if not rows:
         return 0
-    insert = postgresql.insert if is_postgres(engine) else sqlite.insert
-    write = insert(dead_letters).on_conflict_do_nothing().returning(dead_letters.c.id)
+    write = insert(engine, dead_letters).on_conflict_do_nothing().returning(dead_letters.c.id)
     async with begin(engine) as tx:
         new = len((await tx.execute(write, sorted(rows, key=lambda row: str(row["id"])))).all())
     await redis.eval(_REMOVE, 1, f"{base}failed", base, *dead)  # committed: now they may leave Redis

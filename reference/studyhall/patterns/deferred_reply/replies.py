@@ -29,11 +29,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sqlalchemy import Column, Double, Integer, String, Table, Text, delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..core.errors import Permanent, QueueUnavailable, RateLimited, ResourceBusy
-from ..core.store import begin, is_postgres, metadata, read
+from ..core.store import begin, insert, metadata, read
 
 __all__ = [
     "PONG",
@@ -232,7 +231,6 @@ class DeferredReplies:
             ).rowcount
 
     async def _note(self, interaction: Interaction) -> None:
-        insert = postgresql.insert if is_postgres(self._engine) else sqlite.insert
         row: dict[str, Any] = {
             "id": interaction.id,
             "application_id": interaction.application_id,
@@ -240,7 +238,7 @@ class DeferredReplies:
         }
         row |= {"expires_at": time.time() + self._life, "state": "waiting", "sent": 0}
         async with begin(self._engine) as tx:
-            await tx.execute(insert(chat_replies).values(**row).on_conflict_do_nothing())
+            await tx.execute(insert(tx, chat_replies).values(**row).on_conflict_do_nothing())
 
     async def _row(self, ident: str) -> Any:
         async with read(self._engine) as connection:

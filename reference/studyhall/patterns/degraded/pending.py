@@ -23,13 +23,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import Column, Double, Index, Integer, String, Table, Text, delete, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.clock import Periodic
 from ..core.errors import Expired, FailedTwin, Permanent, QueueUnavailable
 from ..core.job import Enqueues, JobRef, JobRequest, correlation, current_correlation_id, new_correlation_id
-from ..core.store import begin, metadata, read
+from ..core.store import begin, insert, metadata, read
 
 __all__ = ["Drained", "Drainer", "Pending", "add", "drain", "forget", "pending", "pending_jobs", "release"]
 
@@ -73,7 +72,6 @@ class Pending:
 async def add(tx: AsyncConnection, producer: Enqueues, request: JobRequest, *, head_start: float) -> JobRef:
     """Store the request in the caller's transaction; drainers leave it alone for `head_start` seconds."""
     ref, now = producer.ref(request), time.time()
-    insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
     stored = _plain(await producer.checked(request))
     values = {
         "id": ref.id,
@@ -83,7 +81,7 @@ async def add(tx: AsyncConnection, producer: Enqueues, request: JobRequest, *, h
         "due_at": now + head_start,
         "attempts": 0,
     }
-    await tx.execute(insert(pending_jobs).values(values).on_conflict_do_nothing())
+    await tx.execute(insert(tx, pending_jobs).values(values).on_conflict_do_nothing())
     return ref
 
 

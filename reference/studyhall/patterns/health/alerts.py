@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from sqlalchemy import Boolean, Column, Float, String, Table, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ..core.store import begin, is_postgres, metadata, read
+from ..core.store import begin, insert, metadata, read
 
 __all__ = ["Alert", "Rule", "evaluate", "raised", "rule_for"]
 
@@ -83,7 +82,6 @@ async def evaluate(
 ) -> list[Alert]:
     """Compare, note what changed, send what was not sent yet. Returns what this call sent."""
     now = time.time()
-    insert = postgresql.insert if is_postgres(engine) else sqlite.insert
     async with begin(engine) as tx:
         for name in sorted(signals):  # one order in all processes: else two evaluators deadlock on PostgreSQL
             rule, value = rule_for(name, rules), signals[name]
@@ -91,7 +89,7 @@ async def evaluate(
                 continue
             change = {"since": now, "value": value, "announced": False, "claimed_until": None}
             if value >= rule.raise_at:
-                row = insert(health_alerts).values(signal=name, raised=True, **change)
+                row = insert(tx, health_alerts).values(signal=name, raised=True, **change)
                 up = {"raised": True, **change}
                 await tx.execute(
                     row.on_conflict_do_update(index_elements=["signal"], set_=up, where=_t.raised.is_(False))

@@ -39,7 +39,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from ..core.clock import told_to_end
 from ..core.errors import describe
 from ..core.job import RetryPolicy
-from ..core.silence import answers_within
+from ..core.store import answers_within
 from ..event_bus import BrokerUnavailable
 from ..event_schema import Event, InvalidEvent
 from ..retry import decide, full_jitter

@@ -46,12 +46,11 @@ from sqlalchemy import (
     true,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.elements import ColumnElement
 
 from ..core.errors import clean_text
-from ..core.store import in_one_hop, is_postgres, metadata
+from ..core.store import in_one_hop, insert, is_postgres, metadata
 from ..event_schema import Event
 
 __all__ = ["BUS", "CHANNEL", "Claimed", "Failure", "add", "claim", "clock", "outbox", "settle"]
@@ -123,8 +122,7 @@ async def add(tx: AsyncConnection, *events: Event, to: Iterable[str] = (BUS,)) -
     lost answer gets 0 and no second event.
     """
     destinations = sorted(set(to))
-    postgres = tx.dialect.name == "postgresql"
-    if postgres:
+    if is_postgres(tx):
         await tx.execute(_LOCK_SUBJECTS, {"subjects": sorted({event.subject for event in events})})
         # Sent by the server when this transaction commits, never when it rolls back.
         await tx.execute(_NOTIFY, {"channel": CHANNEL, "destinations": destinations})
@@ -133,7 +131,7 @@ async def add(tx: AsyncConnection, *events: Event, to: Iterable[str] = (BUS,)) -
     ]
     rows = [{**row, "destination": destination} for row in stored for destination in destinations]
     # Counted by RETURNING: for several rows psycopg's rowcount is -1.
-    return len((await tx.execute(_insert(postgres), rows)).all()) if rows else 0
+    return len((await tx.execute(_new_row(tx), rows)).all()) if rows else 0
 
 
 async def claim(
@@ -210,17 +208,17 @@ _LOCK_SUBJECTS = text(
 _NOTIFY = text("SELECT pg_notify(:channel, d) FROM unnest(CAST(:destinations AS text[])) AS d")
 
 
-@cache
-def _insert(postgres: bool) -> Any:
-    insert = (postgresql if postgres else sqlite).insert(outbox)
-    given: dict[str, Any] = {
-        name: bindparam(name) for name in ("destination", "event_id", "subject", "type", "body")
-    }
-    return (
-        insert.values(**given, created_at=clock(postgres), due_at=0.0, attempts=0)
-        .on_conflict_do_nothing()
-        .returning(outbox.c.position)
-    )
+_new_rows: dict[bool, Any] = {}  # built once for each database: making a statement costs more than sending it
+
+
+def _new_row(tx: AsyncConnection) -> Any:
+    postgres = is_postgres(tx)
+    if postgres not in _new_rows:
+        names = ("destination", "event_id", "subject", "type", "body")
+        given: dict[str, Any] = {name: bindparam(name) for name in names}
+        new = insert(tx, outbox).values(**given, created_at=clock(postgres), due_at=0.0, attempts=0)
+        _new_rows[postgres] = new.on_conflict_do_nothing().returning(outbox.c.position)
+    return _new_rows[postgres]
 
 
 @cache

@@ -15,13 +15,12 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ..core import silence
-from ..core.silence import answers_within
-from ..core.store import is_postgres
+from ..core.store import answers_within, is_postgres
 from .table import CHANNEL
 
 if TYPE_CHECKING:
@@ -39,17 +38,19 @@ class Wakeup(Protocol):
     async def close(self) -> None: ...
 
 
-async def open_wakeup(engine: AsyncEngine) -> Wakeup:
+async def open_wakeup(store: AsyncEngine) -> Wakeup:
     """Hears every commit from the moment it returns. Raises `OSError` when the database is away."""
-    if not is_postgres(engine):
-        return _DataVersion(engine.url.database or "")
+    if not is_postgres(store):
+        return _DataVersion(store.url.database or "")
     import psycopg
 
-    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     try:
-        connection = await silence.connect(url, autocommit=True)
+        pooled = await store.raw_connection()
+        connection: Any = pooled.driver_connection
+        pooled.detach()
+        await connection.set_autocommit(True)
         await connection.execute(f"LISTEN {CHANNEL}".encode())
-    except psycopg.Error as error:
+    except (psycopg.Error, SQLAlchemyError) as error:
         raise ConnectionError(f"cannot listen for new events: {error}") from error
     return _Listen(connection)
 

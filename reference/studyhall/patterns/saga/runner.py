@@ -42,7 +42,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from ..core.clock import told_to_end
 from ..core.errors import describe
 from ..core.job import RetryPolicy, provider_key
-from ..core.silence import ANSWER, answers_within
+from ..core.store import ANSWER, answers_within
 from ..retry import decide, full_jitter
 from .store import Lease, LeaseLost, SagaRow, StepRow, claim, create, load, redact
 

@@ -35,17 +35,14 @@ from sqlalchemy import (
     Text,
     bindparam,
     delete,
-    insert,
     select,
     update,
 )
-from sqlalchemy.dialects.postgresql import insert as pg_insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.errors import Permanent, clean_text
 from ..core.redaction import redact_text
-from ..core.store import begin, in_one_hop, metadata, read
+from ..core.store import begin, in_one_hop, insert, metadata, read
 
 __all__ = [
     # rows
@@ -224,7 +221,7 @@ class Lease:
 
 
 # Built once: making a statement costs more than sending it.
-_NOTE = insert(saga_history)
+_NOTE = saga_history.insert()
 
 
 @cache
@@ -249,8 +246,7 @@ async def create(
     now, plain = time.time(), json.loads(json.dumps(dict(data), allow_nan=False))
     row = {"id": saga_id, "name": name, "state": "running", "data": plain, "due_at": now}
     # On PostgreSQL the second of two callers waits in this statement for the first one's commit.
-    postgres = tx.dialect.name == "postgresql"
-    fresh = (pg_insert if postgres else sqlite_insert)(sagas).values(**row, created_at=now, updated_at=now)
+    fresh = insert(tx, sagas).values(**row, created_at=now, updated_at=now)
     # RETURNING, because an INSERT's rowcount is -1 with psycopg.
     if (await tx.execute(fresh.on_conflict_do_nothing().returning(sagas.c.id))).first() is None:
         known = (await tx.execute(select(sagas.c.name, sagas.c.data).where(sagas.c.id == saga_id))).one()
@@ -267,7 +263,7 @@ async def create(
         }
         for position, (step, done) in enumerate(made.items())
     ]
-    await tx.execute(insert(steps), rows)
+    await tx.execute(steps.insert(), rows)
     begun = [step for step, done in made.items() if done]
     told = [
         _history_row(saga_id, "caller", "created"),

@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, Integer, String, Table, delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from ..core.store import begin, metadata, read
+from ..core.store import begin, insert, metadata, read
 from .slots import Tick
 
 __all__ = ["EARLY", "count_skipped", "missed_slots", "note_start", "past", "schedule_state", "take_over"]
@@ -104,13 +103,15 @@ async def take_over(engine: AsyncEngine, schedule_id: str, earlier_ids: Sequence
 
 async def _insert_first(tx: AsyncConnection, tick: Tick) -> bool:
     row = {"id": tick.schedule, "last_slot": tick.slot, "ticks": 1, "missed": 0, "skipped": 0}
-    return (await tx.execute(_insert(tx, schedule_state).values(row).returning(_t.id))).first() is not None
+    new = insert(tx, schedule_state).values(row).on_conflict_do_nothing().returning(_t.id)
+    return (await tx.execute(new)).first() is not None
 
 
 async def _remember(tx: AsyncConnection, schedule_id: str, slots: Sequence[int]) -> None:
     if not slots:
         return
-    await tx.execute(_insert(tx, missed_slots), [{"id": schedule_id, "slot": slot} for slot in slots])
+    rows = [{"id": schedule_id, "slot": slot} for slot in slots]
+    await tx.execute(insert(tx, missed_slots).on_conflict_do_nothing(), rows)
     own_row = missed_slots.c.id == schedule_id
     by_age = select(missed_slots.c.slot).where(own_row).order_by(missed_slots.c.slot.desc())
     oldest = await tx.scalar(by_age.offset(REMEMBERED).limit(1))
@@ -122,8 +123,3 @@ async def _forget(tx: AsyncConnection, tick: Tick) -> bool:
     """True: the slot was reported as missed, and from now on it is not."""
     this = missed_slots.c.id == tick.schedule, missed_slots.c.slot == tick.slot
     return (await tx.execute(delete(missed_slots).where(*this))).rowcount == 1
-
-
-def _insert(tx: AsyncConnection, table: Table) -> Any:
-    dialect = postgresql if tx.dialect.name == "postgresql" else sqlite
-    return dialect.insert(table).on_conflict_do_nothing()

@@ -21,7 +21,7 @@ import nursery
 from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import JobError
-from studyhall.patterns.core.store import close, open_store
+from studyhall.patterns.core.open_store import close, open_store
 from studyhall.patterns.dead_letter import replayer as dead_letter_replay
 from studyhall.patterns.dead_letter.sweeper import DeadLetter, ReplayRunning
 

@@ -36,9 +36,10 @@ from studyhall.orders import saga as steps
 from studyhall.orders.db import orders
 from studyhall.orders.payments import Payments
 from studyhall.patterns import saga
-from studyhall.patterns.core import store
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.job import RetryPolicy
+from studyhall.patterns.core.open_store import close, open_store
+from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step
 from studyhall.patterns.saga import store as saga_store
 
@@ -76,7 +77,7 @@ def tight_saga(payments: Payments, deadline: float) -> Saga:
 
 
 async def drive(plan: dict[str, Any], victim: dict[str, Any]) -> None:
-    engine = store.open_store(plan["store"])
+    engine = open_store(plan["store"])
     async with Payments(plan["payment"], timeout=plan["timeout"]) as payments:
         if plan["mode"] == "naive":
             await naive(engine, payments, victim)
@@ -88,7 +89,7 @@ async def drive(plan: dict[str, Any], victim: dict[str, Any]) -> None:
                 probe=dying(victim),
             )
             await _until_ended(engine, runner, victim["saga_id"], plan["patience"])
-    await store.close(engine)
+    await close(engine)
 
 
 async def _until_ended(engine: AsyncEngine, runner: SagaRunner, saga_id: str | None, patience: float) -> None:
@@ -98,7 +99,7 @@ async def _until_ended(engine: AsyncEngine, runner: SagaRunner, saga_id: str | N
         left = select(saga_store.sagas.c.id).where(saga_store.sagas.c.due_at.is_not(None)).limit(1)
         if saga_id is not None:
             left = left.where(saga_store.sagas.c.id == saga_id)
-        async with store.read(engine) as tx:
+        async with read(engine) as tx:
             if (await tx.execute(left)).first() is None:
                 return
         await asyncio.sleep(0.02)
@@ -107,14 +108,14 @@ async def _until_ended(engine: AsyncEngine, runner: SagaRunner, saga_id: str | N
 async def naive(engine: AsyncEngine, payments: Payments, victim: dict[str, Any]) -> None:
     """The saga as usually published: progress in memory, each effect on its own, undo called once."""
     moment, order_id = dying(victim), victim["saga_id"]
-    async with store.read(engine) as tx:
+    async with read(engine) as tx:
         row = (await tx.execute(select(orders).where(orders.c.id == order_id))).mappings().one()
     data = {**row, "order_id": order_id}
     ctx = SimpleNamespace(saga_id=order_id, data=data, error="failed", results={}, step="")
     key = f"naive-{order_id}"
 
     async def inside(step: Any) -> None:
-        async with store.begin(engine) as tx:
+        async with begin(engine) as tx:
             await step(ctx, tx)
 
     async def nothing() -> None:
@@ -157,7 +158,7 @@ def _prove_nothing(self: Any, tx: Any, changes: dict[str, Any]) -> None:
 
 async def _claim_without_lease(engine: AsyncEngine, *, owner: str, **_: Any) -> list[saga_store.Lease]:
     """The usual poller: everything that has not ended, whoever else is at it."""
-    async with store.read(engine) as tx:
+    async with read(engine) as tx:
         open_ = select(saga_store.sagas.c.id).where(saga_store.sagas.c.due_at.is_not(None))
         return [saga_store.Lease(engine, saga_id, owner, 0) for saga_id in await tx.scalars(open_)]
 

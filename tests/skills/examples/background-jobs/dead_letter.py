@@ -21,7 +21,7 @@ async def operate(store, redis, alert) -> None:
 async def example(redis_url: str, store_url: str) -> None:
     from bullmq import Queue
 
-    from patterns.core.store import close, create_all, open_store
+    from patterns.core.open_store import close, create_all, open_store
     from patterns.core.connections import producer_client
 
     redis, store, alerts = producer_client(redis_url), open_store(store_url), []

@@ -11,7 +11,8 @@ import time
 from sqlalchemy import select, text
 
 from jobs import AddCredit, jobs
-from patterns.core.store import begin, close, create_all, open_store, read
+from patterns.core.open_store import close, create_all, open_store
+from patterns.core.store import begin, read
 from patterns.engine import ensure_redis
 from patterns.idempotency import inbox
 from patterns.producer import JobRequest, Producer

@@ -80,7 +80,7 @@ async def readyz(redis, store) -> tuple[int, dict]:
 async def example(redis_url: str, store_url: str) -> None:
     from types import SimpleNamespace
 
-    from patterns.core.store import close, create_all, open_store
+    from patterns.core.open_store import close, create_all, open_store
     from patterns.typed_jobs import JobTypes, validated
 
     jobs, store = JobTypes(), open_store(store_url)

@@ -9,7 +9,8 @@ import time
 
 from sqlalchemy import text
 
-from patterns.core.store import begin, close, create_all, open_store, read
+from patterns.core.open_store import close, create_all, open_store
+from patterns.core.store import begin, read
 from patterns.engine import ensure_redis
 from shop import place_order
 

@@ -85,7 +85,8 @@ async def example(redis_url: str, store_url: str) -> None:
     import asyncio
 
     from patterns import outbox
-    from patterns.core.store import begin, close, create_all, open_store
+    from patterns.core.open_store import close, create_all, open_store
+    from patterns.core.store import begin
     from patterns.event_bus.redis_streams import RedisStreamsBus
     from patterns.outbox.relay import Relay
     from shop import OrderPlaced, types

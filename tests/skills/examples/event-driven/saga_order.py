@@ -51,7 +51,8 @@ async def order(store, runner: SagaRunner, order_id: str, cents: int) -> None:
 
 
 async def example(redis_url: str, store_url: str) -> None:
-    from patterns.core.store import close, create_all, open_store, read
+    from patterns.core.open_store import close, create_all, open_store
+    from patterns.core.store import read
 
     class Payments:
         def __init__(self) -> None:
