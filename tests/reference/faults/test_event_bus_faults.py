@@ -22,10 +22,10 @@ from harness.processes import Spawned, Spawner
 from harness.rabbitmq import RabbitServer
 from harness.redis import RedisServer
 from harness.waiting import until
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.event_bus import BrokerUnavailable
 from studyhall.patterns.event_bus.kafka import KafkaBus
-from studyhall.patterns.event_schema import Event
 
 pytestmark = pytest.mark.fault
 

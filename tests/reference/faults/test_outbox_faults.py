@@ -18,10 +18,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from harness.processes import Spawned, Spawner
 from harness.waiting import until
 from studyhall.patterns.core.errors import Transient
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import create_all
 from studyhall.patterns.core.store import begin, is_postgres, metadata, read
-from studyhall.patterns.event_schema import Event
 from studyhall.patterns.outbox import add, outbox
 from studyhall.patterns.outbox.quarantine import lag
 from studyhall.patterns.outbox.relay import Relay

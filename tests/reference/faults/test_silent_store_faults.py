@@ -13,9 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.tcp_proxy import TcpProxy
 from harness.waiting import until
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.open_store import SILENCE, close, create_all, open_store
 from studyhall.patterns.core.store import ANSWER, answers_within, begin
-from studyhall.patterns.event_schema import Event
 from studyhall.patterns.outbox import add
 from studyhall.patterns.outbox.relay import Relay
 from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step, StepContext

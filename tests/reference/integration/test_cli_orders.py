@@ -27,10 +27,11 @@ from studyhall.orders.payments import Payments
 from studyhall.orders.saga import buy_pack
 from studyhall.patterns import outbox
 from studyhall.patterns.core.errors import JobError, Permanent
+from studyhall.patterns.core.event import MAX_BYTES, Event
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, open_store
 from studyhall.patterns.core.store import begin, read
-from studyhall.patterns.event_schema import MAX_BYTES, Event, EventTypes
+from studyhall.patterns.event_schema import EventTypes
 from studyhall.patterns.inbox import consumer
 from studyhall.patterns.outbox.relay import Relay
 from studyhall.patterns.saga import SagaRunner

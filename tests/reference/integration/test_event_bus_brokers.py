@@ -20,11 +20,11 @@ from redis.asyncio import Redis
 from harness.buses import open_bus
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.event_bus import EventBus
 from studyhall.patterns.event_bus.rabbitmq import NoSubscriber, RabbitBus
 from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
-from studyhall.patterns.event_schema import Event
 
 QUICK = RetryPolicy(base=0.05, cap=0.1, attempts=3)
 

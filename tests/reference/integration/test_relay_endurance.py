@@ -13,11 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from harness.waiting import until
 from studyhall.patterns.core import open_store as opening
 from studyhall.patterns.core.errors import Permanent, Transient
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, read
-from studyhall.patterns.event_schema import Event
-from studyhall.patterns.outbox import Failure, add, claim, outbox, settle
+from studyhall.patterns.outbox import add, outbox
+from studyhall.patterns.outbox.claims import Failure, claim, settle
 from studyhall.patterns.outbox.quarantine import discard, lag, quarantined
 from studyhall.patterns.outbox.relay import Relay
 

@@ -11,8 +11,8 @@ from sqlalchemy import Column, Integer, String, Table, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from studyhall.patterns.core.errors import Transient
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.store import begin, metadata, read
-from studyhall.patterns.event_schema import Event
 from studyhall.patterns.inbox import handle_once
 from studyhall.patterns.outbox import add
 from studyhall.patterns.outbox.quarantine import purge

@@ -20,8 +20,8 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from ..core.errors import JobError
+from ..core.event import Handler
 from ..core.job import RetryPolicy
-from .bus import Handler
 from .delivery import Lanes, judge, log, text
 
 __all__ = ["KafkaMember", "headers_of"]

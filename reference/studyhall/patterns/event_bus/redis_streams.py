@@ -30,11 +30,10 @@ from uuid import uuid4
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from ..core.event import BrokerUnavailable, Event, Handler, topic_of
 from ..core.job import RetryPolicy
-from ..event_schema import Event
-from ..ordering import partition_of
-from .bus import EVENTS, BrokerUnavailable, Capabilities, Handler, Quarantined, topic_of
-from .delivery import checked_name, encoded, log, text, wire_id
+from .bus import EVENTS, Capabilities, Quarantined
+from .delivery import checked_name, encoded, log, partition_of, text, wire_id
 from .stream_consumer import StreamConsumer
 from .stream_scripts import GAP, PUBLISH, REPLAY, TRIM, raw
 

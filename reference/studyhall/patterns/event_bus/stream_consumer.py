@@ -20,8 +20,8 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from ..core.event import Handler
 from ..core.job import RetryPolicy
-from .bus import Handler
 from .delivery import Lanes, judge, log, pauses, text
 from .stream_scripts import AGAIN, FORGET, HOLD, LEASE, QUARANTINE, RELEASE, TAKE, Script, raw
 

@@ -19,12 +19,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..core.errors import clean_text
 from ..core.store import begin, is_postgres, read
-from .table import BUS, MAX_REASON, NEVER, clock, outbox
+from .table import BUS, MAX_REASON, NEVER, clock, outbox, unpublished
 
 __all__ = ["Lag", "QuarantinedRow", "discard", "lag", "purge", "quarantined", "requeue"]
 
-_unpublished = outbox.c.published_at.is_(None)
-_quarantined = (_unpublished, outbox.c.due_at == NEVER)
+_quarantined = (unpublished, outbox.c.due_at == NEVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ async def lag(engine: AsyncEngine, *, destination: str = BUS) -> Lag:
     counts = (func.count().filter(~given_up), age, func.count().filter(given_up))
     async with read(engine) as connection:
         found = await connection.execute(
-            select(*counts).where(_unpublished, outbox.c.destination == destination)
+            select(*counts).where(unpublished, outbox.c.destination == destination)
         )
         waiting, oldest, given = found.one()
     return Lag(waiting, max(oldest or 0.0, 0.0), given)
@@ -94,7 +93,7 @@ async def discard(engine: AsyncEngine, event_ids: Sequence[str], why: str, *, de
 async def purge(engine: AsyncEngine, older_than: float, *, batch: int = 1000) -> int:
     """Delete up to `batch` rows published more than `older_than` seconds ago. Call again while it is full."""
     # Looks at the oldest published positions only: a search by date would scan the table to find nothing.
-    first = select(outbox.c.position, outbox.c.published_at).where(~_unpublished)
+    first = select(outbox.c.position, outbox.c.published_at).where(~unpublished)
     oldest = first.order_by(outbox.c.position).limit(batch).subquery()
     due = select(oldest.c.position).where(oldest.c.published_at < clock(is_postgres(engine)) - older_than)
     async with begin(engine) as tx:

@@ -38,13 +38,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..core.clock import told_to_end
 from ..core.errors import describe
+from ..core.event import BrokerUnavailable, Event, InvalidEvent
 from ..core.job import RetryPolicy
 from ..core.store import answers_within
-from ..event_bus import BrokerUnavailable
-from ..event_schema import Event, InvalidEvent
 from ..retry import decide, full_jitter
+from .claims import BATCH_BYTES, Claimed, Failure, claim, settle
 from .quarantine import purge
-from .table import BATCH_BYTES, BUS, Claimed, Failure, claim, settle
+from .table import BUS
 from .wakeup import Wakeup, open_wakeup
 
 __all__ = ["EVENTS_OUT", "Publisher", "Relay", "RelayCounts"]

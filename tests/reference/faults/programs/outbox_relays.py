@@ -18,9 +18,9 @@ from redis.asyncio import Redis
 from sqlalchemy import select, update
 
 from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.open_store import open_store
 from studyhall.patterns.core.store import begin, read
-from studyhall.patterns.event_schema import Event
 from studyhall.patterns.outbox import outbox
 from studyhall.patterns.outbox.relay import Relay
 
