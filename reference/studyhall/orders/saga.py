@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from studyhall.patterns import outbox
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.job import RetryPolicy
-from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step, StepContext
+from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep, StepContext
 
 from .db import orders, packs, seat_reservations
 from .events import SOURCE, OrderCancelled, OrderConfirmed, types
@@ -47,7 +47,7 @@ def buy_pack(
         steps=[
             DbStep("place-order", undo=cancel),  # done by service.place_order
             DbStep("reserve-seats", do=reserve, undo=release),
-            Step(
+            SagaStep(
                 "charge",
                 do=money.charge,
                 undo=money.refund,

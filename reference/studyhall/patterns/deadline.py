@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 
-from .core.errors import Transient
+from .core.errors import DeadlineExceeded, Transient
 from .core.execution import CallNext, JobContext, Step
 from .core.job import Deadline
 
@@ -35,18 +35,6 @@ log = logging.getLogger(__name__)
 _ends_at: ContextVar[float] = ContextVar("deadline_ends_at", default=math.inf)
 _abandoned: set[asyncio.Task[Any]] = set()  # the loop holds tasks weakly; an abandoned one must stay visible
 _LAST_CALL = 0.05
-
-
-class DeadlineExceeded(Transient):
-    """The work ran into its time limit. Raise it, let it grow per attempt, or checkpoint smaller steps."""
-
-    def __init__(
-        self, message: str, *, limit: float = 0.0, partial: Any = None, abandoned: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.limit = limit
-        self.partial = partial
-        self.abandoned = abandoned
 
 
 async def run_within(

@@ -30,13 +30,13 @@ from .core.store import begin, read
 from .idempotency import Inbox, fingerprint, inbox
 from .outbox import BUS, outbox
 
-__all__ = ["Replayed", "logged", "replay"]
+__all__ = ["ReplayReport", "logged", "replay"]
 
 Effect = Callable[[AsyncConnection, Event], Awaitable[Any]]
 
 
 @dataclass(slots=True)
-class Replayed:
+class ReplayReport:
     """What a replay did. `failed`: event id → reason; `held`: ids behind a failed one of the same subject."""
 
     read: int = 0
@@ -77,9 +77,9 @@ async def logged(
 
 async def replay(
     store: AsyncEngine, consumer: str, events: AsyncIterable[Event], effect: Effect, *, force: bool = False
-) -> Replayed:
+) -> ReplayReport:
     """Hand the events to this consumer's effect, one transaction each. Can be repeated at will."""
-    report = Replayed()
+    report = ReplayReport()
     stuck: set[str] = set()
     run = _again if force else _unless_done
     async for event in events:

@@ -480,7 +480,7 @@ async def test_repair_in_the_middle_of_a_call_is_refused_and_the_charge_is_never
 
     await until(called, 30, "the other process to call the provider")
     for repair in (saga_repair.compensate, saga_repair.retry):
-        with pytest.raises(saga_repair.StillRunning, match="is in step 'charge'"):
+        with pytest.raises(saga_repair.StepRunning, match="is in step 'charge'"):
             await repair(shop.store, order, by="operator", note="customer called")
     assert await shop.endings(driver) == {"exit 0": 1}
     assert (await shop.saga(order)).state == "completed"

@@ -22,8 +22,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..core.errors import Permanent, Transient
-from ..deadline import DeadlineExceeded
+from ..core.errors import DeadlineExceeded, Permanent, Transient
 from . import child as isolated_child
 from .child import HEADER, OUT_OF_MEMORY
 

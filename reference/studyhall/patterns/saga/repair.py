@@ -1,7 +1,7 @@
 """The human-repair desk of the sagas: look at what got stuck, then say how it goes on.
 
 Promise: a repair takes the saga away from whoever drives it (new fence number), but not in the middle of a step:
-while a living runner has one started, `StillRunning` says so and until when. It is recorded with the person's name
+while a living runner has one started, `StepRunning` says so and until when. It is recorded with the person's name
 and note, and the next runner goes on from there at once.
 
 When it does not hold
@@ -25,14 +25,14 @@ from ..core.errors import Permanent
 from ..core.store import begin
 from .store import UnknownSaga, record, sagas, steps
 
-__all__ = ["CannotRepair", "StillRunning", "compensate", "mark", "retry"]
+__all__ = ["CannotRepair", "StepRunning", "compensate", "mark", "retry"]
 
 
 class CannotRepair(Permanent):
     """This repair does not fit the saga as it is; the message says why and what would fit."""
 
 
-class StillRunning(CannotRepair):
+class StepRunning(CannotRepair):
     """A living runner is in the middle of a step: taking the saga now would not stop that call."""
 
 
@@ -120,7 +120,7 @@ async def _refuse_in_the_middle(tx: AsyncConnection, saga: Row[Any]) -> None:
     # Between two steps the fence is enough: the runner's next write, before any call, is refused.
     started = (steps.c.saga_id == saga.id, steps.c.state.in_(("started", "undoing")))
     if (step := (await tx.scalars(select(steps.c.name).where(*started).limit(1))).first()) is not None:
-        raise StillRunning(
-            f"saga {saga.id}: {saga.owner} is in step {step!r}. {StillRunning.__doc__} Try again when it has ended "
+        raise StepRunning(
+            f"saga {saga.id}: {saga.owner} is in step {step!r}. {StepRunning.__doc__} Try again when it has ended "
             f"or its lease has, in {left:.0f} s, or force it knowing that the call may still take effect."
         )

@@ -3,7 +3,7 @@
     buy_pack = Saga("buy-study-pack", steps=[
         DbStep("place-order", undo=cancel),
         DbStep("reserve-seats", do=reserve, undo=release),
-        Step("charge", do=charge, undo=refund, resolve=find_charge),
+        SagaStep("charge", do=charge, undo=refund, resolve=find_charge),
         DbStep("confirm", do=confirm),
     ])
 
@@ -18,7 +18,7 @@ Promises
 
 When they do not hold
 - There is no isolation: others see the seat reserved while the charge runs.
-- A `Step` is called at least once: `ctx.key` must reach the provider as its idempotency key. `undo` must work
+- A `SagaStep` is called at least once: `ctx.key` must reach the provider as its idempotency key. `undo` must work
   for an effect that never happened (`ctx.result is None`) AND make the provider refuse it from then on: a
   paused process or a slow network may deliver the `do` later. Where a provider cannot refuse, that gap stays.
 - `undo=None` says that there is nothing to take back. An effect that cannot be undone goes last.
@@ -44,9 +44,9 @@ from ..core.errors import describe
 from ..core.job import RetryPolicy, provider_key
 from ..core.store import ANSWER, answers_within
 from ..retry import decide, full_jitter
-from .store import Lease, LeaseLost, SagaRow, StepRow, claim, create, load, redact
+from .store import SagaLease, SagaLeaseLost, SagaRow, StepRow, claim, create, load, redact
 
-__all__ = ["DbStep", "Saga", "SagaRunner", "Step", "StepContext"]
+__all__ = ["DbStep", "Saga", "SagaRunner", "SagaStep", "StepContext"]
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class _Limits:
 
 
 @dataclass(frozen=True)
-class Step(_Limits):
+class SagaStep(_Limits):
     """An effect in another system. `resolve` asks there: the effect's result, or None if there is none."""
 
     name: str
@@ -113,7 +113,7 @@ class Saga:
     """Steps in business order. Sagas in flight hold the step names: who changes them renames the saga."""
 
     name: str
-    steps: Sequence[Step | DbStep]
+    steps: Sequence[SagaStep | DbStep]
 
     def __post_init__(self) -> None:
         names = [step.name for step in self.steps]
@@ -193,20 +193,20 @@ class SagaRunner:
         """Finish the steps at hand, then hand the sagas back."""
         self._stop.set()
 
-    async def _claim(self, limit: int, saga_id: str | None = None) -> list[Lease]:
+    async def _claim(self, limit: int, saga_id: str | None = None) -> list[SagaLease]:
         names, seconds = list(self._sagas), self._margin
         return await claim(
             self.engine, owner=self.owner, names=names, seconds=seconds, limit=limit, saga_id=saga_id
         )
 
-    async def _drive(self, lease: Lease) -> None:
+    async def _drive(self, lease: SagaLease) -> None:
         try:
             saga: SagaRow | None = await load(self.engine, lease.saga_id)
             while saga is not None and (saga := await self._next(lease, saga)) is not None:
                 if self._stop.is_set():
                     await lease.note(None, None, owner=None, due_at=time.time())
                     return
-        except LeaseLost as lost:
+        except SagaLeaseLost as lost:
             log.warning("%s", lost)
         except (Exception, asyncio.CancelledError):
             if told_to_end():
@@ -214,7 +214,7 @@ class SagaRunner:
             # The store failed between two steps. Nothing is lost: the lease ends, then the saga is due again.
             log.exception("saga %s: left to the next runner", lease.saga_id)
 
-    async def _next(self, lease: Lease, saga: SagaRow) -> SagaRow | None:
+    async def _next(self, lease: SagaLease, saga: SagaRow) -> SagaRow | None:
         """One step forward or backward. The saga as it is then; None when it ended or waits."""
         defined = {step.name: step for step in self._sagas[saga.name].steps}
         if list(defined) != [row.name for row in saga.steps]:
@@ -230,7 +230,7 @@ class SagaRunner:
         return await self._end(lease, "compensated")
 
     async def _attempt(
-        self, lease: Lease, saga: SagaRow, row: StepRow, step: Step | DbStep
+        self, lease: SagaLease, saga: SagaRow, row: StepRow, step: SagaStep | DbStep
     ) -> SagaRow | None:
         """Intent, effect, record: forward or backward. The saga when it can go on at once."""
         back = saga.backward
@@ -259,7 +259,7 @@ class SagaRunner:
                         await lease.set_step(tx, row, event, **ended)
                 else:
                     event, ended = _outcome(saga, *await _outside(step, saga, row))
-        except LeaseLost:
+        except SagaLeaseLost:
             raise
         except (Exception, asyncio.CancelledError) as error:
             if told_to_end():
@@ -272,13 +272,13 @@ class SagaRunner:
             again = time.time() + next_try.delay
             await lease.note(row, f"{word}failed", why, step=spent, owner=None, due_at=again)
             return None
-        if isinstance(step, Step):
+        if isinstance(step, SagaStep):
             self._probe(f"after {word}effect", saga.id, row.name)
             await lease.note(row, event, step=ended)
         self._probe(f"after {word}record", saga.id, row.name)
         return _with(saga, row, **{**intent, **ended})
 
-    async def _failed(self, lease: Lease, saga: SagaRow, row: StepRow, why: str) -> SagaRow | None:
+    async def _failed(self, lease: SagaLease, saga: SagaRow, row: StepRow, why: str) -> SagaRow | None:
         if saga.backward:
             return await self._call_human(lease, why, row)
         error = redact(f"{row.name}: {why}")
@@ -287,19 +287,19 @@ class SagaRunner:
         # Read again: a COMMIT whose answer was lost has happened or not, and only the table knows.
         return await load(self.engine, lease.saga_id)
 
-    async def _call_human(self, lease: Lease, why: str, row: StepRow | None = None) -> SagaRow | None:
+    async def _call_human(self, lease: SagaLease, why: str, row: StepRow | None = None) -> SagaRow | None:
         error = redact(f"undo of {row.name}: {why}" if row else why)
         await lease.note(row, "needs repair", why, state="needs_repair", error=error, owner=None, due_at=None)
         log.error("saga %s needs repair: %s", lease.saga_id, error)
         return None
 
-    async def _end(self, lease: Lease, state: str) -> SagaRow | None:
+    async def _end(self, lease: SagaLease, state: str) -> SagaRow | None:
         await lease.note(None, state, state=state, owner=None, due_at=None)
         return None
 
 
 @asynccontextmanager
-async def _time_for(step: Step | DbStep) -> AsyncIterator[None]:
+async def _time_for(step: SagaStep | DbStep) -> AsyncIterator[None]:
     with answers_within(max(ANSWER, step.deadline)):
         async with asyncio.timeout(step.deadline):
             yield
@@ -310,7 +310,7 @@ async def _inside(step: DbStep, saga: SagaRow, row: StepRow, tx: AsyncConnection
     return await action(_context(saga, row), tx) if action else None
 
 
-async def _outside(step: Step, saga: SagaRow, row: StepRow) -> tuple[Result, bool]:
+async def _outside(step: SagaStep, saga: SagaRow, row: StepRow) -> tuple[Result, bool]:
     """Run `do` or `undo`, asking first what came of an earlier try. The flag: it was found done."""
     context, found = _context(saga, row), None
     if step.resolve is not None and row.result is None and row.state != "pending":

@@ -2,7 +2,7 @@
 
 Promises
 - Two processes never both write to one saga: every write carries the fence number its lease was given, and a
-  write with an old number is refused (`LeaseLost`), however long its process was paused.
+  write with an old number is refused (`SagaLeaseLost`), however long its process was paused.
 - Every change of state leaves a row in `saga_history`, in the transaction that made the change.
 
 When they do not hold
@@ -47,8 +47,8 @@ from ..core.store import begin, in_one_hop, insert, metadata, read
 __all__ = [
     # rows
     "HistoryRow",
-    "Lease",
-    "LeaseLost",
+    "SagaLease",
+    "SagaLeaseLost",
     "SagaConflict",
     "SagaRow",
     "StepRow",
@@ -113,7 +113,7 @@ saga_history = Table(
 )
 
 
-class LeaseLost(Exception):
+class SagaLeaseLost(Exception):
     """Another process holds this saga now. Drop the work: nothing was written, and the other one goes on."""
 
 
@@ -162,7 +162,7 @@ class HistoryRow:
 
 
 @dataclass(frozen=True)
-class Lease:
+class SagaLease:
     """The right to drive one saga until the lease ends or somebody with a higher fence takes over."""
 
     engine: AsyncEngine
@@ -203,7 +203,7 @@ class Lease:
     def _prove(self, tx: Connection, changes: Mapping[str, Any]) -> None:
         given = {"updated_at": time.time(), **changes}
         if tx.execute(_held(*given), {"_id": self.saga_id, "_fence": self.fence, **given}).rowcount != 1:
-            raise LeaseLost(f"saga {self.saga_id}: fence {self.fence} is old. {LeaseLost.__doc__}")
+            raise SagaLeaseLost(f"saga {self.saga_id}: fence {self.fence} is old. {SagaLeaseLost.__doc__}")
 
     def _note(
         self,
@@ -281,7 +281,7 @@ async def claim(
     seconds: float,
     limit: int,
     saga_id: str | None = None,
-) -> list[Lease]:
+) -> list[SagaLease]:
     """Take due sagas, oldest first, of those `names` only: definitions this process has."""
     now = time.time()
     due = select(sagas.c.id, sagas.c.owner, sagas.c.fence).where(
@@ -294,10 +294,10 @@ async def claim(
     def look(tx: Connection) -> bool:
         return tx.execute(due).first() is not None
 
-    def take(tx: Connection) -> list[Lease]:
+    def take(tx: Connection) -> list[SagaLease]:
         taken = []
         for row in tx.execute(due.with_for_update(skip_locked=True)).all():
-            lease = Lease(engine, row.id, owner, row.fence + 1)
+            lease = SagaLease(engine, row.id, owner, row.fence + 1)
             held = {"owner": owner, "fence": lease.fence, "due_at": now + seconds}
             tx.execute(_held(*held), {"_id": row.id, "_fence": row.fence, **held})
             if row.owner is not None:

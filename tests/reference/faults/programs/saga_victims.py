@@ -40,7 +40,7 @@ from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, open_store
 from studyhall.patterns.core.store import begin, read
-from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step
+from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep
 from studyhall.patterns.saga import store as saga_store
 
 QUICK = RetryPolicy(base=0.02, cap=0.1, attempts=6)
@@ -57,7 +57,7 @@ def dying(victim: dict[str, Any]) -> Moment:
     return probe
 
 
-def failing(step: Step | DbStep, deadline: float) -> Any:
+def failing(step: SagaStep | DbStep, deadline: float) -> Any:
     def wrap(do: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def then_fail(ctx: Any, *tx: Any) -> Any:
             result = await do(ctx, *tx)
@@ -156,17 +156,17 @@ def _prove_nothing(self: Any, tx: Any, changes: dict[str, Any]) -> None:
     tx.execute(mine.values(updated_at=time.time(), **changes))
 
 
-async def _claim_without_lease(engine: AsyncEngine, *, owner: str, **_: Any) -> list[saga_store.Lease]:
+async def _claim_without_lease(engine: AsyncEngine, *, owner: str, **_: Any) -> list[saga_store.SagaLease]:
     """The usual poller: everything that has not ended, whoever else is at it."""
     async with read(engine) as tx:
         open_ = select(saga_store.sagas.c.id).where(saga_store.sagas.c.due_at.is_not(None))
-        return [saga_store.Lease(engine, saga_id, owner, 0) for saga_id in await tx.scalars(open_)]
+        return [saga_store.SagaLease(engine, saga_id, owner, 0) for saga_id in await tx.scalars(open_)]
 
 
 def perform(plan: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(process)d %(levelname)s %(message)s")
     if not plan.get("fence", True):
-        saga_store.Lease._prove = _prove_nothing  # type: ignore[method-assign, assignment]
+        saga_store.SagaLease._prove = _prove_nothing  # type: ignore[method-assign, assignment]
     if not plan.get("lease", True):
         saga.claim = _claim_without_lease  # type: ignore[assignment]
     pids = {}

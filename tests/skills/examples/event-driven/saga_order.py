@@ -2,7 +2,7 @@
 from sqlalchemy import text
 
 from patterns.core.errors import Permanent
-from patterns.saga import DbStep, Saga, SagaRunner, Step, StepContext
+from patterns.saga import DbStep, Saga, SagaRunner, SagaStep, StepContext
 from patterns.core.store import begin
 
 
@@ -35,7 +35,7 @@ def buy(payments) -> Saga:
         "buy",
         steps=[
             DbStep("reserve", do=reserve, undo=release),
-            Step("charge", do=charge, undo=refund, resolve=find, deadline=15),
+            SagaStep("charge", do=charge, undo=refund, resolve=find, deadline=15),
             DbStep("confirm", do=confirm),  # what cannot be undone goes last
         ],
     )
