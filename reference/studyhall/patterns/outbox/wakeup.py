@@ -1,9 +1,8 @@
 """Outbox wake-up: a relay sleeps until somebody commits instead of asking the table all the time.
 
-Promise: `wait` returns soon after a commit that added an event, from any process, and after `timeout` at
-the latest. PostgreSQL: LISTEN, with the NOTIFY sent in the transaction of `outbox.add`. SQLite: the counter
-behind `PRAGMA data_version`, which costs microseconds and takes no lock. Both on a connection outside the
-pool.
+Promise: `wait` returns soon after a commit that added an event, from any process. PostgreSQL: LISTEN, with the
+NOTIFY sent in the transaction of `outbox.add`. SQLite: the counter behind `PRAGMA data_version`, which costs
+microseconds and takes no lock. Both on a connection outside the pool.
 
 When it does NOT hold: it is a hint, not a delivery. Behind a pooler in transaction mode LISTEN hears
 nothing, and a lost connection misses what was sent meanwhile; the relay then finds the events at its next
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -33,7 +31,7 @@ LOOK = 0.02  # seconds between two looks at the SQLite counter
 
 
 class Wakeup(Protocol):
-    async def wait(self, timeout: float) -> None: ...
+    async def wait(self) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -59,12 +57,12 @@ class _Listen:
     def __init__(self, connection: AsyncConnection[TupleRow]) -> None:
         self._connection = connection
 
-    async def wait(self, timeout: float) -> None:
+    async def wait(self) -> None:
         import psycopg
 
         try:
             with answers_within(None):  # silence is what it hears most of the time
-                async for _ in self._connection.notifies(timeout=timeout, stop_after=1):
+                async for _ in self._connection.notifies(stop_after=1):
                     pass
                 async for _ in self._connection.notifies(timeout=0):  # one look at the table answers a burst
                     pass
@@ -81,9 +79,8 @@ class _DataVersion:
         self._connection = sqlite3.connect(path, timeout=0, isolation_level=None)
         self._seen = 0
 
-    async def wait(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        while (version := self._version()) == self._seen and time.monotonic() < deadline:
+    async def wait(self) -> None:
+        while (version := self._version()) == self._seen:
             await asyncio.sleep(LOOK)  # nothing tells us of another process' commit
         self._seen = version
 

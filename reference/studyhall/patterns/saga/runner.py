@@ -39,7 +39,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from ..core.clock import told_to_end
+from ..core.clock import Periodic, told_to_end
 from ..core.errors import describe
 from ..core.job import RetryPolicy, provider_key
 from ..core.store import ANSWER, answers_within
@@ -140,7 +140,8 @@ class SagaRunner:
         self._sagas = {saga.name: saga for saga in sagas}
         self._margin = lease_margin
         self._probe = probe
-        self._stop = asyncio.Event()
+        self._stopping = False
+        self._rounds: Periodic | None = None
 
     async def start(self, tx: AsyncConnection, name: str, saga_id: str, data: Mapping[str, Any]) -> bool:
         """Begin a saga when the caller's transaction commits. False: this saga was started before."""
@@ -164,34 +165,43 @@ class SagaRunner:
 
     async def run_forever(self, *, poll: float = 0.5, limit: int = 10) -> None:
         """Drive up to `limit` sagas side by side until `stop()` or cancellation; errors are waited out."""
-        with answers_within():
-            await self._run_forever(poll, limit)
-
-    async def _run_forever(self, poll: float, limit: int) -> None:
         driving: set[asyncio.Task[None]] = set()
-        stopped = asyncio.create_task(self._stop.wait())
         failures = 0  # in a row
-        while not self._stop.is_set():
-            try:
-                # Only what can run at once: a claimed saga that waits here would lose its lease.
-                leases = await self._claim(limit - len(driving)) if len(driving) < limit else []
-                driving |= {asyncio.create_task(self._drive(lease)) for lease in leases}
-                pause, failures = 0 if leases and len(driving) < limit else poll, 0
-            except (Exception, asyncio.CancelledError) as error:
-                if told_to_end():
-                    raise
-                failures += 1
-                pause = max(poll, full_jitter(OUTAGE, failures))
-                log.warning("saga runner: store failed, next try in %.1f s: %s", pause, describe(error))
-            done, _ = await asyncio.wait(
-                {*driving, stopped}, timeout=pause, return_when=asyncio.FIRST_COMPLETED
-            )
-            driving -= done
-        await asyncio.gather(*driving, return_exceptions=True)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            driving.discard(task)
+            rounds.wake()
+
+        async def start_due() -> bool:
+            nonlocal failures
+            # Only what can run at once: a claimed saga that waits here would lose its lease.
+            leases = await self._claim(limit - len(driving)) if len(driving) < limit else []
+            for lease in leases:
+                driving.add(task := asyncio.create_task(self._drive(lease)))
+                task.add_done_callback(ended)
+            failures = 0
+            return bool(leases) and len(driving) < limit
+
+        def store_failed(error: BaseException) -> float:
+            nonlocal failures
+            failures += 1
+            pause = max(poll, full_jitter(OUTAGE, failures))
+            log.warning("saga runner: store failed, next try in %.1f s: %s", pause, describe(error))
+            return pause
+
+        rounds = Periodic("saga runner", start_due, every=poll, on_error=store_failed)
+        self._rounds = rounds
+        if self._stopping:
+            rounds.stop()
+        with answers_within():
+            await rounds.run()
+            await asyncio.gather(*driving, return_exceptions=True)
 
     def stop(self) -> None:
-        """Finish the steps at hand, then hand the sagas back."""
-        self._stop.set()
+        """Finish the steps at hand, then release the sagas."""
+        self._stopping = True
+        if self._rounds is not None:
+            self._rounds.stop()
 
     async def _claim(self, limit: int, saga_id: str | None = None) -> list[SagaLease]:
         names, seconds = list(self._sagas), self._margin
@@ -203,7 +213,7 @@ class SagaRunner:
         try:
             saga: SagaRow | None = await load(self.engine, lease.saga_id)
             while saga is not None and (saga := await self._next(lease, saga)) is not None:
-                if self._stop.is_set():
+                if self._stopping:
                     await lease.note(None, None, owner=None, due_at=time.time())
                     return
         except SagaLeaseLost as lost:
