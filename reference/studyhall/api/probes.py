@@ -47,7 +47,7 @@ async def metrics(hall: TheHall) -> Response:
     try:
         async with hall.app.producer.bounded():
             found = await health.measure(
-                hall.app.producer.redis, hall.app.jobs.queues, letters=counts(hall.app.store)
+                hall.app.producer.redis, hall.app.jobs.queues, dead_letters=counts(hall.app.store)
             )
     except QueueUnavailable:
         gauge("redis_up", "Redis answers", {"": 0})

@@ -6,7 +6,7 @@ even by a run that was frozen, taken over by another one and then woke up: every
 and a save with a lower one than the latest is refused (`Overtaken`).
 
 It does not hold for effects outside the database that happen between two checkpoints: give those a provider
-idempotency key per batch. A job that is enqueued anew under its old key, instead of replayed, starts from the
+idempotency key per batch. A job that is enqueued again under its old key, instead of replayed, starts from the
 beginning.
 """
 

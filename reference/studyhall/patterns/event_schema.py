@@ -80,7 +80,7 @@ class EventTypes:
     def new(self, payload: BaseModel, *, subject: str, source: str, **attributes: Any) -> Event:
         """A valid event of the payload's registered type; refuses an oversized one before it is stored."""
         if (event_type := self._types.get(type(payload))) is None:
-            raise UnknownEventType(f"{type(payload).__name__} is no registered event payload")
+            raise UnknownEventType(f"{type(payload).__name__} is not a registered event payload")
         data = payload.model_dump(mode="json")
         event = Event(type=event_type, subject=subject, source=source, data=data, **attributes)
         if (size := len(event.encode())) > self.max_bytes:

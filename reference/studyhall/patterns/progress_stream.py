@@ -7,7 +7,7 @@ are held once, in a ring of `memory` entries, and a client too slow for it reads
 100 ms instead costs each client ten requests a second and misses what happens in between.
 
 When it does NOT hold: BullMQ keeps about 10,000 events per queue. A client that was away for longer, or a Redis
-that lost its data, gets a `gap` event: load the state anew, then go on. Progress is thinned before it gets here
+that lost its data, gets a `gap` event: load the state again, then go on. Progress is thinned before it gets here
 (see `progress`). Fields may hold results and reasons: pass on only what that client may see.
 """
 
@@ -206,7 +206,7 @@ class ProgressStream:
             # A Redis that came back empty, or whose clock was set back, may never reach our positions again.
             fresh = [JobEvent(q, GAP) for q, at in self._at.items() if at > await self._last(q)]
         async with self._news:
-            for event in sorted(fresh, key=lambda one: one.position):
+            for event in sorted(fresh, key=lambda event: event.position):
                 self._at[event.queue] = event.position
                 self._ring.append(event)
                 self._read += 1

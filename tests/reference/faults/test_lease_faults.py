@@ -181,7 +181,7 @@ async def test_a_cancellation_from_outside_stays_a_cancellation(redis: Any) -> N
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not await redis.exists("lease:q"), "it was given back"
+    assert not await redis.exists("lease:q"), "it was released"
 
 
 async def test_fences_only_grow_also_when_redis_lost_everything(redis: Any) -> None:

@@ -1,4 +1,4 @@
-"""Relays that are killed, doubled and poisoned, beside what people write instead."""
+"""Relays that are killed, duplicated and poisoned, beside what people write instead."""
 
 from __future__ import annotations
 

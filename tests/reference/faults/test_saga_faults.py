@@ -254,7 +254,7 @@ async def test_killed_at_any_moment_money_seats_and_order_agree_in_the_end(
 ) -> None:
     matrix = every_death()
     quick = scale(10, len(matrix))
-    if quick < len(matrix):  # always with what the naive saga gets wrong, the rest drawn anew each run
+    if quick < len(matrix):  # always with what the naive saga gets wrong, the rest drawn again each run
         must = [(OK, [("after effect", "charge")]), (FAILS_AT_CONFIRM, [("after undo effect", "charge")])]
         rest = [one for one in matrix if one not in must]
         matrix = must + random.Random(seed).sample(rest, quick - len(must))

@@ -225,7 +225,7 @@ async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(
             await until(lambda: len(ran) >= 11, 10, "the others to run")
             await until(lambda: _failed(producer, 10), 10, "ten jobs to be dropped")
         await dead_letter.sweep(["work"], producer.redis, store)
-        letters = await dead_letter.list_letters(store)
+        letters = await dead_letter.list_dead_letters(store)
     await close(store)
     reasons = {letter.reason.split(":")[0] for letter in letters}
     figures("backpressure", name="expired", jobs=21, ran=len(ran), dropped=len(letters))

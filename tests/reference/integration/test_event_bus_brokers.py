@@ -213,7 +213,7 @@ async def test_redis_consumer_goes_on_after_all_data_is_lost(redis: Redis) -> No
 
 
 async def test_redis_consumers_end_whenever_they_are_told_to(redis: Redis, seed: int) -> None:
-    """One stop in ten or so hung for ever: a cancel that met the end of a Redis call was swallowed."""
+    """One stop in ten or so hung forever: a cancel that met the end of a Redis call was swallowed."""
     bus, moments = RedisStreamsBus(redis), random.Random(seed)
 
     async def started_and_stopped(group: str) -> None:

@@ -93,31 +93,33 @@ async def forget(store: AsyncEngine, job_id: str) -> None:
 
 async def drain(store: AsyncEngine, producer: Enqueues, batch: int = 100) -> Drained:
     """Queue the oldest pending requests. Call it every few seconds, from any number of processes."""
-    me = uuid.uuid4().hex
+    claimer = uuid.uuid4().hex
     queued = parked = postponed = 0
-    for one in await _claim(store, me, batch):
-        later: dict[str, Any] = {"claimed_by": None, "attempts": one.attempts + 1}
+    for waiting in await _claim(store, claimer, batch):
+        later: dict[str, Any] = {"claimed_by": None, "attempts": waiting.attempts + 1}
         try:
-            with correlation(one.correlation_id):
-                await producer.enqueue(_request(json.loads(one.request), time.time() - one.accepted_at))
+            with correlation(waiting.correlation_id):
+                await producer.enqueue(
+                    _request(json.loads(waiting.request), time.time() - waiting.accepted_at)
+                )
         except QueueUnavailable:
-            await _update(store, row.claimed_by == me, {"due_at": time.time(), "claimed_by": None})
+            await _update(store, row.claimed_by == claimer, {"due_at": time.time(), "claimed_by": None})
             return Drained(queued, parked, postponed, unavailable=True)
         except FailedTwin as twin:  # it was queued, ran and failed: the dead letters have it
             log.warning("a pending request failed already", extra={"fields": {"reason": str(twin)}})
         except Permanent as error:
             parked += 1
             later |= {"due_at": PARKED, "reason": f"{type(error).__name__}: {error}"}
-            log.error("a pending request was parked", extra={"fields": {"job_id": one.id, **later}})
-            await _update(store, row.id == one.id, later)
+            log.error("a pending request was parked", extra={"fields": {"job_id": waiting.id, **later}})
+            await _update(store, row.id == waiting.id, later)
             continue
         except Exception as error:  # Overloaded says when to come back
             postponed += 1
-            wait = float(getattr(error, "retry_after", min(60.0, 2.0**one.attempts)))
+            wait = float(getattr(error, "retry_after", min(60.0, 2.0**waiting.attempts)))
             later |= {"due_at": time.time() + wait, "reason": f"{type(error).__name__}: {error}"}
-            await _update(store, row.id == one.id, later)
+            await _update(store, row.id == waiting.id, later)
             continue
-        await forget(store, one.id)
+        await forget(store, waiting.id)
         queued += 1
     return Drained(queued, parked, postponed)
 
@@ -151,17 +153,17 @@ class Drainer(Periodic):
         return drained.queued > 0
 
 
-async def _claim(store: AsyncEngine, me: str, batch: int) -> list[Any]:
+async def _claim(store: AsyncEngine, claimer: str, batch: int) -> list[Any]:
     now = time.time()
     async with read(store) as connection:  # an idle drainer must not take SQLite's only writer
         if await connection.scalar(select(row.id).where(row.due_at <= now).limit(1)) is None:
             return []
     some = select(row.id).where(row.due_at <= now).order_by(row.accepted_at).limit(batch)
     # The condition stands outside again: PostgreSQL rechecks only that after waiting for another drainer.
-    mine = (row.id.in_(some.with_for_update(skip_locked=True)), row.due_at <= now)
-    claim = update(pending_jobs).where(*mine).values(due_at=now + LEASE, claimed_by=me).returning(*row)
+    free = (row.id.in_(some.with_for_update(skip_locked=True)), row.due_at <= now)
+    claim = update(pending_jobs).where(*free).values(due_at=now + LEASE, claimed_by=claimer).returning(*row)
     async with begin(store) as tx:
-        return sorted((await tx.execute(claim)).all(), key=lambda one: float(one.accepted_at))
+        return sorted((await tx.execute(claim)).all(), key=lambda claimed: float(claimed.accepted_at))
 
 
 async def _update(store: AsyncEngine, which: Any, values: Mapping[str, Any]) -> int:

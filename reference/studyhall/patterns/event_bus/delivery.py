@@ -60,7 +60,7 @@ async def judge(
 def checked_name(word: str) -> str:
     """Topic and group names become parts of keys, queue names and subjects: only what is legal everywhere."""
     if not word or not all(c.isascii() and (c.isalnum() or c in "-_") for c in word):
-        raise ValueError(f"{word!r} is no topic or group name: use letters, digits, '-' and '_'")
+        raise ValueError(f"{word!r} is not a valid topic or group name: use letters, digits, '-' and '_'")
     return word
 
 
@@ -136,8 +136,8 @@ class Lanes:
 
 
 async def pauses(stop: asyncio.Event, *, longest: float = 2.0) -> AsyncIterator[None]:
-    """`async for _ in pauses(stop): try to work`: 50 ms after the first failure, doubling to `longest`, anew
-    after a turn that lasted. Ends as soon as `stop` is set."""
+    """`async for _ in pauses(stop): try to work`: 50 ms after the first failure, doubling to `longest`, from the
+    beginning after a turn that lasted. Ends as soon as `stop` is set."""
     wait = 0.05
     while not stop.is_set():
         began = time.monotonic()

@@ -329,7 +329,7 @@ class NatsBus:
             if self._client is None or self._client.is_closed:
                 self._client = await nats.connect(
                     self.url,
-                    # -1 here also means that the first connection is awaited for ever: publish would not answer.
+                    # -1 here also means that the first connection is awaited forever: publish would not answer.
                     max_reconnect_attempts=1,
                     reconnect_time_wait=RECONNECT,
                     connect_timeout=5,

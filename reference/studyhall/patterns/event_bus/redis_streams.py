@@ -11,7 +11,7 @@ When it does NOT hold
 - Redis keeps what its persistence keeps: with AOF everysec a killed server loses nothing it confirmed, a
   power cut up to a second, a failover whatever was not replicated. The outbox can publish that range again.
 - `ordered=True` and an owner frozen for longer than its lease: an event may overlap with the next of its key.
-- A group nobody consumes any more holds back trimming for ever: `XGROUP DESTROY` it when it is retired.
+- A group nobody consumes any more holds back trimming forever: `XGROUP DESTROY` it when it is retired.
 - One primary (standalone or Sentinel), not Cluster. Use the same `partitions` in every process.
 """
 

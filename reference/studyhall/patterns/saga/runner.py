@@ -12,8 +12,8 @@ Promises
 - A step that was started "may have happened" until it is known: forward it is looked up with `resolve` or
   done again under the same key; backward it is undone even when no answer was ever seen.
 - Undo runs in strict reverse order, one step at a time, and is retried. When it gives up or meets `Permanent`
-  the saga waits as `needs_repair` for a human (`saga_repair`), never silently.
-- One driver at a time: lease and fence number (`saga_store`). Who slept through its lease cannot write.
+  the saga waits as `needs_repair` for a human (`saga.repair`), never silently.
+- One driver at a time: lease and fence number (`saga.store`). A stale holder cannot write.
 - A `DbStep` takes effect in the transaction that records it: exactly once, never in doubt.
 
 When they do not hold
@@ -74,7 +74,7 @@ Probe = Callable[[str, str, str], None]
 
 
 TRY = RetryPolicy(base=0.5, cap=60, attempts=5, max_age=3600)
-TRY_HARD = RetryPolicy(base=0.5, cap=60, attempts=20)  # for undo, where giving up wakes a human
+TRY_HARD = RetryPolicy(base=0.5, cap=60, attempts=20)  # for undo, where giving up calls for a person
 OUTAGE = RetryPolicy(base=0.2, cap=5.0)
 
 
@@ -110,7 +110,7 @@ class DbStep(_Limits):
 
 @dataclass(frozen=True)
 class Saga:
-    """Steps in business order. Sagas in flight hold the step names: who changes them renames the saga."""
+    """Steps in business order. Sagas in flight hold the step names: rename the saga when you change them."""
 
     name: str
     steps: Sequence[SagaStep | DbStep]
@@ -124,18 +124,35 @@ class Saga:
             raise ValueError(f"saga {self.name!r}: only its first steps may have do=None")
 
 
+@dataclass(frozen=True)
+class _Way:
+    """What is different between doing a step and undoing it."""
+
+    verb: str  # in the history and for probes
+    under_way: str  # the state of the step
+    counter: str  # the column of its attempts
+    policy: Callable[[SagaStep | DbStep], RetryPolicy]
+
+    def attempts(self, row: StepRow) -> int:
+        return int(getattr(row, self.counter))
+
+
+FORWARD = _Way("", "started", "attempts", lambda step: step.retry)
+BACKWARD = _Way("undo ", "undoing", "undo_attempts", lambda step: step.undo_retry)
+
+
 class SagaRunner:
     """Starts sagas and drives every due one, in any number of processes at once."""
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        store: AsyncEngine,
         *sagas: Saga,
         owner: str | None = None,
         lease_margin: float = 5.0,
         probe: Probe = lambda moment, saga_id, step: None,
     ) -> None:
-        self.engine = engine
+        self.store = store
         self.owner = owner or f"{socket.gethostname()}:{os.getpid()}:{os.urandom(2).hex()}"
         self._sagas = {saga.name: saga for saga in sagas}
         self._margin = lease_margin
@@ -155,7 +172,7 @@ class SagaRunner:
         """Drive one saga as far as it goes now. It may wait for a retry, or be in another process's hands."""
         for lease in await self._claim(1, saga_id):
             await self._drive(lease)
-        return await load(self.engine, saga_id)
+        return await load(self.store, saga_id)
 
     async def resume_due(self, limit: int = 10) -> int:
         """Drive the sagas that are due: new ones, retries, those of dead processes. Returns how many."""
@@ -206,12 +223,12 @@ class SagaRunner:
     async def _claim(self, limit: int, saga_id: str | None = None) -> list[SagaLease]:
         names, seconds = list(self._sagas), self._margin
         return await claim(
-            self.engine, owner=self.owner, names=names, seconds=seconds, limit=limit, saga_id=saga_id
+            self.store, owner=self.owner, names=names, seconds=seconds, limit=limit, saga_id=saga_id
         )
 
     async def _drive(self, lease: SagaLease) -> None:
         try:
-            saga: SagaRow | None = await load(self.engine, lease.saga_id)
+            saga: SagaRow | None = await load(self.store, lease.saga_id)
             while saga is not None and (saga := await self._next(lease, saga)) is not None:
                 if self._stopping:
                     await lease.note(None, None, owner=None, due_at=time.time())
@@ -228,7 +245,9 @@ class SagaRunner:
         """One step forward or backward. The saga as it is then; None when it ended or waits."""
         defined = {step.name: step for step in self._sagas[saga.name].steps}
         if list(defined) != [row.name for row in saga.steps]:
-            return await self._call_human(lease, "its steps are not the definition's: rename a changed saga")
+            return await self._needs_repair(
+                lease, "its steps are not the definition's: rename a changed saga"
+            )
         if not saga.backward:
             for row in saga.steps:
                 if row.state != "done":
@@ -236,6 +255,9 @@ class SagaRunner:
             return await self._end(lease, "completed")
         for row in reversed(saga.steps):
             if row.state in ("started", "done", "undoing"):
+                if _took_no_effect(defined[row.name], row):
+                    await lease.note(row, "nothing to undo", step={"state": "undone"})
+                    return _with(saga, row, state="undone")
                 return await self._attempt(lease, saga, row, defined[row.name])
         return await self._end(lease, "compensated")
 
@@ -243,32 +265,18 @@ class SagaRunner:
         self, lease: SagaLease, saga: SagaRow, row: StepRow, step: SagaStep | DbStep
     ) -> SagaRow | None:
         """Intent, effect, record: forward or backward. The saga when it can go on at once."""
-        back = saga.backward
-        word, counter, state = ("undo ", "undo_attempts", "undoing") if back else ("", "attempts", "started")
-        policy = step.undo_retry if back else step.retry
-        tried = row.undo_attempts if back else row.attempts
-        # A DbStep without a result was rolled back.
-        if back and (step.undo is None or (isinstance(step, DbStep) and row.result is None)):
-            await lease.note(row, "nothing to undo", step={"state": "undone"})
-            return _with(saga, row, state="undone")
+        way = BACKWARD if saga.backward else FORWARD
+        policy, tried = way.policy(step), way.attempts(row)
         if tried >= policy.attempts:  # counted before the effect, so a step that kills its process ends too
             return await self._failed(lease, saga, row, f"gave up after {tried} attempts")
-
         since = row.since or time.time()
-        intent = {"state": state, counter: tried + 1, "since": since}
-        self._probe(f"before {word}intent", saga.id, row.name)
+        intent = {"state": way.under_way, way.counter: tried + 1, "since": since}
+        self._probe(f"before {way.verb}intent", saga.id, row.name)
         until = time.time() + step.deadline + self._margin
-        await lease.note(row, f"{word}started", f"attempt {tried + 1}", step=intent, due_at=until)
-        self._probe(f"after {word}intent", saga.id, row.name)
+        await lease.note(row, f"{way.verb}started", f"attempt {tried + 1}", step=intent, due_at=until)
+        self._probe(f"after {way.verb}intent", saga.id, row.name)
         try:
-            async with _time_for(step):
-                if isinstance(step, DbStep):
-                    async with lease.write() as tx:
-                        event, ended = _outcome(saga, await _inside(step, saga, row, tx))
-                        self._probe(f"after {word}effect", saga.id, row.name)
-                        await lease.set_step(tx, row, event, **ended)
-                else:
-                    event, ended = _outcome(saga, *await _outside(step, saga, row))
+            ended = await self._take_effect(lease, saga, row, step, way)
         except SagaLeaseLost:
             raise
         except (Exception, asyncio.CancelledError) as error:
@@ -277,27 +285,41 @@ class SagaRunner:
             next_try = decide(error, policy, tried, age=time.time() - since)
             if next_try.delay is None:
                 return await self._failed(lease, saga, row, next_try.reason)
-            spent = {} if next_try.consume_attempt else {counter: tried}
+            uncounted = {} if next_try.consume_attempt else {way.counter: tried}
             why = f"{next_try.reason}; next try in {next_try.delay:.1f} s"
             again = time.time() + next_try.delay
-            await lease.note(row, f"{word}failed", why, step=spent, owner=None, due_at=again)
+            await lease.note(row, f"{way.verb}failed", why, step=uncounted, owner=None, due_at=again)
             return None
         if isinstance(step, SagaStep):
-            self._probe(f"after {word}effect", saga.id, row.name)
-            await lease.note(row, event, step=ended)
-        self._probe(f"after {word}record", saga.id, row.name)
-        return _with(saga, row, **{**intent, **ended})
+            event, values = ended
+            self._probe(f"after {way.verb}effect", saga.id, row.name)
+            await lease.note(row, event, step=values)
+        self._probe(f"after {way.verb}record", saga.id, row.name)
+        return _with(saga, row, **{**intent, **ended[1]})
+
+    async def _take_effect(
+        self, lease: SagaLease, saga: SagaRow, row: StepRow, step: SagaStep | DbStep, way: _Way
+    ) -> tuple[str, dict[str, Any]]:
+        """The event and the new values of the step. A `DbStep` is recorded with its effect."""
+        async with _time_for(step):
+            if isinstance(step, SagaStep):
+                return _outcome(saga, *await _outside(step, saga, row))
+            async with lease.write() as tx:
+                event, values = _outcome(saga, await _inside(step, saga, row, tx))
+                self._probe(f"after {way.verb}effect", saga.id, row.name)
+                await lease.set_step(tx, row, event, **values)
+            return event, values
 
     async def _failed(self, lease: SagaLease, saga: SagaRow, row: StepRow, why: str) -> SagaRow | None:
         if saga.backward:
-            return await self._call_human(lease, why, row)
+            return await self._needs_repair(lease, why, row)
         error = redact(f"{row.name}: {why}")
         back = {"state": "compensating", "backward": True, "error": error}
         await lease.note(row, "compensating", why, step={"since": None}, **back)
         # Read again: a COMMIT whose answer was lost has happened or not, and only the table knows.
-        return await load(self.engine, lease.saga_id)
+        return await load(self.store, lease.saga_id)
 
-    async def _call_human(self, lease: SagaLease, why: str, row: StepRow | None = None) -> SagaRow | None:
+    async def _needs_repair(self, lease: SagaLease, why: str, row: StepRow | None = None) -> SagaRow | None:
         error = redact(f"undo of {row.name}: {why}" if row else why)
         await lease.note(row, "needs repair", why, state="needs_repair", error=error, owner=None, due_at=None)
         log.error("saga %s needs repair: %s", lease.saga_id, error)
@@ -306,6 +328,11 @@ class SagaRunner:
     async def _end(self, lease: SagaLease, state: str) -> SagaRow | None:
         await lease.note(None, state, state=state, owner=None, due_at=None)
         return None
+
+
+def _took_no_effect(step: SagaStep | DbStep, row: StepRow) -> bool:
+    """There is nothing to undo. A `DbStep` without a result was rolled back."""
+    return step.undo is None or (isinstance(step, DbStep) and row.result is None)
 
 
 @asynccontextmanager

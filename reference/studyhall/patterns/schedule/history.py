@@ -1,11 +1,11 @@
 """What became of the ticks of each schedule: started, missed, skipped.
 
 Promise: every slot since the first is accounted for: its tick was started, or it is `missed`, logged and counted;
-never both. One that was reported and comes after all (its worker was killed or hung) is taken off the missed ones.
+never both. One that was reported and comes after all (its worker was killed or hung) is removed from the missed list.
 Counting is arithmetic, in a thread and before the transaction: an outage of months blocks neither loop nor store.
 
-When it does NOT hold: the latest `REMEMBERED` missed slots are known by name; a tick that is later than these is
-not taken off. A changed cron or interval starts its count at the change, unless Redis lost its data at that moment.
+When it does NOT hold: the latest `REMEMBERED` missed slots are known by name; a tick that is later than these stays
+in the list. A changed cron or interval starts its count at the change, unless Redis lost its data at that moment.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ missed_slots = Table(
 _t = schedule_state.c
 
 
-async def past(engine: AsyncEngine) -> dict[str, Any]:
+async def past(store: AsyncEngine) -> dict[str, Any]:
     """The rows of `schedule_state` by schedule."""
-    async with read(engine) as connection:
+    async with read(store) as connection:
         return {row.id: row for row in await connection.execute(select(schedule_state))}
 
 
-async def note_start(engine: AsyncEngine, tick: Tick, now: int) -> None:
+async def note_start(store: AsyncEngine, tick: Tick, now: int) -> None:
     """Count the tick as started, and the slots between the last one and it as missed."""
     while True:  # again only when another tick of this schedule was noted meanwhile
-        async with read(engine) as connection:
+        async with read(store) as connection:
             last = await connection.scalar(select(_t.last_slot).where(_t.id == tick.schedule))
         missed, latest = 0, list[int]()
         # A last slot in the future was noted by a clock that was ahead: nothing is known about those between.
@@ -62,7 +62,7 @@ async def note_start(engine: AsyncEngine, tick: Tick, now: int) -> None:
         if last is not None and tick.slot > last:
             first = max(last, tick.since)
             missed, latest = await asyncio.to_thread(tick.cadence.missed, first, tick.slot, REMEMBERED)
-        async with begin(engine) as tx:
+        async with begin(store) as tx:
             if last is None:
                 if await _insert_first(tx, tick):
                     return
@@ -85,14 +85,14 @@ async def note_start(engine: AsyncEngine, tick: Tick, now: int) -> None:
         log.warning("ticks missed", extra={"fields": fields})
 
 
-async def count_skipped(engine: AsyncEngine, schedule_id: str) -> None:
-    async with begin(engine) as tx:
+async def count_skipped(store: AsyncEngine, schedule_id: str) -> None:
+    async with begin(store) as tx:
         await tx.execute(update(schedule_state).where(_t.id == schedule_id).values(skipped=_t.skipped + 1))
 
 
-async def take_over(engine: AsyncEngine, schedule_id: str, earlier_ids: Sequence[str]) -> None:
+async def take_over(store: AsyncEngine, schedule_id: str, earlier_ids: Sequence[str]) -> None:
     """The past moves to the new id: a slot that ran under an earlier one is not run again."""
-    async with begin(engine) as tx:
+    async with begin(store) as tx:
         for old in earlier_ids:
             taken = await tx.scalar(select(_t.id).where(_t.id == schedule_id))
             for table in (schedule_state, missed_slots):

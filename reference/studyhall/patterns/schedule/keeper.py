@@ -138,7 +138,7 @@ class Schedules:
         sign: Sign | None = None,
     ) -> None:
         """`version` of this declaration: raise it with every change, so that two versions of the application
-        that run side by side do not undo each other. `lease`: for so many seconds a run that was killed keeps
+        that run side by side do not undo each other. `lease`: the seconds for which a run that was killed keeps
         the next tick of its schedule out. `sign` is `signer.sign` where workers run signed jobs only."""
         if isinstance(version, bool) or not isinstance(version, int) or version < 0:
             raise InvalidSchedule(f"version {version!r}: a whole number from 0, raised with every change")

@@ -37,7 +37,7 @@ effects = Table(
 
 class Work(Payload):
     seconds: float = 0.0
-    seat: str = ""  # a file outside the database: taken first, given back when cancelled
+    seat: str = ""  # a file outside the database: taken first, released when cancelled
 
 
 def say(event: str, **fields: Any) -> None:

@@ -22,8 +22,8 @@ from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import JobError
 from studyhall.patterns.core.open_store import close, open_store
+from studyhall.patterns.dead_letter import DeadLetter, ReplayRunning
 from studyhall.patterns.dead_letter import replayer as dead_letter_replay
-from studyhall.patterns.dead_letter.sweeper import DeadLetter, ReplayRunning
 
 dead_letter.PAGE = dead_letter.MOST_PER_SWEEP = dead_letter.ALERTS_AT_ONCE = (
     2  # nobody does all the work before the others could die
@@ -76,7 +76,7 @@ async def replayer(life: nursery.Life, store_url: str, redis_url: str) -> None:
 
     dead_letter_replay._restore = restore_with_points
     dead_letter_replay._mark = mark_with_point
-    while letters := await dead_letter.list_letters(engine, limit=10):
+    while letters := await dead_letter.list_dead_letters(engine, limit=10):
         for letter in random.sample(letters, 1):
             try:
                 await dead_letter.replay(engine, redis, letter.id)

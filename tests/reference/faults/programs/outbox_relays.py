@@ -64,7 +64,7 @@ async def select_then_update(store: str, redis: Redis, worker: str) -> None:
 
 
 async def mark_first(store: str, redis: Redis, worker: str) -> None:
-    """Naive: mark before publishing, so that nothing is doubled. A kill in between loses the batch."""
+    """Naive: mark before publishing, so that nothing is duplicated. A kill in between loses the batch."""
     sink, engine = Sink(redis, worker), open_store(store)
     oldest = select(outbox.c.position).where(outbox.c.published_at.is_(None)).order_by(outbox.c.position)
     while True:

@@ -1,7 +1,7 @@
 """One instance of an application with a schedule; the tests start several and kill them.
 
 ours:      worker, pipeline and schedules as the reference app uses them
-cron-lock: what is usually published: every instance wakes at the tick, SET NX takes a lock, DEL gives it back
+cron-lock: what is usually published: every instance wakes at the tick, SET NX takes a lock, DEL releases it
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def test_kill_9_loses_and_doubles_nothing(tmp_path):
         async with read(store) as tx:
             assert (
                 await tx.execute(text("SELECT cents FROM accounts"))
-            ).scalar_one() == JOBS  # lost: less, doubled: more
+            ).scalar_one() == JOBS  # lost: less, duplicated: more
         await producer.close()
         await close(store)
 
