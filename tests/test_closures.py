@@ -39,7 +39,7 @@ PRODUCER = 1_100  # lines; the aim is 600
 HEAVY = {
     "prometheus_client": {"observability/metrics.py"},
     "opentelemetry": {"tracing.py"},
-    "psycopg": {"outbox/wakeup.py", "core/store.py"},
+    "psycopg": {"outbox/wakeup.py", "core/open_store.py"},
     "pydantic": {
         "core/redaction.py",
         "claim_check.py",
@@ -50,6 +50,7 @@ HEAVY = {
     "sqlalchemy": {
         "cancel.py",
         "checkpoint.py",
+        "core/open_store.py",
         "core/store.py",
         "dead_letter/archive.py",
         "dead_letter/replayer.py",

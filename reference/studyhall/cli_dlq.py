@@ -54,7 +54,7 @@ def list_(
     async def work() -> list[dict[str, Any]]:
         async with open_app(settings_for(data_dir)) as studyhall:
             await dead_letter.sweep(studyhall.jobs.queues, studyhall.producer.redis, studyhall.store)
-            letters = await dead_letter.list_letters(
+            letters = await dead_letter.list_dead_letters(
                 studyhall.store, queue=queue, replayed=replayed, limit=limit, after=after
             )
             return [_brief(letter) for letter in letters]

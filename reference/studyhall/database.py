@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from . import db
 from .orders import db as orders
 from .patterns import checkpoint, lease
-from .patterns.core import store as stores
+from .patterns.core import open_store as stores
 from .patterns.dead_letter import archive
 from .patterns.deferred_reply import replies
 from .patterns.degraded import pending

@@ -241,7 +241,7 @@ async def _poison(app: App, story: Story, folder: Path, console: Console) -> Non
     ident = await submit(app, broken, OWNER)
     letters: list[dead_letter.DeadLetter] = []
     while not letters:
-        letters = await dead_letter.list_letters(app.store)
+        letters = await dead_letter.list_dead_letters(app.store)
         await asyncio.sleep(0.1)
     story.dead_letters = len(letters)
     console.print(f"   dead letter: [yellow]{escape(letters[0].reason)}[/]")

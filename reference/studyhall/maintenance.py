@@ -117,7 +117,7 @@ class Maintenance:
     async def signals(self) -> tuple[health.Health, dict[str, float]]:
         """What is measured: the queues in detail, and every number that a rule may look at."""
         measured = await health.measure(
-            self.producer.redis, self.queues, letters=counts(self.store), prefix=self.producer.prefix
+            self.producer.redis, self.queues, dead_letters=counts(self.store), prefix=self.producer.prefix
         )
         return measured, {**measured.signals(), "outbox.oldest": (await lag(self.store)).oldest}
 

@@ -69,7 +69,7 @@ def test_a_document_is_watched_live_through_its_flow(hall: StudyHall, open_page:
     assert drawn.count("completed 100 %") == 4
     assert page.locator(".flow .flow-edge.passed").count() == 3
     assert page.locator("#link-state").inner_text() == "Live"
-    assert page.evaluate("window.untouched"), "the page was loaded anew"
+    assert page.evaluate("window.untouched"), "the page was loaded again"
 
 
 def test_token_is_refused_then_accepted_and_never_in_an_address(hall: StudyHall, open_page: OpenPage) -> None:
@@ -215,7 +215,7 @@ def test_restart_of_the_api_is_announced_and_outlived(hall: StudyHall, open_page
     hall.start_api()
     page.get_by_role("heading", name="graphs", exact=True).wait_for(timeout=60_000)
     page.locator("#link-state", has_text="Live").wait_for()
-    assert page.evaluate("window.untouched"), "the page was loaded anew"
+    assert page.evaluate("window.untouched"), "the page was loaded again"
 
 
 def test_everything_is_reached_by_keyboard_and_focus_is_seen(hall: StudyHall, open_page: OpenPage) -> None:

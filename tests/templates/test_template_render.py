@@ -95,7 +95,7 @@ def lines_of_code(text: str) -> int:
 
 @pytest.mark.parametrize("answers", COMBINATIONS.values(), ids=COMBINATIONS.keys())
 def test_a_project_is_typed_strictly(render: Render, run: Run, answers: Any) -> None:
-    # Reading the libraries anew for each version of Python takes longer than all the rest.
+    # Reading the libraries again for each version of Python takes longer than all the rest.
     version = () if full() else ("--python-version", "3.11")
     TYPES.mkdir(parents=True, exist_ok=True)
     with (TYPES / "one-at-a-time").open("w") as lock:

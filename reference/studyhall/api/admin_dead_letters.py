@@ -61,7 +61,7 @@ async def dead_letters(
     after: Annotated[str | None, Query(max_length=300, description="last id of the page before")] = None,
 ) -> dict[str, Any]:
     """Newest first. `next` is the `after` of the next page."""
-    found = await dead_letter.list_letters(
+    found = await dead_letter.list_dead_letters(
         api.app.store, queue=queue, replayed=replayed, limit=limit, after=after
     )
     return {

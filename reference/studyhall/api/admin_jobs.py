@@ -53,14 +53,14 @@ async def measured(api: ApiState) -> dict[str, Any]:
     app = api.app
     since = (time.time() - 60) * 1000
     async with app.producer.bounded(5.0):
-        found = await health.measure(app.producer.redis, app.jobs.queues, letters=counts(app.store))
+        found = await health.measure(app.producer.redis, app.jobs.queues, dead_letters=counts(app.store))
         client: Any = app.producer.redis
         async with client.pipeline(transaction=False) as pipe:
             for queue in app.jobs.queues:
                 pipe.zcount(f"bull:{queue}:completed", since, "+inf").zcard(f"bull:{queue}:completed")
                 pipe.zcount(f"bull:{queue}:failed", since, "+inf")
             ends = iter(await pipe.execute())
-    recent = await dead_letter.list_letters(app.store, limit=200)
+    recent = await dead_letter.list_dead_letters(app.store, limit=200)
     rows = found.as_dict()
     for row in rows["queues"]:
         row["completed_last_minute"], row["completed"], failed = next(ends), next(ends), next(ends)

@@ -15,7 +15,7 @@ from studyhall import db
 from studyhall.jobs import STAGES
 from studyhall.patterns.core.redaction import redact, redact_text
 from studyhall.patterns.core.store import read
-from studyhall.patterns.progress_stream import GAP, IDLE, Event, sse
+from studyhall.patterns.progress_stream import GAP, IDLE, JobEvent, sse
 
 from .state import Admin, Caller, Client, State, Streams
 
@@ -95,7 +95,7 @@ async def my_events(
     """What happens to the caller's documents: stages that start, progress, ends."""
     owners: OrderedDict[str, bool] = OrderedDict()
 
-    async def mine(event: Event) -> bool:
+    async def mine(event: JobEvent) -> bool:
         stage, _, ident = event.job_id.partition(".")
         if stage not in STAGES or (document is not None and ident != document):
             return False
@@ -135,7 +135,7 @@ async def all_events(
     return Streamed(told(), api.streams, client)
 
 
-def _wire(event: Event, **more: Any) -> str:
+def _wire(event: JobEvent, **more: Any) -> str:
     if event.name == IDLE:
         return f"id: {event.cursor}\nevent: idle\ndata: {{}}\n\n"
     told: dict[str, Any] = {"queue": event.queue, "job_id": event.job_id, "at": event.at, **more}

@@ -47,7 +47,7 @@ async def metrics(api: State) -> Response:
     try:
         async with api.app.producer.bounded():
             found = await health.measure(
-                api.app.producer.redis, api.app.jobs.queues, letters=counts(api.app.store)
+                api.app.producer.redis, api.app.jobs.queues, dead_letters=counts(api.app.store)
             )
     except QueueUnavailable:
         gauge("redis_up", "Redis answers", {"": 0})

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from studyhall.patterns import outbox
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.job import RetryPolicy
-from studyhall.patterns.saga import DbStep, Saga, Step, StepContext
+from studyhall.patterns.saga import DbStep, Saga, SagaStep, StepContext
 
 from .db import orders, packs, seat_reservations
 from .events import SOURCE, OrderCancelled, OrderConfirmed, types
@@ -45,7 +45,7 @@ def buy_pack(
         steps=[
             DbStep("place-order", undo=cancel),  # done by service.place_order
             DbStep("reserve-seats", do=reserve, undo=release),
-            Step(
+            SagaStep(
                 "charge",
                 do=money.charge,
                 undo=money.refund,

@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 
-from .core.errors import Transient
+from .core.errors import DeadlineExceeded, Transient
 from .core.execution import CallNext, JobContext, Step
 from .core.job import Deadline
 
@@ -77,18 +77,6 @@ class _Limit:
 
 
 _innermost: ContextVar[_Limit | None] = ContextVar("deadline", default=None)
-
-
-class DeadlineExceeded(Transient):
-    """The work ran into its time limit. Raise it, let it grow per attempt, or checkpoint smaller steps."""
-
-    def __init__(
-        self, message: str, *, limit: float = 0.0, partial: Any = None, abandoned: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.limit = limit
-        self.partial = partial
-        self.abandoned = abandoned
 
 
 async def run_within(

@@ -44,7 +44,7 @@ def store_gate(gate: StoreGate | None = None) -> Step:
             except BaseException as error:
                 if is_outage(error) and not isinstance(
                     error, StoreUnavailable
-                ):  # from an engine used past `begin`
+                ):  # from a store used past `begin`
                     raise StoreUnavailable(describe(error)) from error
                 raise
         if run.ended is not Outcome.DUPLICATE:

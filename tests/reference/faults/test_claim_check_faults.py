@@ -1,4 +1,4 @@
-"""Producers killed between blob and job: no job without its blob, no blob for ever without its job."""
+"""Producers killed between blob and job: no job without its blob, no blob forever without its job."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ from harness.waiting import until
 from harness.workers import at_work, queue_at
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import Overloaded, QueueUnavailable
-from studyhall.patterns.core.store import begin, close, create_all, open_store, read
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.degraded import DegradedProducer
 from studyhall.patterns.degraded import pending as pending_jobs
 from studyhall.patterns.degraded.pending import Drainer, drain, pending, release

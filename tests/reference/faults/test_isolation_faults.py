@@ -98,7 +98,7 @@ async def test_process_killer_takes_only_itself_down_where_an_executor_fails_its
         ]
         killer = loop.run_in_executor(executor, work.die, "sigkill")
         # CPython 3.11 may not watch the process it started last until one more call comes in: without this
-        # one the executor can wait for the dead process for ever.
+        # one the executor can wait for the dead process forever.
         neighbours.append(loop.run_in_executor(executor, work.neighbour, str(naive_gate), 4))
         with pytest.raises(BrokenProcessPool):
             await killer

@@ -247,7 +247,7 @@ async def test_killed_at_any_moment_money_seats_and_order_agree_in_the_end(
 ) -> None:
     matrix = every_death()
     quick = scale(10, len(matrix))
-    if quick < len(matrix):  # always with what the naive saga gets wrong, the rest drawn anew each run
+    if quick < len(matrix):  # always with what the naive saga gets wrong, the rest drawn again each run
         must = [(OK, [("after effect", "charge")]), (FAILS_AT_CONFIRM, [("after undo effect", "charge")])]
         rest = [one for one in matrix if one not in must]
         matrix = must + random.Random(seed).sample(rest, quick - len(must))
@@ -474,7 +474,7 @@ async def test_repair_in_the_middle_of_a_call_is_refused_and_the_charge_is_never
 
     await until(called, 30, "the other process to call the provider")
     for repair in (saga_repair.compensate, saga_repair.retry):
-        with pytest.raises(saga_repair.StillRunning, match="is in step 'charge'"):
+        with pytest.raises(saga_repair.StepRunning, match="is in step 'charge'"):
             await repair(shop.store, order, by="operator", note="customer called")
     assert await shop.endings(driver) == {"exit 0": 1}
     assert (await shop.saga(order)).state == "completed"

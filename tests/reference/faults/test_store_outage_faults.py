@@ -81,7 +81,7 @@ class Disk:
 
     def __init__(self, desk: Desk) -> None:
         self.full = False
-        _reader, writer, _threads = store_module._hops[desk.store.sync_engine]
+        writer = store_module.hops[desk.store.sync_engine].writer
         for engine in (writer, desk.store.sync_engine):
             event.listen(engine, "begin", self._limit)
 

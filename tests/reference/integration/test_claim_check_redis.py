@@ -175,7 +175,7 @@ async def test_the_sweep_takes_what_nobody_needs_and_nothing_else(redis_url: str
         await blobs.sweep("scans", needed)
         assert sorted(path.name for path in (folder / "scans").iterdir()) == ["scan.dead", "scan.waiting"]
 
-        [letter] = await dead_letter.list_letters(desk.store)
+        [letter] = await dead_letter.list_dead_letters(desk.store)
         await dead_letter.replay(desk.store, desk.producer.redis, letter.id)
         assert (await blobs.sweep("scans", needed)).deleted == 0, "a replayed letter finds its blob"
 

@@ -23,9 +23,9 @@ from studyhall.orders.events import TOPIC
 from studyhall.orders.payments import Payments
 from studyhall.orders.saga import buy_pack
 from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
-from studyhall.patterns.event_schema import Event
 from studyhall.patterns.outbox import add, outbox
 from studyhall.patterns.outbox import quarantine as outbox_upkeep
 from studyhall.patterns.outbox.relay import Relay

@@ -145,7 +145,7 @@ def test_retry_loops_multiply_so_the_handler_has_none(figures: Callable[..., obj
 
 
 @pytest.mark.parametrize(
-    ("error", "outcome", "spends"),
+    ("error", "outcome", "consumes"),
     [
         (Transient("503"), Outcome.RETRY, True),
         (KeyError("a bug"), Outcome.RETRY, True),
@@ -158,9 +158,9 @@ def test_retry_loops_multiply_so_the_handler_has_none(figures: Callable[..., obj
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
-def test_the_class_of_the_error_decides(error: Exception, outcome: Outcome, spends: bool) -> None:
+def test_the_class_of_the_error_decides(error: Exception, outcome: Outcome, consumes: bool) -> None:
     decision = decide(error, DEFAULT, 0)
-    assert (decision.outcome, decision.consume_attempt) == (outcome, spends)
+    assert (decision.outcome, decision.consume_attempt) == (outcome, consumes)
     assert (decision.delay is None) == (outcome in {Outcome.PERMANENT, Outcome.CANCELLED})
 
 

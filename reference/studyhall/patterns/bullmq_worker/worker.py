@@ -46,13 +46,13 @@ from redis.exceptions import AuthenticationError, NoPermissionError, ResponseErr
 from ..core import bullmq_scheduler
 from ..core.connections import blocking_client, worker_client
 from ..core.errors import FailPermanently, RetryLater
-from ..core.server_clock import ServerClock
 from .autopipeline import AutoPipeline
 from .events import WorkerEvents, is_outage
 from .ledger import Found, Ledger, LockLost, Run
 from .locks import LockKeeper
 from .outcomes import BackoffStrategy, Outcomes
 from .reading import Reading, read_job
+from .server_clock import ServerClock
 
 __all__ = ["LOCK_LOST", "FailPermanently", "LockLost", "ReliableWorker", "RetryLater"]
 

@@ -12,7 +12,7 @@ Promises
 - One interaction is one answer, however often it is delivered or its worker is killed: the text is stored before
   it is sent, and sending edits one message, which repeated changes nothing.
 - The work ends before the token does. Too slow, or failing with no time for another try: the user reads a
-  friendly note instead of "thinking…" for ever. Internals are never shown; long answers are split.
+  friendly note instead of "thinking…" forever. Internals are never shown; long answers are split.
 - The token is a secret: it lives in the database until the answer is sent, never in the job, never in a log.
 
 When they do NOT hold: no worker at all within the token's life: nobody is left to say sorry. A kill between a
@@ -29,11 +29,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sqlalchemy import Column, Double, Integer, String, Table, Text, delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..core.errors import Permanent, QueueUnavailable, RateLimited, ResourceBusy
-from ..core.store import begin, is_postgres, metadata, read
+from ..core.store import begin, insert, metadata, read
 
 __all__ = [
     "PONG",
@@ -125,7 +124,7 @@ def parse(body: bytes) -> Interaction | None:
             raise Unreadable(str(Unreadable.__doc__))
         user = (data.get("member") or data)["user"]["id"]
         asked = data["data"]
-        options = {str(one["name"]): one.get("value") for one in asked.get("options", ())}
+        options = {str(option["name"]): option.get("value") for option in asked.get("options", ())}
         names = [data["id"], data["application_id"], data["token"], user, asked["name"]]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise Unreadable(str(Unreadable.__doc__)) from None
@@ -146,9 +145,9 @@ def message(text: str, *, only_to_the_user: bool = True) -> dict[str, Any]:
 class DeferredReplies:
     """`accept` in the process that is called by the platform, `answer` in the job."""
 
-    def __init__(self, engine: AsyncEngine, *, life: float = 900.0, margin: float | None = None) -> None:
+    def __init__(self, store: AsyncEngine, *, life: float = 900.0, margin: float | None = None) -> None:
         """`life`: of a token in seconds. `margin`: kept for sending before its end, and for clocks that differ."""
-        self._engine, self._life = engine, life
+        self._store, self._life = store, life
         self._margin = min(15.0, life / 5) if margin is None else margin
         self._away_until = 0.0
 
@@ -215,7 +214,7 @@ class DeferredReplies:
             return SLOW
         except Permanent:
             return FAILED
-        except (RateLimited, ResourceBusy) as busy:  # spends no attempt: all that counts is time
+        except (RateLimited, ResourceBusy) as busy:  # consumes no attempt: all that counts is time
             if busy.retry_after + 1 < left:
                 raise
             return SLOW
@@ -225,31 +224,30 @@ class DeferredReplies:
             return FAILED
 
     async def purge(self, older_than: float) -> int:
-        """Forget interactions whose token ended so many seconds ago."""
-        async with begin(self._engine) as tx:
+        """Forget interactions whose token ended that many seconds ago."""
+        async with begin(self._store) as tx:
             return (
                 await tx.execute(delete(chat_replies).where(_t.expires_at < time.time() - older_than))
             ).rowcount
 
     async def _note(self, interaction: Interaction) -> None:
-        insert = postgresql.insert if is_postgres(self._engine) else sqlite.insert
         row: dict[str, Any] = {
             "id": interaction.id,
             "application_id": interaction.application_id,
             "token": interaction.token,
         }
         row |= {"expires_at": time.time() + self._life, "state": "waiting", "sent": 0}
-        async with begin(self._engine) as tx:
-            await tx.execute(insert(chat_replies).values(**row).on_conflict_do_nothing())
+        async with begin(self._store) as tx:
+            await tx.execute(insert(tx, chat_replies).values(**row).on_conflict_do_nothing())
 
     async def _row(self, ident: str) -> Any:
-        async with read(self._engine) as connection:
+        async with read(self._store) as connection:
             return (await connection.execute(select(chat_replies).where(_t.id == ident))).first()
 
     async def _move(self, ident: str, state_now: str, **values: Any) -> bool:
-        async with begin(self._engine) as tx:
-            mine = update(chat_replies).where(_t.id == ident, _t.state == state_now)
-            return (await tx.execute(mine.values(**values))).rowcount == 1
+        async with begin(self._store) as tx:
+            reply = update(chat_replies).where(_t.id == ident, _t.state == state_now)
+            return (await tx.execute(reply.values(**values))).rowcount == 1
 
 
 def split(text: str, limit: int = MAX_LENGTH, most: int = MAX_PARTS) -> list[str]:

@@ -146,11 +146,11 @@ def _running(directory: Path, user: int) -> RedisServer | None:
         state = json.loads((directory / "state.json").read_text())
         port, pid, password = int(state["port"]), int(state["pid"]), str(state.get("password", ""))
         reply = engine_keeper.info_if_serving(port, directory, password)
-        said = dict(re.findall(r"(\w+):([^\r\n]*)", reply))
-        if said.get("process_id") == str(pid) and "+PONG" in reply:
+        info = dict(re.findall(r"(\w+):([^\r\n]*)", reply))
+        if info.get("process_id") == str(pid) and "+PONG" in reply:
             return RedisServer(
                 f"redis://{f':{password}@' if password else ''}127.0.0.1:{port}/0",
-                version(said),
+                version(info),
                 state["source"],
                 pid,
                 owned=True,
@@ -163,7 +163,7 @@ def _start_keeper(directory: Path, lock: int, deadline: float) -> None:
     """Pass the lock on to a new keeper and wait until its server answers: the end of the keeper's output."""
     binary, source = _find_binary()
     try:
-        said = subprocess.run(
+        complaint = subprocess.run(
             [sys.executable, "-I", "-S", engine_keeper.__file__, str(directory), binary, source],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -174,20 +174,20 @@ def _start_keeper(directory: Path, lock: int, deadline: float) -> None:
             check=False,
         ).stdout.decode(errors="replace")
     except subprocess.TimeoutExpired:
-        said = f"no answer within {START_SECONDS:g} s"
-    if said:
-        raise DidNotStart(f"{said.strip()}\n{_what_now(directory)}")
+        complaint = f"no answer within {START_SECONDS:g} s"
+    if complaint:
+        raise DidNotStart(f"{complaint.strip()}\n{_what_now(directory)}")
 
 
 def _find_binary() -> tuple[str, str]:
     tried = []
     for path, source in _candidates():
         try:
-            said = subprocess.run([path, "--version"], capture_output=True, timeout=5, check=False).stdout
+            shown = subprocess.run([path, "--version"], capture_output=True, timeout=5, check=False).stdout
         except (OSError, subprocess.TimeoutExpired) as error:
             tried.append(f"{path} does not run ({error})")
             continue
-        found = re.search(rb"\bv=(\d+)\.(\d+)", said)
+        found = re.search(rb"\bv=(\d+)\.(\d+)", shown)
         if found and (int(found[1]), int(found[2])) >= MINIMUM:
             return path, source
         tried.append(f"{path} is {found[0].decode()[2:] if found else 'no Redis'}")

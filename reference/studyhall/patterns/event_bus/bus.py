@@ -21,23 +21,17 @@ aggregate shares a channel, because order between `placed` and `cancelled` is lo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
 
-from ..core.errors import Transient
+from ..core.event import BrokerUnavailable, Event, Handler, InvalidEvent, topic_of
 from ..core.job import RetryPolicy
-from ..event_schema import Event, InvalidEvent
 
 __all__ = ["EVENTS", "BrokerUnavailable", "Capabilities", "EventBus", "Handler", "Quarantined", "topic_of"]
 
-Handler = Callable[[Event], Awaitable[None]]
 EVENTS = RetryPolicy(base=0.5, cap=30, attempts=5)  # deliveries before quarantine, and the backoff in between
-
-
-class BrokerUnavailable(Transient):
-    """The broker did not confirm in time. Keep the event (outbox) and publish it again under the same id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +113,3 @@ class EventBus(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-def topic_of(event: Event) -> str:
-    return event.type.split(".", 1)[0]

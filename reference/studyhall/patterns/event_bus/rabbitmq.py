@@ -28,9 +28,9 @@ from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, 
 from aio_pika.exceptions import ChannelNotFoundEntity, PublishError
 
 from ..core.errors import Transient
+from ..core.event import BrokerUnavailable, Event, Handler, topic_of
 from ..core.job import RetryPolicy
-from ..event_schema import Event
-from .bus import EVENTS, BrokerUnavailable, Capabilities, Handler, Quarantined, topic_of
+from .bus import EVENTS, Capabilities, Quarantined
 from .delivery import checked_name, encoded, text, wire_id
 from .rabbit_consumer import TROUBLE, RabbitConsumer, closed, number
 

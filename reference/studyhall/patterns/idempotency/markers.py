@@ -155,8 +155,8 @@ class Inbox:
                 stored = await tx.run_sync(self._stored, [key])
                 return _same_payload(stored.get(key), key, fingerprint).result
             result = dumps(await effect(tx))
-            mine = and_(inbox.c.consumer == self._consumer, inbox.c.key == key)
-            await tx.execute(update(inbox).where(mine).values(result=result))
+            marker = and_(inbox.c.consumer == self._consumer, inbox.c.key == key)
+            await tx.execute(update(inbox).where(marker).values(result=result))
         return json.loads(result)
 
     async def seen(self, key: str, fingerprint: str) -> Stored | None:

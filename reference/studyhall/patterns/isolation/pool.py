@@ -23,8 +23,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..core.errors import Permanent, Transient
-from ..deadline import DeadlineExceeded, uncharged
+from ..core.errors import DeadlineExceeded, Permanent, Transient
+from ..deadline import uncharged
 from . import child as isolated_child
 from .child import HEADER, OUT_OF_MEMORY
 

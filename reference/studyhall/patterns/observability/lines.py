@@ -3,7 +3,7 @@
 Promise: every execution logs one line with job id, name, queue, attempt, outcome, duration, correlation id
 and worker, as a JSON object written in one piece. The payload is never part of it; errors, messages and extra
 fields are redacted (see `redaction`). The correlation id and the trace context travel from the producer to
-the worker and on to child jobs. Metric labels are bounded: names found in a queue cannot grow them for ever.
+the worker and on to child jobs. Metric labels are bounded: names found in a queue cannot grow them forever.
 
 Does not hold for handlers that somebody else adds to the root logger. Each process measures itself: scrape
 every worker.

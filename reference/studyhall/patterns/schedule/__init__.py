@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from .keeper import Applied, Schedule, ScheduleKeeper, Schedules, ScheduleState, UnknownSchedule, ticking
-from .slots import InvalidSchedule, signing_id
+from .keeper import InvalidSchedule, Schedule, ScheduleKeeper, Schedules, UnknownSchedule, ticking
+from .slots import signing_id
 
 __all__ = [
-    "Applied",
     "InvalidSchedule",
     "Schedule",
     "ScheduleKeeper",
-    "ScheduleState",
     "Schedules",
     "UnknownSchedule",
     "signing_id",

@@ -21,7 +21,7 @@ import nursery
 from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import JobError
-from studyhall.patterns.core.store import close, open_store
+from studyhall.patterns.core.open_store import close, open_store
 from studyhall.patterns.dead_letter import DeadLetter, ReplayRunning
 from studyhall.patterns.dead_letter import replayer as dead_letter_replay
 from studyhall.patterns.dead_letter import sweeper as sweeping
@@ -77,7 +77,7 @@ async def replayer(life: nursery.Life, store_url: str, redis_url: str) -> None:
 
     dead_letter_replay._restore = restore_with_points
     dead_letter_replay._mark = mark_with_point
-    while letters := await dead_letter.list_letters(engine, limit=10):
+    while letters := await dead_letter.list_dead_letters(engine, limit=10):
         for letter in random.sample(letters, 1):
             try:
                 await dead_letter.replay(engine, redis, letter.id)
