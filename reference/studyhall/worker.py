@@ -66,6 +66,7 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
         metrics = JobMetrics()
         if settings.metrics_port:
             serve_metrics(metrics, settings.metrics_port)
+        # [pipeline]
         pipeline = Pipeline(
             logged(),
             measured(metrics),
@@ -84,6 +85,7 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
             checkpointed(app.store),
             services=services,
         )
+        # [/pipeline]
         workers = [
             ReliableWorker(
                 queue,

@@ -43,7 +43,7 @@ async def redis(redis_url: str) -> AsyncIterator[Any]:
 
 
 async def of(redis: Any, store: AsyncEngine, queue: str = "q") -> QueueHealth:
-    return (await measure(redis, [queue], letters=counts(store))).queues[0]
+    return (await measure(redis, [queue], dead_letters=counts(store))).queues[0]
 
 
 async def test_a_backlog_in_any_waiting_state_is_seen_where_a_depth_alarm_sees_none(
@@ -267,7 +267,7 @@ async def test_measuring_works_on_real_executions(redis_url: str, redis: Any, st
         while (seen := await of(redis, store)).backlog or worker.active:
             await asyncio.sleep(0.02)
     await producer.close()
-    found: Health = await measure(redis, ["q"], letters=counts(store))
+    found: Health = await measure(redis, ["q"], dead_letters=counts(store))
     assert (found.queues[0].failed, found.queues[0].failure_rate) == (10, 0.5)
     assert seen.oldest == 0
     assert found.signals()["q.failure_rate"] == 0.5
