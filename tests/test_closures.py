@@ -21,14 +21,21 @@ SHORT_INIT = 8  # lines: an __init__ that only names what the package offers is 
 
 # Patterns above the budget: how many modules and lines they may have, and why.
 ABOVE: dict[str, tuple[int, int, str]] = {
-    "bullmq-worker": (11, 2_150, "a whole worker: fetching, locks, outcomes, one pipelined connection"),
-    "event-bus": (10, 1_850, "the consumer of Redis Streams with its scripts, beside the common part"),
-    "idempotency": (8, 1_250, "markers, the group commit that makes them cheap, the step of a pipeline"),
-    "outbox": (11, 1_800, "table, relay, quarantine and the wake-up of PostgreSQL"),
-    "saga": (9, 1_900, "the runner, its store and what repairs it"),
-    "schedule": (12, 2_000, "the calendar, the keeper and the lease that makes one tick run at a time"),
+    "bullmq-worker": (
+        11,
+        2_120,
+        "a whole worker: fetching, locks, outcomes, one pipelined connection, the server's clock",
+    ),
+    "event-bus": (10, 1_820, "the consumer of Redis Streams with its scripts, beside the common part"),
+    "outbox": (11, 1_760, "the table, its claims, the relay, the quarantine and the wake-up of PostgreSQL"),
+    "saga": (9, 1_890, "the runner, its store and what repairs it"),
+    "schedule": (
+        11,
+        1_930,
+        "the calendar, the keeper, what was missed, and the lease that keeps ticks apart",
+    ),
 }
-PRODUCER = 1_100  # lines; the aim is 600
+PRODUCER = 1_080  # lines; the aim is 600
 
 # Who may import what is heavy, slow to import or not everybody's.
 HEAVY = {

@@ -87,9 +87,8 @@ def named_tenant(tenant: object, known: Container[str] | None = None) -> str:
             f"the tenant is {'empty' if tenant in ('', None) else 'no name'}. {UnknownTenant.__doc__}"
         )
     if known is not None and tenant not in known:
-        raise UnknownTenant(
-            f"no such tenant. {UnknownTenant.__doc__}"
-        )  # the name itself stays out of the logs
+        # The name itself stays out of the logs.
+        raise UnknownTenant(f"no such tenant. {UnknownTenant.__doc__}")
     return tenant
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from .jobs import job_types
-from .patterns.core import store as stores
+from .patterns.core.open_store import close, create_all, open_store
 from .patterns.engine import RedisServer, ensure_redis
 from .patterns.producer import Producer
 from .patterns.signed_payload import Signer, signing
@@ -35,9 +35,9 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
     jobs, signer = job_types(), Signer(settings.keys())
     redis = ensure_redis(settings.data_dir, settings.redis_url)
     try:
-        store = stores.open_store(settings.store_url)
+        store = open_store(settings.store_url)
         try:
-            await stores.create_all(store)
+            await create_all(store)
             # Every job passes these steps on its way into the queue.
             producer = Producer(
                 redis.url,
@@ -49,6 +49,6 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
             finally:
                 await producer.close()
         finally:
-            await stores.close(store)
+            await close(store)
     finally:
         redis.stop()

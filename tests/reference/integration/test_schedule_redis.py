@@ -23,9 +23,9 @@ from studyhall.patterns.core.job import RetryPolicy, cancelled
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.pipeline import JobContext
-from studyhall.patterns.schedule import Schedule, Schedules, UnknownSchedule, ticking
+from studyhall.patterns.schedule import Schedule, Schedules, ticking
 from studyhall.patterns.schedule.history import missed_slots, note_start, schedule_state
-from studyhall.patterns.schedule.keeper import _spread
+from studyhall.patterns.schedule.keeper import UnknownSchedule, _spread
 from studyhall.patterns.schedule.slots import Tick, tick_of
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload

@@ -17,16 +17,7 @@ from typing import Any, TypeVar
 from .errors import JobError, Transient
 from .job import Deadline, Decision, Outcome, RetryPolicy, Save, provider_key, stop_reason
 
-__all__ = [
-    "CallNext",
-    "JobContext",
-    "MissingStep",
-    "Step",
-    "before",
-    "gives",
-    "needs",
-    "uncancel",
-]
+__all__ = ["CallNext", "JobContext", "MissingStep", "Step", "before", "gives", "needs", "uncancel"]
 
 STARTS = 100_000  # of one job; only has to be more than it will ever be started
 

@@ -152,9 +152,8 @@ class Outgoing:
 
 
 AddNext = Callable[[], Awaitable[None]]
-AddStep = Callable[
-    [Sequence[Outgoing], AddNext], Awaitable[None]
-]  # of a producer: `await call_next()` adds them
+# Of a producer: `await call_next()` adds them.
+AddStep = Callable[[Sequence[Outgoing], AddNext], Awaitable[None]]
 
 
 class Enqueues(Protocol):

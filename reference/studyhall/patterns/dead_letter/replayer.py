@@ -98,9 +98,8 @@ async def replay(
         raise ChildrenFirst(f"{dead_letter_id} waits for {', '.join(dead[:5])}: {ChildrenFirst.__doc__}")
     await _claim(store, dead_letter)
     try:
-        if not await find(
-            store, _t.replay_of == dead_letter.id
-        ):  # else: replayed before, died again, never marked
+        # Else: replayed before, died again, never marked.
+        if not await find(store, _t.replay_of == dead_letter.id):
             await _restore_parent(store, redis, dead_letter, prefix)
             await _restore(redis, dead_letter, prefix)
     except Exception:

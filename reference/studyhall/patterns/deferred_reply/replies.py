@@ -100,9 +100,10 @@ _t = chat_replies.c
 
 def verify(public_key: str, signature: str, timestamp: str, body: bytes, *, now: float | None = None) -> None:
     """Raise `NotSigned` unless the platform signed exactly these bytes, just now."""
+    # PyNaCl is needed by the process that is called, not by workers.
     from nacl.exceptions import (
         BadSignatureError,
-    )  # PyNaCl is needed by the process that is called, not by workers
+    )
     from nacl.signing import VerifyKey
 
     try:

@@ -166,9 +166,8 @@ class NatsBus:
                     await stream.delete_msg(self._parking, int(each))
                     done += 1
                 except APIError as error:
-                    if (
-                        error.err_code != 10057
-                    ):  # gone: somebody else replayed it just now, and the server drops ours
+                    # Gone: somebody else replayed it just now, and the server drops ours.
+                    if error.err_code != 10057:
                         raise
         return done
 

@@ -77,9 +77,8 @@ class RabbitBus:
     async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
         try:
             channel = await self._events.channel()
-            if (
-                await self._events.blocked()
-            ):  # sent all the same, every attempt would land when the alarm is over
+            # Sent all the same, every attempt would land when the alarm is over.
+            if await self._events.blocked():
                 return [self._unconfirmed("it is short of memory or disk and takes nothing")] * len(events)
             async with asyncio.timeout(self.confirm_within):
                 exchange = await self._exchange(channel)

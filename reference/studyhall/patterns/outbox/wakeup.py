@@ -87,9 +87,8 @@ class _DataVersion:
     def _version(self) -> int:
         try:
             return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
-        except (
-            sqlite3.OperationalError
-        ):  # locked for a moment by a checkpoint or a recovery: look at the table
+        except sqlite3.OperationalError:
+            # Locked for a moment by a checkpoint or a recovery: look at the table.
             return -1
 
     async def close(self) -> None:

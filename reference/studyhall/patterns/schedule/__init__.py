@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from .keeper import InvalidSchedule, Schedule, ScheduleKeeper, Schedules, UnknownSchedule, ticking
-from .slots import signing_id
+from .keeper import Schedule, ScheduleKeeper, Schedules, ticking
+from .slots import InvalidSchedule, signing_id
 
-__all__ = [
-    "InvalidSchedule",
-    "Schedule",
-    "ScheduleKeeper",
-    "Schedules",
-    "UnknownSchedule",
-    "signing_id",
-    "ticking",
-]
+__all__ = ["InvalidSchedule", "Schedule", "ScheduleKeeper", "Schedules", "signing_id", "ticking"]
