@@ -21,14 +21,13 @@ from bullmq.redis_connection import RedisConnection
 
 from bench.figures import Column, Value
 from bench.lab import Lab
-from harness.pipelines import full_producer
 from studyhall.patterns.bullmq_worker.autopipeline import AutoPipeline
 from studyhall.patterns.bullmq_worker.ledger import Ledger
 from studyhall.patterns.core.connections import worker_client
 from studyhall.patterns.pipeline import JobContext
-from studyhall.patterns.producer import JobRequest
-from studyhall.patterns.signed_payload import Signer
-from studyhall.patterns.typed_jobs import JobTypes, Payload
+from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.signed_payload import Signer, signing
+from studyhall.patterns.typed_jobs import JobTypes, Payload, validated
 
 from .bullmq_scripts import Scripts, blast
 
@@ -107,7 +106,7 @@ async def _producer(
 ) -> list[dict[str, Any]]:
     jobs = JobTypes()
     jobs.register(name="nothing", payload=Nothing, handler=nothing, queue=QUEUE)
-    producer = full_producer(jobs, url, signer=Signer(KEYS), timeout=30)
+    producer = Producer(url, validated(jobs), signing(Signer(KEYS)), timeout=30)
     workers = worker_client(url, AutoPipeline)
     ledger = Ledger(RedisBackend(QUEUE, RedisConnection(workers), prefix="bull"), 30_000, None, _raise)
     filled = 0

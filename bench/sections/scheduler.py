@@ -20,14 +20,16 @@ from bullmq import Job, Queue, Worker
 
 from bench.figures import Column, Value, percentile
 from bench.lab import Lab
-from harness.pipelines import full_pipeline, full_producer
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.open_store import close, create_all, open_store
-from studyhall.patterns.pipeline import JobContext
-from studyhall.patterns.schedule import Schedule, Schedules, ticking
+from studyhall.patterns.idempotency.once import inboxes, once
+from studyhall.patterns.observability import logged
+from studyhall.patterns.pipeline import JobContext, Pipeline
+from studyhall.patterns.producer import Producer
+from studyhall.patterns.schedule import Schedule, Schedules, signing_id, ticking
 from studyhall.patterns.schedule.slots import tick_of
-from studyhall.patterns.signed_payload import Signer
-from studyhall.patterns.typed_jobs import JobTypes, Payload
+from studyhall.patterns.signed_payload import Signer, signed, signing
+from studyhall.patterns.typed_jobs import JobTypes, Payload, typed, validated
 
 EVERY = 1.0
 KEYS = ["a-signing-key-for-the-benchmark"]
@@ -87,8 +89,14 @@ async def _ours(url: str, late: list[float]) -> AsyncIterator[None]:
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(f"sqlite:///{Path(folder).resolve()}/ticks.db")
         await create_all(store)
-        producer = full_producer(jobs, url, signer=Signer(KEYS), timeout=10)
-        pipeline = full_pipeline(jobs, store, ticking(schedules, store), signer=Signer(KEYS))
+        producer = Producer(url, validated(jobs), signing(Signer(KEYS)), timeout=10)
+        steps = (
+            signed(Signer(KEYS), signing_id),
+            typed(jobs),
+            ticking(schedules, store),
+            once(inboxes(store)),
+        )
+        pipeline = Pipeline(logged(), *steps)
         worker = ReliableWorker("ticks", pipeline, url=url)
         running = asyncio.create_task(worker.run())
         try:

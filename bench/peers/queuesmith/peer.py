@@ -9,15 +9,24 @@ import contest
 import uvloop
 from sqlalchemy import text
 
-from harness.pipelines import full_pipeline, full_producer
+from studyhall.patterns.backpressure import max_age
 from studyhall.patterns.bullmq_worker import ReliableWorker
+from studyhall.patterns.checkpoint import checkpointed
+from studyhall.patterns.claim_check import max_payload, small
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.open_store import create_all, open_store
-from studyhall.patterns.observability import configure_logging
-from studyhall.patterns.pipeline import Done, JobContext
-from studyhall.patterns.producer import JobRequest
-from studyhall.patterns.signed_payload import Signer
-from studyhall.patterns.typed_jobs import JobTypes, Payload
+from studyhall.patterns.deadline import within_deadline
+from studyhall.patterns.idempotency.once import inboxes, once
+from studyhall.patterns.observability import configure_logging, logged
+from studyhall.patterns.observability.metrics import JobMetrics, measured
+from studyhall.patterns.pipeline import Done, JobContext, Pipeline
+from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.progress import reporting
+from studyhall.patterns.signed_payload import Signer, signed, signing
+from studyhall.patterns.stall_budget import crash_budget
+from studyhall.patterns.store_gate import store_gate
+from studyhall.patterns.tracing import traced, tracing_adds
+from studyhall.patterns.typed_jobs import JobTypes, Payload, typed, validated
 
 KEYS = ["a-signing-key-for-the-benchmark-0123456789"]
 MAX_PAYLOAD = 256 * 1024  # above the default of 64 KB, for the row with 100 KB
@@ -61,7 +70,21 @@ async def worker() -> None:
     configure_logging("INFO", stream=open("jobs.log", "a"))  # noqa: SIM115
     store = open_store(f"sqlite:///{os.environ['BENCH_STORE']}")
     await create_all(store)
-    pipeline = full_pipeline(job_types(), store, signer=Signer(KEYS), most_bytes=MAX_PAYLOAD)
+    pipeline = Pipeline(
+        logged(),
+        measured(JobMetrics()),
+        traced(),
+        max_payload(MAX_PAYLOAD),
+        signed(Signer(KEYS)),
+        typed(job_types()),
+        crash_budget(),
+        max_age(),
+        store_gate(),
+        once(inboxes(store)),
+        within_deadline(),
+        reporting(),
+        checkpointed(store),
+    )
     reliable = ReliableWorker(
         given.queue,
         pipeline,
@@ -75,7 +98,8 @@ async def worker() -> None:
 
 
 async def enqueue() -> None:
-    producer = full_producer(job_types(), given.url, signer=Signer(KEYS), timeout=30, most_bytes=MAX_PAYLOAD)
+    steps = (validated(job_types()), tracing_adds(), small(MAX_PAYLOAD), signing(Signer(KEYS)))
+    producer = Producer(given.url, *steps, timeout=30)
     await producer.redis.ping()
 
     def request(job: contest.Job) -> JobRequest:
