@@ -245,7 +245,6 @@ def _attributes() -> frozenset[str]:
 UNUSED = {
     "core/clock.py": {"Periodic.drain(grace)"},
     "degraded/pending.py": {"Drained.postponed"},
-    "event_bus/bus.py": {"Capabilities.redelivery_delay", "Capabilities.dead_letter"},
 }
 
 

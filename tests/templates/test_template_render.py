@@ -60,11 +60,12 @@ def test_a_project_is_made_in_two_seconds(installed: Path, tmp_path: Path) -> No
 
 
 # Of the pattern modules a project is made with: patterns (a file or a package each, `core` is one), files and lines
-# with the `__init__.py` of the packages, lines of code without comments, docstrings and blank lines.
+# with the `__init__.py` of the packages, lines of code without comments, docstrings and blank lines. Ceilings: a module
+# that grows or comes to import another one is noticed here. Lower them when you can.
 BUDGET = {
-    "background-jobs": (25, 42, 6_000, 4_000),
-    "async-flow": (25, 44, 6_400, 4_300),
-    "event-driven": (25, 42, 5_700, 4_000),
+    "background-jobs": (18, 46, 6_700, 4_600),
+    "async-flow": (20, 48, 7_050, 4_900),
+    "event-driven": (13, 39, 5_850, 4_050),
 }
 
 

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from .patterns.core.store import StoreUnavailable, WrongStoreUrl
+from .patterns.core.open_store import WrongStoreUrl
+from .patterns.core.store import StoreUnavailable
 from .patterns.engine import EngineError
 from .patterns.observability import configure_logging
 from .patterns.parent_death import die_with_parent

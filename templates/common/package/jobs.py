@@ -109,5 +109,11 @@ def job_types() -> JobTypes:
 def schedules(jobs: JobTypes, signer: Signer) -> Schedules:
     """Any number of workers may run: a tick takes effect once. Raise `version` with every change."""
     nightly = Schedule(id="nightly-clean-up", job="clean-up", cron="15 3 * * *", tz="UTC", jitter=60)
-    return Schedules(jobs, [nightly], owner="{@ project_name @}", version=1, sign=signer.sign)
+    return Schedules(
+        jobs,
+        [nightly],
+        owner="{@ project_name @}",
+        version=1,
+        sign=signer.sign,
+    )
 {@% endif %@}

@@ -40,8 +40,6 @@ class Capabilities:
 
     broker: str
     groups: bool = True  # every group gets every event, its members share them
-    redelivery_delay: bool = True  # a failed event waits its backoff
-    dead_letter: bool = True  # bounded deliveries, then the group's quarantine
     replay_from_start: bool = True  # a group that subscribes late gets what was published before
     ordered_per_key: bool = False  # events with one subject reach a group in publish order, one at a time
     poison_delays: Literal["itself", "its key", "its partition"] = "itself"  # what waits for a failing event
