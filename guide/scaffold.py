@@ -13,7 +13,7 @@ PATH = catalogue.ROOT / "templates" / "catalogue.yml"
 _SHARED = [
     "core/clock.py",
     "core/connections.py",
-    "core/store.py",
+    "core/open_store.py",
     "engine/server.py",
     "idempotency/markers.py",
     "observability/lines.py",
@@ -38,6 +38,7 @@ CORE = {
     "event-driven": [
         *_SHARED,
         "event_bus/redis_streams.py",
+        "event_schema.py",
         "inbox.py",
         "outbox/relay.py",
         "saga/runner.py",
