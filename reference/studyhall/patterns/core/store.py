@@ -1,6 +1,6 @@
 """One door to the database: SQLite for a laptop, PostgreSQL for a fleet, the same code for both.
 
-A store is an `AsyncEngine` that `open_store` made. Promises
+A store is an `AsyncEngine` that `open_store` made (`queuesmith add store` brings it). Promises
 - `begin(store)` is a write transaction from its first statement: it commits as a whole or leaves nothing.
 - A committed transaction survives `kill -9` of any process, on both databases.
 - Writers queue instead of failing: a read-then-write under plain BEGIN got 1,335 SQLITE_BUSY in 2,000 tries

@@ -37,16 +37,19 @@ REPLAYING = ["claimed", "restored", "marked"]
 
 async def sweeper(life: nursery.Life, store_url: str, redis_url: str) -> None:
     redis, engine = producer_client(redis_url), open_store(store_url)
-    plain_eval = redis.eval
+    plain: Any = redis.execute_command
 
-    async def eval_with_points(script: str, *args: Any) -> Any:
-        if script == sweeping._REMOVE:
+    async def execute_with_points(*command: Any, **options: Any) -> Any:
+        if sweeping._REMOVE in command:
             life.reached("archived")
-        answer = await plain_eval(script, *args)  # type: ignore[misc]
-        life.reached("read" if script == sweeping._READ else "removed")
+        answer = await plain(*command, **options)
+        if sweeping._READ in command:
+            life.reached("read")
+        elif sweeping._REMOVE in command:
+            life.reached("removed")
         return answer
 
-    redis.eval = eval_with_points  # type: ignore[method-assign, assignment]
+    redis.execute_command = execute_with_points  # type: ignore[method-assign, assignment]
 
     async def alert(letter: DeadLetter) -> None:
         life.reached("alert claimed")
