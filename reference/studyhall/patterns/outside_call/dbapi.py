@@ -7,7 +7,8 @@
     calls = OutsideCalls(InThreads(ledger), "carrier", …)    # in async code; else SyncOutsideCalls(ledger, …)
 
 Promise: what `write` stored is committed when it returns. So the factory must make a connection of its own: one
-that is in a transaction of the caller would take the row back with it, and the call would be made again.
+that is in a transaction of the caller would take the row back with it, and the call would be made again. Call it
+before the caller's transaction, not inside: SQLite has one writer, so the ledger would wait for its own caller.
 """
 
 from __future__ import annotations
