@@ -2,7 +2,8 @@
 
 Promise: the class of the error decides, never its text. The delay after the nth failure is
 `random() * min(cap, base * 2**n)`, a Retry-After is never undercut, and waiting that is nobody's fault (rate
-limit, busy resource, snooze) consumes no attempt. All of it ends: attempts by `attempts`, waiting by `max_age`.
+limit, busy resource, snooze) consumes no attempt. All of it ends: attempts by `attempts`, waiting by `max_age` and
+`max_waits`. `RetryPolicy.surviving(seconds)` bridges an outage of one provider, `forever()` is for events.
 The exception is `Unavailable`: an outage that hits every job alike consumes no attempt and no `max_age`, for
 otherwise it would empty the whole queue into the dead letters. Its delays grow to `OUTAGE_CAP`.
 
@@ -58,10 +59,11 @@ def full_jitter(policy: RetryPolicy, attempt: int, rng: random.Random = _system_
     """Delay after failure number `attempt`, counted from 0.
 
     The popular `min(cap, base * 2**n + jitter)` adds the jitter under the cap, where it is cut off: every
-    client that reaches the cap gets the same delay. Here the whole delay is random.
+    client that reaches the cap gets the same delay. Here the whole delay is random, but for the policy's `floor`.
     """
     exponent = min(max(attempt, 0), 64)  # a float times 2**1024 overflows
-    return rng.random() * min(policy.cap, policy.base * 2.0**exponent)
+    share = policy.floor + (1 - policy.floor) * rng.random()
+    return policy.scale * share * min(policy.cap, policy.base * 2.0**exponent)
 
 
 def decide(  # noqa: PLR0911  one row per class of error
@@ -76,7 +78,7 @@ def decide(  # noqa: PLR0911  one row per class of error
     """What to do after `error`. An unknown exception is transient: it ends visibly, dropped work would not.
 
     `attempts_made`: attempts consumed before this one, which is BullMQ's `attemptsMade` while the job runs.
-    `age`: seconds since enqueue. `waits`: how often the job waited already without consuming an attempt.
+    `age`: seconds since it was due, or put back by a replay. `waits`: how often it waited already for free.
     """
     policy = policy or DEFAULT
     error = _decisive(error)
@@ -89,17 +91,18 @@ def decide(  # noqa: PLR0911  one row per class of error
         case Permanent():
             return Decision(Outcome.PERMANENT, reason)
         case RetryLater() if not error.consume_attempt:
-            return _wait(error.delay, describe(error), policy, age)
+            return _wait(error.delay, describe(error), policy, age, waits)
         case RateLimited() | ResourceBusy() | Snooze():
-            return _wait(_free_delay(error, policy, waits, rng), reason, policy, age)
+            return _wait(_free_delay(error, policy, waits, rng), reason, policy, age, waits)
         case Unavailable():
             delay = min(OUTAGE_CAP, 2.0 ** min(waits, 64)) * (0.5 + 0.5 * rng.random())
-            return Decision(Outcome.SNOOZED, reason, delay, consume_attempt=False)
+            return Decision(Outcome.SNOOZED, reason, delay * policy.scale, consume_attempt=False)
     if attempts_made + 1 >= policy.attempts:
         spent = f"attempt {attempts_made + 1} of {policy.attempts} failed: {reason}"
         return Decision(Outcome.EXHAUSTED, spent)
-    delay = error.delay if isinstance(error, RetryLater) else full_jitter(policy, attempts_made, rng)
-    return Decision(Outcome.RETRY, reason, delay)
+    if isinstance(error, RetryLater):
+        return Decision(Outcome.RETRY, reason, error.delay * policy.scale)
+    return Decision(Outcome.RETRY, reason, full_jitter(policy, attempts_made, rng))
 
 
 def parse_retry_after(header: str | None, now: float, *, limit: float = DAY) -> float | None:
@@ -131,12 +134,14 @@ def _free_delay(
     return asked
 
 
-def _wait(delay: float, reason: str, policy: RetryPolicy, age: float) -> Decision:
+def _wait(delay: float, reason: str, policy: RetryPolicy, age: float, waits: int) -> Decision:
     delay = max(delay, SHORTEST_WAIT)
+    if waits >= policy.max_waits:
+        return Decision(Outcome.EXPIRED, f"waited {waits} times of {policy.max_waits:.0f}: {reason}")
     if age + delay > policy.max_age:
         late = f"{delay:.0f} s more at age {age:.0f} s pass max_age {policy.max_age:.0f} s: {reason}"
         return Decision(Outcome.EXPIRED, late)
-    return Decision(Outcome.SNOOZED, reason, delay, consume_attempt=False)
+    return Decision(Outcome.SNOOZED, reason, delay * policy.scale, consume_attempt=False)
 
 
 def _asked(error: RateLimited | ResourceBusy | Snooze) -> float:
