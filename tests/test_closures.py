@@ -67,6 +67,7 @@ HEAVY = {
         "outbox/relay.py",
         "outbox/table.py",
         "outbox/wakeup.py",
+        "outside_call/store.py",
         "replay.py",
         "request_dedup.py",
         "saga/repair.py",

@@ -25,7 +25,7 @@ from harness.workers import queue_at
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.store import close, create_all, open_store
 from studyhall.patterns.outside_call import Call, InFlight, OutsideCalls, Unclear, check_status
-from studyhall.patterns.outside_call.redis_hash import RedisLedger
+from studyhall.patterns.outside_call.redis_ledger import RedisLedger
 from studyhall.patterns.outside_call.store import StoreLedger
 
 pytestmark = pytest.mark.fault

@@ -24,16 +24,15 @@ from studyhall.patterns.core.store import close, create_all, open_store
 from studyhall.patterns.outside_call import (
     Call,
     InFlight,
-    Ledger,
     NotMade,
     OutsideCalls,
     Refused,
-    State,
     Unclear,
     check_status,
 )
 from studyhall.patterns.outside_call.dbapi import DbApiLedger, InThreads
-from studyhall.patterns.outside_call.redis_hash import RedisLedger
+from studyhall.patterns.outside_call.ledger import Ledger, State
+from studyhall.patterns.outside_call.redis_ledger import RedisLedger
 from studyhall.patterns.outside_call.store import StoreLedger
 from studyhall.patterns.outside_call.sync import SyncOutsideCalls
 from studyhall.patterns.retry import decide

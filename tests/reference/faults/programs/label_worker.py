@@ -19,7 +19,7 @@ from studyhall.patterns.core.errors import Transient
 from studyhall.patterns.core.job import RetryPolicy, provider_key
 from studyhall.patterns.core.store import create_all, open_store
 from studyhall.patterns.outside_call import NotMade, OutsideCalls, check_status
-from studyhall.patterns.outside_call.redis_hash import RedisLedger
+from studyhall.patterns.outside_call.redis_ledger import RedisLedger
 from studyhall.patterns.outside_call.store import StoreLedger
 from studyhall.patterns.pipeline import JobContext, Pipeline
 from studyhall.patterns.shutdown import run_until_signalled
