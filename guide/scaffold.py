@@ -3,13 +3,46 @@
 from __future__ import annotations
 
 import json
+from pathlib import PurePosixPath
 
 from queuesmith import catalogue
 
 PATH = catalogue.ROOT / "templates" / "catalogue.yml"
 
-# Of the parts of a pattern, what the code of every template imports too.
-PARTS = ["observability/metrics.py"]
+# What the code of each template imports; everything else in a project was asked for.
+_SHARED = [
+    "core/clock.py",
+    "core/connections.py",
+    "core/store.py",
+    "engine/server.py",
+    "idempotency/markers.py",
+    "observability/lines.py",
+    "parent_death.py",
+    "shutdown.py",
+]
+_JOBS = [
+    *_SHARED,
+    "bullmq_worker/worker.py",
+    "dead_letter/sweeper.py",
+    "deadline.py",
+    "idempotency/once.py",
+    "pipeline.py",
+    "producer.py",
+    "signed_payload.py",
+    "stall_budget.py",
+    "typed_jobs.py",
+]
+CORE = {
+    "background-jobs": _JOBS,
+    "async-flow": [*_JOBS, "progress.py", "progress_stream.py"],
+    "event-driven": [
+        *_SHARED,
+        "event_bus/redis_streams.py",
+        "inbox.py",
+        "outbox/relay.py",
+        "saga/runner.py",
+    ],
+}
 BROKERS = {
     "redis": "event_bus/redis_streams.py",
     "rabbitmq": "event_bus/rabbitmq.py",
@@ -30,18 +63,11 @@ def rendered() -> str:
     modules = sorted(
         path.relative_to(catalogue.MODULES).as_posix() for path in catalogue.MODULES.rglob("*.py")
     )
-    core = {
-        kind: [name for one in patterns.values() if kind in one.templates for name in one.own]
-        for kind in catalogue.SKILLS
-    }
     facts = {
         "version": catalogue.version(),
-        "core": {kind: catalogue.closure([*own, *PARTS]) for kind, own in core.items()},
+        "core": {kind: catalogue.closure(own) for kind, own in CORE.items()},
         "brokers": {broker: catalogue.closure([own]) for broker, own in BROKERS.items()},
-        "patterns": {
-            ident: {"title": one.title, "skill": one.skill, "own": list(one.own), "modules": one.modules}
-            for ident, one in sorted(patterns.items())
-        },
+        "patterns": {ident: _choice(one) for ident, one in sorted(patterns.items())} | _parts(),
         "packages": {name: catalogue.packages([name]) for name in modules},
         "app": catalogue.packages([], also=APP),
         "dev": catalogue.packages([], also=DEV),
@@ -50,6 +76,21 @@ def rendered() -> str:
     # JSON is YAML; one line per entry so that a change is readable.
     body = ",\n".join(f"    {json.dumps(key)}: {_entry(value)}" for key, value in facts.items())
     return f"{HEAD}catalogue:\n  type: yaml\n  when: false\n  default: {{\n{body}\n  }}\n"
+
+
+def _choice(one: catalogue.Pattern) -> dict[str, object]:
+    return {"title": one.title, "skill": one.skill, "own": list(one.own), "modules": one.modules}
+
+
+def _parts() -> dict[str, dict[str, object]]:
+    """Parts are chosen by themselves: `observability.metrics`."""
+    found = {}
+    for one in catalogue.patterns().values():
+        for module in one.parts:
+            part = catalogue.find(f"{one.id}.{PurePosixPath(module).stem}")
+            title = f"{one.title}: {PurePosixPath(module).stem}"
+            found[part.id] = {**_choice(part), "title": title, "own": [module]}
+    return dict(sorted(found.items()))
 
 
 def _entry(value: object) -> str:

@@ -21,35 +21,37 @@ SHORT_INIT = 8  # lines: an __init__ that only names what the package offers is 
 
 # Patterns above the budget: how many modules and lines they may have, and why.
 ABOVE: dict[str, tuple[int, int, str]] = {
-    "bullmq-worker": (11, 2_150, "a whole worker: fetching, locks, outcomes, one pipelined connection"),
-    "cancel": (8, 1_350, "the marker is the inbox's, so that cancellation and effect exclude each other"),
-    "dead-letter": (6, 1_300, "archive, sweep and replay of one table"),
-    "event-bus": (11, 2_050, "the consumer of Redis Streams with its scripts, beside the common part"),
-    "fan-out": (13, 2_250, "brings the relay of the outbox along"),
-    "idempotency": (9, 1_500, "markers, the group commit that makes them cheap, the step of a pipeline"),
-    "isolation": (8, 1_250, "parent, child and the deadline between them"),
-    "outbox": (11, 2_100, "table, relay, quarantine and the wake-up of PostgreSQL"),
-    "replay": (9, 1_550, "reads the outbox and writes through the inbox"),
-    "saga": (10, 1_950, "the runner, its store and what repairs it"),
-    "schedule": (15, 2_900, "the calendar, the keeper and the lease that makes one tick run at a time"),
+    "bullmq-worker": (
+        11,
+        2_120,
+        "a whole worker: fetching, locks, outcomes, one pipelined connection, the server's clock",
+    ),
+    "event-bus": (10, 1_860, "the consumer of Redis Streams with its scripts, beside the common part"),
+    "outbox": (11, 1_800, "the table, its claims, the relay, the quarantine and the wake-up of PostgreSQL"),
+    "saga": (9, 1_930, "the runner, its store and what repairs it"),
+    "schedule": (
+        11,
+        1_940,
+        "the calendar, the keeper, what was missed, and the lease that keeps ticks apart",
+    ),
 }
-PRODUCER = 1_100  # lines; the aim is 600
+PRODUCER = 1_090  # lines; the aim is 600
 
 # Who may import what is heavy, slow to import or not everybody's.
 HEAVY = {
     "prometheus_client": {"observability/metrics.py"},
     "opentelemetry": {"tracing.py"},
-    "psycopg": {"outbox/wakeup.py", "core/store.py"},
+    "psycopg": {"outbox/wakeup.py", "core/open_store.py"},
     "pydantic": {
-        "core/redaction.py",
         "claim_check.py",
+        "core/event.py",
         "event_schema.py",
-        "schedule/keeper.py",
         "typed_jobs.py",
     },
     "sqlalchemy": {
         "cancel.py",
         "checkpoint.py",
+        "core/open_store.py",
         "core/store.py",
         "dead_letter/archive.py",
         "dead_letter/replayer.py",
@@ -63,6 +65,7 @@ HEAVY = {
         "idempotency/once.py",
         "inbox.py",
         "lease.py",
+        "outbox/claims.py",
         "outbox/quarantine.py",
         "outbox/relay.py",
         "outbox/table.py",
@@ -243,7 +246,6 @@ def _attributes() -> frozenset[str]:
 UNUSED = {
     "core/clock.py": {"Periodic.drain(grace)"},
     "degraded/pending.py": {"Drained.postponed"},
-    "event_bus/bus.py": {"Capabilities.redelivery_delay", "Capabilities.dead_letter"},
 }
 
 

@@ -17,9 +17,11 @@ from bench.figures import Column, Value, percentile
 from bench.lab import Lab
 from harness.postgres import PostgresServer
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.store import begin, close, create_all, is_postgres, open_store, read
-from studyhall.patterns.event_schema import Event
-from studyhall.patterns.outbox import add, claim, outbox, settle
+from studyhall.patterns.core.event import Event
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import begin, is_postgres, read
+from studyhall.patterns.outbox import add, outbox
+from studyhall.patterns.outbox.claims import claim, settle
 from studyhall.patterns.outbox.relay import Relay
 
 TITLE = "Outbox relay"

@@ -22,7 +22,7 @@ from bench.figures import Column, Value, percentile
 from bench.lab import Lab
 from harness.pipelines import full_pipeline, full_producer
 from studyhall.patterns.bullmq_worker import ReliableWorker
-from studyhall.patterns.core.store import close, create_all, open_store
+from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.schedule import Schedule, Schedules, ticking
 from studyhall.patterns.schedule.slots import tick_of

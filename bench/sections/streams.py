@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 from bench.figures import Column, Value
 from bench.lab import Lab
 from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
-from studyhall.patterns.event_schema import Event
 
 TITLE = "Stream consumers"
 ABOUT = (

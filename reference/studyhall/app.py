@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from .database import open_database
 from .jobs import job_types
 from .limits import admission
 from .patterns import tracing
 from .patterns.claim_check import small
-from .patterns.core import store as stores
 from .patterns.degraded import DegradedProducer
 from .patterns.engine import RedisServer, ensure_redis
 from .patterns.engine.check import Unreachable, without_secrets
@@ -21,7 +21,7 @@ from .patterns.flow import Flows
 from .patterns.producer import Producer
 from .patterns.signed_payload import Signer, signing
 from .patterns.typed_jobs import JobTypes, validated
-from .settings import Settings, SettingsError, variable
+from .settings import Settings
 
 __all__ = ["App", "open_app"]
 
@@ -46,26 +46,19 @@ async def open_app(settings: Settings, *, edge: bool = False) -> AsyncIterator[A
     `edge` is for processes that take requests from outside: they refuse when the queues are too long, and they
     start without a Redis that is configured and away. Workers do neither: follow-up work must get in.
     """
-    try:
-        settings.data_dir.mkdir(
-            parents=True, exist_ok=True
-        )  # files live here, also when all servers are elsewhere
-    except OSError as error:
-        raise SettingsError(
-            f"{variable('data_dir')}: cannot use {settings.data_dir} ({error.strerror}); name a folder you may write to"
-        ) from None
+    settings.make_data_dir()  # files live here, also when all servers are elsewhere
     redis = _redis(settings, edge)
     for warning in redis.warnings:
         log.warning(warning)
     try:
-        store = stores.open_store(settings.store_url)
-        try:
-            await stores.create_all(store)
+        async with open_database(settings) as store:
             traces = tracing.to_file(settings.trace_file, "studyhall") if settings.trace_file else None
             jobs, signer = job_types(), Signer(settings.keys())
+            # [producer]
             producer = Producer(
                 redis.url, validated(jobs), tracing.tracing_adds(), small(), signing(signer), flows=Flows()
             )
+            # [/producer]
             if edge:
                 producer.admission = admission(settings, producer.redis)
             try:
@@ -75,8 +68,6 @@ async def open_app(settings: Settings, *, edge: bool = False) -> AsyncIterator[A
                 await producer.close()
                 if traces is not None:
                     traces.shutdown()
-        finally:
-            await stores.close(store)
     finally:
         redis.stop()
 

@@ -1,248 +1,114 @@
-"""The `studyhall` command."""
+"""The `studyhall` command. Each command's module is imported when it is called: `--help` answers at once."""
 
 from __future__ import annotations
 
-import asyncio
-import math
 import sys
-import time
-from pathlib import Path
-from typing import Annotated, Any
+from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
-from . import (
-    cli_api,
-    cli_cancel,
-    cli_chat,
-    cli_dlq,
-    cli_events,
-    cli_health,
-    cli_limits,
-    cli_orders,
-    cli_relay,
-    cli_saga,
-    cli_schedule,
-    db,
-)
-from .app import App, open_app
-from .housekeeping import clean_up
-from .patterns.core.errors import JobError
-from .patterns.core.store import read
-from .patterns.degraded.pending import pending
-from .patterns.engine import EngineError
-from .patterns.parent_death import die_with_parent
-from .settings import SettingsError
-from .submissions import StageState, states, submit
-from .supervisor import UNUSABLE, supervise
-from .terminal import (
-    AsJson,
-    DataDir,
-    ago,
-    err,
-    fail,
-    out,
-    run,
-    settings_for,
-    show_fields,
-    show_json,
-    show_table,
-)
-from .worker import work, worker_command
+__all__ = ["COMMANDS", "app", "main"]
 
-__all__ = ["main"]
+# name -> where it is, and the first line of its own help (a test compares them).
+COMMANDS = {
+    "worker": (
+        "cli_worker:worker_command",
+        "Take jobs and run them until SIGTERM; then running jobs finish or are released.",
+    ),
+    "event-worker": (
+        "cli_event_worker:event_worker_command",
+        "Publish events, drive orders, feed their consumers. Any number may run at once.",
+    ),
+    "api": ("cli_api:api_command", "Serve the API and the console until SIGTERM."),
+    "demo": (
+        "demo:demo_command",
+        "A guided tour: documents flow, a worker is killed in the middle, a poison document is replayed.",
+    ),
+    "submit": (
+        "cli_documents:submit_command",
+        "Upload documents (PDF, DOCX, Markdown, text) and start their flow of jobs.",
+    ),
+    "status": ("cli_documents:status_command", "Documents and how far they are."),
+    "cancel": (
+        "cli_cancel:cancel_command",
+        "Stop a document's work, or a job and its flow: waiting, delayed or running. It does not come back.",
+    ),
+    "remind": (
+        "cli_cancel:remind_command",
+        "Remind the owner to go over a document in some days; asked again, the reminder moves.",
+    ),
+    "order": ("cli_orders:order", "Orders: buy a study pack, list orders, follow one."),
+    "dlq": ("cli_dlq:app", "Dead letters: list, look at, replay or purge jobs that failed for good."),
+    "saga": ("cli_saga:app", "Sagas: list, look at their timeline, repair the ones that got stuck."),
+    "outbox": ("cli_orders:outbox", "Events on their way to the bus: how many, how old, what is stuck."),
+    "events": (
+        "cli_events:app",
+        "Consumers of events: how far behind, what they could not read, and replay to one of them.",
+    ),
+    "schedule": ("cli_schedule:app", "Schedules: list them, or run one now."),
+    "health": (
+        "cli_maintenance:health_command",
+        "Queues, dead letters and outbox in numbers. Exit code 1 when a limit is passed or an alert stands.",
+    ),
+    "limits": (
+        "cli_limits:limits_command",
+        "Queues and their limits, the AI provider's breaker, and requests that wait in the database.",
+    ),
+    "cleanup": (
+        "cli_maintenance:cleanup_command",
+        "Throw away what is past its retention: markers, dead letters, checkpoints, files of deleted documents.",
+    ),
+    "chat": ("cli_chat:app", "The chat command /ask."),
+}
+HIDDEN = {"relay": ("cli_event_worker:relay_command", "The old name of event-worker.")}
+
+
+class _OnDemand(TyperGroup):
+    """Lists its commands by name and help alone, and imports the one that is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, command(str(name)), rest
+
 
 app = typer.Typer(
+    cls=_OnDemand,
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # boxes around the help cost half of its time
     help="StudyHall: a study assistant whose background work survives crashes, duplicates and outages.",
 )
-app.add_typer(cli_chat.app, name="chat")
-app.add_typer(cli_dlq.app, name="dlq")
-app.add_typer(cli_schedule.app, name="schedule")
-app.command()(cli_cancel.cancel)
-app.command()(cli_cancel.remind)
-app.command()(cli_health.health)
-app.add_typer(cli_orders.order, name="order")
-app.add_typer(cli_orders.outbox, name="outbox")
-app.add_typer(cli_events.app, name="events")
-app.add_typer(cli_saga.app, name="saga")
-app.command("relay")(cli_relay.relay_command)
-app.command("api")(cli_api.api_command)
-app.command("limits")(cli_limits.limits_command)
+for _name, (_, _about) in (COMMANDS | HIDDEN).items():
+    app.command(_name, short_help=_about, hidden=_name in HIDDEN)(lambda: None)
+
+
+def command(name: str) -> Any:
+    """The real one, imported now."""
+    module, _, attribute = (COMMANDS | HIDDEN)[name][0].partition(":")
+    found = getattr(import_module(f".{module}", __package__), attribute)
+    if isinstance(found, typer.Typer):
+        return typer.main.get_group(found)
+    alone = typer.Typer(add_completion=False)
+    alone.command(name)(found)
+    return typer.main.get_command(alone)
 
 
 def main() -> None:
     try:
         app()
-    except (SettingsError, EngineError) as error:
-        fail(str(error))
-        sys.exit(UNUSABLE)
-    except JobError as error:
-        fail(str(error))
-        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        # Not at the top: what can fail has imported them already, and --help needs none of them.
+        from .patterns.core.errors import JobError
+        from .patterns.engine import EngineError
+        from .settings import SettingsError
+        from .supervisor import UNUSABLE
+        from .terminal import fail
 
-
-@app.command()
-def worker(
-    data_dir: DataDir = None,
-    processes: Annotated[int | None, typer.Option(help="Worker processes (default: one per core).")] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(help="Jobs at once per process and queue (default 20).")
-    ] = None,
-    queue: Annotated[list[str] | None, typer.Option(help="Only these queues; may be repeated.")] = None,
-    parent: Annotated[int | None, typer.Option(hidden=True)] = None,
-) -> None:
-    """Take jobs and run them until SIGTERM; then running jobs finish or are given back."""
-    settings = settings_for(data_dir, quiet=False, processes=processes, concurrency=concurrency)
-    if parent is not None:
-        die_with_parent(parent)
-    if settings.processes == 1:
-        run(work(settings, queue or ()))
-        return
-    args = ["--data-dir", str(settings.data_dir), "--concurrency", str(settings.concurrency)]
-    args += [part for name in queue or () for part in ("--queue", name)]
-    raise typer.Exit(run(supervise(worker_command(args), settings.processes, settings.grace_seconds)))
-
-
-@app.command("submit")
-def submit_(
-    files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, readable=True)],
-    owner: Annotated[str, typer.Option(help="Whose document it is.")] = "you",
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until every document is through.")] = False,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """Upload documents (PDF, DOCX, Markdown, text) and start their flow of jobs."""
-
-    stopped: dict[str, str] = {}
-
-    async def go() -> dict[str, str]:
-        async with open_app(settings_for(data_dir), edge=True) as studyhall:
-            made = {str(path): await submit(studyhall, path, owner) for path in files}
-            if kept := (await pending(studyhall.store)).waiting:
-                err.print(f"kept in the database until the queue takes them: {kept}", highlight=False)
-                return made
-            hint_at = time.monotonic() + 2
-            for path, document_id in made.items() if wait else ():
-                while not _ended(stages := await states(studyhall, document_id)):
-                    await asyncio.sleep(0.2)
-                    if time.monotonic() > hint_at:
-                        hint_at = math.inf
-                        if not await _somebody_works(studyhall):
-                            err.print("no worker is running; start one with: studyhall worker")
-                if any(stage.state != "completed" for stage in stages):
-                    async with read(studyhall.store) as connection:
-                        document = await db.document(connection, document_id, owner)
-                    stopped[path] = (
-                        document and document.error
-                    ) or "stopped; see studyhall status and dlq list"
-            return made
-
-    made = run(go())
-    if as_json:
-        show_json(made)
-    else:
-        for path, document_id in made.items():
-            out.print(f"{document_id}  {path}", highlight=False)
-    for path, why in stopped.items():
-        fail(f"{path}: {why}")
-    if stopped:
-        raise typer.Exit(1)
-
-
-async def _somebody_works(studyhall: App) -> bool:
-    """Is a worker connected? They name their connections after their queues."""
-    names = tuple(f"{studyhall.producer.prefix}:{queue}" for queue in studyhall.jobs.queues)
-    connected: Any = await studyhall.producer.redis.client_list()
-    return any(one["name"].startswith(names) for one in connected)
-
-
-def _ended(stages: list[StageState]) -> bool:
-    """All through, or one stopped: what waits for that one goes on only when it is replayed."""
-    found = {stage.state for stage in stages}
-    return found == {"completed"} or bool(found & {"failed", "cancelled", "gone"})
-
-
-def _so_far(stages: dict[str, dict[str, Any]]) -> str:
-    """`2 of 4, graph-generation active 40 %`"""
-    done = sum(stage["state"] == "completed" for stage in stages.values())
-    for name, stage in stages.items():
-        if stage["state"] != "completed":
-            return f"{done} of {len(stages)}, {name} {stage['state']} {stage['percent']:.0f} %"
-    return f"{done} of {len(stages)}"
-
-
-@app.command()
-def status(
-    owner: Annotated[str, typer.Option(help="Whose documents.")] = "you",
-    limit: Annotated[int, typer.Option(min=1, max=500)] = 20,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """Documents and how far they are."""
-
-    async def go() -> list[dict[str, Any]]:
-        async with open_app(settings_for(data_dir)) as studyhall:
-            async with read(studyhall.store) as connection:
-                documents = await db.documents_of(connection, owner, limit=limit)
-            return [
-                {
-                    "id": document.id,
-                    "name": document.name,
-                    "status": document.status,
-                    "error": document.error,
-                    "created_at": document.created_at,
-                    "stages": {
-                        s.name: {"state": s.state, "percent": s.percent}
-                        for s in await states(studyhall, document.id)
-                    },
-                }
-                for document in documents
-            ]
-
-    rows = run(go())
-    if as_json:
-        show_json(rows)
-        return
-    show_table(
-        f"Documents of {owner}",
-        ["id", "name", "status", "stages", "uploaded"],
-        [
-            [
-                row["id"],
-                row["name"],
-                row["error"] or row["status"],
-                _so_far(row["stages"]),
-                ago(row["created_at"]),
-            ]
-            for row in rows
-        ],
-        "Nothing uploaded yet. Try: studyhall submit reference/samples/*.md",
-    )
-
-
-@app.command()
-def cleanup(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Throw away what is past its retention: markers, dead letters, checkpoints, files of deleted documents."""
-
-    async def go() -> dict[str, int]:
-        async with open_app(settings_for(data_dir)) as studyhall:
-            return (await clean_up(studyhall.store, studyhall.settings.blob_dir)).numbers()
-
-    done = run(go())
-    show_json(done) if as_json else show_fields(done)
-
-
-@app.command("demo")
-def demo_(
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave everything running at the end, until Ctrl-C.")
-    ] = False,
-) -> None:
-    """A guided tour: documents flow, a worker is killed in the middle, a poison document is replayed."""
-    from .demo import tour
-
-    raise typer.Exit(run(tour(settings_for(None), keep=keep, console=out)))
+        if not isinstance(error, SettingsError | EngineError | JobError):
+            raise
+        fail(str(error))
+        sys.exit(1 if isinstance(error, JobError) else UNUSABLE)

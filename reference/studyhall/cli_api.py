@@ -31,25 +31,37 @@ def api_command(
         import uvicorn
 
         from .api import create_app
+        from .api.server import MAX_CONNECTIONS, MAX_HEADERS, Impatient, StoppingAtOnce
     except ImportError as missing:
         raise SettingsError(f"the API needs {missing.name}: pip install 'queuesmith[api]'") from None
     settings = settings_for(data_dir, quiet=False)
     if parent is not None:
         die_with_parent(parent)
     if not _loopback(host):
-        err.print(f"listening on {host}: everybody who can reach it can use StudyHall", highlight=False)
+        err.print(
+            f"listening on {host}: whoever can reach it can use StudyHall as anybody, because X-User is believed. "
+            "Put a proxy before it that signs people in and sets X-User",
+            highlight=False,
+            soft_wrap=True,
+        )
+    api = create_app(settings)
     config = uvicorn.Config(
-        create_app(settings),
+        api,
+        http=Impatient,
         host=host,
         port=port,
         log_config=None,  # our own: redacted, one line each
         access_log=False,  # addresses may hold what people typed
         server_header=False,
         timeout_graceful_shutdown=STOP_SECONDS,
-        h11_max_incomplete_event_size=32 * 1024,
+        h11_max_incomplete_event_size=MAX_HEADERS,
+        limit_concurrency=MAX_CONNECTIONS,
+        # uvicorn believes X-Forwarded-For from 127.0.0.1 by itself, and with it any number of addresses.
+        proxy_headers=settings.trusted_proxies is not None,
+        forwarded_allow_ips=settings.trusted_proxies,
     )
     _check_free(host, port)
-    run(uvicorn.Server(config).serve())
+    run(StoppingAtOnce(config, api, settings.grace_seconds).serve())
 
 
 def _check_free(host: str, port: int) -> None:

@@ -16,7 +16,7 @@ from .patterns.core.store import read
 from .terminal import AsJson, DataDir, fail, out, run, settings_for, show_json, show_table
 
 
-def cancel(
+def cancel_command(
     target: Annotated[str, typer.Argument(help="Id of a document, or of a job.")],
     reason: Annotated[str, typer.Option(help="Shown to whoever looks at the job.")] = "by the operator",
     data_dir: DataDir = None,
@@ -43,7 +43,7 @@ def cancel(
         raise fail("too late: all of it was done already")
 
 
-def remind(
+def remind_command(
     document: Annotated[str, typer.Argument(help="Id of a document.")],
     days: Annotated[float, typer.Option(help="So many days from now.")] = 3.0,
     off: Annotated[bool, typer.Option("--off", help="No reminder after all.")] = False,

@@ -18,6 +18,9 @@ app = typer.Typer(
 )
 
 
+LetterId = Annotated[str, typer.Argument(metavar="DEAD_LETTER", help="Id from `studyhall dlq list`.")]
+
+
 def _brief(letter: dead_letter.DeadLetter) -> dict[str, Any]:
     return {
         "id": letter.id,
@@ -51,7 +54,7 @@ def list_(
     async def work() -> list[dict[str, Any]]:
         async with open_app(settings_for(data_dir)) as studyhall:
             await dead_letter.sweep(studyhall.jobs.queues, studyhall.producer.redis, studyhall.store)
-            letters = await dead_letter.list_letters(
+            letters = await dead_letter.list_dead_letters(
                 studyhall.store, queue=queue, replayed=replayed, limit=limit, after=after
             )
             return [_brief(letter) for letter in letters]
@@ -69,8 +72,8 @@ def list_(
 
 
 @app.command()
-def show(letter: str, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """One letter with its payload (secrets masked), its stack traces and the earlier deaths of the same job."""
+def show(letter: LetterId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """One dead letter with its payload (secrets masked), its stack traces and the earlier deaths of the same job."""
 
     async def work() -> list[dead_letter.DeadLetter]:
         async with open_app(settings_for(data_dir)) as studyhall:
@@ -91,7 +94,9 @@ def show(letter: str, data_dir: DataDir = None, as_json: AsJson = False) -> None
 
 @app.command()
 def replay(
-    letter: Annotated[str | None, typer.Argument(help="Id of a letter; none with --all.")] = None,
+    letter: Annotated[
+        str | None, typer.Argument(metavar="DEAD_LETTER", help="Its id; none with --all.")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Replay all that match --queue and --name.")] = False,
     queue: Annotated[str | None, typer.Option(help="With --all: only this queue.")] = None,
     name: Annotated[str | None, typer.Option(help="With --all: only jobs of this name.")] = None,
@@ -101,7 +106,7 @@ def replay(
 ) -> None:
     """Put jobs back into their queue, under their own id, with their history."""
     if (letter is None) == (not every):
-        raise fail("name one letter, or say --all", 2)
+        raise fail("name one dead letter, or say --all", 2)
 
     async def work() -> dict[str, Any]:
         async with open_app(settings_for(data_dir)) as studyhall:
@@ -127,7 +132,7 @@ def purge(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forget old letters for good."""
+    """Forget old dead letters for good."""
     if not yes:
         typer.confirm(f"Delete every dead letter older than {older_than:g} days?", abort=True)
 

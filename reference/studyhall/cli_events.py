@@ -18,7 +18,7 @@ from .orders.consumers import GROUPS, inbox_name
 from .patterns.core.errors import JobError
 from .patterns.core.redaction import redact_text
 from .patterns.event_bus import BrokerUnavailable, EventBus, Quarantined
-from .patterns.replay import Replayed, logged
+from .patterns.replay import ReplayReport, logged
 from .patterns.replay import replay as replay_to
 from .terminal import AsJson, DataDir, ago, fail, out, run, settings_for, show_fields, show_json, show_table
 
@@ -137,7 +137,7 @@ def replay(
     if since is None and before is None and not event:
         raise fail("say which: --since, --before or --event", 2)
 
-    async def work() -> Replayed:
+    async def work() -> ReplayReport:
         async with opened(data_dir) as engine:
             past = logged(engine, since=_local(since), before=_local(before), ids=event or None)
             return await replay_to(engine, inbox_name(group), past, GROUPS[group], force=force)

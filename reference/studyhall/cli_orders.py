@@ -14,7 +14,6 @@ from sqlalchemy import select
 from .cli_saga import opened
 from .orders import service
 from .orders.db import packs
-from .orders.saga import order_taker
 from .patterns.core.store import begin, read
 from .patterns.outbox import quarantine as outbox_upkeep
 from .patterns.saga import store as saga_store
@@ -25,7 +24,7 @@ order = typer.Typer(no_args_is_help=True, help="Orders: buy a study pack, list o
 outbox = typer.Typer(
     no_args_is_help=True, help="Events on their way to the bus: how many, how old, what is stuck."
 )
-quarantine = typer.Typer(no_args_is_help=True, help="Events the relay gave up on.")
+quarantine = typer.Typer(no_args_is_help=True, help="Events the event worker gave up on.")
 outbox.add_typer(quarantine, name="quarantine")
 
 ENDED = ("confirmed", "cancelled")
@@ -47,7 +46,7 @@ def buy(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Place an order. A running `studyhall relay` reserves, charges and confirms it."""
+    """Place an order. A running `studyhall event-worker` reserves, charges and confirms it."""
     if card != "card_ok" and card not in CARDS:
         raise fail(f"there is no card {card!r}; choose card_ok or one of {', '.join(CARDS)}", 2)
 
@@ -57,7 +56,6 @@ def buy(
                 await service.seed_packs(tx)
                 placed = await service.place_order(
                     tx,
-                    order_taker(engine),
                     pack_id=pack,
                     customer=customer or getpass.getuser(),
                     seats=seats,
@@ -78,7 +76,7 @@ def buy(
         why = f": {row['reason']}" if row["reason"] else ""
         out.print(f"order {row['id']} is {row['status']}{why}", highlight=False, soft_wrap=True)
     if wait and row["status"] not in ENDED:
-        raise fail(f"order {row['id']} did not end within {wait:g} s; is `studyhall relay` running?")
+        raise fail(f"order {row['id']} did not end within {wait:g} s; is `studyhall event-worker` running?")
 
 
 @order.command("packs")
@@ -173,7 +171,7 @@ def show(order_id: str, data_dir: DataDir = None, as_json: AsJson = False) -> No
 
 @outbox.command()
 def status(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """How far the relay is behind."""
+    """How far the event worker is behind."""
 
     async def work() -> outbox_upkeep.Lag:
         async with opened(data_dir) as engine:

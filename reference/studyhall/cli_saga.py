@@ -14,8 +14,7 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from .orders import db as _orders  # noqa: F401  its tables must be known before they are made
-from .patterns.core import store
+from .database import open_database
 from .patterns.core.redaction import redact
 from .patterns.saga import repair as saga_repair
 from .patterns.saga import store as saga_store
@@ -31,14 +30,8 @@ STATES = ("running", "compensating", "needs_repair", "completed", "compensated")
 @asynccontextmanager
 async def opened(data_dir: Path | None) -> AsyncIterator[AsyncEngine]:
     """The database alone: looking at sagas and orders needs neither Redis nor a worker."""
-    settings = settings_for(data_dir)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    engine = store.open_store(settings.store_url)
-    try:
-        await store.create_all(engine)
+    async with open_database(settings_for(data_dir)) as engine:
         yield engine
-    finally:
-        await store.close(engine)
 
 
 @app.command("list")
@@ -128,7 +121,7 @@ def repair(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how a stuck saga goes on; a running relay picks it up at once."""
+    """Say how a stuck saga goes on; a running event worker picks it up at once."""
     if sum((retry, done is not None, undone is not None, compensate)) != 1:
         raise fail("say exactly one of --retry, --done STEP, --undone STEP, --compensate", 2)
     if result is not None and done is None:

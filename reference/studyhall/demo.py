@@ -14,7 +14,9 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -30,8 +32,9 @@ from .patterns.core.store import read
 from .patterns.engine import RedisServer
 from .settings import Settings
 from .submissions import StageState, replace_file, states, submit
+from .terminal import out, run, settings_for
 
-__all__ = ["tour"]
+__all__ = ["demo_command", "tour"]
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 OWNER = "demo"
@@ -68,6 +71,15 @@ class Story:
     dead_letters: int = 0
     replayed: int = 0
     orders: dict[str, object] = field(default_factory=dict)
+
+
+def demo_command(
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave everything running at the end, until Ctrl-C.")
+    ] = False,
+) -> None:
+    """A guided tour: documents flow, a worker is killed in the middle, a poison document is replayed."""
+    raise typer.Exit(run(tour(settings_for(None), keep=keep, console=out)))
 
 
 async def tour(settings: Settings, *, keep: bool, console: Console) -> int:
@@ -229,12 +241,12 @@ async def _poison(app: App, story: Story, folder: Path, console: Console) -> Non
     ident = await submit(app, broken, OWNER)
     letters: list[dead_letter.DeadLetter] = []
     while not letters:
-        letters = await dead_letter.list_letters(app.store)
+        letters = await dead_letter.list_dead_letters(app.store)
         await asyncio.sleep(0.1)
     story.dead_letters = len(letters)
     console.print(f"   dead letter: [yellow]{escape(letters[0].reason)}[/]")
     console.print(
-        "   The file is repaired and the letter replayed: the same job, its flow goes on behind it."
+        "   The file is repaired and the dead letter replayed: the same job, its flow goes on behind it."
     )
     broken.write_bytes(good)
     await replace_file(app, ident, broken, OWNER)

@@ -20,7 +20,6 @@ from sqlalchemy import func, select
 from .app import App
 from .orders import service
 from .orders.db import feed_entries, notifications, orders, payouts
-from .orders.saga import order_taker
 from .patterns.core.store import begin, read
 
 __all__ = ["buy_packs"]
@@ -39,7 +38,9 @@ async def buy_packs(app: App, folder: Path, console: Console) -> dict[str, objec
         folder, "studyhall.payment_sandbox", "--data-dir", str(folder / "payments")
     ) as sandbox:
         url = str(sandbox["url"])
-        async with _process(folder, "studyhall", "relay", "--data-dir", str(folder), "--payment-url", url):
+        async with _process(
+            folder, "studyhall", "event-worker", "--data-dir", str(folder), "--payment-url", url
+        ):
             placed = await _place(app)
             ended = await _ends(app, placed)
             async with httpx2.AsyncClient() as client:
@@ -62,9 +63,7 @@ async def _place(app: App) -> list[str]:
     async with begin(app.store) as tx:
         await service.seed_packs(tx)
         for method, _ in WISHES:
-            order = await service.place_order(
-                tx, order_taker(app.store), pack_id=service.PACKS[0][0], customer="demo", method=method
-            )
+            order = await service.place_order(tx, pack_id=service.PACKS[0][0], customer="demo", method=method)
             placed.append(str(order))
     return placed
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .db import Document
 from .documents import Missing
 from .patterns.claim_check import BlobDamaged, BlobMissing, Blobs, Claim
+from .patterns.core.errors import ResourceBusy
+from .patterns.deadline import uncharged
 from .patterns.deferred_reply import DeferredReplies, InteractionWebhook
 from .providers import AIProvider
 
 if TYPE_CHECKING:  # it enqueues flows of the jobs that use these services
-    from .upkeep import Upkeep
+    from .maintenance import Maintenance
 
-__all__ = ["Chat", "Pool", "Services"]
+__all__ = ["Chat", "Pool", "Services", "Shares"]
 
 T = TypeVar("T")
 GONE = "The uploaded file is no longer there, or was damaged. Upload it again."
@@ -34,6 +40,40 @@ class Pool(Protocol):
     ) -> T: ...
 
 
+class Shares:
+    """How many processes of the pool one owner may have at once, so that slow files of one leave room for others'.
+
+    Whoever waits longer than `patience` goes back into the queue, consuming no attempt: a job that waits in the
+    worker holds one of its places, and twenty of them would keep everybody else out.
+    """
+
+    def __init__(self, each: int = 1, patience: float = 1.0) -> None:
+        self._each, self._patience = each, patience
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._asked: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def of(self, owner: str) -> AsyncIterator[None]:
+        turn = self._turns.setdefault(owner, asyncio.Semaphore(self._each))
+        self._asked[owner] += 1
+        try:
+            try:
+                with uncharged():
+                    await asyncio.wait_for(turn.acquire(), self._patience)
+            except TimeoutError:
+                raise ResourceBusy(
+                    "other files of this owner are being read", retry_after=1 + random.random()
+                ) from None
+            try:
+                yield
+            finally:
+                turn.release()
+        finally:
+            self._asked[owner] -= 1
+            if not self._asked[owner]:
+                del self._asked[owner], self._turns[owner]
+
+
 @dataclass(frozen=True, slots=True)
 class Chat:
     """How answers get to the chat platform."""
@@ -48,8 +88,9 @@ class Services:
     pool: Pool
     blob_dir: Path
     max_document_bytes: int = 50 * 1024 * 1024
-    upkeep: Upkeep | None = None  # for the scheduled jobs
+    maintenance: Maintenance | None = None  # for the scheduled jobs
     chat: Chat | None = None  # for answers to chat commands
+    shares: Shares = field(default_factory=Shares)
 
     async def upload(self, document: Document) -> Path:
         """Where the document's file lies. One that is gone or is not what was uploaded is refused."""

@@ -55,7 +55,17 @@ class Settings(BaseModel):
     signing_keys: str | None = Field(
         None, repr=False, description="comma separated, newest first; none: made in data_dir"
     )
-    admin_token: str | None = Field(None, repr=False, description="turns the admin endpoints on")
+    admin_token: Annotated[str, Field(min_length=16)] | None = Field(
+        None, repr=False, description="turns the admin endpoints on; openssl rand -hex 32"
+    )
+    trusted_proxies: str | None = Field(
+        None,
+        description="addresses of proxies whose X-Forwarded-For is believed, comma separated; none: nobody's",
+    )
+    event_streams: Annotated[int, Field(ge=1)] = Field(500, description="event streams open at once")
+    event_streams_per_client: Annotated[int, Field(ge=1)] = Field(
+        20, description="event streams open at once per client address"
+    )
     allowed_hosts: str = Field(
         "localhost,127.0.0.1,[::1]", description="host names the API answers to, comma separated; *: any"
     )
@@ -143,6 +153,18 @@ class Settings(BaseModel):
     def blob_dir(self) -> Path:
         return self.data_dir / "blobs"
 
+    def make_data_dir(self) -> None:
+        """Uploads, database and keys lie here: for our own user alone."""
+        try:
+            self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # An earlier version made it readable for everybody. Other people's folders are left as they are.
+            if (self.data_dir / "signing.key").exists() and self.data_dir.stat().st_uid == os.getuid():
+                self.data_dir.chmod(0o700)
+        except OSError as error:
+            raise SettingsError(
+                f"{variable('data_dir')}: cannot use {self.data_dir} ({error.strerror}); name a folder you may write to"
+            ) from None
+
     def keys(self) -> list[str]:
         """Signing keys; without configuration one is made once and shared by all processes of the data dir."""
         if self.signing_keys:
@@ -152,7 +174,7 @@ class Settings(BaseModel):
                     f"{variable('signing_keys')}: each key needs at least {MIN_KEY_BYTES} bytes; openssl rand -hex 32"
                 )
             return keys
-        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self.make_data_dir()
         path = self.data_dir / "signing.key"
         try:
             # O_EXCL: of several processes that start at once exactly one makes the key, whole, before it is visible.

@@ -16,7 +16,6 @@ from .patterns.core.job import cancelled
 from .patterns.core.store import begin
 from .patterns.dead_letter import archive
 from .patterns.job_ids import job_id
-from .patterns.rate_limit import named_tenant
 
 __all__ = ["StageState", "replace_file", "states", "submit"]
 
@@ -30,7 +29,7 @@ async def submit(
     if size > app.settings.max_document_bytes:
         raise TooLarge(f"{path.name} has {size:,} bytes, the limit is {app.settings.max_document_bytes:,}")
     document_id = document_id or uuid.uuid4().hex
-    flow = study_flow(document_id, named_tenant(owner))
+    flow = study_flow(document_id, owner)
     await app.degraded.admit(flow)
     # The claim check: the file outside the queue first, then the row that names it, then jobs that name the row.
     # Killed in between, we leave a file without a row, which the sweep collects.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from .patterns.core.errors import clean_text
 from .patterns.observability import configure_logging
 from .settings import Settings, load
 
@@ -37,6 +39,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 def settings_for(data_dir: Path | None, *, quiet: bool = True, **options: object) -> Settings:
     """Settings from the environment and the command line. Commands for people log warnings only."""
+    os.umask(0o077)  # whatever a command writes (database, uploads, keys) is for our own user alone
     settings = load(overrides={"data_dir": data_dir, **options})
     configure_logging(
         "warning" if quiet else settings.log_level, style="human" if quiet else settings.log_format
@@ -45,7 +48,7 @@ def settings_for(data_dir: Path | None, *, quiet: bool = True, **options: object
 
 
 def fail(message: str, code: int = 1) -> typer.Exit:
-    err.print(f"[red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
+    err.print(f"[red]error:[/] {_shown(message)}", highlight=False, soft_wrap=True)
     return typer.Exit(code)
 
 
@@ -63,14 +66,19 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(escape(str(cell)) for cell in row))
+        table.add_row(*map(_shown, row))
     out.print(table)
 
 
 def show_fields(fields: Mapping[str, object]) -> None:
     width = max(map(len, fields))
     for name, value in fields.items():
-        out.print(f"[bold]{name:<{width}}[/]  {escape(str(value))}", highlight=False, soft_wrap=True)
+        out.print(f"[bold]{name:<{width}}[/]  {_shown(value)}", highlight=False, soft_wrap=True)
+
+
+def _shown(value: object) -> str:
+    """For a terminal: no markup of ours, no control characters of somebody else's."""
+    return escape(clean_text(str(value), limit=100_000))
 
 
 def ago(then: float) -> str:

@@ -13,6 +13,7 @@ from functools import partial
 
 from .app import App, open_app
 from .limits import ai_limit, provider_breaker
+from .maintenance import Maintenance
 from .patterns import dead_letter
 from .patterns.backpressure import max_age
 from .patterns.bullmq_worker import ReliableWorker
@@ -41,9 +42,8 @@ from .providers import GuardedProvider, open_provider
 from .schedules import schedules
 from .services import Chat, Services
 from .settings import Settings
-from .upkeep import Upkeep
 
-__all__ = ["work", "worker_command"]
+__all__ = ["process_command", "work"]
 
 log = logging.getLogger("studyhall.worker")
 
@@ -60,12 +60,13 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
         webhook = InteractionWebhook(settings.chat_url)
         stack.push_async_callback(webhook.close)
         chat = Chat(DeferredReplies(app.store, life=settings.chat_token_seconds), webhook)
-        upkeep = Upkeep(app.producer, app.store, app.jobs.queues)
-        services = Services(provider, pool, settings.blob_dir, settings.max_document_bytes, upkeep, chat)
+        maintenance = Maintenance(app.producer, app.store, app.jobs.queues, settings.blob_dir)
+        services = Services(provider, pool, settings.blob_dir, settings.max_document_bytes, maintenance, chat)
         scheduled = schedules(app.jobs, settings, app.signer)
         metrics = JobMetrics()
         if settings.metrics_port:
             serve_metrics(metrics, settings.metrics_port)
+        # [pipeline]
         pipeline = Pipeline(
             logged(),
             measured(metrics),
@@ -84,6 +85,7 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
             checkpointed(app.store),
             services=services,
         )
+        # [/pipeline]
         workers = [
             ReliableWorker(
                 queue,
@@ -131,5 +133,5 @@ async def _alert(letter: dead_letter.DeadLetter) -> None:
     )
 
 
-def worker_command(args: Sequence[str]) -> list[str]:
+def process_command(args: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "studyhall", "worker", "--processes", "1", *args]

@@ -69,7 +69,7 @@ def test_a_document_is_watched_live_through_its_flow(hall: StudyHall, open_page:
     assert drawn.count("completed 100 %") == 4
     assert page.locator(".flow .flow-edge.passed").count() == 3
     assert page.locator("#link-state").inner_text() == "Live"
-    assert page.evaluate("window.untouched"), "the page was loaded anew"
+    assert page.evaluate("window.untouched"), "the page was loaded again"
 
 
 def test_token_is_refused_then_accepted_and_never_in_an_address(hall: StudyHall, open_page: OpenPage) -> None:
@@ -119,10 +119,10 @@ def test_dead_letters_are_replayed_one_and_many_and_purged_by_word(
     page.goto("/#/letters")
     letters_view(page, 3)
     page.get_by_label("Select all shown").check()
-    page.get_by_role("button", name="Replay 3 selected letters…").click()
+    page.get_by_role("button", name="Replay 3 selected dead letters…").click()
     page.get_by_label("At most so many per second").fill("20")
     page.get_by_role("button", name="Replay", exact=True).click()
-    page.get_by_text("3 letters replayed.").wait_for()
+    page.get_by_text("3 dead letters replayed.").wait_for()
     letters_view(page, 3)
     page.get_by_role("link", name="document-processing").first.click()
     page.get_by_text("Earlier deaths of this job").wait_for()
@@ -140,7 +140,7 @@ def test_dead_letters_are_replayed_one_and_many_and_purged_by_word(
     assert purge.is_disabled()
     page.get_by_label("Type “purge” to go on").fill("purge")
     purge.click()
-    page.get_by_text("letters purged.").wait_for()
+    page.get_by_text("dead letters purged.").wait_for()
     page.get_by_text("No dead letters").wait_for()
 
 
@@ -215,7 +215,7 @@ def test_restart_of_the_api_is_announced_and_outlived(hall: StudyHall, open_page
     hall.start_api()
     page.get_by_role("heading", name="graphs", exact=True).wait_for(timeout=60_000)
     page.locator("#link-state", has_text="Live").wait_for()
-    assert page.evaluate("window.untouched"), "the page was loaded anew"
+    assert page.evaluate("window.untouched"), "the page was loaded again"
 
 
 def test_everything_is_reached_by_keyboard_and_focus_is_seen(hall: StudyHall, open_page: OpenPage) -> None:

@@ -50,7 +50,7 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class Drip:
-    """A good header, then one byte of the body at a time, for ever."""
+    """A good header, then one byte of the body at a time, forever."""
 
     every: float = 0.02
 

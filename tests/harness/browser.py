@@ -86,7 +86,7 @@ class StudyHall:
         self._worker.line_sync('"ready"', timeout=60)
 
     def start_relay(self) -> None:
-        """A payment provider and the relay: from here on orders are paid, confirmed or taken back."""
+        """A payment provider and the event worker: from here on orders are paid, confirmed or taken back."""
         folder = self.directory / "payments"
         self._sandbox = spawn_python(
             "studyhall.payment_sandbox",
@@ -97,7 +97,7 @@ class StudyHall:
             log=self.directory / "payments.log",
         )
         url = json.loads(self._sandbox.line_sync('"url"', timeout=30))["url"]
-        self._relay = self._spawn("relay", "--payment-url", url)
+        self._relay = self._spawn("event-worker", "--payment-url", url)
         self._relay.line_sync('"ready"', timeout=60)
 
     def command(self, *args: str) -> str:

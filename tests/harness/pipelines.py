@@ -16,7 +16,7 @@ from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.checkpoint import checkpointed
 from studyhall.patterns.claim_check import MAX_PAYLOAD, max_payload, small
 from studyhall.patterns.core.execution import Step
-from studyhall.patterns.core.store import close, create_all, open_store
+from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.deadline import within_deadline
 from studyhall.patterns.flow import Flows
 from studyhall.patterns.idempotency.once import inboxes, once

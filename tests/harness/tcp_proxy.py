@@ -1,5 +1,7 @@
 """A TCP proxy of ours between a client and a real server: refuse, cut off, or swallow bytes without a word.
 
+Connections stay where they were made, as behind a load balancer or a DNS name: only new ones follow `target`.
+
 It runs in a thread with an event loop of its own, so a client that blocks the test's loop while it connects is
 served all the same.
 """
@@ -15,7 +17,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-__all__ = ["TcpProxy"]
+__all__ = ["TcpProxy", "proxy_to"]
 
 T = TypeVar("T")
 
@@ -45,21 +47,28 @@ class TcpProxy:
         """Reset every connection; new ones are served."""
         self._call(self._cut(refuse=False))
 
-    def swallow(self, *, new: bool = False) -> None:
-        """What present connections send, either way, goes nowhere, and nobody is told. `new`: later ones too."""
+    def swallow(self, *ports: int, new: bool = False) -> int:
+        """What present connections send, either way, goes nowhere, and nobody is told: of all, or of those that the
+        server sees with these ports. `new`: later ones too. Returns how many there are now."""
 
-        async def mute() -> None:
+        async def mute() -> int:
             self._swallow_new = new
-            for link in self._links:
+            chosen = [link for link in self._links if not ports or link.port in ports]
+            for link in chosen:
                 link.silent = True
+            return len(chosen)
 
-        self._call(mute())
+        return self._call(mute())
 
     def close(self) -> None:
         self._call(self._cut(refuse=True))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self.host}:{self.port}/0"
 
     @property
     def connections(self) -> int:
@@ -97,8 +106,9 @@ class TcpProxy:
 
 
 class _Link:
-    def __init__(self, writers: tuple[asyncio.StreamWriter, ...], *, silent: bool) -> None:
+    def __init__(self, writers: tuple[asyncio.StreamWriter, asyncio.StreamWriter], *, silent: bool) -> None:
         self.writers, self.silent = writers, silent
+        self.port = writers[1].get_extra_info("sockname")[1]  # as the server sees it
 
     async def pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -117,15 +127,17 @@ class _Link:
             writer.transport.abort()
 
 
+@contextlib.contextmanager
+def proxy_to(port: int) -> Iterator[TcpProxy]:
+    proxy = TcpProxy(port)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
+
+
 @pytest.fixture
 def tcp_proxy() -> Iterator[Callable[[int], TcpProxy]]:
     """`tcp_proxy(port)`: a proxy in front of that port, gone when the test ends."""
-    proxies: list[TcpProxy] = []
-
-    def start(target: int) -> TcpProxy:
-        proxies.append(TcpProxy(target))
-        return proxies[-1]
-
-    yield start
-    for proxy in proxies:
-        proxy.close()
+    with contextlib.ExitStack() as proxies:
+        yield lambda port: proxies.enter_context(proxy_to(port))

@@ -113,4 +113,4 @@ def test_kill_9_test_notices_an_effect_outside_the_transaction(project: Path) ->
         check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "assert 2" in done.stdout, "doubled effects: more than the number of jobs"
+    assert "assert 2" in done.stdout, "duplicated effects: more than the number of jobs"

@@ -18,12 +18,18 @@ LONG = {
 SHORT = {"package": "a", "job": "b", "event": "cc.dd", "fields": "e: int"}
 COMBINATIONS: dict[str, dict[str, Any]] = {
     "background-jobs": {},
-    "background-jobs, long names, PostgreSQL, 3.13": {
+    "background-jobs, a schedule, long names, PostgreSQL, 3.13": {
         "database": "postgres",
         "python_version": "3.13",
+        "patterns": ["schedule"],
         **LONG,
     },
-    "background-jobs, short names, nothing around": {"ci": "none", "container": False, **SHORT},
+    "background-jobs, metrics, short names, nothing around": {
+        "ci": "none",
+        "container": False,
+        "patterns": ["observability.metrics"],
+        **SHORT,
+    },
     "async-flow": {"kind": "async-flow"},
     "async-flow, long names, PostgreSQL, 3.12": {
         "kind": "async-flow",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -26,30 +28,42 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def export(folder: Path) -> None:
+def export(folder: Path, *, proofs: bool = True) -> None:
     built = shutil.ignore_patterns("__pycache__")
-    for part in (
-        "templates",
-        "skills",
-        "reference/studyhall/patterns",
-        "queuesmith",
-        "bin",
-        "tests/harness",
-        "tests/reference",
-    ):
+    parts = ["templates", "skills", "reference/studyhall/patterns", "queuesmith", "bin"]
+    for part in [*parts, *(["tests/harness", "tests/reference"] if proofs else [])]:
         shutil.copytree(ROOT / part, folder / part, ignore=built, dirs_exist_ok=True)
     for part in ("copier.yml", "pyproject.toml"):
         shutil.copy(ROOT / part, folder / part)
 
 
+@pytest.fixture(scope="session")
+def rendered(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Render:
+    """Every combination is rendered once; nobody may write into what this returns."""
+    made: dict[str, Path] = {}
+
+    def once(name: str, **answers: Any) -> Path:
+        if answers.get("kind") == "background-jobs":
+            del answers["kind"]  # it is the default
+        asked = json.dumps([name, answers], sort_keys=True)
+        if asked not in made:
+            folder = tmp_path_factory.mktemp("rendered") / name
+            copier.run_copy(str(installed), folder, data=answers, defaults=True, quiet=True)
+            made[asked] = folder
+        return made[asked]
+
+    return once
+
+
 @pytest.fixture
-def render(installed: Path, tmp_path: Path) -> Render:
-    """`render("my-service", kind="async-flow")` -> the new project."""
+def render(rendered: Render, tmp_path: Path) -> Render:
+    """`render("my-service", kind="async-flow")` -> the new project, a copy of this test's own."""
+
+    numbers = itertools.count()
 
     def make(name: str = "my-service", **answers: Any) -> Path:
-        folder = tmp_path / name
-        copier.run_copy(str(installed), folder, data=answers, defaults=True, quiet=True)
-        return folder
+        made = rendered(name, **answers)
+        return Path(shutil.copytree(made, tmp_path / f"render-{next(numbers)}" / name))
 
     return make
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import copier
 import pytest
 
 Render = Callable[..., Path]
@@ -15,6 +16,9 @@ WRONG = {
     "package shadows the standard library": ({"package": "json"}, "comes with Python"),
     "package shadows a dependency": ({"package": "redis"}, "module that this project imports"),
     "package is no name": ({"package": "My-App"}, "must be a Python name"),
+    "project is a dependency": ({"project_name": "redis"}, "cannot be installed beside"),
+    "project is a dependency of one": ({"project_name": "typing-extensions"}, "cannot be installed beside"),
+    "project is a broker's": ({"project_name": "nats-py"}, "cannot be installed beside"),
     "project name": ({"project_name": "My Service"}, "lower-case letters, digits and single dashes"),
     "job is no name": ({"job": "Send Report"}, "lower-case words joined by dashes"),
     "job is taken": ({"job": "clean-up"}, "taken by the code around it"),
@@ -37,18 +41,26 @@ WRONG = {
 
 @pytest.mark.parametrize(("answers", "message"), WRONG.values(), ids=WRONG.keys())
 def test_a_wrong_answer_is_named_and_nothing_is_written(
-    render: Render, tmp_path: Path, answers: dict[str, Any], message: str
+    installed: Path, tmp_path: Path, answers: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        render("new", **answers)
+        copier.run_copy(str(installed), tmp_path / "new", data=answers, defaults=True, quiet=True)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_folder_that_is_not_empty_is_left_alone(render: Render, tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["redis", "bullmq", "fastapi", "Psycopg"])
+def test_a_folder_called_like_a_dependency_is_refused(installed: Path, tmp_path: Path, folder: str) -> None:
+    """pip would be told to install the project as its own dependency."""
+    with pytest.raises(ValueError, match=f"{folder.lower()} is a package that the project needs"):
+        copier.run_copy(str(installed), tmp_path / folder, defaults=True, quiet=True)
+    assert not (tmp_path / folder).exists()
+
+
+def test_a_folder_that_is_not_empty_is_left_alone(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "thesis.txt").write_text("years of work")
     with pytest.raises(ValueError, match=r"old is not empty.*queuesmith add"):
-        render("old")
+        copier.run_copy(str(installed), tmp_path / "old", defaults=True, quiet=True)
     assert [path.name for path in (tmp_path / "old").iterdir()] == ["thesis.txt"]
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
 from studyhall.patterns.typed_jobs import Payload
@@ -58,7 +62,8 @@ def plural(word: str) -> str:
 
 @pytest.mark.parametrize("kind", ["background-jobs", "async-flow"])
 def test_no_job_can_take_a_name_that_its_module_uses(render: Render, kind: str) -> None:
-    package = render(kind=kind, job=MARK, fields=f"{MARK}: str") / "src" / "my_service"
+    fields = f"{MARK}: str, {MARK}2: int"
+    package = render(kind=kind, job=MARK, fields=fields, patterns=["schedule"]) / "src" / "my_service"
     jobs, api = set(identifiers(package / "jobs.py")), set(identifiers(package / "api.py"))
     taken = {name for name in jobs if name.islower()} | {
         as_words(name) for name in jobs | api if is_class(name)
@@ -68,9 +73,8 @@ def test_no_job_can_take_a_name_that_its_module_uses(render: Render, kind: str) 
 
 
 def test_no_event_can_take_a_name_that_its_modules_use(render: Render) -> None:
-    package = (
-        render(kind="event-driven", event=f"{MARK}.{MARK}ed", fields=f"{MARK}: str") / "src" / "my_service"
-    )
+    fields = f"{MARK}: str, {MARK}2: int"
+    package = render(kind="event-driven", event=f"{MARK}.{MARK}ed", fields=fields) / "src" / "my_service"
     files = ("api", "consumers", "events", "processing")
     used = {name for file in files for name in identifiers(package / f"{file}.py")}
     taken = {as_words(name) for name in used if is_class(name)}
@@ -99,6 +103,27 @@ def test_no_package_can_hide_a_module_that_the_project_imports() -> None:
     ]
     # `python -m test` is Python's own test suite; build and dist are ignored by git; src is where packages lie.
     assert {"test", "tests", "src", "build", "dist", "conftest", "setup"} <= RESERVED["modules"]
+
+
+def test_no_project_can_be_called_like_a_package_that_it_needs() -> None:
+    """As a distribution: `aio-pika`. What those packages need in turn is looked up in this environment."""
+    known = yaml.safe_load((ROOT / "templates/catalogue.yml").read_text())["catalogue"]["default"]
+    listed = [item for part in known["packages"].values() for item in part]
+    waiting = {Requirement(item) for item in [*listed, *known["app"], *known["dev"], *known["postgres"]]}
+    needed: set[str] = set()
+    while waiting:
+        wanted = waiting.pop()
+        name = canonicalize_name(wanted.name)
+        needed.add(name)
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            for line in metadata.requires(name) or ():
+                found = Requirement(line)
+                extras = [{"extra": extra} for extra in wanted.extras] or [{"extra": ""}]
+                applies = found.marker is None or any(found.marker.evaluate(one) for one in extras)
+                if applies and canonicalize_name(found.name) not in needed:
+                    waiting.add(found)
+    assert len(needed) > 40
+    assert sorted(needed - RESERVED["distributions"]) == []
 
 
 @pytest.mark.full

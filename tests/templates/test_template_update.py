@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,9 @@ from copier.errors import DirtyLocalWarning
 
 from .conftest import export
 
+ROOT = Path(__file__).resolve().parents[2]
+FIRST = "1e00c0c"  # the last commit of 0.1.0
+Render = Callable[..., Path]
 Run = Callable[..., Any]
 GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main")
 
@@ -26,7 +30,7 @@ def commit(run: Run, folder: Path, message: str) -> None:
 @pytest.fixture
 def upstream(run: Run, tmp_path: Path) -> Path:
     folder = tmp_path / "upstream"
-    export(folder)
+    export(folder, proofs=False)
     run(*GIT, "init", "-q", cwd=folder)
     commit(run, folder, "first")
     return folder
@@ -64,6 +68,41 @@ def test_an_update_brings_the_fix_and_keeps_the_users_edits(run: Run, tmp_path: 
     assert "<<<<<<<" not in text
     assert "send_invoice" in text
     assert answered(project)["_commit"] == "v0.2.0"
+
+
+def test_a_project_of_0_1_0_becomes_one_of_this_version(run: Run, tmp_path: Path, render: Render) -> None:
+    upstream, project = tmp_path / "upstream", tmp_path / "shop"
+    if subprocess.run(
+        ["git", "cat-file", "-e", FIRST], cwd=ROOT, check=False, capture_output=True
+    ).returncode:
+        pytest.skip("this checkout has no history back to 0.1.0: git fetch --unshallow")
+    run("git", "clone", "-q", "--shared", "--no-checkout", ROOT, upstream, cwd=tmp_path)
+    run("git", "tag", "-f", "v0.1.0", FIRST, cwd=upstream)
+    run("git", "read-tree", "--empty", cwd=upstream)
+    export(upstream, proofs=False)
+    commit(run, upstream, "this version")
+    run("git", "tag", "-f", "v0.2.0", cwd=upstream)
+    copier.run_copy(f"git+file://{upstream}", project, defaults=True, quiet=True, vcs_ref="v0.1.0")
+    assert (project / "src/shop/patterns/errors.py").is_file()
+    jobs, own = project / "src/shop/jobs.py", project / "src/shop/ours.py"
+    jobs.write_text(jobs.read_text().replace("attempts=5", "attempts=9"))
+    own.write_text("OURS = True\n")
+    run(*GIT, "init", "-q", cwd=project)
+    commit(run, project, "made with 0.1.0, with our own number of attempts")
+
+    copier.run_update(str(project), defaults=True, overwrite=True, quiet=True, vcs_ref="v0.2.0")
+    assert not run("git", "grep", "-l", "<<<<<<<", cwd=project, code=1).stdout
+    new = render("shop")
+    jobs.write_text(jobs.read_text().replace("attempts=9", "attempts=5"))
+    own.unlink()
+    wanted, found = (
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        for root in (new, project)
+    )
+    found = {path: text for path, text in found.items() if ".git" not in path.parts}
+    differs = {path.as_posix() for path in wanted | found if wanted.get(path) != found.get(path)}
+    # Where it came from, and that updates come from there.
+    assert differs <= {".copier-answers.yml", "README.md"}
 
 
 def test_a_project_made_from_a_checkout_with_uncommitted_changes_can_be_updated(

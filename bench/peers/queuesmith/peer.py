@@ -12,7 +12,7 @@ from sqlalchemy import text
 from harness.pipelines import full_pipeline, full_producer
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.errors import Permanent
-from studyhall.patterns.core.store import create_all, open_store
+from studyhall.patterns.core.open_store import create_all, open_store
 from studyhall.patterns.observability import configure_logging
 from studyhall.patterns.pipeline import Done, JobContext
 from studyhall.patterns.producer import JobRequest

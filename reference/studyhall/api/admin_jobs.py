@@ -16,8 +16,8 @@ from studyhall.patterns.core.redaction import redact, redact_text
 from studyhall.patterns.dead_letter import counts, dead_letters, find
 from studyhall.patterns.health.signals import LISTS
 
-from .hall import Admin, Hall, TheHall
 from .problems import Problem
+from .state import Admin, ApiState, State
 
 __all__ = ["measured", "router"]
 
@@ -38,29 +38,29 @@ class Reason(BaseModel):
 
 
 @router.get("/queues")
-async def queues(hall: TheHall, _: Admin) -> dict[str, Any]:
+async def queues(api: State, _: Admin) -> dict[str, Any]:
     """Counts by state, age of the oldest job that should run, share of failures, ends in the last minute."""
-    return await measured(hall)
+    return await measured(api)
 
 
 @router.get("/history")
-async def history(hall: TheHall, _: Admin) -> list[dict[str, Any]]:
+async def history(api: State, _: Admin) -> list[dict[str, Any]]:
     """The same every five seconds for the last quarter of an hour, as this process saw it: for charts."""
-    return list(hall.history)
+    return list(api.history)
 
 
-async def measured(hall: Hall) -> dict[str, Any]:
-    app = hall.app
+async def measured(api: ApiState) -> dict[str, Any]:
+    app = api.app
     since = (time.time() - 60) * 1000
     async with app.producer.bounded(5.0):
-        found = await health.measure(app.producer.redis, app.jobs.queues, letters=counts(app.store))
+        found = await health.measure(app.producer.redis, app.jobs.queues, dead_letters=counts(app.store))
         client: Any = app.producer.redis
         async with client.pipeline(transaction=False) as pipe:
             for queue in app.jobs.queues:
                 pipe.zcount(f"bull:{queue}:completed", since, "+inf").zcard(f"bull:{queue}:completed")
                 pipe.zcount(f"bull:{queue}:failed", since, "+inf")
             ends = iter(await pipe.execute())
-    recent = await dead_letter.list_letters(app.store, limit=200)
+    recent = await dead_letter.list_dead_letters(app.store, limit=200)
     rows = found.as_dict()
     for row in rows["queues"]:
         row["completed_last_minute"], row["completed"], failed = next(ends), next(ends), next(ends)
@@ -71,7 +71,7 @@ async def measured(hall: Hall) -> dict[str, Any]:
 
 @router.get("/jobs")
 async def jobs(
-    hall: TheHall,
+    api: State,
     _: Admin,
     queue: Annotated[str, Query(pattern=r"^[A-Za-z0-9._-]{1,100}$")],
     state: Annotated[str, Query(pattern=f"^(?:{STATES})$")] = "active",
@@ -79,10 +79,10 @@ async def jobs(
     size: Annotated[int, Query(ge=1, le=100)] = 25,
 ) -> dict[str, Any]:
     """One page of the jobs in a state: next to be served first, ended ones newest first."""
-    _known(hall, queue)
-    client: Any = hall.app.producer.redis
+    _known(api, queue)
+    client: Any = api.app.producer.redis
     key, start = f"bull:{queue}:{state}", page * size
-    async with hall.app.producer.bounded():
+    async with api.app.producer.bounded():
         if state in LISTS:
             ids = (await client.lrange(key, -start - size, -start - 1))[::-1]
             total = await client.llen(key)
@@ -99,17 +99,17 @@ async def jobs(
 
 
 @router.get("/jobs/{queue}/{job_id}")
-async def job(hall: TheHall, _: Admin, queue: QueueName, job_id: JobId) -> dict[str, Any]:
+async def job(api: State, _: Admin, queue: QueueName, job_id: JobId) -> dict[str, Any]:
     """One job: payload with secrets masked, every attempt with its error, its earlier deaths."""
-    _known(hall, queue)
-    client: Any = hall.app.producer.redis
+    _known(api, queue)
+    client: Any = api.app.producer.redis
     key = f"bull:{queue}:{job_id}"
-    async with hall.app.producer.bounded():
+    async with api.app.producer.bounded():
         fields: dict[str, str] = await client.hgetall(key) if await client.type(key) == "hash" else {}
-        state = str(await hall.app.producer.queue(queue).getJobState(job_id)) if fields else "gone"
+        state = str(await api.app.producer.queue(queue).getJobState(job_id)) if fields else "gone"
         happened = await _timeline(client, queue, job_id)
     same = (dead_letters.c.queue == queue) & (dead_letters.c.job_id == job_id)
-    deaths = await find(hall.app.store, same, limit=20)
+    deaths = await find(api.app.store, same, limit=20)
     if not fields.get("name") and not deaths:
         raise Problem(404, "not-found", f"There is no job {job_id!r} in {queue}, nor a dead letter of one.")
     if not fields:
@@ -137,13 +137,13 @@ async def job(hall: TheHall, _: Admin, queue: QueueName, job_id: JobId) -> dict[
 
 @router.post("/jobs/{queue}/{job_id}/cancel")
 async def cancel_job(
-    hall: TheHall, _: Admin, queue: QueueName, job_id: JobId, why: Reason | None = None
+    api: State, _: Admin, queue: QueueName, job_id: JobId, why: Reason | None = None
 ) -> list[dict[str, str]]:
     """Stop a job and the rest of its flow."""
-    _known(hall, queue)
-    async with hall.app.producer.bounded():
+    _known(api, queue)
+    async with api.app.producer.bounded():
         stopped = await cancelling.cancel(
-            hall.app.producer.redis, hall.app.store, queue, job_id, (why or Reason()).reason
+            api.app.producer.redis, api.app.store, queue, job_id, (why or Reason()).reason
         )
     return [
         {"queue": one.queue, "job_id": one.job_id, "state": one.state, "reason": one.reason}
@@ -152,13 +152,13 @@ async def cancel_job(
 
 
 @router.get("/flows/{queue}/{job_id}")
-async def flow(hall: TheHall, _: Admin, queue: QueueName, job_id: JobId) -> dict[str, Any]:
+async def flow(api: State, _: Admin, queue: QueueName, job_id: JobId) -> dict[str, Any]:
     """The whole flow a job belongs to, to be drawn: `from` runs before `to`."""
-    _known(hall, queue)
-    client: Any = hall.app.producer.redis
+    _known(api, queue)
+    client: Any = api.app.producer.redis
     nodes: list[dict[str, Any]] = []
     edges: list[dict[str, str]] = []
-    async with hall.app.producer.bounded(3.0):
+    async with api.app.producer.bounded(3.0):
         root = f"bull:{queue}:{job_id}"
         for _step in range(100):
             parent = await client.hget(root, "parentKey")
@@ -169,7 +169,7 @@ async def flow(hall: TheHall, _: Admin, queue: QueueName, job_id: JobId) -> dict
         while level and len(nodes) < MAX_FLOW:
             deeper: list[str] = []
             for key in level:
-                nodes.append(await _node(hall, key))
+                nodes.append(await _node(api, key))
                 children = set(await client.smembers(f"{key}:dependencies"))
                 children |= set(await client.hkeys(f"{key}:processed")) | set(
                     await client.hkeys(f"{key}:failed")
@@ -186,17 +186,17 @@ async def flow(hall: TheHall, _: Admin, queue: QueueName, job_id: JobId) -> dict
     return {"nodes": nodes, "edges": edges}
 
 
-def _known(hall: Hall, queue: str) -> None:
-    if queue not in hall.app.jobs.queues:
-        there = ", ".join(hall.app.jobs.queues)
+def _known(api: ApiState, queue: str) -> None:
+    if queue not in api.app.jobs.queues:
+        there = ", ".join(api.app.jobs.queues)
         raise Problem(404, "not-found", f"There is no queue {queue!r}; there are {there}.")
 
 
-async def _node(hall: Hall, key: str) -> dict[str, Any]:
+async def _node(api: ApiState, key: str) -> dict[str, Any]:
     queue, _, ident = key.removeprefix("bull:").partition(":")
-    client: Any = hall.app.producer.redis
+    client: Any = api.app.producer.redis
     name, progress, result = await client.hmget(key, "name", "progress", "returnvalue")
-    state = str(await hall.app.producer.queue(queue).getJobState(ident)) if name else "unknown"
+    state = str(await api.app.producer.queue(queue).getJobState(ident)) if name else "unknown"
     state = _told(state, result)
     done = _parsed(progress)
     percent = (

@@ -16,8 +16,8 @@ from studyhall.patterns.outbox import quarantine as outbox_upkeep
 from studyhall.patterns.saga import repair as saga_repair
 from studyhall.patterns.saga import store as saga_store
 
-from .hall import Admin, TheHall
 from .problems import Problem
+from .state import Admin, State
 
 __all__ = ["router"]
 
@@ -51,20 +51,20 @@ class Events(BaseModel):
 
 @router.get("/sagas")
 async def sagas(
-    hall: TheHall,
+    api: State,
     _: Admin,
     state: SagaState | None = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> list[dict[str, Any]]:
     """Newest change first. `state=needs_repair` is the list that waits for a human."""
-    return [_saga(one) for one in await saga_store.list_sagas(hall.app.store, state=state, limit=limit)]
+    return [_saga(one) for one in await saga_store.list_sagas(api.app.store, state=state, limit=limit)]
 
 
 @router.get("/sagas/{saga_id}")
-async def saga(hall: TheHall, _: Admin, saga_id: SagaId) -> dict[str, Any]:
+async def saga(api: State, _: Admin, saga_id: SagaId) -> dict[str, Any]:
     """One saga: steps and everything that ever happened to it."""
-    found = await saga_store.load(hall.app.store, saga_id)
-    history = await saga_store.history(hall.app.store, saga_id)
+    found = await saga_store.load(api.app.store, saga_id)
+    history = await saga_store.history(api.app.store, saga_id)
     return {
         **_saga(found),
         "data": redact(found.data),
@@ -74,9 +74,9 @@ async def saga(hall: TheHall, _: Admin, saga_id: SagaId) -> dict[str, Any]:
 
 
 @router.post("/sagas/{saga_id}/repair")
-async def repair(hall: TheHall, _: Admin, saga_id: SagaId, wanted: Repair) -> dict[str, Any]:
+async def repair(api: State, _: Admin, saga_id: SagaId, wanted: Repair) -> dict[str, Any]:
     """A human's hand for a saga that got stuck; recorded with name and note."""
-    store, by, note = hall.app.store, wanted.by, wanted.note
+    store, by, note = api.app.store, wanted.by, wanted.note
     if wanted.action == "retry":
         await saga_repair.retry(store, saga_id, by=by, note=note)
     elif wanted.action == "compensate":
@@ -87,33 +87,33 @@ async def repair(hall: TheHall, _: Admin, saga_id: SagaId, wanted: Repair) -> di
         )
     else:
         raise Problem(422, "invalid", "`mark` needs a step and an outcome, done or undone.")
-    return await saga(hall, by, saga_id)
+    return await saga(api, by, saga_id)
 
 
 @router.get("/outbox")
-async def outbox(hall: TheHall, _: Admin) -> dict[str, Any]:
-    """How far the relay is behind, and the events it gave up on."""
-    stuck = await outbox_upkeep.quarantined(hall.app.store, limit=100)
+async def outbox(api: State, _: Admin) -> dict[str, Any]:
+    """How far the event worker is behind, and the events it gave up on."""
+    stuck = await outbox_upkeep.quarantined(api.app.store, limit=100)
     return {
-        **asdict(await outbox_upkeep.lag(hall.app.store)),
+        **asdict(await outbox_upkeep.lag(api.app.store)),
         "events": [{**asdict(one), "reason": redact_text(one.reason or "")} for one in stuck],
     }
 
 
 @router.post("/outbox/quarantine")
-async def release_events(hall: TheHall, _: Admin, wanted: Events) -> dict[str, int]:
+async def release_events(api: State, _: Admin, wanted: Events) -> dict[str, int]:
     """Publish quarantined events again, or give them up so that what waits behind them goes on."""
     if wanted.action == "requeue":
-        return {"requeued": await outbox_upkeep.requeue(hall.app.store, wanted.ids)}
+        return {"requeued": await outbox_upkeep.requeue(api.app.store, wanted.ids)}
     if not wanted.why.strip():
         raise Problem(422, "invalid", "`discard` needs a why; it is kept with the event.")
-    return {"discarded": await outbox_upkeep.discard(hall.app.store, wanted.ids, wanted.why)}
+    return {"discarded": await outbox_upkeep.discard(api.app.store, wanted.ids, wanted.why)}
 
 
 @router.get("/breakers")
-async def breakers(hall: TheHall, _: Admin) -> dict[str, Any]:
+async def breakers(api: State, _: Admin) -> dict[str, Any]:
     """Circuit breakers, rate limits, how full each queue may get, and what waits in the database for Redis."""
-    app, settings = hall.app, hall.app.settings
+    app, settings = api.app, api.app.settings
     breaker = provider_breaker(settings, app.producer.redis)
     look = admission(settings, app.producer.redis)
     loads: dict[str, Any] = {}
@@ -149,10 +149,10 @@ async def breakers(hall: TheHall, _: Admin) -> dict[str, Any]:
 
 @router.post("/pending/{job_id}/release")
 async def release_pending(
-    hall: TheHall, _: Admin, job_id: Annotated[str, Path(pattern=r"^[^\x00-\x1f/]{1,200}$")]
+    api: State, _: Admin, job_id: Annotated[str, Path(pattern=r"^[^\x00-\x1f/]{1,200}$")]
 ) -> dict[str, bool]:
     """Try a parked request again."""
-    if not await release(hall.app.store, job_id):
+    if not await release(api.app.store, job_id):
         raise Problem(404, "not-found", "There is no such parked request.")
     return {"released": True}
 

@@ -18,17 +18,26 @@ from studyhall.patterns.dead_letter import reason_of
 from studyhall.patterns.deferred_reply import DeferredReplies
 from studyhall.patterns.idempotency import result_of
 from studyhall.patterns.in_process_tasks import Tasks
-from studyhall.patterns.observability.metrics import JobMetrics
 from studyhall.patterns.progress_stream import ProgressStream
 from studyhall.patterns.request_dedup import RequestDedup
 from studyhall.patterns.timers import every
 from studyhall.patterns.wait_for_result import Results
 from studyhall.settings import Settings
 
-from . import admin_jobs, admin_letters, admin_state, documents, events, interactions, orders, probes, reading
+from . import (
+    admin_dead_letters,
+    admin_jobs,
+    admin_state,
+    documents,
+    events,
+    interactions,
+    orders,
+    probes,
+    reading,
+)
 from .gate import Gate
-from .hall import Hall
 from .problems import install
+from .state import ApiState, Streams
 
 __all__ = ["create_app"]
 
@@ -44,22 +53,22 @@ def create_app(settings: Settings) -> FastAPI:
                 await seed_packs(tx)
             stream = ProgressStream(app.redis.url, app.jobs.queues)
             tasks = Tasks()
-            api.state.hall = hall = Hall(
+            api.state.studyhall = state = ApiState(
                 app=app,
                 stream=stream,
                 results=Results(
                     stream, app.producer.redis, stored=result_of(app.store), failed=reason_of(app.store)
                 ),
                 tasks=tasks,
-                metrics=JobMetrics(),
                 uploads=RequestDedup(app.store, "uploads"),
                 orders=RequestDedup(app.store, "orders"),
                 replies=DeferredReplies(app.store, life=settings.chat_token_seconds),
+                streams=Streams(settings.event_streams, settings.event_streams_per_client),
             )
 
             async def sample() -> None:
                 with contextlib.suppress(QueueUnavailable):
-                    hall.history.append(await admin_jobs.measured(hall))
+                    state.history.append(await admin_jobs.measured(state))
 
             reader = asyncio.create_task(stream.run(), name="event streams")
             # A timer of this process for what this process shows: three instances have three charts, as they should.
@@ -88,7 +97,7 @@ def create_app(settings: Settings) -> FastAPI:
         interactions,
         events,
         admin_jobs,
-        admin_letters,
+        admin_dead_letters,
         admin_state,
         reading,
     ):

@@ -26,7 +26,7 @@ from studyhall.patterns.wait_for_result import JobFailed, JobUnknown, StillRunni
 from studyhall.providers.results import ConceptGraph, Explanation, Quiz
 from studyhall.submissions import StageState, states, submit
 
-from .hall import Caller, Hall, RequestKey, TheHall
+from .state import ApiState, Caller, RequestKey, State
 
 __all__ = ["router"]
 
@@ -86,7 +86,7 @@ class Stopped(BaseModel):
 
 @router.post("", status_code=202)
 async def upload(
-    hall: TheHall,
+    api: State,
     caller: Caller,
     response: Response,
     file: UploadFile,
@@ -100,19 +100,19 @@ async def upload(
     202 with its id as soon as it is safe on disk and in the database, also while Redis is away.
     """
     with tempfile.TemporaryDirectory(prefix="upload-") as folder:
-        path, digest = await _received(file, Path(folder), hall.app.settings.max_document_bytes)
+        path, digest = await _received(file, Path(folder), api.app.settings.max_document_bytes)
         name = _shown(file.filename or "document")
 
         async def work(ident: str) -> dict[str, Any]:
-            return {"id": await submit(hall.app, path, caller, name=name, document_id=ident)}
+            return {"id": await submit(api.app, path, caller, name=name, document_id=ident)}
 
-        answer = await hall.uploads.run(caller, key, {"sha256": digest, "name": name}, work)
+        answer = await api.uploads.run(caller, key, {"sha256": digest, "name": name}, work)
     made = Accepted(id=answer.value["id"], href=f"/documents/{answer.value['id']}")
     if answer.replayed:
         response.headers["Idempotency-Replayed"] = "true"
     response.headers["Location"] = made.href
     if (asked := PREFER.search(prefer or "")) and await _through(
-        hall, made.id, min(MAX_WAIT, float(asked[1]))
+        api, made.id, min(MAX_WAIT, float(asked[1]))
     ):
         response.status_code = 201
         response.headers["Preference-Applied"] = f"wait={asked[1]}"
@@ -121,24 +121,24 @@ async def upload(
 
 @router.get("")
 async def list_documents(
-    hall: TheHall, caller: Caller, limit: Annotated[int, Query(ge=1, le=100)] = 20
+    api: State, caller: Caller, limit: Annotated[int, Query(ge=1, le=100)] = 20
 ) -> list[DocumentView]:
     """The caller's documents, newest first."""
-    async with read(hall.app.store) as connection:
+    async with read(api.app.store) as connection:
         found = await db.documents_of(connection, caller, limit=limit)
-    stages = await _stages(hall, *(one.id for one in found))
+    stages = await _stages(api, *(one.id for one in found))
     return [DocumentView(**_fields(one), stages=stages[one.id]) for one in found]
 
 
 @router.get("/{document_id}")
-async def show_document(hall: TheHall, caller: Caller, document_id: DocumentId) -> DocumentDetail:
+async def show_document(api: State, caller: Caller, document_id: DocumentId) -> DocumentDetail:
     """One document: its stages, and what has been made of it so far."""
-    async with read(hall.app.store) as connection:
+    async with read(api.app.store) as connection:
         if await db.document(connection, document_id, caller) is None:
             raise UnknownDocument("There is no such document of yours.")
     # The stages first: when one is shown as completed, its result is there.
-    stages = (await _stages(hall, document_id))[document_id]
-    async with read(hall.app.store) as connection:
+    stages = (await _stages(api, document_id))[document_id]
+    async with read(api.app.store) as connection:
         found = await db.document(connection, document_id, caller)
         if found is None:
             raise UnknownDocument("There is no such document of yours.")
@@ -152,14 +152,14 @@ async def show_document(hall: TheHall, caller: Caller, document_id: DocumentId) 
 
 @router.post("/{document_id}/cancel")
 async def cancel_document(
-    hall: TheHall, caller: Caller, document_id: DocumentId, why: Reason | None = None
+    api: State, caller: Caller, document_id: DocumentId, why: Reason | None = None
 ) -> list[Stopped]:
     """Stop the flow: what has not been done will not be; what is done stays."""
-    async with read(hall.app.store) as connection:
+    async with read(api.app.store) as connection:
         if await db.document(connection, document_id, caller) is None:
             raise UnknownDocument("There is no such document of yours.")
-    async with hall.app.producer.bounded():
-        stopped = await cancellations.cancel_document(hall.app, document_id, (why or Reason()).reason)
+    async with api.app.producer.bounded():
+        stopped = await cancellations.cancel_document(api.app, document_id, (why or Reason()).reason)
     return [Stopped(queue=s.queue, job_id=s.job_id, state=s.state, reason=s.reason) for s in stopped]
 
 
@@ -185,13 +185,13 @@ def _fields(found: db.Document) -> dict[str, Any]:
     return {name: getattr(found, name) for name in DocumentView.model_fields if name != "stages"}
 
 
-async def _stages(hall: Hall, *document_ids: str) -> dict[str, list[Stage]]:
+async def _stages(api: ApiState, *document_ids: str) -> dict[str, list[Stage]]:
     """By document. All within one time limit: with Redis away a list of twenty must not wait twenty times."""
     found: dict[str, list[StageState]] = {}
     try:
-        async with hall.app.producer.bounded():
+        async with api.app.producer.bounded():
             for ident in document_ids:
-                found[ident] = await states(hall.app, ident)
+                found[ident] = await states(api.app, ident)
     except QueueUnavailable:
         pass
     unknown = [StageState(name, "unknown", 0.0, "") for name in STAGES]
@@ -199,7 +199,7 @@ async def _stages(hall: Hall, *document_ids: str) -> dict[str, list[Stage]]:
         ident: [
             Stage(
                 name=one.name,
-                queue=hall.app.jobs[one.name].queue,
+                queue=api.app.jobs[one.name].queue,
                 job_id=job_id(one.name, ident),
                 state=one.state,
                 percent=one.percent,
@@ -211,14 +211,14 @@ async def _stages(hall: Hall, *document_ids: str) -> dict[str, list[Stage]]:
     }
 
 
-def _last_stage(hall: Hall, document_id: str) -> JobRef:
+def _last_stage(api: ApiState, document_id: str) -> JobRef:
     name = STAGES[-1]
-    return JobRef(hall.app.jobs[name].queue, name, job_id(name, document_id), document_id)
+    return JobRef(api.app.jobs[name].queue, name, job_id(name, document_id), document_id)
 
 
-async def _through(hall: Hall, document_id: str, seconds: float) -> bool:
+async def _through(api: ApiState, document_id: str, seconds: float) -> bool:
     try:
-        await hall.results.wait(_last_stage(hall, document_id), timeout=seconds)
+        await api.results.wait(_last_stage(api, document_id), timeout=seconds)
     except (StillRunning, JobFailed, JobUnknown, Cancelled):
         return False
     return True

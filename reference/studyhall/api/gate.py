@@ -5,6 +5,7 @@ Plain ASGI, so that bodies are counted while they stream and responses stream th
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import OrderedDict
@@ -18,12 +19,13 @@ from studyhall.settings import Settings
 
 from .problems import Problem, problem
 
-__all__ = ["Gate"]
+__all__ = ["Gate", "Rate"]
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_BODY = 64 * 1024
 FORM_OVERHEAD = 16 * 1024  # multipart headers around a file
 MAX_CLIENTS = 10_000
+BODY_PAUSE, BODY_SECONDS = 20.0, 300.0  # between two pieces of a body, and for all of it
 SECRET_NAMES = frozenset(
     {"token", "access_token", "admin_token", "api_key", "apikey", "authorization", "bearer"}
 )
@@ -94,27 +96,30 @@ class Gate:
             raise Problem(
                 403, "cross-site", "Requests that change something must come from this site itself."
             )
-        if (wait := self._rate.wait(scope["client"][0] if scope.get("client") else "")) > 0:
-            raise Problem(
-                429,
-                "too-many-requests",
-                "Too many requests from this address. Try again after the time in Retry-After.",
-                headers={"Retry-After": str(math.ceil(wait))},
-            )
+        # The peer's address. A header that anybody can write counts only from a proxy that the settings trust.
+        self._rate.check(scope["client"][0] if scope.get("client") else "")
 
     def _counted(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         limit = self._uploads if scope["path"] == "/documents" else MAX_BODY
         # Closed, or the client could go on sending and we would go on throwing it away.
         close = {"Connection": "close"}
         too_large = Problem(413, "too-large", f"The body is larger than {limit:,} bytes.", headers=close)
+        too_slow = Problem(408, "too-slow", "The body came too slowly. Send it again.", headers=close)
         said = headers.get("content-length", "")
-        got = 0
+        got, ended, end = 0, False, time.monotonic() + BODY_SECONDS
 
         async def counted() -> Message:
-            nonlocal got
+            nonlocal got, ended
             if said.isdigit() and int(said) > limit:
                 raise too_large
-            message = await receive()
+            if ended:
+                return await receive()  # waits for the end of the connection, as long as that takes
+            try:
+                async with asyncio.timeout(min(BODY_PAUSE, max(0.0, end - time.monotonic()))):
+                    message = await receive()
+            except TimeoutError:
+                raise too_slow from None
+            ended = not message.get("more_body", False)
             got += len(message.get("body", b""))
             if got > limit:  # a chunked body does not say how long it is
                 raise too_large
@@ -126,17 +131,26 @@ class Gate:
 class Rate:
     """A token bucket per address, in this process. The limit per user that all processes share is the workers'."""
 
-    def __init__(self, rate: float) -> None:
-        self._rate, self._burst = rate, 2 * rate
+    def __init__(self, rate: float, burst: float | None = None) -> None:
+        self._rate, self._burst = rate, burst or 2 * rate
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, when
 
-    def wait(self, client: str) -> float:
-        """0: go. Else the seconds until the next token."""
+    def wait(self, client: str, *, take: int = 1) -> float:
+        """0: go. Else the seconds until the next token. `take=0` only looks."""
         now = time.monotonic()
         tokens, at = self._buckets.pop(client, (self._burst, now))
         tokens = min(self._burst, tokens + (now - at) * self._rate)
         allowed = tokens >= 1
-        self._buckets[client] = (tokens - 1 if allowed else tokens, now)
+        self._buckets[client] = (tokens - take if allowed else tokens, now)
         if len(self._buckets) > MAX_CLIENTS:
             self._buckets.popitem(last=False)
         return 0.0 if allowed else (1 - tokens) / self._rate
+
+    def check(self, client: str, *, take: int = 1) -> None:
+        if (wait := self.wait(client, take=take)) > 0:
+            raise Problem(
+                429,
+                "too-many-requests",
+                "Too many requests from this address. Try again after the time in Retry-After.",
+                headers={"Retry-After": str(math.ceil(wait))},
+            )

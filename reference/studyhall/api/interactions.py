@@ -10,8 +10,8 @@ from fastapi import APIRouter, Header, Request
 from studyhall.patterns.deferred_reply import PONG, NotSigned, message, parse, verify
 from studyhall.patterns.producer import JobRequest
 
-from .hall import TheHall
 from .problems import Problem
+from .state import State
 
 __all__ = ["router"]
 
@@ -31,13 +31,13 @@ BODY = {
     "/interactions", openapi_extra=BODY, responses={401: {"description": "not signed by the platform"}}
 )
 async def interaction(
-    hall: TheHall,
+    api: State,
     request: Request,
     signature: Annotated[str, Header(alias="X-Signature-Ed25519", max_length=200)] = "",
     timestamp: Annotated[str, Header(alias="X-Signature-Timestamp", max_length=50)] = "",
 ) -> dict[str, Any]:
     """Discord's protocol: Ed25519 over timestamp and body, PING, and `/ask question:…`, answered within minutes."""
-    settings = hall.app.settings
+    settings = api.app.settings
     if not settings.chat_public_key:
         raise Problem(
             403, "chat-off", "Chat is off. Set STUDYHALL_CHAT_PUBLIC_KEY and restart to turn it on."
@@ -59,4 +59,4 @@ async def interaction(
         key=asked.id,
         priority="high",  # somebody is looking at "thinking…"
     )
-    return await hall.replies.accept(asked, lambda: hall.app.producer.enqueue(job))
+    return await api.replies.accept(asked, lambda: api.app.producer.enqueue(job))

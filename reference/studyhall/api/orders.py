@@ -9,12 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 
 from studyhall.orders import db, service
-from studyhall.orders.saga import order_taker
 from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.saga import store as saga_store
 
-from .hall import Caller, RequestKey, TheHall
 from .problems import Problem
+from .state import Caller, RequestKey, State
 
 __all__ = ["router"]
 
@@ -64,25 +63,24 @@ class OrderDetail(OrderView):
 
 
 @router.get("/packs")
-async def list_packs(hall: TheHall) -> list[Pack]:
+async def list_packs(api: State) -> list[Pack]:
     """What there is to buy."""
-    async with read(hall.app.store) as connection:
+    async with read(api.app.store) as connection:
         rows = (await connection.execute(select(db.packs).order_by(db.packs.c.id))).mappings()
         return [Pack(**dict(row)) for row in rows]
 
 
 @router.post("/orders", status_code=201)
 async def place_order(
-    hall: TheHall, caller: Caller, wanted: NewOrder, response: Response, key: RequestKey = None
+    api: State, caller: Caller, wanted: NewOrder, response: Response, key: RequestKey = None
 ) -> OrderView:
     """Order a study pack. It is reserved, charged and confirmed behind your back; follow it by its id."""
-    store = hall.app.store
+    store = api.app.store
 
     async def work(ident: str) -> str:
         async with begin(store) as tx:
             return await service.place_order(
                 tx,
-                order_taker(store),
                 pack_id=wanted.pack_id,
                 customer=caller,
                 seats=wanted.seats,
@@ -90,7 +88,7 @@ async def place_order(
                 order_id=f"ord-{ident[:16]}",
             )
 
-    answer = await hall.orders.run(caller, key, wanted.model_dump(), work)
+    answer = await api.orders.run(caller, key, wanted.model_dump(), work)
     if answer.replayed:
         response.headers["Idempotency-Replayed"] = "true"
     response.headers["Location"] = f"/orders/{answer.value}"
@@ -99,21 +97,21 @@ async def place_order(
 
 @router.get("/orders")
 async def list_orders(
-    hall: TheHall, caller: Caller, limit: Annotated[int, Query(ge=1, le=100)] = 20
+    api: State, caller: Caller, limit: Annotated[int, Query(ge=1, le=100)] = 20
 ) -> list[OrderView]:
     """The caller's orders, newest first."""
     mine = select(db.orders).where(db.orders.c.customer == caller)
-    async with read(hall.app.store) as connection:
+    async with read(api.app.store) as connection:
         rows = await connection.execute(mine.order_by(db.orders.c.placed_at.desc()).limit(limit))
         return [OrderView(**_shown(dict(row))) for row in rows.mappings()]
 
 
 @router.get("/orders/{order_id}")
-async def show_order(hall: TheHall, caller: Caller, order_id: OrderId) -> OrderDetail:
+async def show_order(api: State, caller: Caller, order_id: OrderId) -> OrderDetail:
     """One order and the steps its saga has taken."""
-    row = await _mine(hall, caller, order_id)
+    row = await _mine(api, caller, order_id)
     try:
-        saga = await saga_store.load(hall.app.store, order_id)
+        saga = await saga_store.load(api.app.store, order_id)
     except saga_store.UnknownSaga:
         return OrderDetail(**_shown(row))
     steps = [Step(name=s.name, state=s.state, attempts=s.attempts) for s in saga.steps]
@@ -121,20 +119,20 @@ async def show_order(hall: TheHall, caller: Caller, order_id: OrderId) -> OrderD
 
 
 @router.post("/orders/{order_id}/cancel", status_code=202)
-async def cancel_order(hall: TheHall, caller: Caller, order_id: OrderId) -> OrderView:
+async def cancel_order(api: State, caller: Caller, order_id: OrderId) -> OrderView:
     """Ask for an order to be taken back. Only a running one can be."""
-    await _mine(hall, caller, order_id)
+    await _mine(api, caller, order_id)
     try:
-        async with begin(hall.app.store) as tx:
+        async with begin(api.app.store) as tx:
             await service.cancel_order(tx, order_id)
     except service.OrderRefused as refused:
         raise Problem(409, "conflict", str(refused)) from refused
-    return OrderView(**_shown(await service.show_order(hall.app.store, order_id)))
+    return OrderView(**_shown(await service.show_order(api.app.store, order_id)))
 
 
-async def _mine(hall: Any, caller: str, order_id: str) -> dict[str, Any]:
+async def _mine(api: Any, caller: str, order_id: str) -> dict[str, Any]:
     try:
-        row = await service.show_order(hall.app.store, order_id)
+        row = await service.show_order(api.app.store, order_id)
     except service.OrderRefused:
         row = {}
     if row.get("customer") != caller:

@@ -12,7 +12,7 @@ from studyhall.patterns.core.store import ping
 from studyhall.patterns.dead_letter import counts
 from studyhall.patterns.outbox import quarantine as outbox_upkeep
 
-from .hall import TheHall
+from .state import State
 
 __all__ = ["router"]
 
@@ -26,9 +26,9 @@ async def alive() -> dict[str, str]:
 
 
 @router.get("/readyz", responses={503: {"description": "a part does not answer"}})
-async def ready(hall: TheHall, response: Response) -> dict[str, Any]:
+async def ready(api: State, response: Response) -> dict[str, Any]:
     """Redis and the database answer. 503 with the names of those that do not."""
-    found = await health.problems(redis=hall.app.producer.redis.ping, database=lambda: ping(hall.app.store))
+    found = await health.problems(redis=api.app.producer.redis.ping, database=lambda: ping(api.app.store))
     if found:
         response.status_code = 503
         response.headers["Retry-After"] = "2"
@@ -36,7 +36,7 @@ async def ready(hall: TheHall, response: Response) -> dict[str, Any]:
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-async def metrics(hall: TheHall) -> Response:
+async def metrics(api: State) -> Response:
     """Prometheus text: depth and age of every queue, the outbox, the dead letters."""
     lines: list[str] = []
 
@@ -45,9 +45,9 @@ async def metrics(hall: TheHall) -> Response:
         lines.extend(f"studyhall_{name}{labels} {value}" for labels, value in values.items())
 
     try:
-        async with hall.app.producer.bounded():
+        async with api.app.producer.bounded():
             found = await health.measure(
-                hall.app.producer.redis, hall.app.jobs.queues, letters=counts(hall.app.store)
+                api.app.producer.redis, api.app.jobs.queues, dead_letters=counts(api.app.store)
             )
     except QueueUnavailable:
         gauge("redis_up", "Redis answers", {"": 0})
@@ -63,8 +63,8 @@ async def metrics(hall: TheHall) -> Response:
         oldest = {f'{{queue="{queue.queue}"}}': queue.oldest for queue in found.queues}
         gauge("queue_oldest_age_seconds", "Age of the oldest job that should have started", oldest)
         gauge("dead_letters", "Dead letters not replayed yet", {"": float(found.dead_letters)})
-    lag = await outbox_upkeep.lag(hall.app.store)
+    lag = await outbox_upkeep.lag(api.app.store)
     gauge("outbox_waiting", "Events not published yet", {"": float(lag.waiting)})
     gauge("outbox_oldest_seconds", "Age of the oldest of them", {"": lag.oldest})
-    gauge("outbox_quarantined", "Events the relay gave up on", {"": float(lag.quarantined)})
+    gauge("outbox_quarantined", "Events the event worker gave up on", {"": float(lag.quarantined)})
     return Response("\n".join([*lines, ""]), media_type="text/plain; version=0.0.4")

@@ -31,13 +31,13 @@ from studyhall.patterns.core.errors import (
 from studyhall.patterns.core.job import current_correlation_id
 from studyhall.patterns.core.redaction import redact_text
 from studyhall.patterns.core.store import StoreUnavailable
-from studyhall.patterns.dead_letter.sweeper import (
+from studyhall.patterns.dead_letter import (
     AlreadyReplayed,
     ChildrenFirst,
     NotDeadLetter,
     NothingToReplay,
     ReplayRunning,
-    UnknownLetter,
+    UnknownDeadLetter,
 )
 from studyhall.patterns.idempotency import KeyReused
 from studyhall.patterns.saga import UnknownSaga
@@ -55,7 +55,7 @@ MEANINGS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str], 
     (ReplayRunning, 409, "replay-running"),
     ((RateLimited, ResourceBusy), 503, "busy"),
     (QueueUnavailable, 503, "queue-unavailable"),
-    ((UnknownDocument, NoSuchJob, UnknownLetter, UnknownSaga), 404, "not-found"),
+    ((UnknownDocument, NoSuchJob, UnknownDeadLetter, UnknownSaga), 404, "not-found"),
     (CONFLICTS, 409, "conflict"),
     (KeyReused, 422, "key-reused"),
     (TooLarge, 413, "too-large"),
@@ -72,6 +72,7 @@ TITLES = {
     403: "Not allowed",
     404: "Not found",
     405: "Method not allowed",
+    408: "Too slow",
     409: "Not possible in this state",
     413: "Too large",
     415: "Unsupported type",

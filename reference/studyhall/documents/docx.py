@@ -2,17 +2,19 @@
 
 A 42 kB zip can unpack to gigabytes and a one-kilobyte XML to billions of entities. So every size is checked
 in the directory of the zip before anything is unpacked (zipfile never returns more than the directory says),
-and the XML is read as a stream by a parser that refuses DTDs.
+and the XML is read as a stream by a parser that refuses DTDs. Expat before 2.6 reads an unfinished token from its
+beginning with every chunk, which takes hours for one huge start tag: tokens have a limit before it sees them.
 """
 
 from __future__ import annotations
 
 import posixpath
+import re
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import IO, BinaryIO, ClassVar
 from xml.etree.ElementTree import Element, ParseError
 
 from defusedxml import DefusedXmlException
@@ -27,6 +29,7 @@ __all__ = ["read"]
 MAX_ENTRIES = 5_000
 MAX_UNPACKED = 300 * 1024 * 1024
 MAX_XML = 64 * 1024 * 1024
+MAX_TOKEN = 1024 * 1024  # of a tag, a comment or a stretch of text; Word's longest are a few kilobytes
 MAX_RATIO = 200  # real Word XML packs 5 to 20 times; a run of zeros packs 1,000 times
 RATIO_FROM = 1024 * 1024  # below this the ratio says nothing
 BROKEN = (
@@ -184,7 +187,59 @@ def _events(archive: zipfile.ZipFile, part: str) -> Iterator[tuple[str, Element]
     if archive.getinfo(part).file_size > MAX_XML:
         raise TooLarge("The Word document holds too much text to read at once. Split it into parts.")
     with archive.open(part) as stream:
-        yield from iterparse(stream, events=("start", "end"), forbid_dtd=True)
+        yield from iterparse(_ShortTokens(stream), events=("start", "end"), forbid_dtd=True)
+
+
+class _ShortTokens:
+    """Hands the XML on to the parser as long as no token is longer than the limit.
+
+    A tag has no `<` inside, so it is shorter than the way from one `<` to the next. Comments and instructions may
+    have any, so they are followed to their end. CDATA is followed too, for what looks like a comment in there.
+    """
+
+    OPENS = re.compile(rb"<!--|<\?|<!\[CDATA\[")
+    CLOSES: ClassVar = {b"<!--": b"-->", b"<?": b"?>", b"<![CDATA[": b"]]>"}
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._gap = 0  # since the last `<`
+        self._unread = b""  # may be the beginning of what opens or closes something
+        self._closing = b""
+        self._inside = 0  # bytes of the comment or instruction that is open
+        self._first = True
+
+    def read(self, size: int = -1) -> bytes:
+        chunk = self._stream.read(size)
+        if self._first and (b"\0" in chunk[:4] or chunk[:2] in (b"\xff\xfe", b"\xfe\xff")):
+            raise Corrupt(DAMAGED)  # UTF-16: Word writes UTF-8, and only there is the byte `<` always a `<`
+        self._first = False
+        before, *gaps = map(len, chunk.split(b"<"))
+        self._check(max(self._gap + before, *gaps, 0))
+        self._gap = gaps[-1] if gaps else self._gap + before
+        self._follow(self._unread + chunk)
+        self._check(self._inside)
+        return chunk
+
+    def _follow(self, data: bytes) -> None:
+        at, began = 0, 0 if self._closing else len(data)
+        while True:
+            if self._closing:
+                end = data.find(self._closing, at)
+                if end < 0:
+                    break
+                at, self._closing, self._inside, began = end + len(self._closing), b"", 0, len(data)
+            elif found := self.OPENS.search(data, at):
+                self._closing, at = self.CLOSES[found[0]], found.end()
+                began = at
+            else:
+                break
+        if self._closing != b"]]>":
+            self._inside += len(data) - began
+        self._unread = data[max(at, len(data) - 8) :]
+
+    def _check(self, length: int) -> None:
+        if length > MAX_TOKEN:
+            raise Corrupt(DAMAGED)
 
 
 def _local(element: Element) -> str:

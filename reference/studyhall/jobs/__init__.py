@@ -5,6 +5,7 @@ from __future__ import annotations
 from studyhall.patterns.core.job import Deadline
 from studyhall.patterns.flow import OnFailure, chain
 from studyhall.patterns.producer import JobRequest
+from studyhall.patterns.rate_limit import named_tenant
 from studyhall.patterns.retry import AI, DOCUMENTS
 from studyhall.patterns.typed_jobs import JobTypes
 
@@ -13,8 +14,8 @@ from . import (
     connection_explanations,
     document_processing,
     graph_generation,
+    maintenance,
     quiz_creation,
-    upkeep,
 )
 
 __all__ = ["job_types", "study_flow"]
@@ -57,15 +58,22 @@ def job_types() -> JobTypes:
         deadline=Deadline(180, growth=2, longest=600),
     )
     jobs.register(
-        name="study-reminder", payload=upkeep.Remind, handler=upkeep.study_reminder, queue="reminders"
+        name="study-reminder",
+        payload=maintenance.Remind,
+        handler=maintenance.study_reminder,
+        queue="reminders",
     )
     for name, handler, limit in (
-        ("nightly-cleanup", upkeep.nightly_cleanup, 600),
-        ("reconcile-documents", upkeep.reconcile_documents, 300),
-        ("evaluate-health", upkeep.evaluate_health, 30),
+        ("nightly-cleanup", maintenance.nightly_cleanup, 600),
+        ("reconcile-documents", maintenance.reconcile_documents, 300),
+        ("evaluate-health", maintenance.evaluate_health, 30),
     ):
         jobs.register(
-            name=name, payload=upkeep.Nothing, handler=handler, queue="upkeep", deadline=Deadline(limit)
+            name=name,
+            payload=maintenance.Nothing,
+            handler=handler,
+            queue="maintenance",
+            deadline=Deadline(limit),
         )
     jobs.register(
         name="answer-question",
@@ -83,7 +91,7 @@ STAGES = ("document-processing", "graph-generation", "quiz-creation", "connectio
 
 def study_flow(document_id: str, owner: str) -> JobRequest:
     """extract -> graph -> quiz -> explanations: each waits for the one before, all are added or none."""
-    payload = {"document_id": document_id, "owner": owner}
+    payload = {"document_id": document_id, "owner": named_tenant(owner)}
     # A stage that failed for good keeps the later ones waiting: replayed from the dead letters, it goes on there.
     steps = [JobRequest(name, payload, key=document_id, on_failure=OnFailure.WAIT) for name in STAGES]
     return chain(*steps)

@@ -31,15 +31,17 @@ async def process_document(ctx: JobContext, payload: ProcessDocument) -> Done:
         raise UnknownDocument(str(UnknownDocument.__doc__))
 
     await ctx.progress("parsing", 10, "finding out what kind of file this is")
+    limit = ctx.remaining()  # before the wait for a process, which is not charged
     try:
-        extracted: Extracted = await services.pool.run(
-            extract,
-            await services.upload(found),
-            services.max_document_bytes,
-            # A second less than the job has: the pool can then say what happened before it is cut off itself.
-            timeout=max(0.1, ctx.remaining() - 1),
-            memory_limit=MEMORY,
-        )
+        async with services.shares.of(payload.owner):
+            extracted: Extracted = await services.pool.run(
+                extract,
+                await services.upload(found),
+                services.max_document_bytes,
+                # A second less than the job has: the pool can then say what happened before it is cut off itself.
+                timeout=max(0.1, limit - 1),
+                memory_limit=MEMORY,
+            )
     except DocumentRejected as refusal:
         # Not in `save`: that is for jobs that end well. Telling the owner twice does no harm.
         await _tell_owner(ctx, payload, refusal.code, str(refusal))
@@ -47,7 +49,7 @@ async def process_document(ctx: JobContext, payload: ProcessDocument) -> Done:
     except (ProcessDied, DeadlineExceeded):
         if ctx.attempt >= ctx.attempts:
             await _tell_owner(
-                ctx, payload, "unreadable", "This file stops our reader. Save it anew and upload that."
+                ctx, payload, "unreadable", "This file stops our reader. Save it again and upload that."
             )
         raise
 

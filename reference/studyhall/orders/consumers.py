@@ -9,8 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from studyhall.orders.db import analytics, feed_entries, notifications, payouts
 from studyhall.orders.events import OrderCancelled, OrderConfirmed, types
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.event_bus import Handler
-from studyhall.patterns.event_schema import Event
 from studyhall.patterns.inbox import Effect, consumer
 
 __all__ = ["GROUPS", "handler", "inbox_name"]

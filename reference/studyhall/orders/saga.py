@@ -6,20 +6,20 @@ import time
 from typing import Any
 
 from sqlalchemy import delete, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from studyhall.patterns import outbox
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.job import RetryPolicy
-from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step, StepContext
+from studyhall.patterns.saga import DbStep, Saga, SagaStep, StepContext
 
 from .db import orders, packs, seat_reservations
 from .events import SOURCE, OrderCancelled, OrderConfirmed, types
 from .payments import Payments
-from .service import SAGA
 
-__all__ = ["SoldOut", "buy_pack", "order_taker"]
+__all__ = ["SAGA", "SoldOut", "buy_pack"]
 
+SAGA = "buy-study-pack"
 CHARGE = RetryPolicy(base=0.5, cap=30, attempts=5, max_age=900)
 REFUND = RetryPolicy(base=0.5, cap=60, attempts=20)
 
@@ -28,26 +28,24 @@ class SoldOut(Permanent):
     """There are not enough free seats in this pack."""
 
 
-def order_taker(engine: AsyncEngine) -> SagaRunner:
-    """For processes that take orders and leave the driving to the relay: no payment provider needed."""
-    return SagaRunner(engine, buy_pack(None))
-
-
 def buy_pack(
-    payments: Payments | None,
+    payments: Payments | None = None,
     *,
     deadline: float = 15.0,
     charge: RetryPolicy = CHARGE,
     refund: RetryPolicy = REFUND,
 ) -> Saga:
-    """`deadline` covers looking a charge up and making it: more than twice the client's time limit."""
+    """Without `payments` it can be started, not driven.
+
+    `deadline` covers looking a charge up and making it: more than twice the client's time limit.
+    """
     money = _Money(payments)
     return Saga(
         SAGA,
         steps=[
             DbStep("place-order", undo=cancel),  # done by service.place_order
             DbStep("reserve-seats", do=reserve, undo=release),
-            Step(
+            SagaStep(
                 "charge",
                 do=money.charge,
                 undo=money.refund,

@@ -8,7 +8,7 @@ other jobs of its flow are cancelled with it: what waits for it could never run.
 
 How it ends in BullMQ: completed, with the result `{"cancelled": reason}` (`cancelled(result)` tells). Not
 failed: a failed job is swept into the dead letters, raises alerts, is retried by "retry all", and keeps the
-parents of its flow waiting for ever. Its log line and metrics say `cancelled`.
+parents of its flow waiting forever. Its log line and metrics say `cancelled`.
 
 When it does NOT hold
 - Effects outside the database that happened before: undo them in `except asyncio.CancelledError` of the

@@ -6,7 +6,7 @@ even by a run that was frozen, taken over by another one and then woke up: every
 and a save with a lower one than the latest is refused (`Overtaken`).
 
 It does not hold for effects outside the database that happen between two checkpoints: give those a provider
-idempotency key per batch. A job that is enqueued anew under its old key, instead of replayed, starts from the
+idempotency key per batch. A job that is enqueued again under its old key, instead of replayed, starts from the
 beginning.
 """
 
@@ -17,14 +17,12 @@ import time
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, Float, Table, Text, delete
-from sqlalchemy.dialects.postgresql import insert as pg_insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from .core.errors import Permanent, Transient
 from .core.execution import CallNext, JobContext, Step, needs
 from .core.job import Save
-from .core.store import begin, metadata
+from .core.store import begin, insert, metadata
 
 __all__ = [
     "CheckpointTooLarge",
@@ -123,10 +121,9 @@ async def _write(tx: AsyncConnection, key: str, fence: int, text: str | None) ->
 
 
 def _upsert(tx: AsyncConnection, key: str, fence: int, **state: str | None) -> Any:
-    insert = pg_insert if tx.dialect.name == "postgresql" else sqlite_insert
     values = {"fence": fence, "saved_at": time.time(), **state}
     return (
-        insert(checkpoints)
+        insert(tx, checkpoints)
         .values(key=key, **values)
         .on_conflict_do_update(index_elements=["key"], set_=values, where=checkpoints.c.fence <= fence)
     )

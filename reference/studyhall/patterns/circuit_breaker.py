@@ -5,7 +5,7 @@
 
 Promise: while it is open no call is made, by any process. Then exactly one caller probes; a probe whose process
 dies or freezes frees its place after `lease` seconds. A refused caller gets `BreakerOpen`, a `ResourceBusy` with
-`retry_after`: its job waits and spends no attempt. Calls that were under way when it opened cannot be called
+`retry_after`: its job waits and consumes no attempt. Calls that were under way when it opened cannot be called
 back, so the dead provider sees at most `failures` plus those, and later results of theirs count for nothing.
 
 What counts: every exception but the ones below, and a call of more than `slow` seconds, also one that a deadline
@@ -134,12 +134,12 @@ class CircuitBreaker:
         token, began = uuid.uuid4().hex, time.monotonic()
         try:
             async with _bounded():
-                said, number = await self._ask(keys=[self._key], args=[token, int(self._lease * 1000)])
+                state, number = await self._ask(keys=[self._key], args=[token, int(self._lease * 1000)])
         except (RedisError, OSError) as error:
             if self._on_outage == "refuse":
                 raise BreakerOpen(f"{self.name}: its breaker cannot be asked", retry_after=1.0) from error
             return _Pass("", -1, began)
-        match said:
+        match state:
             case "closed":
                 return _Pass(token, int(number), began)
             case "probe":
@@ -147,7 +147,7 @@ class CircuitBreaker:
                 self._probing.add(token)
                 return _Pass(token, int(number), began, asyncio.create_task(self._keep(token)))
         raise BreakerOpen(
-            f"{self.name} is {said}: {BreakerOpen.__doc__}", retry_after=max(int(number), 100) / 1000
+            f"{self.name} is {state}: {BreakerOpen.__doc__}", retry_after=max(int(number), 100) / 1000
         )
 
     async def _leave(self, leave: _Pass, verdict: Verdict) -> None:
@@ -170,7 +170,7 @@ class CircuitBreaker:
     async def _keep(self, token: str) -> None:
         """Renew a probe's lease as long as its call runs."""
         # Not `while True`: a cancellation that hits a command in the middle can get lost in the client, and the
-        # loop of a program that wants to end would wait for this task for ever.
+        # loop of a program that wants to end would wait for this task forever.
         while token in self._probing:
             await asyncio.sleep(self._lease / 3)
             with contextlib.suppress(RedisError, OSError):

@@ -57,7 +57,7 @@ InUse = Callable[[Sequence[str]], Awaitable[Collection[str]]]  # given reference
 
 
 class PayloadTooLarge(Permanent):
-    """The payload does not belong into the queue. Store it with `Blobs.put` and send the claim instead."""
+    """The payload does not belong in the queue. Store it with `Blobs.put` and send the claim instead."""
 
 
 class BlobTooLarge(Permanent):
@@ -69,7 +69,7 @@ class BlobMissing(Permanent):
 
 
 class BlobDamaged(Permanent):
-    """The blob is not what was stored: its size or its SHA-256 differs. Store it anew."""
+    """The blob is not what was stored: its size or its SHA-256 differs. Store it again."""
 
 
 class Claim(BaseModel):
@@ -156,7 +156,7 @@ class Blobs:
     def _verified(self, claim: Claim) -> Path:
         parts = claim.ref.split("/")
         if len(parts) != 3 or not all(_NAME.fullmatch(part) for part in parts):
-            raise BlobMissing(f"{claim.ref!r} is no reference of ours. {BlobMissing.__doc__}")
+            raise BlobMissing(f"{claim.ref!r} is not a reference of ours. {BlobMissing.__doc__}")
         path = self._folder.joinpath(*parts)
         try:
             if path.stat().st_size != claim.size or _digest(path) != claim.sha256:
@@ -180,7 +180,7 @@ class Blobs:
 
 def needed_by_jobs(redis: Redis, *others: InUse, prefix: str = "bull") -> InUse:
     """For blobs owned by jobs (kind: the queue): the job is in Redis, or one of `others` needs it, asked after Redis,
-    the way jobs go: `dead_letter.needed_by_letters(store)`."""
+    the way jobs go: `dead_letter.needed_by_dead_letters(store)`."""
 
     async def in_use(refs: Sequence[str]) -> set[str]:
         owners = {ref: (ref.split("/")[0], ref.split("/")[1]) for ref in refs}

@@ -2,7 +2,8 @@
 
 Promise: when the limit passes, the coroutine is cancelled and has ended before `DeadlineExceeded` is raised;
 what it had finished travels on the error; the next attempt may get a longer limit. Processes started with
-`owned_process` are killed with their whole group, and so are the children of `isolation.SubprocessPool`.
+`owned_process` are killed with their whole group, and so are the children of `isolation.SubprocessPool`. Time in
+`uncharged` does not count: waiting for a turn behind somebody else's work is not this work being slow.
 
 Does not hold for code that blocks the event loop or runs in a thread (neither can be cancelled: use
 `isolation`), nor for a coroutine that swallows CancelledError. That one gets `grace` seconds, then it is
@@ -19,34 +20,63 @@ import math
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 
-from .core.errors import Transient
+from .core.errors import DeadlineExceeded, Transient
 from .core.execution import CallNext, JobContext, Step
 from .core.job import Deadline
 
-__all__ = ["Deadline", "DeadlineExceeded", "owned_process", "remaining", "run_within", "within_deadline"]
+__all__ = [
+    "Deadline",
+    "DeadlineExceeded",
+    "owned_process",
+    "remaining",
+    "run_within",
+    "uncharged",
+    "within_deadline",
+]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-_ends_at: ContextVar[float] = ContextVar("deadline_ends_at", default=math.inf)
 _abandoned: set[asyncio.Task[Any]] = set()  # the loop holds tasks weakly; an abandoned one must stay visible
 _LAST_CALL = 0.05
 
 
-class DeadlineExceeded(Transient):
-    """The work ran into its time limit. Raise it, let it grow per attempt, or checkpoint smaller steps."""
+class _Limit:
+    """When one `run_within` ends, and the timer that ends it."""
 
-    def __init__(
-        self, message: str, *, limit: float = 0.0, partial: Any = None, abandoned: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.limit = limit
-        self.partial = partial
-        self.abandoned = abandoned
+    at_end: Callable[[], None]
+
+    def __init__(self, ends_at: float, outer: _Limit | None) -> None:
+        self.ends_at, self.outer = ends_at, outer
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._waits, self._paused_at = 0, 0.0
+
+    def start(self) -> None:
+        self._timer = self._loop.call_at(self.ends_at, self.at_end)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def pause(self) -> None:
+        if not self._waits:
+            self._paused_at = self._loop.time()
+            self.stop()
+        self._waits += 1
+
+    def resume(self) -> None:
+        self._waits -= 1
+        if not self._waits:
+            self.ends_at += self._loop.time() - self._paused_at
+            self.start()
+
+
+_innermost: ContextVar[_Limit | None] = ContextVar("deadline", default=None)
 
 
 async def run_within(
@@ -63,9 +93,10 @@ async def run_within(
     """
     loop = asyncio.get_running_loop()
     label = name or str(getattr(work, "__qualname__", work))
-    ends_at = min(loop.time() + seconds, _ends_at.get())
+    outer = _innermost.get()
+    limit = _Limit(min(loop.time() + seconds, outer.ends_at if outer else math.inf), outer)
     context = copy_context()
-    context.run(_ends_at.set, ends_at)
+    context.run(_innermost.set, limit)
     task: asyncio.Task[T] = loop.create_task(_call(work, args), name=label, context=context)
     ended: asyncio.Future[None] = loop.create_future()
 
@@ -74,14 +105,15 @@ async def run_within(
             ended.set_result(None)
 
     task.add_done_callback(end)
-    timer = loop.call_at(ends_at, end)
+    limit.at_end = end
+    limit.start()
     try:
         await ended  # what asyncio.wait does, at half its cost: every job passes here
     except asyncio.CancelledError as why:
         await _stop(task, grace, label, *why.args[:1])  # the work learns why: see `cancel.stop_reason`
         raise
     finally:
-        timer.cancel()
+        limit.stop()
     if task.done():
         return task.result()
     stopped = await _stop(task, grace, label)
@@ -111,8 +143,24 @@ def within_deadline(default: float = 60.0, *, grace: float = 5.0) -> Step:
 
 def remaining() -> float:
     """Seconds left in the innermost `run_within` around the caller; infinite outside of one."""
-    ends_at = _ends_at.get()
-    return math.inf if ends_at == math.inf else max(ends_at - asyncio.get_running_loop().time(), 0.0)
+    limit = _innermost.get()
+    return max(limit.ends_at - asyncio.get_running_loop().time(), 0.0) if limit else math.inf
+
+
+@contextlib.contextmanager
+def uncharged() -> Iterator[None]:
+    """Time spent in this block is added to every limit around the caller; something else has to bound it."""
+    limit, paused = _innermost.get(), list[_Limit]()
+    while limit is not None:
+        paused.append(limit)
+        limit = limit.outer
+    for limit in paused:
+        limit.pause()
+    try:
+        yield
+    finally:
+        for limit in paused:
+            limit.resume()
 
 
 @contextlib.asynccontextmanager

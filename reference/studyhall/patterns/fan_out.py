@@ -20,13 +20,11 @@ from typing import Any
 from bullmq import Queue
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from .event_bus import BrokerUnavailable
-from .event_schema import Event, UnknownEventType
+from .core.event import BrokerUnavailable, Event, UnknownEventType
 from .job_ids import job_id
 from .outbox import add
-from .outbox.relay import Relay
 
 __all__ = ["FanOut", "QueuePublisher", "destination_of", "event_job"]
 
@@ -65,12 +63,12 @@ class FanOut:
             raise UnknownEventType(f"{event.name!r} has no queues: add a route, or publish it on the bus")
         return await add(tx, event, to=[destination_of(queue) for queue in queues])
 
-    def relays(self, engine: AsyncEngine, open_queue: Callable[[str], Queue], **options: Any) -> list[Relay]:
-        """One relay per queue; run them side by side, here or in several processes."""
-        return [
-            Relay(engine, QueuePublisher(open_queue(name)), destination=destination_of(name), **options)
-            for name in self.queues
-        ]
+    def publishers(self, open_queue: Callable[[str], Queue]) -> dict[str, QueuePublisher]:
+        """By destination: make each of them an outbox `Relay`, here or in several processes.
+
+        [Relay(store, publisher, destination=to) for to, publisher in fan_out.publishers(open_queue).items()]
+        """
+        return {destination_of(name): QueuePublisher(open_queue(name)) for name in self.queues}
 
 
 class QueuePublisher:

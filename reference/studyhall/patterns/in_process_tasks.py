@@ -6,7 +6,7 @@ waits for them on shutdown, then cancels what is left and says which. For work t
 `asyncio.TaskGroup`, which ends before the request does.
 
 It does NOT survive the process. kill -9, a crash or a deploy ends the work without a trace: what must happen
-belongs into a queue. In-process is right for what nobody misses: warming a cache, a metric, telling listeners;
+belongs in a queue. In-process is right for what nobody misses: warming a cache, a metric, telling listeners;
 or for work whose rest stays visible elsewhere, such as replaying dead letters one by one.
 """
 

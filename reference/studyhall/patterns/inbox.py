@@ -11,37 +11,34 @@ e-mail) needs the receiver's idempotency key; make it from the event's id.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from .event_schema import Event, EventTypes
+from .core.event import Event, Handler
 from .idempotency import Inbox, fingerprint
 
-__all__ = ["Effect", "consumer", "event_fingerprint", "handle_once"]
+__all__ = ["Effect", "consumer", "handle_once"]
 
 Effect = Callable[[AsyncConnection, Event], Awaitable[Any]]
 
 
-async def handle_once(engine: AsyncEngine, consumer: str, event: Event, effect: Effect) -> Any:
+class Reads(Protocol):
+    """What is needed of `event_schema.EventTypes`."""
+
+    def read(self, event: Event) -> object: ...
+
+
+async def handle_once(store: AsyncEngine, consumer: str, event: Event, effect: Effect) -> Any:
     """Run `effect(tx, event)` unless this consumer had the event before; returns the first run's result."""
-    return await Inbox(engine, consumer).once(
-        event.id, event_fingerprint(event), lambda tx: effect(tx, event)
-    )
+    return await Inbox(store, consumer).once(event.id, fingerprint(event.fact), lambda tx: effect(tx, event))
 
 
-def consumer(
-    engine: AsyncEngine, name: str, types: EventTypes, effect: Effect
-) -> Callable[[Event], Awaitable[None]]:
+def consumer(store: AsyncEngine, name: str, types: Reads, effect: Effect) -> Handler:
     """A handler for `EventBus.consume`: checks the event against the registry, then applies it once."""
 
     async def handle(event: Event) -> None:
         types.read(event)  # raises InvalidEvent: the bus quarantines it instead of retrying
-        await handle_once(engine, name, event, effect)
+        await handle_once(store, name, event, effect)
 
     return handle
-
-
-def event_fingerprint(event: Event) -> str:
-    """The fact itself. Time and trace may differ between copies that a retrying producer made."""
-    return fingerprint([event.type, event.subject, event.data])

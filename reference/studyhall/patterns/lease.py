@@ -31,11 +31,10 @@ from uuid import uuid4
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from sqlalchemy import BigInteger, Column, String, Table
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from .core.errors import Permanent, ResourceBusy
-from .core.store import metadata
+from .core.store import insert, metadata
 
 __all__ = ["Held", "Lease", "LeaseLost", "LeaseTaken", "StaleFence", "check_fence", "fences"]
 
@@ -176,8 +175,7 @@ class Lease:
 async def check_fence(tx: AsyncConnection, name: str, fence: int) -> None:
     """Refuse the transaction unless no later holder has written. Call it first, in the write's transaction:
     it locks the row, so that of two holders the later number wins whatever their order of arrival."""
-    insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
-    claim = insert(fences).values(name=name, fence=fence)
+    claim = insert(tx, fences).values(name=name, fence=fence)
     claim = claim.on_conflict_do_update(
         index_elements=["name"], set_={"fence": claim.excluded.fence}, where=fences.c.fence <= fence
     )

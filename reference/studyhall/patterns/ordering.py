@@ -5,7 +5,7 @@ also when a broker delivers failed ones again, in whatever order they come back;
 run at once.
 
 How it works over redelivery: when an item fails, everything behind it in its lane is refused (`OutOfTurn`,
-which spends no attempt) and remembered in order. Until the failed one has come back and succeeded, the lane
+which consumes no attempt) and remembered in order. Until the failed one has come back and succeeded, the lane
 takes only the item it is owed next. Tell it when an item will not come back (`give_up`, after quarantine).
 
 When it does NOT hold

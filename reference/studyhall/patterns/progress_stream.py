@@ -7,7 +7,7 @@ are held once, in a ring of `memory` entries, and a client too slow for it reads
 100 ms instead costs each client ten requests a second and misses what happens in between.
 
 When it does NOT hold: BullMQ keeps about 10,000 events per queue. A client that was away for longer, or a Redis
-that lost its data, gets a `gap` event: load the state anew, then go on. Progress is thinned before it gets here
+that lost its data, gets a `gap` event: load the state again, then go on. Progress is thinned before it gets here
 (see `progress`). Fields may hold results and reasons: pass on only what that client may see.
 """
 
@@ -28,7 +28,7 @@ from redis.exceptions import RedisError
 
 from .core.connections import blocking_client
 
-__all__ = ["GAP", "IDLE", "Event", "ProgressStream", "sse"]
+__all__ = ["GAP", "IDLE", "JobEvent", "ProgressStream", "sse"]
 
 log = logging.getLogger("progress_stream")
 BLOCK = 2_000  # ms that one read waits for news
@@ -42,7 +42,7 @@ START: Position = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class JobEvent:
     """`name` is BullMQ's (added, active, progress, completed, failed, …), or GAP, or IDLE: nothing new."""
 
     queue: str
@@ -73,7 +73,7 @@ class ProgressStream:
         self.queues = tuple(sorted(queues))
         self._prefix = prefix
         self._client: Redis = blocking_client(url)
-        self._ring: deque[Event] = deque(maxlen=memory)
+        self._ring: deque[JobEvent] = deque(maxlen=memory)
         self._read = 0  # events ever put into the ring; the ring ends there
         self._at: Cursor = {}
         self._news = asyncio.Condition()
@@ -103,7 +103,7 @@ class ProgressStream:
 
     async def events(
         self, last_id: str | None = None, *, queues: Iterable[str] | None = None, idle: float = 15.0
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncIterator[JobEvent]:
         """What came after `last_id`, or comes from now on. IDLE after so many quiet seconds: a heartbeat."""
         wanted = self.queues if queues is None else tuple(q for q in self.queues if q in set(queues))
         await self.ready()
@@ -131,7 +131,7 @@ class ProgressStream:
                 if event.queue in wanted:
                     yield _pointing(event, seen, wanted)
             if not batch and not await self._news_after(number, idle):
-                yield _pointing(Event("", IDLE), seen, wanted)
+                yield _pointing(JobEvent("", IDLE), seen, wanted)
 
     @contextlib.contextmanager
     def ending(self, queue: str, job_id: str) -> Iterator[asyncio.Event]:
@@ -152,15 +152,15 @@ class ProgressStream:
                 return True
         return False
 
-    async def _catch_up(self, since: Cursor, until: Cursor, wanted: Iterable[str]) -> AsyncIterator[Event]:
+    async def _catch_up(self, since: Cursor, until: Cursor, wanted: Iterable[str]) -> AsyncIterator[JobEvent]:
         """What Redis holds after `since`, up to `until`; what it no longer holds is told as a gap."""
         self.catch_ups += 1
         cursor = {**until, **since}
-        pages: dict[str, deque[Event]] = {queue: deque() for queue in wanted if queue in since}
+        pages: dict[str, deque[JobEvent]] = {queue: deque() for queue in wanted if queue in since}
         for queue in pages:
             if await self._lost(queue, since[queue]):
                 cursor[queue] = START
-                yield _pointing(Event(queue, GAP), cursor, wanted)
+                yield _pointing(JobEvent(queue, GAP), cursor, wanted)
         unread = set(pages)
         while True:
             for queue in sorted(unread):  # a page of each, so that the oldest of all can be told first
@@ -204,9 +204,9 @@ class ProgressStream:
         ]
         if not fresh:
             # A Redis that came back empty, or whose clock was set back, may never reach our positions again.
-            fresh = [Event(q, GAP) for q, at in self._at.items() if at > await self._last(q)]
+            fresh = [JobEvent(q, GAP) for q, at in self._at.items() if at > await self._last(q)]
         async with self._news:
-            for event in sorted(fresh, key=lambda one: one.position):
+            for event in sorted(fresh, key=lambda event: event.position):
                 self._at[event.queue] = event.position
                 self._ring.append(event)
                 self._read += 1
@@ -225,11 +225,11 @@ def sse(event: str, data: object, ident: str = "") -> str:
     return f"{head}event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n"
 
 
-def _event(queue: str, position: Position, fields: Mapping[str, str]) -> Event:
-    return Event(queue, fields.get("event", ""), fields.get("jobId", ""), fields, position)
+def _event(queue: str, position: Position, fields: Mapping[str, str]) -> JobEvent:
+    return JobEvent(queue, fields.get("event", ""), fields.get("jobId", ""), fields, position)
 
 
-def _pointing(event: Event, cursor: Cursor, wanted: Iterable[str]) -> Event:
+def _pointing(event: JobEvent, cursor: Cursor, wanted: Iterable[str]) -> JobEvent:
     return replace(event, cursor=",".join(f"{queue}:{_text(cursor.get(queue, START))}" for queue in wanted))
 
 

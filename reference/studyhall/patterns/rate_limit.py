@@ -23,7 +23,7 @@ When they do not hold
   `2 * max - 1` starts within less than `per`. With it there are no bursts: an idle queue starts one job, then waits.
 - It is starts that are counted, at the moment Redis hands a job out, not the calls that a job makes later.
 - A turn that nobody takes (cancelled, or booked and not added) is lost, one place long. A run that crashed pays again.
-- Redis away: `on_outage="wait"` sends the job back for a second, unspent; "allow" lets it go unlimited.
+- Redis away: `on_outage="wait"` sends the job back for a second and consumes no attempt; "allow" lets it go unlimited.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class UnknownTenant(Permanent):
 
 
 class TenantOverBudget(Snooze):
-    """Not an error: the tenant's budget is spent for now, and this job's turn comes after `delay` seconds."""
+    """Not an error: the tenant's budget is used up for now, and this job's turn comes after `delay` seconds."""
 
 
 def queue_limit(most: int, *, per: float, evenly: bool = False) -> dict[str, int]:
@@ -87,9 +87,8 @@ def named_tenant(tenant: object, known: Container[str] | None = None) -> str:
             f"the tenant is {'empty' if tenant in ('', None) else 'no name'}. {UnknownTenant.__doc__}"
         )
     if known is not None and tenant not in known:
-        raise UnknownTenant(
-            f"no such tenant. {UnknownTenant.__doc__}"
-        )  # the name itself stays out of the logs
+        # The name itself stays out of the logs.
+        raise UnknownTenant(f"no such tenant. {UnknownTenant.__doc__}")
     return tenant
 
 
@@ -154,7 +153,7 @@ class TenantLimit:
         self._each, self._total, self._horizon = each, total, horizon
         self._tenant_of, self._jobs, self._known = tenant_of, jobs, known
         self._on_outage, self._name = on_outage, name
-        self._redis, self._script = redis, redis.register_script(_TURN)
+        self._redis, self._script = redis, redis.register_script(_TAKE_TURN)
 
     async def take(self, run: JobContext) -> None:
         """Take the token of this job's tenant, or raise `TenantOverBudget` with the time of its turn."""
@@ -166,7 +165,7 @@ class TenantLimit:
             raise UnknownTenant(f"{type(error).__name__}. {UnknownTenant.__doc__}") from None
         wait = await self.turn(named_tenant(tenant, self._known), f"{run.queue}/{run.job_id}")
         if wait > 0:
-            raise TenantOverBudget(wait, f"the tenant's budget is spent; its turn is in {wait:.1f} s")
+            raise TenantOverBudget(wait, f"the tenant's budget is used up; its turn is in {wait:.1f} s")
 
     async def turn(self, tenant: str, job: str) -> float:
         """0: go, the token is yours. Else the seconds until the turn that is now kept for this job."""
@@ -201,7 +200,10 @@ class TenantLimit:
         except (RedisError, OSError):
             return list(requests)
         waits = [self._seconds(*turn) for turn in turns]
-        return [replace(one, delay=max(one.delay, wait)) for one, wait in zip(requests, waits, strict=True)]
+        return [
+            replace(request, delay=max(request.delay, wait))
+            for request, wait in zip(requests, waits, strict=True)
+        ]
 
     def _ask(self, tenant: str, job: str, how: str = "") -> dict[str, Any]:
         # A digest: names are of any length, and many are e-mail addresses.
@@ -220,11 +222,13 @@ class TenantLimit:
 # Two lines, the tenant's and everybody's; a turn in the second is only given to a job whose first has come, or a
 # heavy tenant's backlog would fill it. A line is a hash {next, slip} and a sorted set job -> turn, in ms of the
 # server's clock. `next` is when the bucket will be full again (GCRA): taking a token moves it one interval on.
-_TURN = """
+# A job that was booked while there was a token has the score BOOKED + the time: larger than any time in ms (1e15 is in
+# the year 33658), so one set holds both kinds, and each kind is forgotten by its own age.
+_TAKE_TURN = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
 local job, horizon, book = ARGV[1], tonumber(ARGV[2]), ARGV[7] == 'book'
-local KEEP, PAID = 3600000, 1e15
+local KEEP, BOOKED = 3600000, 1e15
 
 local function turn(line, turns, interval, burst)
   if interval == 0 then return 1, 0 end
@@ -232,13 +236,13 @@ local function turn(line, turns, interval, burst)
   local LATE = math.min(2000, math.max(100, burst * interval))
   local state = redis.call('HMGET', line, 'next', 'slip')
   local slip = tonumber(state[2]) or 0
-  local mine = tonumber(redis.call('ZSCORE', turns, job) or nil)
-  if mine and mine >= PAID then -- booked while there was a token: it may come when it likes
+  local turn_at = tonumber(redis.call('ZSCORE', turns, job) or nil)
+  if turn_at and turn_at >= BOOKED then -- booked while there was a token: it may come when it likes
     if not book then redis.call('ZREM', turns, job) end
     return 1, 0
   end
-  if mine then
-    local late = now - mine - slip
+  if turn_at then
+    local late = now - turn_at - slip
     if book then return 1, math.max(math.ceil(-late), 0) end
     if late < -20 then return 1, math.ceil(-late) end
     if late > LATE then redis.call('HSET', line, 'slip', slip + late) end
@@ -246,17 +250,17 @@ local function turn(line, turns, interval, burst)
     return 1, 0
   end
   local next_free = math.max(tonumber(state[1]) or 0, now - slip)
-  mine = next_free - (burst - 1) * interval
-  local wait = mine + slip - now
+  turn_at = next_free - (burst - 1) * interval
+  local wait = turn_at + slip - now
   if wait > horizon then return 0, 0 end
   redis.call('HSET', line, 'next', next_free + interval, 'slip', slip)
   if wait > 0 then
-    redis.call('ZADD', turns, mine, job)
+    redis.call('ZADD', turns, turn_at, job)
   elseif book then
-    redis.call('ZADD', turns, PAID + now, job)
+    redis.call('ZADD', turns, BOOKED + now, job)
   end
   redis.call('ZREMRANGEBYSCORE', turns, '-inf', now - slip - KEEP)
-  redis.call('ZREMRANGEBYSCORE', turns, PAID, PAID + now - KEEP)
+  redis.call('ZREMRANGEBYSCORE', turns, BOOKED, BOOKED + now - KEEP)
   local life = math.ceil(math.max(next_free + interval + slip - now, 0)) + KEEP
   redis.call('PEXPIRE', line, life)
   redis.call('PEXPIRE', turns, life)

@@ -86,11 +86,11 @@ async def reconcile(
                 report.failed[key] = f"{type(error).__name__}: {error}"[:500]
 
     page: list[str] = []
-    async for one in expected:
-        if time.time() - one.since < grace:
+    async for item in expected:
+        if time.time() - item.since < grace:
             report.young += 1
             continue
-        page.append(one.key)
+        page.append(item.key)
         if len(page) >= batch:
             await compare(page)
             page = []

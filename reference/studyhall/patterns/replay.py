@@ -17,25 +17,26 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import delete, insert, select
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from .core.event import Event
 from .core.store import begin, read
-from .event_schema import Event
-from .idempotency import inbox
-from .inbox import Effect, event_fingerprint, handle_once
+from .idempotency import Inbox, fingerprint, inbox
 from .outbox import BUS, outbox
 
-__all__ = ["Replayed", "logged", "replay"]
+__all__ = ["ReplayReport", "logged", "replay"]
+
+Effect = Callable[[AsyncConnection, Event], Awaitable[Any]]
 
 
 @dataclass(slots=True)
-class Replayed:
+class ReplayReport:
     """What a replay did. `failed`: event id → reason; `held`: ids behind a failed one of the same subject."""
 
     read: int = 0
@@ -46,7 +47,7 @@ class Replayed:
 
 
 async def logged(
-    engine: AsyncEngine,
+    store: AsyncEngine,
     *,
     after: int = 0,
     until: int | None = None,
@@ -65,7 +66,7 @@ async def logged(
     chosen += [row.event_id.in_(ids)] if ids is not None else []
     while True:
         page = select(row.position, row.body).where(*chosen, row.position > after)
-        async with read(engine) as connection:
+        async with read(store) as connection:
             found = (await connection.execute(page.order_by(row.position).limit(batch))).all()
         for position, body in found:
             after = position
@@ -75,42 +76,47 @@ async def logged(
 
 
 async def replay(
-    engine: AsyncEngine, consumer: str, events: AsyncIterable[Event], effect: Effect, *, force: bool = False
-) -> Replayed:
+    store: AsyncEngine, consumer: str, events: AsyncIterable[Event], effect: Effect, *, force: bool = False
+) -> ReplayReport:
     """Hand the events to this consumer's effect, one transaction each. Can be repeated at will."""
-    report = Replayed()
+    report = ReplayReport()
     stuck: set[str] = set()
+    run = _again if force else _unless_done
     async for event in events:
         report.read += 1
         if event.subject in stuck:
             report.held.append(event.id)
             continue
-        ran = False
-
-        async def applied(tx: Any, event: Event) -> Any:
-            nonlocal ran
-            ran = True
-            return await effect(tx, event)
-
         try:
-            if force:
-                await _again(engine, consumer, event, applied)
-            else:
-                await handle_once(engine, consumer, event, applied)
+            applied = await run(store, consumer, event, effect)
         except Exception as error:
             stuck.add(event.subject)
             report.failed[event.id] = f"{type(error).__name__}: {error}"[:500]
         else:
-            report.applied += ran
-            report.skipped += not ran
+            report.applied += applied
+            report.skipped += not applied
     return report
 
 
-async def _again(engine: AsyncEngine, consumer: str, event: Event, effect: Effect) -> None:
-    mine = {"consumer": consumer, "key": event.id}
-    async with begin(engine) as tx:
-        await tx.execute(delete(inbox).filter_by(**mine))
-        marker = {**mine, "fingerprint": event_fingerprint(event), "result": "null", "at": time.time()}
-        await tx.execute(insert(inbox).values(marker))  # first: a live duplicate waits for our commit
+async def _unless_done(store: AsyncEngine, consumer: str, event: Event, effect: Effect) -> bool:
+    """Under the marker that `inbox.handle_once` would set; False: it is set already."""
+    applied = False
+
+    async def apply(tx: AsyncConnection) -> Any:
+        nonlocal applied
+        applied = True
+        return await effect(tx, event)
+
+    await Inbox(store, consumer).once(event.id, fingerprint(event.fact), apply)
+    return applied
+
+
+async def _again(store: AsyncEngine, consumer: str, event: Event, effect: Effect) -> bool:
+    marker = {"consumer": consumer, "key": event.id}
+    async with begin(store) as tx:
+        await tx.execute(delete(inbox).filter_by(**marker))
+        values = {**marker, "fingerprint": fingerprint(event.fact), "result": "null", "at": time.time()}
+        await tx.execute(insert(inbox).values(values))  # first: a live duplicate waits for our commit
         result = json.dumps(await effect(tx, event))
-        await tx.execute(inbox.update().filter_by(**mine).values(result=result))
+        await tx.execute(inbox.update().filter_by(**marker).values(result=result))
+    return True

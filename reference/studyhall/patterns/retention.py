@@ -1,9 +1,9 @@
 """How long everything is kept, in one place.
 
 Promise: finished jobs leave Redis by count and by age, failed ones as soon as the dead-letter sweep has them
-in the database (by age if no sweep runs), and the database forgets markers, letters and checkpoints after
+in the database (by age if no sweep runs), and the database forgets markers, dead letters and checkpoints after
 their time. Redis' memory is bounded by the rate of work, not by its history: by default BullMQ keeps every
-finished job for ever, kilobytes each for failed ones with their stack traces.
+finished job forever, kilobytes each for failed ones with their stack traces.
 
 Results that matter live in the database: whoever asks for a result after its job was evicted gets it from
 the idempotency marker (`Inbox.seen`), or from the rows that the job wrote.
@@ -37,7 +37,7 @@ class Retention:
     def __post_init__(self) -> None:
         if self.completed_count < 1 or min(self.completed_age, self.failed_age, self.letters_age) <= 0:
             raise ValueError("retention: keep at least one completed job, and everything for some time")
-        # A marker that is gone lets a late duplicate or a replayed letter do its work a second time.
+        # A marker that is gone lets a late duplicate or a replayed dead letter do its work a second time.
         longest = max(self.completed_age, self.failed_age) + self.letters_age
         for name in ("markers_age", "checkpoints_age"):
             if getattr(self, name) < longest:

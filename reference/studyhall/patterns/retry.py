@@ -3,7 +3,7 @@
 Promise: the class of the error decides, never its text. The delay after the nth failure is
 `random() * min(cap, base * 2**n)`, a Retry-After is never undercut, and waiting that is nobody's fault (rate
 limit, busy resource, snooze) consumes no attempt. All of it ends: attempts by `attempts`, waiting by `max_age` and
-`max_waits`. `RetryPolicy.surviving(seconds)` bridges an outage of one provider, `forever()` is for events.
+`max_waits`. `surviving(seconds)` bridges an outage of one provider, `forever()` is for events.
 The exception is `Unavailable`: an outage that hits every job alike consumes no attempt and no `max_age`, for
 otherwise it would empty the whole queue into the dead letters. Its delays grow to `OUTAGE_CAP`.
 
@@ -14,6 +14,7 @@ concurrency too.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Iterator
@@ -41,18 +42,35 @@ __all__ = [
     "Outcome",
     "RetryPolicy",
     "decide",
+    "forever",
     "full_jitter",
     "parse_retry_after",
+    "surviving",
 ]
 
 SHORTEST_WAIT = 0.1  # "Retry-After: 0" consumes no attempt: without a floor it would be a hot loop
 OUTAGE_CAP = 60.0  # longest delay of a job that met an outage: the last one runs so long after its end
+NEVER = 1_000_000_000  # attempts that nothing makes; a number, because BullMQ stores it as one
 _system_random = random.Random()
 
 
 DEFAULT = RetryPolicy()
 DOCUMENTS = RetryPolicy(base=1, cap=30, attempts=5)  # local work: come back soon
 AI = RetryPolicy(base=5, cap=300, attempts=3)  # a call costs money, and a provider's incident lasts minutes
+
+
+def surviving(seconds: float, *, base: float = 1.0, cap: float = 60.0) -> RetryPolicy:
+    """Bridges an outage of that long at the worst draw of every pause, with as few attempts as do."""
+    floor, attempts, pause, left = 0.5, 1, base, seconds
+    while left > 0 and pause < cap:
+        left, pause, attempts = left - floor * pause, 2 * pause, attempts + 1
+    attempts += max(0, math.ceil(left / (floor * cap)))
+    return RetryPolicy(base, cap, attempts, max(DAY, 2 * seconds), floor)
+
+
+def forever(*, base: float = 1.0, cap: float = 300.0) -> RetryPolicy:
+    """Never gives up: for events, which nobody sends again. A permanent error still ends it."""
+    return RetryPolicy(base, cap, NEVER, math.inf, 0.5)
 
 
 def full_jitter(policy: RetryPolicy, attempt: int, rng: random.Random = _system_random) -> float:

@@ -56,7 +56,7 @@ async def run_until_signalled(
             await on_ready()
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        # The stock worker's loop can end silently and leave a process that does nothing for ever.
+        # The stock worker's loop can end silently and leave a process that does nothing forever.
         died = [task for task in tasks if task.done()] if not stop.is_set() else []
         stop.set()
         log.info("draining", extra={"fields": {"grace": grace}})

@@ -2,10 +2,10 @@
 
 Promise: a job that was running when its worker died runs again and keeps all its attempts, however many
 workers die, until it was caught in `limit` crashes; then it fails permanently, because a job that keeps
-killing its worker would otherwise take the fleet down for ever.
+killing its worker would otherwise take the fleet down forever.
 
 It does not hold with BullMQ's default (`maxStalledCount` 1): 1,000 jobs and 18 SIGKILLs made 28 failed jobs
-whose attempts were unspent. So the queue's own limit is lifted out of the way and the count is judged here,
+whose attempts were not used up. So the queue's own limit is lifted out of the way and the count is judged here,
 in the pipeline, where the failure is logged, measured and dead-lettered like any other.
 """
 

@@ -42,9 +42,8 @@ def store_gate(gate: StoreGate | None = None) -> Step:
             try:
                 answer = await call_next(run)
             except BaseException as error:
-                if is_outage(error) and not isinstance(
-                    error, StoreUnavailable
-                ):  # from an engine used past `begin`
+                # From a store used past `begin`.
+                if is_outage(error) and not isinstance(error, StoreUnavailable):
                     raise StoreUnavailable(describe(error)) from error
                 raise
         if run.ended is not Outcome.DUPLICATE:

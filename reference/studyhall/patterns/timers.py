@@ -14,10 +14,10 @@ clock: setting the clock of the machine does nothing to it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import random
 from collections.abc import Awaitable, Callable
+
+from .core.clock import Periodic
 
 __all__ = ["every"]
 
@@ -35,13 +35,26 @@ async def every(
     """Do `work`, pause, again, until `stop` is set or we are cancelled. `limit`: seconds for one run."""
     if seconds <= 0 or not 0 <= jitter < 1:
         raise ValueError("a loop needs a pause above 0 and a jitter from 0 to below 1")
-    stop = stop or asyncio.Event()
-    while not stop.is_set():
-        try:
-            async with asyncio.timeout(limit):
-                await work()
-        except Exception as error:  # the next run may go well; a loop that ended would tell nobody
-            log.exception("a timer's work failed: %s", type(error).__name__)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds * random.uniform(1 - jitter, 1 + jitter)):
-                await stop.wait()
+
+    async def run() -> None:
+        async with asyncio.timeout(limit):
+            await work()
+
+    def report(error: BaseException) -> None:
+        log.error("a timer's work failed: %s", type(error).__name__, exc_info=error)
+
+    loop = Periodic("a timer", run, every=seconds, jitter=jitter, on_error=report)
+    if stop is None:
+        return await loop.run()
+
+    async def watch() -> None:
+        await stop.wait()
+        loop.stop()
+
+    if stop.is_set():
+        return None
+    watching = asyncio.create_task(watch())
+    try:
+        await loop.run()
+    finally:
+        watching.cancel()

@@ -10,7 +10,7 @@ Results are looked up in Redis, then in the database: retention removes a job fr
 stands in the idempotency marker, and failed jobs move to the dead letters. It does NOT hold when both are gone:
 `JobUnknown`. While Redis or the database is away nothing is known, so the wait goes on: it ends with the result
 once they are back, or with `StillRunning`, never with an error of theirs. Waiting holds a connection of your
-caller: for more than some seconds let him ask again instead.
+caller: for more than some seconds let clients poll instead.
 """
 
 from __future__ import annotations

@@ -11,12 +11,16 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from types import FrameType
 
+from .patterns.core.store import StoreUnavailable, WrongStoreUrl
 from .patterns.engine import EngineError
 from .patterns.observability import configure_logging
 from .patterns.parent_death import die_with_parent
-from .patterns.store import StoreUnavailable, WrongStoreUrl
 from .settings import PREFIX, Settings, SettingsError, environment, load
+
+STOP_SECONDS = 3  # what open requests and event streams get on SIGTERM
 
 
 def main() -> int:
@@ -47,20 +51,34 @@ def main() -> int:
     return 0
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: Settings, on_stop: Callable[[], None] = lambda: None) -> None:
     import uvicorn  # here: a {@ process @} is up sooner without a web server
 
     from .api import create_api
 
-    api = create_api(settings)
-    uvicorn.run(api, host=settings.host, port=settings.port, log_config=None, access_log=False)
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            on_stop()
+            super().handle_exit(sig, frame)
+
+    config = uvicorn.Config(
+        create_api(settings),
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=STOP_SECONDS,
+        h11_max_incomplete_event_size=32 * 1024,
+    )
+    Server(config).run()
 
 
 def run(settings: Settings) -> None:
     """The API here, a {@ process @} beside it. In production each is a process of its own."""
     with contextlib.suppress(OSError), socket.create_connection((settings.host, settings.port), 1):
         raise SettingsError(f"port {settings.port} is taken, choose another one: {PREFIX}PORT=8001 make run")
-    address = f"http://{settings.host}:{settings.port}/docs"
+    address = f"http://{settings.host}:{settings.port}"
     print(f"{@ project_name @} on {address} (Ctrl-C stops it)", flush=True)
     # Its own session: Ctrl-C reaches us, and we let it drain.
     itself = [sys.executable, "-m", "{@ package @}"]
@@ -68,14 +86,27 @@ def run(settings: Settings) -> None:
         [*itself, "{@ process @}", "--with-parent", str(os.getpid())],
         start_new_session=True,
     )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # or uvicorn's end would leave it behind
+    told = False
+
+    def stop_it() -> None:
+        nonlocal told
+        told = True
+        beside.terminate()
+
+    # Until uvicorn takes signals itself, or its end would leave the {@ process @} behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        serve(settings)
+        # Told at once: it drains while open requests end here.
+        serve(settings, on_stop=stop_it)
     except KeyboardInterrupt:
         pass
     finally:
-        beside.send_signal(signal.SIGTERM)
-        beside.wait()
+        if not told:  # a second signal would mean: do not wait for what is in hand
+            stop_it()
+        try:
+            beside.wait(settings.grace_seconds + 10)
+        except subprocess.TimeoutExpired:
+            beside.kill()
 
 
 if __name__ == "__main__":

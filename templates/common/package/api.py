@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-{@% if kind == 'async-flow' %@}
 import asyncio
-{@% endif %@}
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
 from uuid import uuid4
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 {@% if kind == 'async-flow' %@}
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 {@% endif %@}
@@ -20,22 +19,22 @@ from sqlalchemy import select
 
 from .app import App, open_app
 from .db import {@ job_name @}_results as results
+from .edge import caller, guard
 from .jobs import {@ job_class @}
-from .patterns import health
-from .patterns.dead_letter_archive import dead_letters
-from .patterns.observability import JobMetrics
+from .patterns.core.errors import QueueUnavailable
+from .patterns.core.job import JobRequest
+from .patterns.core.store import ping, read
+from .patterns.dead_letter import dead_letters
+from .patterns.idempotency import Inbox, fingerprint
 {@% if kind == 'async-flow' %@}
-from .patterns.producer import FailedTwin, JobRequest, QueueUnavailable
 from .patterns.progress_stream import ProgressStream
-{@% else %@}
-from .patterns.producer import FailedTwin, JobRequest, QueueUnavailable
 {@% endif %@}
-from .patterns.store import read
 from .settings import Settings
 
 __all__ = ["create_api"]
 
 JOB = "{@ job @}"
+IDENT = re.compile(r"[0-9a-f]{32}")
 STATES = {"active": "running", "completed": "completed", "failed": "failed"}
 {@% if kind == 'async-flow' %@}
 ENDED = {"completed", "failed"}
@@ -52,8 +51,10 @@ class State(BaseModel):
 
     id: str
     state: str
+{@% if kind == 'async-flow' %@}
     percent: float = 0.0
     message: str = ""
+{@% endif %@}
 
 
 def _opened(request: Request) -> App:
@@ -68,19 +69,26 @@ def create_api(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
         async with open_app(settings) as opened:
-            api.state.opened, api.state.metrics = opened, JobMetrics()
+            api.state.opened, api.state.requests = opened, Inbox(opened.store, f"requests/{JOB}")
 {@% if kind == 'async-flow' %@}
             # One reader of the queues' events for all clients of this process.
             api.state.news = ProgressStream(opened.redis.url, opened.jobs.queues)
             reading = asyncio.create_task(api.state.news.run())
             yield
             reading.cancel()
-            await asyncio.wait([reading])
+            await asyncio.wait([reading], timeout=5)
 {@% else %@}
             yield
 {@% endif %@}
 
-    api = FastAPI(title="{@ project_name @}", lifespan=lifespan)
+    # The stock pages of documentation load their scripts from another host; /openapi.json is ours.
+    api = FastAPI(
+        title="{@ project_name @}",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    guard(api, settings, {@ job_class @})
     api.post(f"/{JOB}", status_code=202)(request_job)
     api.get(f"/{JOB}/{{ident}}")(job_state)
 {@% if kind == 'async-flow' %@}
@@ -88,19 +96,23 @@ def create_api(settings: Settings) -> FastAPI:
 {@% endif %@}
     api.get("/readyz")(ready)
     api.get("/metrics")(metrics)
-    api.exception_handler(QueueUnavailable)(_try_again)
-    api.exception_handler(FailedTwin)(_failed_before)
     return api
 
 
 async def request_job(
     payload: {@ job_class @},
     app: Opened,
+    request: Request,
     response: Response,
-    idempotency_key: Annotated[str | None, Header(max_length=200, pattern=r"^[\w.:-]+$")] = None,
+    idempotency_key: Annotated[str | None, Header(max_length=200, pattern=r"^[\x21-\x7e]+$")] = None,
 ) -> Accepted:
     """Send the same `Idempotency-Key` again after a lost answer: it is the same job, not a second one."""
-    ident = idempotency_key or uuid4().hex
+    ident = uuid4().hex
+    if idempotency_key is not None:
+        # The first id stands for this caller and key. The same key with another body is refused: KeyReused.
+        requests: Inbox = request.app.state.requests
+        name = fingerprint([caller(request), idempotency_key])
+        ident = await requests.record(name, fingerprint(payload), ident)
     await app.producer.enqueue(JobRequest(JOB, payload, key=ident))
     response.headers["Location"] = f"/{JOB}/{ident}"
     return Accepted(id=ident)
@@ -113,6 +125,8 @@ async def job_state(ident: str, app: Opened) -> State:
 
 
 async def _look(app: App, ident: str) -> State | None:
+    if not IDENT.fullmatch(ident):
+        return None
     # The database first: Redis forgets finished jobs after a while, and failed ones move to the dead letters.
     ref = app.producer.ref(JobRequest(JOB, {}, key=ident))
     done = select(results.c.key).where(results.c.key == ident)
@@ -120,7 +134,7 @@ async def _look(app: App, ident: str) -> State | None:
     dead = select(dead_letters.c.id).where(dead_letters.c.job_id == ref.id, waiting)
     async with read(app.store) as connection:
         if (await connection.execute(done)).first():
-            return State(id=ident, state="completed", percent=100.0)
+            return State(id=ident, state="completed"{@ ', percent=100.0' if kind == 'async-flow' @})
         if (await connection.execute(dead)).first():
             return State(id=ident, state="failed")
     queue = app.producer.queue(ref.queue)
@@ -129,6 +143,7 @@ async def _look(app: App, ident: str) -> State | None:
         if job is None:
             return None
         state = str(await queue.getJobState(ref.id))
+{@% if kind == 'async-flow' %@}
     progress = job.progress if isinstance(job.progress, dict) else {}
     return State(
         id=ident,
@@ -136,7 +151,6 @@ async def _look(app: App, ident: str) -> State | None:
         percent=progress.get("percent", 0.0),
         message=progress.get("message", ""),
     )
-{@% if kind == 'async-flow' %@}
 
 
 async def job_events(ident: str, app: Opened, request: Request) -> AsyncIterator[ServerSentEvent]:
@@ -145,7 +159,7 @@ async def job_events(ident: str, app: Opened, request: Request) -> AsyncIterator
     ref = app.producer.ref(JobRequest(JOB, {}, key=ident))
     last = await _look(app, ident)
     if last is None:
-        yield ServerSentEvent(event="unknown", data={"id": ident})
+        yield ServerSentEvent(event="unknown")
         return
     yield ServerSentEvent(event=last.state, data=last.model_dump())
     events = news.events(queues=[ref.queue], idle=QUIET)
@@ -160,30 +174,33 @@ async def job_events(ident: str, app: Opened, request: Request) -> AsyncIterator
         if state != last:
             last = state
             yield ServerSentEvent(event=last.state, data=last.model_dump())
+{@% else %@}
+    return State(id=ident, state=STATES.get(state, "waiting"))  # BullMQ has several words for waiting
 {@% endif %@}
 
 
 async def ready(app: Opened) -> JSONResponse:
     """503 while Redis or the database does not answer."""
-    problems = await health.problems(app.producer.redis, app.store)
-    return JSONResponse(dict(problems), status_code=503 if problems else 200)
+    problems = {}
+    try:
+        async with app.producer.bounded():
+            await app.producer.redis.ping()
+    except QueueUnavailable:
+        problems["redis"] = "does not answer"
+    try:
+        async with asyncio.timeout(2):
+            await ping(app.store)
+    except Exception:
+        problems["database"] = "does not answer"
+    return JSONResponse(problems, status_code=503 if problems else 200)
 
 
-async def metrics(request: Request, app: Opened) -> Response:
-    """How the queues are, for Prometheus. Each worker serves its own jobs, see METRICS_PORT."""
-    shown: JobMetrics = request.app.state.metrics
+async def metrics(app: Opened) -> PlainTextResponse:
+    """How many jobs wait, run and have failed, for Prometheus."""
+    lines = []
     async with app.producer.bounded():
-        measured = await health.measure(app.producer.redis, app.store, app.jobs.queues)
-    for queue in measured.queues:
-        for state in ("backlog", "delayed", "active", "failed"):
-            shown.depth.labels(queue.queue, state).set(getattr(queue, state))
-        shown.oldest.labels(queue.queue).set(queue.oldest)
-    return Response(shown.render(), media_type="text/plain; version=0.0.4")
-
-
-async def _try_again(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": str(error)}, status_code=503, headers={"Retry-After": "2"})
-
-
-async def _failed_before(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": str(error)}, status_code=409)
+        for queue in app.jobs.queues:
+            counts = await app.producer.queue(queue).getJobCounts()
+            for state, count in sorted(counts.items()):
+                lines.append(f'queue_jobs{{queue="{queue}",state="{state}"}} {count}\n')
+    return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from .jobs import job_types
-from .patterns import store as stores
+from .patterns.core.open_store import close, create_all, open_store
 from .patterns.engine import RedisServer, ensure_redis
 from .patterns.producer import Producer
-from .patterns.signed_payload import Signer
-from .patterns.typed_jobs import JobTypes
+from .patterns.signed_payload import Signer, signing
+from .patterns.typed_jobs import JobTypes, validated
 from .settings import Settings
 
 __all__ = ["App", "open_app"]
@@ -25,26 +25,30 @@ class App:
     redis: RedisServer
     store: AsyncEngine
     jobs: JobTypes
-    signer: Signer | None
+    signer: Signer
     producer: Producer
 
 
 @asynccontextmanager
 async def open_app(settings: Settings) -> AsyncIterator[App]:
     """Find or start Redis, open the database, close both at the end."""
+    jobs, signer = job_types(), Signer(settings.keys())
     redis = ensure_redis(settings.data_dir, settings.redis_url)
     try:
-        store = stores.open_store(settings.store_url)
+        store = open_store(settings.store_url)
         try:
-            await stores.create_all(store)
-            jobs = job_types()
-            signer = Signer(settings.keys) if settings.keys else None
-            producer = Producer(jobs, redis.url, signer=signer)
+            await create_all(store)
+            # Every job passes these steps on its way into the queue.
+            producer = Producer(
+                redis.url,
+                validated(jobs),
+                signing(signer),
+            )
             try:
                 yield App(settings, redis, store, jobs, signer, producer)
             finally:
                 await producer.close()
         finally:
-            await stores.close(store)
+            await close(store)
     finally:
         redis.stop()

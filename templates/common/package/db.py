@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import {@ (['Column', 'Float', 'Integer', 'String', 'Table'] + (['Boolean'] if 'bool' in columns | map(attribute='type') else [])) | sort | join(', ') @}
 
-from .patterns.store import metadata
+from .patterns.core.store import metadata
 
 __all__ = ["{@ job_name @}_results"]
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+{@% if kind != 'event-driven' %@}
+import secrets
+{@% endif %@}
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,6 +14,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+{@% if kind != 'event-driven' %@}
+from .patterns.signed_payload import MIN_KEY_BYTES
+
+{@% endif %@}
 __all__ = ["Settings", "SettingsError", "environment", "load"]
 
 PREFIX = "{@ package | upper @}_"
@@ -21,6 +29,10 @@ COMMON = {
     "bus_url": "BUS_URL",
 {@% endif %@}
 }
+# Kubernetes sets these for every service of the namespace, and a service may be called as we are.
+INJECTED = re.compile(r"(^|_)(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_|$)")
+# NAME=value, NAME="value", with `export` before it or a comment behind it
+LINE = re.compile(r"""\s*(?:export\s+)?(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|(.*?))\s*(?:(?<=\s)#.*)?$""")
 
 
 class SettingsError(Exception):
@@ -40,15 +52,18 @@ class Settings(BaseModel):
     bus_create_topics: bool = True  # no: the brokers do, or somebody has
 {@% endif %@}
 {@% else %@}
-    signing_keys: str | None = Field(None, repr=False)  # newest first, commas between; none: unsigned jobs
+    signing_keys: str | None = Field(None, repr=False)  # newest first, commas between; none: made in data_dir
 {@% endif %@}
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    allowed_hosts: str = "localhost,127.0.0.1"  # names the API answers to, commas between; *: any
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "human"] = "json"
+{@% if 'observability/metrics.py' in modules and kind != 'event-driven' %@}
     metrics_host: str = "127.0.0.1"
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0  # of a {@ 'relay' if kind == 'event-driven' else 'worker' @}, 0: off
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0  # of a worker, 0: off
+{@% endif %@}
 
 {@% if kind == 'event-driven' %@}
     lease_seconds: Annotated[float, Field(ge=0.5, le=600)] = 5.0  # when a dead relay's work is taken over
@@ -67,16 +82,41 @@ class Settings(BaseModel):
     def store_url(self) -> str:
         file = self.data_dir / "{@ package @}.db"
         return self.database_url or f"sqlite:///{file.resolve()}"
-{@% if kind != 'event-driven' %@}
 
     @property
+    def hosts(self) -> set[str]:
+        return {name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip()}
+{@% if kind != 'event-driven' %@}
+
     def keys(self) -> list[str]:
-        return [key.strip() for key in (self.signing_keys or "").split(",") if key.strip()]
+        """What jobs are signed with; without configuration one is made and shared by all processes of data_dir."""
+        if self.signing_keys:
+            keys = [key.strip() for key in self.signing_keys.split(",") if key.strip()]
+            if not keys or min(len(key.encode()) for key in keys) < MIN_KEY_BYTES:
+                least = f"{MIN_KEY_BYTES} bytes or more for each key, openssl rand -hex 32"
+                raise SettingsError(f"{PREFIX}SIGNING_KEYS: {least}")
+            return keys
+        path = self.data_dir / "signing.key"
+        scratch = path.with_suffix(f".{os.getpid()}")
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            scratch.touch(mode=0o600)
+            scratch.write_text(secrets.token_hex(32))
+            # Of several processes that start at once one makes the key, and it is whole before it can be seen.
+            os.link(scratch, path)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise SettingsError(f"{PREFIX}DATA_DIR: cannot write {path} ({error.strerror})") from None
+        finally:
+            scratch.unlink(missing_ok=True)
+        return [path.read_text().strip()]
 {@% endif %@}
 
 
 def load(env: Mapping[str, str]) -> Settings:
     known = {COMMON.get(field, PREFIX + field.upper()): field for field in Settings.model_fields}
+    env = {name: value for name, value in env.items() if not _injected(name, value)}
     for name in env:
         if name.startswith(PREFIX) and name not in known:
             near = get_close_matches(name, known, n=1)
@@ -89,8 +129,14 @@ def load(env: Mapping[str, str]) -> Settings:
         raise SettingsError(f"{name}: {first['msg']}") from None
 
 
+def _injected(name: str, value: str) -> bool:
+    # Behind our prefix only: with a package called my_service, MY_SERVICE_PORT is a setting.
+    ours = name.removeprefix(PREFIX) if name.startswith(PREFIX) else ""
+    return INJECTED.search(ours) is not None or (ours.endswith("PORT") and "://" in value)
+
+
 def environment(file: Path = Path(".env")) -> dict[str, str]:
-    """The environment, and below it what the file says: lines of NAME=value."""
+    """The environment, and below it what the file says."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    pairs = (line.split("=", 1) for line in lines if "=" in line and not line.lstrip().startswith("#"))
-    return {name.strip(): value.strip() for name, value in pairs} | dict(os.environ)
+    found = [match for line in lines if (match := LINE.match(line))]
+    return {match[1]: match[2] or match[3] or match[4] or "" for match in found} | dict(os.environ)

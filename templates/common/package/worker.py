@@ -1,47 +1,75 @@
+{@% set scheduled = 'schedule' in patterns %@}
+{@% set metered = 'observability/metrics.py' in modules %@}
 """The worker process: takes jobs, archives those that failed for good, drains on SIGTERM."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import random
+from functools import partial
 
 from .app import App, open_app
-{@% if kind == 'background-jobs' %@}
+{@% if scheduled %@}
 from .jobs import schedules
 {@% endif %@}
-from .patterns import dead_letter, stall_budget
+from .patterns import dead_letter, idempotency
 from .patterns.bullmq_worker import ReliableWorker
-from .patterns.observability import JobMetrics, serve_metrics
+from .patterns.core.clock import Periodic
+from .patterns.deadline import within_deadline
+from .patterns.idempotency.once import inboxes, once
+from .patterns.observability import logged
+{@% if metered %@}
+from .patterns.observability.metrics import JobMetrics, measured, serve_metrics
+{@% endif %@}
 from .patterns.pipeline import Pipeline
+{@% if kind == 'async-flow' %@}
+from .patterns.progress import reporting
+{@% endif %@}
+from .patterns.retention import DEFAULT as KEPT
+{@% if scheduled %@}
+from .patterns.schedule import ScheduleKeeper, signing_id, ticking
+{@% endif %@}
 from .patterns.shutdown import run_until_signalled
+from .patterns.signed_payload import signed
+from .patterns.stall_budget import QUEUE_LIMIT, crash_budget
+from .patterns.typed_jobs import typed
 from .settings import Settings
 
 __all__ = ["work"]
 
 log = logging.getLogger(__name__)
+CLEAN_UP_SECONDS = 3600.0
 
 
 async def work(settings: Settings) -> None:
     """Run until SIGTERM. Start as many of these as you have cores."""
     async with open_app(settings) as app:
+{@% if scheduled %@}
+        recurring = schedules(app.jobs, app.signer)
+{@% endif %@}
+{@% if metered %@}
         metrics = JobMetrics()
         if settings.metrics_port:
             serve_metrics(metrics, settings.metrics_port, settings.metrics_host)
-{@% if kind == 'background-jobs' %@}
-        recurring = schedules(app.jobs)
-        await recurring.apply(app.producer, app.store)
 {@% endif %@}
+        # Every job passes these steps, from the outside in. Leave one out, add one of yours: see pipeline.py.
         pipeline = Pipeline(
-            app.jobs,
-            app.store,
-            signer=app.signer,
-{@% if kind == 'background-jobs' %@}
-            guards=[recurring.guard],
+            logged(),
+{@% if metered %@}
+            measured(metrics),
+{@% endif %@}
+            signed(app.signer{@ ', signing_id' if scheduled @}),
+            typed(app.jobs),
+            crash_budget(),
+{@% if scheduled %@}
+            ticking(recurring, app.store),
+{@% endif %@}
+            once(inboxes(app.store)),
+            within_deadline(),
+{@% if kind == 'async-flow' %@}
+            reporting(),
 {@% endif %@}
             services=settings,
-            metrics=metrics,
         )
         workers = [
             ReliableWorker(
@@ -51,39 +79,34 @@ async def work(settings: Settings) -> None:
                 concurrency=settings.concurrency,
                 lock_duration=settings.lock_seconds,
                 stalled_interval=settings.stalled_seconds,
-                max_stalled=stall_budget.QUEUE_LIMIT,
+                max_stalled=QUEUE_LIMIT,
             )
             for queue in app.jobs.queues
+        ]
+        beside = [
+            Periodic("sweeping failed jobs", partial(sweep, app), every=settings.sweep_seconds),
+            Periodic("cleaning up", partial(clean_up, app), every=CLEAN_UP_SECONDS),
+{@% if scheduled %@}
+            ScheduleKeeper(recurring, app.producer, app.store),
+{@% endif %@}
         ]
 
         async def ready() -> None:
             await asyncio.gather(*(worker.ready() for worker in workers))
             log.info("worker ready")
 
-        await run_until_signalled([*workers, Sweeper(app)], grace=settings.grace_seconds, on_ready=ready)
+        await run_until_signalled([*workers, *beside], grace=settings.grace_seconds, on_ready=ready)
 
 
-class Sweeper:
-    """Archives failed jobs as dead letters every few seconds; any number of them may run."""
+async def sweep(app: App) -> None:
+    """Archive failed jobs as dead letters; any number of processes may do it."""
+    await dead_letter.sweep(app.jobs.queues, app.producer.redis, app.store, alert=_alert)
 
-    def __init__(self, app: App) -> None:
-        self._app = app
-        self._stop = asyncio.Event()
 
-    async def run(self) -> None:
-        app = self._app
-        while not self._stop.is_set():
-            try:
-                await dead_letter.sweep(app.jobs.queues, app.producer.redis, app.store, alert=_alert)
-            except Exception:
-                log.exception("sweeping the failed jobs did not work; trying again")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(app.settings.sweep_seconds * random.uniform(0.8, 1.2)):
-                    await self._stop.wait()
-
-    async def drain(self, grace: float) -> list[str]:
-        self._stop.set()
-        return []
+async def clean_up(app: App) -> None:
+    """Forget what cannot come back any more; any number of processes may do it."""
+    await idempotency.purge(app.store, KEPT.markers_age)
+    await dead_letter.purge(app.store, KEPT.letters_age)
 
 
 async def _alert(letter: dead_letter.DeadLetter) -> None:

@@ -106,5 +106,5 @@ def processes(env: dict[str, str], tmp_path: Path) -> Iterator[Processes]:
 
 @pytest.fixture
 def api(settings: Settings) -> Iterator[TestClient]:
-    with TestClient(create_api(settings)) as client:
+    with TestClient(create_api(settings), base_url="http://localhost") as client:
         yield client

@@ -9,8 +9,14 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
 from {@ package @}.db import {@ job_name @}_results as results
+from {@ package @}.jobs import job_types
+from {@ package @}.patterns.core.job import JobRequest
+from {@ package @}.patterns.core.open_store import close, open_store
+from {@ package @}.patterns.core.store import read
 from {@ package @}.patterns.engine import ensure_redis
-from {@ package @}.patterns.store import close, open_store, read
+from {@ package @}.patterns.producer import Producer
+from {@ package @}.patterns.signed_payload import Signer, signing
+from {@ package @}.patterns.typed_jobs import validated
 from {@ package @}.settings import Settings
 
 from .example import BODY, URL
@@ -35,7 +41,7 @@ async def test_a_job_whose_worker_is_killed_runs_again_and_takes_effect_once(
     ident = api.post(URL, json=BODY).json()["id"]
     # It has five steps: time to kill it.
     doomed = processes.start("-m", "{@ package @}", "worker", step_seconds=1)
-    until(lambda: api.get(f"{URL}/{ident}").json()["percent"] >= 20, "started job")
+    until(lambda: api.get(f"{URL}/{ident}").json()["state"] == "running", "started job")
     processes.kill(doomed)
     assert await effects(settings, ident) == 0
     processes.start("-m", "{@ package @}", "worker")
@@ -63,13 +69,30 @@ async def test_a_job_that_is_delivered_again_after_its_end_takes_no_second_effec
 ) -> None:
     processes.start("-m", "{@ package @}", "worker")
     key = {"Idempotency-Key": "delivered-twice"}
-    api.post(URL, json=BODY, headers=key)
-    until(lambda: api.get(f"{URL}/delivered-twice").json()["state"] == "completed", "completed job")
+    ident = api.post(URL, json=BODY, headers=key).json()["id"]
+    until(lambda: api.get(f"{URL}/{ident}").json()["state"] == "completed", "completed job")
     server = ensure_redis(settings.data_dir)
     client = redis.Redis.from_url(server.url, decode_responses=True)
     client.flushall()  # Redis has forgotten everything; the client asks again
-    api.post(URL, json=BODY, headers=key)
+    assert api.post(URL, json=BODY, headers=key).json()["id"] == ident
     until(lambda: client.zcard("bull:work:completed"), "second run")
-    assert await effects(settings, "delivered-twice") == 1
+    assert await effects(settings, ident) == 1
     client.close()
+    server.stop()
+
+
+async def test_a_forged_job_never_runs(api: TestClient, processes: Processes, settings: Settings) -> None:
+    server = ensure_redis(settings.data_dir)
+    steps = [validated(job_types())]
+    unsigned = Producer(server.url, *steps)
+    forged = Producer(server.url, *steps, signing(Signer(["somebody else's key"])))
+    idents = ["0" * 32, "1" * 32]
+    for producer, ident in zip((unsigned, forged), idents, strict=True):
+        await producer.enqueue(JobRequest(URL.strip("/"), BODY, key=ident))
+        await producer.close()
+    honest = api.post(URL, json=BODY).json()["id"]
+    processes.start("-m", "{@ package @}", "worker")
+    for ident, state in {**dict.fromkeys(idents, "failed"), honest: "completed"}.items():
+        until(lambda: api.get(f"{URL}/{ident}").json()["state"] == state, f"{state} job")  # noqa: B023
+    assert [await effects(settings, ident) for ident in [*idents, honest]] == [0, 0, 1]
     server.stop()

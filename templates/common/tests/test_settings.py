@@ -21,6 +21,54 @@ def test_a_wrong_value_names_its_variable() -> None:
         load({f"{PREFIX}PORT": "many"})
 
 
+def test_variables_that_kubernetes_sets_are_not_ours() -> None:
+    injected = {
+        "PORT": "tcp://10.0.0.1:80",
+        "PORT_80_TCP": "tcp://10.0.0.1:80",
+        "PORT_80_TCP_ADDR": "10.0.0.1",
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT": "80",
+        "SERVICE_PORT_HTTP": "80",
+        "API_SERVICE_HOST": "10.0.0.2",
+        "API_PORT": "tcp://10.0.0.2:80",
+    }
+    assert load({PREFIX + name: value for name, value in injected.items()}) == load({})
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("HOST=example", "example"),
+        ("HOST = example ", "example"),
+        ('HOST="example"', "example"),
+        ("HOST='example' # where we listen", "example"),
+        ("HOST=example # where we listen", "example"),
+        ("HOST=ex#ample", "ex#ample"),
+        ('HOST="ex # ample"', "ex # ample"),
+        ("HOST= # the default", "127.0.0.1"),
+    ],
+)
+def test_a_file_is_read_as_a_shell_would(tmp_path: Path, line: str, value: str) -> None:
+    (tmp_path / ".env").write_text(f"{PREFIX}{line}\nexport {PREFIX}PORT=1\n")
+    found = load(environment(tmp_path / ".env"))
+    assert (found.host, found.port) == (value, 1)
+
+
+{@% if kind != 'event-driven' %@}
+def test_the_key_that_signs_jobs_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:
+    here = load({f"{PREFIX}DATA_DIR": str(tmp_path / "data")})
+    (key,) = here.keys()
+    assert len(key) == 64
+    assert here.keys() == [key]
+    (file,) = (tmp_path / "data").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    configured = load({f"{PREFIX}SIGNING_KEYS": f"{'n' * 32}, {'o' * 32}"})
+    assert configured.keys() == ["n" * 32, "o" * 32]
+    with pytest.raises(SettingsError, match="16 bytes"):
+        load({f"{PREFIX}SIGNING_KEYS": "short"}).keys()
+
+
+{@% endif %@}
 def test_the_environment_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".env").write_text(f"# a comment\n{PREFIX}PORT=1\n{PREFIX}HOST=example\n")
     monkeypatch.setenv(f"{PREFIX}PORT", "2")

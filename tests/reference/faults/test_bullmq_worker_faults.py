@@ -95,7 +95,7 @@ async def test_blocked_event_loop_keeps_its_locks(redis_server, redis_url, spawn
 
 
 async def test_hung_event_loop_gives_its_jobs_up_and_does_not_report_them(redis_server, redis_url, spawn):
-    """Keeping locks for a loop that is hung for good would keep its jobs from everybody for ever."""
+    """Keeping locks for a loop that is hung for good would keep its jobs from everybody forever."""
     hung = Child(
         spawn, redis_server.port, "reliable", work="block", seconds=5, options={**OURS, "hung_after": 1.0}
     )

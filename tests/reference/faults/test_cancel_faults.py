@@ -21,7 +21,8 @@ from harness.waiting import until
 from studyhall.patterns import dead_letter
 from studyhall.patterns.cancel import NoSuchJob, cancel
 from studyhall.patterns.core.job import cancelled
-from studyhall.patterns.core.store import close, create_all, open_store, read
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import read
 from studyhall.patterns.producer import JobRef, JobRequest
 
 pytestmark = pytest.mark.fault
@@ -70,7 +71,7 @@ class Bench:
 
     async def dead_letters(self) -> int:
         await dead_letter.sweep([cancel_worker.QUEUE], self.producer.redis, self.store)
-        return len(await dead_letter.list_letters(self.store))
+        return len(await dead_letter.list_dead_letters(self.store))
 
 
 @pytest.fixture
@@ -246,7 +247,7 @@ async def test_cancelling_one_stage_cancels_its_whole_flow(bench: Any) -> None:
     await worker.line('"start"')
     stage = JobRef("work", "step-one", "step-one.doc", "doc")
     assert await bench.cancel(stage) == ["cancelled", "cancelled", "stopping"]
-    assert cancelled(await bench.result(root)), "the last stage ended, and nothing waits for ever"
+    assert cancelled(await bench.result(root)), "the last stage ended, and nothing waits forever"
     assert len([line for line in worker.lines() if '"start"' in line]) == 1
     assert await bench.effects() == {}
     counts = await bench.producer.queue("work").getJobCounts()

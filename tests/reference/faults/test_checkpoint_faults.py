@@ -15,7 +15,8 @@ from sqlalchemy import Table, func, select
 from harness.pipelines import full_producer
 from harness.processes import Spawned, Spawner
 from harness.waiting import until
-from studyhall.patterns.core.store import close, create_all, open_store, read
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import read
 from studyhall.patterns.producer import JobRequest
 
 PROGRAM = Path(__file__).parent / "programs" / "checkpoint_worker.py"

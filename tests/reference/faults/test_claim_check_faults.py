@@ -1,4 +1,4 @@
-"""Producers killed between blob and job: no job without its blob, no blob for ever without its job."""
+"""Producers killed between blob and job: no job without its blob, no blob forever without its job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.pipelines import Desk
 from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns.claim_check import Blobs, needed_by_jobs
-from studyhall.patterns.dead_letter import needed_by_letters
+from studyhall.patterns.dead_letter import needed_by_dead_letters
 
 PROGRAM = Path(__file__).parent / "programs" / "claim_producers.py"
 sys.path.insert(0, str(PROGRAM.parent))
@@ -50,7 +50,7 @@ async def test_killed_producers_leave_no_job_without_its_blob_and_no_blob_for_ev
                 await asyncio.sleep(0.3 + rng.random() * 0.2)
                 victim.kill()
             sweeps = 0
-            needed = needed_by_jobs(desk.producer.redis, needed_by_letters(desk.store))
+            needed = needed_by_jobs(desk.producer.redis, needed_by_dead_letters(desk.store))
             for path in folder.rglob("*"):  # hours later
                 os.utime(path, (time.time() - 7200, time.time() - 7200))
             swept = await blobs.sweep(program.QUEUE, needed)

@@ -17,7 +17,7 @@ from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.dead_letter.sweeper import DeadLetter
+from studyhall.patterns.dead_letter import DeadLetter
 
 PROGRAMS = Path(__file__).parent / "programs"
 WORKER, VICTIMS = PROGRAMS / "dead_letter_worker.py", PROGRAMS / "dead_letter_victims.py"
@@ -39,7 +39,7 @@ async def deaths_of(spawn: Spawner, *args: object) -> Counter[str]:
 
 
 async def all_letters(store: AsyncEngine, *, replayed: bool = False) -> list[DeadLetter]:
-    return await dead_letter.list_letters(store, replayed=replayed, limit=10_000)
+    return await dead_letter.list_dead_letters(store, replayed=replayed, limit=10_000)
 
 
 async def failed(redis: Redis, number: int, timeout: float = 60) -> None:

@@ -1,4 +1,4 @@
-"""Deadline with real processes and a real queue: hung work gives its slot back and stays dead."""
+"""Deadline with real processes and a real queue: hung work releases its slot and stays dead."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from harness.processes import Spawner
 from harness.redis import RedisServer
 from harness.waiting import until
 from studyhall.patterns.core.errors import Permanent
-from studyhall.patterns.core.store import close, open_store, read
+from studyhall.patterns.core.open_store import close, open_store
+from studyhall.patterns.core.store import read
 from studyhall.patterns.deferred_reply import InteractionWebhook, TokenEnded
 from studyhall.patterns.deferred_reply.replies import BUSY, FAILED, SLOW, chat_replies
 from studyhall.providers import LocalProvider

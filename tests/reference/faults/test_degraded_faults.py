@@ -24,7 +24,8 @@ from harness.waiting import until
 from harness.workers import at_work, queue_at
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import Overloaded, QueueUnavailable
-from studyhall.patterns.core.store import begin, close, create_all, open_store, read
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.degraded import DegradedProducer
 from studyhall.patterns.degraded import pending as pending_jobs
 from studyhall.patterns.degraded.pending import Drainer, drain, pending, release
@@ -352,7 +353,7 @@ async def test_a_stored_request_keeps_every_field(redis_url: str) -> None:
     """Priority, policy, trace and children survive the database; a field that is added later must too."""
     async with producer_at(redis_url) as producer:
         child = shop.prepare("child", on_failure="ignore", priority="low", meta={"traceparent": "00-a-b-01"})
-        given = producer.checked(
+        given = await producer.checked(
             shop.prepare("parent", delay=5.0, max_age=60.0, priority="high", children=[child])
         )
         stored = json.loads(json.dumps(pending_jobs._plain(given)))

@@ -112,7 +112,7 @@ def test_killed_user_takes_the_server_from_nobody_else(spawn: Spawner, tmp_path:
 def test_killing_every_user_leaves_no_server_and_no_loss(
     spawn: Spawner, tmp_path: Path, ensure: Callable[[Path], RedisServer], figures: Figures, scale: Any
 ) -> None:
-    # The obvious way: the server outlives its only user, for ever.
+    # The obvious way: the server outlives its only user, forever.
     naive = spawn(PROGRAMS / "engine_naive.py", "plain", make(tmp_path / "naive"))
     naive_pid = int(naive.line_sync("server ").split()[2])
     naive.kill()

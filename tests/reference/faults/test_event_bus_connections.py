@@ -19,9 +19,9 @@ from harness.buses import SERVERS, open_bus, through
 from harness.rabbitmq import RabbitServer
 from harness.tcp_proxy import TcpProxy
 from harness.waiting import until
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.event_bus import BrokerUnavailable, EventBus
-from studyhall.patterns.event_schema import Event
 
 pytestmark = pytest.mark.fault
 

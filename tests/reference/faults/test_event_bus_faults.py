@@ -22,10 +22,10 @@ from harness.processes import Spawned, Spawner
 from harness.rabbitmq import RabbitServer
 from harness.redis import RedisServer
 from harness.waiting import until
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.event_bus import BrokerUnavailable
 from studyhall.patterns.event_bus.kafka import KafkaBus
-from studyhall.patterns.event_schema import Event
 
 pytestmark = pytest.mark.fault
 
@@ -288,7 +288,7 @@ async def test_broker_that_is_away_at_the_start_is_waited_for_and_stops_nobody(b
     await asyncio.sleep(0.5)
     assert not consumer.done(), "a consumer outlives an outage, also one it starts in"
     measured.set()
-    # nats-py with a reconnect wait of 0 answered nobody and starved every other task, for ever
+    # nats-py with a reconnect wait of 0 answered nobody and starved every other task, forever
     assert await silence < 5
     await asyncio.to_thread(broker.restart)
 

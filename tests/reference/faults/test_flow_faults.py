@@ -15,7 +15,8 @@ from sqlalchemy import func, select
 from harness.pipelines import full_producer
 from harness.processes import Spawner
 from harness.waiting import until
-from studyhall.patterns.core.store import close, create_all, open_store, read
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import read
 
 PROGRAM = Path(__file__).parent / "programs" / "flow_processes.py"
 sys.path.insert(0, str(PROGRAM.parent))

@@ -87,7 +87,7 @@ async def test_killed_consumers_lose_and_double_nothing_while_set_nx_does_both(
     assert (lost, doubled) == (0, 0)
     assert outcome["set-nx"][1] > 0, "the fault did not happen: SET NX lost nothing"
     assert outcome["set-nx-del"][1] > 0, "the fault did not happen: SET NX with DEL lost nothing"
-    assert outcome["set-nx-del"][2] > 0, "the fault did not happen: SET NX with DEL doubled nothing"
+    assert outcome["set-nx-del"][2] > 0, "the fault did not happen: SET NX with DEL duplicated nothing"
 
 
 async def test_a_key_made_of_the_job_id_gives_one_customer_the_others_result(

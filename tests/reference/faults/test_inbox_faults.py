@@ -14,9 +14,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.store import create_all, is_postgres, read
+from studyhall.patterns.core.event import Event
+from studyhall.patterns.core.open_store import create_all
+from studyhall.patterns.core.store import is_postgres, read
 from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
-from studyhall.patterns.event_schema import Event
 
 PROGRAMS = Path(__file__).parent / "programs"
 sys.path.insert(0, str(PROGRAMS))

@@ -98,7 +98,7 @@ async def test_process_killer_takes_only_itself_down_where_an_executor_fails_its
         ]
         killer = loop.run_in_executor(executor, work.die, "sigkill")
         # CPython 3.11 may not watch the process it started last until one more call comes in: without this
-        # one the executor can wait for the dead process for ever.
+        # one the executor can wait for the dead process forever.
         neighbours.append(loop.run_in_executor(executor, work.neighbour, str(naive_gate), 4))
         with pytest.raises(BrokenProcessPool):
             await killer
@@ -227,7 +227,7 @@ async def test_without_the_kernels_help_a_busy_child_still_ends_with_its_parents
     """Other systems have no PDEATHSIG. There, the end of the pipe is what tells a child."""
     boot = (
         "import sys, json; sys.path[:] = json.loads(sys.argv[1]);"
-        "from studyhall.patterns.isolated_child import serve; sys.platform = 'elsewhere'; serve(int(sys.argv[2]))"
+        "from studyhall.patterns.isolation.child import serve; sys.platform = 'elsewhere'; serve(int(sys.argv[2]))"
     )
     mark = tmp_path / "mark"
     argv = [sys.executable, "-c", boot, json.dumps(sys.path), str(os.getpid())]

@@ -18,7 +18,8 @@ from harness.processes import Spawned, Spawner
 from harness.redis import RedisServer
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.store import begin, close, create_all, open_store, read
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.lease import Held, Lease, LeaseLost, LeaseTaken, StaleFence, check_fence
 
 pytestmark = pytest.mark.fault
@@ -180,7 +181,7 @@ async def test_a_cancellation_from_outside_stays_a_cancellation(redis: Any) -> N
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not await redis.exists("lease:q"), "it was given back"
+    assert not await redis.exists("lease:q"), "it was released"
 
 
 async def test_fences_only_grow_also_when_redis_lost_everything(redis: Any) -> None:

@@ -1,4 +1,4 @@
-"""Relays that are killed, doubled and poisoned, beside what people write instead."""
+"""Relays that are killed, duplicated and poisoned, beside what people write instead."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from harness.processes import Spawned, Spawner
 from harness.waiting import until
 from studyhall.patterns.core.errors import Transient
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.job import RetryPolicy
-from studyhall.patterns.core.store import begin, create_all, is_postgres, metadata, read
-from studyhall.patterns.event_schema import Event
+from studyhall.patterns.core.open_store import create_all
+from studyhall.patterns.core.store import begin, is_postgres, metadata, read
 from studyhall.patterns.outbox import add, outbox
 from studyhall.patterns.outbox.quarantine import lag
 from studyhall.patterns.outbox.relay import Relay
@@ -425,7 +426,7 @@ async def test_a_hundred_poison_rows_do_not_delay_fifty_good_ones(
 async def test_a_late_commit_is_published_while_an_id_cursor_loses_it(
     postgres_url: str, figures: Callable[..., Path]
 ) -> None:
-    from studyhall.patterns.core.store import close, open_store
+    from studyhall.patterns.core.open_store import close, open_store
 
     store = open_store(postgres_url)
     await create_all(store)

@@ -23,7 +23,7 @@ from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import queue_at
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.store import close, create_all, open_store
+from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.outside_call import Call, InFlight, OutsideCalls, Unclear, check_status
 from studyhall.patterns.outside_call.redis_ledger import RedisLedger
 from studyhall.patterns.outside_call.store import StoreLedger

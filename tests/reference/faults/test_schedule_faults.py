@@ -19,7 +19,8 @@ from harness.pipelines import full_producer
 from harness.processes import Spawned, Spawner
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.store import close, create_all, open_store, read
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import read
 from studyhall.patterns.schedule import Schedules
 from studyhall.patterns.schedule.history import missed_slots
 from studyhall.patterns.signed_payload import Signer
@@ -299,7 +300,7 @@ async def test_cron_locks_run_a_tick_again_when_the_job_outlives_the_lock_or_a_c
     skewed_most, skewed_runs = await most_runs(every=0.8, seconds=0.02, ttl=5, skew=0.1)
     await redis.aclose()
     assert long_most == 3, "a job that outlives its lock runs in every instance"
-    assert skewed_most >= 2, "a lock that was given back is taken by the instance whose clock is behind"
+    assert skewed_most >= 2, "a lock that was released is taken by the instance whose clock is behind"
     figures(
         "schedule",
         name="cron-lock",

@@ -1,4 +1,4 @@
-"""SIGTERM in the middle of work: exit 0 in time, no stalled event, attempts unspent, nothing lost or doubled."""
+"""SIGTERM in the middle of work: exit 0 in time, no stalled event, no attempt consumed, nothing lost or duplicated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_sigterms_mid_job_spend_no_attempt_and_stall_nothing(
         steady = await ledger.worker(
             grace=grace, concurrency=2
         )  # somebody to notice stalled jobs, were there any
-        # half of them end within the grace limit, half are cut and given back
+        # half of them end within the grace limit, half are cut and released
         for number in range(jobs):
             seconds = 0.2 if number % 2 else 0.3 + grace
             await ledger.producer.enqueue(ledger_jobs.entry(number, seconds=round(seconds, 2)))

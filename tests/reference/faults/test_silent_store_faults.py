@@ -13,12 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.tcp_proxy import TcpProxy
 from harness.waiting import until
-from studyhall.patterns.core.silence import ANSWER, SILENCE, answers_within
-from studyhall.patterns.core.store import begin, close, create_all, open_store
-from studyhall.patterns.event_schema import Event
+from studyhall.patterns.core.event import Event
+from studyhall.patterns.core.open_store import SILENCE, close, create_all, open_store
+from studyhall.patterns.core.store import ANSWER, answers_within, begin
 from studyhall.patterns.outbox import add
 from studyhall.patterns.outbox.relay import Relay
-from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step, StepContext
+from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep, StepContext
 from studyhall.patterns.saga import store as saga_store
 
 pytestmark = pytest.mark.needs_postgres
@@ -100,7 +100,7 @@ async def test_a_saga_runner_is_back_soon_after_its_connections_fell_silent(
 
     async def inside(_: StepContext, __: object) -> None: ...
 
-    trip = Saga("trip", [Step("a", wait), DbStep("b", inside)])
+    trip = Saga("trip", [SagaStep("a", wait), DbStep("b", inside)])
     runner = SagaRunner(proxied, trip, lease_margin=1.0)
 
     async def start(saga_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Crashes of workers: nothing lost, nothing failed, nothing doubled; the usual worker loses and doubles."""
+"""Crashes of workers: nothing lost, nothing failed, nothing duplicated; the usual worker loses and duplicates."""
 
 from __future__ import annotations
 

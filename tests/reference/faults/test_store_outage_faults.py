@@ -15,7 +15,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from harness.pipelines import Desk
 from harness.postgres import PostgresServer
 from harness.waiting import until
-from studyhall.patterns import pipeline as pipeline_module
 from studyhall.patterns import store_gate
 from studyhall.patterns.core import store as store_module
 from studyhall.patterns.core.errors import Cancelled
@@ -82,7 +81,7 @@ class Disk:
 
     def __init__(self, desk: Desk) -> None:
         self.full = False
-        _reader, writer, _threads = store_module._hops[desk.store.sync_engine]
+        writer = store_module.hops[desk.store.sync_engine].writer
         for engine in (writer, desk.store.sync_engine):
             event.listen(engine, "begin", self._limit)
 
@@ -154,7 +153,7 @@ async def test_postgres_stopped_and_started_again_fails_no_job(
 async def test_naive_an_outage_that_counts_as_failure_empties_the_queue_into_the_failed_jobs(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (store_module, store_gate, pipeline_module):
+    for module in (store_module, store_gate):
         monkeypatch.setattr(module, "is_outage", lambda _error, **_options: False)
     async with Desk.open(redis_url, tmp_path, jobs_for(Runs().handle)) as desk:
         disk = Disk(desk)

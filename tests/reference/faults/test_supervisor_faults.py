@@ -92,7 +92,7 @@ async def test_sigterm_while_the_workers_still_start_is_exit_0_too(
 async def test_a_killed_supervisor_takes_its_workers_and_their_embedded_server_along(
     tmp_path: Path, spawn: Spawner, figures: Callable[..., Path]
 ) -> None:
-    """The usual children of a killed parent go on for ever, unseen: that is the naive twin."""
+    """The usual children of a killed parent go on forever, unseen: that is the naive twin."""
     naive = spawn.command(
         "python3",
         "-c",

@@ -271,7 +271,7 @@ def test_dead_letters_are_listed_shown_replayed_and_purged(hall: StandingApi) ->
 
 
 def _letters(hall: StandingApi) -> list[Any]:
-    found: list[Any] = hall.admin.get("/admin/dead-letters").json()["letters"]
+    found: list[Any] = hall.admin.get("/admin/dead-letters").json()["dead_letters"]
     return found
 
 

@@ -18,7 +18,7 @@ from harness.workers import at_work
 from studyhall.patterns import dead_letter
 from studyhall.patterns.backpressure import Admission, Limits
 from studyhall.patterns.core.errors import Overloaded, QueueUnavailable
-from studyhall.patterns.core.store import close, create_all, open_store
+from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.observability.metrics import JobMetrics
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.priority import Priority
@@ -225,7 +225,7 @@ async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(
             await until(lambda: len(ran) >= 11, 10, "the others to run")
             await until(lambda: _failed(producer, 10), 10, "ten jobs to be dropped")
         await dead_letter.sweep(["work"], producer.redis, store)
-        letters = await dead_letter.list_letters(store)
+        letters = await dead_letter.list_dead_letters(store)
     await close(store)
     reasons = {letter.reason.split(":")[0] for letter in letters}
     figures("backpressure", name="expired", jobs=21, ran=len(ran), dropped=len(letters))

@@ -119,7 +119,7 @@ async def test_draining_keeps_the_locks_of_the_jobs_it_waits_for(redis_url):
 
 
 async def test_a_cancellation_that_escapes_a_processor_does_not_end_the_worker(redis_url):
-    """4. In the stock worker it ends run() without a word; later jobs wait for ever."""
+    """4. In the stock worker it ends run() without a word; later jobs wait forever."""
 
     async def trips(job: Any, token: str) -> None:
         if job.name == "cancelled inside":

@@ -299,7 +299,7 @@ async def test_a_second_drain_hurries_the_first_and_cancelling_it_stops_nothing(
 async def test_draining_worker_wakes_another_for_the_jobs_it_left(redis_url, monkeypatch):
     """A worker that hangs up in BZPOPMIN takes the wake-up call with it, and the next one sleeps on."""
     # Longer than the test waits for a job: a lost wake-up call is not made good by the next look.
-    monkeypatch.setattr("studyhall.patterns.bullmq_worker.POLL_SECONDS", 25.0)
+    monkeypatch.setattr("studyhall.patterns.bullmq_worker.worker.POLL_SECONDS", 25.0)
     async with queue_at(redis_url, "q") as queue, at_work("q", nothing, url=redis_url) as survivor:
         for _ in range(8):
             async with at_work("q", nothing, url=redis_url) as leaver:

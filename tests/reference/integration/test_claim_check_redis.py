@@ -27,7 +27,7 @@ from studyhall.patterns.claim_check import (
     needed_by_jobs,
 )
 from studyhall.patterns.core.errors import Permanent
-from studyhall.patterns.dead_letter import needed_by_letters
+from studyhall.patterns.dead_letter import needed_by_dead_letters
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -135,7 +135,7 @@ async def test_the_sweep_takes_what_nobody_needs_and_nothing_else(redis_url: str
     folder = tmp_path / "blobs"
     blobs, read = Blobs(folder), list[bytes]()
     async with Desk.open(redis_url, tmp_path, scan_jobs(blobs, read)) as desk:
-        needed = needed_by_jobs(desk.producer.redis, needed_by_letters(desk.store))
+        needed = needed_by_jobs(desk.producer.redis, needed_by_dead_letters(desk.store))
 
         async def add(key: str, **fields: Any) -> tuple[JobRequest, Path]:
             claim = await blobs.put(key.encode(), ("scans", f"scan.{key}"))
@@ -175,7 +175,7 @@ async def test_the_sweep_takes_what_nobody_needs_and_nothing_else(redis_url: str
         await blobs.sweep("scans", needed)
         assert sorted(path.name for path in (folder / "scans").iterdir()) == ["scan.dead", "scan.waiting"]
 
-        [letter] = await dead_letter.list_letters(desk.store)
+        [letter] = await dead_letter.list_dead_letters(desk.store)
         await dead_letter.replay(desk.store, desk.producer.redis, letter.id)
         assert (await blobs.sweep("scans", needed)).deleted == 0, "a replayed letter finds its blob"
 

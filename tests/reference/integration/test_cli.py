@@ -7,6 +7,8 @@ import io
 import json
 import os
 import socket
+import stat
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +20,7 @@ import pytest
 from harness.ports import free_port
 from harness.processes import ROOT, Spawner
 from harness.waiting import until_sync
-from studyhall import cli, terminal
+from studyhall import cli, cli_documents, terminal
 from studyhall.app import open_app
 from studyhall.patterns.core.connections import producer_client
 from studyhall.settings import load
@@ -64,6 +66,32 @@ def studyhall(
         return Ran(code, said.out, said.err)
 
     return run
+
+
+def test_the_ready_line_of_a_worker_names_its_server_without_the_password(
+    spawn: Spawner, make_redis: Callable[..., Any], tmp_path: Path
+) -> None:
+    server = make_redis(requirepass="a-very-secret-word")
+    env = {"REDIS_URL": server.url, "STUDYHALL_GRACE_SECONDS": "0"}
+    started = spawn("studyhall", "worker", "--processes", 1, "--data-dir", tmp_path, env=env)
+    ready = json.loads(started.line_sync('"ready"', 60))
+    assert ready["redis"] == f"redis://127.0.0.1:{server.port}/0"
+    started.terminate()
+    started.wait(30)
+    assert "a-very-secret-word" not in started.log.read_text()
+
+
+def test_what_a_command_writes_is_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fresh folder, the usual umask, nothing configured: database, uploads, keys and the embedded server."""
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    data, sample = tmp_path / "data", next(SAMPLES.glob("*.md"))
+    command = [sys.executable, "-m", "studyhall", "submit", str(sample), "--data-dir", str(data)]
+    subprocess.run(["sh", "-c", 'umask 022; exec "$@"', "sh", *command], check=True, timeout=120)
+    written = [data, *data.rglob("*")]
+    assert {"studyhall.db", "signing.key", "blobs"} <= {path.name for path in written}
+    assert any(path.is_file() for path in (data / "blobs").rglob("*"))
+    open_to_others = [path for path in written if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077]
+    assert not open_to_others
 
 
 def worker(spawn: Spawner, redis_url: str, tmp_path: Path) -> Any:
@@ -160,8 +188,8 @@ def test_dlq_mistakes_exit_with_a_line_that_says_what_to_do(studyhall: Command) 
     for args, code, text in (
         (("dlq", "show", "nothing"), 1, "no dead letter"),
         (("dlq", "replay", "nothing"), 1, "no dead letter"),
-        (("dlq", "replay"), 2, "name one letter"),
-        (("dlq", "replay", "x", "--all"), 2, "name one letter"),
+        (("dlq", "replay"), 2, "name one dead letter"),
+        (("dlq", "replay", "x", "--all"), 2, "name one dead letter"),
         (("dlq", "purge"), 1, ""),
     ):
         said = studyhall(*args)
@@ -230,7 +258,7 @@ def test_waiting_without_a_worker_says_what_is_missing(
     async def somebody_works() -> bool:
         settings = load({"REDIS_URL": redis_url}, {"data_dir": tmp_path / "data"})
         async with open_app(settings) as app:
-            return await cli._somebody_works(app)
+            return await cli_documents._somebody_works(app)
 
     assert asyncio.run(somebody_works()), "with a worker there is nothing to say"
     working.close()

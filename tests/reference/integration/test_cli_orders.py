@@ -26,10 +26,12 @@ from studyhall.orders.events import types as order_types
 from studyhall.orders.payments import Payments
 from studyhall.orders.saga import buy_pack
 from studyhall.patterns import outbox
-from studyhall.patterns.core import store
 from studyhall.patterns.core.errors import JobError, Permanent
+from studyhall.patterns.core.event import MAX_BYTES, Event
 from studyhall.patterns.core.job import RetryPolicy
-from studyhall.patterns.event_schema import MAX_BYTES, Event, EventTypes
+from studyhall.patterns.core.open_store import close, open_store
+from studyhall.patterns.core.store import begin, read
+from studyhall.patterns.event_schema import EventTypes
 from studyhall.patterns.inbox import consumer
 from studyhall.patterns.outbox.relay import Relay
 from studyhall.patterns.saga import SagaRunner
@@ -79,11 +81,11 @@ def studyhall(tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -
 
 def drive(store_url: str) -> None:
     async def go() -> None:
-        engine = store.open_store(store_url)
+        engine = open_store(store_url)
         never = RetryPolicy(base=0.01, cap=0.01, attempts=1)
         async with BrokenPayments() as payments:
             await SagaRunner(engine, buy_pack(payments, charge=never, refund=never)).resume_due()
-        await store.close(engine)
+        await close(engine)
 
     asyncio.run(go())
 
@@ -113,7 +115,7 @@ def test_wrong_input_says_what_to_do(studyhall: Command) -> None:
     assert "JSON object" in studyhall(
         "saga", "repair", "x", "--note", "n", "--done", "a", "--result", "[", fails=2
     )
-    assert "is `studyhall relay` running?" in studyhall(
+    assert "is `studyhall event-worker` running?" in studyhall(
         "order", "buy", "biology-101", "--wait", "0.2", fails=1
     )
 
@@ -153,12 +155,12 @@ def test_quarantined_event_is_listed_replayed_and_discarded(studyhall: Command, 
             return [Permanent("too odd") for _ in events]
 
     async def quarantine() -> None:
-        engine = store.open_store(store_url)
-        async with store.begin(engine) as tx:
+        engine = open_store(store_url)
+        async with begin(engine) as tx:
             for subject in ("one", "two"):
                 await outbox.add(tx, Event(id=subject, type="order.odd.v1", subject=subject, source="test"))
         await Relay(engine, Refusing()).run_once()
-        await store.close(engine)
+        await close(engine)
 
     asyncio.run(quarantine())
     assert [row["event_id"] for row in studyhall("outbox", "quarantine", "list", "--json")] == ["one", "two"]
@@ -190,12 +192,12 @@ async def published_and_consumed(
     store_url: str, bus_url: str, events: list[Event], types: EventTypes, groups: tuple[str, ...]
 ) -> None:
     """What a relay does until there is nothing left to do."""
-    engine = store.open_store(store_url)
+    engine = open_store(store_url)
     async with open_bus(bus_url) as bus:
         for group in groups:
             await bus.subscribe(group, [TOPIC])
         if events:
-            async with store.begin(engine) as tx:
+            async with begin(engine) as tx:
                 await outbox.add(tx, *events)
         while await Relay(engine, bus).run_once():
             pass
@@ -215,15 +217,15 @@ async def published_and_consumed(
         await until(through, 30, "every group to be through")
         stop.set()
         await asyncio.gather(*tasks)
-    await store.close(engine)
+    await close(engine)
 
 
 def feed_of(store_url: str) -> list[str]:
     async def ask() -> list[str]:
-        engine = store.open_store(store_url)
-        async with store.read(engine) as tx:
+        engine = open_store(store_url)
+        async with read(engine) as tx:
             found = list(await tx.scalars(select(feed_entries.c.order_id).order_by(feed_entries.c.order_id)))
-        await store.close(engine)
+        await close(engine)
         return found
 
     return asyncio.run(ask())

@@ -19,8 +19,8 @@ from bullmq import Queue, QueueEvents
 from redis.exceptions import ConnectionError, TimeoutError
 
 from harness.processes import start_tied
-from harness.proxy import proxy_to
 from harness.redis import server_binary
+from harness.tcp_proxy import proxy_to
 from harness.waiting import until
 from harness.workers import at_work, counts, queue_at, stock_at_work
 from studyhall.patterns.bullmq_worker import ReliableWorker
@@ -273,7 +273,7 @@ async def test_failover_behind_one_address_is_followed_by_every_client(make_redi
             await finish.wait()
         done.append(job.id)
 
-    async with proxy_to(old.port) as proxy:
+    with proxy_to(old.port) as proxy:
         options = {"lock_duration": 3.0, "stalled_interval": 0.5, "on_error": errors.append}
         queue = Queue("q", {"connection": producer_client(proxy.url)})
         async with at_work("q", process, url=proxy.url, **options) as worker:
@@ -325,7 +325,7 @@ async def test_failover_behind_one_address_is_followed_by_every_client(make_redi
 )
 async def test_a_demoted_server_costs_a_client_one_answer_at_most(make_redis, make):
     old, new = make_redis(), make_redis()
-    async with proxy_to(old.port) as proxy:
+    with proxy_to(old.port) as proxy:
         client = make(proxy.url)
         script = client.register_script("return redis.call('SET', KEYS[1], ARGV[1])")
         await client.set("key", 1)
@@ -356,26 +356,28 @@ async def test_a_connection_that_died_without_a_word_is_noticed_soon(redis_serve
         started.append(job.name)
         await finish.wait()
 
-    async with (
-        proxy_to(redis_server.port) as proxy,
-        queue_at(redis_url, "q") as queue,
-        at_work("q", process, url=proxy.url, concurrency=1, on_error=lambda error: None),
-    ):
-        await queue.add("first", {})
-        await until(lambda: started, 10, "the first to start")
-        waiter = f"bull:{base64.b64encode(b'q').decode()}"
-        with redis_server.client() as client:
-            ports = [
-                int(one["addr"].rpartition(":")[2]) for one in client.client_list() if one["name"] == waiter
-            ]
-        assert proxy.swallow() >= 3 if dead == "all" else proxy.swallow(*ports) == 1
-        finish.set()
-        await until(queue.getCompletedCount, 30, "the first to be completed over a new connection")
-        await queue.add("second", {})
-        added = time.monotonic()
-        await until(lambda: "second" in started, 60, "the second to start")
-        deaf = time.monotonic() - added
-    assert deaf < 15  # 5 on a quiet machine; 30 with the patience of other blocking reads
+    with proxy_to(redis_server.port) as proxy:
+        async with (
+            queue_at(redis_url, "q") as queue,
+            at_work("q", process, url=proxy.url, concurrency=1, on_error=lambda error: None),
+        ):
+            await queue.add("first", {})
+            await until(lambda: started, 10, "the first to start")
+            waiter = f"bull:{base64.b64encode(b'q').decode()}"
+            with redis_server.client() as client:
+                ports = [
+                    int(one["addr"].rpartition(":")[2])
+                    for one in client.client_list()
+                    if one["name"] == waiter
+                ]
+            assert proxy.swallow() >= 3 if dead == "all" else proxy.swallow(*ports) == 1
+            finish.set()
+            await until(queue.getCompletedCount, 30, "the first to be completed over a new connection")
+            await queue.add("second", {})
+            added = time.monotonic()
+            await until(lambda: "second" in started, 60, "the second to start")
+            deaf = time.monotonic() - added
+        assert deaf < 15  # 5 on a quiet machine; 30 with the patience of other blocking reads
 
 
 SUFFICES = re.search(r"ACL SETUSER worker .*", str(connections.__doc__))

@@ -21,8 +21,7 @@ from harness.waiting import until
 from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import blocking_client, producer_client
 from studyhall.patterns.core.store import begin, read
-from studyhall.patterns.dead_letter import dead_letters, sweeper
-from studyhall.patterns.dead_letter.sweeper import DeadLetter
+from studyhall.patterns.dead_letter import DeadLetter, dead_letters, sweeper
 
 Process = Callable[[Job, str], Awaitable[Any]]
 
@@ -81,7 +80,7 @@ async def count(engine: AsyncEngine) -> int:
 
 
 async def only(engine: AsyncEngine) -> DeadLetter:
-    letters = await dead_letter.list_letters(engine)
+    letters = await dead_letter.list_dead_letters(engine)
     assert len(letters) == 1
     return letters[0]
 
@@ -105,7 +104,7 @@ async def test_the_four_causes_are_all_archived_and_leave_redis(
     swept = await dead_letter.sweep(["q"], redis, store)
 
     assert swept.archived == 5
-    letters = {letter.job_id: letter for letter in await dead_letter.list_letters(store)}
+    letters = {letter.job_id: letter for letter in await dead_letter.list_dead_letters(store)}
     assert {job_id: letter.cause for job_id, letter in letters.items()} == {
         "exhausted": "exhausted",
         "unrecoverable": "unrecoverable",
@@ -212,7 +211,7 @@ async def test_ids_and_fields_that_are_not_utf8_do_not_block_the_sweep(
     assert (await dead_letter.sweep(["q"], redis, store)).archived == sweeper.PAGE + 1
     assert await failed(redis, 0)
     assert [key async for key in redis.scan_iter("bull:q:*readable*")] == [], "what is archived leaves Redis"
-    letters = await dead_letter.list_letters(store, limit=200)
+    letters = await dead_letter.list_dead_letters(store, limit=200)
     by_id = {letter.job_id: letter for letter in letters}
     assert "readable" in by_id
     odd = by_id["\\xff\\xfe?7"]
@@ -311,8 +310,8 @@ async def test_a_replay_runs_under_the_same_id_with_its_trace_and_fresh_attempts
     assert attempts_made == 0
     assert starts == 2, "a second start: the job looks for its checkpoint"
     assert job.timestamp >= before - 5_000, "the time it lay dead is not its age"
-    assert await dead_letter.list_letters(store) == []
-    assert [found.id for found in await dead_letter.list_letters(store, replayed=True)] == [letter.id]
+    assert await dead_letter.list_dead_letters(store) == []
+    assert [found.id for found in await dead_letter.list_dead_letters(store, replayed=True)] == [letter.id]
 
 
 async def test_a_replay_that_dies_again_has_a_new_letter_and_the_whole_history(
@@ -328,14 +327,14 @@ async def test_a_replay_that_dies_again_has_a_new_letter_and_the_whole_history(
     second = await only(store)
     assert second.replay_of == first.id
     assert [letter.id for letter in await dead_letter.show(store, second.id)] == [second.id, first.id]
-    with pytest.raises(dead_letter.AlreadyReplayed, match="newer letter"):
+    with pytest.raises(dead_letter.AlreadyReplayed, match="a newer one"):
         await dead_letter.replay(store, redis, first.id)
 
 
 async def test_replay_refuses_what_cannot_be_replayed_with_a_named_error(
     store: AsyncEngine, redis: Redis, redis_url: str
 ) -> None:
-    with pytest.raises(dead_letter.UnknownLetter, match="List the letters"):
+    with pytest.raises(dead_letter.UnknownDeadLetter, match="List them"):
         await dead_letter.replay(store, redis, "nonsense")
     await fail(redis, redis_url, "j")
     await dead_letter.sweep(["q"], redis, store)
@@ -350,7 +349,7 @@ async def test_replay_refuses_what_cannot_be_replayed_with_a_named_error(
         await dead_letter.replay(store, redis, letter.id)
     await redis.zadd("bull:q:failed", {"no-hash": 1_700_000_000_000})
     await dead_letter.sweep(["q"], redis, store)
-    with pytest.raises(dead_letter.NothingToReplay, match="anew"):
+    with pytest.raises(dead_letter.NothingToReplay, match="again"):
         await dead_letter.replay(store, redis, (await only(store)).id)
 
 
@@ -397,7 +396,7 @@ async def test_replay_many_keeps_to_its_rate_and_reports_what_it_left_out(
     assert sorted(done.job_ids) == sorted(f"j{n}" for n in range(8) if n != 3)
     assert len(done.refused) == 1
     assert "in the queue" in next(iter(done.refused.values()))
-    assert sorted(letter.job_id for letter in await dead_letter.list_letters(store)) == ["j3", "other"]
+    assert sorted(letter.job_id for letter in await dead_letter.list_dead_letters(store)) == ["j3", "other"]
 
 
 async def test_listing_pages_through_everything_once(store: AsyncEngine, redis: Redis) -> None:
@@ -406,10 +405,10 @@ async def test_listing_pages_through_everything_once(store: AsyncEngine, redis: 
     async with begin(store) as tx:  # the worst case for a cursor: all archived in the same instant
         await tx.execute(update(dead_letters).values(archived_at=1_700_000_100.25))
     seen: list[str] = []
-    page = await dead_letter.list_letters(store, limit=10)
+    page = await dead_letter.list_dead_letters(store, limit=10)
     while page:
         seen += [letter.job_id for letter in page]
-        page = await dead_letter.list_letters(store, limit=10, after=page[-1].id)
+        page = await dead_letter.list_dead_letters(store, limit=10, after=page[-1].id)
     assert sorted(seen) == sorted(f"j{n}" for n in range(25))
 
 
@@ -456,7 +455,7 @@ async def test_replaying_a_dead_child_revives_its_flow(
     async with working(redis_url, process, *queues):
         await until(lambda: failed(redis, 2, "q-parent"), 30, "both ancestors fail")
         await dead_letter.sweep(queues, redis, store)
-        letters = {letter.job_id: letter for letter in await dead_letter.list_letters(store)}
+        letters = {letter.job_id: letter for letter in await dead_letter.list_dead_letters(store)}
         assert sorted(letters) == ["bad", "mid", "top"]
         with pytest.raises(dead_letter.ChildrenFirst, match="bad"):
             await dead_letter.replay(store, redis, letters["mid"].id)
@@ -465,7 +464,7 @@ async def test_replaying_a_dead_child_revives_its_flow(
         await until(lambda: "top" in results, 30, "the flow completes")
     assert sorted(results["mid"].values()) == ["result of bad", "result of good"]
     assert list(results["top"].values()) == ["result of mid"]
-    assert await dead_letter.list_letters(store) == []
+    assert await dead_letter.list_dead_letters(store) == []
 
 
 async def test_a_snapshot_is_what_redis_had(store: AsyncEngine, redis: Redis, redis_url: str) -> None:

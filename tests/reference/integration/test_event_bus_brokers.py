@@ -20,11 +20,11 @@ from redis.asyncio import Redis
 from harness.buses import open_bus
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.event_bus import EventBus
 from studyhall.patterns.event_bus.rabbitmq import NoSubscriber, RabbitBus
 from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
-from studyhall.patterns.event_schema import Event
 
 QUICK = RetryPolicy(base=0.05, cap=0.1, attempts=3)
 
@@ -213,7 +213,7 @@ async def test_redis_consumer_goes_on_after_all_data_is_lost(redis: Redis) -> No
 
 
 async def test_redis_consumers_end_whenever_they_are_told_to(redis: Redis, seed: int) -> None:
-    """One stop in ten or so hung for ever: a cancel that met the end of a Redis call was swallowed."""
+    """One stop in ten or so hung forever: a cancel that met the end of a Redis call was swallowed."""
     bus, moments = RedisStreamsBus(redis), random.Random(seed)
 
     async def started_and_stopped(group: str) -> None:

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from harness.buses import BUSES, SERVERS, open_bus
 from harness.waiting import until
 from studyhall.patterns.core.errors import Permanent, ResourceBusy
+from studyhall.patterns.core.event import MAX_BYTES, Event, EventTooLarge
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.event_bus import EventBus
-from studyhall.patterns.event_schema import MAX_BYTES, Event, EventTooLarge
-from studyhall.patterns.ordering import partition_of
+from studyhall.patterns.event_bus.delivery import partition_of
 
 QUICK = RetryPolicy(base=0.05, cap=0.1, attempts=3)
 EVERY = tuple(kind for kind in BUSES if not kind.endswith("-ordered"))

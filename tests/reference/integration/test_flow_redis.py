@@ -86,7 +86,7 @@ async def test_wait_keeps_the_parent_until_the_child_is_replayed(redis_url: str,
         assert [await desk.state(one) for one in steps[2:]] == ["waiting-children", "waiting-children"]
         assert flows.ran == ["a"]
         flows.broken.clear()
-        [letter] = await dead_letter.list_letters(desk.store)
+        [letter] = await dead_letter.list_dead_letters(desk.store)
         await dead_letter.replay(desk.store, desk.producer.redis, letter.id)
         await desk.ended(steps[-1])
         assert flows.ran == ["a", "b", "c", "d"], "the flow went on where it stood, nothing ran twice"
@@ -147,7 +147,7 @@ async def test_adding_a_flow_again_at_any_moment_changes_nothing(redis_url: str,
 async def test_a_child_of_another_living_flow_is_refused_before_anything_is_added(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """BullMQ adds the second parent without its child: it would wait for ever, and nobody is told."""
+    """BullMQ adds the second parent without its child: it would wait forever, and nobody is told."""
     flows = Flows()
     async with Desk.open(redis_url, tmp_path, flows.jobs) as desk:
         await desk.producer.enqueue(fan_in(step("first", "right"), [step("shared")]))

@@ -16,9 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from harness.pipelines import full_pipeline, full_producer
 from harness.redis import RedisServer
 from harness.workers import at_work, queue_at
-from studyhall.patterns.core import store as stores
 from studyhall.patterns.core.connections import events_client, producer_client
 from studyhall.patterns.core.job import RetryPolicy
+from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import ping
 from studyhall.patterns.dead_letter import counts
 from studyhall.patterns.health import Health, QueueHealth, measure, pages, problems
@@ -29,10 +29,10 @@ from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
-    engine = stores.open_store(f"sqlite:///{tmp_path / 'health.db'}")
-    await stores.create_all(engine)
+    engine = open_store(f"sqlite:///{tmp_path / 'health.db'}")
+    await create_all(engine)
     yield engine
-    await stores.close(engine)
+    await close(engine)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def redis(redis_url: str) -> AsyncIterator[Any]:
 
 
 async def of(redis: Any, store: AsyncEngine, queue: str = "q") -> QueueHealth:
-    return (await measure(redis, [queue], letters=counts(store))).queues[0]
+    return (await measure(redis, [queue], dead_letters=counts(store))).queues[0]
 
 
 async def test_a_backlog_in_any_waiting_state_is_seen_where_a_depth_alarm_sees_none(
@@ -185,7 +185,7 @@ async def test_three_instances_and_a_wobbling_value_send_one_alert_per_incident(
 ) -> None:
     values = [10, 70, 55, 65, 58, 61, 45, 20, 5]  # one incident, around a limit of 60
     rules = [Rule("*.oldest", raise_at=60, clear_at=30, because="jobs wait too long")]
-    stores_of_instances = [stores.open_store(f"sqlite:///{tmp_path / 'health.db'}") for _ in range(3)]
+    stores_of_instances = [open_store(f"sqlite:///{tmp_path / 'health.db'}") for _ in range(3)]
     sent: list[Alert] = []
 
     async def send(alert: Alert) -> None:
@@ -198,7 +198,7 @@ async def test_three_instances_and_a_wobbling_value_send_one_alert_per_incident(
             *(evaluate(engine, {"q.oldest": value}, rules, send) for engine in stores_of_instances)
         )
     for engine in stores_of_instances:
-        await stores.close(engine)
+        await close(engine)
     assert [(alert.signal, alert.raised, alert.value) for alert in sent] == [
         ("q.oldest", True, 70),
         ("q.oldest", False, 20),
@@ -267,7 +267,7 @@ async def test_measuring_works_on_real_executions(redis_url: str, redis: Any, st
         while (seen := await of(redis, store)).backlog or worker.active:
             await asyncio.sleep(0.02)
     await producer.close()
-    found: Health = await measure(redis, ["q"], letters=counts(store))
+    found: Health = await measure(redis, ["q"], dead_letters=counts(store))
     assert (found.queues[0].failed, found.queues[0].failure_rate) == (10, 0.5)
     assert seen.oldest == 0
     assert found.signals()["q.failure_rate"] == 0.5

@@ -229,7 +229,7 @@ async def test_request_that_can_never_pass_is_permanent(
 async def test_empty_account_is_permanent_although_it_says_429(
     provider: HttpProvider, server: AIServer
 ) -> None:
-    """RateLimited spends no attempt: an account without credit would be asked for ever."""
+    """RateLimited consumes no attempt: an account without credit would be asked forever."""
     server.will(Reply(429, {"error": {"code": "insufficient_quota"}}))
     with pytest.raises(ProviderRefused, match="credit"):
         await provider.concept_graph(TEXT, **options())

@@ -16,15 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from harness.postgres import PostgresServer
 from harness.processes import Spawner
-from studyhall.patterns.core.store import (
-    StoreUnavailable,
-    begin,
-    close,
-    create_all,
-    metadata,
-    open_store,
-    read,
-)
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import StoreUnavailable, begin, metadata, read
 from studyhall.patterns.idempotency import Inbox, KeyReused, NotJson, fingerprint, inbox
 
 PROGRAMS = Path(__file__).parent / "programs"

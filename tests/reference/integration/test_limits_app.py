@@ -21,7 +21,8 @@ from studyhall.limits import ai_limit, provider_breaker
 from studyhall.patterns.circuit_breaker import BreakerOpen
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import Overloaded
-from studyhall.patterns.core.store import close, create_all, open_store, read
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import read
 from studyhall.patterns.degraded.pending import drain, pending
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest

@@ -16,16 +16,16 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from harness.processes import Spawner
 from harness.redis import RedisServer
 from harness.waiting import until
-from studyhall import relay
+from studyhall import event_worker
 from studyhall.orders import service
 from studyhall.orders.db import analytics, feed_entries, notifications, orders, packs, payouts
 from studyhall.orders.events import TOPIC
 from studyhall.orders.payments import Payments
-from studyhall.orders.saga import buy_pack, order_taker
+from studyhall.orders.saga import buy_pack
 from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
-from studyhall.patterns.event_schema import Event
 from studyhall.patterns.outbox import add, outbox
 from studyhall.patterns.outbox import quarantine as outbox_upkeep
 from studyhall.patterns.outbox.relay import Relay
@@ -52,7 +52,7 @@ async def shop(store: AsyncEngine) -> AsyncEngine:
 async def place(store: AsyncEngine, **order: Any) -> str:
     order = {"pack_id": "biology-101", "customer": "ann", **order}
     async with begin(store) as tx:
-        return await service.place_order(tx, order_taker(store), **order)
+        return await service.place_order(tx, **order)
 
 
 async def count(store: AsyncEngine, table: Table) -> int:
@@ -63,7 +63,7 @@ async def count(store: AsyncEngine, table: Table) -> int:
 async def test_order_event_and_saga_commit_together_or_not_at_all(shop: AsyncEngine) -> None:
     async def failing_caller() -> None:
         async with begin(shop) as tx:
-            await service.place_order(tx, order_taker(shop), pack_id="biology-101", customer="ann")
+            await service.place_order(tx, pack_id="biology-101", customer="ann")
             raise RuntimeError("the request failed after all")
 
     with pytest.raises(RuntimeError):
@@ -208,7 +208,7 @@ async def test_events_that_the_bus_lost_are_found_and_handed_to_their_consumer_o
 
     async def consume_all() -> None:
         stop = asyncio.Event()
-        task = asyncio.create_task(relay.consume(shop, bus, "feed", stop=stop))
+        task = asyncio.create_task(event_worker.consume(shop, bus, "feed", stop=stop))
 
         async def through() -> bool:
             return await bus.lag("feed") == 0
@@ -221,20 +221,20 @@ async def test_events_that_the_bus_lost_are_found_and_handed_to_their_consumer_o
     await publish("a", "b", "c")
     await consume_all()
     await publish("d", "e")
-    assert await relay.reconcile_events(shop, bus, "feed", grace=0) is None, "not read yet is not lost"
+    assert await event_worker.reconcile_events(shop, bus, "feed", grace=0) is None, "not read yet is not lost"
     with own_redis.client() as server:
         server.flushall()
     await bus.subscribe("feed", [TOPIC])
     await consume_all()
     assert await count(shop, feed_entries) == 3, "nobody told the feed what it missed"
-    report = await relay.reconcile_events(shop, bus, "feed", grace=0)
+    report = await event_worker.reconcile_events(shop, bus, "feed", grace=0)
     assert report is not None
     assert report.repaired == ["d", "e"]
     assert await count(shop, feed_entries) == 5
-    again = await relay.reconcile_events(shop, bus, "feed", grace=0)
+    again = await event_worker.reconcile_events(shop, bus, "feed", grace=0)
     assert again is not None
     assert (again.checked, again.clean) == (5, True)
-    young = await relay.reconcile_events(shop, bus, "payouts")
+    young = await event_worker.reconcile_events(shop, bus, "payouts")
     assert young is not None
     assert (young.young, young.repaired) == (5, []), "what was published just now is on its way"
     await bus.redis.aclose()

@@ -19,13 +19,15 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from harness.postgres import PostgresServer
 from harness.waiting import until
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
+from studyhall.patterns.core.event import Event, EventTooLarge
 from studyhall.patterns.core.job import RetryPolicy
-from studyhall.patterns.core.store import begin, close, create_all, is_postgres, open_store, read
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import begin, is_postgres, read
 from studyhall.patterns.event_bus import BrokerUnavailable
-from studyhall.patterns.event_schema import Event, EventTooLarge
+from studyhall.patterns.outbox.claims import _claim, claim, settle
 from studyhall.patterns.outbox.quarantine import discard, lag, purge, quarantined, requeue
 from studyhall.patterns.outbox.relay import Relay
-from studyhall.patterns.outbox.table import _claim, add, claim, outbox, settle
+from studyhall.patterns.outbox.table import add, outbox
 
 SOON = RetryPolicy(base=0.01, cap=0.02, attempts=3)
 

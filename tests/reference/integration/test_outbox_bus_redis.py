@@ -15,9 +15,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.event import MAX_BYTES, Event
 from studyhall.patterns.core.store import begin, metadata, read
 from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
-from studyhall.patterns.event_schema import MAX_BYTES, Event, EventTypes
+from studyhall.patterns.event_schema import EventTypes
 from studyhall.patterns.inbox import Effect, consumer
 from studyhall.patterns.outbox import add
 from studyhall.patterns.outbox.quarantine import quarantined

@@ -20,7 +20,7 @@ from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
 from studyhall.patterns.core.job import RetryPolicy, provider_key
-from studyhall.patterns.core.store import close, create_all, open_store
+from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.outside_call import (
     Call,
     InFlight,

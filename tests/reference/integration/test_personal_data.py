@@ -142,7 +142,7 @@ async def test_no_value_of_a_statement_reaches_log_redis_or_dead_letter(
         clean(fields["failedReason"], fields["stacktrace"])
         assert "save" in fields["stacktrace"] or "Traceback" in fields["stacktrace"], "still a trace"
         await dead_letter.sweep(["desk"], desk.producer.redis, desk.store)
-        [letter] = await dead_letter.list_letters(desk.store)
+        [letter] = await dead_letter.list_dead_letters(desk.store)
         clean(letter.reason, letter.snapshot["fields"]["stacktrace"])
         clean(*map(str, desk.lines), written())
 

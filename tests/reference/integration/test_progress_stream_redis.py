@@ -12,7 +12,7 @@ import pytest
 from harness.redis import RedisServer
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.progress_stream import GAP, IDLE, Event, ProgressStream, sse
+from studyhall.patterns.progress_stream import GAP, IDLE, JobEvent, ProgressStream, sse
 
 QUEUES = ("alpha", "beta")
 
@@ -47,7 +47,7 @@ class Reader:
     """A client: reads until it is told to stop, keeps what it saw."""
 
     def __init__(self, stream: ProgressStream, last_id: str | None = None, pause: float = 0.0) -> None:
-        self.seen: list[Event] = []
+        self.seen: list[JobEvent] = []
         self._pause = pause
         self._task = asyncio.create_task(self._read(stream, last_id))
 

@@ -23,7 +23,7 @@ from studyhall.patterns.bullmq_worker.autopipeline import AutoPipeline
 from studyhall.patterns.core.connections import producer_client, worker_client
 from studyhall.patterns.core.errors import ResourceBusy
 from studyhall.patterns.core.job import RetryPolicy
-from studyhall.patterns.core.store import close, create_all, open_store
+from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.rate_limit import (

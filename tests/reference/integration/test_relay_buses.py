@@ -18,10 +18,11 @@ from harness.buses import BUSES, SERVERS, open_bus
 from harness.kafka import MockKafka
 from harness.tcp_proxy import TcpProxy
 from harness.waiting import until
+from studyhall.patterns.core.event import MAX_BYTES, Event
 from studyhall.patterns.core.job import RetryPolicy
-from studyhall.patterns.core.store import begin, close, create_all, open_store, read
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.event_bus import EventBus
-from studyhall.patterns.event_schema import MAX_BYTES, Event
 from studyhall.patterns.outbox import add, outbox
 from studyhall.patterns.outbox.quarantine import lag, quarantined
 from studyhall.patterns.outbox.relay import Relay

@@ -11,12 +11,14 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.waiting import until
-from studyhall.patterns.core import store as stores
+from studyhall.patterns.core import open_store as opening
 from studyhall.patterns.core.errors import Permanent, Transient
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.job import RetryPolicy
-from studyhall.patterns.core.store import begin, close, create_all, open_store, read
-from studyhall.patterns.event_schema import Event
-from studyhall.patterns.outbox import Failure, add, claim, outbox, settle
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import begin, read
+from studyhall.patterns.outbox import add, outbox
+from studyhall.patterns.outbox.claims import Failure, claim, settle
 from studyhall.patterns.outbox.quarantine import discard, lag, quarantined
 from studyhall.patterns.outbox.relay import Relay
 
@@ -58,7 +60,7 @@ async def running(relay: Relay) -> AsyncIterator[asyncio.Task[None]]:
 @pytest.fixture
 async def small_pool(store_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncEngine]:
     """A store whose pool gives up after 0.2 s, not after 10."""
-    monkeypatch.setattr(stores, "LOCK_WAIT", 0.2)
+    monkeypatch.setattr(opening, "LOCK_WAIT", 0.2)
     engine = open_store(store_url)
     await create_all(engine)
     yield engine

@@ -11,8 +11,8 @@ from sqlalchemy import Column, Integer, String, Table, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from studyhall.patterns.core.errors import Transient
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.store import begin, metadata, read
-from studyhall.patterns.event_schema import Event
 from studyhall.patterns.inbox import handle_once
 from studyhall.patterns.outbox import add
 from studyhall.patterns.outbox.quarantine import purge
@@ -116,7 +116,7 @@ async def test_force_applies_again_in_order_and_only_for_that_consumer(store: As
     await publish(store, 20, lambda _c, _e: False)
     payouts = await applied(store, "payouts")
     async with begin(store) as tx:
-        await tx.execute(delete(effects).where(effects.c.consumer == "feed"))  # a projection built anew
+        await tx.execute(delete(effects).where(effects.c.consumer == "feed"))  # a projection built again
     effect = effect_of("feed")
     assert (await replay(store, "feed", logged(store), effect)).applied == 0  # type: ignore[arg-type]
     report = await replay(store, "feed", logged(store, after=5, until=15), effect, force=True)  # type: ignore[arg-type]

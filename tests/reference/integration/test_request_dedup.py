@@ -12,7 +12,7 @@ import redis.asyncio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.waiting import until
-from studyhall.patterns.core.store import close, create_all, open_store
+from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.request_dedup import Answer, InvalidRequestKey, KeyReused, RequestDedup, business_key
 
 

@@ -78,7 +78,7 @@ async def test_failed_jobs_cost_redis_nothing_lasting_where_the_default_keeps_th
             await until(lambda: _failed(desk.producer.queue("sums"), number), 120, "ours failed", every=0.2)
         await dead_letter.sweep(["sums"], desk.producer.redis, desk.store)
         left = [key async for key in desk.producer.redis.scan_iter("bull:sums:sum.*")]
-        letters = await dead_letter.list_letters(desk.store, limit=number + 10)
+        letters = await dead_letter.list_dead_letters(desk.store, limit=number + 10)
     ours = kept_bytes("sums") / number
     assert kept == number, "the naive twin keeps every failed job"
     assert naive_bytes > 1_000

@@ -13,11 +13,11 @@ from sqlalchemy import insert, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.waiting import until
-from studyhall.housekeeping import clean_up
+from studyhall.maintenance import clean_up
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.store import begin, is_postgres
-from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step, StepContext
+from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep, StepContext
 from studyhall.patterns.saga import repair as saga_repair
 from studyhall.patterns.saga import store as saga_store
 
@@ -45,10 +45,10 @@ class World:
 
         return act
 
-    def step(self, name: str, *, resolve: bool = False, **limits: Any) -> Step:
+    def step(self, name: str, *, resolve: bool = False, **limits: Any) -> SagaStep:
         asks = self.action(f"find {name}") if resolve else None
         limits = {"retry": FAST, "undo_retry": FAST, **limits}
-        return Step(name, self.action(name), self.action(f"undo {name}"), asks, **limits)
+        return SagaStep(name, self.action(name), self.action(f"undo {name}"), asks, **limits)
 
 
 async def started(store: AsyncEngine, saga: Saga, saga_id: str = "s1", **data: Any) -> SagaRunner:
@@ -296,9 +296,9 @@ async def test_forced_repair_takes_the_saga_away_from_a_running_process(store: A
     driving = asyncio.create_task(runner.run("s1"))
     await asyncio.wait_for(reached.wait(), 10)
     before = await saga_store.load(store, "s1")
-    with pytest.raises(saga_repair.StillRunning, match="is in step 'a'"):
+    with pytest.raises(saga_repair.StepRunning, match="is in step 'a'"):
         await saga_repair.compensate(store, "s1", by="ann", note="stop")
-    with pytest.raises(saga_repair.StillRunning, match="force"):
+    with pytest.raises(saga_repair.StepRunning, match="force"):
         await saga_repair.retry(store, "s1", by="ann", note="again")
     assert await saga_store.load(store, "s1") == before, "a refused repair changes nothing"
     await saga_repair.compensate(store, "s1", by="ann", note="stop", force=True)

@@ -18,13 +18,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from harness.pipelines import full_pipeline, full_producer
 from harness.waiting import until
 from harness.workers import at_work, counts, queue_at
-from studyhall.patterns.core import store as stores
 from studyhall.patterns.core.execution import CallNext
 from studyhall.patterns.core.job import RetryPolicy, cancelled
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.pipeline import JobContext
-from studyhall.patterns.schedule import Schedule, Schedules, UnknownSchedule, ticking
+from studyhall.patterns.schedule import Schedule, Schedules, ticking
 from studyhall.patterns.schedule.history import missed_slots, note_start, schedule_state
-from studyhall.patterns.schedule.keeper import _spread
+from studyhall.patterns.schedule.keeper import UnknownSchedule, _spread
 from studyhall.patterns.schedule.slots import Tick, tick_of
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -88,12 +89,12 @@ class Hall:
 
 @pytest.fixture
 async def hall(redis_url: str, tmp_path: Path) -> AsyncIterator[Hall]:
-    store = stores.open_store(f"sqlite:///{tmp_path / 'schedule.db'}")
-    await stores.create_all(store)
+    store = open_store(f"sqlite:///{tmp_path / 'schedule.db'}")
+    await create_all(store)
     made = Hall(redis_url, store)
     yield made
     await made.producer.close()
-    await stores.close(store)
+    await close(store)
 
 
 async def test_any_number_of_instances_apply_the_same_schedules_once(hall: Hall) -> None:
@@ -306,7 +307,7 @@ async def test_a_slot_noted_by_a_clock_that_was_ahead_silences_nobody(hall: Hall
     await declared.apply(hall.producer, hall.store)
     future = one.cadence.next_after((time.time() + 3600) * 1000)
     row = {"id": "a", "last_slot": future, "ticks": 5, "missed": 0, "skipped": 0}
-    async with stores.begin(hall.store) as tx:
+    async with begin(hall.store) as tx:
         await tx.execute(insert(schedule_state).values(row))
     queue = hall.producer.queue("q")
     slot = await hall.next_slot("a")
@@ -333,7 +334,7 @@ async def test_ten_days_without_a_worker_are_counted_to_the_last_tick_while_the_
     slot = int(time.time() * 1000) // minute * minute
     last = slot - (missed + 1) * minute
     row = {"id": "a", "last_slot": last, "ticks": 1, "missed": 0, "skipped": 0}
-    async with stores.begin(hall.store) as tx:
+    async with begin(hall.store) as tx:
         await tx.execute(insert(schedule_state).values(row))
     tick = Tick("a", slot, {"cron": one.cron})
     began = time.perf_counter()
@@ -345,7 +346,7 @@ async def test_ten_days_without_a_worker_are_counted_to_the_last_tick_while_the_
     asking = (time.perf_counter() - began) / 100
     await note_start(hall.store, tick, slot)
     assert (await hall.state(hall.schedules(one))).missed == missed
-    async with stores.read(hall.store) as connection:
+    async with read(hall.store) as connection:
         known = [row.slot for row in await connection.execute(select(missed_slots).order_by("slot"))]
     assert known == list(range(slot - 1000 * minute, slot, minute)), "the latest are known by name"
     assert counting < 0.02 * missed * asking, "as slow as asking for one slot after the other"
@@ -357,7 +358,7 @@ async def test_a_changed_definition_counts_from_the_change(hall: Hall) -> None:
     await hall.apply(nightly)
     last = nightly.cadence.next_after((time.time() - 86_400) * 1000)
     row = {"id": "a", "last_slot": last, "ticks": 1, "missed": 0, "skipped": 0}
-    async with stores.begin(hall.store) as tx:
+    async with begin(hall.store) as tx:
         await tx.execute(insert(schedule_state).values(row))
     changed = hall.schedules(Schedule("a", "tick", every=1))
     began = time.monotonic()

@@ -17,20 +17,18 @@ from harness.ports import free_port
 from harness.postgres import PostgresServer
 from harness.processes import Spawner
 from harness.waiting import until
+from studyhall.patterns.core import open_store as opening
 from studyhall.patterns.core import store as store_module
+from studyhall.patterns.core.open_store import WrongStoreUrl, close, create_all, open_store
 from studyhall.patterns.core.store import (
     NestedBegin,
     StoreBusy,
     StoreUnavailable,
-    WrongStoreUrl,
     begin,
-    close,
-    create_all,
     in_one_hop,
     is_outage,
     is_postgres,
     metadata,
-    open_store,
     read,
 )
 
@@ -232,7 +230,8 @@ async def test_cancelled_hops_give_their_turn_back(store: AsyncEngine) -> None:
 async def test_nested_begin_on_sqlite_is_a_named_error_not_a_deadlock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "LOCK_WAIT", 0.2)
+    for module in (store_module, opening):
+        monkeypatch.setattr(module, "LOCK_WAIT", 0.2)
     engine = open_store(f"sqlite:///{tmp_path / 's.db'}")
     async with begin(engine):
         with pytest.raises(NestedBegin, match="nested"):

@@ -20,7 +20,7 @@ from studyhall.patterns import dead_letter
 from studyhall.patterns.cancel import cancel
 from studyhall.patterns.core.connections import events_client
 from studyhall.patterns.core.errors import Cancelled, Permanent
-from studyhall.patterns.core.store import close, create_all, open_store
+from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.dead_letter import reason_of
 from studyhall.patterns.idempotency import Inbox, result_of
 from studyhall.patterns.pipeline import JobContext

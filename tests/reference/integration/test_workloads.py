@@ -19,7 +19,8 @@ from harness.waiting import until
 from studyhall import db
 from studyhall.jobs import job_types, study_flow
 from studyhall.patterns.bullmq_worker import ReliableWorker
-from studyhall.patterns.core import store as stores
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.isolation import SubprocessPool
 from studyhall.patterns.producer import JobRef, JobRequest
 from studyhall.providers import AIProvider, ConceptGraph, LocalProvider, OnProgress, Step
@@ -46,7 +47,7 @@ class StudyHall:
             path.write_bytes(source)
         else:
             shutil.copy(source, path)
-        async with stores.begin(self.store) as tx:
+        async with begin(self.store) as tx:
             await db.add_document(
                 tx,
                 document_id=document_id,
@@ -83,20 +84,20 @@ class StudyHall:
         await until(ended, timeout=60, what=f"{ref.name} to be {state}")
 
     async def read(self, query: Callable[..., Awaitable[Any]], document_id: str, owner: str = OWNER) -> Any:
-        async with stores.read(self.store) as connection:
+        async with read(self.store) as connection:
             return await query(connection, document_id, owner)
 
 
 @pytest.fixture
 async def hall(redis_url: str, tmp_path: Path) -> AsyncIterator[StudyHall]:
-    store = stores.open_store(f"sqlite:///{tmp_path / 'hall.db'}")
-    await stores.create_all(store)
+    store = open_store(f"sqlite:///{tmp_path / 'hall.db'}")
+    await create_all(store)
     (tmp_path / "blobs").mkdir()
     made = StudyHall(redis_url, store, tmp_path / "blobs")
     yield made
     await made.pool.close()
     await made.producer.close()
-    await stores.close(store)
+    await close(store)
 
 
 async def test_uploads_of_every_kind_become_graph_quiz_and_explanations(hall: StudyHall) -> None:
@@ -223,17 +224,17 @@ async def _quiet(step: Step) -> None:
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[AsyncEngine]:
     sqlite = request.param == "sqlite"
     url = f"sqlite:///{tmp_path / 'tables.db'}" if sqlite else request.getfixturevalue("postgres_url")
-    opened = stores.open_store(url)
-    await stores.create_all(opened)
+    opened = open_store(url)
+    await create_all(opened)
     yield opened
-    await stores.close(opened)
+    await close(opened)
 
 
 async def test_results_are_replaced_and_go_with_their_document(store: AsyncEngine) -> None:
     graph = await LocalProvider().concept_graph(
         (SAMPLES / "water-cycle.md").read_text(), key="k", on_progress=_quiet, deadline=float("inf")
     )
-    async with stores.begin(store) as tx:
+    async with begin(store) as tx:
         await db.add_document(tx, document_id="d", owner=OWNER, name="a\0\nb", blob="d", size=1)
         await db.save_graph(tx, "d", "first", graph)
         await db.save_graph(tx, "d", "second", graph)

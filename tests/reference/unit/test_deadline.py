@@ -12,7 +12,7 @@ import pytest
 from harness.waiting import until
 from studyhall.patterns.core.errors import Permanent, Transient
 from studyhall.patterns.core.job import Deadline, Outcome, RetryPolicy
-from studyhall.patterns.deadline import DeadlineExceeded, remaining, run_within
+from studyhall.patterns.deadline import DeadlineExceeded, remaining, run_within, uncharged
 from studyhall.patterns.retry import decide
 
 
@@ -191,6 +191,26 @@ async def test_work_knows_how_long_it_has_and_an_inner_limit_cannot_exceed_the_o
         return await run_within(1_000, inner)
 
     assert 0 < await run_within(30, outer) <= 30
+
+
+async def test_uncharged_time_is_added_to_every_limit_around_and_the_rest_still_counts() -> None:
+    async def work(seconds: float) -> float:
+        with uncharged():
+            await asyncio.gather(asyncio.sleep(0.6), nested())
+        left = remaining()
+        await asyncio.sleep(seconds)
+        return left
+
+    async def nested() -> None:
+        with uncharged():
+            await asyncio.sleep(0.3)
+
+    async def inner(seconds: float) -> float:
+        return await run_within(0.5, work, seconds)
+
+    assert 0 < await run_within(0.5, inner, 0) <= 0.5
+    with pytest.raises(DeadlineExceeded):
+        await run_within(0.5, inner, 30)
 
 
 def test_the_next_attempt_gets_longer_up_to_the_longest() -> None:

@@ -293,6 +293,35 @@ def test_zip_bomb_that_lies_about_its_size_gives_no_more_than_it_claims(stored) 
     assert peak < 10_000_000
 
 
+NOISE = "".join(f" a{number}='{number:x}'" for number in range(400_000))  # 6 MB that do not pack to nothing
+HUGE = {
+    "start tag": f"<w:p{NOISE}/>",
+    "comment with tags in it": f"<!-- {NOISE.replace(' ', '<')} --><w:p/>",
+    "instruction with tags in it": f"<?x {NOISE.replace(' ', '<')} ?><w:p/>",
+    "instruction behind what only looks like a comment": (
+        f"<w:p><w:r><w:t><![CDATA[<!--]]></w:t></w:r></w:p><?x --> {NOISE.replace(' ', '<')} ?>"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HUGE)
+def test_one_huge_token_of_a_word_file_is_refused_before_expat_reads_it_again_and_again(
+    stored, what: str
+) -> None:
+    """Expat 2.5 takes quadratic time for it: 433 kB in a zip kept a reader busy until its deadline, three times."""
+    began = time.process_time()
+    with pytest.raises(Corrupt, match="save it under a new name"):
+        extract(stored(docx(HUGE[what])))
+    usual = time.process_time()
+    extract(stored(docx("".join(paragraph(f"word {number:x}") for number in range(60_000)))))
+    assert usual - began < 2 + 5 * (time.process_time() - usual), "no longer than an honest file of that size"
+
+
+def test_comments_instructions_and_cdata_of_honest_size_are_read(stored) -> None:
+    text = "<!-- <w:p> --><?x y?><w:p><w:r><w:t><![CDATA[<!-- tides ]]>rise</w:t></w:r></w:p>"
+    assert "<!-- tides rise" in extract(stored(docx(text + f"<!-- {'<' * 70_000} -->" * 5))).text
+
+
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_compression_that_zipfile_cannot_bound_is_refused(stored, method: int) -> None:
     buffer = io.BytesIO()

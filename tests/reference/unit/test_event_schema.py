@@ -13,16 +13,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from studyhall.patterns.core.errors import Permanent
-from studyhall.patterns.event_schema import (
-    Event,
-    EventTooLarge,
-    EventTypes,
-    InvalidEvent,
-    InvalidEventData,
-    MalformedEvent,
-    UnknownEventType,
-    UnknownEventVersion,
-)
+from studyhall.patterns.core.event import Event, EventTooLarge, InvalidEvent, MalformedEvent, UnknownEventType
+from studyhall.patterns.event_schema import EventTypes, InvalidEventData, UnknownEventVersion
 
 
 class PlacedV1(BaseModel):

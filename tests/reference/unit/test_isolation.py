@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from studyhall.patterns.core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, Transient
+from studyhall.patterns.deadline import DeadlineExceeded, run_within
 from studyhall.patterns.isolation import IsolatedError, SubprocessPool
 
 PROGRAMS = Path(__file__).parents[1] / "faults" / "programs"
@@ -120,3 +121,17 @@ async def test_a_warm_call_costs_little(
     median = sorted(warm)[100]
     assert median < cold / 5, "a warm call costs as much as starting a process"
     figures("isolation", name="overhead", calls=len(warm), median_ms=round(median * 1000, 2))
+
+
+async def test_waiting_for_a_free_process_is_not_charged_to_the_deadline(work: ModuleType) -> None:
+    """Six calls of 0.3 s one after another, each with a limit of 2 s less than their sum: none is late by itself."""
+    async with SubprocessPool(1) as pool:
+        await pool.run(work.add, 1, 1)  # the child is there
+
+        async def call() -> None:
+            await pool.run(time.sleep, 0.3)
+
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(run_within(1.2, call) for _ in range(6)))
+        with pytest.raises(DeadlineExceeded):
+            await run_within(0.5, pool.run, time.sleep, 30)

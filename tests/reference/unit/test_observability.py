@@ -310,6 +310,24 @@ def test_human_lines_say_the_same_for_a_terminal() -> None:
     assert "hunter2" not in stream.getvalue()
 
 
+def test_no_control_character_reaches_a_human_line_and_no_text_looks_like_a_line() -> None:
+    """A file name that clears the screen, a reason that pretends to be the next line."""
+    evil = "\x1b[2J\x1b]0;owned\x07 quiet\r\n12:00:00 error   all is lost\x9b31m\x00"
+    root, stream = logging.getLogger(), io.StringIO()
+    handlers, level = root.handlers[:], root.level
+    try:
+        configure_logging("INFO", stream, style="human")
+        with bind(file=evil):
+            execution(name=evil, outcome=Outcome.PERMANENT, error=Permanent(evil))
+            log.warning(evil)
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    written = stream.getvalue()
+    assert {one for one in written if not one.isprintable()} <= {"\n"}
+    assert not [line for line in written.splitlines() if line.startswith("12:00:00 error   all is lost")]
+
+
 def test_a_line_is_cheap(figures: Callable[..., object]) -> None:
     """In a process of its own, without pytest's handlers, and in CPU time, for the machine may be busy."""
     program = """

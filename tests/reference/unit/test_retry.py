@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import format_datetime
 
@@ -24,7 +25,16 @@ from studyhall.patterns.core.errors import (
     Unavailable,
 )
 from studyhall.patterns.core.job import Decision, Outcome, RetryPolicy
-from studyhall.patterns.retry import AI, DEFAULT, DOCUMENTS, decide, full_jitter, parse_retry_after
+from studyhall.patterns.retry import (
+    AI,
+    DEFAULT,
+    DOCUMENTS,
+    decide,
+    forever,
+    full_jitter,
+    parse_retry_after,
+    surviving,
+)
 
 policies = st.builds(
     lambda base, factor, attempts: RetryPolicy(base, base * factor, attempts),
@@ -146,7 +156,7 @@ def test_retry_loops_multiply_so_the_handler_has_none(figures: Callable[..., obj
 
 
 @pytest.mark.parametrize(
-    ("error", "outcome", "spends"),
+    ("error", "outcome", "consumes"),
     [
         (Transient("503"), Outcome.RETRY, True),
         (KeyError("a bug"), Outcome.RETRY, True),
@@ -159,9 +169,9 @@ def test_retry_loops_multiply_so_the_handler_has_none(figures: Callable[..., obj
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
-def test_the_class_of_the_error_decides(error: Exception, outcome: Outcome, spends: bool) -> None:
+def test_the_class_of_the_error_decides(error: Exception, outcome: Outcome, consumes: bool) -> None:
     decision = decide(error, DEFAULT, 0)
-    assert (decision.outcome, decision.consume_attempt) == (outcome, spends)
+    assert (decision.outcome, decision.consume_attempt) == (outcome, consumes)
     assert (decision.delay is None) == (outcome in {Outcome.PERMANENT, Outcome.CANCELLED})
 
 
@@ -287,7 +297,7 @@ def test_the_named_policies_are_those_of_the_guide() -> None:
 def test_surviving_bridges_the_outage_at_the_worst_draw_and_with_no_attempt_to_spare(
     seconds: float, base: float, factor: float, seed: int
 ) -> None:
-    policy = RetryPolicy.surviving(seconds, base=base, cap=base * factor)
+    policy = surviving(seconds, base=base, cap=base * factor)
 
     class Lowest(random.Random):
         def random(self) -> float:
@@ -304,7 +314,7 @@ def test_surviving_bridges_the_outage_at_the_worst_draw_and_with_no_attempt_to_s
 def test_the_default_policy_bridges_three_seconds_at_best_and_surviving_an_hour() -> None:
     rng = random.Random(1)
     assert sum(full_jitter(DEFAULT, failure, rng) for failure in range(DEFAULT.attempts - 1)) < 3
-    hour = RetryPolicy.surviving(3600)
+    hour = surviving(3600)
     assert hour.attempts < 150
     outcomes = {decide(Transient("away"), hour, made).outcome for made in range(hour.attempts - 1)}
     assert outcomes == {Outcome.RETRY}
@@ -319,7 +329,7 @@ def test_pauses_with_a_floor_grow_whatever_is_drawn(attempt: int, seed: int) -> 
 
 
 def test_never_giving_up_ends_by_a_permanent_error_alone() -> None:
-    policy = RetryPolicy.forever()
+    policy = forever()
     late = decide(Transient("away"), policy, 1_000_000, age=1e9)
     assert late.outcome is Outcome.RETRY
     assert late.delay is not None
@@ -345,11 +355,11 @@ def test_a_scale_of_zero_leaves_the_decisions_and_takes_the_pauses() -> None:
     errors = [Transient("x"), Snooze(60), ResourceBusy(), RateLimited(retry_after=5), Unavailable("x")]
     errors += [Permanent("x"), RetryLater(7), RetryLater(7, consume_attempt=True)]
     for error in errors:
-        plain, quick = decide(error, policy, 1), decide(error, policy.scaled(0), 1)
+        plain, quick = decide(error, policy, 1), decide(error, replace(policy, scale=0), 1)
         assert quick.consume_attempt == plain.consume_attempt
         assert quick.outcome == plain.outcome
         assert quick.delay == (None if plain.delay is None else 0)
-    assert decide(Snooze(4), policy.scaled(0.5), 0).delay == 2
+    assert decide(Snooze(4), replace(policy, scale=0.5), 0).delay == 2
 
 
 @pytest.mark.parametrize("wrong", [{"floor": -0.1}, {"floor": 1.1}, {"max_waits": -1}, {"scale": -1}])

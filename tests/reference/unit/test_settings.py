@@ -48,6 +48,7 @@ def test_a_variable_like_nothing_we_know_gets_the_whole_list() -> None:
         ("STUDYHALL_LOG_LEVEL", "loud"),
         ("STUDYHALL_PROVIDER", "oracle"),
         ("STUDYHALL_METRICS_PORT", "70000"),
+        ("STUDYHALL_ADMIN_TOKEN", "fifteen letters"),
     ],
 )
 def test_a_bad_value_names_its_variable_and_what_it_is_for(name: str, value: str) -> None:
@@ -56,7 +57,7 @@ def test_a_bad_value_names_its_variable_and_what_it_is_for(name: str, value: str
 
 
 def test_secrets_are_neither_in_errors_nor_in_the_settings_text() -> None:
-    secret = "sk-secret-value"
+    secret = "sk-secret-value-of-some-length"
     settings = load(
         {"STUDYHALL_PROVIDER_KEY": secret, "STUDYHALL_SIGNING_KEYS": secret, "STUDYHALL_ADMIN_TOKEN": secret}
     )
@@ -118,3 +119,15 @@ def test_eight_processes_that_start_at_once_make_one_key(tmp_path: Path) -> None
     made = tmp_path / "data" / "signing.key"
     assert stat.S_IMODE(made.stat().st_mode) == 0o600, "for its owner alone"
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["signing.key"], "no left-overs"
+
+
+def test_the_data_dir_is_for_its_user_alone_and_a_folder_of_others_is_left_as_it_is(tmp_path: Path) -> None:
+    """Also one that an earlier version made for everybody to read; it is known by its signing key."""
+    made, old, foreign = (Settings(data_dir=tmp_path / name) for name in ("made", "old", "foreign"))
+    for settings in (old, foreign):
+        settings.data_dir.mkdir(mode=0o755)
+    (old.data_dir / "signing.key").touch()
+    for settings in (made, old, foreign):
+        settings.make_data_dir()
+    modes = [stat.S_IMODE(one.data_dir.stat().st_mode) for one in (made, old, foreign)]
+    assert modes == [0o700, 0o700, 0o755]

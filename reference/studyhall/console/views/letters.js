@@ -39,7 +39,7 @@ async function replayOne(id, refresh) {
 
 async function replaySome(ids, queue, refresh) {
   const rate = h("input", { id: "replay-rate", type: "number", min: 0.1, max: 100, step: 0.1, value: 5, required: true });
-  const what = ids.length ? plural(ids.length, "letter") : queue ? `all letters of ${queue}` : "all letters";
+  const what = ids.length ? plural(ids.length, "dead letter") : queue ? `all dead letters of ${queue}` : "all dead letters";
   const perSecond = await modal(`Replay ${what}`, (close) =>
     h(
       "form",
@@ -68,18 +68,18 @@ async function follow(href, refresh) {
     await new Promise((resolve) => setTimeout(resolve, 700));
     const now = await admin(href).catch(() => null);
     refresh();
-    if (now === null) return toast("The server was restarted: letters that were not replayed are still here.", "bad");
+    if (now === null) return toast("The server was restarted: dead letters that were not replayed are still here.", "bad");
     if (now.state === "running") continue;
     const refused = Object.values(now.refused);
-    if (refused.length) toast(`${plural(refused.length, "letter")} could not be replayed: ${refused[0]}`, "bad");
-    if (now.replayed.length) toast(`${plural(now.replayed.length, "letter")} replayed.`);
+    if (refused.length) toast(`${plural(refused.length, "dead letter")} could not be replayed: ${refused[0]}`, "bad");
+    if (now.replayed.length) toast(`${plural(now.replayed.length, "dead letter")} replayed.`);
     return undefined;
   }
 }
 
 async function purge(refresh) {
   const days = h("input", { id: "purge-days", type: "number", min: 0, max: 3650, value: 30, required: true });
-  const chosen = await modal("Purge old letters", (close) =>
+  const chosen = await modal("Purge old dead letters", (close) =>
     h(
       "form",
       { onsubmit: (event) => { event.preventDefault(); close(Number(days.value)); } },
@@ -93,7 +93,7 @@ async function purge(refresh) {
   if (!(await confirmByWord("Delete them for good?", warning, "purge", "Purge"))) return;
   try {
     const done = await admin("/admin/dead-letters/purge", { method: "POST", json: { older_than_days: chosen, confirm: "purge" } });
-    toast(`${plural(done.purged ?? 0, "letter")} purged.`);
+    toast(`${plural(done.purged ?? 0, "dead letter")} purged.`);
   } catch (error) {
     toast(error.message, "bad");
   }
@@ -155,7 +155,7 @@ function mount({ body, tools, params, refresh }) {
   const split = h("div", { class: "split" }, h("div", null, nothing, list), side);
   list.hidden = true;
   const changed = () => {
-    text(replayChosen, chosen.size ? `Replay ${plural(chosen.size, "selected letter")}…` : "Replay selected");
+    text(replayChosen, chosen.size ? `Replay ${plural(chosen.size, "selected dead letter")}…` : "Replay selected");
     set(replayChosen, "disabled", chosen.size === 0);
     all.checked = shown.length > 0 && shown.every((letter) => chosen.has(letter.id));
     all.indeterminate = chosen.size > 0 && !all.checked;
@@ -180,7 +180,7 @@ function mount({ body, tools, params, refresh }) {
   replace(tools, replayChosen, replayAll, purgeOld);
   replace(
     body,
-    h("form", { class: "filters", role: "search", "aria-label": "Filter letters", onsubmit: (event) => event.preventDefault() },
+    h("form", { class: "filters", role: "search", "aria-label": "Filter dead letters", onsubmit: (event) => event.preventDefault() },
       h("div", null, h("label", { for: "letter-queue" }, "Queue"), queueField),
       h("div", null, h("label", { for: "letter-kind" }, "Which"), kind),
       h("div", null, h("label", { for: "letter-search" }, "Search"), search),
@@ -193,7 +193,7 @@ function mount({ body, tools, params, refresh }) {
   const pick = () => {
     const word = search.value.trim().toLowerCase();
     shown = letters.filter((row) => (!queueField.value || row.queue === queueField.value) && (!word || `${row.name} ${row.job_id} ${row.reason}`.toLowerCase().includes(word)));
-    replace(nothing, shown.length ? null : letters.length ? empty("No letter matches", "Clear the search, or choose another queue.") : kind.value ? empty("Nothing was replayed yet") : empty("No dead letters", "Jobs that fail for good are kept here with their reason, until somebody replays or purges them. Nothing to do."));
+    replace(nothing, shown.length ? null : letters.length ? empty("No dead letter matches", "Clear the search, or choose another queue.") : kind.value ? empty("Nothing was replayed yet") : empty("No dead letters", "Jobs that fail for good are kept here with their reason, until somebody replays or purges them. Nothing to do."));
     list.hidden = shown.length === 0;
     draw();
   };
@@ -219,7 +219,7 @@ function mount({ body, tools, params, refresh }) {
         admin(`/admin/dead-letters?${wanted}`),
         one ? admin(`/admin/dead-letters/${encodeURIComponent(one)}`).catch((error) => { if (error.status === 404) return null; throw error; }) : null,
       ]);
-      letters = answer.letters;
+      letters = answer.dead_letters;
       const names = [...new Set(letters.map((row) => row.queue))].sort();
       if (queueField.value && !names.includes(queueField.value)) names.push(queueField.value);
       if ([...queueField.options].slice(1).map((option) => option.value).join() !== names.join()) {
@@ -233,7 +233,7 @@ function mount({ body, tools, params, refresh }) {
       changed();
       if (one && one === id) {
         if (letter) side.firstElementChild.show(letter);
-        else replace(side.firstElementChild, empty("There is no such letter", h("a", { href: "#/letters" }, "Close")));
+        else replace(side.firstElementChild, empty("There is no such dead letter", h("a", { href: "#/letters" }, "Close")));
       }
     },
   };

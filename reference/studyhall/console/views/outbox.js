@@ -11,7 +11,7 @@ async function release(event, action, refresh) {
   if (action === "discard" && !(await confirmAction("Give this event up?", "It will never be published; the events behind it go on.", "Give it up", "Keep it"))) return;
   try {
     await admin("/admin/outbox/quarantine", { method: "POST", json });
-    toast(action === "requeue" ? "The relay tries it again." : "Given up; what waited behind it goes on.");
+    toast(action === "requeue" ? "The event worker tries it again." : "Given up; what waited behind it goes on.");
   } catch (error) {
     toast(error.message, "bad");
   }
@@ -44,7 +44,7 @@ function mount({ body, refresh }) {
         const alarm = name === "oldest" ? answer.oldest >= 30 : name === "quarantined" && answer.quarantined > 0;
         figures[name].show(history[name], SLOTS, words[name], alarm);
       }
-      replace(hint, answer.oldest >= 30 ? h("p", { class: "note tone-warn" }, "Events wait and nobody publishes them. Is the relay up? Start one: studyhall relay") : null);
+      replace(hint, answer.oldest >= 30 ? h("p", { class: "note tone-warn" }, "Events wait and nobody publishes them. Is an event worker running? Start one: studyhall event-worker") : null);
       const rows = answer.events;
       replace(nothing, rows.length ? null : empty("Nothing is in quarantine", "An event that cannot be published after all its tries is set aside here, with those behind it."));
       list.hidden = rows.length === 0;

@@ -47,9 +47,8 @@ class AutoPipeline(Redis):
     _closed = False
 
     def execute_command(self, *args: Any, **options: Any) -> Any:  # an awaitable
-        if (
-            args[0] == "SCRIPT LOAD"
-        ):  # after a restart all callers load at once: no connection for each of them
+        # After a restart all callers load at once: no connection for each of them.
+        if args[0] == "SCRIPT LOAD":
             args = ("SCRIPT", "LOAD", *args[1:])
         elif args[0] != "EVALSHA":
             return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]

@@ -5,7 +5,7 @@ job and no worker is touched, the listener's error is reported.
 Without any set-up every error reaches the log. (In a stock worker a raising `active` listener leaves the job
 active and unrun, a raising `error` listener ends the worker, an async one is never awaited, and without an
 `error` listener nothing is said at all.)
-It does not wait for async listeners before going on: what must happen for a job belongs into its processor.
+It does not wait for async listeners before going on: what must happen for a job belongs in its processor.
 """
 
 from __future__ import annotations

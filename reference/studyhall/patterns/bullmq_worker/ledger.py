@@ -21,8 +21,8 @@ from bullmq.abort_controller import AbortController
 from bullmq.job import Job
 from redis.exceptions import NoScriptError, ResponseError
 
-from ..core.server_clock import ServerClock
 from .events import is_outage
+from .server_clock import ServerClock
 
 __all__ = ["Found", "Ledger", "LockLost", "Refused", "Run"]
 

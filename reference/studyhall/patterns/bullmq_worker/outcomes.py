@@ -32,7 +32,7 @@ from .ledger import Found, Ledger, LockLost, Refused, Run
 
 __all__ = ["BackoffStrategy", "Outcomes"]
 
-TRACES_KEPT = 10  # stock keeps one per attempt for ever
+TRACES_KEPT = 10  # stock keeps one per attempt forever
 LONGEST_BACKOFF = 365 * 24 * 3_600_000
 # (failures so far, type, error, job) -> ms; 0: at once, -1: no more
 BackoffStrategy = Callable[[int, str, BaseException, Job], float | None]

@@ -61,9 +61,8 @@ def _repairs(fields: Mapping[str, str]) -> dict[str, str]:
     for name in COUNTERS:
         if name in fields and not _is_count(fields[name]):
             new[name] = str(_number(fields[name]) or 0)
-    if fields.get(
-        "attemptsMade"
-    ):  # of BullMQ 3; it stands before `atm`, which alone is counted: such a job never ends
+    # Of BullMQ 3; it stands before `atm`, which alone is counted: such a job never ends.
+    if fields.get("attemptsMade"):
         made = [_number(text) or 0 for text in (fields["attemptsMade"], fields.get("atm"))]
         new |= {"atm": str(max(made)), "attemptsMade": ""}
     if not _is_count(fields.get("timestamp", "")):

@@ -46,13 +46,13 @@ from redis.exceptions import AuthenticationError, NoPermissionError, ResponseErr
 from ..core import bullmq_scheduler
 from ..core.connections import blocking_client, worker_client
 from ..core.errors import FailPermanently, RetryLater
-from ..core.server_clock import ServerClock
 from .autopipeline import AutoPipeline
 from .events import WorkerEvents, is_outage
 from .ledger import Found, Ledger, LockLost, Run
 from .locks import LockKeeper
 from .outcomes import BackoffStrategy, Outcomes
 from .reading import Reading, read_job
+from .server_clock import ServerClock
 
 __all__ = ["LOCK_LOST", "FailPermanently", "LockLost", "ReliableWorker", "RetryLater"]
 
@@ -64,9 +64,8 @@ ACL_ADVICE = "what goes without and the ACL line that suffices are in connection
 DRAINING = "the worker is draining"
 LOCK_LOST = "the lock is lost"  # with this reason a processor must stop at once: another may run the job
 
-Processor = (
-    Callable[[Job, str], Awaitable[Any]] | Callable[[Job, str, AbortSignal], Awaitable[Any]]
-)  # the third argument is set when the run is cancelled
+# The third argument is set when the run is cancelled.
+Processor = Callable[[Job, str], Awaitable[Any]] | Callable[[Job, str, AbortSignal], Awaitable[Any]]
 Keep = bool | int | dict[str, int] | None
 
 
@@ -480,9 +479,8 @@ class ReliableWorker:
             # sys.exit() in a library, a panic of Rust code (a BaseException): the job's fault like any other. Let
             # go, asyncio would end this loop, and the next worker, with a job that nobody counts.
             run.processing = False
-            if (
-                not self._loop.is_running()
-            ):  # our own coroutine is being closed: nothing can be awaited any more
+            # Our own coroutine is being closed: nothing can be awaited any more.
+            if not self._loop.is_running():
                 raise
             return await self._outcomes.settle(run, error, fetch=self._taking)
 

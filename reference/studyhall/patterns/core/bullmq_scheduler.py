@@ -1,6 +1,6 @@
 """BullMQ's job scheduler by the clock of the Redis server, with BullMQ's own scripts.
 
-Promise: the next tick is a slot after `now`, which the caller takes from the server (`server_clock`). bullmq's own
+Promise: the next tick is a slot after `now`, which the caller takes from the server. bullmq's own
 `JobScheduler` takes the clock of whichever process calls it: a worker an hour ahead moved the next tick by an
 hour, and the whole fleet waited for it.
 It does not hold for ticks that a stock worker starts: it plans the next one by its own clock.

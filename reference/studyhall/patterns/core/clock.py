@@ -1,8 +1,8 @@
 """Work that is repeated inside a process until it is told to stop.
 
-Promise: an error is reported and the next round comes all the same; a round that says there is more to do is
-followed by the next one at once; `drain` lets the round under way finish. `run` returns after `drain` and never
-otherwise, except by cancellation.
+Promise: an error is reported and the next round comes all the same, also after a `CancelledError` that escaped from
+somewhere inside; a round that says there is more to do is followed by the next one at once; `stop` lets the round under
+way finish. `run` returns after `stop` and never otherwise, except by cancellation.
 It is not a schedule: every process has its own rounds. What must happen once for all of them belongs in one.
 """
 
@@ -30,50 +30,67 @@ class Periodic:
         every: float,
         retry: float | None = None,
         jitter: float = 0.2,
-        on_error: Callable[[Exception], None] | None = None,
+        on_error: Callable[[BaseException], float | None] | None = None,
     ) -> None:
-        """`work` returns True to be called again at once. `retry`: the pause after an error, where that is not
-        `every`. `jitter`: processes must not work in step."""
+        """`work` returns True to be called again at once, or the seconds until the next round. `retry`: the pause
+        after an error, where that is not `every`. `jitter`: processes must not work in step. `on_error` is told of
+        every error instead of the log, and may return the pause."""
         self._name, self._work, self._every, self._jitter = name, work, every, jitter
         self._retry = every if retry is None else retry
         self._on_error = on_error
+        self._failing = False
         self._stop, self._woken = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
-        failing = False
         while not self._stop.is_set():
             try:
-                again = await self._work() is True
-                if failing:
+                again = await self._work()
+                pause, wakeable = (again, False) if isinstance(again, float) else (self._every, True)
+                if self._failing:
                     log.warning("%s works again", self._name)
-                failing = False
-            except Exception as error:
-                again = False
-                if self._on_error is not None:
-                    self._on_error(error)
-                elif not failing:  # once per outage: every round of it would be a flood
-                    log.error("%s failed; trying again every %g s", self._name, self._retry, exc_info=error)
-                failing = True
-            if not again:
-                pause = self._retry if failing else self._every
-                await self._pause(pause * random.uniform(1 - self._jitter, 1 + self._jitter))
+                    self._failing = False
+            except (Exception, asyncio.CancelledError) as error:
+                if told_to_end():
+                    raise
+                again, pause, wakeable = False, self._failed(error), False
+            if again is not True:
+                spread = random.uniform(1 - self._jitter, 1 + self._jitter)
+                await _set_within(self._woken if wakeable else self._stop, pause * spread)
+            if not self._stop.is_set():
+                self._woken.clear()
 
     def wake(self) -> None:
-        """There is work: do not wait for the next round."""
+        """There is work: do not wait for the next round. A pause that `work` or an error asked for is kept."""
         self._woken.set()
 
-    async def drain(self, grace: float) -> list[str]:
-        """As of a worker: stop after the round under way."""
+    def stop(self) -> None:
+        """After the round under way."""
         self._stop.set()
         self._woken.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    async def drain(self, grace: float) -> list[str]:
+        """As of a worker."""
+        self.stop()
         return []
 
-    async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._woken.wait()
-        if not self._stop.is_set():
-            self._woken.clear()
+    def _failed(self, error: BaseException) -> float:
+        if self._on_error is not None:
+            pause = self._on_error(error)
+            return self._retry if pause is None else pause
+        if not self._failing:  # once per outage: every round of it would be a flood
+            log.error("%s failed; trying again every %g s", self._name, self._retry, exc_info=error)
+            self._failing = True
+        return self._retry
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 def told_to_end() -> bool:

@@ -182,11 +182,12 @@ def _client(kind: type[C], url: str, **options: Any) -> C:
     made: Any
     if sentinel := _sentinel(url):
         hosts, service, server, asked = sentinel
+        # Ask the next one soon.
         limits = {
             "retry": _once(),
             "socket_connect_timeout": 0.5,
             "socket_timeout": 0.5,
-        }  # ask the next one soon
+        }
         manager: Any = Sentinel(  # type: ignore[no-untyped-call]
             hosts, sentinel_kwargs={**limits, **asked}, **{**options, **server}
         )

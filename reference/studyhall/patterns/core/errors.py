@@ -12,6 +12,7 @@ import re
 __all__ = [
     # outcomes of a job
     "Cancelled",
+    "DeadlineExceeded",
     "Expired",
     "ForgedJob",
     "InvalidDelay",
@@ -46,6 +47,18 @@ class JobError(Exception):
 
 class Transient(JobError):
     """May pass by itself (network, 5xx, timeout): retry with backoff, consuming an attempt."""
+
+
+class DeadlineExceeded(Transient):
+    """The work ran into its time limit. Raise it, let it grow per attempt, or checkpoint smaller steps."""
+
+    def __init__(
+        self, message: str, *, limit: float = 0.0, partial: object = None, abandoned: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.partial = partial
+        self.abandoned = abandoned
 
 
 class Unavailable(Transient):

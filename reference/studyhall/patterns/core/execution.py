@@ -14,20 +14,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from .clock import told_to_end
 from .errors import JobError, Transient
 from .job import Deadline, Decision, Outcome, RetryPolicy, Save, provider_key, stop_reason
 
-__all__ = [
-    "CallNext",
-    "JobContext",
-    "MissingStep",
-    "Step",
-    "before",
-    "gives",
-    "needs",
-    "uncancel",
-]
+__all__ = ["CallNext", "JobContext", "MissingStep", "Step", "before", "gives", "needs", "uncancel"]
 
 STARTS = 100_000  # of one job; only has to be more than it will ever be started
 
@@ -148,7 +138,8 @@ class JobContext:
         return self._decision[1]
 
     def _concluded(self, error: BaseException) -> Decision:
-        if isinstance(error, asyncio.CancelledError) and told_to_end():
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
             reason = stop_reason(error)
             # Without a reason of ours the worker is draining or lost the lock; it knows which.
             outcome = Outcome.RELEASED if reason is None else Outcome.CANCELLED

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -48,7 +48,6 @@ __all__ = [
 ]
 
 DAY = 24 * 3600.0
-NEVER = 1_000_000_000  # attempts that nothing makes; a number, because BullMQ stores it as one
 CANCELLED = "cancelled"  # the only field of a cancelled job's result
 STOP = "cancelled: "  # how a running processor is told; other cancellations are drains and lost locks
 _GOOD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -81,51 +80,25 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """When a job runs again. Seconds, except the counts.
-
-    `base`, `cap`: the pause after the nth failure is random up to `min(cap, base * 2**n)`.
-    `floor`: the share of it that is always waited: 0 spreads a herd best, 0.5 makes sure that pauses grow.
-    `attempts`: counts the first run too.
-    `max_age`: bounds waiting that consumes no attempt, from when the job was due or put back by a replay.
-    `max_waits`: bounds it by count.
-    `scale`: of every pause; 0 in tests.
-    """
+    """Seconds, but for the counts. The pause after the nth failure is random up to `min(cap, base * 2**n)`."""
 
     base: float = 1.0
     cap: float = 60.0
-    attempts: int = 3
-    max_age: float = DAY
-    floor: float = 0.0
-    max_waits: float = math.inf
-    scale: float = 1.0
+    attempts: int = 3  # counts the first run too
+    max_age: float = DAY  # bounds waiting that consumes no attempt, from when the job was due or replayed
+    floor: float = (
+        0.0  # share of a pause that is never left out: 0 spreads a herd best, 0.5 makes pauses grow
+    )
+    max_waits: float = math.inf  # how often it may wait for free
+    scale: float = 1.0  # of every pause; 0 in tests
 
     def __post_init__(self) -> None:
         if not 0 < self.base <= self.cap < math.inf:
             raise ValueError(f"need 0 < base <= cap, got base={self.base} cap={self.cap}")
         if self.attempts < 1:
             raise ValueError(f"attempts counts the first run, so it is at least 1, got {self.attempts}")
-        if not self.max_age > 0:
-            raise ValueError(f"max_age must be positive seconds, got {self.max_age}")
-        if not (0 <= self.floor <= 1 and self.max_waits >= 0 and 0 <= self.scale < math.inf):
-            raise ValueError(f"need floor from 0 to 1, max_waits and scale from 0, got {self}")
-
-    @classmethod
-    def surviving(cls, seconds: float, *, base: float = 1.0, cap: float = 60.0) -> RetryPolicy:
-        """An outage of that many seconds at the worst draw of every pause, with as few attempts as do."""
-        floor, attempts, pause, left = 0.5, 1, base, seconds
-        while left > 0 and pause < cap:
-            left, pause, attempts = left - floor * pause, 2 * pause, attempts + 1
-        attempts += max(0, math.ceil(left / (floor * cap)))
-        return cls(base, cap, attempts, max(DAY, 2 * seconds), floor)
-
-    @classmethod
-    def forever(cls, *, base: float = 1.0, cap: float = 300.0) -> RetryPolicy:
-        """Never gives up: for events, which nobody sends again. A permanent error still ends it."""
-        return cls(base, cap, NEVER, math.inf, 0.5)
-
-    def scaled(self, factor: float) -> RetryPolicy:
-        """The same decisions after `factor` times the pauses: `scaled(0)` for tests."""
-        return replace(self, scale=factor)
+        if not (self.max_age > 0 and 0 <= self.floor <= 1 and min(self.max_waits, self.scale) >= 0):
+            raise ValueError(f"need max_age > 0, floor from 0 to 1, max_waits and scale from 0, got {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +157,8 @@ class Outgoing:
 
 
 AddNext = Callable[[], Awaitable[None]]
-AddStep = Callable[
-    [Sequence[Outgoing], AddNext], Awaitable[None]
-]  # of a producer: `await call_next()` adds them
+# Of a producer: `await call_next()` adds them.
+AddStep = Callable[[Sequence[Outgoing], AddNext], Awaitable[None]]
 
 
 class Enqueues(Protocol):

@@ -49,8 +49,7 @@ def check(value: Any) -> None:
 
 def fingerprint(payload: object) -> str:
     """Equal for equal payloads, whatever the order of their keys. Takes JSON values and pydantic models."""
-    dump = getattr(payload, "model_dump", None)
-    plain = dump(mode="json") if dump else payload
+    plain = payload.model_dump(mode="json") if hasattr(payload, "model_dump") else payload
     return hashlib.sha256(dumps(plain, _canonical).encode()).hexdigest()
 
 

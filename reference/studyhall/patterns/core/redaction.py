@@ -17,8 +17,6 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from pydantic import BaseModel
-
 from .errors import describe
 
 __all__ = ["REDACTED", "redact", "redact_text"]
@@ -104,7 +102,7 @@ def redact(value: Any, *, depth: int = MAX_DEPTH) -> Any:
     """A copy that is safe to write down: plain JSON types, secrets replaced, depth and length bounded."""
     if value is None or isinstance(value, bool | int | float | str):
         return _scalar(value)
-    if isinstance(value, BaseModel):
+    if hasattr(type(value), "model_fields"):  # of pydantic, which need not be installed
         value = dict(value)
     if isinstance(value, BaseException):
         return f"{type(value).__name__}: {redact_text(describe(value))}"

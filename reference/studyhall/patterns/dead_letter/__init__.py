@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from .archive import (
     DeadLetter,
-    UnknownLetter,
+    UnknownDeadLetter,
     counts,
     dead_letters,
     find,
-    list_letters,
-    needed_by_letters,
+    list_dead_letters,
+    needed_by_dead_letters,
     purge,
     reason_of,
     show,
@@ -29,12 +29,12 @@ from .sweeper import Swept, sweep
 __all__ = [
     # what is kept, and how to read it
     "DeadLetter",
-    "UnknownLetter",
+    "UnknownDeadLetter",
     "counts",
     "dead_letters",
     "find",
-    "list_letters",
-    "needed_by_letters",
+    "list_dead_letters",
+    "needed_by_dead_letters",
     "purge",
     "reason_of",
     "show",

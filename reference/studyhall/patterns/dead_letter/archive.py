@@ -3,7 +3,7 @@
 Promise: one row per death of a job, with everything Redis knew about it; a job that is replayed and dies
 again gets a second row that points to the first, so its history stays whole. It ends with `purge`: choose
 its age longer than it takes people to look, and shorter than the idempotency markers are kept, or a replay
-of an old letter repeats effects.
+of an old dead letter repeats effects.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from ..core.store import begin, metadata, read
 
 __all__ = [
     "DeadLetter",
-    "UnknownLetter",
+    "UnknownDeadLetter",
     "counts",
     "dead_letters",
     "find",
-    "list_letters",
-    "needed_by_letters",
+    "list_dead_letters",
+    "needed_by_dead_letters",
     "purge",
     "reason_of",
     "show",
@@ -61,7 +61,7 @@ dead_letters = Table(
     Column("attempts_made", Integer, nullable=False),
     Column("failed_at", Float, nullable=False),
     Column("archived_at", Float, nullable=False),
-    Column("replay_of", Text),  # the letter whose replay died again
+    Column("replay_of", Text),  # the dead letter whose replay failed again
     Column("snapshot", Text, nullable=False),  # JSON: the job's Redis fields as they were
     Column("alerted_at", Float),
     Column("alerting_until", Float),
@@ -73,8 +73,8 @@ dead_letters = Table(
 _t = dead_letters.c
 
 
-class UnknownLetter(Permanent):
-    """There is no dead letter with this id. List the letters to see which there are."""
+class UnknownDeadLetter(Permanent):
+    """There is no dead letter with this id. List them to see which there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,51 +109,51 @@ class DeadLetter:
         return meta.get("cid") if isinstance(meta, dict) else None
 
 
-async def list_letters(
-    engine: AsyncEngine,
+async def list_dead_letters(
+    store: AsyncEngine,
     *,
     queue: str | None = None,
     replayed: bool = False,
     limit: int = 50,
     after: str | None = None,
 ) -> list[DeadLetter]:
-    """Newest first. For the next page pass the last letter's id as `after`."""
+    """Newest first. For the next page pass the id of the last one as `after`."""
     state = _t.replayed_at.is_not(None) if replayed else _t.replayed_at.is_(None)
     wanted: list[ColumnElement[bool]] = [state]
     if queue is not None:
         wanted.append(_t.queue == queue)
     if after is not None:
-        last = (await show(engine, after))[0]
+        last = (await show(store, after))[0]
         older = _t.archived_at < last.archived_at
         wanted.append(or_(older, and_(_t.archived_at == last.archived_at, _t.id > last.id)))
-    return await find(engine, and_(*wanted), limit=limit)
+    return await find(store, and_(*wanted), limit=limit)
 
 
-async def show(engine: AsyncEngine, letter_id: str) -> list[DeadLetter]:
-    """The letter, followed by the earlier deaths of the same job, newest first."""
-    if not (found := await find(engine, _t.id == letter_id)):
-        raise UnknownLetter(f"{letter_id!r}: {UnknownLetter.__doc__}")
+async def show(store: AsyncEngine, dead_letter_id: str) -> list[DeadLetter]:
+    """The dead letter, followed by the earlier deaths of the same job, newest first."""
+    if not (found := await find(store, _t.id == dead_letter_id)):
+        raise UnknownDeadLetter(f"{dead_letter_id!r}: {UnknownDeadLetter.__doc__}")
     same_job = and_(_t.queue == found[0].queue, _t.job_id == found[0].job_id)
-    return found + await find(engine, and_(same_job, _t.failed_at < found[0].failed_at))
+    return found + await find(store, and_(same_job, _t.failed_at < found[0].failed_at))
 
 
 async def find(
-    engine: AsyncEngine, wanted: ColumnElement[bool], *, limit: int = 50, oldest_first: bool = False
+    store: AsyncEngine, wanted: ColumnElement[bool], *, limit: int = 50, oldest_first: bool = False
 ) -> list[DeadLetter]:
-    """Letters by any condition on the columns of `dead_letters`."""
+    """Dead letters by any condition on the columns of `dead_letters`."""
     order = _t.archived_at if oldest_first else _t.archived_at.desc()
-    async with read(engine) as connection:
+    async with read(store) as connection:
         query = select(dead_letters).where(wanted).order_by(order, _t.id).limit(limit)
-        return [letter_of(row) for row in await connection.execute(query)]
+        return [dead_letter_of(row) for row in await connection.execute(query)]
 
 
-async def purge(engine: AsyncEngine, older_than: float, *, batch: int = 1000) -> int:
+async def purge(store: AsyncEngine, older_than: float, *, batch: int = 1000) -> int:
     """Forget dead letters archived that many seconds ago, replayed or not. `batch` rows per transaction."""
     aged = _t.archived_at < time.time() - older_than
     some = select(_t.id).where(aged).order_by(_t.archived_at).limit(batch)
     gone = 0
     while True:
-        async with begin(engine) as tx:
+        async with begin(store) as tx:
             done = await tx.execute(delete(dead_letters).where(_t.id.in_(some)))
         gone += done.rowcount
         if done.rowcount < batch:
@@ -161,45 +161,45 @@ async def purge(engine: AsyncEngine, older_than: float, *, batch: int = 1000) ->
         await asyncio.sleep(0)
 
 
-def needed_by_letters(engine: AsyncEngine) -> Callable[[Sequence[str]], Awaitable[set[str]]]:
+def needed_by_dead_letters(store: AsyncEngine) -> Callable[[Sequence[str]], Awaitable[set[str]]]:
     """For `claim_check.needed_by_jobs`: a dead letter may be replayed, so the blobs of its job stay."""
 
     async def needed(refs: Sequence[str]) -> set[str]:
         owners = {ref: (ref.split("/")[0], ref.split("/")[1]) for ref in refs}
-        letters = select(_t.queue, _t.job_id).where(tuple_(_t.queue, _t.job_id).in_(list(owners.values())))
-        async with read(engine) as connection:
-            dead = {(row.queue, row.job_id) for row in await connection.execute(letters)}
+        kept = select(_t.queue, _t.job_id).where(tuple_(_t.queue, _t.job_id).in_(list(owners.values())))
+        async with read(store) as connection:
+            dead = {(row.queue, row.job_id) for row in await connection.execute(kept)}
         return {ref for ref, owner in owners.items() if owner in dead}
 
     return needed
 
 
-def reason_of(engine: AsyncEngine) -> Callable[[Any], Awaitable[str | None]]:
+def reason_of(store: AsyncEngine) -> Callable[[Any], Awaitable[str | None]]:
     """For `wait_for_result`: why the job of this `JobRef` failed for good, after it has left Redis."""
 
     async def reason(ref: Any) -> str | None:
-        letter = select(_t.reason).where(_t.queue == ref.queue, _t.job_id == ref.id, _t.replayed_at.is_(None))
-        async with read(engine) as connection:
-            found: str | None = await connection.scalar(letter.order_by(_t.failed_at.desc()).limit(1))
+        latest = select(_t.reason).where(_t.queue == ref.queue, _t.job_id == ref.id, _t.replayed_at.is_(None))
+        async with read(store) as connection:
+            found: str | None = await connection.scalar(latest.order_by(_t.failed_at.desc()).limit(1))
         return found
 
     return reason
 
 
-def counts(engine: AsyncEngine) -> Callable[[float], Awaitable[tuple[int, dict[str, int]]]]:
+def counts(store: AsyncEngine) -> Callable[[float], Awaitable[tuple[int, dict[str, int]]]]:
     """For `health.measure`: how many were not replayed yet, and per queue how many were archived since then."""
 
     async def counted(since: float) -> tuple[int, dict[str, int]]:
         recent = select(_t.queue, func.count()).where(_t.archived_at > since).group_by(_t.queue)
         waiting = select(func.count()).select_from(dead_letters).where(_t.replayed_at.is_(None))
-        async with read(engine) as connection:
+        async with read(store) as connection:
             total = int(await connection.scalar(waiting) or 0)
             return total, {row[0]: int(row[1]) for row in await connection.execute(recent)}
 
     return counted
 
 
-def letter_of(row: Row[*tuple[Any, ...]]) -> DeadLetter:
+def dead_letter_of(row: Row[*tuple[Any, ...]]) -> DeadLetter:
     names = DeadLetter.__dataclass_fields__
     values = {name: value for name, value in row._mapping.items() if name in names}
     return DeadLetter(**{**values, "snapshot": json.loads(row.snapshot)})

@@ -12,11 +12,11 @@ stalled-out jobs. The failed set misses nothing.
 When it does not hold
 - `removeOnFail` that drops jobs before a sweep came by: with a count of 50, a burst of 1,000 failures leaves
   50. Keep failed jobs by age only, far longer than the sweep interval.
-- An alert goes out at least once, always with the same letter id: a sweeper killed between sending and noting
+- An alert goes out at least once, always with the same dead letter id: a sweeper killed between sending and noting
   it leads to a second one. Let the receiver drop repeated ids.
 - A foreign producer's id, name or data that is not UTF-8 is kept with its bytes written out (`\\xff`), and a replay
   runs under that readable id.
-- A job that somebody retries by hand while it is being archived keeps its letter; replaying that says so.
+- A job that somebody retries by hand while it is being archived keeps its dead letter; replaying that says so.
 """
 
 from __future__ import annotations
@@ -32,40 +32,13 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.client import NEVER_DECODE
 from sqlalchemy import and_, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..core.errors import clean_text
-from ..core.store import begin, is_postgres
-from .archive import DeadLetter, UnknownLetter, dead_letters, letter_of, list_letters, parsed, purge, show
-from .replayer import (
-    AlreadyReplayed,
-    ChildrenFirst,
-    NotDeadLetter,
-    NothingToReplay,
-    Replayed,
-    ReplayRunning,
-    replay,
-    replay_many,
-)
+from ..core.store import begin, insert
+from .archive import DeadLetter, dead_letter_of, dead_letters, parsed
 
-__all__ = [
-    "AlreadyReplayed",
-    "ChildrenFirst",
-    "DeadLetter",
-    "NotDeadLetter",
-    "NothingToReplay",
-    "ReplayRunning",
-    "Replayed",
-    "Swept",
-    "UnknownLetter",
-    "list_letters",
-    "purge",
-    "replay",
-    "replay_many",
-    "show",
-    "sweep",
-]
+__all__ = ["Swept", "sweep"]
 
 PAGE = 100  # jobs per transaction: listing a large failed set in one go blocks Redis for everybody
 MOST_PER_SWEEP = 5_000  # per queue, so that one burst cannot keep the sweep from the other queues
@@ -93,7 +66,7 @@ class Swept:
 async def sweep(
     queue_names: Iterable[str],
     redis: Redis,
-    engine: AsyncEngine,
+    store: AsyncEngine,
     alert: Alert | None = None,
     *,
     prefix: str = "bull",
@@ -108,19 +81,19 @@ async def sweep(
             page: Any = await client.execute_command("ZRANGE", *names, withscores=True, **RAW)
             if not page:
                 break
-            archived += await _archive(queue, f"{prefix}:{queue}:", page, client, engine)
+            archived += await _archive(queue, f"{prefix}:{queue}:", page, client, store)
     if alert is None:
         return Swept(archived)
     sent: list[bool] = []
-    while letters := await _claim_alerts(engine):
-        went_out = await asyncio.gather(*(_send(letter, alert, engine) for letter in letters))
+    while claimed := await _claim_alerts(store):
+        went_out = await asyncio.gather(*(_send(dead_letter, alert, store) for dead_letter in claimed))
         sent += went_out
         if not all(went_out) or len(sent) >= PAGE:  # a pager that is down must not hold up the sweep
             break
     return Swept(archived, alerted=sum(sent), alerts_failed=len(sent) - sum(sent))
 
 
-# Reads each job only if it is still dead since `score`: one that was retried meanwhile is nobody's letter.
+# Reads each job only if it is still dead since `score`: one that was retried meanwhile is no dead letter.
 _READ = """
 local found = {}
 for i = 2, #ARGV, 2 do
@@ -158,7 +131,7 @@ end
 
 
 async def _archive(
-    queue: str, base: str, page: Sequence[tuple[bytes, float]], redis: Any, engine: AsyncEngine
+    queue: str, base: str, page: Sequence[tuple[bytes, float]], redis: Any, store: AsyncEngine
 ) -> int:
     dead = [part for job_id, score in page for part in (job_id, _text(score))]
     found: Any = await redis.execute_command("EVAL", _READ, 1, f"{base}failed", base, *dead, **RAW)
@@ -169,9 +142,8 @@ async def _archive(
     ]
     if not rows:
         return 0
-    insert = postgresql.insert if is_postgres(engine) else sqlite.insert
-    write = insert(dead_letters).on_conflict_do_nothing().returning(dead_letters.c.id)
-    async with begin(engine) as tx:
+    write = insert(store, dead_letters).on_conflict_do_nothing().returning(dead_letters.c.id)
+    async with begin(store) as tx:
         new = len((await tx.execute(write, sorted(rows, key=lambda row: str(row["id"])))).all())
     await redis.eval(_REMOVE, 1, f"{base}failed", base, *dead)  # committed: now they may leave Redis
     return new
@@ -207,7 +179,7 @@ def _cause(fields: dict[str, str], attempts_made: int, reason: str) -> str:
     return "exhausted" if attempts_made >= _number(opts.get("attempts"), 1) else "unrecoverable"
 
 
-async def _claim_alerts(engine: AsyncEngine) -> list[DeadLetter]:
+async def _claim_alerts(store: AsyncEngine) -> list[DeadLetter]:
     now, t = time.time(), dead_letters.c
     free = or_(t.alerting_until.is_(None), t.alerting_until < now)
     due = and_(t.alerted_at.is_(None), t.archived_at > now - ALERT_WINDOW, free)
@@ -217,19 +189,19 @@ async def _claim_alerts(engine: AsyncEngine) -> list[DeadLetter]:
     some = oldest.with_for_update(skip_locked=True).cte("due")
     claim = update(dead_letters).where(t.id.in_(select(some.c.id)), due)
     claim = claim.values(alerting_until=now + ALERT_LEASE)
-    async with begin(engine) as tx:
-        return [letter_of(row) for row in await tx.execute(claim.returning(*t))]
+    async with begin(store) as tx:
+        return [dead_letter_of(row) for row in await tx.execute(claim.returning(*t))]
 
 
-async def _send(letter: DeadLetter, alert: Alert, engine: AsyncEngine) -> bool:
+async def _send(dead_letter: DeadLetter, alert: Alert, store: AsyncEngine) -> bool:
     try:
         async with asyncio.timeout(ALERT_SECONDS):
-            await alert(letter)
-    except Exception:  # the pager is down: the letter is safe, and the alert comes again after the lease
+            await alert(dead_letter)
+    except Exception:  # the pager is down: the dead letter is safe, and the alert comes again after the lease
         return False
-    mine = dead_letters.c.id == letter.id
-    async with begin(engine) as tx:
-        await tx.execute(update(dead_letters).where(mine).values(alerted_at=time.time()))
+    this = dead_letters.c.id == dead_letter.id
+    async with begin(store) as tx:
+        await tx.execute(update(dead_letters).where(this).values(alerted_at=time.time()))
     return True
 
 

@@ -33,7 +33,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sqlalchemy import Column, Double, Integer, String, Table, Text, delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..core.errors import (
@@ -46,7 +45,7 @@ from ..core.errors import (
     Snooze,
     describe,
 )
-from ..core.store import begin, is_postgres, metadata, read
+from ..core.store import begin, insert, metadata, read
 
 __all__ = [
     "DISCORD",
@@ -132,9 +131,8 @@ def verify(
     max_age: float = MAX_AGE,
 ) -> None:
     """Raise `NotSigned` unless the platform signed exactly these bytes, at most `max_age` seconds ago."""
-    from nacl.exceptions import (
-        BadSignatureError,
-    )  # PyNaCl is needed by the process that is called, not by workers
+    # PyNaCl is needed by the process that is called, not by workers.
+    from nacl.exceptions import BadSignatureError
     from nacl.signing import VerifyKey
 
     try:
@@ -156,7 +154,7 @@ def parse(body: bytes) -> Interaction | None:
             raise Unreadable(str(Unreadable.__doc__))
         user = (data.get("member") or data)["user"]["id"]
         asked = data["data"]
-        options = {str(one["name"]): one.get("value") for one in asked.get("options", ())}
+        options = {str(option["name"]): option.get("value") for option in asked.get("options", ())}
         names = [data["id"], data["application_id"], data["token"], user, asked["name"]]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise Unreadable(str(Unreadable.__doc__)) from None
@@ -183,7 +181,7 @@ class DeferredReplies:
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        store: AsyncEngine,
         *,
         life: float = 900.0,
         margin: float | None = None,
@@ -191,7 +189,7 @@ class DeferredReplies:
     ) -> None:
         """`life`: of a token in seconds. `margin`: kept for sending before its end, and for clocks that differ.
         `fields`: see `message`."""
-        self._engine, self._life, self._fields = engine, life, fields
+        self._store, self._life, self._fields = store, life, fields
         self._margin = min(15.0, life / 5) if margin is None else margin
         self._away_until = 0.0
 
@@ -273,7 +271,7 @@ class DeferredReplies:
         late = select(_t.id).where(
             _t.state.in_(("waiting", "working")), _t.expires_at.between(time.time(), soon)
         )
-        async with read(self._engine) as connection:
+        async with read(self._store) as connection:
             found = (await connection.scalars(late.limit(limit))).all()
         for ident in found:
             with contextlib.suppress(JobError):  # the next round tries again
@@ -317,34 +315,33 @@ class DeferredReplies:
         return message(text, fields=self._fields)
 
     async def purge(self, older_than: float) -> int:
-        """Forget interactions whose token ended so many seconds ago."""
-        async with begin(self._engine) as tx:
+        """Forget interactions whose token ended that many seconds ago."""
+        async with begin(self._store) as tx:
             return (
                 await tx.execute(delete(chat_replies).where(_t.expires_at < time.time() - older_than))
             ).rowcount
 
     async def _note(self, interaction: Interaction) -> str:
         """Its state, which is new if this is the first delivery."""
-        insert = postgresql.insert if is_postgres(self._engine) else sqlite.insert
         row: dict[str, Any] = {
             "id": interaction.id,
             "application_id": interaction.application_id,
             "token": interaction.token,
         }
         row |= {"expires_at": time.time() + self._life, "state": "waiting", "sent": 0}
-        async with begin(self._engine) as tx:
-            await tx.execute(insert(chat_replies).values(**row).on_conflict_do_nothing())
+        async with begin(self._store) as tx:
+            await tx.execute(insert(tx, chat_replies).values(**row).on_conflict_do_nothing())
             state = await tx.scalar(select(_t.state).where(_t.id == interaction.id))
         return str(state)
 
     async def _row(self, ident: str) -> Any:
-        async with read(self._engine) as connection:
+        async with read(self._store) as connection:
             return (await connection.execute(select(chat_replies).where(_t.id == ident))).first()
 
     async def _move(self, ident: str, state_now: str, **values: Any) -> bool:
-        async with begin(self._engine) as tx:
-            mine = update(chat_replies).where(_t.id == ident, _t.state == state_now)
-            return (await tx.execute(mine.values(**values))).rowcount == 1
+        async with begin(self._store) as tx:
+            reply = update(chat_replies).where(_t.id == ident, _t.state == state_now)
+            return (await tx.execute(reply.values(**values))).rowcount == 1
 
 
 def split(text: str, limit: int = MAX_LENGTH, most: int = MAX_PARTS) -> list[str]:

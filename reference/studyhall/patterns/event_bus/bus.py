@@ -21,23 +21,17 @@ aggregate shares a channel, because order between `placed` and `cancelled` is lo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
 
-from ..core.errors import Transient
+from ..core.event import BrokerUnavailable, Event, Handler, InvalidEvent, topic_of
 from ..core.job import RetryPolicy
-from ..event_schema import Event, InvalidEvent
 
 __all__ = ["EVENTS", "BrokerUnavailable", "Capabilities", "EventBus", "Handler", "Quarantined", "topic_of"]
 
-Handler = Callable[[Event], Awaitable[None]]
 EVENTS = RetryPolicy(base=0.5, cap=30, attempts=5)  # deliveries before quarantine, and the backoff in between
-
-
-class BrokerUnavailable(Transient):
-    """The broker did not confirm in time. Keep the event (outbox) and publish it again under the same id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +40,6 @@ class Capabilities:
 
     broker: str
     groups: bool = True  # every group gets every event, its members share them
-    redelivery_delay: bool = True  # a failed event waits its backoff
-    dead_letter: bool = True  # bounded deliveries, then the group's quarantine
     replay_from_start: bool = True  # a group that subscribes late gets what was published before
     ordered_per_key: bool = False  # events with one subject reach a group in publish order, one at a time
     poison_delays: Literal["itself", "its key", "its partition"] = "itself"  # what waits for a failing event
@@ -119,7 +111,3 @@ class EventBus(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-def topic_of(event: Event) -> str:
-    return event.type.split(".", 1)[0]

@@ -20,13 +20,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from ..core.errors import clean_text
+from ..core.event import MAX_BYTES, Event, EventTooLarge, Handler, topic_of
 from ..core.job import Decision, Outcome, RetryPolicy
 from ..core.redaction import redact_text
-from ..event_schema import MAX_BYTES, Event, EventTooLarge
 from ..retry import decide
-from .bus import Handler, topic_of
 
-__all__ = ["Lanes", "checked_name", "encoded", "judge", "log", "pauses", "text", "wire_id"]
+__all__ = ["Lanes", "checked_name", "encoded", "judge", "log", "partition_of", "pauses", "text", "wire_id"]
 
 log = logging.getLogger("event_bus")
 _ORDINARY = re.compile(r"[A-Za-z0-9._:=-]{1,200}")
@@ -61,7 +60,7 @@ async def judge(
 def checked_name(word: str) -> str:
     """Topic and group names become parts of keys, queue names and subjects: only what is legal everywhere."""
     if not word or not all(c.isascii() and (c.isalnum() or c in "-_") for c in word):
-        raise ValueError(f"{word!r} is no topic or group name: use letters, digits, '-' and '_'")
+        raise ValueError(f"{word!r} is not a valid topic or group name: use letters, digits, '-' and '_'")
     return word
 
 
@@ -74,6 +73,11 @@ def wire_id(event: Event) -> str:
     if _ORDINARY.fullmatch(event.id):
         return event.id
     return f"~{hashlib.sha256(event.id.encode()).hexdigest()}"
+
+
+def partition_of(key: str, partitions: int) -> int:
+    """The same in every process and release: `hash()` is salted per process."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) % partitions
 
 
 def encoded(event: Event) -> bytes | Exception:
@@ -132,8 +136,8 @@ class Lanes:
 
 
 async def pauses(stop: asyncio.Event, *, longest: float = 2.0) -> AsyncIterator[None]:
-    """`async for _ in pauses(stop): try to work`: 50 ms after the first failure, doubling to `longest`, anew
-    after a turn that lasted. Ends as soon as `stop` is set."""
+    """`async for _ in pauses(stop): try to work`: 50 ms after the first failure, doubling to `longest`, from the
+    beginning after a turn that lasted. Ends as soon as `stop` is set."""
     wait = 0.05
     while not stop.is_set():
         began = time.monotonic()

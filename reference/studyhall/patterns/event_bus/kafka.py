@@ -28,9 +28,9 @@ from uuid import uuid4
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from ..core.event import BrokerUnavailable, Event, Handler, topic_of
 from ..core.job import RetryPolicy
-from ..event_schema import Event
-from .bus import EVENTS, BrokerUnavailable, Capabilities, Handler, Quarantined, topic_of
+from .bus import EVENTS, Capabilities, Quarantined
 from .delivery import checked_name, encoded, log, pauses, text
 from .kafka_consumer import KafkaMember, headers_of
 

@@ -20,8 +20,8 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from ..core.errors import JobError
+from ..core.event import Handler
 from ..core.job import RetryPolicy
-from .bus import Handler
 from .delivery import Lanes, judge, log, text
 
 __all__ = ["KafkaMember", "headers_of"]
@@ -141,10 +141,10 @@ class KafkaMember:
 
     async def _let_go(self, places: list[Place]) -> None:
         """What runs ends, what waits is left to the next owner."""
-        mine = [place for each in places if (place := self._places.get(each))]
-        for place in mine:
+        revoked = [place for each in places if (place := self._places.get(each))]
+        for place in revoked:
             place.gone.set()
-        while any(place.running for place in mine):
+        while any(place.running for place in revoked):
             await asyncio.sleep(0.01)
 
     def _start(self, message: Any) -> None:
@@ -173,7 +173,7 @@ class KafkaMember:
             deliveries += spent
 
     async def _once(self, place: Partition, message: Any, deliveries: int) -> tuple[float, int] | None:
-        """None when the event is settled, else (seconds to wait, attempts spent) before the next try in place."""
+        """None when the event is settled, else (seconds to wait, attempts consumed) before the next try in place."""
         body, topic = message.value() or b"", self.topics[message.topic()]
         verdict = await judge(self.handler, body, deliveries, self.policy, self.time_limit)
         if verdict is not None:

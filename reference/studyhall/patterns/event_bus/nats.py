@@ -32,11 +32,10 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
+from ..core.event import BrokerUnavailable, Event, Handler, topic_of
 from ..core.job import Decision, RetryPolicy
-from ..event_schema import Event
-from ..ordering import partition_of
-from .bus import EVENTS, BrokerUnavailable, Capabilities, Handler, Quarantined, topic_of
-from .delivery import checked_name, encoded, judge, log, pauses, text, wire_id
+from .bus import EVENTS, Capabilities, Quarantined
+from .delivery import checked_name, encoded, judge, log, partition_of, pauses, text, wire_id
 
 __all__ = ["NatsBus"]
 
@@ -167,9 +166,8 @@ class NatsBus:
                     await stream.delete_msg(self._parking, int(each))
                     done += 1
                 except APIError as error:
-                    if (
-                        error.err_code != 10057
-                    ):  # gone: somebody else replayed it just now, and the server drops ours
+                    # Gone: somebody else replayed it just now, and the server drops ours.
+                    if error.err_code != 10057:
                         raise
         return done
 
@@ -330,7 +328,7 @@ class NatsBus:
             if self._client is None or self._client.is_closed:
                 self._client = await nats.connect(
                     self.url,
-                    # -1 here also means that the first connection is awaited for ever: publish would not answer.
+                    # -1 here also means that the first connection is awaited forever: publish would not answer.
                     max_reconnect_attempts=1,
                     reconnect_time_wait=RECONNECT,
                     connect_timeout=5,

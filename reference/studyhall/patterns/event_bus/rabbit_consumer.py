@@ -22,8 +22,8 @@ from typing import Any
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
 from aio_pika.exceptions import AMQPError, ChannelInvalidStateError
 
+from ..core.event import Handler
 from ..core.job import Decision, RetryPolicy
-from .bus import Handler
 from .delivery import Lanes, judge, log, pauses
 
 __all__ = ["TROUBLE", "RabbitConsumer", "closed", "number"]

@@ -28,9 +28,9 @@ from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, 
 from aio_pika.exceptions import ChannelNotFoundEntity, PublishError
 
 from ..core.errors import Transient
+from ..core.event import BrokerUnavailable, Event, Handler, topic_of
 from ..core.job import RetryPolicy
-from ..event_schema import Event
-from .bus import EVENTS, BrokerUnavailable, Capabilities, Handler, Quarantined, topic_of
+from .bus import EVENTS, Capabilities, Quarantined
 from .delivery import checked_name, encoded, text, wire_id
 from .rabbit_consumer import TROUBLE, RabbitConsumer, closed, number
 
@@ -77,9 +77,8 @@ class RabbitBus:
     async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
         try:
             channel = await self._events.channel()
-            if (
-                await self._events.blocked()
-            ):  # sent all the same, every attempt would land when the alarm is over
+            # Sent all the same, every attempt would land when the alarm is over.
+            if await self._events.blocked():
                 return [self._unconfirmed("it is short of memory or disk and takes nothing")] * len(events)
             async with asyncio.timeout(self.confirm_within):
                 exchange = await self._exchange(channel)

@@ -11,7 +11,7 @@ When it does NOT hold
 - Redis keeps what its persistence keeps: with AOF everysec a killed server loses nothing it confirmed, a
   power cut up to a second, a failover whatever was not replicated. The outbox can publish that range again.
 - `ordered=True` and an owner frozen for longer than its lease: an event may overlap with the next of its key.
-- A group nobody consumes any more holds back trimming for ever: `XGROUP DESTROY` it when it is retired.
+- A group nobody consumes any more holds back trimming forever: `XGROUP DESTROY` it when it is retired.
 - One primary (standalone or Sentinel), not Cluster. Use the same `partitions` in every process.
 """
 
@@ -30,11 +30,10 @@ from uuid import uuid4
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from ..core.event import BrokerUnavailable, Event, Handler, topic_of
 from ..core.job import RetryPolicy
-from ..event_schema import Event
-from ..ordering import partition_of
-from .bus import EVENTS, BrokerUnavailable, Capabilities, Handler, Quarantined, topic_of
-from .delivery import checked_name, encoded, log, text, wire_id
+from .bus import EVENTS, Capabilities, Quarantined
+from .delivery import checked_name, encoded, log, partition_of, text, wire_id
 from .stream_consumer import StreamConsumer
 from .stream_scripts import GAP, PUBLISH, REPLAY, TRIM, raw
 

@@ -2,7 +2,7 @@
 
 Promise: what Redis gave this member is run and acknowledged after success (acks travel in batches), or stays
 pending where another member finds it. Lost replies are looked for: own pending entries come first after
-every connect. A handler that outlasts `claim_idle` is not doubled: a live member renews what it holds.
+every connect. A handler that outlasts `claim_idle` is not duplicated: a live member renews what it holds.
 
 When it does NOT hold: a process frozen for longer than `claim_idle` loses what it held to another member and,
 once awake, finishes the handler it was in: that event runs twice (inbox).
@@ -20,8 +20,8 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from ..core.event import Handler
 from ..core.job import RetryPolicy
-from .bus import Handler
 from .delivery import Lanes, judge, log, pauses, text
 from .stream_scripts import AGAIN, FORGET, HOLD, LEASE, QUARANTINE, RELEASE, TAKE, Script, raw
 
@@ -161,7 +161,9 @@ class StreamConsumer:
                     await self._hand_back(stream, entry, 0)
                     return False
                 if not new:
-                    again = await self._surely(AGAIN, [stream], [self.group, self.member, entry, int(counts)])
+                    again = await self._until_answered(
+                        AGAIN, [stream], [self.group, self.member, entry, int(counts)]
+                    )
                     if again == []:
                         log.error(
                             "%s of %s was trimmed before %s finished it: lost", entry, stream, self.group
@@ -175,7 +177,9 @@ class StreamConsumer:
                 return True
             if verdict.delay is None:
                 facts = [body, fields.get(b"key", b""), verdict.reason, deliveries]
-                await self._surely(QUARANTINE, [stream, self.quarantine(stream)], [self.group, entry, *facts])
+                await self._until_answered(
+                    QUARANTINE, [stream, self.quarantine(stream)], [self.group, entry, *facts]
+                )
                 log.warning("quarantined %s of %s for %s: %s", entry, stream, self.group, verdict.reason)
                 return False
             if await self._stopped_while_waiting(stream, entry, verdict.delay):
@@ -204,7 +208,7 @@ class StreamConsumer:
         with contextlib.suppress(RedisError, OSError):
             await HOLD(self.redis, [stream], [self.group, self.member, idle, entry])
 
-    async def _surely(self, script: Script, keys: list[str], args: list[Any]) -> Any:
+    async def _until_answered(self, script: Script, keys: list[str], args: list[Any]) -> Any:
         """Through outages; a second run costs a delivery more at worst. Given up only when stopping."""
         async for _ in pauses(asyncio.Event()):
             try:
@@ -275,10 +279,10 @@ class StreamConsumer:
     async def _share_out(self) -> None:
         asked = time.monotonic()
         keys = [self._roll(), *map(self._lease, self.streams)]
-        fair, mine = await LEASE(self.redis, keys, [self.member, int(self.claim_idle * 1000)])
-        names = [self.streams[int(index)] for index in mine]
+        fair, held = await LEASE(self.redis, keys, [self.member, int(self.claim_idle * 1000)])
+        names = [self.streams[int(index)] for index in held]
         if not self._owns_any():
-            self._owned.clear()  # we were away for longer than the lease: everything is taken over anew
+            self._owned.clear()  # we were away for longer than the lease: everything is taken over again
         self._owned &= set(names)
         self._owned_until = asked + self.claim_idle
         for stream in names[int(fair) :]:  # more than our share: stop reading, let go when nothing is held
@@ -326,8 +330,8 @@ async def _end(task: asyncio.Task[None]) -> None:
         await asyncio.wait([task], timeout=0.1)
 
 
-async def _either(one: asyncio.Event, other: asyncio.Event, seconds: float) -> None:
-    waits = [asyncio.create_task(each.wait()) for each in (one, other)]
+async def _either(first: asyncio.Event, second: asyncio.Event, seconds: float) -> None:
+    waits = [asyncio.create_task(each.wait()) for each in (first, second)]
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -58,7 +58,7 @@ for i = 2, #ARGV, 3 do
   local seen = KEYS[1] .. ':seen:' .. ARGV[i]
   if window == 0 or redis.call('EXISTS', seen) == 0 then
     redis.call('XADD', KEYS[1], '*', 'event', ARGV[i + 1], 'key', ARGV[i + 2])
-    -- After it: marked first, an event whose XADD fails would be dropped as a repeat for ever.
+    -- After it: marked first, an event whose XADD fails would be dropped as a repeat forever.
     if window > 0 then redis.call('SET', seen, 1, 'PX', window) end
   end
 end
@@ -128,7 +128,7 @@ else redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3]) end
 known = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)[1]
 if not known then return false end
 return {known[4], entry[2]}""")
-# Still at work on these: their idle time starts anew. ARGV[3] other than 0 hands them back that many ms old.
+# Still at work on these: their idle time starts again. ARGV[3] other than 0 releases them that many ms old.
 HOLD = Script("""
 for i = 4, #ARGV do
   local known = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1)[1]
@@ -154,20 +154,20 @@ end
 return 1""")
 # Order: one owner per stream, streams shared out evenly among the members seen within a lease.
 LEASE = Script("""
-local now, ttl, mine = redis.call('TIME'), tonumber(ARGV[2]), {}
+local now, ttl, held = redis.call('TIME'), tonumber(ARGV[2]), {}
 local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 redis.call('ZADD', KEYS[1], ms, ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ms - ttl)
 local fair = math.ceil((#KEYS - 1) / redis.call('ZCARD', KEYS[1]))
 for i = 2, #KEYS do
   if redis.call('GET', KEYS[i]) == ARGV[1] then
-    redis.call('PEXPIRE', KEYS[i], ttl); table.insert(mine, i - 2)
+    redis.call('PEXPIRE', KEYS[i], ttl); table.insert(held, i - 2)
   end
 end
 for i = 2, #KEYS do
-  if #mine < fair and redis.call('SET', KEYS[i], ARGV[1], 'NX', 'PX', ttl) then table.insert(mine, i - 2) end
+  if #held < fair and redis.call('SET', KEYS[i], ARGV[1], 'NX', 'PX', ttl) then table.insert(held, i - 2) end
 end
-return {fair, mine}""")
+return {fair, held}""")
 RELEASE = Script("""
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 return 0""")

@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from sqlalchemy import Boolean, Column, Float, String, Table, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ..core.store import begin, is_postgres, metadata, read
+from ..core.store import begin, insert, metadata, read
 
 __all__ = ["Alert", "Rule", "evaluate", "raised", "rule_for"]
 
@@ -76,46 +75,45 @@ def rule_for(signal: str, rules: Sequence[Rule]) -> Rule | None:
 
 
 async def evaluate(
-    engine: AsyncEngine,
+    store: AsyncEngine,
     signals: Mapping[str, float],
     rules: Sequence[Rule],
     send: Callable[[Alert], Awaitable[object]] | None = None,
 ) -> list[Alert]:
     """Compare, note what changed, send what was not sent yet. Returns what this call sent."""
     now = time.time()
-    insert = postgresql.insert if is_postgres(engine) else sqlite.insert
-    async with begin(engine) as tx:
+    async with begin(store) as tx:
         for name in sorted(signals):  # one order in all processes: else two evaluators deadlock on PostgreSQL
             rule, value = rule_for(name, rules), signals[name]
             if rule is None:
                 continue
             change = {"since": now, "value": value, "announced": False, "claimed_until": None}
             if value >= rule.raise_at:
-                row = insert(health_alerts).values(signal=name, raised=True, **change)
+                row = insert(tx, health_alerts).values(signal=name, raised=True, **change)
                 up = {"raised": True, **change}
                 await tx.execute(
                     row.on_conflict_do_update(index_elements=["signal"], set_=up, where=_t.raised.is_(False))
                 )
             elif value < rule.clear_at:
-                mine = (_t.signal == name, _t.raised.is_(True))
-                await tx.execute(update(health_alerts).where(*mine).values(raised=False, **change))
-    return [alert for alert in await _claim(engine, rules) if await _announce(engine, alert, send)]
+                this = (_t.signal == name, _t.raised.is_(True))
+                await tx.execute(update(health_alerts).where(*this).values(raised=False, **change))
+    return [alert for alert in await _claim(store, rules) if await _announce(store, alert, send)]
 
 
-async def raised(engine: AsyncEngine) -> list[Alert]:
+async def raised(store: AsyncEngine) -> list[Alert]:
     """The alerts that stand, the oldest first."""
-    async with read(engine) as connection:
+    async with read(store) as connection:
         rows = await connection.execute(
             select(health_alerts).where(_t.raised.is_(True)).order_by(_t.since, _t.signal)
         )
         return [Alert(row.signal, True, row.since, row.value) for row in rows]
 
 
-async def _claim(engine: AsyncEngine, rules: Sequence[Rule]) -> list[Alert]:
+async def _claim(store: AsyncEngine, rules: Sequence[Rule]) -> list[Alert]:
     now = time.time()
     free = or_(_t.claimed_until.is_(None), _t.claimed_until < now)
     claim = update(health_alerts).where(_t.announced.is_(False), free).values(claimed_until=now + LEASE)
-    async with begin(engine) as tx:
+    async with begin(store) as tx:
         rows = (await tx.execute(claim.returning(*health_alerts.c))).all()
     found = []
     for row in rows:
@@ -125,7 +123,7 @@ async def _claim(engine: AsyncEngine, rules: Sequence[Rule]) -> list[Alert]:
 
 
 async def _announce(
-    engine: AsyncEngine, alert: Alert, send: Callable[[Alert], Awaitable[object]] | None
+    store: AsyncEngine, alert: Alert, send: Callable[[Alert], Awaitable[object]] | None
 ) -> bool:
     try:
         async with asyncio.timeout(SENDING):
@@ -134,7 +132,7 @@ async def _announce(
     except Exception:  # the pager is down: it comes again after the lease
         log.exception("an alert could not be sent")
         return False
-    mine = (_t.signal == alert.signal, _t.since == alert.since)
-    async with begin(engine) as tx:
-        await tx.execute(update(health_alerts).where(*mine).values(announced=True))
+    this = (_t.signal == alert.signal, _t.since == alert.since)
+    async with begin(store) as tx:
+        await tx.execute(update(health_alerts).where(*this).values(announced=True))
     return True

@@ -69,27 +69,27 @@ class Health:
         return {"queues": rows, "dead_letters": self.dead_letters}
 
 
-Letters = Callable[[float], Awaitable[tuple[int, Mapping[str, int]]]]
+CountDeadLetters = Callable[[float], Awaitable[tuple[int, Mapping[str, int]]]]
 
 
 async def measure(
     redis: Redis,
     queues: Iterable[str],
     *,
-    letters: Letters | None = None,
+    dead_letters: CountDeadLetters | None = None,
     window: float = WINDOW,
     prefix: str = "bull",
 ) -> Health:
-    """`letters`: who counts the dead letters, `dead_letter.counts(store)`. Without it failures in Redis count alone."""
+    """`dead_letters` counts them: `dead_letter.counts(store)`. Without it failures in Redis count alone."""
     names = list(queues)
     since = time.time() - window
-    total, failures = await letters(since) if letters else (0, {})
+    total, failures = await dead_letters(since) if dead_letters else (0, {})
     client: Any = redis  # redis-py types every answer as text or bytes; ours are decoded
     found = [await _queue(client, name, f"{prefix}:{name}:", failures.get(name, 0), window) for name in names]
     return Health(found, total)
 
 
-async def _queue(redis: Any, name: str, base: str, letters: int, window: float) -> QueueHealth:
+async def _queue(redis: Any, name: str, base: str, dead: int, window: float) -> QueueHealth:
     now = time.time()
     due, since = int(now * 1000) * 0x1000, (now - window) * 1000
     async with redis.pipeline(transaction=False) as batch:
@@ -112,7 +112,7 @@ async def _queue(redis: Any, name: str, base: str, letters: int, window: float) 
     if completed >= KEPT and completing == completed and first_end:
         # Retention cut the window short: reckon with the rate that the kept ones show.
         done *= window / max(0.001, now - first_end[0][1] / 1000)
-    bad = failing + letters
+    bad = failing + dead
     rate = bad / (bad + done) if bad else 0.0
     oldest = max(0.0, *ages) if ages else 0.0
     # Older versions of BullMQ put the jobs of a paused queue aside, newer ones leave them where they are.
@@ -205,7 +205,7 @@ async def pages(
 async def problems(limit: float = 2.0, **parts: Callable[[], Awaitable[object]]) -> Mapping[str, str]:
     """What keeps this process from working, for a readiness probe: empty when every part answers in time.
 
-    `await problems(redis=client.ping, database=lambda: store.ping(engine))`
+    `await problems(redis=client.ping, database=lambda: ping(store))`
     """
     found: dict[str, str] = {}
     for name, ask in parts.items():

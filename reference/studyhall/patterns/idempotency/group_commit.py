@@ -65,8 +65,8 @@ class GroupCommit(Generic[Item, Answer]):
             if len(batch) == 1:
                 _settle(batch[0][1], error)
                 return
-            for one in batch:
-                await self._write([one])
+            for entry in batch:
+                await self._write([entry])
         except Exception as error:
             for _, future in batch:
                 _settle(future, error)

@@ -26,21 +26,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sqlalchemy import (
-    Column,
-    Connection,
-    Float,
-    Index,
-    Row,
-    String,
-    Table,
-    Text,
-    and_,
-    delete,
-    select,
-    tuple_,
-    update,
-)
+from sqlalchemy import Column, Connection, Float, Index, String, Table, Text, delete, select, tuple_, update
+from sqlalchemy.engine import Row
 from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -49,16 +36,7 @@ from ..core.plain_json import NotJson, dumps, fingerprint
 from ..core.store import begin, in_one_hop, is_postgres, metadata, read
 from .group_commit import GroupCommit
 
-__all__ = [
-    "Inbox",
-    "KeyReused",
-    "NotJson",
-    "Stored",
-    "fingerprint",
-    "inbox",
-    "purge",
-    "result_of",
-]
+__all__ = ["Inbox", "KeyReused", "NotJson", "Stored", "fingerprint", "inbox", "purge", "result_of"]
 
 inbox = Table(
     "inbox",
@@ -78,8 +56,6 @@ ON CONFLICT DO NOTHING"""
 _LOOK_UP = "SELECT key, fingerprint, result, at FROM inbox WHERE consumer = ? AND key IN (?)"
 
 _POISON = (DataError, IntegrityError, ProgrammingError, ValueError)  # what one bad key or result can cause
-
-
 _Row: TypeAlias = "Row[str, str, str | None, float]"
 
 
@@ -142,8 +118,8 @@ class Inbox:
                 stored = await tx.run_sync(self._stored, [key])
                 return _same_payload(stored.get(key), key, fingerprint).result
             result = dumps(await effect(tx))
-            mine = and_(inbox.c.consumer == self._consumer, inbox.c.key == key)
-            await tx.execute(update(inbox).where(mine).values(result=result))
+            marker = (inbox.c.consumer == self._consumer) & (inbox.c.key == key)
+            await tx.execute(update(inbox).where(marker).values(result=result))
         return json.loads(result)
 
     async def seen(self, key: str, fingerprint: str) -> Stored | None:
@@ -159,7 +135,7 @@ class Inbox:
 
     async def purge(self, older_than: float, *, batch: int = 1000) -> int:
         """Forget markers older than that many seconds; `batch` rows at a time, so that writers get their turn."""
-        aged = and_(inbox.c.consumer == self._consumer, inbox.c.at < time.time() - older_than)
+        aged = (inbox.c.consumer == self._consumer) & (inbox.c.at < time.time() - older_than)
         some = select(inbox.c.consumer, inbox.c.key).where(aged).order_by(inbox.c.at).limit(batch)
         gone = 0
         while True:

@@ -1,9 +1,10 @@
 """Isolation: CPU-bound and risky work runs in child processes that can be killed.
 
 Promise: the event loop stays free while a function computes; a timeout or a cancellation kills the process
-that runs it; a function that takes its process down (segfault, `os._exit`, OOM killer, memory limit) fails
-only its own call, with `ProcessDied`. Children are fresh interpreters, never forks of a process with threads
-and sockets; they are reused, replaced when they die, and never outlive the parent, even a SIGKILLed one.
+that runs it; waiting for a free process is charged to no deadline around the caller; a function that takes its
+process down (segfault, `os._exit`, OOM killer, memory limit) fails only its own call, with `ProcessDied`.
+Children are fresh interpreters, never forks of a process with threads and sockets; they are reused, replaced
+when they die, and never outlive the parent, even a SIGKILLed one.
 
 Does not hold as a security boundary: a child has the rights of its parent, and its answers are unpickled.
 Elsewhere than on Linux a child whose parent was SIGKILLed ends only when it gives up the GIL, and the memory
@@ -22,8 +23,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..core.errors import Permanent, Transient
-from ..deadline import DeadlineExceeded
+from ..core.errors import DeadlineExceeded, Permanent, Transient
+from ..deadline import uncharged
 from . import child as isolated_child
 from .child import HEADER, OUT_OF_MEMORY
 
@@ -78,22 +79,32 @@ class SubprocessPool:
         `fn` is a top-level function of a module that the child can import.
         """
         request = pickle.dumps((*_address(fn), args, memory_limit))
-        async with self._slots:
+        # Whose turn is late because others are slow must not pay for them with its own deadline.
+        with uncharged():
+            await self._slots.acquire()
+        try:
+            return _unpack(await self._call(fn, request, timeout, memory_limit), fn)
+        finally:
+            self._slots.release()
+
+    async def _call(
+        self, fn: Callable[..., T], request: bytes, timeout: float | None, memory_limit: int | None
+    ) -> bytes:
+        with uncharged():
             child = await self._take()
-            try:
-                async with asyncio.timeout(timeout):
-                    answer = await child.call(request, self._max_result)
-            except TimeoutError:
-                await child.kill()
-                text = f"{_label(fn)} did not finish within {timeout:g} s; its process was killed"
-                raise DeadlineExceeded(text, limit=timeout or 0.0) from None
-            except _Gone:
-                code = await child.ended()
-                raise _died(_label(fn), code, closed=self._closed, limit=memory_limit) from None
-            finally:
-                child.kill_unless_idle()
-                self._give_back(child)
-        return _unpack(answer, fn)
+        try:
+            async with asyncio.timeout(timeout):
+                return await child.call(request, self._max_result)
+        except TimeoutError:
+            await child.kill()
+            text = f"{_label(fn)} did not finish within {timeout:g} s; its process was killed"
+            raise DeadlineExceeded(text, limit=timeout or 0.0) from None
+        except _Gone:
+            code = await child.ended()
+            raise _died(_label(fn), code, closed=self._closed, limit=memory_limit) from None
+        finally:
+            child.kill_unless_idle()
+            self._give_back(child)
 
     async def close(self) -> None:
         """Kill every child. Drain first: a call that is still running gets ProcessDied."""

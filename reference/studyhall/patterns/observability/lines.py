@@ -3,7 +3,7 @@
 Promise: every execution logs one line with job id, name, queue, attempt, outcome, duration, correlation id
 and worker, as a JSON object written in one piece. The payload is never part of it; errors, messages and extra
 fields are redacted (see `redaction`). The correlation id and the trace context travel from the producer to
-the worker and on to child jobs. Metric labels are bounded: names found in a queue cannot grow them for ever.
+the worker and on to child jobs. Metric labels are bounded: names found in a queue cannot grow them forever.
 
 Does not hold for handlers that somebody else adds to the root logger. Each process measures itself: scrape
 every worker.
@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, TextIO
 
+from ..core.errors import clean_text
 from ..core.execution import CallNext, JobContext, Step, before
 from ..core.job import Outcome, correlation, current_correlation_id
 from ..core.redaction import redact, redact_text
@@ -149,7 +150,9 @@ class HumanLines(JsonLines):
         for quiet in ("logger", "worker"):
             line.pop(quiet)
         details = " ".join(f"{key}={value}" for key, value in line.items())
-        return f"{clock} {level:<7} {msg} {details}".rstrip() + (f"\n{stack}" if stack else "")
+        # What somebody typed must not move the cursor, nor look like a line of its own.
+        text = clean_text(f"{clock} {level:<7} {msg} {details}".rstrip()).replace("\n", "\\n")
+        return text + "".join(f"\n    {one}" for one in clean_text(stack).splitlines())
 
 
 def configure_logging(

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .table import BUS, CHANNEL, Claimed, Failure, add, claim, clock, outbox, settle
+from .table import BUS, CHANNEL, add, clock, outbox
 
-__all__ = ["BUS", "CHANNEL", "Claimed", "Failure", "add", "claim", "clock", "outbox", "settle"]
+__all__ = ["BUS", "CHANNEL", "add", "clock", "outbox"]

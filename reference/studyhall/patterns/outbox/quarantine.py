@@ -19,12 +19,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..core.errors import clean_text
 from ..core.store import begin, is_postgres, read
-from .table import BUS, MAX_REASON, NEVER, clock, outbox
+from .table import BUS, MAX_REASON, NEVER, clock, outbox, unpublished
 
 __all__ = ["Lag", "QuarantinedRow", "discard", "lag", "purge", "quarantined", "requeue"]
 
-_unpublished = outbox.c.published_at.is_(None)
-_quarantined = (_unpublished, outbox.c.due_at == NEVER)
+_quarantined = (unpublished, outbox.c.due_at == NEVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +44,20 @@ class QuarantinedRow:
     held: int  # later events of the subject that wait behind it
 
 
-async def lag(engine: AsyncEngine, *, destination: str = BUS) -> Lag:
+async def lag(store: AsyncEngine, *, destination: str = BUS) -> Lag:
     given_up = outbox.c.due_at == NEVER
-    age = clock(is_postgres(engine)) - func.min(outbox.c.created_at).filter(~given_up)
+    age = clock(is_postgres(store)) - func.min(outbox.c.created_at).filter(~given_up)
     counts = (func.count().filter(~given_up), age, func.count().filter(given_up))
-    async with read(engine) as connection:
+    async with read(store) as connection:
         found = await connection.execute(
-            select(*counts).where(_unpublished, outbox.c.destination == destination)
+            select(*counts).where(unpublished, outbox.c.destination == destination)
         )
         waiting, oldest, given = found.one()
     return Lag(waiting, max(oldest or 0.0, 0.0), given)
 
 
 async def quarantined(
-    engine: AsyncEngine, *, destination: str = BUS, limit: int = 100
+    store: AsyncEngine, *, destination: str = BUS, limit: int = 100
 ) -> list[QuarantinedRow]:
     """Oldest first."""
     row, later = outbox.c, outbox.alias("later")
@@ -70,40 +69,40 @@ async def quarantined(
     )
     columns = (row.position, row.event_id, row.subject, row.type, row.attempts, row.reason, behind)
     wanted = select(*columns).where(*_quarantined, row.destination == destination)
-    async with read(engine) as connection:
+    async with read(store) as connection:
         found = await connection.execute(wanted.order_by(row.position).limit(limit))
-        return [QuarantinedRow(*one) for one in found.all()]
+        return [QuarantinedRow(*columns) for columns in found.all()]
 
 
-async def requeue(engine: AsyncEngine, event_ids: Sequence[str], *, destination: str = BUS) -> int:
+async def requeue(store: AsyncEngine, event_ids: Sequence[str], *, destination: str = BUS) -> int:
     """Fresh attempts for quarantined events. Returns how many there were; other ids are left alone."""
     fresh: dict[str, object] = {"due_at": 0.0, "attempts": 0, "reason": None}
-    return await _release(engine, event_ids, destination, fresh)
+    return await _release(store, event_ids, destination, fresh)
 
 
-async def discard(engine: AsyncEngine, event_ids: Sequence[str], why: str, *, destination: str = BUS) -> int:
+async def discard(store: AsyncEngine, event_ids: Sequence[str], why: str, *, destination: str = BUS) -> int:
     """Give quarantined events up for good, so that what waits behind them goes on."""
     gone = {
         "due_at": 0.0,
-        "published_at": clock(is_postgres(engine)),
+        "published_at": clock(is_postgres(store)),
         "reason": clean_text(f"discarded: {why}", MAX_REASON),
     }
-    return await _release(engine, event_ids, destination, gone)
+    return await _release(store, event_ids, destination, gone)
 
 
-async def purge(engine: AsyncEngine, older_than: float, *, batch: int = 1000) -> int:
+async def purge(store: AsyncEngine, older_than: float, *, batch: int = 1000) -> int:
     """Delete up to `batch` rows published more than `older_than` seconds ago. Call again while it is full."""
     # Looks at the oldest published positions only: a search by date would scan the table to find nothing.
-    first = select(outbox.c.position, outbox.c.published_at).where(~_unpublished)
+    first = select(outbox.c.position, outbox.c.published_at).where(~unpublished)
     oldest = first.order_by(outbox.c.position).limit(batch).subquery()
-    due = select(oldest.c.position).where(oldest.c.published_at < clock(is_postgres(engine)) - older_than)
-    async with begin(engine) as tx:
+    due = select(oldest.c.position).where(oldest.c.published_at < clock(is_postgres(store)) - older_than)
+    async with begin(store) as tx:
         return (await tx.execute(delete(outbox).where(outbox.c.position.in_(due)))).rowcount
 
 
 async def _release(
-    engine: AsyncEngine, event_ids: Sequence[str], destination: str, values: dict[str, object]
+    store: AsyncEngine, event_ids: Sequence[str], destination: str, values: dict[str, object]
 ) -> int:
     chosen = (outbox.c.event_id.in_(event_ids), outbox.c.destination == destination, *_quarantined)
-    async with begin(engine) as tx:
+    async with begin(store) as tx:
         return (await tx.execute(update(outbox).where(*chosen).values(**values))).rowcount

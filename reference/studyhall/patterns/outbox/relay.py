@@ -27,24 +27,24 @@ import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Protocol
 from uuid import uuid4
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ..core.clock import told_to_end
+from ..core.clock import Periodic, told_to_end
 from ..core.errors import describe
+from ..core.event import BrokerUnavailable, Event, InvalidEvent
 from ..core.job import RetryPolicy
-from ..core.silence import answers_within
-from ..event_bus import BrokerUnavailable
-from ..event_schema import Event, InvalidEvent
+from ..core.store import answers_within
 from ..retry import decide, full_jitter
+from .claims import BATCH_BYTES, Claimed, Failure, claim, settle
 from .quarantine import purge
-from .table import BATCH_BYTES, BUS, Claimed, Failure, claim, settle
+from .table import BUS
 from .wakeup import Wakeup, open_wakeup
 
 __all__ = ["EVENTS_OUT", "Publisher", "Relay", "RelayCounts"]
@@ -78,7 +78,7 @@ class Relay:
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        store: AsyncEngine,
         publisher: Publisher,
         *,
         destination: str = BUS,
@@ -93,53 +93,75 @@ class Relay:
     ) -> None:
         self.worker_id = worker_id or f"{socket.gethostname()[:50]}-{os.getpid()}-{uuid4().hex[:8]}"
         self.counts = RelayCounts()
-        self._engine, self._publisher, self._destination = engine, publisher, destination
-        self._batch, self._batch_bytes, self._lease, self._poll = batch, batch_bytes, lease, poll
+        self._store, self._publisher, self._destination = store, publisher, destination
+        self._batch, self._batch_bytes, self._lease = batch, batch_bytes, lease
         self._policy, self._hold, self._keep = policy, hold, keep
-        self._stop = asyncio.Event()
+        self._rounds = Periodic("outbox relay", self._round, every=poll, on_error=self._store_failed)
+        self._listening: asyncio.Task[None] | None = None
         self._outages = 0  # in a row
         self._unwritten: list[int] = []  # published, and the store did not take the note of it yet
         self._purge_at = 0.0
 
     def stop(self) -> None:
-        self._stop.set()
+        self._rounds.stop()
 
     async def run(self) -> None:
         """Works until `stop` or cancellation. Every other error is reported, waited out and tried again."""
-        with answers_within():
-            await self._run()
-
-    async def _run(self) -> None:
-        wakeup: Wakeup | None = None
         try:
-            while not self._stop.is_set():
-                try:
-                    wakeup = wakeup or await open_wakeup(self._engine)
-                    outages = self.counts.outages
-                    busy = await self.run_once() + await self._purge()
-                    if self.counts.outages == outages:
-                        self._outages = 0
-                    if not busy:
-                        await self._unless_stopped(wakeup.wait(self._poll))
-                # Anything: a list of what an outage looks like missed the pool's own TimeoutError.
-                except (Exception, asyncio.CancelledError) as error:
-                    if told_to_end():
-                        raise
-                    self._outage("store", error)
-                    await _close(wakeup)
-                    wakeup = None
-                if self._outages:
-                    pause = full_jitter(OUTAGE, self._outages)
-                    await self._unless_stopped(asyncio.sleep(max(pause, 0.05)))
+            with answers_within():
+                await self._rounds.run()
         finally:
-            await _close(wakeup)
+            await self._stop_listening()
+
+    async def _round(self) -> bool | float:
+        await self._listen()
+        outages = self.counts.outages
+        busy = await self.run_once() + await self._purge()
+        if self.counts.outages > outages:
+            return self._pause()
+        self._outages = 0
+        return busy > 0
+
+    def _store_failed(self, error: BaseException) -> float:
+        # Anything: a list of what an outage looks like missed the pool's own TimeoutError.
+        self._outage("store", error)
+        if self._listening is not None:  # on a connection that may be as dead as the others
+            self._listening.cancel()
+        return self._pause()
+
+    def _pause(self) -> float:
+        return max(full_jitter(OUTAGE, self._outages), 0.05)
+
+    async def _listen(self) -> None:
+        """Before the first look at the table: what is committed after it wakes us up."""
+        if self._listening is not None and self._listening.done():
+            ended, self._listening = self._listening, None
+            if not ended.cancelled():
+                ended.result()  # raises what it met: an outage like any other
+        if self._listening is None:
+            self._listening = asyncio.create_task(self._hear(await open_wakeup(self._store)))
+
+    async def _hear(self, wakeup: Wakeup) -> None:
+        try:
+            while True:
+                await wakeup.wait()
+                self._rounds.wake()
+        finally:
+            self._rounds.wake()
+            with suppress(Exception):
+                await wakeup.close()
+
+    async def _stop_listening(self) -> None:
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
 
     async def run_once(self) -> int:
         """One batch. Returns how many events were claimed."""
         until = time.monotonic() + self._lease * CUT_OFF
         await self._write_down()
         claimed = await claim(
-            self._engine,
+            self._store,
             self.worker_id,
             self._batch,
             self._lease,
@@ -152,7 +174,7 @@ class Relay:
         try:
             for wave in _waves(claimed):
                 ready = [row for row in wave if row.subject not in failed]
-                if self._stop.is_set() or time.monotonic() > until:
+                if self._rounds.stopping or time.monotonic() > until:
                     break
                 results = await self._publish(ready, until)
                 away = [result for result in results if isinstance(result, BUS_AWAY)]
@@ -174,12 +196,12 @@ class Relay:
                 tried = {*published, *(failure.position for failure in failed.values())}
                 rest = [row.position for row in claimed if row.position not in tried]
                 await self._write_down()  # first, and apart: what is wrong with the rest must not undo it
-                await settle(self._engine, self.worker_id, failed=list(failed.values()), released=rest)
+                await settle(self._store, self.worker_id, failed=list(failed.values()), released=rest)
         return len(claimed)
 
     async def _write_down(self) -> None:
         """Again until the store takes it: while the lease lasts, that saves publishing a second time."""
-        await settle(self._engine, self.worker_id, published=self._unwritten)
+        await settle(self._store, self.worker_id, published=self._unwritten)
         self._unwritten = []
 
     async def _publish(self, rows: Sequence[Claimed], until: float) -> Sequence[BaseException | None]:
@@ -219,7 +241,7 @@ class Relay:
         """One short delete per round, so that a big purge does not hold up publishing."""
         if time.monotonic() < self._purge_at:
             return 0
-        gone = await purge(self._engine, self._keep, batch=PURGE_BATCH)
+        gone = await purge(self._store, self._keep, batch=PURGE_BATCH)
         if gone < PURGE_BATCH:
             self._purge_at = time.monotonic() + PURGE_EVERY
         return gone
@@ -229,17 +251,6 @@ class Relay:
         self.counts.outages += 1
         why = f"{type(error).__name__}: {describe(error, 300)}"
         log.warning("outbox: %s failed (%d in a row), no attempt consumed: %s", what, self._outages, why)
-
-    async def _unless_stopped(self, waiting: Coroutine[Any, Any, None]) -> None:
-        tasks = [asyncio.create_task(waiting), asyncio.create_task(self._stop.wait())]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-        if isinstance(ended[0], Exception):
-            raise ended[0]
 
 
 def _wait(row: Claimed, error: BaseException) -> Failure:
@@ -254,9 +265,3 @@ def _waves(claimed: Sequence[Claimed]) -> Iterator[list[Claimed]]:
         lines[row.subject].append(row)
     for wave in zip_longest(*lines.values()):
         yield [row for row in wave if row is not None]
-
-
-async def _close(wakeup: Wakeup | None) -> None:
-    if wakeup is not None:
-        with suppress(Exception):
-            await wakeup.close()

@@ -1,7 +1,7 @@
 """The human-repair desk of the sagas: look at what got stuck, then say how it goes on.
 
 Promise: a repair takes the saga away from whoever drives it (new fence number), but not in the middle of a step:
-while a living runner has one started, `StillRunning` says so and until when. It is recorded with the person's name
+while a living runner has one started, `StepRunning` says so and until when. It is recorded with the person's name
 and note, and the next runner goes on from there at once.
 
 When it does not hold
@@ -25,26 +25,26 @@ from ..core.errors import Permanent
 from ..core.store import begin
 from .store import UnknownSaga, record, sagas, steps
 
-__all__ = ["CannotRepair", "StillRunning", "compensate", "mark", "retry"]
+__all__ = ["CannotRepair", "StepRunning", "compensate", "mark", "retry"]
 
 
 class CannotRepair(Permanent):
     """This repair does not fit the saga as it is; the message says why and what would fit."""
 
 
-class StillRunning(CannotRepair):
+class StepRunning(CannotRepair):
     """A living runner is in the middle of a step: taking the saga now would not stop that call."""
 
 
-async def retry(engine: AsyncEngine, saga_id: str, *, by: str, note: str, force: bool = False) -> None:
+async def retry(store: AsyncEngine, saga_id: str, *, by: str, note: str, force: bool = False) -> None:
     """Try the stuck step again, with all its attempts back."""
-    async with _taken(engine, saga_id, by=by, note=note, force=force, event="repair: retry") as (tx, _):
+    async with _taken(store, saga_id, by=by, note=note, force=force, event="repair: retry") as (tx, _):
         stuck = (steps.c.saga_id == saga_id, steps.c.state.in_(("started", "undoing")))
         await tx.execute(update(steps).where(*stuck).values(attempts=0, undo_attempts=0, since=None))
 
 
 async def mark(
-    engine: AsyncEngine,
+    store: AsyncEngine,
     saga_id: str,
     step: str,
     outcome: Literal["done", "undone"],
@@ -56,7 +56,7 @@ async def mark(
 ) -> None:
     """Say that a step was done or undone by hand. `result`: what the step's `do` would have returned."""
     event = f"repair: {outcome} by hand"
-    async with _taken(engine, saga_id, by=by, note=note, force=force, event=event, step=step) as (
+    async with _taken(store, saga_id, by=by, note=note, force=force, event=event, step=step) as (
         tx,
         backward,
     ):
@@ -66,25 +66,25 @@ async def mark(
                 f"saga {saga_id} goes {'backward' if backward else 'forward'}: mark the step {fits}"
             )
         values = {"result": dict(result or {})} if outcome == "done" else {}
-        one = (steps.c.saga_id == saga_id, steps.c.name == step)
+        this = (steps.c.saga_id == saga_id, steps.c.name == step)
         if (
-            await tx.execute(update(steps).where(*one).values(state=outcome, since=None, **values))
+            await tx.execute(update(steps).where(*this).values(state=outcome, since=None, **values))
         ).rowcount != 1:
-            mine = select(steps.c.name).where(steps.c.saga_id == saga_id).order_by(steps.c.position)
-            names = ", ".join((await tx.scalars(mine)).all())
+            all_names = select(steps.c.name).where(steps.c.saga_id == saga_id).order_by(steps.c.position)
+            names = ", ".join((await tx.scalars(all_names)).all())
             raise CannotRepair(f"saga {saga_id} has no step {step!r}; its steps: {names}")
 
 
-async def compensate(engine: AsyncEngine, saga_id: str, *, by: str, note: str, force: bool = False) -> None:
+async def compensate(store: AsyncEngine, saga_id: str, *, by: str, note: str, force: bool = False) -> None:
     """Stop going forward and take back what was done."""
     event = "repair: compensate"
-    async with _taken(engine, saga_id, by=by, note=note, force=force, event=event, backward=True):
+    async with _taken(store, saga_id, by=by, note=note, force=force, event=event, backward=True):
         pass
 
 
 @asynccontextmanager
 async def _taken(
-    engine: AsyncEngine,
+    store: AsyncEngine,
     saga_id: str,
     *,
     by: str,
@@ -97,7 +97,7 @@ async def _taken(
     """Lock the saga, let the repair happen, then make the saga due under a new fence."""
     if not note.strip():
         raise CannotRepair("a repair needs a note: what was found, what was done about it")
-    async with begin(engine) as tx:
+    async with begin(store) as tx:
         saga = (await tx.execute(select(sagas).where(sagas.c.id == saga_id).with_for_update())).first()
         if saga is None:
             raise UnknownSaga(f"{saga_id}: {UnknownSaga.__doc__}")
@@ -120,7 +120,7 @@ async def _refuse_in_the_middle(tx: AsyncConnection, saga: Row[Any]) -> None:
     # Between two steps the fence is enough: the runner's next write, before any call, is refused.
     started = (steps.c.saga_id == saga.id, steps.c.state.in_(("started", "undoing")))
     if (step := (await tx.scalars(select(steps.c.name).where(*started).limit(1))).first()) is not None:
-        raise StillRunning(
-            f"saga {saga.id}: {saga.owner} is in step {step!r}. {StillRunning.__doc__} Try again when it has ended "
+        raise StepRunning(
+            f"saga {saga.id}: {saga.owner} is in step {step!r}. {StepRunning.__doc__} Try again when it has ended "
             f"or its lease has, in {left:.0f} s, or force it knowing that the call may still take effect."
         )

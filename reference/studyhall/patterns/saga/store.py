@@ -2,7 +2,7 @@
 
 Promises
 - Two processes never both write to one saga: every write carries the fence number its lease was given, and a
-  write with an old number is refused (`LeaseLost`), however long its process was paused.
+  write with an old number is refused (`SagaLeaseLost`), however long its process was paused.
 - Every change of state leaves a row in `saga_history`, in the transaction that made the change.
 
 When they do not hold
@@ -35,23 +35,20 @@ from sqlalchemy import (
     Text,
     bindparam,
     delete,
-    insert,
     select,
     update,
 )
-from sqlalchemy.dialects.postgresql import insert as pg_insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.errors import Permanent, clean_text
 from ..core.redaction import redact_text
-from ..core.store import begin, in_one_hop, metadata, read
+from ..core.store import begin, in_one_hop, insert, metadata, read
 
 __all__ = [
     # rows
     "HistoryRow",
-    "Lease",
-    "LeaseLost",
+    "SagaLease",
+    "SagaLeaseLost",
     "SagaConflict",
     "SagaRow",
     "StepRow",
@@ -116,7 +113,7 @@ saga_history = Table(
 )
 
 
-class LeaseLost(Exception):
+class SagaLeaseLost(Exception):
     """Another process holds this saga now. Drop the work: nothing was written, and the other one goes on."""
 
 
@@ -165,10 +162,10 @@ class HistoryRow:
 
 
 @dataclass(frozen=True)
-class Lease:
+class SagaLease:
     """The right to drive one saga until the lease ends or somebody with a higher fence takes over."""
 
-    engine: AsyncEngine
+    store: AsyncEngine
     saga_id: str
     owner: str
     fence: int
@@ -176,7 +173,7 @@ class Lease:
     @asynccontextmanager
     async def write(self, **changes: Any) -> AsyncIterator[AsyncConnection]:
         """A transaction that proves first, with a row lock, that this lease is still the newest."""
-        async with begin(self.engine) as tx:
+        async with begin(self.store) as tx:
             await tx.run_sync(self._prove, changes)
             yield tx
 
@@ -201,12 +198,12 @@ class Lease:
             name, position = (row.name, row.position) if row else (None, 0)
             self._note(tx, name, event, detail, position, step or {})
 
-        await in_one_hop(self.engine, write, write=True)
+        await in_one_hop(self.store, write, write=True)
 
     def _prove(self, tx: Connection, changes: Mapping[str, Any]) -> None:
         given = {"updated_at": time.time(), **changes}
         if tx.execute(_held(*given), {"_id": self.saga_id, "_fence": self.fence, **given}).rowcount != 1:
-            raise LeaseLost(f"saga {self.saga_id}: fence {self.fence} is old. {LeaseLost.__doc__}")
+            raise SagaLeaseLost(f"saga {self.saga_id}: fence {self.fence} is old. {SagaLeaseLost.__doc__}")
 
     def _note(
         self,
@@ -224,19 +221,19 @@ class Lease:
 
 
 # Built once: making a statement costs more than sending it.
-_NOTE = insert(saga_history)
+_NOTE = saga_history.insert()
 
 
 @cache
 def _held(*names: str) -> Any:
-    mine = (sagas.c.id == bindparam("_id"), sagas.c.fence == bindparam("_fence"))
-    return update(sagas).where(*mine).values({name: bindparam(name) for name in names})
+    this = (sagas.c.id == bindparam("_id"), sagas.c.fence == bindparam("_fence"))
+    return update(sagas).where(*this).values({name: bindparam(name) for name in names})
 
 
 @cache
 def _step(*names: str) -> Any:
-    mine = (steps.c.saga_id == bindparam("_saga"), steps.c.position == bindparam("_position"))
-    return update(steps).where(*mine).values({name: bindparam(name) for name in names})
+    this = (steps.c.saga_id == bindparam("_saga"), steps.c.position == bindparam("_position"))
+    return update(steps).where(*this).values({name: bindparam(name) for name in names})
 
 
 async def create(
@@ -249,8 +246,7 @@ async def create(
     now, plain = time.time(), json.loads(json.dumps(dict(data), allow_nan=False))
     row = {"id": saga_id, "name": name, "state": "running", "data": plain, "due_at": now}
     # On PostgreSQL the second of two callers waits in this statement for the first one's commit.
-    postgres = tx.dialect.name == "postgresql"
-    fresh = (pg_insert if postgres else sqlite_insert)(sagas).values(**row, created_at=now, updated_at=now)
+    fresh = insert(tx, sagas).values(**row, created_at=now, updated_at=now)
     # RETURNING, because an INSERT's rowcount is -1 with psycopg.
     if (await tx.execute(fresh.on_conflict_do_nothing().returning(sagas.c.id))).first() is None:
         known = (await tx.execute(select(sagas.c.name, sagas.c.data).where(sagas.c.id == saga_id))).one()
@@ -267,7 +263,7 @@ async def create(
         }
         for position, (step, done) in enumerate(made.items())
     ]
-    await tx.execute(insert(steps), rows)
+    await tx.execute(steps.insert(), rows)
     begun = [step for step, done in made.items() if done]
     told = [
         _history_row(saga_id, "caller", "created"),
@@ -278,14 +274,14 @@ async def create(
 
 
 async def claim(
-    engine: AsyncEngine,
+    store: AsyncEngine,
     *,
     owner: str,
     names: Collection[str],
     seconds: float,
     limit: int,
     saga_id: str | None = None,
-) -> list[Lease]:
+) -> list[SagaLease]:
     """Take due sagas, oldest first, of those `names` only: definitions this process has."""
     now = time.time()
     due = select(sagas.c.id, sagas.c.owner, sagas.c.fence).where(
@@ -298,10 +294,10 @@ async def claim(
     def look(tx: Connection) -> bool:
         return tx.execute(due).first() is not None
 
-    def take(tx: Connection) -> list[Lease]:
+    def take(tx: Connection) -> list[SagaLease]:
         taken = []
         for row in tx.execute(due.with_for_update(skip_locked=True)).all():
-            lease = Lease(engine, row.id, owner, row.fence + 1)
+            lease = SagaLease(store, row.id, owner, row.fence + 1)
             held = {"owner": owner, "fence": lease.fence, "due_at": now + seconds}
             tx.execute(_held(*held), {"_id": row.id, "_fence": row.fence, **held})
             if row.owner is not None:
@@ -311,12 +307,12 @@ async def claim(
         return taken
 
     # An idle loop must not take SQLite's one write lock each time it looks.
-    if not await in_one_hop(engine, look, write=False):
+    if not await in_one_hop(store, look, write=False):
         return []
-    return await in_one_hop(engine, take, write=True)
+    return await in_one_hop(store, take, write=True)
 
 
-async def load(engine: AsyncEngine, saga_id: str) -> SagaRow:
+async def load(store: AsyncEngine, saga_id: str) -> SagaRow:
     def look(tx: Connection) -> SagaRow:
         saga = tx.execute(_SAGA, {"_id": saga_id}).mappings().first()
         if saga is None:
@@ -324,7 +320,7 @@ async def load(engine: AsyncEngine, saga_id: str) -> SagaRow:
         rows = tx.execute(_STEPS, {"_id": saga_id}).mappings()
         return SagaRow(**saga, steps=tuple(StepRow(**row) for row in rows))
 
-    return await in_one_hop(engine, look, write=False)
+    return await in_one_hop(store, look, write=False)
 
 
 _SAGA = select(sagas).where(sagas.c.id == bindparam("_id"))
@@ -335,27 +331,27 @@ _STEPS = (
 )
 
 
-async def list_sagas(engine: AsyncEngine, *, state: str | None = None, limit: int = 100) -> list[SagaRow]:
+async def list_sagas(store: AsyncEngine, *, state: str | None = None, limit: int = 100) -> list[SagaRow]:
     """Newest change first, without their steps. `state="needs_repair"` is the list for a human."""
     query = select(sagas).order_by(sagas.c.updated_at.desc()).limit(limit)
     if state is not None:
         query = query.where(sagas.c.state == state)
-    async with read(engine) as tx:
+    async with read(store) as tx:
         return [SagaRow(**row) for row in (await tx.execute(query)).mappings()]
 
 
-async def history(engine: AsyncEngine, saga_id: str) -> list[HistoryRow]:
+async def history(store: AsyncEngine, saga_id: str) -> list[HistoryRow]:
     """The saga's timeline, oldest first."""
     columns = [saga_history.c[name] for name in ("at", "actor", "step", "event", "detail")]
     query = select(*columns).where(saga_history.c.saga_id == saga_id).order_by(saga_history.c.id)
-    async with read(engine) as tx:
+    async with read(store) as tx:
         return [HistoryRow(**row) for row in (await tx.execute(query)).mappings()]
 
 
-async def purge(engine: AsyncEngine, older_than: float, *, batch: int = 500) -> int:
+async def purge(store: AsyncEngine, older_than: float, *, batch: int = 500) -> int:
     """Forget up to `batch` sagas that ended more than `older_than` seconds ago. Call again while it is full."""
     ended = (sagas.c.state.in_(("completed", "compensated")), sagas.c.updated_at < time.time() - older_than)
-    async with begin(engine) as tx:
+    async with begin(store) as tx:
         old = (await tx.scalars(select(sagas.c.id).where(*ended).limit(batch))).all()
         for column in (saga_history.c.saga_id, steps.c.saga_id, sagas.c.id):
             await tx.execute(delete(column.table).where(column.in_(old)))

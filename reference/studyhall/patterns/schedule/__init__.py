@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from .keeper import Applied, Schedule, ScheduleKeeper, Schedules, ScheduleState, UnknownSchedule, ticking
+from .keeper import Schedule, ScheduleKeeper, Schedules, ticking
 from .slots import InvalidSchedule, signing_id
 
-__all__ = [
-    "Applied",
-    "InvalidSchedule",
-    "Schedule",
-    "ScheduleKeeper",
-    "ScheduleState",
-    "Schedules",
-    "UnknownSchedule",
-    "signing_id",
-    "ticking",
-]
+__all__ = ["InvalidSchedule", "Schedule", "ScheduleKeeper", "Schedules", "signing_id", "ticking"]

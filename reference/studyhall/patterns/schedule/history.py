@@ -1,11 +1,11 @@
 """What became of the ticks of each schedule: started, missed, skipped.
 
 Promise: every slot since the first is accounted for: its tick was started, or it is `missed`, logged and counted;
-never both. One that was reported and comes after all (its worker was killed or hung) is taken off the missed ones.
+never both. One that was reported and comes after all (its worker was killed or hung) is removed from the missed list.
 Counting is arithmetic, in a thread and before the transaction: an outage of months blocks neither loop nor store.
 
-When it does NOT hold: the latest `REMEMBERED` missed slots are known by name; a tick that is later than these is
-not taken off. A changed cron or interval starts its count at the change, unless Redis lost its data at that moment.
+When it does NOT hold: the latest `REMEMBERED` missed slots are known by name; a tick that is later than these stays
+in the list. A changed cron or interval starts its count at the change, unless Redis lost its data at that moment.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, Integer, String, Table, delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from ..core.store import begin, metadata, read
+from ..core.store import begin, insert, metadata, read
 from .slots import Tick
 
 __all__ = ["EARLY", "count_skipped", "missed_slots", "note_start", "past", "schedule_state", "take_over"]
@@ -46,16 +45,16 @@ missed_slots = Table(
 _t = schedule_state.c
 
 
-async def past(engine: AsyncEngine) -> dict[str, Any]:
+async def past(store: AsyncEngine) -> dict[str, Any]:
     """The rows of `schedule_state` by schedule."""
-    async with read(engine) as connection:
+    async with read(store) as connection:
         return {row.id: row for row in await connection.execute(select(schedule_state))}
 
 
-async def note_start(engine: AsyncEngine, tick: Tick, now: int) -> None:
+async def note_start(store: AsyncEngine, tick: Tick, now: int) -> None:
     """Count the tick as started, and the slots between the last one and it as missed."""
     while True:  # again only when another tick of this schedule was noted meanwhile
-        async with read(engine) as connection:
+        async with read(store) as connection:
             last = await connection.scalar(select(_t.last_slot).where(_t.id == tick.schedule))
         missed, latest = 0, list[int]()
         # A last slot in the future was noted by a clock that was ahead: nothing is known about those between.
@@ -63,7 +62,7 @@ async def note_start(engine: AsyncEngine, tick: Tick, now: int) -> None:
         if last is not None and tick.slot > last:
             first = max(last, tick.since)
             missed, latest = await asyncio.to_thread(tick.cadence.missed, first, tick.slot, REMEMBERED)
-        async with begin(engine) as tx:
+        async with begin(store) as tx:
             if last is None:
                 if await _insert_first(tx, tick):
                     return
@@ -86,14 +85,14 @@ async def note_start(engine: AsyncEngine, tick: Tick, now: int) -> None:
         log.warning("ticks missed", extra={"fields": fields})
 
 
-async def count_skipped(engine: AsyncEngine, schedule_id: str) -> None:
-    async with begin(engine) as tx:
+async def count_skipped(store: AsyncEngine, schedule_id: str) -> None:
+    async with begin(store) as tx:
         await tx.execute(update(schedule_state).where(_t.id == schedule_id).values(skipped=_t.skipped + 1))
 
 
-async def take_over(engine: AsyncEngine, schedule_id: str, earlier_ids: Sequence[str]) -> None:
+async def take_over(store: AsyncEngine, schedule_id: str, earlier_ids: Sequence[str]) -> None:
     """The past moves to the new id: a slot that ran under an earlier one is not run again."""
-    async with begin(engine) as tx:
+    async with begin(store) as tx:
         for old in earlier_ids:
             taken = await tx.scalar(select(_t.id).where(_t.id == schedule_id))
             for table in (schedule_state, missed_slots):
@@ -104,13 +103,15 @@ async def take_over(engine: AsyncEngine, schedule_id: str, earlier_ids: Sequence
 
 async def _insert_first(tx: AsyncConnection, tick: Tick) -> bool:
     row = {"id": tick.schedule, "last_slot": tick.slot, "ticks": 1, "missed": 0, "skipped": 0}
-    return (await tx.execute(_insert(tx, schedule_state).values(row).returning(_t.id))).first() is not None
+    new = insert(tx, schedule_state).values(row).on_conflict_do_nothing().returning(_t.id)
+    return (await tx.execute(new)).first() is not None
 
 
 async def _remember(tx: AsyncConnection, schedule_id: str, slots: Sequence[int]) -> None:
     if not slots:
         return
-    await tx.execute(_insert(tx, missed_slots), [{"id": schedule_id, "slot": slot} for slot in slots])
+    rows = [{"id": schedule_id, "slot": slot} for slot in slots]
+    await tx.execute(insert(tx, missed_slots).on_conflict_do_nothing(), rows)
     own_row = missed_slots.c.id == schedule_id
     by_age = select(missed_slots.c.slot).where(own_row).order_by(missed_slots.c.slot.desc())
     oldest = await tx.scalar(by_age.offset(REMEMBERED).limit(1))
@@ -122,8 +123,3 @@ async def _forget(tx: AsyncConnection, tick: Tick) -> bool:
     """True: the slot was reported as missed, and from now on it is not."""
     this = missed_slots.c.id == tick.schedule, missed_slots.c.slot == tick.slot
     return (await tx.execute(delete(missed_slots).where(*this))).rowcount == 1
-
-
-def _insert(tx: AsyncConnection, table: Table) -> Any:
-    dialect = postgresql if tx.dialect.name == "postgresql" else sqlite
-    return dialect.insert(table).on_conflict_do_nothing()

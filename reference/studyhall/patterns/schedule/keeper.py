@@ -27,12 +27,11 @@ import json
 import logging
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
 from bullmq import Queue
-from pydantic import BaseModel
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -41,9 +40,7 @@ from ..core.clock import Periodic
 from ..core.errors import Cancelled, JobError, Snooze
 from ..core.execution import CallNext, JobContext, Step, needs
 from ..core.job import JobRef, JobRequest, Outgoing
-from ..core.server_clock import server_millis
 from ..lease import Lease
-from ..typed_jobs import JobTypes
 from . import history
 from .registry import ScheduleRegistry
 from .slots import FIELD, Cadence, InvalidSchedule, check_slot, tick_of
@@ -73,6 +70,13 @@ class Queues(Protocol):
     def outgoing(self, ref: JobRef, request: JobRequest) -> Outgoing: ...
 
 
+class Jobs(Protocol):
+    """What is needed of `typed_jobs.JobTypes`: of each type its queue and its attempts."""
+
+    def __getitem__(self, name: str) -> Any: ...
+    def encode(self, job: str, payload: Any) -> dict[str, Any]: ...
+
+
 class UnknownSchedule(JobError):
     """No schedule of this id is declared. `schedule list` names those that are."""
 
@@ -86,7 +90,7 @@ class Schedule:
     cron: str | None = None
     tz: str = "UTC"
     every: float | None = None
-    payload: Mapping[str, Any] | BaseModel = field(default_factory=dict)
+    payload: Any = field(default_factory=dict)  # a mapping, or a model of the job type
     overlap: Literal["skip", "queue"] = "skip"
     when_late: Literal["run", "skip"] = "run"  # a tick whose successor is due as well
     jitter: float = 0.0
@@ -125,7 +129,7 @@ class Schedules:
 
     def __init__(
         self,
-        jobs: JobTypes,
+        jobs: Jobs,
         schedules: Sequence[Schedule],
         *,
         owner: str = "app",
@@ -134,7 +138,7 @@ class Schedules:
         sign: Sign | None = None,
     ) -> None:
         """`version` of this declaration: raise it with every change, so that two versions of the application
-        that run side by side do not undo each other. `lease`: for so many seconds a run that was killed keeps
+        that run side by side do not undo each other. `lease`: the seconds for which a run that was killed keeps
         the next tick of its schedule out. `sign` is `signer.sign` where workers run signed jobs only."""
         if isinstance(version, bool) or not isinstance(version, int) or version < 0:
             raise InvalidSchedule(f"version {version!r}: a whole number from 0, raised with every change")
@@ -307,7 +311,12 @@ class Schedules:
         return found
 
 
-def _check(schedule: Schedule, jobs: JobTypes) -> None:
+async def server_millis(redis: Redis) -> int:
+    seconds, micros = await redis.time()
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def _check(schedule: Schedule, jobs: Jobs) -> None:
     if not isinstance(schedule.id, str) or not re.fullmatch(r"[a-z0-9-]{1,60}", schedule.id):
         raise InvalidSchedule(f"schedule id {schedule.id!r}: lower-case letters, digits and dashes, up to 60")
     try:

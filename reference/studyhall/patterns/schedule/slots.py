@@ -41,7 +41,7 @@ class InvalidSchedule(Permanent):
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
-    """Either `cron` (5 fields, or 6 with seconds first) in `tz`, or `every` so many seconds."""
+    """Either `cron` (5 fields, or 6 with seconds first) in `tz`, or `every` N seconds."""
 
     cron: str | None = None
     tz: str = "UTC"

@@ -20,9 +20,10 @@ from sqlalchemy import Column, Integer, Table, Text, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from harness.buses import open_bus
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.job import RetryPolicy
-from studyhall.patterns.core.store import begin, close, create_all, metadata, open_store
-from studyhall.patterns.event_schema import Event
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import begin, metadata
 from studyhall.patterns.inbox import handle_once
 
 effects = Table(

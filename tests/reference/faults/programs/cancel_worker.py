@@ -18,7 +18,8 @@ from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.cancel import CancelWatcher
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.job import RetryPolicy, stop_reason
-from studyhall.patterns.core.store import begin, create_all, metadata, open_store
+from studyhall.patterns.core.open_store import create_all, open_store
+from studyhall.patterns.core.store import begin, metadata
 from studyhall.patterns.pipeline import Done, JobContext
 from studyhall.patterns.shutdown import run_until_signalled
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -36,7 +37,7 @@ effects = Table(
 
 class Work(Payload):
     seconds: float = 0.0
-    seat: str = ""  # a file outside the database: taken first, given back when cancelled
+    seat: str = ""  # a file outside the database: taken first, released when cancelled
 
 
 def say(event: str, **fields: Any) -> None:

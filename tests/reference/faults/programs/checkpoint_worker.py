@@ -16,7 +16,8 @@ from harness.pipelines import full_pipeline
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.checkpoint import Overtaken
 from studyhall.patterns.core.job import Deadline, Save
-from studyhall.patterns.core.store import begin, close, metadata, open_store
+from studyhall.patterns.core.open_store import close, open_store
+from studyhall.patterns.core.store import begin, metadata
 from studyhall.patterns.observability import configure_logging
 from studyhall.patterns.pipeline import Done, JobContext
 from studyhall.patterns.shutdown import run_until_signalled

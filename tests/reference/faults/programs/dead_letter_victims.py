@@ -21,14 +21,15 @@ import nursery
 from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import JobError
-from studyhall.patterns.core.store import close, open_store
+from studyhall.patterns.core.open_store import close, open_store
+from studyhall.patterns.dead_letter import DeadLetter, ReplayRunning
 from studyhall.patterns.dead_letter import replayer as dead_letter_replay
-from studyhall.patterns.dead_letter.sweeper import DeadLetter, ReplayRunning
+from studyhall.patterns.dead_letter import sweeper as sweeping
 
-dead_letter.PAGE = dead_letter.MOST_PER_SWEEP = dead_letter.ALERTS_AT_ONCE = (
+sweeping.PAGE = sweeping.MOST_PER_SWEEP = sweeping.ALERTS_AT_ONCE = (
     2  # nobody does all the work before the others could die
 )
-dead_letter.ALERT_LEASE = dead_letter_replay.REPLAY_LEASE = 0.3  # the dead do not keep us waiting
+sweeping.ALERT_LEASE = dead_letter_replay.REPLAY_LEASE = 0.3  # the dead do not keep us waiting
 
 SWEEPING = ["read", "archived", "removed", "alert claimed", "alert sent"]
 REPLAYING = ["claimed", "restored", "marked"]
@@ -39,10 +40,10 @@ async def sweeper(life: nursery.Life, store_url: str, redis_url: str) -> None:
     plain_eval = redis.eval
 
     async def eval_with_points(script: str, *args: Any) -> Any:
-        if script == dead_letter._REMOVE:
+        if script == sweeping._REMOVE:
             life.reached("archived")
         answer = await plain_eval(script, *args)  # type: ignore[misc]
-        life.reached("read" if script == dead_letter._READ else "removed")
+        life.reached("read" if script == sweeping._READ else "removed")
         return answer
 
     redis.eval = eval_with_points  # type: ignore[method-assign, assignment]
@@ -76,7 +77,7 @@ async def replayer(life: nursery.Life, store_url: str, redis_url: str) -> None:
 
     dead_letter_replay._restore = restore_with_points
     dead_letter_replay._mark = mark_with_point
-    while letters := await dead_letter.list_letters(engine, limit=10):
+    while letters := await dead_letter.list_dead_letters(engine, limit=10):
         for letter in random.sample(letters, 1):
             try:
                 await dead_letter.replay(engine, redis, letter.id)

@@ -1,4 +1,4 @@
-"""One process that uses the embedded server: counts up for ever and prints what was acknowledged."""
+"""One process that uses the embedded server: counts up forever and prints what was acknowledged."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from harness.pipelines import full_pipeline, full_producer
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.store import close, metadata, open_store
+from studyhall.patterns.core.open_store import close, open_store
+from studyhall.patterns.core.store import metadata
 from studyhall.patterns.flow import chain
 from studyhall.patterns.idempotency import Inbox, fingerprint
 from studyhall.patterns.observability import configure_logging

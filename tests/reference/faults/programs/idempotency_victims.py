@@ -23,7 +23,8 @@ from sqlalchemy import Column, Integer, Table, Text, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.store import begin, close, metadata, open_store
+from studyhall.patterns.core.open_store import close, open_store
+from studyhall.patterns.core.store import begin, metadata
 from studyhall.patterns.idempotency import Inbox, fingerprint
 
 POINTS = ["taken", "in the effect", "effect done"]

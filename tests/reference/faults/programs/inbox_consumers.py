@@ -17,10 +17,11 @@ from sqlalchemy import Column, Integer, String, Table, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.store import begin, metadata, open_store
+from studyhall.patterns.core.event import Event
+from studyhall.patterns.core.open_store import open_store
+from studyhall.patterns.core.store import begin, metadata
 from studyhall.patterns.event_bus import Handler
 from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
-from studyhall.patterns.event_schema import Event
 from studyhall.patterns.inbox import handle_once
 
 effects = Table(

@@ -17,7 +17,7 @@ from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import Transient
 from studyhall.patterns.core.job import RetryPolicy, provider_key
-from studyhall.patterns.core.store import create_all, open_store
+from studyhall.patterns.core.open_store import create_all, open_store
 from studyhall.patterns.outside_call import NotMade, OutsideCalls, check_status
 from studyhall.patterns.outside_call.redis_ledger import RedisLedger
 from studyhall.patterns.outside_call.store import StoreLedger

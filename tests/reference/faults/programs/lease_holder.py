@@ -11,7 +11,8 @@ from typing import Any
 from sqlalchemy import Column, Integer, String, Table, insert
 
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.store import begin, close, create_all, metadata, open_store
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import begin, metadata
 from studyhall.patterns.lease import Lease, StaleFence, check_fence
 
 writes = Table(

@@ -15,7 +15,8 @@ from ledger_jobs import KEYS, QUEUE, Entry, die_once, job_types, naive_ledger
 
 from harness.pipelines import full_pipeline
 from studyhall.patterns.bullmq_worker import ReliableWorker
-from studyhall.patterns.core.store import begin, close, open_store
+from studyhall.patterns.core.open_store import close, open_store
+from studyhall.patterns.core.store import begin
 from studyhall.patterns.observability import configure_logging
 from studyhall.patterns.shutdown import run_until_signalled
 from studyhall.patterns.signed_payload import Signer

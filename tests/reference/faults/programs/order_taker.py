@@ -10,7 +10,8 @@ import signal
 from pending_orders import job_types, orders, prepare
 
 from harness.pipelines import full_producer
-from studyhall.patterns.core.store import begin, open_store
+from studyhall.patterns.core.open_store import open_store
+from studyhall.patterns.core.store import begin
 from studyhall.patterns.degraded import DegradedProducer
 
 

@@ -18,8 +18,9 @@ from redis.asyncio import Redis
 from sqlalchemy import select, update
 
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.store import begin, open_store, read
-from studyhall.patterns.event_schema import Event
+from studyhall.patterns.core.event import Event
+from studyhall.patterns.core.open_store import open_store
+from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.outbox import outbox
 from studyhall.patterns.outbox.relay import Relay
 
@@ -63,7 +64,7 @@ async def select_then_update(store: str, redis: Redis, worker: str) -> None:
 
 
 async def mark_first(store: str, redis: Redis, worker: str) -> None:
-    """Naive: mark before publishing, so that nothing is doubled. A kill in between loses the batch."""
+    """Naive: mark before publishing, so that nothing is duplicated. A kill in between loses the batch."""
     sink, engine = Sink(redis, worker), open_store(store)
     oldest = select(outbox.c.position).where(outbox.c.published_at.is_(None)).order_by(outbox.c.position)
     while True:

@@ -35,11 +35,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from studyhall.orders import saga as steps
 from studyhall.orders.db import orders
 from studyhall.orders.payments import Payments
-from studyhall.patterns import saga
-from studyhall.patterns.core import store
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.job import RetryPolicy
-from studyhall.patterns.saga import DbStep, Saga, SagaRunner, Step
+from studyhall.patterns.core.open_store import close, open_store
+from studyhall.patterns.core.store import begin, read
+from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep, runner
 from studyhall.patterns.saga import store as saga_store
 
 QUICK = RetryPolicy(base=0.02, cap=0.1, attempts=6)
@@ -56,7 +56,7 @@ def dying(victim: dict[str, Any]) -> Moment:
     return probe
 
 
-def failing(step: Step | DbStep, deadline: float) -> Any:
+def failing(step: SagaStep | DbStep, deadline: float) -> Any:
     def wrap(do: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def then_fail(ctx: Any, *tx: Any) -> Any:
             result = await do(ctx, *tx)
@@ -76,7 +76,7 @@ def tight_saga(payments: Payments, deadline: float) -> Saga:
 
 
 async def drive(plan: dict[str, Any], victim: dict[str, Any]) -> None:
-    engine = store.open_store(plan["store"])
+    engine = open_store(plan["store"])
     async with Payments(plan["payment"], timeout=plan["timeout"]) as payments:
         if plan["mode"] == "naive":
             await naive(engine, payments, victim)
@@ -88,7 +88,7 @@ async def drive(plan: dict[str, Any], victim: dict[str, Any]) -> None:
                 probe=dying(victim),
             )
             await _until_ended(engine, runner, victim["saga_id"], plan["patience"])
-    await store.close(engine)
+    await close(engine)
 
 
 async def _until_ended(engine: AsyncEngine, runner: SagaRunner, saga_id: str | None, patience: float) -> None:
@@ -98,7 +98,7 @@ async def _until_ended(engine: AsyncEngine, runner: SagaRunner, saga_id: str | N
         left = select(saga_store.sagas.c.id).where(saga_store.sagas.c.due_at.is_not(None)).limit(1)
         if saga_id is not None:
             left = left.where(saga_store.sagas.c.id == saga_id)
-        async with store.read(engine) as tx:
+        async with read(engine) as tx:
             if (await tx.execute(left)).first() is None:
                 return
         await asyncio.sleep(0.02)
@@ -107,14 +107,14 @@ async def _until_ended(engine: AsyncEngine, runner: SagaRunner, saga_id: str | N
 async def naive(engine: AsyncEngine, payments: Payments, victim: dict[str, Any]) -> None:
     """The saga as usually published: progress in memory, each effect on its own, undo called once."""
     moment, order_id = dying(victim), victim["saga_id"]
-    async with store.read(engine) as tx:
+    async with read(engine) as tx:
         row = (await tx.execute(select(orders).where(orders.c.id == order_id))).mappings().one()
     data = {**row, "order_id": order_id}
     ctx = SimpleNamespace(saga_id=order_id, data=data, error="failed", results={}, step="")
     key = f"naive-{order_id}"
 
     async def inside(step: Any) -> None:
-        async with store.begin(engine) as tx:
+        async with begin(engine) as tx:
             await step(ctx, tx)
 
     async def nothing() -> None:
@@ -155,19 +155,19 @@ def _prove_nothing(self: Any, tx: Any, changes: dict[str, Any]) -> None:
     tx.execute(mine.values(updated_at=time.time(), **changes))
 
 
-async def _claim_without_lease(engine: AsyncEngine, *, owner: str, **_: Any) -> list[saga_store.Lease]:
+async def _claim_without_lease(engine: AsyncEngine, *, owner: str, **_: Any) -> list[saga_store.SagaLease]:
     """The usual poller: everything that has not ended, whoever else is at it."""
-    async with store.read(engine) as tx:
+    async with read(engine) as tx:
         open_ = select(saga_store.sagas.c.id).where(saga_store.sagas.c.due_at.is_not(None))
-        return [saga_store.Lease(engine, saga_id, owner, 0) for saga_id in await tx.scalars(open_)]
+        return [saga_store.SagaLease(engine, saga_id, owner, 0) for saga_id in await tx.scalars(open_)]
 
 
 def perform(plan: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(process)d %(levelname)s %(message)s")
     if not plan.get("fence", True):
-        saga_store.Lease._prove = _prove_nothing  # type: ignore[method-assign, assignment]
+        saga_store.SagaLease._prove = _prove_nothing  # type: ignore[method-assign, assignment]
     if not plan.get("lease", True):
-        saga.claim = _claim_without_lease  # type: ignore[assignment]
+        runner.claim = _claim_without_lease  # type: ignore[assignment]
     pids = {}
     for victim in plan["victims"]:
         if (pid := os.fork()) == 0:

@@ -1,7 +1,7 @@
 """One instance of an application with a schedule; the tests start several and kill them.
 
 ours:      worker, pipeline and schedules as the reference app uses them
-cron-lock: what is usually published: every instance wakes at the tick, SET NX takes a lock, DEL gives it back
+cron-lock: what is usually published: every instance wakes at the tick, SET NX takes a lock, DEL releases it
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from harness.pipelines import full_pipeline, full_producer
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.job import RetryPolicy
-from studyhall.patterns.core.store import create_all, metadata, open_store
+from studyhall.patterns.core.open_store import create_all, open_store
+from studyhall.patterns.core.store import metadata
 from studyhall.patterns.pipeline import Done, JobContext
 from studyhall.patterns.schedule import Schedule, ScheduleKeeper, Schedules, ticking
 from studyhall.patterns.schedule.slots import tick_of

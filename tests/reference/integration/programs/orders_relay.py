@@ -6,22 +6,22 @@ import asyncio
 import signal
 import sys
 
-from studyhall import relay
-from studyhall.patterns.core import store
+from studyhall import event_worker
 from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
 
 
 async def main(store_url: str, redis_url: str, payment_url: str) -> None:
-    engine = store.open_store(store_url)
-    await store.create_all(engine)
+    engine = open_store(store_url)
+    await create_all(engine)
     bus = RedisStreamsBus(producer_client(redis_url), claim_idle=1.0, dedup_window=0)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     print("ready", flush=True)
-    await relay.run(engine, bus, payment_url, stop=stop)
+    await event_worker.run(engine, bus, payment_url, stop=stop)
     await bus.close()
-    await store.close(engine)
+    await close(engine)
     print("stopped", flush=True)
 
 

@@ -7,7 +7,8 @@ import sys
 
 from sqlalchemy import Column, Integer, Table, select, update
 
-from studyhall.patterns.core.store import begin, close, create_all, is_postgres, metadata, open_store
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import begin, is_postgres, metadata
 
 starters = Table("starters", metadata, Column("id", Integer, primary_key=True), Column("n", Integer))
 

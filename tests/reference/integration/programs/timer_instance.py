@@ -13,7 +13,7 @@ import time
 from harness.pipelines import full_pipeline, full_producer
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.store import create_all, open_store
+from studyhall.patterns.core.open_store import create_all, open_store
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.schedule import Schedule, Schedules, ticking
 from studyhall.patterns.schedule.keeper import tick_of

@@ -14,7 +14,7 @@ from studyhall.patterns import tracing
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.errors import Permanent, Transient
 from studyhall.patterns.core.job import RetryPolicy
-from studyhall.patterns.core.store import close, create_all, open_store
+from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.observability import configure_logging
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest

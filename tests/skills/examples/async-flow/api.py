@@ -6,7 +6,7 @@ import os
 
 from fastapi import FastAPI, Header, HTTPException, Request
 
-from patterns.core.store import close, create_all, open_store
+from patterns.core.open_store import close, create_all, open_store
 from patterns.dead_letter import reason_of
 from patterns.idempotency import result_of
 from patterns.producer import JobRef, JobRequest, Producer, QueueUnavailable

@@ -69,7 +69,7 @@ async def example(redis_url: str, store_url: str) -> None:
     from fastapi import FastAPI
     from nacl.signing import SigningKey
 
-    from patterns.core.store import close, create_all, open_store
+    from patterns.core.open_store import close, create_all, open_store
     from patterns.bullmq_worker import ReliableWorker
     from patterns.idempotency.once import inboxes, once
     from patterns.pipeline import Pipeline

@@ -2,16 +2,16 @@
 # A queue that others write to
 import time
 
+from labels import print_label
 from patterns.bullmq_worker import FailPermanently, ReliableWorker, RetryLater
-from patterns.core.job import RetryPolicy
-from patterns.retry import decide
+from patterns.retry import decide, surviving
 
-POLICY = RetryPolicy.surviving(600)  # the printer may be away for ten minutes
+POLICY = surviving(600)  # the printer may be away for ten minutes
 
 
 async def process(job, token):
     try:
-        return await print_label(job.data["parcel"])  # any JSON value
+        return await print_label(job.data["parcel"])  # your work; any JSON value
     except Exception as error:  # not CancelledError: the worker drains or lost the lock
         due = (job.timestamp + (job.opts.get("delay") or 0)) / 1000
         waits = max(0, job.attemptsStarted - 1 - job.attemptsMade)
@@ -24,28 +24,20 @@ async def process(job, token):
 # await ReliableWorker("labels", process, url=url).run()
 # [/bare]
 
-printed: list[str] = []
-failures: dict[str, list[Exception]] = {}
-
-
-async def print_label(parcel: str) -> str:
-    if failures.get(parcel):
-        raise failures[parcel].pop(0)
-    printed.append(parcel)
-    return parcel
-
 
 async def example(redis_url: str, store_url: str) -> None:
     import asyncio
     import json
+    from dataclasses import replace
 
     import redis.asyncio as redis
     from bullmq import Queue
 
+    from labels import failures, printed
     from patterns.core.connections import producer_client
     from patterns.core.errors import Permanent, Snooze, Transient
 
-    globals()["POLICY"] = POLICY.scaled(0)  # no pauses in a test
+    globals()["POLICY"] = replace(POLICY, scale=0)  # no pauses in a test
     queue = Queue("labels", {"connection": producer_client(redis_url)})
     failures.update(
         flaky=[Transient("busy")] * 3 + [Snooze(60)], gone=[Permanent("no such street")], odd=[ValueError()]

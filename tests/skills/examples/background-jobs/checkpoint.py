@@ -41,7 +41,8 @@ async def example(redis_url: str, store_url: str) -> None:
 
     from sqlalchemy import select
 
-    from patterns.core.store import close, create_all, open_store, read
+    from patterns.core.open_store import close, create_all, open_store
+    from patterns.core.store import read
     from patterns.bullmq_worker import ReliableWorker
     from patterns.producer import JobRequest, Producer
     from patterns.core.job import RetryPolicy

@@ -1,11 +1,11 @@
 # [use]
-from patterns.dead_letter import list_letters, purge, replay, replay_many, show, sweep
+from patterns.dead_letter import list_dead_letters, purge, replay, replay_many, show, sweep
 
 
 async def operate(store, redis, alert) -> None:
     """`redis` from connections.producer_client; `alert` is async, gets the letter, may be called twice per id."""
     await sweep(["credits", "mail"], redis, store, alert=alert)  # every 5 s, in every worker process
-    for letter in await list_letters(store, queue="credits", limit=20):
+    for letter in await list_dead_letters(store, queue="credits", limit=20):
         history = await show(store, letter.id)  # earlier deaths of the same job
         print(letter.id, letter.name, letter.cause, letter.reason, letter.attempts_made, len(history))
         await replay(
@@ -21,7 +21,7 @@ async def operate(store, redis, alert) -> None:
 async def example(redis_url: str, store_url: str) -> None:
     from bullmq import Queue
 
-    from patterns.core.store import close, create_all, open_store
+    from patterns.core.open_store import close, create_all, open_store
     from patterns.core.connections import producer_client
 
     redis, store, alerts = producer_client(redis_url), open_store(store_url), []

@@ -11,7 +11,8 @@ import time
 from sqlalchemy import select, text
 
 from jobs import AddCredit, jobs
-from patterns.core.store import begin, close, create_all, open_store, read
+from patterns.core.open_store import close, create_all, open_store
+from patterns.core.store import begin, read
 from patterns.engine import ensure_redis
 from patterns.idempotency import inbox
 from patterns.producer import JobRequest, Producer
@@ -63,7 +64,7 @@ def test_kill_9_loses_and_doubles_nothing(tmp_path):
         async with read(store) as tx:
             assert (
                 await tx.execute(text("SELECT cents FROM accounts"))
-            ).scalar_one() == JOBS  # lost: less, doubled: more
+            ).scalar_one() == JOBS  # lost: less, duplicated: more
         await producer.close()
         await close(store)
 

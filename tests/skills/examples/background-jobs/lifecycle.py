@@ -91,7 +91,7 @@ def sealed(jobs, url) -> tuple[Producer, Pipeline]:
 
 async def example(redis_url: str, store_url: str) -> None:
     from jobs import AddCredit, jobs
-    from patterns.core.store import close, create_all, open_store
+    from patterns.core.open_store import close, create_all, open_store
 
     store = open_store(store_url)
     await create_all(store)

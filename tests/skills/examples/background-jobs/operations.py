@@ -2,7 +2,7 @@
 from pathlib import Path
 
 from patterns.claim_check import Blobs, Claim, needed_by_jobs
-from patterns.dead_letter import needed_by_letters
+from patterns.dead_letter import needed_by_dead_letters
 from patterns.job_ids import job_id
 from patterns.producer import JobRequest, Producer
 from patterns.typed_jobs import Payload
@@ -25,7 +25,7 @@ async def extract(ctx, payload: Extract) -> dict:
 
 
 async def collect(blobs: Blobs, redis, store) -> int:  # from a schedule, once an hour
-    return (await blobs.sweep("documents", needed_by_jobs(redis, needed_by_letters(store)))).deleted
+    return (await blobs.sweep("documents", needed_by_jobs(redis, needed_by_dead_letters(store)))).deleted
 
 
 # [/claim]
@@ -65,7 +65,7 @@ RULES = [
 
 
 async def check(redis, store, queues, page_somebody) -> None:  # from a schedule; any number of instances
-    health = await measure(redis, queues, letters=dead_letter.counts(store))
+    health = await measure(redis, queues, dead_letters=dead_letter.counts(store))
     await evaluate(store, health.signals(), RULES, send=page_somebody)
 
 
@@ -80,7 +80,7 @@ async def readyz(redis, store) -> tuple[int, dict]:
 async def example(redis_url: str, store_url: str) -> None:
     from types import SimpleNamespace
 
-    from patterns.core.store import close, create_all, open_store
+    from patterns.core.open_store import close, create_all, open_store
     from patterns.typed_jobs import JobTypes, validated
 
     jobs, store = JobTypes(), open_store(store_url)

@@ -37,7 +37,7 @@ class Carrier:
 async def example(redis_url: str, store_url: str) -> None:
     import asyncio
 
-    from patterns.core.store import close, create_all, open_store
+    from patterns.core.open_store import close, create_all, open_store
     from patterns.outside_call import InFlight, Unclear
 
     printed, cut = {}, ["cut the first answer"]

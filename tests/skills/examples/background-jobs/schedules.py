@@ -53,7 +53,7 @@ async def rebuild_report(redis, store, compute, write) -> bool:
 async def example(redis_url: str, store_url: str) -> None:
     import asyncio
 
-    from patterns.core.store import close, create_all, open_store
+    from patterns.core.open_store import close, create_all, open_store
     from patterns.producer import Producer
     from patterns.typed_jobs import validated
 

@@ -6,7 +6,7 @@ import os
 
 from jobs import jobs
 from patterns import dead_letter
-from patterns.core.store import create_all, open_store
+from patterns.core.open_store import create_all, open_store
 from patterns.bullmq_worker import ReliableWorker
 from patterns.core.clock import Periodic
 from patterns.core.connections import producer_client

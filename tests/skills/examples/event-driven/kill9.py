@@ -9,7 +9,8 @@ import time
 
 from sqlalchemy import text
 
-from patterns.core.store import begin, close, create_all, open_store, read
+from patterns.core.open_store import close, create_all, open_store
+from patterns.core.store import begin, read
 from patterns.engine import ensure_redis
 from shop import place_order
 
@@ -49,7 +50,7 @@ def test_relay_and_consumer_killed_publish_and_apply_every_order_once(tmp_path):
         end = time.monotonic() + 90
         while await revenue() < ORDERS and time.monotonic() < end:
             await asyncio.sleep(0.2)
-        await asyncio.sleep(1)  # a doubled one would still come
+        await asyncio.sleep(1)  # a duplicate would still come
         assert await revenue() == ORDERS
         process.terminate()
         assert process.wait(30) == 0

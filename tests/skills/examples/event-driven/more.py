@@ -3,6 +3,7 @@ from bullmq import Queue
 
 from patterns.core.connections import producer_client
 from patterns.fan_out import FanOut
+from patterns.outbox.relay import Relay
 
 routes = FanOut({"order.placed": ["notifications", "payouts", "analytics"]})
 
@@ -13,7 +14,8 @@ async def publish(tx, event) -> None:
 
 def relays(store, url) -> list:
     redis = producer_client(url)
-    return routes.relays(store, lambda name: Queue(name, {"connection": redis}))  # run each as a task
+    publishers = routes.publishers(lambda name: Queue(name, {"connection": redis}))
+    return [Relay(store, each, destination=to) for to, each in publishers.items()]  # run each as a task
 
 
 # [/fanout]
@@ -85,7 +87,8 @@ async def example(redis_url: str, store_url: str) -> None:
     import asyncio
 
     from patterns import outbox
-    from patterns.core.store import begin, close, create_all, open_store
+    from patterns.core.open_store import close, create_all, open_store
+    from patterns.core.store import begin
     from patterns.event_bus.redis_streams import RedisStreamsBus
     from patterns.outbox.relay import Relay
     from shop import OrderPlaced, types

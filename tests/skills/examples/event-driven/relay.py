@@ -5,7 +5,7 @@ import os
 import signal
 
 from patterns.core.connections import producer_client
-from patterns.core.store import create_all, open_store
+from patterns.core.open_store import create_all, open_store
 from patterns.event_bus.redis_streams import RedisStreamsBus
 from patterns.outbox.relay import Relay
 from revenue import revenue_consumer

@@ -2,7 +2,7 @@
 from sqlalchemy import text
 
 from patterns.core.errors import Permanent
-from patterns.saga import DbStep, Saga, SagaRunner, Step, StepContext
+from patterns.saga import DbStep, Saga, SagaRunner, SagaStep, StepContext
 from patterns.core.store import begin
 
 
@@ -35,7 +35,7 @@ def buy(payments) -> Saga:
         "buy",
         steps=[
             DbStep("reserve", do=reserve, undo=release),
-            Step("charge", do=charge, undo=refund, resolve=find, deadline=15),
+            SagaStep("charge", do=charge, undo=refund, resolve=find, deadline=15),
             DbStep("confirm", do=confirm),  # what cannot be undone goes last
         ],
     )
@@ -51,7 +51,8 @@ async def order(store, runner: SagaRunner, order_id: str, cents: int) -> None:
 
 
 async def example(redis_url: str, store_url: str) -> None:
-    from patterns.core.store import close, create_all, open_store, read
+    from patterns.core.open_store import close, create_all, open_store
+    from patterns.core.store import read
 
     class Payments:
         def __init__(self) -> None:

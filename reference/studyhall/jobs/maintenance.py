@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from studyhall import db, housekeeping
+from studyhall import db
 from studyhall.patterns.core.errors import Cancelled
 from studyhall.patterns.core.store import read
 from studyhall.patterns.pipeline import Done, JobContext
@@ -14,6 +15,9 @@ from studyhall.patterns.typed_jobs import Payload
 from studyhall.services import Services
 
 from .reference import DocumentReference
+
+if TYPE_CHECKING:  # it enqueues flows of these jobs
+    from studyhall.maintenance import Maintenance
 
 __all__ = ["Nothing", "Remind", "evaluate_health", "nightly_cleanup", "reconcile_documents", "study_reminder"]
 
@@ -27,13 +31,12 @@ class Remind(DocumentReference):
 
 
 async def nightly_cleanup(ctx: JobContext, payload: Nothing) -> dict[str, int]:
-    services: Services = ctx.services
-    return (await housekeeping.clean_up(ctx.store, services.blob_dir)).numbers()
+    return (await _maintenance(ctx).clean_up()).numbers()
 
 
 async def reconcile_documents(ctx: JobContext, payload: Nothing) -> dict[str, object]:
     """Documents whose flow is nowhere to be found are enqueued again."""
-    report = await ctx.services.upkeep.reconcile_documents()
+    report = await _maintenance(ctx).reconcile_documents()
     return {
         "checked": report.checked,
         "repaired": report.repaired[:100],
@@ -42,7 +45,7 @@ async def reconcile_documents(ctx: JobContext, payload: Nothing) -> dict[str, ob
 
 
 async def evaluate_health(ctx: JobContext, payload: Nothing) -> dict[str, object]:
-    sent = await ctx.services.upkeep.evaluate_health()
+    sent = await _maintenance(ctx).evaluate_health()
     return {"alerts": [{"signal": alert.signal, "raised": alert.raised} for alert in sent]}
 
 
@@ -56,3 +59,9 @@ async def study_reminder(ctx: JobContext, payload: Remind) -> Done:
         await db.save_reminder(tx, payload.document_id, time.time())
 
     return Done({"document_id": payload.document_id, "title": found.title or found.name}, save)
+
+
+def _maintenance(ctx: JobContext) -> Maintenance:
+    services: Services = ctx.services
+    assert services.maintenance is not None, "this worker does no maintenance"
+    return services.maintenance

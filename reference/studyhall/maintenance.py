@@ -1,29 +1,37 @@
-"""The work behind the scheduled jobs, for workers and command line alike."""
+"""What StudyHall does for itself, for scheduled jobs and command line alike: throws away what nobody needs any
+more, enqueues documents whose flow is lost, and watches its health."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from . import db
 from .jobs import STAGES, study_flow
-from .patterns import health
+from .patterns import checkpoint, dead_letter, health, idempotency
+from .patterns.claim_check import Blobs, SweptBlobs
 from .patterns.core.store import read
 from .patterns.dead_letter import counts, dead_letters
+from .patterns.deferred_reply import DeferredReplies
 from .patterns.degraded.pending import pending_jobs
 from .patterns.health.alerts import Alert, Rule, evaluate
 from .patterns.job_ids import job_id
 from .patterns.outbox.quarantine import lag
 from .patterns.producer import Producer
 from .patterns.reconciliation import Expected, Reconciled, reconcile
+from .patterns.retention import DEFAULT, Retention
+from .patterns.saga import store as saga_store
 
-__all__ = ["RULES", "Upkeep"]
+__all__ = ["RULES", "Cleaned", "Maintenance", "clean_up"]
 
-log = logging.getLogger("studyhall.upkeep")
+log = logging.getLogger("studyhall.maintenance")
+SAGAS_KEPT = 60 * 24 * 3600.0  # seconds after its end; as long as the markers of jobs
+CHAT_KEPT = 24 * 3600.0  # seconds after the end of its token for which a chat command is remembered
 GRACE = 120.0  # seconds that an upload may be on its way into the queue
 LAST = STAGES[-1]
 
@@ -44,20 +52,72 @@ RULES = (
         clear_at=20,
         because="failed jobs wait for a person: see studyhall dlq list",
     ),
-    Rule("outbox.oldest", raise_at=60, clear_at=10, because="events are not published: does the relay run?"),
+    Rule(
+        "outbox.oldest",
+        raise_at=60,
+        clear_at=10,
+        because="events are not published: does `studyhall event-worker` run?",
+    ),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Upkeep:
+class Cleaned:
+    """Rows and files that were deleted."""
+
+    markers: int
+    dead_letters: int
+    checkpoints: int
+    chat_replies: int
+    files: SweptBlobs
+    sagas: int
+
+    def numbers(self) -> dict[str, int]:
+        """For a result, a log line or a table."""
+        rows = {k: v for k, v in asdict(self).items() if k != "files"}
+        return {**rows, **{f"files_{name}": n for name, n in asdict(self.files).items()}}
+
+
+async def clean_up(
+    store: AsyncEngine, blob_dir: Path, *, kept: Retention = DEFAULT, grace: float = 3600.0
+) -> Cleaned:
+    """Purge what is past its retention, and files of documents that are gone. Safe to run twice at once."""
+
+    async def in_use(blobs: Sequence[str]) -> set[str]:
+        async with read(store) as connection:
+            return await db.blobs_in_use(connection, blobs)
+
+    return Cleaned(
+        await idempotency.purge(store, kept.markers_age),
+        await dead_letter.purge(store, kept.letters_age),
+        await checkpoint.purge(store, kept.checkpoints_age),
+        await DeferredReplies(store).purge(CHAT_KEPT),
+        await Blobs(blob_dir).sweep("documents", in_use, grace=grace),
+        await _forget_sagas(store),
+    )
+
+
+async def _forget_sagas(store: AsyncEngine) -> int:
+    gone = 0
+    while batch := await saga_store.purge(store, SAGAS_KEPT):  # short transactions, until nothing is left
+        gone += batch
+    return gone
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
     producer: Producer
     store: AsyncEngine
     queues: Sequence[str]
+    blob_dir: Path
+
+    async def clean_up(self) -> Cleaned:
+        return await clean_up(self.store, self.blob_dir)
 
     async def signals(self) -> tuple[health.Health, dict[str, float]]:
         """What is measured: the queues in detail, and every number that a rule may look at."""
         measured = await health.measure(
-            self.producer.redis, self.queues, letters=counts(self.store), prefix=self.producer.prefix
+            self.producer.redis, self.queues, dead_letters=counts(self.store), prefix=self.producer.prefix
         )
         return measured, {**measured.signals(), "outbox.oldest": (await lag(self.store)).oldest}
 

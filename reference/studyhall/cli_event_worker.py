@@ -1,4 +1,4 @@
-"""`studyhall relay`: publishes the outbox, drives the sagas and feeds the consumers, until SIGTERM."""
+"""`studyhall event-worker`: publishes the outbox, drives the sagas and feeds the consumers, until SIGTERM."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import asyncio
 import json
 import os
 import signal
-from typing import Annotated
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
 
-from . import relay
+from . import event_worker
 from .app import open_app
 from .bus import open_bus
 from .orders.consumers import GROUPS
 from .patterns.parent_death import die_with_parent
 from .settings import SettingsError
-from .terminal import DataDir, run, settings_for
+from .terminal import DataDir, err, run, settings_for
 
-__all__ = ["relay_command"]
+__all__ = ["event_worker_command", "relay_command"]
 
 
-def relay_command(
+def event_worker_command(
     payment_url: Annotated[
         str | None, typer.Option(help="Address of the payment provider (or STUDYHALL_PAYMENT_URL).")
     ] = None,
@@ -52,6 +53,12 @@ def relay_command(
             print(
                 json.dumps({"event": "ready", "pid": os.getpid(), "bus": bus.capabilities.broker}), flush=True
             )
-            await relay.run(studyhall.store, bus, provider, stop=stop, groups=group or tuple(GROUPS))
+            await event_worker.run(studyhall.store, bus, provider, stop=stop, groups=group or tuple(GROUPS))
 
     run(work())
+
+
+@wraps(event_worker_command)
+def relay_command(*args: Any, **options: Any) -> None:
+    err.print("`studyhall relay` is now `studyhall event-worker`", highlight=False)
+    event_worker_command(*args, **options)

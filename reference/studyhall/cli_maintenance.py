@@ -1,4 +1,4 @@
-"""`studyhall health`: how the queues are, and whether anybody should look."""
+"""`studyhall health` and `studyhall cleanup`: how the queues are, and room for what comes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from typing import Any
 import typer
 
 from .app import open_app
+from .maintenance import RULES, Maintenance, clean_up
 from .patterns.health.alerts import raised, rule_for
-from .terminal import AsJson, DataDir, err, out, run, settings_for, show_json, show_table
-from .upkeep import RULES, Upkeep
+from .terminal import AsJson, DataDir, err, out, run, settings_for, show_fields, show_json, show_table
+
+__all__ = ["cleanup_command", "health_command"]
 
 
-def health(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+def health_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Queues, dead letters and outbox in numbers. Exit code 1 when a limit is passed or an alert stands."""
 
     async def go() -> dict[str, Any]:
         async with open_app(settings_for(data_dir)) as studyhall:
-            upkeep = Upkeep(studyhall.producer, studyhall.store, studyhall.jobs.queues)
-            measured, signals = await upkeep.signals()
+            maintenance = Maintenance(
+                studyhall.producer, studyhall.store, studyhall.jobs.queues, studyhall.settings.blob_dir
+            )
+            measured, signals = await maintenance.signals()
             standing = [asdict(alert) for alert in await raised(studyhall.store)]
         over = {
             name: rule.because
@@ -70,3 +74,14 @@ def _print(found: dict[str, Any]) -> None:
             err.print(f"[yellow]{alert['signal']}[/] was over its limit and is not back below it")
     if found["healthy"]:
         out.print("[green]healthy[/]")
+
+
+def cleanup_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Throw away what is past its retention: markers, dead letters, checkpoints, files of deleted documents."""
+
+    async def go() -> dict[str, int]:
+        async with open_app(settings_for(data_dir)) as studyhall:
+            return (await clean_up(studyhall.store, studyhall.settings.blob_dir)).numbers()
+
+    done = run(go())
+    show_json(done) if as_json else show_fields(done)

@@ -16,10 +16,11 @@ from harness.pipelines import full_pipeline
 from harness.processes import Spawner
 from harness.waiting import until
 from harness.workers import at_work
-from studyhall import cli, db, upkeep
+from studyhall import cli, db, maintenance
 from studyhall.app import App, open_app
 from studyhall.cancellations import cancel_document, forget_reminder, remind
 from studyhall.jobs import STAGES
+from studyhall.maintenance import Maintenance
 from studyhall.patterns import delayed
 from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.health.alerts import Rule, raised
@@ -29,7 +30,6 @@ from studyhall.schedules import schedules
 from studyhall.services import Services
 from studyhall.settings import Settings, SettingsError, load
 from studyhall.submissions import states, submit
-from studyhall.upkeep import Upkeep
 
 SAMPLES = Path(__file__).parents[3] / "reference" / "samples"
 
@@ -43,12 +43,15 @@ async def hall(redis_url: str, tmp_path: Path) -> AsyncIterator[App]:
 def services(app: App) -> Services:
     nobody: Any = None
     return Services(
-        nobody, nobody, app.settings.blob_dir, upkeep=Upkeep(app.producer, app.store, app.jobs.queues)
+        nobody,
+        nobody,
+        app.settings.blob_dir,
+        maintenance=Maintenance(app.producer, app.store, app.jobs.queues, app.settings.blob_dir),
     )
 
 
 async def result_of(app: App, request: JobRequest) -> Any:
-    """Run one upkeep job for real: queue, worker, signed pipeline."""
+    """Run one maintenance job for real: queue, worker, signed pipeline."""
     ref = await app.producer.enqueue(request)
     queue: Any = app.producer.queue(ref.queue)
     tick = ticking(schedules(app.jobs, app.settings, app.signer), app.store)
@@ -72,7 +75,9 @@ async def test_a_document_whose_flow_was_lost_is_enqueued_again_and_others_are_l
     for name in STAGES:
         for document in (lost, gone):
             await hall.producer.queue(hall.jobs[name].queue).remove(f"{name}.{document}")
-    early = await Upkeep(hall.producer, hall.store, hall.jobs.queues).reconcile_documents()
+    early = await Maintenance(
+        hall.producer, hall.store, hall.jobs.queues, hall.settings.blob_dir
+    ).reconcile_documents()
     assert (early.repaired, early.young) == ([], 2), "an upload may still be on its way"
     async with begin(hall.store) as tx:
         await tx.execute(update(db.documents).values(updated_at=1.0))
@@ -88,7 +93,7 @@ async def test_cleanup_and_health_run_as_jobs(hall: App, monkeypatch: pytest.Mon
     cleaned = await result_of(hall, JobRequest("nightly-cleanup", {}, key="now"))
     assert cleaned["markers"] == 0
     assert (await result_of(hall, JobRequest("evaluate-health", {}, key="1")))["alerts"] == []
-    monkeypatch.setattr(upkeep, "RULES", (Rule("documents.backlog", raise_at=1, clear_at=0.5),))
+    monkeypatch.setattr(maintenance, "RULES", (Rule("documents.backlog", raise_at=1, clear_at=0.5),))
     await submit(hall, SAMPLES / "water-cycle.md")
     sent = await result_of(hall, JobRequest("evaluate-health", {}, key="2"))
     assert sent["alerts"] == [{"signal": "documents.backlog", "raised": True}]

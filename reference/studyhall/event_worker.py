@@ -1,4 +1,4 @@
-"""What runs beside the workers: publishes the outbox, drives the sagas, feeds the consumers.
+"""`studyhall event-worker`: publishes the outbox, drives the sagas, feeds the consumers.
 
 The parts do not know each other: each takes its work from the database or the bus, so one may be stopped,
 killed or run in a process of its own while the others go on. Any number of these processes may run at once.
@@ -30,7 +30,7 @@ from studyhall.patterns.saga import SagaRunner
 
 __all__ = ["consume", "drive_sagas", "publish_outbox", "reconcile_events", "run"]
 
-log = logging.getLogger("relay")
+log = logging.getLogger("studyhall.event_worker")
 RECONCILE_EVERY = 300.0
 LOOK_BACK = 24 * 3600.0  # much shorter than the inbox keeps its markers
 LATE = 600.0  # seconds after which an event that is neither waiting nor handled is taken for lost
@@ -44,7 +44,7 @@ async def run(
     stop: asyncio.Event,
     groups: Sequence[str] = tuple(consumers.GROUPS),
 ) -> None:
-    """All of it until `stop` is set. A part that dies ends the process: a half-working relay helps nobody."""
+    """All of it until `stop` is set. A part that dies ends the process: a half-working event worker helps nobody."""
     # Groups first: some buses keep nothing for a group that subscribes late.
     for group in groups:
         await bus.subscribe(group, [TOPIC])

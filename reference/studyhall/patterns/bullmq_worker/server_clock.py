@@ -14,7 +14,7 @@ import time
 
 from redis.asyncio import Redis
 
-__all__ = ["ServerClock", "server_millis"]
+__all__ = ["ServerClock"]
 
 READ_EVERY = 1.0
 
@@ -35,14 +35,10 @@ class ServerClock:
 
     async def read(self, redis: Redis) -> None:
         asked = time.monotonic()
-        server = await server_millis(redis) / 1000
+        seconds, micros = await redis.time()
+        server = int(seconds) + int(micros) / 1_000_000
         self._read_at = time.monotonic()
         earliest, latest = server - self._read_at, server - asked
         # A slow answer leaves a wide gap and teaches nothing: only what contradicts the offset corrects it.
         if not earliest <= self._offset <= latest:
             self._offset = earliest
-
-
-async def server_millis(redis: Redis) -> int:
-    seconds, micros = await redis.time()
-    return int(seconds) * 1000 + int(micros) // 1000

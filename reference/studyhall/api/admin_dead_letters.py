@@ -16,13 +16,13 @@ from studyhall.patterns.core.errors import JobError
 from studyhall.patterns.core.job import DAY
 from studyhall.patterns.core.redaction import redact, redact_text
 
-from .hall import Admin, Hall, TheHall
 from .problems import Problem
+from .state import Admin, ApiState, State
 
 __all__ = ["router"]
 
 router = APIRouter(prefix="/admin/dead-letters", tags=["admin"])
-LetterId = Annotated[str, Path(pattern=r"^[^\x00-\x1f/]{1,300}$")]
+DeadLetterId = Annotated[str, Path(pattern=r"^[^\x00-\x1f/]{1,300}$")]
 REPLAYS_KEPT = 20
 
 
@@ -52,8 +52,8 @@ class Purge(BaseModel):
 
 
 @router.get("")
-async def letters(
-    hall: TheHall,
+async def dead_letters(
+    api: State,
     _: Admin,
     queue: Annotated[str | None, Query(max_length=100)] = None,
     replayed: bool = False,
@@ -61,29 +61,29 @@ async def letters(
     after: Annotated[str | None, Query(max_length=300, description="last id of the page before")] = None,
 ) -> dict[str, Any]:
     """Newest first. `next` is the `after` of the next page."""
-    found = await dead_letter.list_letters(
-        hall.app.store, queue=queue, replayed=replayed, limit=limit, after=after
+    found = await dead_letter.list_dead_letters(
+        api.app.store, queue=queue, replayed=replayed, limit=limit, after=after
     )
     return {
-        "letters": [_brief(one) for one in found],
+        "dead_letters": [_brief(one) for one in found],
         "next": found[-1].id if len(found) == limit else None,
     }
 
 
 @router.get("/replays/{replay_id}")
 async def replay_state(
-    hall: TheHall, _: Admin, replay_id: Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
+    api: State, _: Admin, replay_id: Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
 ) -> dict[str, Any]:
     """How far a replay of many is. Known to the process that runs it, until it stops."""
-    if replay_id not in hall.replays:
+    if replay_id not in api.replays:
         raise Problem(404, "not-found", "There is no such replay in this process.")
-    return hall.replays[replay_id]
+    return api.replays[replay_id]
 
 
-@router.get("/{letter_id}")
-async def letter(hall: TheHall, _: Admin, letter_id: LetterId) -> dict[str, Any]:
-    """One letter: payload with secrets masked, stack traces, earlier deaths of the same job."""
-    found = await dead_letter.show(hall.app.store, letter_id)
+@router.get("/{dead_letter_id}")
+async def show(api: State, _: Admin, dead_letter_id: DeadLetterId) -> dict[str, Any]:
+    """One dead letter: payload with secrets masked, stack traces, earlier deaths of the same job."""
+    found = await dead_letter.show(api.app.store, dead_letter_id)
     traces = json.loads(found[0].snapshot["fields"].get("stacktrace") or "[]")
     return {
         **_brief(found[0]),
@@ -96,17 +96,17 @@ async def letter(hall: TheHall, _: Admin, letter_id: LetterId) -> dict[str, Any]
     }
 
 
-@router.post("/{letter_id}/replay")
-async def replay(hall: TheHall, _: Admin, letter_id: LetterId) -> dict[str, str]:
+@router.post("/{dead_letter_id}/replay")
+async def replay(api: State, _: Admin, dead_letter_id: DeadLetterId) -> dict[str, str]:
     """Put the job back into its queue, under its own id. 409 if it is not dead any more."""
-    async with hall.app.producer.bounded(5.0):
-        done = await dead_letter.replay(hall.app.store, hall.app.producer.redis, letter_id)
+    async with api.app.producer.bounded(5.0):
+        done = await dead_letter.replay(api.app.store, api.app.producer.redis, dead_letter_id)
     return {"queue": done.queue, "job_id": done.job_id}
 
 
 @router.post("/replay", status_code=202)
-async def replay_many(hall: TheHall, _: Admin, wanted: ReplayMany) -> dict[str, str]:
-    """Start replaying many, at most `per_second`. What is not done when this process stops stays a letter."""
+async def replay_many(api: State, _: Admin, wanted: ReplayMany) -> dict[str, str]:
+    """Start replaying many, at most `per_second`. What is not done when this process stops stays a dead letter."""
     ident = uuid.uuid4().hex
     state: dict[str, Any] = {
         "id": ident,
@@ -115,21 +115,21 @@ async def replay_many(hall: TheHall, _: Admin, wanted: ReplayMany) -> dict[str, 
         "refused": {},
         "at": time.time(),
     }
-    hall.tasks.start(_replay(hall, wanted, state), name=f"replay {ident}")
-    hall.replays[ident] = state
-    for old in list(hall.replays)[:-REPLAYS_KEPT]:
-        del hall.replays[old]
+    api.tasks.start(_replay(api, wanted, state), name=f"replay {ident}")
+    api.replays[ident] = state
+    for old in list(api.replays)[:-REPLAYS_KEPT]:
+        del api.replays[old]
     return {"id": ident, "href": f"/admin/dead-letters/replays/{ident}"}
 
 
 @router.post("/purge")
-async def purge(hall: TheHall, _: Admin, wanted: Purge) -> dict[str, int]:
-    """Forget letters older than so many days, for good."""
-    return {"purged": await dead_letter.purge(hall.app.store, wanted.older_than_days * DAY)}
+async def purge(api: State, _: Admin, wanted: Purge) -> dict[str, int]:
+    """Forget dead letters older than so many days, for good."""
+    return {"purged": await dead_letter.purge(api.app.store, wanted.older_than_days * DAY)}
 
 
-async def _replay(hall: Hall, wanted: ReplayMany, state: dict[str, Any]) -> None:
-    store, redis = hall.app.store, hall.app.producer.redis
+async def _replay(api: ApiState, wanted: ReplayMany, state: dict[str, Any]) -> None:
+    store, redis = api.app.store, api.app.producer.redis
     try:
         if wanted.every:
             done = await dead_letter.replay_many(

@@ -1,0 +1,135 @@
+"""`studyhall submit` and `studyhall status`: documents in, and how far they are."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import db
+from .app import App, open_app
+from .patterns.core.store import read
+from .patterns.degraded.pending import pending
+from .submissions import StageState, states, submit
+from .terminal import AsJson, DataDir, ago, err, fail, out, run, settings_for, show_json, show_table
+
+__all__ = ["status_command", "submit_command"]
+
+
+def submit_command(
+    files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, readable=True)],
+    owner: Annotated[str, typer.Option(help="Whose document it is.")] = "you",
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until every document is through.")] = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Upload documents (PDF, DOCX, Markdown, text) and start their flow of jobs."""
+
+    stopped: dict[str, str] = {}
+
+    async def go() -> dict[str, str]:
+        async with open_app(settings_for(data_dir), edge=True) as studyhall:
+            made = {str(path): await submit(studyhall, path, owner) for path in files}
+            if kept := (await pending(studyhall.store)).waiting:
+                err.print(f"kept in the database until the queue takes them: {kept}", highlight=False)
+                return made
+            hint_at = time.monotonic() + 2
+            for path, document_id in made.items() if wait else ():
+                while not _ended(stages := await states(studyhall, document_id)):
+                    await asyncio.sleep(0.2)
+                    if time.monotonic() > hint_at:
+                        hint_at = math.inf
+                        if not await _somebody_works(studyhall):
+                            err.print("no worker is running; start one with: studyhall worker")
+                if any(stage.state != "completed" for stage in stages):
+                    async with read(studyhall.store) as connection:
+                        document = await db.document(connection, document_id, owner)
+                    stopped[path] = (
+                        document and document.error
+                    ) or "stopped; see studyhall status and dlq list"
+            return made
+
+    made = run(go())
+    if as_json:
+        show_json(made)
+    else:
+        for path, document_id in made.items():
+            out.print(f"{document_id}  {path}", highlight=False)
+    for path, why in stopped.items():
+        fail(f"{path}: {why}")
+    if stopped:
+        raise typer.Exit(1)
+
+
+async def _somebody_works(studyhall: App) -> bool:
+    """Is a worker connected? They name their connections after their queues."""
+    names = tuple(f"{studyhall.producer.prefix}:{queue}" for queue in studyhall.jobs.queues)
+    connected: Any = await studyhall.producer.redis.client_list()
+    return any(one["name"].startswith(names) for one in connected)
+
+
+def _ended(stages: list[StageState]) -> bool:
+    """All through, or one stopped: what waits for that one goes on only when it is replayed."""
+    found = {stage.state for stage in stages}
+    return found == {"completed"} or bool(found & {"failed", "cancelled", "gone"})
+
+
+def _so_far(stages: dict[str, dict[str, Any]]) -> str:
+    """`2 of 4, graph-generation active 40 %`"""
+    done = sum(stage["state"] == "completed" for stage in stages.values())
+    for name, stage in stages.items():
+        if stage["state"] != "completed":
+            return f"{done} of {len(stages)}, {name} {stage['state']} {stage['percent']:.0f} %"
+    return f"{done} of {len(stages)}"
+
+
+def status_command(
+    owner: Annotated[str, typer.Option(help="Whose documents.")] = "you",
+    limit: Annotated[int, typer.Option(min=1, max=500)] = 20,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Documents and how far they are."""
+
+    async def go() -> list[dict[str, Any]]:
+        async with open_app(settings_for(data_dir)) as studyhall:
+            async with read(studyhall.store) as connection:
+                documents = await db.documents_of(connection, owner, limit=limit)
+            return [
+                {
+                    "id": document.id,
+                    "name": document.name,
+                    "status": document.status,
+                    "error": document.error,
+                    "created_at": document.created_at,
+                    "stages": {
+                        s.name: {"state": s.state, "percent": s.percent}
+                        for s in await states(studyhall, document.id)
+                    },
+                }
+                for document in documents
+            ]
+
+    rows = run(go())
+    if as_json:
+        show_json(rows)
+        return
+    show_table(
+        f"Documents of {owner}",
+        ["id", "name", "status", "stages", "uploaded"],
+        [
+            [
+                row["id"],
+                row["name"],
+                row["error"] or row["status"],
+                _so_far(row["stages"]),
+                ago(row["created_at"]),
+            ]
+            for row in rows
+        ],
+        "Nothing uploaded yet. Try: studyhall submit reference/samples/*.md",
+    )

@@ -1,0 +1,256 @@
+"""Opens the store that `store` works with, an SQLite file or a PostgreSQL server, and makes its tables.
+
+Promises
+- `open_store` returns a store that answers, or says within `CONNECT_WAIT` seconds why it does not.
+- When the server's machine gives no sign of life (packets swallowed, nothing reset), the network's own checks end a
+  PostgreSQL connection after about `SILENCE` seconds. Inside `store.answers_within` every statement has a limit of
+  its own as well: one that is not answered in time breaks its connection, which reads as a server that went away.
+- No error shows a statement's values: they are people's names and addresses.
+
+When they do not hold
+- Power loss on SQLite: `synchronous=NORMAL` (the default here) may take back the last commits, but never
+  tears one. Add `?synchronous=full` to the URL to make every commit wait for the disk.
+- Outside `answers_within` a proxy that lives and passes nothing on passes those checks, and a statement waits
+  forever. The limit cannot tell a slow statement from a silent server: give long ones a longer one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import socket
+import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from .store import LOCK_WAIT, Hop, StoreUnavailable, answer_limit, begin, hops, is_postgres, metadata
+
+__all__ = ["SILENCE", "WrongStoreUrl", "close", "create_all", "open_store"]
+
+CONNECT_WAIT = 5  # seconds until an unreachable server is an error
+SILENCE = 10  # seconds
+_SCHEMA_LOCK = 0x51756575  # any number, the same in every process: serialises CREATE TABLE on PostgreSQL
+_POSTGRES_SESSION = (
+    f"-c lock_timeout={int(LOCK_WAIT * 1000)} "
+    # A process that is frozen in the middle of a transaction must not keep its row locks forever.
+    "-c idle_in_transaction_session_timeout=60000"
+)
+# All are needed: keepalives speak only while nothing is on its way, the timeout counts only what is.
+_SOCKET_OPTIONS = {
+    "keepalives": 1,
+    "keepalives_idle": SILENCE // 2,
+    "keepalives_interval": 1,
+    "keepalives_count": SILENCE // 2,
+    "tcp_user_timeout": SILENCE * 1000,
+}
+
+
+class WrongStoreUrl(ValueError):
+    """The database URL cannot be used. Give `sqlite:////absolute/path.db` or `postgresql://user@host/name`."""
+
+
+def open_store(url: str) -> AsyncEngine:
+    """Check that the database is there (blocks for at most `CONNECT_WAIT` s), then return its engine."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise WrongStoreUrl(f"{WrongStoreUrl.__doc__} It does not parse as a URL.") from error
+    kind = parsed.drivername.split("+")[0]
+    if kind == "sqlite":
+        return _open_sqlite(parsed)
+    if kind in ("postgresql", "postgres"):
+        return _open_postgres(parsed)
+    raise WrongStoreUrl(f"{WrongStoreUrl.__doc__} Got {parsed.render_as_string(hide_password=True)!r}.")
+
+
+async def create_all(store: AsyncEngine) -> None:
+    """Create the tables and indexes that are missing. Safe when several processes start at once."""
+    async with begin(store) as tx:
+        if is_postgres(store):
+            # CREATE TABLE IF NOT EXISTS still collides in pg_type when two sessions run it together.
+            await tx.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK})
+        await tx.run_sync(_create_missing)
+
+
+def _create_missing(tx: Connection) -> None:
+    metadata.create_all(tx)
+    # Which leaves a table alone that is there, and with it the index that a newer version of a pattern needs.
+    found = {
+        (table, index["name"])
+        for (_, table), each in inspect(tx).get_multi_indexes().items()
+        for index in each
+    }
+    for table in metadata.sorted_tables:
+        for index in table.indexes:
+            if (table.name, index.name) not in found:
+                index.create(tx)
+
+
+async def close(store: AsyncEngine) -> None:
+    await store.dispose()
+    if hop := hops.pop(store.sync_engine, None):
+        hop.threads.shutdown(wait=False)
+        hop.reader.dispose()
+        hop.writer.dispose()
+
+
+def _open_sqlite(url: URL) -> AsyncEngine:
+    path = url.database or ""
+    if not Path(path).is_absolute():
+        # A relative path means another file after a chdir; :memory: means another database per connection.
+        raise WrongStoreUrl(f"{WrongStoreUrl.__doc__} Got {path or 'no path'!r}, which is not absolute.")
+    options = {key: str(value).upper() for key, value in url.query.items()}
+    synchronous = options.pop("SYNCHRONOUS", options.pop("synchronous", "NORMAL"))
+    if options or synchronous not in ("NORMAL", "FULL"):
+        raise WrongStoreUrl(f"{WrongStoreUrl.__doc__} The only option is ?synchronous=normal or full.")
+    _switch_to_wal(path)
+    # At DEBUG it writes every statement with its values.
+    logging.getLogger("aiosqlite").setLevel(logging.INFO)
+    # None: Python's sqlite3 opens no transactions of its own; _begin below is the only place that does.
+    connect_args = {"isolation_level": None, "timeout": LOCK_WAIT}
+    engine = create_async_engine(
+        URL.create("sqlite+aiosqlite", database=path),
+        connect_args=connect_args,
+        pool_size=8,
+        max_overflow=0,
+        pool_timeout=LOCK_WAIT,
+        hide_parameters=True,
+    )
+    in_threads = {**connect_args, "check_same_thread": False}
+    writer, reader = (
+        create_engine(URL.create("sqlite", database=path), connect_args=in_threads, hide_parameters=True)
+        for _ in range(2)
+    )
+    for each in (engine.sync_engine, reader, writer):
+        _set_up_sqlite(each, synchronous)
+    reader.update_execution_options(store_read=True)
+    threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="store")
+    hops[engine.sync_engine] = Hop(reader, writer, threads)
+    return engine
+
+
+def _set_up_sqlite(engine: Engine, synchronous: str) -> None:
+    event.listen(engine, "handle_error", _hide_values)
+
+    @event.listens_for(engine, "connect")
+    def _connected(dbapi_connection: sqlite3.Connection, _record: object) -> None:
+        cursor = dbapi_connection.cursor()
+        cursor.execute(f"PRAGMA synchronous={synchronous}")
+        cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.close()
+
+    @event.listens_for(engine, "invalidate")
+    def _cut_off(dbapi_connection: sqlite3.Connection, _record: object, _error: object) -> None:
+        # A task cancelled in the middle of a statement: the connection is closed as it is. SQLite keeps one with
+        # an open cursor as a zombie that still holds the write lock, and every writer then waits in vain.
+        with suppress(Exception):
+            dbapi_connection.rollback()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        reading = connection.get_execution_options().get("store_read", False)
+        if connection.info.get("reading", False) != reading:
+            connection.exec_driver_sql(f"PRAGMA query_only={'ON' if reading else 'OFF'}")
+            connection.info["reading"] = reading
+        connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+def _switch_to_wal(path: str) -> None:
+    """Once per file, and with retries: processes that start together collide here despite busy_timeout."""
+    deadline = time.monotonic() + CONNECT_WAIT
+    while True:
+        try:
+            connection = sqlite3.connect(path, timeout=CONNECT_WAIT)
+            try:
+                connection.execute("PRAGMA journal_mode=WAL")
+            finally:
+                connection.close()
+            return
+        except sqlite3.DatabaseError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise StoreUnavailable(f"Cannot open {path} as an SQLite database: {error}.") from error
+            time.sleep(0.02)
+
+
+def _open_postgres(url: URL) -> AsyncEngine:
+    try:
+        import psycopg
+    except ImportError as error:
+        raise StoreUnavailable("PostgreSQL needs a driver: pip install 'psycopg[binary]'.") from error
+    where = url.render_as_string(hide_password=True)
+    url = url.set(drivername="postgresql+psycopg")
+    if "connect_timeout" not in url.query:
+        url = url.update_query_dict({"connect_timeout": str(CONNECT_WAIT)})
+    try:
+        psycopg.connect(url.set(drivername="postgresql").render_as_string(hide_password=False)).close()
+    except psycopg.Error as error:
+        raise StoreUnavailable(f"{StoreUnavailable.__doc__} Tried {where}: {error}") from error
+    engine = create_async_engine(
+        url,
+        connect_args={
+            **({} if "options" in url.query else {"options": _POSTGRES_SESSION}),
+            "async_creator_fn": _connect,
+        },
+        pool_pre_ping=True,  # after a server restart the first job should not pay with an attempt
+        pool_size=8,
+        max_overflow=8,
+        pool_timeout=LOCK_WAIT,
+        hide_parameters=True,
+    )
+    event.listen(engine.sync_engine, "handle_error", _hide_values)
+    return engine
+
+
+async def _connect(conninfo: str = "", **options: Any) -> Any:
+    """A psycopg connection that notices silence; `options` and what the address says go first."""
+    return await _connection_class().connect(conninfo, **{**_SOCKET_OPTIONS, **options})
+
+
+@cache
+def _connection_class() -> Any:
+    import psycopg  # only where there is a PostgreSQL
+
+    class Connection(psycopg.AsyncConnection[Any]):
+        async def wait(self, *args: Any, **kwargs: Any) -> Any:
+            if (limit := answer_limit.get()) is None:
+                return await super().wait(*args, **kwargs)
+            alarm = asyncio.get_running_loop().call_later(limit, self._hang_up)
+            try:
+                return await super().wait(*args, **kwargs)
+            finally:
+                alarm.cancel()
+
+        def _hang_up(self) -> None:
+            # Not a cancellation: psycopg answers that by asking the silent server to cancel, and waits again.
+            with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.fileno())) as same:
+                same.shutdown(socket.SHUT_RDWR)
+
+    return Connection
+
+
+def _hide_values(context: ExceptionContext) -> None:
+    """`hide_parameters` covers SQLAlchemy's words; PostgreSQL's own quote the row: "Key (email)=(ann@…) exists"."""
+    error: Any = context.original_exception
+    message = getattr(getattr(error, "diag", None), "message_primary", None)
+    if type(error) is ValueError:  # a column type's own: "could not convert string to float: '…'"
+        message = str(error)
+    if not message:
+        return
+    # 22: wrong data, where even the first line quotes the value.
+    if (getattr(error, "sqlstate", None) or "22").startswith("22"):
+        message = re.sub(r"(['\"]).*\1", "…", message, flags=re.DOTALL)
+    if context.sqlalchemy_exception is not None:
+        wrapped = str(context.sqlalchemy_exception.args[0])
+        context.sqlalchemy_exception.args = (wrapped.replace(str(error), message),)
+    error.args = (message,)

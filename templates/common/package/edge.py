@@ -1,0 +1,108 @@
+"""The edge of the service: what every request passes on its way in, and what a client sees of an error."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from sqlalchemy.exc import InterfaceError, OperationalError
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .patterns.core.errors import FailedTwin, QueueUnavailable, Transient
+from .patterns.idempotency import KeyReused
+from .settings import Settings
+
+__all__ = ["caller", "guard"]
+
+MAX_BODY = 64 * 1024
+STATUS = {
+    KeyReused: 422,
+    FailedTwin: 409,
+    QueueUnavailable: 503,
+    Transient: 503,
+    InterfaceError: 503,
+    OperationalError: 503,
+}
+
+
+def caller(request: Request) -> str:
+    """Whose `Idempotency-Key` it is: what your login says belongs here. Until then the credential, or the address."""
+    return request.headers.get("authorization") or (request.client.host if request.client else "")
+
+
+def guard(api: FastAPI, settings: Settings, body: type[BaseModel]) -> None:
+    """Nothing reaches `api` unchecked, and no error tells what was sent."""
+    known = {"body", "header", "path", "idempotency-key", *body.model_fields}
+
+    async def invalid(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        faults = []
+        for fault in error.errors()[:20]:
+            # Where and why, never what: also a name that is no field of ours came with the input.
+            where = [str(part) if part in known or isinstance(part, int) else "*" for part in fault["loc"]]
+            faults.append({"at": ".".join(where), "message": str(fault["type"])})
+        return JSONResponse({"detail": "the request does not fit", "errors": faults}, status_code=422)
+
+    async def known_error(_: Request, error: Exception) -> JSONResponse:
+        status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
+        ours = not isinstance(error, InterfaceError | OperationalError)
+        told = str(error) if ours else "The database does not answer. Try again soon."
+        return JSONResponse({"detail": told}, status, {"Retry-After": "2"} if status == 503 else {})
+
+    api.add_exception_handler(RequestValidationError, invalid)
+    for kind in STATUS:
+        api.add_exception_handler(kind, known_error)
+    api.add_middleware(Gate, hosts=settings.hosts)
+
+
+class Gate:
+    """Plain ASGI, so that a body is counted while it arrives and an event stream passes untouched."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        host = headers.get("host", "").lower()
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        # Another name for our address (DNS rebinding) would make a stranger's page same-origin with us. Probes call
+        # by address, and learn nothing but whether we are ready.
+        if "*" not in self._hosts and name not in self._hosts and scope["path"] != "/readyz":
+            refused = JSONResponse({"detail": "this host name is not served, see ALLOWED_HOSTS"}, 421)
+            await refused(scope, receive, send)
+            return
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                out = MutableHeaders(scope=message)
+                out["X-Content-Type-Options"] = "nosniff"
+                out.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        await self._app(scope, _counted(headers, receive), answer)
+
+
+def _counted(headers: Headers, receive: Receive) -> Receive:
+    # Closed, or the client could go on sending and we would go on throwing it away.
+    too_large = HTTPException(413, f"the body is larger than {MAX_BODY:,} bytes", {"Connection": "close"})
+    announced = headers.get("content-length", "")
+    got = 0
+
+    async def counted() -> Message:
+        nonlocal got
+        if announced.isdecimal() and int(announced) > MAX_BODY:
+            raise too_large
+        message = await receive()
+        got += len(message.get("body", b""))
+        if got > MAX_BODY:  # a chunked body does not say how long it is
+            raise too_large
+        return message
+
+    return counted

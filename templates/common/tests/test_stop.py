@@ -1,0 +1,75 @@
+{@% set process = 'relay' if kind == 'event-driven' else 'worker' %@}
+"""SIGTERM ends the service in time, whatever a client is doing."""
+
+from __future__ import annotations
+
+{@% if kind == 'async-flow' %@}
+import json
+{@% endif %@}
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+
+{@% if kind == 'async-flow' %@}
+from .example import BODY, URL
+{@% else %@}
+from .example import URL
+{@% endif %@}
+from .processes import Processes, until
+
+# Far more than it takes: an open connection used to hold it for as long as the client liked.
+STOP_SECONDS = 45
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def hold(port: int) -> socket.socket:
+    """A client that does not go away: {@ 'it watches a job that nobody works on' if kind == 'async-flow' else 'it has sent half of its request' @}."""
+{@% if kind == 'async-flow' %@}
+    headers = {"content-type": "application/json"}
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}{URL}", json.dumps(BODY).encode(), headers)
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        where = answer.headers["location"]
+    client = socket.create_connection(("127.0.0.1", port), 10)
+    client.sendall(f"GET {where}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    assert b"200 OK" in client.recv(1000)
+{@% else %@}
+    client = socket.create_connection(("127.0.0.1", port), 10)
+    head = [f"POST {URL} HTTP/1.1", "Host: localhost", "Content-Type: application/json", "Content-Length: 9"]
+    client.sendall("\r\n".join([*head, "", "{"]).encode())
+{@% endif %@}
+    return client
+
+
+def test_an_open_connection_does_not_hold_up_the_end(processes: Processes) -> None:
+    port = free_port()
+    service = processes.start(
+        "-m",
+        "{@ package @}",
+        "run",
+        port=port,
+        grace_seconds=1,
+{@% if kind == 'async-flow' %@}
+        step_seconds=60,  # five of them: the stream would stay open
+{@% endif %@}
+    )
+    until(lambda: answers(port), "service that is ready")
+    until(lambda: "{@ process @} ready" in processes.output(), "{@ process @} that is ready")
+    with hold(port):
+        began = time.monotonic()
+        service.send_signal(signal.SIGTERM)
+        service.wait(STOP_SECONDS)
+    assert time.monotonic() - began < STOP_SECONDS

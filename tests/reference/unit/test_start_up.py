@@ -1,0 +1,87 @@
+"""Commands that do little start at once: nobody waits for a database library to read a help page."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import typer
+
+from studyhall import cli
+
+# Each costs a quarter of a second or more.
+HEAVY = {
+    "sqlalchemy",
+    "opentelemetry",
+    "prometheus_client",
+    "fastapi",
+    "bullmq",
+    "redis",
+    "pydantic",
+    "httpx2",
+}
+SHOWN = "import json, sys; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+
+
+def loaded_by(code: str) -> set[str]:
+    """Top-level packages in a fresh interpreter after this code."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{SHOWN}"], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def processor_seconds(code: str) -> float:
+    """User and system time of a fresh interpreter that runs this code; the better of two."""
+    used = []
+    for _ in range(2):
+        before = os.times()
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+        after = os.times()
+        used.append(
+            after.children_user + after.children_system - before.children_user - before.children_system
+        )
+    return min(used)
+
+
+CALLED = """
+import sys
+from studyhall import cli
+sys.argv = ["studyhall", {}]
+try:
+    cli.main()
+except SystemExit:
+    pass
+"""
+
+
+def test_help_loads_no_heavy_library() -> None:
+    assert not loaded_by(CALLED.format('"--help"')) & HEAVY
+
+
+def test_help_costs_less_than_importing_bullmq_and_typer() -> None:
+    """It took four times as much before: every command's module was imported to list their names."""
+    assert processor_seconds(CALLED.format('"--help"')) < processor_seconds("import bullmq, typer")
+
+
+def test_a_script_that_only_enqueues_loads_what_bullmq_loads() -> None:
+    """bullmq itself brings opentelemetry, when it is installed; the producer adds no library to that."""
+    code = "from studyhall.patterns.producer import JobRequest, Producer"
+    extra = loaded_by(code) - loaded_by("import bullmq")
+    assert not extra & (HEAVY | {"aiosqlite", "croniter", "uvloop"})
+    assert processor_seconds(code) < processor_seconds("import bullmq") + 0.3
+
+
+def test_the_list_of_commands_says_what_each_of_them_says() -> None:
+    for name, (_, about) in cli.COMMANDS.items():
+        said = cli.command(name).help.replace("\n", " ")
+        assert said.startswith(about), f"{name}: {about!r} is not how its own help begins: {said!r}"
+
+
+def test_relay_is_a_hidden_name_of_the_event_worker() -> None:
+    listed = typer.main.get_command(cli.app)
+    assert listed.commands["relay"].hidden  # type: ignore[attr-defined]
+    old, new = cli.command("relay"), cli.command("event-worker")
+    assert [one.name for one in old.params] == [one.name for one in new.params]
