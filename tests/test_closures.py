@@ -26,16 +26,16 @@ ABOVE: dict[str, tuple[int, int, str]] = {
         2_120,
         "a whole worker: fetching, locks, outcomes, one pipelined connection, the server's clock",
     ),
-    "event-bus": (10, 1_820, "the consumer of Redis Streams with its scripts, beside the common part"),
-    "outbox": (11, 1_760, "the table, its claims, the relay, the quarantine and the wake-up of PostgreSQL"),
-    "saga": (9, 1_890, "the runner, its store and what repairs it"),
+    "event-bus": (10, 1_860, "the consumer of Redis Streams with its scripts, beside the common part"),
+    "outbox": (11, 1_800, "the table, its claims, the relay, the quarantine and the wake-up of PostgreSQL"),
+    "saga": (9, 1_930, "the runner, its store and what repairs it"),
     "schedule": (
         11,
-        1_930,
+        1_940,
         "the calendar, the keeper, what was missed, and the lease that keeps ticks apart",
     ),
 }
-PRODUCER = 1_080  # lines; the aim is 600
+PRODUCER = 1_090  # lines; the aim is 600
 
 # Who may import what is heavy, slow to import or not everybody's.
 HEAVY = {
@@ -70,6 +70,7 @@ HEAVY = {
         "outbox/relay.py",
         "outbox/table.py",
         "outbox/wakeup.py",
+        "outside_call/store.py",
         "replay.py",
         "request_dedup.py",
         "saga/repair.py",

@@ -21,6 +21,7 @@ from .patterns.degraded import pending
 from .patterns.health import alerts
 from .patterns.idempotency import markers
 from .patterns.outbox import table as outbox
+from .patterns.outside_call import store as outside
 from .patterns.saga import store as saga
 from .patterns.schedule import history
 from .settings import Settings
@@ -51,6 +52,7 @@ TABLES = (
     lease.fences,
     markers.inbox,
     outbox.outbox,
+    outside.outside_calls,
     pending.pending_jobs,
     replies.chat_replies,
     saga.sagas,

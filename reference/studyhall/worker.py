@@ -107,11 +107,13 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
                 flush=True,
             )
 
+        tell_every = min(2.0, settings.chat_token_seconds / 20)
         beside: list[Drainable] = [
             Periodic("sweeping failed jobs", partial(sweep, app), every=settings.sweep_seconds),
             Drainer(app.store, app.producer),
             CancelWatcher(app.producer.redis, workers),
             ScheduleKeeper(scheduled, app.producer, app.store),
+            Periodic("late chat answers", partial(chat.replies.tell_late, webhook), every=tell_every),
         ]
         # What is there by now lives as long as the process: the collector need not walk it again and again, which
         # was a tenth of the cost of a small job.

@@ -4,8 +4,8 @@
         body, headers = platform.command("what is rain?", id="1")      # signed, to be posted to the API
         platform.said["token-1"]                                       # the messages the user sees
 
-Answers above 2,000 characters are refused with 400, ended tokens with 401, and `busy(times, seconds)` makes the
-next requests get a 429.
+Answers above 2,000 characters are refused with 400, ended tokens with 401, `busy(times, seconds)` makes the next
+requests get a 429, and `fail(*statuses)` any other one.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class ChatPlatform:
         self._key = SigningKey.generate()
         self._life = life
         self._busy: list[float] = []
+        self._failing: list[int] = []
+        self.bodies: list[dict[str, Any]] = []  # of every request
         self.ends: dict[str, float] = {}  # token -> when it ends
         self.said: dict[str, list[str]] = {}  # token -> messages, as the user sees them
         self.requests: list[tuple[float, str, str, int]] = []  # when, method, token, status
@@ -53,6 +55,9 @@ class ChatPlatform:
 
     def busy(self, times: int, seconds: float) -> None:
         self._busy += [seconds] * times
+
+    def fail(self, *statuses: int) -> None:
+        self._failing += statuses
 
     def signed(self, body: Any, *, at: float | None = None) -> tuple[bytes, dict[str, str]]:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -107,6 +112,7 @@ class ChatPlatform:
     async def _take(self, request: Request, change: Any) -> JSONResponse:
         token = request.path_params["token"]
         body = await request.json()
+        self.bodies.append(body)
         status, answer = self._judge(token, str(body.get("content", "")))
         if status == 200:
             self.said[token] = change(self.said.get(token, []), body["content"])
@@ -117,6 +123,8 @@ class ChatPlatform:
     def _judge(self, token: str, text: str) -> tuple[int, dict[str, Any]]:
         if self._busy:
             return 429, {"message": "You are being rate limited.", "retry_after": self._busy.pop(0)}
+        if self._failing:
+            return self._failing.pop(0), {"message": "as the test wants it"}
         if token not in self.ends:
             return 404, {"code": 10015, "message": "Unknown Webhook"}
         if time.time() > self.ends[token]:

@@ -96,7 +96,7 @@ def test_added_modules_are_ours_byte_for_byte_and_their_proof_passes_there(
     assert " passed" in said.stdout
     # A proof that could not fail there would prove nothing: break the promise, and it does.
     retry = shop / "src/shop/patterns/retry.py"
-    retry.write_text(retry.read_text().replace("rng.random() * min(", "min("))
+    retry.write_text(retry.read_text().replace("(1 - policy.floor) * rng.random()", "1"))
     assert " failed" in run(*pytest_, "tests/patterns/test_retry.py", "-k", "cap", cwd=shop, code=1).stdout
 
 

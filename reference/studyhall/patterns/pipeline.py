@@ -66,7 +66,7 @@ class Pipeline:
         job = run.job
         # BullMQ counts starts and consumed attempts: the difference is how often the job came back for free.
         waits = max(0, job.attemptsStarted - 1 - job.attemptsMade)
-        age = time.time() - job.timestamp / 1000
+        age = time.time() - run.due
         decision = decide(error, run.policy, job.attemptsMade, age=age, waits=waits)
         if isinstance(error, Expired):
             return Decision(Outcome.EXPIRED, decision.reason)

@@ -2,7 +2,8 @@
 
 Promise: the class of the error decides, never its text. The delay after the nth failure is
 `random() * min(cap, base * 2**n)`, a Retry-After is never undercut, and waiting that is nobody's fault (rate
-limit, busy resource, snooze) consumes no attempt. All of it ends: attempts by `attempts`, waiting by `max_age`.
+limit, busy resource, snooze) consumes no attempt. All of it ends: attempts by `attempts`, waiting by `max_age` and
+`max_waits`. `surviving(seconds)` bridges an outage of one provider, `forever()` is for events.
 The exception is `Unavailable`: an outage that hits every job alike consumes no attempt and no `max_age`, for
 otherwise it would empty the whole queue into the dead letters. Its delays grow to `OUTAGE_CAP`.
 
@@ -13,6 +14,7 @@ concurrency too.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Iterator
@@ -40,12 +42,15 @@ __all__ = [
     "Outcome",
     "RetryPolicy",
     "decide",
+    "forever",
     "full_jitter",
     "parse_retry_after",
+    "surviving",
 ]
 
 SHORTEST_WAIT = 0.1  # "Retry-After: 0" consumes no attempt: without a floor it would be a hot loop
 OUTAGE_CAP = 60.0  # longest delay of a job that met an outage: the last one runs so long after its end
+NEVER = 1_000_000_000  # attempts that nothing makes; a number, because BullMQ stores it as one
 _system_random = random.Random()
 
 
@@ -54,14 +59,29 @@ DOCUMENTS = RetryPolicy(base=1, cap=30, attempts=5)  # local work: come back soo
 AI = RetryPolicy(base=5, cap=300, attempts=3)  # a call costs money, and a provider's incident lasts minutes
 
 
+def surviving(seconds: float, *, base: float = 1.0, cap: float = 60.0) -> RetryPolicy:
+    """Bridges an outage of that long at the worst draw of every pause, with as few attempts as do."""
+    floor, attempts, pause, left = 0.5, 1, base, seconds
+    while left > 0 and pause < cap:
+        left, pause, attempts = left - floor * pause, 2 * pause, attempts + 1
+    attempts += max(0, math.ceil(left / (floor * cap)))
+    return RetryPolicy(base, cap, attempts, max(DAY, 2 * seconds), floor)
+
+
+def forever(*, base: float = 1.0, cap: float = 300.0) -> RetryPolicy:
+    """Never gives up: for events, which nobody sends again. A permanent error still ends it."""
+    return RetryPolicy(base, cap, NEVER, math.inf, 0.5)
+
+
 def full_jitter(policy: RetryPolicy, attempt: int, rng: random.Random = _system_random) -> float:
     """Delay after failure number `attempt`, counted from 0.
 
     The popular `min(cap, base * 2**n + jitter)` adds the jitter under the cap, where it is cut off: every
-    client that reaches the cap gets the same delay. Here the whole delay is random.
+    client that reaches the cap gets the same delay. Here the whole delay is random, but for the policy's `floor`.
     """
     exponent = min(max(attempt, 0), 64)  # a float times 2**1024 overflows
-    return rng.random() * min(policy.cap, policy.base * 2.0**exponent)
+    share = policy.floor + (1 - policy.floor) * rng.random()
+    return policy.scale * share * min(policy.cap, policy.base * 2.0**exponent)
 
 
 def decide(  # noqa: PLR0911  one row per class of error
@@ -76,7 +96,7 @@ def decide(  # noqa: PLR0911  one row per class of error
     """What to do after `error`. An unknown exception is transient: it ends visibly, dropped work would not.
 
     `attempts_made`: attempts consumed before this one, which is BullMQ's `attemptsMade` while the job runs.
-    `age`: seconds since enqueue. `waits`: how often the job waited already without consuming an attempt.
+    `age`: seconds since it was due, or put back by a replay. `waits`: how often it waited already for free.
     """
     policy = policy or DEFAULT
     error = _decisive(error)
@@ -89,17 +109,18 @@ def decide(  # noqa: PLR0911  one row per class of error
         case Permanent():
             return Decision(Outcome.PERMANENT, reason)
         case RetryLater() if not error.consume_attempt:
-            return _wait(error.delay, describe(error), policy, age)
+            return _wait(error.delay, describe(error), policy, age, waits)
         case RateLimited() | ResourceBusy() | Snooze():
-            return _wait(_free_delay(error, policy, waits, rng), reason, policy, age)
+            return _wait(_free_delay(error, policy, waits, rng), reason, policy, age, waits)
         case Unavailable():
             delay = min(OUTAGE_CAP, 2.0 ** min(waits, 64)) * (0.5 + 0.5 * rng.random())
-            return Decision(Outcome.SNOOZED, reason, delay, consume_attempt=False)
+            return Decision(Outcome.SNOOZED, reason, delay * policy.scale, consume_attempt=False)
     if attempts_made + 1 >= policy.attempts:
         spent = f"attempt {attempts_made + 1} of {policy.attempts} failed: {reason}"
         return Decision(Outcome.EXHAUSTED, spent)
-    delay = error.delay if isinstance(error, RetryLater) else full_jitter(policy, attempts_made, rng)
-    return Decision(Outcome.RETRY, reason, delay)
+    if isinstance(error, RetryLater):
+        return Decision(Outcome.RETRY, reason, error.delay * policy.scale)
+    return Decision(Outcome.RETRY, reason, full_jitter(policy, attempts_made, rng))
 
 
 def parse_retry_after(header: str | None, now: float, *, limit: float = DAY) -> float | None:
@@ -131,12 +152,14 @@ def _free_delay(
     return asked
 
 
-def _wait(delay: float, reason: str, policy: RetryPolicy, age: float) -> Decision:
+def _wait(delay: float, reason: str, policy: RetryPolicy, age: float, waits: int) -> Decision:
     delay = max(delay, SHORTEST_WAIT)
+    if waits >= policy.max_waits:
+        return Decision(Outcome.EXPIRED, f"waited {waits} times of {policy.max_waits:.0f}: {reason}")
     if age + delay > policy.max_age:
         late = f"{delay:.0f} s more at age {age:.0f} s pass max_age {policy.max_age:.0f} s: {reason}"
         return Decision(Outcome.EXPIRED, late)
-    return Decision(Outcome.SNOOZED, reason, delay, consume_attempt=False)
+    return Decision(Outcome.SNOOZED, reason, delay * policy.scale, consume_attempt=False)
 
 
 def _asked(error: RateLimited | ResourceBusy | Snooze) -> float:

@@ -128,13 +128,15 @@ def plain(
     """Read the job's data as the payload itself, the way Node, an older version or another team writes it.
 
     `key` makes the business key of a payload; without it the job is known by its id in its queue, and a producer
-    that adds the same request twice makes two jobs with two effects.
+    that adds the same request twice makes two jobs with two effects. `retry` decides, whatever `attempts` it set. A
+    job that fails is kept by the worker's rule: its producer's `removeOnFail: true` would leave no dead letter.
     """
     limit = deadline if isinstance(deadline, Deadline) else Deadline(deadline)
 
     @gives("payload")
     async def plain(run: JobContext, call_next: CallNext) -> Any:
         run.body = run.job.data
+        run.job.opts.pop("removeOnFail", None)
         try:
             run.payload = payload.model_validate(run.body)
         except ValidationError as error:

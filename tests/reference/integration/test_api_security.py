@@ -65,7 +65,7 @@ def test_only_signed_and_fresh_interactions_are_read(hall: StandingApi) -> None:
     assert post(body, headers).json() == {"type": 1}, "PING, PONG"
     stranger, forged = ChatPlatform().signed({"type": 1})
     unsigned = {"content-type": "application/json"}
-    stale = platform.signed({"type": 1}, at=time.time() - 60)
+    stale = platform.signed({"type": 1}, at=time.time() - 600)
     ahead = platform.signed({"type": 1}, at=time.time() + 60)
     altered = (body.replace(b"1", b"2"), headers)
     for request in ((body, unsigned), (stranger, forged), stale, ahead, altered):

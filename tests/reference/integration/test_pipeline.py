@@ -16,11 +16,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from harness.pipelines import Desk
 from harness.waiting import until
-from studyhall.patterns import idempotency
+from studyhall.patterns import dead_letter, idempotency
 from studyhall.patterns.core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, Transient
 from studyhall.patterns.core.execution import CallNext
 from studyhall.patterns.core.job import Deadline, RetryPolicy, cancelled
 from studyhall.patterns.core.store import metadata, read
+from studyhall.patterns.dead_letter.archive import dead_letters
 from studyhall.patterns.pipeline import Done, JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.schedule import Schedules, ticking
@@ -244,6 +245,36 @@ async def test_expired_work_is_dropped_visibly(redis_url: str, tmp_path: Path) -
         assert "Expired" in (await desk.job(work())).failedReason
         assert await effect_count(desk) == 0
         assert desk.outcomes(ref.id) == ["expired"]
+
+
+async def test_a_delayed_job_and_a_replayed_one_have_their_whole_max_age(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """Time before it was due, or for which it lay dead, is not time that it waited."""
+    runs: list[str] = []
+
+    async def waits_once(ctx: JobContext, payload: Work) -> str:
+        runs.append(ctx.key)
+        if runs.count(ctx.key) == 1 and ctx.key == "dies":
+            raise Permanent("dies first")
+        if runs.count(ctx.key) < 2 or (ctx.key == "dies" and runs.count(ctx.key) < 3):
+            raise Snooze(0.1)
+        return "done"
+
+    jobs = JobTypes()
+    jobs.register(name="work", payload=Work, handler=waits_once, queue="desk", retry=RetryPolicy(max_age=2.5))
+    later, dies = JobRequest("work", {}, key="later", delay=3.0), JobRequest("work", {}, key="dies")
+    async with Desk.open(redis_url, tmp_path, jobs) as desk:
+        await desk.producer.enqueue(later)
+        ref = await desk.producer.enqueue(dies)
+        stamp = int((time.time() - 3600) * 1000)
+        await desk.producer.redis.hset(f"bull:desk:{ref.id}", "timestamp", str(stamp))
+        async with desk.working():
+            assert await desk.ended(dies) == ["failed"]
+            await dead_letter.sweep(["desk"], desk.producer.redis, desk.store)
+            (letter,) = await dead_letter.find(desk.store, dead_letters.c.queue == "desk")
+            await dead_letter.replay(desk.store, desk.producer.redis, letter.id)
+            assert await desk.ended(later, dies) == ["completed", "completed"]
 
 
 @pytest.mark.parametrize(("ahead", "ends"), [(-120, "failed"), (-30, "completed"), (3600, "completed")])

@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import format_datetime
 
@@ -18,12 +19,22 @@ from studyhall.patterns.core.errors import (
     Permanent,
     RateLimited,
     ResourceBusy,
+    RetryLater,
     Snooze,
     Transient,
     Unavailable,
 )
 from studyhall.patterns.core.job import Decision, Outcome, RetryPolicy
-from studyhall.patterns.retry import AI, DEFAULT, DOCUMENTS, decide, full_jitter, parse_retry_after
+from studyhall.patterns.retry import (
+    AI,
+    DEFAULT,
+    DOCUMENTS,
+    decide,
+    forever,
+    full_jitter,
+    parse_retry_after,
+    surviving,
+)
 
 policies = st.builds(
     lambda base, factor, attempts: RetryPolicy(base, base * factor, attempts),
@@ -276,3 +287,82 @@ def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> Non
 def test_the_named_policies_are_those_of_the_guide() -> None:
     assert (DOCUMENTS.base, DOCUMENTS.cap, DOCUMENTS.attempts) == (1, 30, 5)
     assert (AI.base, AI.cap, AI.attempts) == (5, 300, 3)
+
+
+# ---- policies that people ask for
+
+
+@settings(deadline=None)
+@given(st.floats(0.1, 10_000), st.floats(0.1, 10), st.floats(1, 100), st.integers())
+def test_surviving_bridges_the_outage_at_the_worst_draw_and_with_no_attempt_to_spare(
+    seconds: float, base: float, factor: float, seed: int
+) -> None:
+    policy = surviving(seconds, base=base, cap=base * factor)
+
+    class Lowest(random.Random):
+        def random(self) -> float:
+            return 0.0
+
+    def bridged(rng: random.Random, attempts: int) -> float:
+        return sum(full_jitter(policy, failure, rng) for failure in range(attempts - 1))
+
+    assert bridged(Lowest(), policy.attempts) >= seconds * 0.999
+    assert bridged(random.Random(seed), policy.attempts) >= seconds * 0.999
+    assert bridged(Lowest(), policy.attempts - 1) < seconds * 1.001
+
+
+def test_the_default_policy_bridges_three_seconds_at_best_and_surviving_an_hour() -> None:
+    rng = random.Random(1)
+    assert sum(full_jitter(DEFAULT, failure, rng) for failure in range(DEFAULT.attempts - 1)) < 3
+    hour = surviving(3600)
+    assert hour.attempts < 150
+    outcomes = {decide(Transient("away"), hour, made).outcome for made in range(hour.attempts - 1)}
+    assert outcomes == {Outcome.RETRY}
+    assert decide(Transient("away"), hour, hour.attempts - 1).outcome is Outcome.EXHAUSTED
+
+
+@given(st.integers(0, 100), st.integers())
+def test_pauses_with_a_floor_grow_whatever_is_drawn(attempt: int, seed: int) -> None:
+    policy = RetryPolicy(base=1, cap=2.0**80, floor=0.5)
+    ceiling = 2.0 ** min(attempt, 64)
+    assert 0.5 * ceiling <= full_jitter(policy, attempt, random.Random(seed)) <= ceiling
+
+
+def test_never_giving_up_ends_by_a_permanent_error_alone() -> None:
+    policy = forever()
+    late = decide(Transient("away"), policy, 1_000_000, age=1e9)
+    assert late.outcome is Outcome.RETRY
+    assert late.delay is not None
+    assert late.delay <= 300
+    assert decide(Snooze(60), policy, 0, age=1e12, waits=10**6).outcome is Outcome.SNOOZED
+    assert decide(Permanent("no"), policy, 0).outcome is Outcome.PERMANENT
+    assert isinstance(policy.attempts, int), "BullMQ stores it"
+
+
+@pytest.mark.parametrize("error", [Snooze(1), ResourceBusy(), RateLimited(retry_after=1)])
+def test_free_waits_end_by_their_count(error: Exception) -> None:
+    policy = RetryPolicy(max_waits=3)
+    ends = [decide(error, policy, 0, waits=waits).outcome for waits in range(5)]
+    assert ends == [Outcome.SNOOZED] * 3 + [Outcome.EXPIRED] * 2
+    assert "waited 3 times of 3" in decide(error, policy, 0, waits=3).reason
+    assert decide(Unavailable("away"), policy, 0, waits=99).outcome is Outcome.SNOOZED, (
+        "an outage is not counted"
+    )
+
+
+def test_a_scale_of_zero_leaves_the_decisions_and_takes_the_pauses() -> None:
+    policy = RetryPolicy(attempts=3, max_age=10)
+    errors = [Transient("x"), Snooze(60), ResourceBusy(), RateLimited(retry_after=5), Unavailable("x")]
+    errors += [Permanent("x"), RetryLater(7), RetryLater(7, consume_attempt=True)]
+    for error in errors:
+        plain, quick = decide(error, policy, 1), decide(error, replace(policy, scale=0), 1)
+        assert quick.consume_attempt == plain.consume_attempt
+        assert quick.outcome == plain.outcome
+        assert quick.delay == (None if plain.delay is None else 0)
+    assert decide(Snooze(4), replace(policy, scale=0.5), 0).delay == 2
+
+
+@pytest.mark.parametrize("wrong", [{"floor": -0.1}, {"floor": 1.1}, {"max_waits": -1}, {"scale": -1}])
+def test_a_policy_that_cannot_be_meant_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="floor from 0 to 1"):
+        RetryPolicy(**wrong)

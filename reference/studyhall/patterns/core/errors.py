@@ -17,6 +17,7 @@ __all__ = [
     "ForgedJob",
     "InvalidDelay",
     "JobError",
+    "KeyReused",
     "Permanent",
     "RateLimited",
     "ResourceBusy",
@@ -74,6 +75,10 @@ class InvalidDelay(Permanent):
 
 class ForgedJob(Permanent):
     """The job is unsigned, was altered, or was signed with a key this worker does not accept."""
+
+
+class KeyReused(Permanent):
+    """The key was used for another payload. One key names one request: take a new key or the same payload."""
 
 
 class RateLimited(JobError):

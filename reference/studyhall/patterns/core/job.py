@@ -80,20 +80,25 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Seconds, except `attempts`, which counts the first run too. `max_age` bounds waiting since enqueue."""
+    """Seconds, but for the counts. The pause after the nth failure is random up to `min(cap, base * 2**n)`."""
 
     base: float = 1.0
     cap: float = 60.0
-    attempts: int = 3
-    max_age: float = DAY
+    attempts: int = 3  # counts the first run too
+    max_age: float = DAY  # bounds waiting that consumes no attempt, from when the job was due or replayed
+    floor: float = (
+        0.0  # share of a pause that is never left out: 0 spreads a herd best, 0.5 makes pauses grow
+    )
+    max_waits: float = math.inf  # how often it may wait for free
+    scale: float = 1.0  # of every pause; 0 in tests
 
     def __post_init__(self) -> None:
         if not 0 < self.base <= self.cap < math.inf:
             raise ValueError(f"need 0 < base <= cap, got base={self.base} cap={self.cap}")
         if self.attempts < 1:
             raise ValueError(f"attempts counts the first run, so it is at least 1, got {self.attempts}")
-        if not self.max_age > 0:
-            raise ValueError(f"max_age must be positive seconds, got {self.max_age}")
+        if not (self.max_age > 0 and 0 <= self.floor <= 1 and min(self.max_waits, self.scale) >= 0):
+            raise ValueError(f"need max_age > 0, floor from 0 to 1, max_waits and scale from 0, got {self}")
 
 
 @dataclass(frozen=True, slots=True)

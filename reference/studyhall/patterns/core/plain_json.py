@@ -10,13 +10,14 @@ When it does not hold: an integer beyond 2**53 is written as it is, and JavaScri
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from typing import Any
 
 from .errors import Permanent, describe
 
-__all__ = ["NotJson", "check", "dumps"]
+__all__ = ["NotJson", "check", "dumps", "fingerprint"]
 
 Encode = Callable[[Any], str]
 
@@ -46,11 +47,18 @@ def check(value: Any) -> None:
     dumps(value, _lenient)
 
 
+def fingerprint(payload: object) -> str:
+    """Equal for equal payloads, whatever the order of their keys. Takes JSON values and pydantic models."""
+    plain = payload.model_dump(mode="json") if hasattr(payload, "model_dump") else payload
+    return hashlib.sha256(dumps(plain, _canonical).encode()).hexdigest()
+
+
 def _leaf(_value: object) -> None:
     return None
 
 
 # Made once: half the cost of json.dumps().
 _compact: Encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_canonical: Encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 _lenient: Encode = json.JSONEncoder(allow_nan=False, skipkeys=True, default=_leaf).encode
 _unescaped: Encode = json.JSONEncoder(ensure_ascii=False, skipkeys=True, default=_leaf).encode

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from .replies import PONG, DeferredReplies, Interaction, NotSigned, Unreadable, message, parse, split, verify
-from .webhook import InteractionWebhook, TokenEnded
+from .replies import (
+    DISCORD,
+    PONG,
+    DeferredReplies,
+    Interaction,
+    NotSigned,
+    TokenEnded,
+    Unreadable,
+    message,
+    parse,
+    split,
+    verify,
+)
+from .webhook import InteractionWebhook
 
 __all__ = [
+    "DISCORD",
     "PONG",
     "DeferredReplies",
     "Interaction",

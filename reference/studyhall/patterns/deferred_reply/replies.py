@@ -4,25 +4,29 @@ Discord's protocol: a signed POST per command, an answer within 3 s or the comma
 in which a token lets us edit that answer.
 
 Promises
-- Only what the platform signed is read: Ed25519 over timestamp + raw body, checked before any parsing; a
-  timestamp older than `MAX_AGE` or further ahead than `MAX_AHEAD` seconds is refused, so a recorded request is
-  worthless soon, and until then it is the same interaction.
+- Only what the platform signed is read: Ed25519 over timestamp + raw body, checked before any parsing; what is older
+  than `max_age` seconds is refused, so a recorded request is worthless soon, and until then the same interaction.
 - `accept` answers at once: "thinking…" (type 5) when the job is queued; when the queue does not answer, a message
-  that says so, and then no late answer contradicts it.
+  that says so, and then no late answer contradicts it, nor does another delivery leave it at "thinking…".
 - One interaction is one answer, however often it is delivered or its worker is killed: the text is stored before
   it is sent, and sending edits one message, which repeated changes nothing.
-- The work ends before the token does. Too slow, or failing with no time for another try: the user reads a
-  friendly note instead of "thinking…" forever. Internals are never shown; long answers are split.
+- Work and sending are tried until shortly before the token ends, and consume no attempt of the job: an answer that
+  was paid for is sent although the platform was away. Too slow, or failing with no time for another try: the user
+  reads a friendly note. Internals are never shown; long answers are split.
+- A job that ended without a word (crash limit, max_age, dead letter) leaves nobody at "thinking…": `tell_late` says
+  so before the token ends, `give_up` at once.
 - The token is a secret: it lives in the database until the answer is sent, never in the job, never in a log.
 
-When they do NOT hold: no worker at all within the token's life: nobody is left to say sorry. A kill between a
+When they do NOT hold: no process at all within the token's life: nobody is left to say sorry. A kill between a
 second message (answers above 2,000 characters) and its note sends that message twice: follow-ups have no key.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,14 +35,25 @@ from typing import Any, Protocol
 from sqlalchemy import Column, Double, Integer, String, Table, Text, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ..core.errors import Permanent, QueueUnavailable, RateLimited, ResourceBusy
+from ..core.errors import (
+    FailedTwin,
+    JobError,
+    Permanent,
+    QueueUnavailable,
+    RateLimited,
+    ResourceBusy,
+    Snooze,
+    describe,
+)
 from ..core.store import begin, insert, metadata, read
 
 __all__ = [
+    "DISCORD",
     "PONG",
     "DeferredReplies",
     "Interaction",
     "NotSigned",
+    "TokenEnded",
     "Unreadable",
     "message",
     "parse",
@@ -46,13 +61,17 @@ __all__ = [
     "verify",
 ]
 
-MAX_AGE, MAX_AHEAD = 30.0, 5.0  # seconds; the platform's clock and ours may differ a little
+MAX_AGE, MAX_AHEAD = 300.0, 5.0  # seconds: platforms deliver again, and clocks differ a little
 MAX_LENGTH = 2_000
-MAX_PARTS = 5
+MAX_PARTS = 25
+LONGEST_PAUSE = 60.0  # between two tries
 QUEUE_SECONDS = 1.0  # a frozen queue may cost the first caller this much; the platform waits for 3
 PING, COMMAND = 1, 2
 LONGEST = (100, 100, 1_000, 100, 100)  # id, application, token, user, command
 PONG = {"type": 1}
+DISCORD: Mapping[str, Any] = {
+    "allowed_mentions": {"parse": []}
+}  # sent with every message: no answer pings anybody
 DEFERRED = {"type": 5}
 BUSY = "I cannot take questions right now. Please ask again in a minute."
 SLOW = "This takes longer than I have. Please try again later, or ask something shorter."
@@ -61,6 +80,10 @@ FAILED = "I could not answer that. Please try again later."
 
 class NotSigned(Permanent):
     """The request is not signed by the chat platform, or too old. Check the public key and this clock."""
+
+
+class TokenEnded(Permanent):
+    """The interaction's token is not valid any more: the answer came too late, or the message was deleted."""
 
 
 class Unreadable(Permanent):
@@ -91,19 +114,25 @@ chat_replies = Table(
     Column("application_id", String(100), nullable=False),
     Column("token", Text, nullable=False),  # emptied as soon as it is not needed
     Column("expires_at", Double, nullable=False, index=True),
-    Column("state", String(20), nullable=False),  # waiting, working, answered, refused, expired
+    Column("state", String(20), nullable=False),  # waiting, working, answered, refused, failed, expired
     Column("answer", Text),
     Column("sent", Integer, nullable=False),  # parts
 )
 _t = chat_replies.c
 
 
-def verify(public_key: str, signature: str, timestamp: str, body: bytes, *, now: float | None = None) -> None:
-    """Raise `NotSigned` unless the platform signed exactly these bytes, just now."""
+def verify(
+    public_key: str,
+    signature: str,
+    timestamp: str,
+    body: bytes,
+    *,
+    now: float | None = None,
+    max_age: float = MAX_AGE,
+) -> None:
+    """Raise `NotSigned` unless the platform signed exactly these bytes, at most `max_age` seconds ago."""
     # PyNaCl is needed by the process that is called, not by workers.
-    from nacl.exceptions import (
-        BadSignatureError,
-    )
+    from nacl.exceptions import BadSignatureError
     from nacl.signing import VerifyKey
 
     try:
@@ -111,7 +140,7 @@ def verify(public_key: str, signature: str, timestamp: str, body: bytes, *, now:
         age = (time.time() if now is None else now) - float(timestamp)
     except (BadSignatureError, ValueError, TypeError):
         raise NotSigned(str(NotSigned.__doc__)) from None
-    if not -MAX_AHEAD <= age <= MAX_AGE:  # false for NaN too
+    if not -MAX_AHEAD <= age <= max_age:  # false for NaN too
         raise NotSigned(str(NotSigned.__doc__))
 
 
@@ -137,18 +166,30 @@ def parse(body: bytes) -> Interaction | None:
     return Interaction(ident, application, token, user, command, options)
 
 
-def message(text: str, *, only_to_the_user: bool = True) -> dict[str, Any]:
-    """An answer in the response itself."""
-    data = {"content": text[:MAX_LENGTH], "allowed_mentions": {"parse": []}}
-    return {"type": 4, "data": {**data, **({"flags": 64} if only_to_the_user else {})}}
+def message(
+    text: str, *, only_to_the_user: bool = True, fields: Mapping[str, Any] = DISCORD
+) -> dict[str, Any]:
+    """An answer in the response itself. `fields`: what else the platform takes, {} for others than Discord."""
+    return {
+        "type": 4,
+        "data": {"content": text[:MAX_LENGTH], **fields, **({"flags": 64} if only_to_the_user else {})},
+    }
 
 
 class DeferredReplies:
     """`accept` in the process that is called by the platform, `answer` in the job."""
 
-    def __init__(self, store: AsyncEngine, *, life: float = 900.0, margin: float | None = None) -> None:
-        """`life`: of a token in seconds. `margin`: kept for sending before its end, and for clocks that differ."""
-        self._store, self._life = store, life
+    def __init__(
+        self,
+        store: AsyncEngine,
+        *,
+        life: float = 900.0,
+        margin: float | None = None,
+        fields: Mapping[str, Any] = DISCORD,
+    ) -> None:
+        """`life`: of a token in seconds. `margin`: kept for sending before its end, and for clocks that differ.
+        `fields`: see `message`."""
+        self._store, self._life, self._fields = store, life, fields
         self._margin = min(15.0, life / 5) if margin is None else margin
         self._away_until = 0.0
 
@@ -157,57 +198,89 @@ class DeferredReplies:
     ) -> dict[str, Any]:
         """What to answer now. `enqueue` adds the job, with the interaction's id as its key."""
         if time.monotonic() < self._away_until:
-            return message(BUSY)
-        await self._note(interaction)
+            return self._message(BUSY)
+        state = await self._note(interaction)
+        if state == "refused":  # delivered again: what the user was told stands
+            return self._message(BUSY)
+        if state in ("failed", "expired"):
+            return self._message(FAILED)
         try:
             async with asyncio.timeout(QUEUE_SECONDS):
                 await enqueue()
+        except FailedTwin:  # its job has failed before: nobody will answer
+            for open_state in ("waiting", "working"):
+                if await self._move(interaction.id, open_state, state="failed", token=""):
+                    return self._message(FAILED)
         except (QueueUnavailable, ResourceBusy, TimeoutError) as error:
             if not isinstance(error, ResourceBusy):
                 self._away_until = time.monotonic() + 1.0  # the next ones need not find out for themselves
             # An add that timed out may have landed: whoever changes the row first decides which answer stands.
             if await self._move(interaction.id, "waiting", state="refused", token=""):
-                return message(BUSY)
+                return self._message(BUSY)
         return DEFERRED
 
-    async def answer(
-        self,
-        ident: str,
-        webhook: Webhook,
-        work: Callable[[float], Awaitable[str]],
-        *,
-        last_try: bool,
-        next_try_within: float = 60.0,
-    ) -> str:
+    async def answer(self, ident: str, webhook: Webhook, work: Callable[[float], Awaitable[str]]) -> str:
         """In the job: do `work(seconds it has)`, send its text. Returns the state the interaction is left in.
 
-        Raises what `work` raised when a later try of the job fits: one that starts within `next_try_within`.
+        What fails and may pass is raised as `Snooze`, with pauses that grow to a minute while the token lives: it
+        consumes no attempt. `work` is not called again once it has answered.
         """
         row = await self._row(ident)
         if row is None or row.state not in ("waiting", "working"):
             return row.state if row else "unknown"
         if row.state == "waiting" and not await self._move(ident, "waiting", state="working"):
             return "refused"
-        left = row.expires_at - time.time()
-        if left <= 0:
+        if row.expires_at <= time.time():
             await self._move(ident, "working", state="expired", token="")
             return "expired"
-        text = row.answer or await self._work(work, left - self._margin, last_try, next_try_within)
+        text = row.answer or await self._work(work, row.expires_at)
         await self._move(ident, "working", answer=text)
-        for number, part in enumerate(split(text)[row.sent :], row.sent):
-            send = webhook.edit if number == 0 else webhook.follow_up
-            try:
-                await send(row.application_id, row.token, part)
-            except Permanent:  # the token has ended: nothing can be said any more
-                await self._move(ident, "working", state="expired", token="")
-                raise
-            await self._move(ident, "working", sent=number + 1)
+        try:
+            await self._send(row, webhook, text)
+        except (RateLimited, ResourceBusy, Snooze):
+            raise
+        except TokenEnded:
+            await self._move(ident, "working", state="expired", token="")
+            raise
+        except (
+            Permanent
+        ):  # the platform takes this message never: a plain note, and the reason to the dead letters
+            await self._move(ident, "working", answer=FAILED)
+            if text != FAILED:
+                await webhook.edit(row.application_id, row.token, FAILED)
+            await self._move(ident, "working", state="failed", token="")
+            raise
+        except Exception as error:
+            if again := self._again(row.expires_at, row.expires_at, error):
+                raise again from error
+            raise
         await self._move(ident, "working", state="answered", token="")
         return "answered"
 
-    async def _work(
-        self, work: Callable[[float], Awaitable[str]], left: float, last_try: bool, next_try: float
-    ) -> str:
+    async def give_up(self, ident: str, webhook: Webhook) -> str:
+        """Its job is dead: tell the user now, or send the answer that it had already. For the alert of the sweep."""
+
+        async def sorry(_seconds: float) -> str:
+            return FAILED
+
+        return await self.answer(ident, webhook, sorry)
+
+    async def tell_late(self, webhook: Webhook, limit: int = 100) -> int:
+        """Run it every few seconds beside the workers: whoever still waits when the token is about to end is told."""
+        soon = time.time() + self._margin / 2  # the workers' own notes come first
+        late = select(_t.id).where(
+            _t.state.in_(("waiting", "working")), _t.expires_at.between(time.time(), soon)
+        )
+        async with read(self._store) as connection:
+            found = (await connection.scalars(late.limit(limit))).all()
+        for ident in found:
+            with contextlib.suppress(JobError):  # the next round tries again
+                await self.give_up(ident, webhook)
+        return len(found)
+
+    async def _work(self, work: Callable[[float], Awaitable[str]], expires_at: float) -> str:
+        ends = expires_at - self._margin
+        left = ends - time.time()
         try:
             async with asyncio.timeout(max(0.0, left)):
                 return (await work(left)).strip() or FAILED
@@ -215,14 +288,31 @@ class DeferredReplies:
             return SLOW
         except Permanent:
             return FAILED
-        except (RateLimited, ResourceBusy) as busy:  # consumes no attempt: all that counts is time
-            if busy.retry_after + 1 < left:
+        except (RateLimited, ResourceBusy, Snooze) as busy:
+            wait = busy.delay if isinstance(busy, Snooze) else busy.retry_after
+            if time.time() + wait + 1 < ends:
                 raise
             return SLOW
-        except Exception:
-            if not last_try and next_try < left:
-                raise
+        except Exception as error:
+            if again := self._again(expires_at, ends, error):
+                raise again from error
             return FAILED
+
+    def _again(self, expires_at: float, ends: float, error: Exception) -> Snooze | None:
+        """Come back after about as long as it took so far: pauses double. None if that is too late."""
+        now = time.time()
+        so_far = now - (expires_at - self._life)
+        pause = min(max(so_far, 1.0), LONGEST_PAUSE) * random.uniform(0.5, 1.0)
+        return Snooze(pause, f"{type(error).__name__}: {describe(error)}") if now + pause + 1 < ends else None
+
+    async def _send(self, row: Any, webhook: Webhook, text: str) -> None:
+        for number, part in enumerate(split(text)[row.sent :], row.sent):
+            send = webhook.edit if number == 0 else webhook.follow_up
+            await send(row.application_id, row.token, part)
+            await self._move(row.id, "working", sent=number + 1)
+
+    def _message(self, text: str) -> dict[str, Any]:
+        return message(text, fields=self._fields)
 
     async def purge(self, older_than: float) -> int:
         """Forget interactions whose token ended that many seconds ago."""
@@ -231,7 +321,8 @@ class DeferredReplies:
                 await tx.execute(delete(chat_replies).where(_t.expires_at < time.time() - older_than))
             ).rowcount
 
-    async def _note(self, interaction: Interaction) -> None:
+    async def _note(self, interaction: Interaction) -> str:
+        """Its state, which is new if this is the first delivery."""
         row: dict[str, Any] = {
             "id": interaction.id,
             "application_id": interaction.application_id,
@@ -240,6 +331,8 @@ class DeferredReplies:
         row |= {"expires_at": time.time() + self._life, "state": "waiting", "sent": 0}
         async with begin(self._store) as tx:
             await tx.execute(insert(tx, chat_replies).values(**row).on_conflict_do_nothing())
+            state = await tx.scalar(select(_t.state).where(_t.id == interaction.id))
+        return str(state)
 
     async def _row(self, ident: str) -> Any:
         async with read(self._store) as connection:
@@ -258,7 +351,8 @@ def split(text: str, limit: int = MAX_LENGTH, most: int = MAX_PARTS) -> list[str
     while rest and len(parts) < most:
         end = _fits(rest, limit)
         if end < len(rest):
-            cuts = (rest.rfind(mark, end // 2, end) for mark in ("\n\n", "\n", " "))
+            # In the last quarter: at the half, five parts held little more than half of what they could.
+            cuts = (rest.rfind(mark, end * 3 // 4, end) for mark in ("\n\n", "\n", " "))
             end = next((cut for cut in cuts if cut > 0), end)
         parts.append(rest[:end].rstrip())
         rest = rest[end:].lstrip()

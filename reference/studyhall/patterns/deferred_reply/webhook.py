@@ -1,8 +1,9 @@
 """Sends the answers of `deferred_reply`: edits the "thinking…" message, adds more messages after it.
 
 Promise: every way it can fail is one of our errors. 429 is `RateLimited` with the platform's own wait, 5xx and
-broken connections are `Transient`, an ended or unknown token is `TokenEnded`. No answer can ping anybody
-(`allowed_mentions`). The token is part of the address, so no address is ever logged or put into an error.
+broken connections are `Transient`, an ended or unknown token is `TokenEnded`, a message that is refused is
+`Permanent`. On Discord no answer can ping anybody. The token is part of the address, so no address is ever logged or
+put into an error.
 
 When it does NOT hold: a message that timed out may have arrived. Editing again is harmless, a follow-up is not.
 """
@@ -11,30 +12,29 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
 import httpx2
 
 from ..core.errors import Permanent, RateLimited, Transient
+from ..core.job import DAY
+from .replies import DISCORD, TokenEnded
 
 __all__ = ["InteractionWebhook", "TokenEnded"]
 
-MAX_WAIT = 120.0
 # It logs the whole address of each request at INFO, and the token is in it.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 logging.getLogger("httpcore2").setLevel(logging.WARNING)
 
 
-class TokenEnded(Permanent):
-    """The interaction's token is not valid any more: the answer came too late, or the message was deleted."""
-
-
 class InteractionWebhook:
     """`async with` it, or `close` it at the end."""
 
-    def __init__(self, base_url: str, *, timeout: float = 10.0) -> None:
-        self._base = base_url.rstrip("/")
+    def __init__(self, base_url: str, *, timeout: float = 10.0, fields: Mapping[str, Any] = DISCORD) -> None:
+        """`fields` go into every message beside its `content`: {} for platforms other than Discord."""
+        self._base, self._fields = base_url.rstrip("/"), fields
         self._client = httpx2.AsyncClient(timeout=timeout, follow_redirects=False)
 
     async def edit(self, application_id: str, token: str, text: str) -> None:
@@ -48,7 +48,7 @@ class InteractionWebhook:
 
     async def _send(self, method: str, application_id: str, token: str, path: str, text: str) -> None:
         url = f"{self._base}/webhooks/{quote(application_id, safe='')}/{quote(token, safe='')}{path}"
-        body = {"content": text, "allowed_mentions": {"parse": []}}
+        body = {"content": text, **self._fields}
         try:
             response = await self._client.request(method, url, json=body)
         except httpx2.HTTPError as error:
@@ -74,4 +74,4 @@ def _wait(response: httpx2.Response) -> float:
             wait = float(response.headers.get("retry-after", "1"))
         except ValueError:
             wait = 1.0
-    return min(MAX_WAIT, max(0.05, wait)) if math.isfinite(wait) else 1.0
+    return min(DAY, max(0.05, wait)) if math.isfinite(wait) else 1.0

@@ -20,7 +20,6 @@ When it does not hold
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -32,8 +31,8 @@ from sqlalchemy.engine import Row
 from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from ..core.errors import Permanent, Transient
-from ..core.plain_json import NotJson, dumps
+from ..core.errors import KeyReused, Transient
+from ..core.plain_json import NotJson, dumps, fingerprint
 from ..core.store import begin, in_one_hop, is_postgres, metadata, read
 from .group_commit import GroupCommit
 
@@ -56,14 +55,7 @@ _CLAIM = """INSERT INTO inbox (consumer, key, fingerprint, result, at) VALUES (?
 ON CONFLICT DO NOTHING"""
 _LOOK_UP = "SELECT key, fingerprint, result, at FROM inbox WHERE consumer = ? AND key IN (?)"
 
-_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 _POISON = (DataError, IntegrityError, ProgrammingError, ValueError)  # what one bad key or result can cause
-
-
-class KeyReused(Permanent):
-    """The key was used for another payload. One key names one request: take a new key or the same payload."""
-
-
 _Row: TypeAlias = "Row[str, str, str | None, float]"
 
 
@@ -80,13 +72,6 @@ class _Entry:
     key: str
     fingerprint: str
     result: str = "null"
-
-
-def fingerprint(payload: object) -> str:
-    """Equal for equal payloads, whatever the order of their keys. Takes JSON values and pydantic models."""
-    dump = getattr(payload, "model_dump", None)
-    plain = dump(mode="json") if dump else payload
-    return hashlib.sha256(dumps(plain, _canonical).encode()).hexdigest()
 
 
 def result_of(store: AsyncEngine) -> Callable[[Any], Awaitable[Stored | None]]:

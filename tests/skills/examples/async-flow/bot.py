@@ -7,7 +7,7 @@ from fastapi import APIRouter, HTTPException, Request
 from patterns.deferred_reply import PONG, DeferredReplies, NotSigned, Unreadable, parse, verify
 from patterns.pipeline import JobContext
 from patterns.producer import JobRequest
-from patterns.core.job import RetryPolicy
+from patterns.core.clock import Periodic
 from patterns.typed_jobs import JobTypes, Payload
 
 router, jobs = APIRouter(), JobTypes()
@@ -40,16 +40,20 @@ async def interactions(request: Request) -> dict:
     return await request.app.state.replies.accept(asked, lambda: request.app.state.producer.enqueue(job))
 
 
-@jobs.register(
-    name="ask", payload=Ask, queue="chat", retry=RetryPolicy(base=2, cap=30, attempts=3), deadline=300.0
-)
+# Failing work and failing sends come back until shortly before the token ends, and consume no attempt.
+@jobs.register(name="ask", payload=Ask, queue="chat", deadline=930.0)
 async def ask(ctx: JobContext, payload: Ask) -> dict:
     async def work(seconds: float) -> str:
         return await ctx.services.model(payload.question, timeout=seconds, key=ctx.provider_key("model"))
 
     replies = DeferredReplies(ctx.store)
-    last = ctx.attempt >= ctx.attempts
-    return {"state": await replies.answer(payload.interaction, ctx.services.webhook, work, last_try=last)}
+    return {"state": await replies.answer(payload.interaction, ctx.services.webhook, work)}
+
+
+def beside_the_worker(replies: DeferredReplies, webhook) -> list[Periodic]:
+    """Whoever still waits when the token is about to end is told: crash limit, max_age, dead letter, no worker."""
+    late = Periodic("late answers", lambda: replies.tell_late(webhook), every=2)
+    return [late, Periodic("old answers", lambda: replies.purge(older_than=86_400), every=3600)]
 
 
 # [/bot]

@@ -1,0 +1,69 @@
+"""`once` and the ledger of `outside_call` in Django: models and markers share an atomic block, the ledger does not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import django
+from django.conf import settings
+
+settings.configure(
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[1]}}, INSTALLED_APPS=[]
+)
+django.setup()
+
+from django.db import connection, models, transaction  # noqa: E402
+
+from studyhall.patterns.core.errors import Permanent  # noqa: E402
+from studyhall.patterns.outside_call.dbapi import DbApiLedger  # noqa: E402
+from studyhall.patterns.outside_call.sync import SyncOutsideCalls  # noqa: E402
+from studyhall.patterns.sync_inbox import create, once  # noqa: E402
+
+
+class Mail(models.Model):
+    class Meta:
+        app_label = "shop"
+
+
+def send(_: Any) -> str:
+    Mail.objects.create()
+    return "sent"
+
+
+said: dict[str, Any] = {}
+with connection.schema_editor() as editor:
+    editor.create_model(Mail)
+with transaction.atomic():
+    create(connection)
+try:
+    with transaction.atomic():
+        once(connection, "mails", "order-1", {"to": "ann"}, send)
+        raise OSError("the view failed after it")
+except OSError:
+    said["rolled back"] = Mail.objects.count()
+said["results"] = []
+for _ in range(2):
+    with transaction.atomic():
+        said["results"].append(once(connection, "mails", "order-1", {"to": "ann"}, send))
+said["mails"] = Mail.objects.count()
+try:
+    once(connection, "mails", "order-2", {}, send)
+except Permanent as error:
+    said["outside atomic"] = type(error).__name__
+
+made: list[str] = []
+ledger = DbApiLedger(connection.copy)
+ledger.create()
+calls = SyncOutsideCalls(ledger, "carrier", longest=1)
+for _ in range(2):
+    try:
+        with transaction.atomic():
+            calls.once("label/1", lambda key: made.append(key) or {"label": 1})
+            raise OSError("the view failed after the call")
+    except OSError:
+        pass
+said["ledger after a rollback"] = ledger.read("carrier", "label/1").state
+said["calls"] = len(made)
+print(json.dumps(said))

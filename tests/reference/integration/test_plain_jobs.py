@@ -1,0 +1,170 @@
+"""Jobs that others write, on a queue that we share: their data is the payload, and their options are theirs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from redis.asyncio import Redis
+
+from harness.pipelines import Desk
+from harness.processes import Spawner
+from harness.redis import RedisServer
+from harness.waiting import until
+from harness.workers import at_work, counts, queue_at, stock_at_work
+from studyhall.patterns import dead_letter
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.errors import Permanent, Transient
+from studyhall.patterns.core.job import RetryPolicy
+from studyhall.patterns.dead_letter.archive import dead_letters
+from studyhall.patterns.idempotency.once import inboxes, once
+from studyhall.patterns.pipeline import JobContext, Pipeline
+from studyhall.patterns.producer import JobRequest
+from studyhall.patterns.stall_budget import crash_budget
+from studyhall.patterns.typed_jobs import JobTypes, Payload, plain, typed
+
+SHOP = "labels"
+
+
+class Label(BaseModel):  # as they write it: more fields than we read
+    parcel: str
+    fails: int = 0
+
+
+class Ours(Payload):
+    parcel: str
+
+
+class Shop:
+    """Prints a label per parcel; `fails` says how often a job fails first."""
+
+    def __init__(self) -> None:
+        self.printed: list[str] = []
+        self.runs: dict[str, int] = {}
+
+    async def theirs(self, ctx: JobContext, payload: Label) -> str:
+        runs = self.runs[payload.parcel] = self.runs.get(payload.parcel, 0) + 1
+        if payload.fails < 0:
+            raise Permanent("no such street")
+        if runs <= payload.fails:
+            raise Transient("the printer is busy")
+        self.printed.append(payload.parcel)
+        return payload.parcel
+
+    async def ours(self, ctx: JobContext, payload: Ours) -> str:
+        self.printed.append(payload.parcel)
+        return payload.parcel
+
+    def pipeline(self, desk: Desk) -> Pipeline:
+        others = plain(
+            Label, self.theirs, key=lambda label: label.parcel, retry=RetryPolicy(base=0.01, attempts=4)
+        )
+        return Pipeline(typed(desk.jobs, otherwise=others), crash_budget(), once(inboxes(desk.store)))
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+@pytest.fixture
+def jobs(shop: Shop) -> JobTypes:
+    jobs = JobTypes()
+    jobs.register(name="print", payload=Ours, handler=shop.ours, queue=SHOP)
+    return jobs
+
+
+# Every one of them fails twice, so that its attempts matter.
+THEIRS: dict[str, dict[str, Any]] = {
+    "no-options": {},
+    "one-attempt": {"attempts": 1},
+    "own-id": {"jobId": "order-7"},
+    "removed": {"removeOnFail": True, "removeOnComplete": True},
+    "kept-few": {"removeOnFail": {"count": 1}, "attempts": 2, "backoff": {"type": "fixed", "delay": 60_000}},
+    "urgent": {"priority": 1},
+    "last": {"priority": 2_097_151},
+    "lifo": {"lifo": True},
+    "later": {"delay": 200},
+    "unknown-backoff": {"backoff": {"type": "only-node-knows", "delay": 5}, "attempts": 9},
+}
+
+
+@pytest.mark.needs_node
+async def test_jobs_of_a_node_service_run_beside_our_envelopes_whatever_their_options(
+    redis_url: str,
+    redis_server: RedisServer,
+    tmp_path: Path,
+    node_home: Path,
+    spawn: Spawner,
+    shop: Shop,
+    jobs: JobTypes,
+) -> None:
+    written = [["print", {"parcel": name, "fails": 2, "etc": [1]}, opts] for name, opts in THEIRS.items()]
+    written += [
+        ["print", {"parcel": "refused", "fails": -1}, {"removeOnFail": True}],
+    ]
+    written += [
+        ["another name", {"parcel": "named"}, {}],
+        ["print", {"no": "parcel"}, {"removeOnFail": True}],
+    ]
+    program = node_home / "node_adds.mjs"  # modules are looked up from where the script lies
+    shutil.copy(Path(__file__).parent / "programs" / program.name, program)
+    node = spawn.command("node", program, redis_server.port, SHOP, json.dumps(written), cwd=node_home)
+    async with Desk.open(redis_url, tmp_path, jobs, signer=None) as desk, queue_at(redis_url, SHOP) as queue:
+        assert await node.exited(60) == 0, node
+        await desk.producer.enqueue(JobRequest("print", {"parcel": "ours"}, key="ours"))
+        async with at_work(SHOP, shop.pipeline(desk), url=redis_url):
+
+            async def ended() -> bool:
+                states = await counts(queue)
+                return set(states) <= {"completed", "failed"}
+
+            await until(ended, 40, "all of them ended")
+        redis = producer_client(redis_url)
+        await dead_letter.sweep([SHOP], redis, desk.store)
+        letters = await dead_letter.find(desk.store, dead_letters.c.queue == SHOP)
+        await redis.aclose()
+    assert sorted(shop.printed) == sorted([*THEIRS, "named", "ours"]), "each of them, once"
+    assert {name: shop.runs[name] for name in THEIRS} == dict.fromkeys(THEIRS, 3), "our policy retries them"
+    reasons = sorted(letter.reason for letter in letters)
+    assert len(reasons) == 2, "no failure vanishes, although both were to be removed"
+    assert "malformed at parcel" in reasons[0]
+    assert "no such street" in reasons[1]
+
+
+async def test_jobs_that_wait_from_the_old_code_run_after_the_upgrade(
+    redis_url: str, tmp_path: Path, shop: Shop, jobs: JobTypes
+) -> None:
+    """Waiting, delayed by the stock worker's backoff after a failure, delayed by its producer, and with a priority."""
+
+    async def old(job: Any, token: str) -> None:
+        raise ValueError("the old code fails")
+
+    connection = Redis.from_url(redis_url, decode_responses=True, socket_timeout=30)
+    async with Desk.open(redis_url, tmp_path, jobs, signer=None) as desk, queue_at(redis_url, SHOP) as queue:
+        backoff = {"type": "exponential", "delay": 500}
+        await queue.add(
+            "print", {"parcel": "failed once"}, {"attempts": 3, "backoff": backoff, "jobId": "old-1"}
+        )
+        async with stock_at_work(SHOP, old, connection=connection):
+
+            async def failed_once() -> bool:
+                return await counts(queue) == {"delayed": 1}
+
+            await until(failed_once, 20, "the old worker failed it once")
+        await queue.add("print", {"parcel": "waits"}, {})
+        await queue.add("print", {"parcel": "ranked"}, {"priority": 10})
+        await queue.add("print", {"parcel": "delayed"}, {"delay": 700})
+        async with at_work(SHOP, shop.pipeline(desk), url=redis_url):
+
+            async def ended() -> bool:
+                return await counts(queue) == {"completed": 4}
+
+            await until(ended, 30, "all of them ran")
+        assert (await queue.getJob("old-1")).attemptsMade == 2
+    await connection.aclose()
+    assert sorted(shop.printed) == ["delayed", "failed once", "ranked", "waits"]
