@@ -1,0 +1,166 @@
+"""A small service that buys one label per parcel: Redis lists, SQLite and a carrier, no library beside redis-py.
+
+It keeps its promises, unless DEFECT names one that it breaks: each defect is one line's difference.
+
+    parcels.py worker NAME | submit PARCEL [--crash]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import redis
+
+DEFECT = os.environ.get("DEFECT", "")
+LEASE = float(os.environ.get("LEASE", "1.5"))
+QUEUE = "parcels"
+kept: list[bytes] = []
+stopping = threading.Event()
+
+
+def client(**options: object) -> redis.Redis:
+    return redis.Redis.from_url(os.environ["REDIS_URL"], decode_responses=True, socket_timeout=3, **options)
+
+
+def store() -> sqlite3.Connection:
+    connection = sqlite3.connect(os.environ["STORE"], timeout=10, isolation_level=None)
+    unique = "" if DEFECT == "adds-again" else "primary key"
+    connection.execute(f"create table if not exists labels (parcel text {unique}, label text)")
+    connection.execute("create table if not exists failed (parcel text primary key, reason text)")
+    return connection
+
+
+def submit(parcel: str, crash: bool) -> int:
+    note = os.environ.get("NOTE", "")
+    while True:
+        try:
+            with client() as server:
+                server.lpush(QUEUE, json.dumps({"parcel": parcel, "crash": crash, "note": note}))
+                return 0
+        except redis.RedisError as error:
+            if DEFECT != "submits-forever":
+                print(f"not taken: {error}")
+                return 1
+            time.sleep(0.1)
+
+
+class Refused(Exception):
+    pass
+
+
+def buy(parcel: str) -> str:
+    """The label, under a key of the parcel: the carrier sells it once."""
+    if not os.environ.get("CARRIER_URL"):
+        time.sleep(0.03)
+        return f"label of {parcel}"
+    key = f"label-{random.random()}" if DEFECT in ("new-key", "adds-again") else f"label-{parcel}"
+    for attempt in range(200):
+        asked = urllib.request.Request(
+            f"{os.environ['CARRIER_URL']}/labels",
+            json.dumps({"parcel": parcel}).encode(),
+            {"Content-Type": "application/json", "Idempotency-Key": key},
+        )
+        pause = min(0.2 * 2**attempt, 2)
+        try:
+            with urllib.request.urlopen(asked, timeout=float(os.environ.get("TIMEOUT", "5"))) as answer:
+                return str(json.load(answer)["id"])
+        except urllib.error.HTTPError as error:
+            if error.code == 422 or DEFECT == "gives-up":
+                raise Refused(f"the carrier said {error.code}") from None
+            if error.code == 429 and DEFECT != "ignores-retry-after":
+                pause = float(error.headers["Retry-After"])
+        except OSError:
+            pass
+        time.sleep(0.001 if DEFECT == "hammers" else pause)
+    raise Refused("the carrier did not answer")
+
+
+def handle(raw: str, database: sqlite3.Connection, server: redis.Redis) -> None:
+    job = json.loads(raw)
+    parcel = job["parcel"]
+    if DEFECT == "prints":
+        print("handling", raw)
+    if DEFECT == "leaks":
+        kept.append(random.randbytes(4_000_000))
+    if DEFECT != "no-crash-budget" and int(server.incr(f"tries:{parcel}")) > 3:
+        database.execute("insert or ignore into failed values (?, 'its worker died three times')", (parcel,))
+        return
+    if job["crash"]:
+        os._exit(7)
+    try:
+        label = buy(parcel)
+        words = "insert" if DEFECT == "adds-again" else "insert or ignore"
+        database.execute(f"{words} into labels values (?, ?)", (parcel, label))
+    except Refused as error:
+        if DEFECT != "swallows":
+            database.execute("insert or ignore into failed values (?, ?)", (parcel, str(error)))
+    server.delete(f"tries:{parcel}")
+
+
+def take_over(server: redis.Redis, own: str) -> None:
+    """Work of workers that no longer renew their lease goes back to the queue."""
+    for name in server.scan_iter("working:*"):
+        holder = name.removeprefix("working:")
+        if holder != own and not server.exists(f"alive:{holder}"):
+            while server.lmove(name, QUEUE, "RIGHT", "RIGHT"):
+                pass
+
+
+def renew(own: str) -> None:
+    while True:
+        try:
+            with client() as server:
+                while True:
+                    server.set(f"alive:{own}", "1", px=int(LEASE * 1000))
+                    time.sleep(LEASE / 4)
+        except redis.RedisError:
+            time.sleep(0.1)
+
+
+def work(name: str) -> int:
+    own = f"{name}-{os.getpid()}"
+    if DEFECT != "dies-of-term":
+        signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    if DEFECT == "orphans":
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+    threading.Thread(target=renew, args=(own,), daemon=True).start()
+    database, idle = store(), 0
+    while not stopping.is_set():
+        try:
+            with client() as server:
+                while not stopping.is_set():
+                    if DEFECT != "no-takeover":
+                        take_over(server, own)
+                    if DEFECT == "pops":
+                        raw = server.rpop(QUEUE)
+                    else:
+                        raw = server.lmove(QUEUE, f"working:{own}", "RIGHT", "LEFT")
+                    if raw is None:
+                        idle += 1
+                        time.sleep(4 if DEFECT == "sleepy" and idle > 40 else 0.03)
+                        continue
+                    idle = 0
+                    handle(str(raw), database, server)
+                    server.lrem(f"working:{own}", 1, str(raw))
+        except redis.RedisError as error:
+            print(f"redis: {error}")
+            if DEFECT == "deaf":
+                stopping.wait()
+            time.sleep(0.1)
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "worker":
+        sys.exit(work(sys.argv[2]))
+    sys.exit(submit(sys.argv[2], "--crash" in sys.argv))
