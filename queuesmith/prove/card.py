@@ -94,7 +94,9 @@ def as_html(card: Card) -> str:
 <style>
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b }}
 table {{ border-collapse: collapse; width: 100% }}
-td, th {{ text-align: left; padding: .4rem .6rem; vertical-align: top; border-bottom: 1px solid #ddd }} .held {{ color: #1a6b2f }} .broken {{ color: #a4161a; font-weight: 600 }}
+td, th {{ text-align: left; padding: .4rem .6rem; vertical-align: top;
+ border-bottom: 1px solid #ddd }}
+.held {{ color: #1a6b2f }} .broken {{ color: #a4161a; font-weight: 600 }}
 .not-run {{ color: #666 }} small {{ display: block; color: #444 }}
 </style>
 <h1>{html.escape(_title(card))}</h1><p>{html.escape(_summary(card))}</p>

@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,17 +95,9 @@ class KillAtCommit(Fault):
 
     def run(self, world: World, batch: Batch) -> None:
         for jobs in world.rounds(batch, 3):
-            keys = {job.key for job in jobs}
-            wait = world.submit_later(jobs)
-
-            def committed(jobs: list[Job] = jobs) -> bool:
-                world.look()
-                return any(job.count for job in jobs)
-
-            if world.until(committed, 15, 0.002):
+            if world.backlog(jobs, done=1):
                 world.service.kill(*world.service.workers(), why=" when an effect was seen")
-                _hit_open(world, batch, keys)
-            wait()
+                _hit_open(world, batch)
             _over(world, batch)
 
 
@@ -114,15 +107,10 @@ class KillRandom(Fault):
 
     def run(self, world: World, batch: Batch) -> None:
         for jobs in world.rounds(batch, 3):
-            keys = {job.key for job in jobs}
-            wait = world.submit_later(jobs)
-            if world.busy(batch, 15):
-                time.sleep(world.rng.random() * 0.3)
-                # the random moment may have come after the last one was done: then at once, if there is still one
-                world.busy(batch, 2)
+            if world.backlog(jobs, done=world.rng.randrange(max(1, len(jobs) // 2))):
+                time.sleep(world.rng.random() * 0.03)
                 world.service.kill(*world.service.workers())
-                _hit_open(world, batch, keys)
-            wait()
+                _hit_open(world, batch)
             _over(world, batch)
 
 
@@ -131,19 +119,16 @@ class KillAll(Fault):
     does = "SIGKILL to everything at one moment: workers, api and Redis"
 
     def run(self, world: World, batch: Batch) -> None:
-        jobs = world.new_jobs(batch, world.spec.service.jobs)
-        wait = world.submit_later(jobs)
-        world.busy(batch, 15)
+        world.backlog(world.new_jobs(batch, world.spec.service.jobs), done=1)
         if world.redis:
             world.timeline.add("fault", "SIGKILL Redis")
             world.redis.kill()
         world.service.kill(*world.service.all())
-        _hit_open(world, batch, {job.key for job in jobs})
+        _hit_open(world, batch)
         if world.redis:
             world.pause(1)
             world.redis.start()
             world.timeline.add("fault", "Redis is back")
-        wait()
         _over(world, batch, settle=False)
 
 
@@ -153,10 +138,11 @@ class Term(Fault):
 
     def run(self, world: World, batch: Batch) -> None:
         promises, slowest = world.spec.promises, 0.0
-        for slot in world.service.workers():
-            jobs = world.new_jobs(batch, max(2, world.spec.service.jobs // 2))
-            wait = world.submit_later(jobs)
-            if world.busy(batch, 15) and slot.alive:
+        for _ in range(1 if world.quick else 3):
+            world.service.wait_up()
+            wait = world.submit_later(world.new_jobs(batch, max(2, world.spec.service.jobs // 2)))
+            if world.busy(batch, 15):
+                slot = _one_at_work(world)
                 batch.hits.append(f"{slot.name} with {_open(world, batch)} jobs open")
                 code, took = world.service.terminate(slot, promises.shutdown)
                 slowest = max(slowest, took)
@@ -178,17 +164,13 @@ class Freeze(Fault):
     does = "SIGSTOP to a worker in the middle of its work for longer than its lock, then SIGCONT"
 
     def run(self, world: World, batch: Batch) -> None:
-        jobs = world.new_jobs(batch, world.spec.service.jobs)
-        wait = world.submit_later(jobs)
-        if world.busy(batch, 15):
+        if world.backlog(world.new_jobs(batch, world.spec.service.jobs)):
             slot = _one_at_work(world)
             world.service.freeze(slot)
-            wait()
             world.pause(0.5)
-            batch.hits.append(f"{slot.name}, {_open(world, batch)} jobs open")
+            batch.hits.append(f"{slot.name} with {_open(world, batch)} jobs open")
             time.sleep(world.spec.service.lock + 2 * world.scale)
             world.service.thaw(slot)
-        wait()
         _over(world, batch, settle=False)
 
 
@@ -271,9 +253,7 @@ class _RedisAway(Fault):
     def run(self, world: World, batch: Batch) -> None:
         assert world.redis is not None
         size = world.spec.service.jobs
-        wait = world.submit_later(world.new_jobs(batch, size // 2))
-        world.busy(batch, 15)
-        wait()
+        world.backlog(world.new_jobs(batch, max(2, size // 2)))
         clients = self._clients(world)
         world.timeline.add("fault", f"Redis: {self.does}")
         self.strike(world)
@@ -404,30 +384,28 @@ class _Answers(Fault):
     def run(self, world: World, batch: Batch) -> None:
         jobs = self.jobs(world, batch)
         self.keys, self.tried, self.first = {job.key for job in jobs}, dict[str, int](), 0.0
-        self.scale, said = world.scale, dict[str, int]()
+        self.scale = world.scale
 
         def script(call: Call) -> str | None:
             if call.key not in self.keys:
                 return None
             self.first = self.first or call.at
             self.tried[call.key] = self.tried.get(call.key, 0) + 1
-            answer = self.answer(call)
-            if answer not in (None, "ok"):
-                said[str(answer)] = said.get(str(answer), 0) + 1
-            return answer
+            return self.answer(call)
 
         for provider in world.providers.values():
             provider.scripts.append(script)
         world.timeline.add("fault", f"provider: {self.does}")
         world.submit(jobs)
         self.meanwhile(world, batch)
-        if said:
+        calls = [call for one in world.providers.values() for call in one.calls if call.key in self.keys]
+        if said := Counter(call.answer for call in calls if call.failed):
             batch.hits.append(", ".join(f"{count} x {answer}" for answer, count in said.items()))
         _over(world, batch, settle=False)
 
     def meanwhile(self, world: World, batch: Batch) -> None:
-        """Until every job has called once: the fault is over then, not the jobs."""
-        world.until(lambda: self.tried.keys() >= self.keys, 20)
+        """Until every job has called once, or is done without: the fault is over then, not the jobs."""
+        world.until(lambda: self.tried.keys() >= self.keys or not _open(world, batch), 20, 0.05)
 
     def answer(self, call: Call) -> str | None:
         raise NotImplementedError
@@ -537,7 +515,7 @@ class Twice(Fault):
         world.submit([job for job in jobs for _ in range(2 if jobs.index(job) < half else 1)])
         world.settle(batch, world.spec.promises.recovery)
         world.submit(jobs[half:])
-        batch.hits.append(f"{len(jobs)} requests sent twice")
+        batch.hits.append(f"{len(jobs)} requests, each sent twice")
         _over(world, batch, settle=False)
 
 
@@ -548,7 +526,7 @@ class Burst(Fault):
         times = 20 if isinstance(world.spec.service.submit, Request) or not world.quick else 6
         jobs = world.new_jobs(batch, 1)
         world.submit(jobs * times, at_once=times)
-        batch.hits.append(f"sent {times} times")
+        batch.hits.append(f"{times} equal requests")
         _over(world, batch, settle=False)
 
 
@@ -621,9 +599,7 @@ class StoreAway(Fault):
     def run(self, world: World, batch: Batch) -> None:
         address = fill(world.spec.effect.target, world.values())
         jobs = world.new_jobs(batch, world.spec.service.jobs)
-        wait = world.submit_later(jobs[:2])
-        world.busy(batch, 15)
-        wait()
+        world.backlog(jobs[:2])
         with _locked(address) if address.startswith("sqlite") else _frozen(world):
             world.timeline.add("fault", f"database: {self.does}")
             wait = world.submit_later(jobs[2:])
@@ -667,13 +643,11 @@ def _open(world: World, batch: Batch) -> int:
     return len(batch.open())
 
 
-def _hit_open(world: World, batch: Batch, keys: set[str]) -> None:
+def _hit_open(world: World, batch: Batch) -> None:
     """Did the signal come while work was left?"""
     world.look()
-    left = [job for job in batch.open() if job.key in keys]
-    at_provider = sum(provider.in_flight for provider in world.providers.values())
-    if left or at_provider:
-        batch.hits.append(f"{len(left)} jobs open")
+    if batch.open() or any(provider.in_flight for provider in world.providers.values()):
+        batch.hits.append(f"{len(batch.open())} open jobs")
 
 
 def _one_at_work(world: World) -> Running:

@@ -141,12 +141,13 @@ def _row(invariant: str, measured: str, broken: list[Broken]) -> Row:
 
 def _measured(batch: Batch, jobs: list[Job]) -> str:
     done = sum(bool(job.count) for job in jobs if job.expects == "done")
-    parts = [f"{done} of {sum(job.expects == 'done' for job in jobs)} done"]
+    parts = [f"hit {batch.hits[0]}"] if batch.hits and batch.fault != "none" else []
+    parts.append(f"{done} of {sum(job.expects == 'done' for job in jobs)} done")
     if failed := [job for job in jobs if job.reason]:
         parts.append(f"{len(failed)} failed visibly")
     if refused := sum(job.refused and not job.accepted for job in batch.jobs.values()):
         parts.append(f"{refused} refused")
-    if recovered := _recovery(batch, jobs):
+    if (recovered := _recovery(batch, jobs)) >= 0.05:
         parts.append(f"recovered in {recovered:.1f} s")
     return ", ".join([*parts, *batch.facts])
 
@@ -154,7 +155,7 @@ def _measured(batch: Batch, jobs: list[Job]) -> str:
 def _recovery(batch: Batch, jobs: list[Job]) -> float:
     """Until the last one was done, from the end of the fault or from its own submission, whichever was later."""
     waits = [job.seen[0] - max(batch.over, job.at) for job in jobs if job.seen and job.expects == "done"]
-    return max(waits, default=0.0)
+    return max(0.0, max(waits, default=0.0))
 
 
 def _duplicated(world: World, batch: Batch) -> list[Broken]:
@@ -289,14 +290,15 @@ def _hot_loops(world: World) -> Row:
     for provider in world.providers.values():
         times: dict[str, list[float]] = {}
         for call in provider.calls:
-            if call.key and call.route and not call.route.lookup:
+            # what went well is not repeated out of impatience
+            if call.key and call.failed:
                 times.setdefault(call.key, []).append(call.at)
         for key, at in times.items():
             at.sort()
             busiest = max(bisect.bisect_right(at, one + 1) - number for number, one in enumerate(at))
             if busiest > worst:
                 worst, whose = busiest, key
-    measured = f"at most {worst} calls of one job within a second, limit {limit}"
+    measured = f"at most {worst} failed calls of one job within a second, limit {limit}"
     told = [Broken("hot loop", measured, world.timeline.story(whose))] if worst > limit else []
     return _row("hot loop", measured, told)
 
@@ -304,13 +306,13 @@ def _hot_loops(world: World) -> Row:
 def _memory(world: World) -> Row:
     """The last third of a process's life against the first, its first ten seconds aside."""
     told, best = [], "no worker lived long enough"
-    for slot in world.service.workers():
-        sizes = [size for age, size in slot.memory if age > 10 * world.scale]
+    for name, life in world.service.memory.items():
+        sizes = [size for age, size in life if age > 10 * world.scale]
         if len(sizes) < 12:
             continue
         third = len(sizes) // 3
         first, last = statistics.median(sizes[:third]), statistics.median(sizes[-third:])
-        best = f"{slot.name}: {first:.0f} MB, later {last:.0f} MB"
+        best = f"{name}: {first:.0f} MB, later {last:.0f} MB"
         if last > first * 1.3 and last - first > 10:
             told.append(Broken("memory", best))
     row = _row("memory", best, told)

@@ -206,7 +206,8 @@ def in_redis(world: World, keys: set[str]) -> dict[str, str]:
                     if command
                     else ""
                 )
-                for key in world.keys_in(f"{name} {content}") & keys:
+                # In the name alone it is a marker or a lock, not a job.
+                for key in world.keys_in(str(content)) & keys:
                     # where it waits says more than the job's own record
                     if key not in found or client.type(name) in ("list", "zset", "stream"):
                         found[key] = f"{client.type(name)} {name}"

@@ -53,6 +53,11 @@ class Call:
     effect_at: float = 0.0
     done_at: float = 0.0
 
+    @property
+    def failed(self) -> bool:
+        """Did the caller get no good answer?"""
+        return self.answer not in ("", "ok", "found", "not found")
+
 
 @dataclass
 class _Request:

@@ -95,19 +95,19 @@ def _schedule(world: World, options: Options, began: float, say: Say) -> list[tu
         return _soak(world, options, began, say, chosen)
     done = [_run(world, FAULTS["none"](), _baseline_limit(world))]
     _check_baseline(world, done[0][0])
+    if options.quick and not options.only:
+        chosen = [fault for fault in chosen if fault.quick]
     for number, fault in enumerate(chosen, 1):
-        why = _left_out(world, options, fault, began)
-        say(f"{fault.name}: {fault.does}", number, len(chosen))
-        if why:
-            if why != "-":
-                done.append((Batch(fault.name, skipped=why), fault))
+        if why := _left_out(world, options, fault, began):
+            done.append((Batch(fault.name, skipped=why), fault))
             continue
+        say(f"{fault.name}: {fault.does}", number, len(chosen))
         done.append(_run(world, fault, _limit(world, options)))
     return done
 
 
 def _left_out(world: World, options: Options, fault: Fault, began: float) -> str:
-    """Why this fault does not come; "-": not worth a line."""
+    """Why this fault does not come."""
     spec = world.spec
     if why := fault.missing(spec):
         return why
@@ -115,8 +115,6 @@ def _left_out(world: World, options: Options, fault: Fault, began: float) -> str
         return "not promised ([promises] skip)"
     if options.only:
         return ""
-    if options.quick and not fault.quick:
-        return "-"
     cost = fault.cost * world.scale + (spec.service.lock if fault.name == "freeze" else 0)
     if time.monotonic() - began + cost > options.budget - _echo_limit(world, options):
         return f"time was up; --only {fault.name} runs it"

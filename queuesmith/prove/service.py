@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from .probes import http
@@ -41,7 +41,7 @@ class Running:
     hit: bool = False  # we signalled it
     ended: float = 0.0
     quick_ends: int = 0
-    memory: list[tuple[float, float]] = field(default_factory=list)
+    offset: int = 0  # where in its log this start begins
 
     @property
     def alive(self) -> bool:
@@ -63,6 +63,7 @@ class ServiceRunner:
         self.spec, self.exits, self.lines = spec, list[Exit](), list[tuple[float, str, str]]()
         self._keeper, self._timeline, self._logs = keeper, timeline, logs
         self._environment, self._values = environment, values
+        self.memory: dict[str, list[tuple[float, float]]] = {}  # process -> (age, MB)
         self._slots: list[Running] = []
         self._lock = threading.RLock()
         self._over = threading.Event()
@@ -97,7 +98,7 @@ class ServiceRunner:
                 with contextlib.suppress(OSError, ValueError):
                     if http("GET", fill(ready, self._values(slot.instance)), timeout=1)[0] < 300:
                         return
-            elif slot.child and ready in slot.child.log.read_text(errors="replace"):
+            elif slot.child and ready in slot.child.log.read_text(errors="replace")[slot.offset :]:
                 return
             if slot.quick_ends >= 3:
                 break
@@ -107,6 +108,20 @@ class ServiceRunner:
                 f"{slot.name} is not ready after {limit:g} s: nothing like {ready!r}. "
                 f"Its log ends with:\n{self.tail(slot)}"
             )
+
+    def wait_up(self) -> None:
+        """Until every worker can be expected to have set its signal handlers: it is ready, or some seconds old."""
+        for slot in self.workers():
+            deadline = time.monotonic() + 10
+            while time.monotonic() < deadline and not self._up(slot):
+                time.sleep(0.05)
+
+    def _up(self, slot: Running) -> bool:
+        if not slot.alive or slot.child is None:
+            return False
+        text = "" if slot.program.ready.startswith("http") else slot.program.ready
+        started = time.monotonic() - slot.child.started > 3
+        return text in slot.child.log.read_text(errors="replace")[slot.offset :] if text else started
 
     def tail(self, slot: Running) -> str:
         return slot.child.tail() if slot.child else ""
@@ -161,6 +176,17 @@ class ServiceRunner:
                 slot.wanted = False
             self.kill(*self._slots)
 
+    def rest_workers(self, limit: float = 5) -> None:
+        """The workers end, by SIGTERM if they can, and stay down until `resume_all`. They have nothing to do now."""
+        workers = [slot for slot in self.workers() if slot.alive and slot.child]
+        for slot in workers:
+            slot.wanted, slot.hit = False, True
+        send((slot.child.pid for slot in workers if slot.child), signal.SIGTERM)
+        deadline = time.monotonic() + limit
+        for slot in workers:
+            if slot.child and slot.child.wait(max(0.0, deadline - time.monotonic())) is None:
+                slot.child.kill()
+
     def resume_all(self) -> None:
         with self._lock:
             for slot in self._slots:
@@ -209,6 +235,7 @@ class ServiceRunner:
         values = self._values(slot.instance)
         words = [fill(word, values) for word in slot.program.run.words]
         log = self._logs / f"{slot.name.replace(' ', '-')}.log"
+        slot.offset = len(log.read_text(errors="replace")) if log.exists() else 0
         try:
             slot.child = Child(self._keeper, words, log, self._environment(slot.instance), self.spec.folder)
         except OSError as error:
@@ -223,17 +250,18 @@ class ServiceRunner:
             with self._lock:
                 for slot in self._slots:
                     self._restart(slot, now)
-            if now - sampled > 1:
+            if now - sampled > 0.5:
                 sampled = now
                 for slot in self.workers():
                     if slot.alive and slot.child:
-                        slot.memory.append((now - slot.child.started, memory_mb(family(slot.child.pid))))
+                        life = self.memory.setdefault(f"{slot.name}, pid {slot.child.pid}", [])
+                        life.append((now - slot.child.started, memory_mb(family(slot.child.pid))))
 
     def _restart(self, slot: Running, now: float) -> None:
         if slot.child is None or slot.alive:
             return
         if not slot.ended:
-            slot.ended, slot.memory = now, []
+            slot.ended = now
             code = slot.child.code
             assert code is not None
             self.exits.append(Exit(self._timeline.now(), slot.name, code, slot.hit))

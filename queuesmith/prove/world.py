@@ -322,6 +322,28 @@ class World:
 
         return self.until(working, limit, 0.005)
 
+    def backlog(self, jobs: list[Job], done: int = 0, limit: float = 15) -> bool:
+        """Send all while the workers are down, start them, and wait until they are at work and `done` are done.
+
+        Jobs that come one by one are often done before the next: a fault at a random moment would find nothing.
+        """
+        self.service.rest_workers()
+        self.submit(jobs)
+        self.service.resume_all()
+        return self.until(lambda: self._at_work(jobs, done), limit, 0.002)
+
+    def _at_work(self, jobs: list[Job], done: int) -> bool:
+        self.look()
+        finished = sum(bool(job.count) for job in jobs)
+        if done or finished:
+            return finished >= done
+        if any(provider.in_flight for provider in self.providers.values()):
+            return True
+        with contextlib.suppress(Exception):  # Redis may be away
+            states = probes.bullmq_states(self, {job.key for job in jobs})
+            return any(state == "active" for state, _ in states.values())
+        return False
+
     def settle(self, batch: Batch, limit: float) -> bool:
         """Until everything that was taken is done or has visibly failed."""
         deadline, looked = time.monotonic() + limit, 0.0

@@ -2,7 +2,7 @@
 
 It keeps its promises, unless DEFECT names one that it breaks: each defect is one line's difference.
 
-    parcels.py worker NAME | submit PARCEL [--crash]
+    parcels.py worker NAME | api PORT | submit PARCEL [--crash]
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 DEFECT = os.environ.get("DEFECT", "")
 LEASE = float(os.environ.get("LEASE", "1.5"))
@@ -28,8 +31,9 @@ kept: list[bytes] = []
 stopping = threading.Event()
 
 
-def client(**options: object) -> redis.Redis:
-    return redis.Redis.from_url(os.environ["REDIS_URL"], decode_responses=True, socket_timeout=3, **options)
+def client() -> redis.Redis:
+    never = Retry(NoBackoff(), 0)
+    return redis.Redis.from_url(os.environ["REDIS_URL"], decode_responses=True, socket_timeout=3, retry=never)
 
 
 def store() -> sqlite3.Connection:
@@ -63,8 +67,8 @@ def buy(parcel: str) -> str:
     if not os.environ.get("CARRIER_URL"):
         time.sleep(0.03)
         return f"label of {parcel}"
-    key = f"label-{random.random()}" if DEFECT in ("new-key", "adds-again") else f"label-{parcel}"
     for attempt in range(200):
+        key = f"label-{random.random()}" if DEFECT in ("new-key", "adds-again") else f"label-{parcel}"
         asked = urllib.request.Request(
             f"{os.environ['CARRIER_URL']}/labels",
             json.dumps({"parcel": parcel}).encode(),
@@ -160,7 +164,31 @@ def work(name: str) -> int:
     return 0
 
 
+class Api(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.answer(200)
+
+    def do_POST(self) -> None:
+        job = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.answer(503 if submit(job["parcel"], job.get("crash", False)) else 202)
+
+    def answer(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def serve(port: int) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    ThreadingHTTPServer(("127.0.0.1", port), Api).serve_forever()
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "api":
+        serve(int(sys.argv[2]))
     if sys.argv[1] == "worker":
         sys.exit(work(sys.argv[2]))
     sys.exit(submit(sys.argv[2], "--crash" in sys.argv))

@@ -1,0 +1,74 @@
+"""Known-good services are not flagged, and what did not hit anything is not called held."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from queuesmith.prove.run import Card
+from queuesmith.prove.spec import Probe, Spec
+
+pytestmark = pytest.mark.fault
+Parcels = Callable[..., Spec]
+CardOf = Callable[..., Card]
+LONG = ("hang", "quiet")
+
+
+def verdicts(card: Card) -> dict[str, str]:
+    return {row.fault: row.verdict for row in card.rows if row.verdict != "not run"}
+
+
+def test_a_service_that_keeps_its_promises_is_not_flagged(parcels: Parcels, card_of: CardOf) -> None:
+    card = card_of(parcels(), quick=True)
+    assert set(verdicts(card).values()) == {"held"}, card
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_service_that_keeps_its_promises_is_never_flagged_under_load(
+    seed: int, parcels: Parcels, card_of: CardOf
+) -> None:
+    spin = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        card = card_of(parcels(recovery=30.0, wake=15.0, shutdown=30.0), seed=seed)
+    finally:
+        for one in spin:
+            one.kill()
+            one.wait()
+    assert not card.broken, card
+
+
+def test_redis_may_be_where_the_effect_is_read(parcels: Parcels, card_of: CardOf) -> None:
+    spec = parcels(env={"DEFECT": ""})
+    spec = dataclasses.replace(spec, effect=Probe("provider", "carrier"))
+    card = card_of(spec, "kill-random")
+    assert verdicts(card)["kill-random"] == "held", card
+
+
+def test_a_fault_that_hit_nothing_is_not_called_held(parcels: Parcels, card_of: CardOf) -> None:
+    """The provider is never called, so no answer of its can be lost."""
+    card = card_of(parcels(env={"CARRIER_URL": ""}), "lost")
+    assert verdicts(card)["lost"] == "hit nothing", card
+    assert not card.proved
+
+
+def test_what_is_not_promised_is_not_run(parcels: Parcels, card_of: CardOf) -> None:
+    card = card_of(parcels("new-key", skip=("lost",)), "lost", "twice")
+    assert next(row for row in card.rows if row.fault == "lost").verdict == "not run"
+
+
+def test_duplicates_may_be_promised_away(parcels: Parcels, card_of: CardOf) -> None:
+    card = card_of(parcels("new-key", duplicates="allowed"), "lost")
+    assert verdicts(card)["lost"] == "held", card
+
+
+def test_the_same_seed_answers_the_same(parcels: Parcels, card_of: CardOf) -> None:
+    first, again = (card_of(parcels(), "answers", seed=11) for _ in range(2))
+    hits = [next(row.measured for row in card.rows if row.fault == "answers") for card in (first, again)]
+    assert hits[0].partition(",")[0] == hits[1].partition(",")[0]
