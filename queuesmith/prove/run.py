@@ -172,7 +172,7 @@ def _limit(world: World, options: Options) -> float:
 
 
 def _baseline_limit(world: World) -> float:
-    return max(15.0, world.spec.promises.recovery)
+    return max(15.0 * world.scale, world.spec.promises.recovery)
 
 
 def _check_baseline(world: World, batch: Batch) -> None:

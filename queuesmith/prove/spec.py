@@ -236,14 +236,18 @@ class Table:
         self._told = dict(told)
         self._known: list[str] = []
 
+    @property
+    def place(self) -> str:
+        return f"in [{self.name}]" if self.name else "in the file"
+
     def take(self, key: str, kind: Any, default: Any = ...) -> Any:
         self._known.append(key)
         if key not in self._told:
             if default is ...:
-                self.wrong(
-                    "",
-                    f"`{key}` is missing in [{self.name}]. {_EXAMPLES.get(f'{self.name}.{key}', '')}".strip(),
-                )
+                for near in difflib.get_close_matches(key, self._told, 1, 0.7):
+                    self.wrong(near, f"`{near}` is not known {self.place}; did you mean `{key}`?")
+                example = _EXAMPLES.get(f"{self.name}.{key}", "")
+                self.wrong("", f"`{key}` is missing {self.place}. {example}".rstrip())
             return default
         value = self._told.pop(key)
         kinds = kind if isinstance(kind, tuple) else (kind,)
@@ -274,8 +278,7 @@ class Table:
         for key in self._told:
             near = difflib.get_close_matches(key, self._known, 1, 0.5)
             hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(self._known)}"
-            place = f"in [{self.name}]" if self.name else "as a table"
-            self.wrong(key, f"`{key}` is not known {place}; {hint}")
+            self.wrong(key, f"`{key}` is not known {self.place}; {hint}")
 
     def wrong(self, key: str, why: str) -> NoReturn:
         line = _line(self.text, f"{self.name}.{key}".strip("."))

@@ -356,7 +356,9 @@ class World:
             batch.watched = self.timeline.now()
             if not batch.open():
                 return True
-            if began > deadline:
+            # without any fault: then they cannot start at all
+            hopeless = batch.fault == "none" and all(slot.quick_ends >= 3 for slot in self.service.workers())
+            if began > deadline or hopeless:
                 return False
             time.sleep(max(0.05, 2 * (time.monotonic() - began)))
 
