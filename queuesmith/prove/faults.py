@@ -143,7 +143,8 @@ class Term(Fault):
             wait = world.submit_later(world.new_jobs(batch, max(2, world.spec.service.jobs // 2)))
             if world.busy(batch, 15):
                 slot = _one_at_work(world)
-                batch.hits.append(f"{slot.name} with {_open(world, batch)} jobs open")
+                if _open(world, batch) or any(provider.in_flight for provider in world.providers.values()):
+                    batch.hits.append(f"{slot.name} at work")
                 code, took = world.service.terminate(slot, promises.shutdown)
                 slowest = max(slowest, took)
                 if code is None:
@@ -195,7 +196,7 @@ class Rolling(Fault):
 
     def run(self, world: World, batch: Batch) -> None:
         service = world.spec.service
-        wait = world.submit_later(world.new_jobs(batch, service.jobs), at_once=2)
+        wait = world.submit_later(world.new_jobs(batch, service.jobs), one_by_one=2)
         new = world.service.add_copies(Program(service.next or service.worker.run, service.worker.ready))
         old = [slot for slot in world.service.workers() if slot not in new]
         for slot in old:
@@ -229,7 +230,7 @@ class Poison(Fault):
         world.submit(world.new_jobs(batch, 1, "failed"), world.spec.service.poison)
         world.submit(world.new_jobs(batch, max(2, world.spec.service.jobs // 2)))
         world.until(lambda: len(world.service.exits) > exits, 15)
-        world.settle(batch, world.spec.promises.recovery)
+        world.settle(batch, world.patience)
         deaths = [one for one in world.service.exits[exits:] if not one.ours]
         batch.facts.append(f"{len(deaths)} workers died")
         batch.hits += [f"{one.name} died with {one.code}" for one in deaths]
@@ -255,7 +256,7 @@ class _RedisAway(Fault):
         size = world.spec.service.jobs
         world.backlog(world.new_jobs(batch, max(2, size // 2)))
         clients = self._clients(world)
-        world.timeline.add("fault", f"Redis: {self.does}")
+        world.timeline.add("fault", self.does)
         self.strike(world)
         during = world.new_jobs(batch, 2)
         wait = world.submit_later(during)
@@ -289,7 +290,7 @@ class _RedisAway(Fault):
 
 
 class RedisRestart(_RedisAway):
-    name, does, quick, away = "redis-restart", "restarted", True, 0.2
+    name, does, quick, away = "redis-restart", "Redis is restarted", True, 0.2
 
     def strike(self, world: World) -> None:
         assert world.redis is not None
@@ -301,7 +302,7 @@ class RedisRestart(_RedisAway):
 
 
 class RedisKill(RedisRestart):
-    name, does, quick, away = "redis-kill", "killed, and away for 4 s", False, 4.0
+    name, does, quick, away = "redis-kill", "Redis is killed, and away for 4 s", False, 4.0
 
     def strike(self, world: World) -> None:
         assert world.redis is not None
@@ -309,7 +310,7 @@ class RedisKill(RedisRestart):
 
 
 class RedisFreeze(_RedisAway):
-    name, does, away = "redis-freeze", "frozen for 8 s: connections stay open, nothing answers", 8.0
+    name, does, away = "redis-freeze", "Redis is frozen for 8 s: connections stay open, nothing answers", 8.0
 
     def strike(self, world: World) -> None:
         assert world.redis is not None
@@ -321,7 +322,7 @@ class RedisFreeze(_RedisAway):
 
 
 class RedisFull(_RedisAway):
-    name, does = "redis-full", "memory full for 4 s: writes are refused"
+    name, does = "redis-full", "Redis has no memory left for 4 s: writes are refused"
 
     def strike(self, world: World) -> None:
         assert world.redis is not None
@@ -333,7 +334,7 @@ class RedisFull(_RedisAway):
 
 
 class RedisDemoted(_RedisAway):
-    name, does = "redis-demoted", "a replica for 4 s: writes are refused with READONLY"
+    name, does = "redis-demoted", "Redis is a replica for 4 s: writes are refused with READONLY"
 
     def strike(self, world: World) -> None:
         assert world.redis is not None
@@ -354,7 +355,7 @@ class RedisGone(Fault):
     def run(self, world: World, batch: Batch) -> None:
         assert world.redis is not None
         world.service.stop_all()
-        world.timeline.add("fault", "Redis: gone")
+        world.timeline.add("fault", "Redis is gone")
         world.redis.shutdown()
         world.service.resume_all()
         world.until(lambda: all(slot.alive for slot in world.service.all()), 5)
@@ -395,7 +396,7 @@ class _Answers(Fault):
 
         for provider in world.providers.values():
             provider.scripts.append(script)
-        world.timeline.add("fault", f"provider: {self.does}")
+        world.timeline.add("fault", self.does)
         world.submit(jobs)
         self.meanwhile(world, batch)
         calls = [call for one in world.providers.values() for call in one.calls if call.key in self.keys]
@@ -513,19 +514,19 @@ class Twice(Fault):
         jobs = world.new_jobs(batch, max(2, world.spec.service.jobs // 2))
         half = len(jobs) // 2
         world.submit([job for job in jobs for _ in range(2 if jobs.index(job) < half else 1)])
-        world.settle(batch, world.spec.promises.recovery)
+        world.settle(batch, world.patience)
         world.submit(jobs[half:])
         batch.hits.append(f"{len(jobs)} requests, each sent twice")
         _over(world, batch, settle=False)
 
 
 class Burst(Fault):
-    name, does, quick, cost = "burst", "the same request 20 times at once", True, 6
+    name, does, quick, cost = "burst", "the same request many times at once", True, 6
 
     def run(self, world: World, batch: Batch) -> None:
         times = 20 if isinstance(world.spec.service.submit, Request) or not world.quick else 6
         jobs = world.new_jobs(batch, 1)
-        world.submit(jobs * times, at_once=times)
+        world.submit(jobs * times, one_by_one=times)
         batch.hits.append(f"{times} equal requests")
         _over(world, batch, settle=False)
 
@@ -575,7 +576,7 @@ class Quiet(Fault):
         world.pause(40)
         job = world.new_jobs(batch, 1)[0]
         world.submit([job])
-        world.settle(batch, world.spec.promises.recovery)
+        world.settle(batch, world.patience)
         batch.hits.append(f"{40 * world.scale:g} s of silence")
         if job.seen:
             took = job.seen[0] - job.at
@@ -635,7 +636,7 @@ def _over(world: World, batch: Batch, settle: bool = True) -> None:
     """The fault has ended: recovery is counted from here."""
     batch.over = world.timeline.now()
     if settle:
-        world.settle(batch, world.spec.promises.recovery)
+        world.settle(batch, world.patience)
 
 
 def _open(world: World, batch: Batch) -> int:

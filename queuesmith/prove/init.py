@@ -120,7 +120,8 @@ def _text(folder: Path, found: Found | None) -> str:
 # Is this how a worker is started, in this folder? Any command in any language; no shell.
 worker = "{worker}"
 workers = 2
-# How is one job sent? A command that ends with 0 when it was taken, or
+# How is one job sent? A command that ends with 0 when it was taken ({{keys}} instead of {{key}}: one or more, which
+# saves time), or
 # submit = {{ method = "POST", url = "http://127.0.0.1:{{port}}/jobs", json = {{ id = "{{key}}" }} }}
 submit = "{submit}"
 # Is there an api to start? {{port}} is its port.

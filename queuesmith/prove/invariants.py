@@ -91,6 +91,16 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
     else:
         broken += _not_done(world, missing, fault)
         broken += _late(world, batch, jobs)
+    again = {key: place for key, place in batch.queued.items() if batch.jobs[key].count}
+    if again:
+        key, place = next(iter(again.items()))
+        told = (
+            f"{len(again)} done, and still on the queue after {watched:.0f} s ({place}): they will run again"
+        )
+        if watched >= world.spec.promises.recovery and not place.startswith("list "):
+            broken.append(Broken("stuck", told, world.timeline.story(key)))
+        else:
+            unclear = unclear or told
     silent = [job for job in jobs if job.expects == "failed" and not job.reason]
     if silent:
         what = "took effect" if silent[0].count else "is nowhere to be seen as failed"
@@ -109,7 +119,9 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
         why = "no job was open when it came" if jobs else f"no job was taken: {_said(batch)}"
         return Row(fault.name, fault.does, "hit nothing", f"{why}; {measured}")
     if unclear:
-        return Row(fault.name, fault.does, "unclear", f"{unclear}: run without --quick")
+        return Row(
+            fault.name, fault.does, "unclear", f"{unclear}{': run without --quick' if world.quick else ''}"
+        )
     return Row(fault.name, fault.does, "held", measured)
 
 

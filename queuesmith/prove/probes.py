@@ -20,7 +20,7 @@ from .spec import Probe, fill
 if TYPE_CHECKING:
     from .world import World
 
-__all__ = ["Unreadable", "bullmq_states", "http", "in_redis", "read"]
+__all__ = ["Unreadable", "bullmq_states", "http", "in_redis", "queued", "read"]
 
 
 class Unreadable(Exception):
@@ -190,6 +190,23 @@ _STATES = {
     "completed": "ZRANGE",
     "failed": "ZRANGE",
 }
+
+
+def queued(world: World, keys: set[str]) -> dict[str, str]:
+    """Key -> the queue on which its job still is: BullMQ's, Celery's unacknowledged ones, a list."""
+    try:
+        states = bullmq_states(world, keys)
+    except Exception as error:  # whatever a Redis that just came back says
+        return dict.fromkeys(keys, f"unknown: {type(error).__name__}")
+    if world.spec.service.queue:
+        final = ("completed", "failed", "nowhere")
+        return {key: f"BullMQ: {state}" for key, (state, _) in states.items() if state not in final}
+    probed = f"{world.spec.effect.target} {world.spec.failures.target if world.spec.failures else ''}".split()
+    return {
+        key: place
+        for key, place in in_redis(world, keys).items()
+        if (place.startswith("list ") or "unacked" in place) and place.split(" ", 1)[1] not in probed
+    }
 
 
 def in_redis(world: World, keys: set[str]) -> dict[str, str]:

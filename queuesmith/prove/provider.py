@@ -70,6 +70,8 @@ class _Request:
     def pick(self, source: str) -> str:
         """`json:a.b`, `header:X`, `path:id`, `query:ref`, `form:ref` -> what stands there, or nothing."""
         kind, _, name = source.partition(":")
+        if not source:
+            return ""
         if kind == "header":
             return self.headers.get(name.lower(), "")
         if kind == "path":

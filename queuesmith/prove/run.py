@@ -69,6 +69,7 @@ def prove(spec: Spec, options: Options, say: Say = lambda text, done, all: None)
         server = world.redis.version() if world.redis else "no Redis"
         faults = _schedule(world, options, began, say)
         _echo(world, options, began)
+        _last_look(world)
         left = invariants.left_behind(world)
         world.look()
         rows = [invariants.judge(world, batch, fault) for batch, fault in faults]
@@ -102,7 +103,7 @@ def _schedule(world: World, options: Options, began: float, say: Say) -> list[tu
             done.append((Batch(fault.name, skipped=why), fault))
             continue
         say(f"{fault.name}: {fault.does}", number, len(chosen))
-        done.append(_run(world, fault, _limit(world, options)))
+        done.append(_run(world, fault, world.patience))
     return done
 
 
@@ -137,7 +138,7 @@ def _soak(
         calm = gone < options.budget / 2 or not possible
         fault = none if calm else type(random.Random(f"{options.seed} {len(done)}").choice(possible))()
         say(f"{fault.name}: {fault.does}", int(gone), int(options.budget))
-        done.append(_run(world, fault, _limit(world, options)))
+        done.append(_run(world, fault, world.patience))
     return _merged(done)
 
 
@@ -164,11 +165,6 @@ def _run(world: World, fault: Fault, limit: float) -> tuple[Batch, Fault]:
         world.timeline.add("fault", f"started again by us, because {fault.name} left work undone")
         world.service.kill(*world.service.all())
     return batch, fault
-
-
-def _limit(world: World, options: Options) -> float:
-    recovery = world.spec.promises.recovery
-    return min(recovery, 10.0) if options.quick else recovery
 
 
 def _baseline_limit(world: World) -> float:
@@ -207,20 +203,23 @@ def _echo(world: World, options: Options, began: float) -> None:
         waiting = [batch for batch in world.batches if batch.open()]
         for batch in waiting:
             world.look_for_failures(batch.open())
-            batch.watched = world.timeline.now()
         if not waiting and not _under_way(world, jobs):
             return
         time.sleep(0.3)
 
 
+def _last_look(world: World) -> None:
+    """What is done by now, and what is done but still on a queue, so that it will run again."""
+    keys = {key for batch in world.batches for key in batch.jobs}
+    queued = probes.queued(world, keys)
+    world.look()
+    for batch in world.batches:
+        batch.watched = world.timeline.now()
+        batch.queued = {key: place for key, place in queued.items() if key in batch.jobs}
+
+
 def _under_way(world: World, keys: set[str]) -> bool:
-    """May a job of ours still run? Not if the queue says that all are finished, or if Redis knows none of them."""
+    """May a job of ours still run?"""
     if any(provider.in_flight for provider in world.providers.values()):
         return True
-    try:
-        if world.spec.service.queue:
-            states = probes.bullmq_states(world, keys)
-            return any(state not in ("completed", "failed") for state, _ in states.values())
-    except Exception:  # whatever a Redis that just came back says
-        return True
-    return not world.redis or bool(probes.in_redis(world, keys))
+    return bool(probes.queued(world, keys))

@@ -145,12 +145,12 @@ class ServiceRunner:
                 return slot
         return None
 
-    def terminate(self, slot: Running, limit: float) -> tuple[int | None, float]:
+    def terminate(self, slot: Running, limit: float, kind: str = "fault") -> tuple[int | None, float]:
         """SIGTERM to the process itself -> (exit code or None, seconds). SIGKILL after `limit`."""
         child, began = slot.child, time.monotonic()
         assert child is not None
         slot.hit, slot.wanted = True, False
-        self._timeline.add("fault", f"SIGTERM {slot.name}")
+        self._timeline.add(kind, f"SIGTERM {slot.name}")
         send([child.pid], signal.SIGTERM)
         code, took = child.wait(limit), time.monotonic() - began
         if code is None:
@@ -204,7 +204,7 @@ class ServiceRunner:
 
     def remove(self, slot: Running, limit: float) -> tuple[int | None, float]:
         """SIGTERM, and never again."""
-        result = self.terminate(slot, limit) if slot.alive else (None, 0.0)
+        result = self.terminate(slot, limit, "stop") if slot.alive else (None, 0.0)
         with self._lock:
             slot.wanted = False
             if slot in self._slots:

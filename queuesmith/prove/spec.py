@@ -29,7 +29,7 @@ __all__ = [
     "seconds",
 ]
 
-PLACEHOLDERS = ("key", "dir", "port", "instance", "redis", "postgres", "canary")
+PLACEHOLDERS = ("key", "keys", "dir", "port", "instance", "redis", "postgres", "canary")
 SOURCES = ("json", "header", "path", "query", "form")
 ANSWERS = ("ok", "lost", "slow", "hang")
 DUPLICATES = ("none", "same key", "allowed")
@@ -330,8 +330,13 @@ def _service(table: Table, path: Path) -> Service:
         table.wrong("workers", f"`workers` is {service.workers}; write 1 to 20")
     if not 2 <= service.jobs <= 1000:
         table.wrong("jobs", f"`jobs` is {service.jobs}; write 2 to 1000")
-    if "{key}" not in " ".join(_strings(service.submit)):
-        table.wrong("submit", "`submit` has no {key}: without it one job cannot be told from another")
+    sent = list(_strings(service.submit))
+    if "{keys}" not in sent and not any("{key}" in text for text in sent):
+        table.wrong(
+            "submit",
+            "`submit` has no {key}: without it one job cannot be told from another. "
+            "{keys}, as a word of its own in a command, stands for one or more",
+        )
     return service
 
 

@@ -15,7 +15,7 @@ __all__ = ["Event", "Timeline"]
 @dataclass(frozen=True)
 class Event:
     at: float
-    kind: str  # fault, start, end, submit, call, effect, log
+    kind: str  # fault, start, stop, end, submit, call, effect, log
     text: str
     key: str = ""
 
@@ -52,17 +52,22 @@ class Timeline:
         own = [event for event in self.events() if event.key == key and event.kind != "log"]
         if not own:
             return f"{key}: nothing was ever heard of it"
-        # A call and the effect that it made are one thing to a reader.
         first, last = own[0].at, own[-1].at
-        if len(own) == 1:
-            last = first + 60
-        between = [event for event in self.events("fault") if first <= event.at <= last + 0.001]
-        told = sorted([*own, *between], key=lambda event: event.at)
+        faults = self.events("fault", since=first)
+        after = [event for event in faults if event.at > last][:1]
+        told = sorted(
+            [*own, *(event for event in faults if event.at <= last), *after], key=lambda event: event.at
+        )
+        sent = [event for event in told if event.kind == "submit"]
+        if len(sent) > 2:
+            told = [event for event in told if event not in sent[1:]]
         if len(told) > most:
-            told = [*told[: most - 2], told[-1]]
+            told = [*told[: most - 2], *told[-2:]]
+        parts = [f"{event.text} at {event.at:.2f} s" for event in told]
+        if len(sent) > 2:
+            parts.insert(0, f"sent {len(sent)} times")
         if not any(event.kind in ("effect", "call") for event in own):
-            told.append(Event(last, "end", "never heard of again"))
-        parts = [f"{event.text} at {event.at:.2f} s" if event.kind != "end" else event.text for event in told]
+            parts.append("never heard of again")
         return f"{key}: {', '.join(parts)}"
 
     def write(self, folder: Path, extra: Iterable[Event] = ()) -> None:

@@ -53,6 +53,7 @@ class Batch:
     fault: str
     jobs: dict[str, Job] = field(default_factory=dict)
     began: float = 0.0
+    queued: dict[str, str] = field(default_factory=dict)  # key -> where a job that is done still waits
     over: float = 0.0
     watched: float = 0.0
     hits: list[str] = field(default_factory=list)
@@ -72,6 +73,7 @@ class World:
     def __init__(self, spec: Spec, folder: Path, seed: int, *, quick: bool = False) -> None:
         self.spec, self.folder, self.seed, self.quick = spec, folder, seed, quick
         self.scale = float(os.environ.get("QUEUESMITH_PROVE_SCALE", "1"))
+        self.patience = min(spec.promises.recovery, 10.0) if quick else spec.promises.recovery
         self.rng = random.Random(seed)
         self.timeline = Timeline()
         self.batches: list[Batch] = []
@@ -142,14 +144,13 @@ class World:
     def environment(self, instance: int = 1) -> dict[str, str]:
         values = self.values(instance)
         folder = self.spec.folder
-        # What the project brings along is found first, then what runs this command.
-        paths = [folder / ".venv" / "bin", folder / "node_modules" / ".bin", Path(sys.executable).parent]
+        # What the project brings along is found first, what runs this command last.
+        own = [path for path in (folder / ".venv" / "bin", folder / "node_modules" / ".bin") if path.is_dir()]
+        paths = [*own, os.environ.get("PATH", ""), Path(sys.executable).parent]
         marker, _, run = self.marker.partition("=")
         return {
             **os.environ,
-            "PATH": os.pathsep.join(
-                [*(str(path) for path in paths if path.is_dir()), os.environ.get("PATH", "")]
-            ),
+            "PATH": os.pathsep.join(map(str, paths)),
             "PYTHONUNBUFFERED": "1",
             **({"REDIS_URL": self.redis.url} if self.redis else {}),
             **{name: fill(value, values) for name, value in self.spec.service.env.items()},
@@ -173,21 +174,27 @@ class World:
 
     # submitting
 
-    def submit(self, jobs: Iterable[Job], how: Submit | None = None, at_once: int = 4) -> None:
+    def submit(self, jobs: Iterable[Job], how: Submit | None = None, *, one_by_one: int = 0) -> None:
         """Send each one and wait for the answers."""
-        self.submit_later(jobs, how, at_once)()
+        self.submit_later(jobs, how, one_by_one=one_by_one)()
 
     def submit_later(
-        self, jobs: Iterable[Job], how: Submit | None = None, at_once: int = 4
+        self, jobs: Iterable[Job], how: Submit | None = None, *, one_by_one: int = 0
     ) -> Callable[[], None]:
-        """Send each one in the background; what is returned waits for the answers."""
-        gate = threading.Semaphore(at_once)
+        """Send each one in the background; what is returned waits for the answers.
 
-        def one(job: Job) -> None:
+        A command that takes {keys} gets all of them at once, unless `one_by_one` says how many are to be under way.
+        """
+        how, jobs = how or self.spec.service.submit, list(jobs)
+        together = isinstance(how, Command) and "{keys}" in how.words and not one_by_one
+        gate = threading.Semaphore(one_by_one or 4)
+
+        def send(portion: list[Job]) -> None:
             with gate:
-                self._send(job, how or self.spec.service.submit)
+                self._send(portion, how)
 
-        futures = [self._submitters.submit(one, job) for job in jobs]
+        portions = [jobs] if together and jobs else [[job] for job in jobs]
+        futures = [self._submitters.submit(send, portion) for portion in portions]
 
         def wait() -> None:
             for future in futures:
@@ -195,11 +202,13 @@ class World:
 
         return wait
 
-    def _send(self, job: Job, how: Submit) -> None:
-        limit, began = self.spec.promises.enqueue, time.monotonic()
-        values = {**self.values(), "key": job.key}
+    def _send(self, jobs: list[Job], how: Submit) -> None:
+        limit, began, sent = self.spec.promises.enqueue, time.monotonic(), self.timeline.now()
+        values = {**self.values(), "key": jobs[0].key}
         if isinstance(how, Command):
-            code, said = self._run(how, values, limit + 5)
+            keys = [job.key for job in jobs]
+            words = [one for word in how.words for one in (keys if word == "{keys}" else [word])]
+            code, said = self._run(Command(tuple(words)), values, limit + 5)
             taken = code == 0
         else:
             try:
@@ -214,13 +223,15 @@ class World:
             except (OSError, ValueError) as error:
                 taken, said = False, str(error)
         took = time.monotonic() - began
-        job.slowest = max(job.slowest, took)
-        job.at = job.at or self.timeline.now()
-        if taken:
-            job.accepted = True
-        else:
-            job.refused, job.said = True, said
-        self.timeline.add("submit", "sent" if taken else f"refused when sent ({_last(said)})", job.key)
+        for job in jobs:
+            job.slowest = max(job.slowest, took)
+            job.at = job.at or self.timeline.now()
+            job.accepted |= taken
+            job.refused |= not taken
+            job.said = job.said if taken else said
+            self.timeline.add(
+                "submit", "sent" if taken else f"refused when sent ({_last(said)})", job.key, sent
+            )
 
     def _run(self, command: Command, values: Mapping[str, object], limit: float) -> tuple[int, str]:
         words = [fill(word, {**self.values(), **values}) for word in command.words]
