@@ -59,7 +59,7 @@ class KillAtEffect(Fault):
         return "" if _effective(spec) else "needs a [provider.NAME] with an effect"
 
     def run(self, world: World, batch: Batch) -> None:
-        for jobs in world.rounds(batch, 3):
+        for jobs in world.rounds(batch, 2):
             keys, struck = {job.key for job in jobs}, threading.Event()
 
             def strike(call: Call, keys: set[str] = keys, struck: threading.Event = struck) -> bool:
@@ -94,10 +94,10 @@ class KillAtCommit(Fault):
         )
 
     def run(self, world: World, batch: Batch) -> None:
-        for jobs in world.rounds(batch, 3):
+        for jobs in world.rounds(batch, 2):
             if world.backlog(jobs, done=1):
                 world.service.kill(*world.service.workers(), why=" when an effect was seen")
-                _hit_open(world, batch)
+                _hit_work(world, batch, "all workers")
             _over(world, batch)
 
 
@@ -106,11 +106,11 @@ class KillRandom(Fault):
     does = "SIGKILL to all workers at a random moment of their work"
 
     def run(self, world: World, batch: Batch) -> None:
-        for jobs in world.rounds(batch, 3):
+        for jobs in world.rounds(batch, 2):
             if world.backlog(jobs, done=world.rng.randrange(max(1, len(jobs) // 2))):
                 time.sleep(world.rng.random() * 0.03)
                 world.service.kill(*world.service.workers())
-                _hit_open(world, batch)
+                _hit_work(world, batch, "all workers")
             _over(world, batch)
 
 
@@ -124,7 +124,7 @@ class KillAll(Fault):
             world.timeline.add("fault", "SIGKILL Redis")
             world.redis.kill()
         world.service.kill(*world.service.all())
-        _hit_open(world, batch)
+        _hit_work(world, batch, "everything")
         if world.redis:
             world.pause(1)
             world.redis.start()
@@ -138,13 +138,12 @@ class Term(Fault):
 
     def run(self, world: World, batch: Batch) -> None:
         promises, slowest = world.spec.promises, 0.0
-        for _ in range(1 if world.quick else 3):
+        for _ in range(1 if world.quick else 2):
             world.service.wait_up()
             wait = world.submit_later(world.new_jobs(batch, max(2, world.spec.service.jobs // 2)))
             if world.busy(batch, 15):
                 slot = _one_at_work(world)
-                if _open(world, batch) or any(provider.in_flight for provider in world.providers.values()):
-                    batch.hits.append(f"{slot.name} at work")
+                _hit_work(world, batch, slot.name)
                 code, took = world.service.terminate(slot, promises.shutdown)
                 slowest = max(slowest, took)
                 if code is None:
@@ -169,7 +168,7 @@ class Freeze(Fault):
             slot = _one_at_work(world)
             world.service.freeze(slot)
             world.pause(0.5)
-            batch.hits.append(f"{slot.name} with {_open(world, batch)} jobs open")
+            _hit_work(world, batch, slot.name)
             time.sleep(world.spec.service.lock + 2 * world.scale)
             world.service.thaw(slot)
         _over(world, batch, settle=False)
@@ -196,16 +195,15 @@ class Rolling(Fault):
 
     def run(self, world: World, batch: Batch) -> None:
         service = world.spec.service
-        wait = world.submit_later(world.new_jobs(batch, service.jobs), one_by_one=2)
         new = world.service.add_copies(Program(service.next or service.worker.run, service.worker.ready))
         old = [slot for slot in world.service.workers() if slot not in new]
+        world.service.wait_up()
         for slot in old:
-            world.pause(0.5)
-            if slot.alive:
-                world.look()
-                batch.hits.append(f"{slot.name} with {len(batch.open())} jobs open")
+            wait = world.submit_later(world.new_jobs(batch, service.jobs // len(old) + 1))
+            if world.busy(batch, 15) and slot.alive:
+                _hit_work(world, batch, slot.name)
                 world.service.terminate(slot, world.spec.promises.shutdown)
-        wait()
+            wait()
         world.submit(world.new_jobs(batch, 2))
         _over(world, batch)
         for slot in old:
@@ -263,7 +261,7 @@ class _RedisAway(Fault):
         world.pause(self.away)
         self.mend(world)
         world.timeline.add("fault", "Redis is back")
-        batch.hits.append(f"{clients} connections, {_open(world, batch)} jobs open")
+        batch.hits.append(f"{_many(clients, 'connection')}, {_many(_open(world, batch), 'open job')}")
         _over(world, batch, settle=False)
         wait()
         slow = max(job.slowest for job in during)
@@ -524,7 +522,8 @@ class Burst(Fault):
     name, does, quick, cost = "burst", "the same request many times at once", True, 6
 
     def run(self, world: World, batch: Batch) -> None:
-        times = 20 if isinstance(world.spec.service.submit, Request) or not world.quick else 6
+        # A process each: more of them would measure how many this machine can start.
+        times = 20 if isinstance(world.spec.service.submit, Request) else 6
         jobs = world.new_jobs(batch, 1)
         world.submit(jobs * times, one_by_one=times)
         batch.hits.append(f"{times} equal requests")
@@ -607,7 +606,7 @@ class StoreAway(Fault):
             world.pause(4)
         world.timeline.add("fault", "database is back")
         wait()
-        batch.hits.append(f"{_open(world, batch)} jobs open")
+        batch.hits.append(_many(_open(world, batch), "open job"))
         _over(world, batch, settle=False)
 
 
@@ -644,11 +643,16 @@ def _open(world: World, batch: Batch) -> int:
     return len(batch.open())
 
 
-def _hit_open(world: World, batch: Batch) -> None:
-    """Did the signal come while work was left?"""
+def _hit_work(world: World, batch: Batch, whom: str) -> None:
+    """Does the signal come while work is left?"""
     world.look()
-    if batch.open() or any(provider.in_flight for provider in world.providers.values()):
-        batch.hits.append(f"{len(batch.open())} open jobs")
+    at_provider = sum(provider.in_flight for provider in world.providers.values())
+    if batch.open() or at_provider:
+        batch.hits.append(f"{whom} with {_many(max(len(batch.open()), at_provider), 'open job')}")
+
+
+def _many(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _one_at_work(world: World) -> Running:

@@ -97,7 +97,8 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
         told = (
             f"{len(again)} done, and still on the queue after {watched:.0f} s ({place}): they will run again"
         )
-        if watched >= world.spec.promises.recovery and not place.startswith("list "):
+        # Another system may keep what it retried: only of these two is it known what a job there means.
+        if watched >= world.spec.promises.recovery and ("BullMQ" in place or "unacked" in place):
             broken.append(Broken("stuck", told, world.timeline.story(key)))
         else:
             unclear = unclear or told
@@ -215,7 +216,7 @@ def _not_done(world: World, missing: list[Job], fault: Fault) -> list[Broken]:
         return []
     visible = [job for job in missing if job.reason]
     silent = {job.key: job for job in missing if not job.reason}
-    waiting = probes.in_redis(world, set(silent))
+    waiting = {key: places[0] for key, places in _in_redis(world, set(silent)).items()}
     logged = world.in_logs(set(silent) - set(waiting))
     lost = [job for key, job in silent.items() if key not in waiting and key not in logged]
     allowed = world.spec.promises.failed == "visible" or fault.may_fail
@@ -251,6 +252,13 @@ def _not_done(world: World, missing: list[Job], fault: Fault) -> list[Broken]:
             )
         )
     return told
+
+
+def _in_redis(world: World, keys: set[str]) -> dict[str, list[str]]:
+    try:
+        return probes.in_redis(world, keys)
+    except Exception:  # a server that does not answer tells nothing
+        return {}
 
 
 def _late(world: World, batch: Batch, jobs: list[Job]) -> list[Broken]:

@@ -20,7 +20,7 @@ from .spec import Probe, fill
 if TYPE_CHECKING:
     from .world import World
 
-__all__ = ["Unreadable", "bullmq_states", "http", "in_redis", "queued", "read"]
+__all__ = ["Unreadable", "bullmq_states", "http", "in_redis", "queued", "read", "shape"]
 
 
 class Unreadable(Exception):
@@ -193,42 +193,43 @@ _STATES = {
 
 
 def queued(world: World, keys: set[str]) -> dict[str, str]:
-    """Key -> the queue on which its job still is: BullMQ's, Celery's unacknowledged ones, a list."""
+    """Key -> where in Redis its job still is: as BullMQ says, or where no job of the faultless run was left."""
     try:
-        states = bullmq_states(world, keys)
+        if world.spec.service.queue:
+            final = ("completed", "failed", "nowhere")
+            states = bullmq_states(world, keys)
+            return {key: f"BullMQ: {state}" for key, (state, _) in states.items() if state not in final}
+        found = in_redis(world, keys)
     except Exception as error:  # whatever a Redis that just came back says
         return dict.fromkeys(keys, f"unknown: {type(error).__name__}")
-    if world.spec.service.queue:
-        final = ("completed", "failed", "nowhere")
-        return {key: f"BullMQ: {state}" for key, (state, _) in states.items() if state not in final}
-    probed = f"{world.spec.effect.target} {world.spec.failures.target if world.spec.failures else ''}".split()
-    return {
-        key: place
-        for key, place in in_redis(world, keys).items()
-        if (place.startswith("list ") or "unacked" in place) and place.split(" ", 1)[1] not in probed
+    unusual = {
+        key: [place for place in places if shape(place) not in world.resting] for key, places in found.items()
     }
+    return {key: places[0] for key, places in unusual.items() if places}
 
 
-def in_redis(world: World, keys: set[str]) -> dict[str, str]:
-    """Key -> the Redis key under which its text still stands: work that is not lost, only stuck."""
-    found: dict[str, str] = {}
+def in_redis(world: World, keys: set[str]) -> dict[str, list[str]]:
+    """Key -> the Redis keys in whose content its text stands: work that is not lost, only stuck."""
+    found: dict[str, list[str]] = {}
     if world.redis is None or not keys:
         return found
-    with contextlib.suppress(Exception), world.redis.client() as client:
+    with world.redis.client() as client:
         for name in client.scan_iter(count=500):
-            with contextlib.suppress(UnicodeDecodeError):
-                command = _WHOLE.get(str(client.type(name)))
-                content = (
-                    client.execute_command(*(part.replace("NAME", name) for part in command))
-                    if command
-                    else ""
-                )
-                # In the name alone it is a marker or a lock, not a job.
-                for key in world.keys_in(str(content)) & keys:
-                    # where it waits says more than the job's own record
-                    if key not in found or client.type(name) in ("list", "zset", "stream"):
-                        found[key] = f"{client.type(name)} {name}"
-    return found
+            kind = str(client.type(name))
+            command = _WHOLE.get(kind)
+            content = (
+                client.execute_command(*(part.replace("NAME", name) for part in command)) if command else ""
+            )
+            # In the name alone it is a marker or a lock, not a job.
+            for key in world.keys_in(str(content)) & keys:
+                found.setdefault(key, []).append(f"{kind} {name}")
+    # where it waits says more than the job's own record
+    return {key: sorted(places, key=lambda place: place.startswith("hash")) for key, places in found.items()}
+
+
+def shape(place: str) -> str:
+    """`hash rq:job:5c1…` and `hash rq:job:9e0…` are places of one kind."""
+    return re.sub(r"[0-9a-f-]{16,}|\d+", "*", place)
 
 
 _WHOLE = {

@@ -54,7 +54,8 @@ class Timeline:
             return f"{key}: nothing was ever heard of it"
         first, last = own[0].at, own[-1].at
         faults = self.events("fault", since=first)
-        after = [event for event in faults if event.at > last][:1]
+        done = sum(event.kind in ("call", "effect") for event in own)
+        after = [event for event in faults if event.at > last and done < 2][:1]
         told = sorted(
             [*own, *(event for event in faults if event.at <= last), *after], key=lambda event: event.at
         )

@@ -78,6 +78,7 @@ class World:
         self.timeline = Timeline()
         self.batches: list[Batch] = []
         self.unreadable = ""
+        self.resting: set[str] = set()  # kinds of places in Redis where done jobs stay
         self.marker = f"QUEUESMITH_PROVE_RUN={uuid.uuid4().hex}"
         self.canary = f"canary{random.Random(f'{seed} canary').getrandbits(48):012x}"
         self.data = folder / "data"
