@@ -18,7 +18,7 @@ SERVICES = Path(__file__).parent / "services"
 
 @pytest.fixture(autouse=True)
 def _short_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "0.2")
+    monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "0.15")
     # what `python` is in the commands of the samples
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 

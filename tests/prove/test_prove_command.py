@@ -80,7 +80,7 @@ def test_a_wrong_set_up_is_exit_code_2_and_says_what_is_wrong(
 ) -> None:
     file = sample(tmp_path)
     assert change[0] in file.read_text()
-    file.write_text(file.read_text().replace(*change))
+    file.write_text(file.read_text().replace('recovery = "8s"', 'recovery = "3s"').replace(*change))
     assert main(["prove", str(file), "--only", "twice"]) == 2
     assert re.search(says, capsys.readouterr().err)
 

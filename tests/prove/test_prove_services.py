@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -24,19 +23,8 @@ def _patterns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reliable_worker_with_markers_is_clean(card_of: CardOf) -> None:
-    card = card_of(load(SERVICES / "reliable" / "prove.toml"), "kill-at-effect", "lost", "kill-at-commit")
+    card = card_of(load(SERVICES / "reliable" / "prove.toml"), "kill-at-effect")
     assert {row.verdict for row in card.rows} == {"held"}, card
-
-
-def test_stock_bullmq_worker_of_the_tutorial_duplicates_when_an_answer_is_lost(card_of: CardOf) -> None:
-    spec = load(SERVICES / "stock_bullmq" / "prove.toml")
-    spec = dataclasses.replace(spec, promises=dataclasses.replace(spec.promises, recovery=8.0))
-    card = card_of(spec, "lost", "twice")
-    assert {row.fault: row.broken[0].invariant for row in card.broken} == dict.fromkeys(
-        ("lost", "twice"), "duplicated"
-    )
-    stories = [one.story for row in card.broken for one in row.broken]
-    assert "its answer lost" in stories[0]
 
 
 @pytest.mark.full
