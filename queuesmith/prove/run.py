@@ -84,7 +84,7 @@ def prove(spec: Spec, options: Options, say: Say = lambda text, done, all: None)
         if card is not None and (card.broken or options.keep):
             card.evidence = str(folder)
             shutil.copyfile(spec.file, folder / "prove.toml")
-        elif card is not None or world is None:
+        elif not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
     return card
 

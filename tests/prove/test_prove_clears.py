@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from queuesmith.prove.provider import Call, PlayedProvider
 from queuesmith.prove.run import Card
-from queuesmith.prove.spec import Provider, Route, Spec
+from queuesmith.prove.spec import Provider, Route, Spec, load
 from queuesmith.prove.timeline import Timeline
 
 pytestmark = pytest.mark.fault
 Parcels = Callable[..., Spec]
 CardOf = Callable[..., Card]
+SERVICES = Path(__file__).parent / "services"
 
 
 def verdicts(card: Card) -> dict[str, str]:
@@ -42,6 +45,18 @@ def test_a_service_that_keeps_its_promises_is_never_flagged_under_load(
             one.kill()
             one.wait()
     assert not card.broken, card
+
+
+@pytest.mark.needs_postgres
+def test_a_service_on_postgresql_survives_its_freeze(
+    parcels: Parcels, card_of: CardOf, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue("postgres_server")  # or a skip that says how to get one
+    text = (SERVICES / "parcels.toml").read_text().replace("sqlite:///{dir}/parcels.db", "{postgres}")
+    shutil.copyfile(SERVICES / "parcels.py", tmp_path / "parcels.py")
+    (tmp_path / "prove.toml").write_text(text.replace('STORE = "{dir}/parcels.db"', 'STORE = "{postgres}"'))
+    card = card_of(load(tmp_path / "prove.toml"), "store-away", "refused")
+    assert (verdicts(card)["store-away"], verdicts(card)["refused"]) == ("held", "held"), card
 
 
 def test_a_fault_that_hit_nothing_is_not_called_held(parcels: Parcels, card_of: CardOf) -> None:

@@ -138,3 +138,10 @@ def test_placeholders_and_times() -> None:
     assert [seconds(text) for text in ("50ms", "2s", "1.5m", "1h")] == [0.05, 2, 90, 3600]
     with pytest.raises(ValueError, match="is not a time"):
         seconds("soon")
+
+
+def test_the_file_on_the_page_loads(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "skills" / "background-jobs" / "references" / "prove-it.md"
+    spec = load(write(tmp_path, page.read_text().partition("```toml\n")[2].partition("```")[0]))
+    assert spec.promises.recovery == 20
+    assert spec.providers[0].routes[0].keyed_by == "header:Idempotency-Key"

@@ -36,12 +36,31 @@ def client() -> redis.Redis:
     return redis.Redis.from_url(os.environ["REDIS_URL"], decode_responses=True, socket_timeout=3, retry=never)
 
 
-def store() -> sqlite3.Connection:
-    connection = sqlite3.connect(os.environ["STORE"], timeout=10, isolation_level=None)
-    unique = "" if DEFECT == "adds-again" else "primary key"
-    connection.execute(f"create table if not exists labels (parcel text {unique}, label text)")
-    connection.execute("create table if not exists failed (parcel text primary key, reason text)")
-    return connection
+class Store:
+    """SQLite, or PostgreSQL where STORE is its address."""
+
+    def __init__(self) -> None:
+        where = os.environ["STORE"]
+        self.postgres = where.startswith("postgresql:")
+        if self.postgres:
+            import psycopg
+
+            self.connection = psycopg.connect(where, autocommit=True)
+        else:
+            self.connection = sqlite3.connect(where, timeout=10, isolation_level=None)
+        unique = "" if DEFECT == "adds-again" else "primary key"
+        try:
+            self.execute(f"create table if not exists labels (parcel text {unique}, label text)")
+            self.execute("create table if not exists failed (parcel text primary key, reason text)")
+        except Exception:  # of PostgreSQL: the other worker makes them at the same moment
+            if not self.postgres:
+                raise
+
+    def execute(self, words: str, values: tuple[str, ...] = ()) -> None:
+        self.connection.execute(words.replace("?", "%s") if self.postgres else words, values)
+
+    def fail(self, parcel: str, reason: str) -> None:
+        self.execute("insert into failed values (?, ?) on conflict do nothing", (parcel, reason))
 
 
 def submit(parcel: str, crash: bool) -> int:
@@ -89,7 +108,7 @@ def buy(parcel: str) -> str:
     raise Refused("the carrier did not answer")
 
 
-def handle(raw: str, database: sqlite3.Connection, server: redis.Redis) -> None:
+def handle(raw: str, database: Store, server: redis.Redis) -> None:
     job = json.loads(raw)
     parcel = job["parcel"]
     if DEFECT == "prints":
@@ -97,17 +116,17 @@ def handle(raw: str, database: sqlite3.Connection, server: redis.Redis) -> None:
     if DEFECT == "leaks":
         kept.append(random.randbytes(4_000_000))
     if DEFECT != "no-crash-budget" and int(server.incr(f"tries:{parcel}")) > 3:
-        database.execute("insert or ignore into failed values (?, 'its worker died three times')", (parcel,))
+        database.fail(parcel, "its worker died three times")
         return
     if job["crash"]:
         os._exit(7)
     try:
         label = buy(parcel)
-        words = "insert" if DEFECT == "adds-again" else "insert or ignore"
-        database.execute(f"{words} into labels values (?, ?)", (parcel, label))
+        again = "" if DEFECT == "adds-again" else "on conflict do nothing"
+        database.execute(f"insert into labels values (?, ?) {again}", (parcel, label))
     except Refused as error:
         if DEFECT != "swallows":
-            database.execute("insert or ignore into failed values (?, ?)", (parcel, str(error)))
+            database.fail(parcel, str(error))
     server.delete(f"tries:{parcel}")
 
 
@@ -138,7 +157,7 @@ def work(name: str) -> int:
     if DEFECT == "orphans":
         subprocess.Popen(["sleep", "600"], start_new_session=True)
     threading.Thread(target=renew, args=(own,), daemon=True).start()
-    database, idle = store(), 0
+    database, idle = Store(), 0
     while not stopping.is_set():
         try:
             with client() as server:
