@@ -1,4 +1,4 @@
-"""queuesmith list | new | add | diff"""
+"""queuesmith list | new | add | diff | prove"""
 
 from __future__ import annotations
 
@@ -90,7 +90,28 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument("--no-container", action="store_true", help="no Dockerfile and compose.yaml")
     new.add_argument("--defaults", action="store_true", help="ask nothing")
     new.set_defaults(run=_new)
-    for command in (listing, add, diff, new):
+
+    prove = commands.add_parser(
+        "prove", help="run a service under faults and see what it loses; `prove init` writes the file"
+    )
+    prove.add_argument("file", nargs="?", default="prove.toml", help="prove.toml, its folder, or `init`")
+    prove.add_argument("folder", nargs="?", help="with init: the repository to look at (default: here)")
+    prove.add_argument(
+        "--quick", action="store_true", help="the faults that break most services, within a minute"
+    )
+    prove.add_argument("--soak", metavar="30m", help="for so long: plain work, then faults in random order")
+    prove.add_argument("--seed", type=int, help="repeat a run, as far as signals allow")
+    prove.add_argument(
+        "--only", action="append", default=[], metavar="FAULT", help="these faults; may be repeated"
+    )
+    prove.add_argument("--list", action="store_true", help="the faults and the invariants")
+    prove.add_argument("--junit", type=Path, metavar="FILE")
+    prove.add_argument("--html", type=Path, metavar="FILE")
+    prove.add_argument("--keep", action="store_true", help="keep the evidence also when all holds")
+    prove.add_argument("--strict", action="store_true", help="exit code 1 also when a fault hit nothing")
+    prove.add_argument("--force", action="store_true", help="with init: write the file again")
+    prove.set_defaults(run=_prove)
+    for command in (listing, add, diff, new, prove):
         command.add_argument("--json", action="store_true", help="for programs")
     return parser
 
@@ -290,6 +311,14 @@ def _new(options: argparse.Namespace) -> int:
             f"\n{folder} is ready:\n\n  cd {there}\n  make run     # http://127.0.0.1:8000/docs\n  make test"
         )
     return 0
+
+
+def _prove(options: argparse.Namespace) -> int:
+    try:
+        from .prove import command
+    except ModuleNotFoundError as error:
+        raise Refused(f"prove needs the package {error.name}. Do: pip install {error.name}") from None
+    return command.run(options)
 
 
 def _answers(options: argparse.Namespace) -> dict[str, Any]:

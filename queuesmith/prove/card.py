@@ -1,0 +1,145 @@
+"""The card: for people, for programs, for a build server, for a browser."""
+
+from __future__ import annotations
+
+import html
+import json
+import textwrap
+from collections import Counter
+from dataclasses import asdict
+from xml.etree import ElementTree
+
+from queuesmith import catalogue
+
+from .faults import FAULTS
+from .invariants import INVARIANTS, READ, Row
+from .run import Card
+
+__all__ = ["as_html", "as_json", "as_junit", "as_text"]
+
+_MARKS = {
+    "held": "held",
+    "broken": "BROKEN",
+    "hit nothing": "HIT NOTHING",
+    "unclear": "UNCLEAR",
+    "not run": "not run",
+}
+
+
+def as_text(card: Card, width: int = 118) -> str:
+    lines = [_title(card), ""]
+    measure = max(40, width - 15 - 50)
+    form = f"  {{:<15}}{{:<48}}  {{:<{measure - 12}}}  {{}}"
+    lines.append(form.format("fault", "what was done", "measured", "verdict").rstrip())
+    for row in card.rows:
+        if row.verdict == "not run":
+            continue
+        cells = [textwrap.wrap(row.does, 48) or [""], textwrap.wrap(row.measured, measure - 12) or [""]]
+        for number in range(max(map(len, cells))):
+            does, measured = (cell[number] if number < len(cell) else "" for cell in cells)
+            name, verdict = (row.fault, _MARKS[row.verdict]) if not number else ("", "")
+            lines.append(form.format(name, does, measured, verdict).rstrip())
+        for broken in row.broken:
+            lines += textwrap.wrap(
+                f"{broken.invariant.upper()} (promised: {INVARIANTS[broken.invariant]}): {broken.measured}",
+                width,
+                initial_indent="      ",
+                subsequent_indent="        ",
+            )
+            if broken.story:
+                lines += textwrap.wrap(
+                    broken.story, width, initial_indent="        ", subsequent_indent="        "
+                )
+    if left := [row for row in card.rows if row.verdict == "not run"]:
+        lines += ["", "  not run:", *(f"    {row.fault:<15}{row.measured}" for row in left)]
+    if pages := reading(card):
+        lines += ["", "  what to read:", *(f"    {invariant:<18}{page}" for invariant, page in pages)]
+    lines += ["", _summary(card)]
+    return "\n".join(lines)
+
+
+def as_json(card: Card) -> str:
+    told = asdict(card) | {"verdict": "broken" if card.broken else "held", "read": dict(reading(card))}
+    return json.dumps(told, indent=2)
+
+
+def as_junit(card: Card) -> str:
+    counts = Counter(row.verdict for row in card.rows)
+    suite = ElementTree.Element(
+        "testsuite",
+        name=f"queuesmith prove {card.name}",
+        tests=str(len(card.rows)),
+        failures=str(counts["broken"]),
+        skipped=str(counts["not run"] + counts["hit nothing"] + counts["unclear"]),
+        time=f"{card.seconds:.1f}",
+    )
+    for row in card.rows:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=f"prove.{card.name}", name=f"{row.fault}: {row.does}"
+        )
+        if row.verdict == "broken":
+            told = "; ".join(f"{one.invariant}: {one.measured}" for one in row.broken)
+            failure = ElementTree.SubElement(case, "failure", message=told)
+            failure.text = "\n".join(one.story for one in row.broken)
+        elif row.verdict != "held":
+            ElementTree.SubElement(case, "skipped", message=f"{row.verdict}: {row.measured}")
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def as_html(card: Card) -> str:
+    rows = "\n".join(_html_row(row) for row in card.rows)
+    pages = "".join(f"<li>{html.escape(name)}: {html.escape(page)}</li>" for name, page in reading(card))
+    return f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>{html.escape(_title(card))}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b }}
+table {{ border-collapse: collapse; width: 100% }}
+td, th {{ text-align: left; padding: .4rem .6rem; vertical-align: top;
+ border-bottom: 1px solid #ddd }}
+.held {{ color: #1a6b2f }} .broken {{ color: #a4161a; font-weight: 600 }}
+.not-run {{ color: #666 }} small {{ display: block; color: #444 }}
+</style>
+<h1>{html.escape(_title(card))}</h1><p>{html.escape(_summary(card))}</p>
+<table><tr><th>fault</th><th>what was done</th><th>measured</th><th>verdict</th></tr>
+{rows}
+</table>
+{f"<h2>What to read</h2><ul>{pages}</ul>" if pages else ""}
+</html>
+"""
+
+
+def reading(card: Card) -> list[tuple[str, str]]:
+    """Of every broken invariant: the page of the pattern that mends it."""
+    known, found = catalogue.patterns(), {}
+    for row in card.broken:
+        for broken in row.broken:
+            names = [name for name in READ[broken.invariant] if name in known]
+            pages = (f"skills/{known[name].skill}/references/{name}.md" for name in names)
+            found[broken.invariant] = " and ".join(pages)
+    return list(found.items())
+
+
+def _html_row(row: Row) -> str:
+    told = "".join(
+        f"<small><b>{html.escape(one.invariant)}</b>: {html.escape(one.measured)}<br>{html.escape(one.story)}</small>"
+        for one in row.broken
+    )
+    verdict = html.escape(_MARKS[row.verdict])
+    return (
+        f"<tr><td>{html.escape(row.fault)}</td><td>{html.escape(row.does)}</td>"
+        f'<td>{html.escape(row.measured)}{told}</td><td class="{row.verdict.replace(" ", "-")}">{verdict}</td></tr>'
+    )
+
+
+def _title(card: Card) -> str:
+    workers = f"{card.workers} worker{'s' if card.workers > 1 else ''}"
+    return f"queuesmith prove: {card.name}, {workers}, {card.server}, seed {card.seed}, {card.seconds:.0f} s"
+
+
+def _summary(card: Card) -> str:
+    counts = Counter(row.verdict for row in card.rows)
+    faults = sum(row.fault in FAULTS and row.verdict in ("held", "broken") for row in card.rows)
+    parts = [f"{counts['held']} held", f"{counts['broken']} broken"]
+    parts += [f"{counts[name]} {name}" for name in ("hit nothing", "unclear") if counts[name]]
+    end = f" Evidence: {card.evidence}" if card.evidence else ""
+    return f"{', '.join(parts)}; {faults} faults hit.{end}"

@@ -1,0 +1,93 @@
+"""`queuesmith prove`: exit code 0, 1 when an invariant is broken, 2 when the set-up is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import random
+import sys
+from pathlib import Path
+
+from .card import as_html, as_json, as_junit, as_text
+from .faults import FAULTS
+from .init import write_first
+from .invariants import INVARIANTS
+from .run import Options, prove
+from .spec import Wrong, load, seconds
+
+__all__ = ["run"]
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        return _run(options)
+    except Wrong as error:
+        print(f"queuesmith prove: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.list:
+        return _list(options)
+    if options.file == "init":
+        return write_first(Path(options.folder or "."), force=options.force)
+    file = Path(options.file)
+    if file.is_dir():
+        file /= "prove.toml"
+    spec = load(file)
+    only = tuple(name for part in options.only for name in part.split(","))
+    for name in only:
+        if name not in FAULTS:
+            near = difflib.get_close_matches(name, FAULTS, 1)
+            raise Wrong(
+                f"--only {name}: {f'did you mean {near[0]}?' if near else 'see queuesmith prove --list'}"
+            )
+    try:
+        soak = seconds(options.soak) if options.soak else 0.0
+    except ValueError as error:
+        raise Wrong(f"--soak: {error}") from None
+    seed = random.SystemRandom().randrange(10_000) if options.seed is None else options.seed
+    terminal = sys.stderr.isatty()
+    card = prove(
+        spec, Options(options.quick, soak, seed, only, options.keep), _progress if terminal else _line
+    )
+    if terminal:
+        print("\r\033[K", end="", file=sys.stderr)
+    print(as_json(card) if options.json else as_text(card))
+    if options.junit:
+        options.junit.write_text(as_junit(card), encoding="utf-8")
+    if options.html:
+        options.html.write_text(as_html(card), encoding="utf-8")
+    if not card.proved:
+        print("queuesmith prove: no fault hit anything: this run proves nothing", file=sys.stderr)
+        return 1 if card.broken else 2
+    unproved = [row.fault for row in card.rows if row.verdict in ("hit nothing", "unclear")]
+    return 1 if card.broken or (options.strict and unproved) else 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    if options.json:
+        print(
+            json.dumps(
+                {"faults": {name: one.does for name, one in FAULTS.items()}, "invariants": INVARIANTS},
+                indent=2,
+            )
+        )
+        return 0
+    print("faults (* also with --quick)")
+    for name, fault in FAULTS.items():
+        print(f"  {name:<16}{'*' if fault.quick else ' '} {fault.does}")
+    print("\ninvariants")
+    for name, text in INVARIANTS.items():
+        print(f"  {name:<18}{text}")
+    return 0
+
+
+def _progress(text: str, done: int, of: int) -> None:
+    bar = "#" * (20 * done // max(of, 1))
+    print(f"\r\033[K[{bar:<20}] {text[:90]}", end="", file=sys.stderr, flush=True)
+
+
+def _line(text: str, done: int, of: int) -> None:
+    print(f"[{done}/{of}] {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,350 @@
+"""What must hold, whatever fault there was, and whether it did."""
+
+from __future__ import annotations
+
+import bisect
+import statistics
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from . import probes
+from .processes import marked
+
+if TYPE_CHECKING:
+    from .faults import Fault
+    from .world import Batch, Job, World
+
+__all__ = ["INVARIANTS", "READ", "Broken", "Row", "judge", "judge_whole", "left_behind"]
+
+INVARIANTS = {
+    "lost": "nothing that was taken is lost",
+    "duplicated": "nothing takes effect twice",
+    "stuck": "nothing hangs longer than the promised recovery",
+    "gave up": "no job fails because of this fault",
+    "invisible failure": "every failure can be seen, with a reason",
+    "shutdown": "SIGTERM ends it in time, with exit code 0",
+    "enqueue": "a submit answers in time, Redis there or not",
+    "wake": "a job after a silence is taken up in time",
+    "poison": "a job that kills its worker is given up after a few",
+    "hot loop": "no hammering on a provider",
+    "retry-after": "Retry-After is kept",
+    "leak": "no payload and no secret in the logs",
+    "left behind": "no process outlives the service",
+    "memory": "memory stays flat",
+}
+# What to read, by invariant: patterns of the catalogue.
+READ = {
+    "lost": ("bullmq-worker", "outbox"),
+    "duplicated": ("idempotency",),
+    "stuck": ("bullmq-worker", "stall-budget"),
+    "gave up": ("retry", "stall-budget"),
+    "invisible failure": ("dead-letter",),
+    "shutdown": ("shutdown",),
+    "enqueue": ("producer", "degraded"),
+    "wake": ("bullmq-worker",),
+    "poison": ("stall-budget", "isolation"),
+    "hot loop": ("retry", "circuit-breaker"),
+    "retry-after": ("retry", "rate-limit"),
+    "leak": ("observability",),
+    "left behind": ("shutdown", "parent-death"),
+    "memory": ("health",),
+}
+
+
+@dataclass
+class Broken:
+    invariant: str
+    measured: str
+    story: str = ""
+
+
+@dataclass
+class Row:
+    """A line of the card. `verdict`: held, broken, hit nothing, unclear, not run."""
+
+    fault: str
+    does: str
+    verdict: str
+    measured: str
+    broken: list[Broken] = field(default_factory=list)
+
+
+def judge(world: World, batch: Batch, fault: Fault) -> Row:
+    """One fault. Called when the run is over: a duplicate may come late."""
+    if batch.skipped:
+        return Row(fault.name, fault.does, "not run", batch.skipped)
+    jobs = batch.expected()
+    broken = [Broken(name, measured) for name, measured in batch.broken]
+    broken += _duplicated(world, batch)
+    missing = [job for job in jobs if not job.count and job.expects == "done"]
+    unclear = ""
+    watched = batch.watched - batch.over
+    if (
+        missing
+        and not batch.broken
+        and watched < world.spec.promises.recovery * 0.95
+        and not _all_failed(missing)
+    ):
+        unclear = (
+            f"{len(missing)} not done after {watched:.0f} s, promised {world.spec.promises.recovery:g} s"
+        )
+    else:
+        broken += _not_done(world, missing, fault)
+        broken += _late(world, batch, jobs)
+    again = {key: place for key, place in batch.queued.items() if batch.jobs[key].count}
+    if again:
+        key, place = next(iter(again.items()))
+        told = (
+            f"{len(again)} done, and still on the queue after {watched:.0f} s ({place}): they will run again"
+        )
+        # Another system may keep what it retried: only of these two is it known what a job there means.
+        if watched >= world.spec.promises.recovery and ("BullMQ" in place or "unacked" in place):
+            broken.append(Broken("stuck", told, world.timeline.story(key)))
+        else:
+            unclear = unclear or told
+    silent = [job for job in jobs if job.expects == "failed" and not job.reason]
+    if silent:
+        what = "took effect" if silent[0].count else "is nowhere to be seen as failed"
+        broken.append(
+            Broken(
+                "invisible failure",
+                f"{len(silent)} of {sum(job.expects == 'failed' for job in jobs)} that had to fail: {what}",
+                world.timeline.story(silent[0].key),
+            )
+        )
+    broken += _retry_after(world, batch)
+    measured = _measured(batch, jobs)
+    if broken:
+        return Row(fault.name, fault.does, "broken", measured, broken)
+    if not batch.hits or not jobs:
+        why = "no job was open when it came" if jobs else f"no job was taken: {_said(batch)}"
+        return Row(fault.name, fault.does, "hit nothing", f"{why}; {measured}")
+    if unclear:
+        return Row(
+            fault.name, fault.does, "unclear", f"{unclear}{': run without --quick' if world.quick else ''}"
+        )
+    return Row(fault.name, fault.does, "held", measured)
+
+
+def judge_whole(world: World, soak: bool, left: dict[int, str]) -> list[Row]:
+    """What holds over the whole run, not under one fault."""
+    rows = []
+    if world.providers:
+        rows.append(_hot_loops(world))
+    if world.spec.says("{canary}"):
+        lines = [(at, source, line) for at, source, line in world.service.lines if world.canary in line]
+        told = (
+            [Broken("leak", f"{len(lines)} log lines hold it", f"{lines[0][1]}: {lines[0][2][:160]}")]
+            if lines
+            else []
+        )
+        rows.append(_row("leak", f"{len(world.service.lines)} log lines read", told))
+    told = (
+        [Broken("left behind", f"{len(left)} processes", "; ".join(list(left.values())[:3]))] if left else []
+    )
+    rows.append(_row("left behind", "none is left" if not left else f"{len(left)} are left", told))
+    if soak:
+        rows.append(_memory(world))
+    return rows
+
+
+def _row(invariant: str, measured: str, broken: list[Broken]) -> Row:
+    return Row(invariant, INVARIANTS[invariant], "broken" if broken else "held", measured, broken)
+
+
+def _measured(batch: Batch, jobs: list[Job]) -> str:
+    done = sum(bool(job.count) for job in jobs if job.expects == "done")
+    parts = [f"hit {batch.hits[0]}"] if batch.hits and batch.fault != "none" else []
+    parts.append(f"{done} of {sum(job.expects == 'done' for job in jobs)} done")
+    if failed := [job for job in jobs if job.reason]:
+        parts.append(f"{len(failed)} failed visibly")
+    if refused := sum(job.refused and not job.accepted for job in batch.jobs.values()):
+        parts.append(f"{refused} refused")
+    if (recovered := _recovery(batch, jobs)) >= 0.05:
+        parts.append(f"recovered in {recovered:.1f} s")
+    return ", ".join([*parts, *batch.facts])
+
+
+def _recovery(batch: Batch, jobs: list[Job]) -> float:
+    """Until the last one was done, from the end of the fault or from its own submission, whichever was later."""
+    waits = [job.seen[0] - max(batch.over, job.at) for job in jobs if job.seen and job.expects == "done"]
+    return max(0.0, max(waits, default=0.0))
+
+
+def _duplicated(world: World, batch: Batch) -> list[Broken]:
+    """In the effect itself, and at every provider."""
+    promise = world.spec.promises.duplicates
+    if promise == "allowed":
+        return []
+    found: dict[str, str] = {}
+    for key, job in batch.jobs.items():
+        for provider in world.providers.values():
+            calls = provider.effects(key)
+            routes = {str(call.route) for call in calls}
+            for route in routes:
+                made = [call for call in calls if str(call.route) == route]
+                keys = {call.idempotency for call in made}
+                if len(made) > 1 and not (promise == "same key" and len(keys) == 1 and "" not in keys):
+                    under = (
+                        "without a key"
+                        if keys == {""}
+                        else f"under {len(keys)} keys"
+                        if len(keys) > 1
+                        else "under one key"
+                    )
+                    found[key] = f"{made[0].line.split()[0]} at {provider.name} {len(made)} times, {under}"
+        if (
+            job.count > 1
+            and key not in found
+            and not (promise == "same key" and world.spec.effect.kind == "provider")
+        ):
+            found[key] = f"{job.count} times"
+    if not found:
+        return []
+    first = next(iter(found))
+    return [
+        Broken(
+            "duplicated",
+            f"{len(found)} of {len(batch.jobs)} duplicated ({found[first]})",
+            world.timeline.story(first),
+        )
+    ]
+
+
+def _not_done(world: World, missing: list[Job], fault: Fault) -> list[Broken]:
+    if not missing:
+        return []
+    visible = [job for job in missing if job.reason]
+    silent = {job.key: job for job in missing if not job.reason}
+    waiting = {key: places[0] for key, places in _in_redis(world, set(silent)).items()}
+    logged = world.in_logs(set(silent) - set(waiting))
+    lost = [job for key, job in silent.items() if key not in waiting and key not in logged]
+    allowed = world.spec.promises.failed == "visible" or fault.may_fail
+    told = []
+    if visible and not allowed:
+        told.append(
+            Broken(
+                "gave up",
+                f"{len(visible)} failed: {visible[0].reason[:100]}",
+                world.timeline.story(visible[0].key),
+            )
+        )
+    if logged and not allowed:
+        key = next(iter(logged))
+        told.append(
+            Broken(
+                "gave up",
+                f"{len(logged)} failed, seen in the logs alone: {logged[key]}",
+                world.timeline.story(key),
+            )
+        )
+    if waiting:
+        key = next(iter(waiting))
+        told.append(
+            Broken("stuck", f"{len(waiting)} still in Redis ({waiting[key]})", world.timeline.story(key))
+        )
+    if lost:
+        told.append(
+            Broken(
+                "lost",
+                f"{len(lost)} taken and never done, no trace of them",
+                world.timeline.story(lost[0].key),
+            )
+        )
+    return told
+
+
+def _in_redis(world: World, keys: set[str]) -> dict[str, list[str]]:
+    try:
+        return probes.in_redis(world, keys)
+    except Exception:  # a server that does not answer tells nothing
+        return {}
+
+
+def _late(world: World, batch: Batch, jobs: list[Job]) -> list[Broken]:
+    took, promised = _recovery(batch, jobs), world.spec.promises.recovery
+    if took <= promised:
+        return []
+    slow = max((job for job in jobs if job.seen), key=lambda job: job.seen[0] - max(batch.over, job.at))
+    return [
+        Broken(
+            "stuck", f"recovered after {took:.0f} s, promised {promised:g} s", world.timeline.story(slow.key)
+        )
+    ]
+
+
+def _all_failed(jobs: list[Job]) -> bool:
+    return all(job.reason for job in jobs)
+
+
+def _said(batch: Batch) -> str:
+    return next((job.said.strip()[-120:] for job in batch.jobs.values() if job.said), "nothing was sent")
+
+
+def _retry_after(world: World, batch: Batch) -> list[Broken]:
+    early: list[tuple[float, float, str]] = []
+    for provider in world.providers.values():
+        told: dict[str, tuple[float, float]] = {}
+        for call in sorted(provider.calls, key=lambda call: call.at):
+            if call.key in batch.jobs and call.route:
+                if call.key in told and call.at < told[call.key][0] - 0.1:
+                    at, wait = told[call.key]
+                    early.append((wait - (at - call.at), wait, call.key))
+                told.pop(call.key, None)
+                if call.answer in ("429", "503"):
+                    told[call.key] = (call.done_at + call.route.retry_after, call.route.retry_after)
+    if not early:
+        return []
+    came, wait, key = min(early)
+    return [
+        Broken(
+            "retry-after",
+            f"{len(early)} calls came too early: after {came:.2f} s where {wait:g} s was asked",
+            world.timeline.story(key),
+        )
+    ]
+
+
+def _hot_loops(world: World) -> Row:
+    limit, worst, whose = world.spec.promises.calls_per_second, 0, ""
+    for provider in world.providers.values():
+        times: dict[str, list[float]] = {}
+        for call in provider.calls:
+            # what went well is not repeated out of impatience
+            if call.key and call.failed:
+                times.setdefault(call.key, []).append(call.at)
+        for key, at in times.items():
+            at.sort()
+            busiest = max(bisect.bisect_right(at, one + 1) - number for number, one in enumerate(at))
+            if busiest > worst:
+                worst, whose = busiest, key
+    measured = f"at most {worst} failed calls of one job within a second, limit {limit}"
+    told = [Broken("hot loop", measured, world.timeline.story(whose))] if worst > limit else []
+    return _row("hot loop", measured, told)
+
+
+def _memory(world: World) -> Row:
+    """The last third of a process's life against the first, its first ten seconds aside."""
+    told, best = [], "no worker lived long enough"
+    for name, life in world.service.memory.items():
+        sizes = [size for age, size in life if age > 10 * world.scale]
+        if len(sizes) < 12:
+            continue
+        third = len(sizes) // 3
+        first, last = statistics.median(sizes[:third]), statistics.median(sizes[-third:])
+        best = f"{name}: {first:.0f} MB, later {last:.0f} MB"
+        if last > first * 1.3 and last - first > 10:
+            told.append(Broken("memory", best))
+    row = _row("memory", best, told)
+    if best.startswith("no"):
+        row.verdict = "hit nothing"
+    return row
+
+
+def left_behind(world: World) -> dict[int, str]:
+    """After every process of the service has been told to end: who is still there?"""
+    promises = world.spec.promises
+    for slot in world.service.all():
+        world.service.remove(slot, promises.shutdown)
+    world.until(lambda: not marked(world.marker), 3, 0.1)
+    return marked(world.marker)

@@ -1,0 +1,217 @@
+"""Child processes that never outlive the run, and signals to all that they started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["Child", "Keeper", "alive", "family", "free_port", "marked", "memory_mb", "owner", "send"]
+
+# Reads "+pid" and "-pid"; when we end, by whatever signal, its input ends and it kills what is left.
+_KEEPER = """
+import os, signal, subprocess, sys
+pids = set()
+for line in sys.stdin:
+    (pids.add if line[0] == "+" else pids.discard)(int(line[1:]))
+rows = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True).stdout.splitlines()
+table = [tuple(map(int, row.split())) for row in rows]
+pids &= {pid for pid, _ in table}
+while new := {pid for pid, parent in table if parent in pids} - pids:
+    pids |= new
+for pid in pids:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+
+class Keeper:
+    """Ends every child when this process ends, SIGKILL included."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _KEEPER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            text=True,
+        )
+
+    def watch(self, pid: int) -> None:
+        self._say(f"+{pid}\n")
+
+    def forget(self, pid: int) -> None:
+        self._say(f"-{pid}\n")
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait(10)
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
+
+class Child:
+    """A process in a session of its own; what it prints goes to `log`."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        argv: Sequence[str],
+        log: Path,
+        env: Mapping[str, str],
+        cwd: Path,
+        **options: object,
+    ) -> None:
+        self.log, self._keeper = log, keeper
+        self.started = time.monotonic()
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(  # type: ignore[call-overload]
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=dict(env),
+                cwd=cwd,
+                start_new_session=True,
+                **options,
+            )
+        self.pid: int = self._process.pid
+        keeper.watch(self.pid)
+
+    @property
+    def code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        found: int | None = self._process.poll()
+        if found is not None:
+            self._keeper.forget(self.pid)
+        return found
+
+    def wait(self, timeout: float) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+        return self.code
+
+    def kill(self) -> None:
+        """SIGKILL to it and all that it started, at one moment: what the end of a container does."""
+        if self.code is None:
+            frozen: set[int] = set()
+            # Frozen first, until there are no new ones: none does a thing more after the others died.
+            while new := set(family(self.pid)) - frozen:
+                send(new, signal.SIGSTOP)
+                frozen |= new
+            send(frozen, signal.SIGKILL)
+            self.wait(10)
+
+    def tail(self, lines: int = 8) -> str:
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
+
+def send(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def family(pid: int) -> list[int]:
+    """`pid` and all below it, whatever sessions they moved to."""
+    below: dict[int, list[int]] = {}
+    for child, parent in _parents():
+        below.setdefault(parent, []).append(child)
+    found = [pid]
+    for one in found:
+        found += below.get(one, [])
+    return found
+
+
+def _parents() -> list[tuple[int, int]]:
+    if Path("/proc/self/stat").exists():
+        found = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = path.read_text().rpartition(")")[2].split()
+                if fields[0] not in "ZX":
+                    found.append((int(path.parent.name), int(fields[1])))
+        return found
+    rows = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False
+    ).stdout
+    return [(int(pid), int(parent)) for pid, parent in (row.split() for row in rows.splitlines())]
+
+
+def alive(pid: int) -> bool:
+    return any(pid == one for one, _ in _parents())
+
+
+def marked(marker: str) -> dict[int, str]:
+    """Living processes whose environment holds `marker`, also those that left their parent (Linux only)."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if marker.encode() in path.read_bytes():
+                command = (
+                    (path.parent / "cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode(errors="replace")
+                    .strip()
+                )
+                if command:  # a zombie has none
+                    found[int(path.parent.name)] = command
+    return found
+
+
+def owner(port: int, pids: Iterable[int]) -> int | None:
+    """Which of the processes has the connection from this local port (Linux only)."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(entry.path) in inodes:
+                        return pid
+    return None
+
+
+def memory_mb(pids: Iterable[int]) -> float:
+    total = 0.0
+    for pid in pids:
+        with contextlib.suppress(OSError, IndexError):
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            total += pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return total
+
+
+def free_port() -> int:
+    """Below the ephemeral range: while its server is down, no outgoing connection can be given it."""
+    for _ in range(200):
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+    raise OSError("no free port between 20000 and 32000 on 127.0.0.1")

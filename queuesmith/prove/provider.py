@@ -1,0 +1,286 @@
+"""The HTTP providers that we play, and that misbehave: every call is logged with its time, key, effect and answer.
+
+An answer that is `lost` comes after the effect: the connection is cut. A request takes effect in the middle of its
+latency and also when the caller has gone, as with real providers. `429`, `500` and `hang` have no effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from .processes import free_port
+from .spec import Provider, Route, fill_all
+from .timeline import Timeline
+
+__all__ = ["Call", "PlayedProvider"]
+
+SLOW, HANG = 6.0, 20.0
+_MOST_BODY = 10 * 2**20
+_REASONS = {
+    200: "OK",
+    201: "Created",
+    202: "Accepted",
+    204: "No Content",
+    404: "Not Found",
+    429: "Too Many Requests",
+}
+
+
+@dataclass
+class Call:
+    """One request that came in. `subject`: whom it is about; `idempotency`: the key that it carried."""
+
+    at: float
+    route: Route | None
+    line: str
+    subject: str
+    key: str
+    idempotency: str
+    port: int
+    answer: str = ""
+    effect: bool = False
+    effect_at: float = 0.0
+    done_at: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """Did the caller get no good answer?"""
+        return self.answer not in ("", "ok", "found", "not found")
+
+
+@dataclass
+class _Request:
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+    path: dict[str, str] = field(default_factory=dict)
+
+    def pick(self, source: str) -> str:
+        """`json:a.b`, `header:X`, `path:id`, `query:ref`, `form:ref` -> what stands there, or nothing."""
+        kind, _, name = source.partition(":")
+        if not source:
+            return ""
+        if kind == "header":
+            return self.headers.get(name.lower(), "")
+        if kind == "path":
+            return self.path.get(name, "")
+        if kind in ("query", "form"):
+            text = urlsplit(self.target).query if kind == "query" else self.body.decode(errors="replace")
+            return next(iter(parse_qs(text).get(name, [])), "")
+        found: Any = None
+        with contextlib.suppress(ValueError):
+            found = json.loads(self.body or b"null")
+        for part in name.split(".") if name else []:
+            found = found.get(part) if isinstance(found, dict) else None
+        return "" if found is None else str(found)
+
+
+class PlayedProvider:
+    """Each of `scripts` may name the answer of a call; `on_effect(call)` is True when the caller is gone now."""
+
+    def __init__(
+        self, provider: Provider, timeline: Timeline, seed: int, key_of: Callable[[str], str], scale: float
+    ) -> None:
+        self.name, self.port, self.calls = provider.name, free_port(), list[Call]()
+        self.scripts: list[Callable[[Call], str | None]] = []
+        self.on_effect: Callable[[Call], bool] | None = None
+        self.in_flight = 0
+        self._routes = [(route, _pattern(route.path)) for route in provider.routes]
+        self._timeline, self._seed, self._key_of, self._scale = timeline, seed, key_of, scale
+        self._applied: dict[tuple[str, str], float] = {}  # (route, idempotency key) -> when
+        self._results: dict[tuple[str, str], Any] = {}
+        self._tries: Counter[str] = Counter()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=f"provider {self.name}", daemon=True)
+        self._up = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def effects(self, key: str) -> list[Call]:
+        return [call for call in self.calls if call.effect and call.key == key]
+
+    def counts(self) -> Counter[str]:
+        return Counter(call.key for call in self.calls if call.effect and call.key)
+
+    def start(self) -> None:
+        self._thread.start()
+        if not self._up.wait(10):
+            raise OSError(f"provider {self.name} did not start")
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", self.port))
+        self._up.set()
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        port = writer.get_extra_info("peername")[1]
+        try:
+            while (request := await _read(reader, writer)) is not None:
+                self.in_flight += 1
+                try:
+                    answer = await self._answer(request, port)
+                finally:
+                    self.in_flight -= 1
+                if answer is None:
+                    writer.transport.abort()
+                    return
+                writer.write(answer)
+                await writer.drain()
+        except (OSError, ValueError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, request: _Request, port: int) -> bytes | None:
+        route = self._route(request)
+        line = f"{request.method} {urlsplit(request.target).path}"
+        subject = request.pick(route.effect or route.lookup) if route else ""
+        key = self._key_of(subject) or self._key_of(
+            f"{request.target} {request.body.decode(errors='replace')}"
+        )
+        call = Call(
+            self._timeline.now(),
+            route,
+            line,
+            subject,
+            key,
+            request.pick(route.keyed_by) if route else "",
+            port,
+        )
+        self.calls.append(call)
+        if route is None:
+            return self._said(call, "404", _response(404, {"error": f"no route for {line}"}))
+        if route.lookup:
+            known = self._results.get((subject, "")) if subject else None
+            return self._said(
+                call,
+                "found" if known else "not found",
+                _response(200 if known else 404, known or {"error": "not found"}),
+            )
+        call.answer = next(filter(None, (script(call) for script in self.scripts)), "ok")
+        if call.answer == "mix":
+            call.answer = self._mixed(route, call)
+        return await self._perform(route, call)
+
+    async def _perform(self, route: Route, call: Call) -> bytes | None:
+        spread = random.Random(f"{self._seed} latency {call.subject} {len(self.calls)}")
+        pause = spread.uniform(*route.latency)
+        if call.answer == "hang":
+            await asyncio.sleep(HANG * self._scale)
+            return self._said(call, "no answer", None)
+        if call.answer == "slow":
+            pause += SLOW * self._scale
+        await asyncio.sleep(pause / 2)
+        if call.answer.isdigit():
+            status = int(call.answer)
+            headers = {"Retry-After": f"{route.retry_after:g}"} if status in (429, 503) else {}
+            return self._said(call, call.answer, _response(status, {"error": call.answer}, headers))
+        result = self._apply(route, call)
+        if self.on_effect is not None and call.effect and self.on_effect(call):
+            call.done_at = self._timeline.now()
+            return None
+        await asyncio.sleep(pause / 2)
+        call.done_at = self._timeline.now()
+        if call.answer == "lost":
+            self._timeline.add("call", "its answer lost", call.key)
+            return None
+        return _response(route.status, result)
+
+    def _apply(self, route: Route, call: Call) -> Any:
+        known = (str(route), call.idempotency)
+        fresh = time.monotonic() - self._applied.get(known, float("-inf")) < route.key_ttl
+        if call.idempotency and fresh:
+            self._timeline.add("call", f"{call.line} again under the same key, not repeated", call.key)
+            return self._results[known]
+        ident = f"{self.name}-{sum(one.effect for one in self.calls) + 1:05d}"
+        values = {"id": ident, "subject": call.subject, "key": call.idempotency}
+        result = {"id": ident, "status": "ok"} if route.reply is None else fill_all(route.reply, values)
+        call.effect, call.effect_at = bool(route.effect), self._timeline.now()
+        self._results[(call.subject, "")] = self._results[known] = result
+        self._applied[known] = time.monotonic()
+        under = f" under key {call.idempotency[:40]}" if call.idempotency else ""
+        self._timeline.add("call", f"{call.line} done{under}", call.key)
+        return result
+
+    def _mixed(self, route: Route, call: Call) -> str:
+        """By seed, subject and number of the try: the same in every run, in whatever order the calls come."""
+        self._tries[call.subject] += 1
+        at = random.Random(f"{self._seed} {self.name} {call.subject} {self._tries[call.subject]}").random()
+        for answer, share in route.answers:
+            at -= share
+            if at < 0:
+                return answer
+        return "ok"
+
+    def _said(self, call: Call, text: str, answer: bytes | None) -> bytes | None:
+        call.answer, call.done_at = text, self._timeline.now()
+        self._timeline.add("call", f"{call.line} -> {text}", call.key)
+        return answer
+
+    def _route(self, request: _Request) -> Route | None:
+        path = urlsplit(request.target).path
+        for route, pattern in self._routes:
+            if route.method == request.method and (found := pattern.fullmatch(path)):
+                request.path = {name: unquote(value) for name, value in found.groupdict().items()}
+                return route
+        return None
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    parts = re.split(r"\{(\w+)\}", path)
+    return re.compile(
+        "".join(f"(?P<{part}>[^/]+)" if i % 2 else re.escape(part) for i, part in enumerate(parts))
+    )
+
+
+async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Request | None:
+    head = await reader.readline()
+    if not head.strip():
+        return None
+    method, target, _ = head.decode("latin-1").split(" ", 2)
+    headers = {}
+    while (line := await reader.readline()).strip():
+        name, _, value = line.decode("latin-1").partition(":")
+        headers[name.strip().lower()] = value.strip()
+    if headers.get("expect", "").lower() == "100-continue":
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        body = b""
+        while size := int((await reader.readline()).split(b";")[0], 16):
+            body += (await reader.readexactly(size + 2))[:-2]
+            if len(body) > _MOST_BODY:
+                raise ValueError("body too large")
+        await reader.readline()
+    else:
+        body = await reader.readexactly(min(int(headers.get("content-length") or 0), _MOST_BODY))
+    return _Request(method, target, headers, body)
+
+
+def _response(status: int, value: Any, headers: Mapping[str, str] | None = None) -> bytes:
+    body = b"" if status == 204 else json.dumps(value).encode()
+    lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Error' if status >= 400 else 'OK')}"]
+    lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body

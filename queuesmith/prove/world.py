@@ -1,0 +1,403 @@
+"""One run: its servers, providers and service, the keys that were sent, and what has become of each."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+import random
+import re
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import probes
+from .probes import Unreadable
+from .processes import Child, Keeper, free_port, marked
+from .provider import PlayedProvider
+from .servers import Postgres, Redis
+from .service import ServiceRunner
+from .spec import Command, Spec, Submit, Wrong, fill, fill_all
+from .timeline import Event, Timeline
+
+__all__ = ["Batch", "Job", "World"]
+
+_ERRORS = re.compile(r"error|fail|exception|dead|refus|reject|gave up|invalid", re.IGNORECASE)
+
+
+@dataclass
+class Job:
+    """A key that was sent, once or more. `expects`: done, or failed; `seen`: when each effect was first seen."""
+
+    key: str
+    expects: str = "done"
+    accepted: bool = False
+    refused: bool = False
+    at: float = 0.0
+    slowest: float = 0.0
+    said: str = ""
+    count: int = 0
+    seen: list[float] = field(default_factory=list)
+    reason: str = ""
+
+
+@dataclass
+class Batch:
+    """What was sent under one fault. `over`: when the fault ended, from which recovery is counted."""
+
+    fault: str
+    jobs: dict[str, Job] = field(default_factory=dict)
+    began: float = 0.0
+    queued: dict[str, str] = field(default_factory=dict)  # key -> where a job that is done still waits
+    over: float = 0.0
+    watched: float = 0.0
+    hits: list[str] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)
+    broken: list[tuple[str, str]] = field(default_factory=list)  # (invariant, measured)
+    skipped: str = ""
+
+    def expected(self) -> list[Job]:
+        """Those that were taken: something must come of them."""
+        return [job for job in self.jobs.values() if job.accepted]
+
+    def open(self) -> list[Job]:
+        return [job for job in self.expected() if not (job.reason or (job.count and job.expects == "done"))]
+
+
+class World:
+    def __init__(self, spec: Spec, folder: Path, seed: int, *, quick: bool = False) -> None:
+        self.spec, self.folder, self.seed, self.quick = spec, folder, seed, quick
+        self.scale = float(os.environ.get("QUEUESMITH_PROVE_SCALE", "1"))
+        self.patience = min(spec.promises.recovery, 10.0) if quick else spec.promises.recovery
+        self.rng = random.Random(seed)
+        self.timeline = Timeline()
+        self.batches: list[Batch] = []
+        self.unreadable = ""
+        self.resting: set[str] = set()  # kinds of places in Redis where done jobs stay
+        self.marker = f"QUEUESMITH_PROVE_RUN={uuid.uuid4().hex}"
+        self.canary = f"canary{random.Random(f'{seed} canary').getrandbits(48):012x}"
+        self.data = folder / "data"
+        self.data.mkdir(parents=True, exist_ok=True)
+        self._ports: dict[int, int] = {}
+        self._known: dict[str, Job] = {}
+        self._key_pattern, self._make_key = _keys(spec.service.keys, seed)
+        self.keeper = Keeper()
+        self.redis = Redis(self.keeper, folder / "redis", spec.redis_config) if spec.redis else None
+        self.postgres = Postgres(self.keeper, folder / "postgres.log") if spec.postgres else None
+        self.providers = {
+            one.name: PlayedProvider(one, self.timeline, seed, self.key_of, self.scale)
+            for one in spec.providers
+        }
+        self.service = ServiceRunner(
+            spec, self.keeper, self.timeline, folder / "logs", self.environment, self.values
+        )
+        self._submitters = concurrent.futures.ThreadPoolExecutor(24, "submit")
+
+    def start(self) -> None:
+        if self.redis:
+            self.redis.start()
+        if self.postgres:
+            self.postgres.start()
+        for provider in self.providers.values():
+            provider.start()
+        if self.spec.service.setup:
+            done = self._run(self.spec.service.setup, {}, 120)
+            if done[0]:
+                raise Wrong(f"`setup` failed with {done[0]}: {self.spec.service.setup}\n{done[1]}")
+        self.service.start()
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self.service.close()
+        self._submitters.shutdown(wait=False, cancel_futures=True)
+        for provider in self.providers.values():
+            with contextlib.suppress(Exception):
+                provider.close()
+        if self.redis:
+            self.redis.kill()
+        if self.postgres:
+            self.postgres.remove()
+        for pid in marked(self.marker):
+            with contextlib.suppress(OSError):
+                os.kill(pid, 9)
+        self.keeper.close()
+
+    # placeholders
+
+    def values(self, instance: int = 1) -> dict[str, object]:
+        if instance not in self._ports:
+            self._ports[instance] = free_port()
+        return {
+            "dir": self.data,
+            "port": self._ports[instance],
+            "instance": instance,
+            "canary": self.canary,
+            "redis": self.redis.url if self.redis else "",
+            "postgres": self.postgres.url if self.postgres else "",
+            **{f"provider.{name}": provider.url for name, provider in self.providers.items()},
+        }
+
+    def environment(self, instance: int = 1) -> dict[str, str]:
+        values = self.values(instance)
+        folder = self.spec.folder
+        # What the project brings along is found first, what runs this command last.
+        own = [path for path in (folder / ".venv" / "bin", folder / "node_modules" / ".bin") if path.is_dir()]
+        paths = [*own, os.environ.get("PATH", ""), Path(sys.executable).parent]
+        marker, _, run = self.marker.partition("=")
+        return {
+            **os.environ,
+            "PATH": os.pathsep.join(map(str, paths)),
+            "PYTHONUNBUFFERED": "1",
+            **({"REDIS_URL": self.redis.url} if self.redis else {}),
+            **{name: fill(value, values) for name, value in self.spec.service.env.items()},
+            marker: run,
+        }
+
+    # keys
+
+    def keys_in(self, text: str) -> set[str]:
+        return {key for key in self._key_pattern.findall(text) if key in self._known}
+
+    def key_of(self, text: str) -> str:
+        """The key that stands in this text; nothing if it is none of ours."""
+        return next((key for key in self._key_pattern.findall(text) if key in self._known), "")
+
+    def new_jobs(self, batch: Batch, count: int, expects: str = "done") -> list[Job]:
+        jobs = [Job(self._make_key(len(self._known) + 1 + n), expects) for n in range(count)]
+        self._known.update({job.key: job for job in jobs})
+        batch.jobs.update({job.key: job for job in jobs})
+        return jobs
+
+    # submitting
+
+    def submit(self, jobs: Iterable[Job], how: Submit | None = None, *, one_by_one: int = 0) -> None:
+        """Send each one and wait for the answers."""
+        self.submit_later(jobs, how, one_by_one=one_by_one)()
+
+    def submit_later(
+        self, jobs: Iterable[Job], how: Submit | None = None, *, one_by_one: int = 0
+    ) -> Callable[[], None]:
+        """Send each one in the background; what is returned waits for the answers.
+
+        A command that takes {keys} gets all of them at once, unless `one_by_one` says how many are to be under way.
+        """
+        how, jobs = how or self.spec.service.submit, list(jobs)
+        together = isinstance(how, Command) and "{keys}" in how.words and not one_by_one
+        gate = threading.Semaphore(one_by_one or 4)
+
+        def send(portion: list[Job]) -> None:
+            with gate:
+                self._send(portion, how)
+
+        portions = [jobs] if together and jobs else [[job] for job in jobs]
+        futures = [self._submitters.submit(send, portion) for portion in portions]
+
+        def wait() -> None:
+            for future in futures:
+                future.result()
+
+        return wait
+
+    def _send(self, jobs: list[Job], how: Submit) -> None:
+        limit, began, sent = self.spec.promises.enqueue, time.monotonic(), self.timeline.now()
+        values = {**self.values(), "key": jobs[0].key}
+        if isinstance(how, Command):
+            keys = [job.key for job in jobs]
+            words = [one for word in how.words for one in (keys if word == "{keys}" else [word])]
+            code, said = self._run(Command(tuple(words)), values, limit + 5)
+            taken = code == 0
+        else:
+            try:
+                status, body = probes.http(
+                    how.method,
+                    fill(how.url, values),
+                    fill_all(how.headers, values),
+                    fill_all(how.json, values),
+                    limit + 5,
+                )
+                taken, said = status < 300, f"{status} {body[:200].decode(errors='replace')}"
+            except (OSError, ValueError) as error:
+                taken, said = False, str(error)
+        took = time.monotonic() - began
+        for job in jobs:
+            job.slowest = max(job.slowest, took)
+            job.at = job.at or self.timeline.now()
+            job.accepted |= taken
+            job.refused |= not taken
+            job.said = job.said if taken else said
+            self.timeline.add(
+                "submit", "sent" if taken else f"refused when sent ({_last(said)})", job.key, sent
+            )
+
+    def _run(self, command: Command, values: Mapping[str, object], limit: float) -> tuple[int, str]:
+        words = [fill(word, {**self.values(), **values}) for word in command.words]
+        log = self.folder / f"submit-{uuid.uuid4().hex[:8]}.out"
+        try:
+            child = Child(self.keeper, words, log, self.environment(), self.spec.folder)
+        except OSError as error:
+            raise Wrong(f"cannot run {words[0]}: {error.strerror}") from None
+        try:
+            code = child.wait(limit)
+            if code is None:
+                child.kill()
+                return 124, f"no answer within {limit:g} s"
+            return code, log.read_text(errors="replace")
+        finally:
+            log.unlink(missing_ok=True)
+
+    # seeing
+
+    def look(self) -> None:
+        """Read the effects, and note what is new."""
+        try:
+            found = probes.read(self.spec.effect, self, self._known)
+            self.unreadable = ""
+        except Unreadable as error:
+            self.unreadable = str(error)
+            return
+        now = self.timeline.now()
+        for key, job in self._known.items():
+            count = int(found.get(key, 0) or 0)
+            if count > job.count:
+                if self.spec.effect.kind != "provider":
+                    again = "effect seen" if not job.count else "effect seen again"
+                    self.timeline.add("effect", again, key)
+                job.seen += [now] * (count - job.count)
+            job.count = count
+
+    def look_for_failures(self, jobs: Iterable[Job]) -> None:
+        wanted = {job.key: job for job in jobs if not job.reason}
+        for key, reason in self.failures(set(wanted)).items():
+            wanted[key].reason = reason
+            self.timeline.add("effect", f"failed visibly ({reason[:80]})", key)
+
+    def failures(self, keys: set[str]) -> dict[str, str]:
+        """Key -> the reason that can be read somewhere: where the file says, in BullMQ's failed set, or in the logs."""
+        found: dict[str, str] = {}
+        if not keys:
+            return found
+        with contextlib.suppress(Exception):  # Redis may be away
+            states = probes.bullmq_states(self, keys)
+            found |= {key: reason for key, (state, reason) in states.items() if state == "failed" and reason}
+        if self.spec.failures:
+            with contextlib.suppress(Unreadable):
+                read = probes.read(self.spec.failures, self, keys)
+                found |= {
+                    key: f"in [failures]: {value}" for key, value in read.items() if value and key in keys
+                }
+        meant = {key for key in keys - found.keys() if self._known[key].expects == "failed"}
+        return found | self.in_logs(meant)
+
+    def in_logs(self, keys: set[str]) -> dict[str, str]:
+        """Key -> the last log line that names it as failed."""
+        found: dict[str, str] = {}
+        for _, source, line in self.service.lines:
+            if _ERRORS.search(line):
+                found |= dict.fromkeys(self.keys_in(line) & keys, f"{source}: {line.strip()[:160]}")
+        return found
+
+    def log_lines(self) -> list[str]:
+        return [line for _, _, line in self.service.lines]
+
+    def events_of_logs(self) -> list[Event]:
+        return [
+            Event(at, "log", f"{source}: {line}", self.key_of(line))
+            for at, source, line in self.service.lines
+        ]
+
+    # waiting
+
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds * self.scale)
+
+    def until(self, condition: Callable[[], Any], limit: float, every: float = 0.01) -> bool:
+        deadline = time.monotonic() + limit
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(every)
+        return True
+
+    def busy(self, batch: Batch, limit: float = 10) -> bool:
+        """Wait until work of this batch is under way: at a provider, or taken and without effect."""
+
+        def working() -> bool:
+            if any(provider.in_flight for provider in self.providers.values()):
+                return True
+            self.look()
+            return bool(batch.open())
+
+        return self.until(working, limit, 0.005)
+
+    def backlog(self, jobs: list[Job], done: int = 0, limit: float = 15) -> bool:
+        """Send all while the workers are down, start them, and wait until they are at work and `done` are done.
+
+        Jobs that come one by one are often done before the next: a fault at a random moment would find nothing.
+        """
+        self.service.rest_workers()
+        self.submit(jobs)
+        self.service.resume_all()
+        return self.until(lambda: self._at_work(jobs, done), limit, 0.002)
+
+    def _at_work(self, jobs: list[Job], done: int) -> bool:
+        self.look()
+        finished = sum(bool(job.count) for job in jobs)
+        if done or finished:
+            return finished >= done
+        if any(provider.in_flight for provider in self.providers.values()):
+            return True
+        with contextlib.suppress(Exception):  # Redis may be away
+            states = probes.bullmq_states(self, {job.key for job in jobs})
+            return any(state == "active" for state, _ in states.values())
+        return False
+
+    def settle(self, batch: Batch, limit: float) -> bool:
+        """Until everything that was taken is done or has visibly failed."""
+        deadline, looked = time.monotonic() + limit, 0.0
+        while True:
+            began = time.monotonic()
+            self.look()
+            if batch.open() and began - looked > 0.5:
+                looked = began
+                self.look_for_failures(batch.open())
+            batch.watched = self.timeline.now()
+            if not batch.open():
+                return True
+            # without any fault: then they cannot start at all
+            hopeless = batch.fault == "none" and all(slot.quick_ends >= 3 for slot in self.service.workers())
+            if began > deadline or hopeless:
+                return False
+            time.sleep(max(0.05, 2 * (time.monotonic() - began)))
+
+    def rounds(self, batch: Batch, most: int, expects: str = "done") -> Iterator[list[Job]]:
+        """Portions of jobs, each to be hit once, as long as time is left for this fault."""
+        began, size = time.monotonic(), max(2, self.spec.service.jobs // (1 if self.quick else 2))
+        for number in range(1 if self.quick else most):
+            if number and time.monotonic() - began > 20 * self.scale:
+                return
+            yield self.new_jobs(batch, size, expects)
+
+
+def _keys(kind: str, seed: int) -> tuple[re.Pattern[str], Callable[[int], str]]:
+    rng = random.Random(f"{seed} keys")
+    if kind == "number":
+        base = rng.randrange(100_000, 900_000) * 1000
+        return re.compile(r"(?<!\d)\d{9}(?!\d)"), lambda number: str(base + number)
+    if kind == "uuid":
+        run = rng.getrandbits(64)
+        return (
+            re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"),
+            lambda number: str(uuid.UUID(int=random.Random(f"{run} {number}").getrandbits(128), version=4)),
+        )
+    tag = f"k{rng.getrandbits(16):04x}"
+    return re.compile(rf"{tag}-\d{{4}}"), lambda number: f"{tag}-{number:04d}"
+
+
+def _last(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1][:120] if lines else "no reason given"

@@ -1,0 +1,93 @@
+"""Known-good services are not flagged, and what did not hit anything is not called held."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from queuesmith.prove.provider import Call, PlayedProvider
+from queuesmith.prove.run import Card
+from queuesmith.prove.spec import Provider, Route, Spec, load
+from queuesmith.prove.timeline import Timeline
+
+pytestmark = pytest.mark.fault
+Parcels = Callable[..., Spec]
+CardOf = Callable[..., Card]
+SERVICES = Path(__file__).parent / "services"
+
+
+def verdicts(card: Card) -> dict[str, str]:
+    return {row.fault: row.verdict for row in card.rows if row.verdict != "not run"}
+
+
+def test_a_service_that_keeps_its_promises_is_not_flagged(parcels: Parcels, card_of: CardOf) -> None:
+    card = card_of(parcels(), quick=True)
+    assert set(verdicts(card).values()) == {"held"}, card
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_service_that_keeps_its_promises_is_never_flagged_under_load(
+    seed: int, parcels: Parcels, card_of: CardOf
+) -> None:
+    spin = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        card = card_of(parcels(recovery=30.0, wake=15.0, shutdown=30.0), seed=seed)
+    finally:
+        for one in spin:
+            one.kill()
+            one.wait()
+    assert not card.broken, card
+
+
+@pytest.mark.needs_postgres
+def test_a_service_on_postgresql_survives_its_freeze(
+    parcels: Parcels, card_of: CardOf, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue("postgres_server")  # or a skip that says how to get one
+    text = (SERVICES / "parcels.toml").read_text().replace("sqlite:///{dir}/parcels.db", "{postgres}")
+    shutil.copyfile(SERVICES / "parcels.py", tmp_path / "parcels.py")
+    (tmp_path / "prove.toml").write_text(text.replace('STORE = "{dir}/parcels.db"', 'STORE = "{postgres}"'))
+    card = card_of(load(tmp_path / "prove.toml"), "store-away", "refused")
+    assert (verdicts(card)["store-away"], verdicts(card)["refused"]) == ("held", "held"), card
+
+
+def test_a_fault_that_hit_nothing_is_not_called_held(parcels: Parcels, card_of: CardOf) -> None:
+    """The provider is never called, so no answer of its can be lost."""
+    card = card_of(parcels(env={"CARRIER_URL": ""}), "lost")
+    assert verdicts(card)["lost"] == "hit nothing", card
+    assert not card.proved
+
+
+def test_what_is_not_promised_is_not_run(parcels: Parcels, card_of: CardOf) -> None:
+    card = card_of(parcels("new-key", skip=("lost",)), "lost", "twice")
+    assert next(row for row in card.rows if row.fault == "lost").verdict == "not run"
+
+
+def test_duplicates_may_be_promised_away(parcels: Parcels, card_of: CardOf) -> None:
+    card = card_of(parcels("new-key", duplicates="allowed"), "lost")
+    assert verdicts(card)["lost"] == "held", card
+
+
+def test_the_same_seed_answers_the_same() -> None:
+    """Whatever the order in which the calls come."""
+    route = Route("POST", "/labels", effect="json:parcel", answers=(("ok", 0.5), ("lost", 0.3), ("500", 0.2)))
+
+    def answers(seed: int, keys: list[str]) -> dict[str, list[str]]:
+        provider = PlayedProvider(Provider("carrier", (route,)), Timeline(), seed, str, 1.0)
+        calls = [Call(0.0, route, "POST /labels", key, key, "", 0) for key in keys for _ in range(3)]
+        return {
+            key: [provider._mixed(route, call) for call in calls if call.key == key] for key in sorted(keys)
+        }
+
+    keys = [f"k{number}" for number in range(40)]
+    assert answers(7, keys) == answers(7, keys[::-1])
+    assert answers(7, keys) != answers(8, keys)
+    assert {one for told in answers(7, keys).values() for one in told} == {"ok", "lost", "500"}

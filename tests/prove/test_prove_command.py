@@ -1,0 +1,181 @@
+"""The command: exit codes, outputs, evidence, and a first file for a repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from queuesmith.cli import main
+from queuesmith.prove import processes
+from queuesmith.prove.init import look_at
+from queuesmith.prove.spec import load
+
+SERVICES = Path(__file__).parent / "services"
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.fault
+
+
+def sample(folder: Path, defect: str = "", more: str = "") -> Path:
+    shutil.copyfile(SERVICES / "parcels.py", folder / "parcels.py")
+    text = (SERVICES / "parcels.toml").read_text().replace("env = {", f'env = {{ DEFECT = "{defect}",')
+    (folder / "prove.toml").write_text(text + more)
+    return folder / "prove.toml"
+
+
+def test_a_broken_promise_is_exit_code_1_with_evidence_and_every_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    junit, page = tmp_path / "card.xml", tmp_path / "card.html"
+    file = sample(tmp_path, "new-key")
+    argv = ["prove", str(file), "--only", "lost", "--seed", "5", "--junit", str(junit), "--html", str(page)]
+    assert main([*argv, "--json"]) == 1
+    card = json.loads(capsys.readouterr().out)
+    evidence = Path(card["evidence"])
+    try:
+        assert card["verdict"] == "broken"
+        assert card["seed"] == 5
+        assert "idempotency.md" in card["read"]["duplicated"]
+        assert "POST /labels done under key" in (evidence / "timeline.txt").read_text()
+        assert {path.name for path in evidence.iterdir()} >= {"timeline.json", "logs", "prove.toml", "redis"}
+        suite = ElementTree.fromstring(junit.read_text())
+        assert [case.get("name") for case in suite if case.find("failure") is not None] == [
+            "lost: the answer is lost after the effect, once per job"
+        ]
+        assert '<td class="broken">BROKEN</td>' in page.read_text()
+    finally:
+        shutil.rmtree(evidence)
+
+
+def test_a_clean_run_is_exit_code_0_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prove", str(sample(tmp_path)), "--only", "twice"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"twice .* held", out)
+    assert "0 broken; 2 faults hit." in out
+    assert "Evidence" not in out
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("parcels.py worker", "nowhere.py worker"), r"\[effect\] shows none of them(.|\n)*nowhere.py"),
+        (("python parcels.py worker", "pyhton parcels.py worker"), "cannot start worker 1: pyhton"),
+        (("from labels", "from label"), "no such table: label"),
+        (('/parcels"', '/parcels", method = "PUT"'), "`submit` was refused, without any fault: 501"),
+        (("recovery =", "recvery ="), "line 22: `recvery` is not known in"),
+        (("POST /labels", "POST /lables"), "Calls that no route answers: POST /labels"),
+    ],
+)
+def test_a_wrong_set_up_is_exit_code_2_and_says_what_is_wrong(
+    change: tuple[str, str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = sample(tmp_path)
+    assert change[0] in file.read_text()
+    file.write_text(file.read_text().replace('recovery = "8s"', 'recovery = "3s"').replace(*change))
+    assert main(["prove", str(file), "--only", "twice"]) == 2
+    assert re.search(says, capsys.readouterr().err)
+
+
+def test_an_unknown_fault_is_refused_with_a_suggestion(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prove", str(sample(tmp_path)), "--only", "redis-kil"]) == 2
+    assert "did you mean redis-kill?" in capsys.readouterr().err
+
+
+def test_no_process_outlives_a_run_that_is_killed(tmp_path: Path) -> None:
+    run = subprocess.Popen(
+        [sys.executable, "-m", "queuesmith", "prove", str(sample(tmp_path)), "--quick"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert run.stderr is not None
+    for line in run.stderr:
+        if b"lost" in line:
+            break
+    below = set(processes.family(run.pid)) - {run.pid}
+    assert len(below) >= 5
+    run.kill()
+    run.wait()
+    deadline = 100
+    while (left := [pid for pid in below if processes.alive(pid)]) and deadline:
+        deadline -= 1
+        subprocess.run(["sleep", "0.1"], check=True)
+    assert not left
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "stack", "worker", "queue"),
+    [
+        (
+            "worker.py",
+            'from bullmq import Worker\nw = Worker("labels", f)',
+            "BullMQ for Python",
+            "python worker.py",
+            "labels",
+        ),
+        (
+            "src/shop/tasks.py",
+            "from celery import Celery\napp = Celery('shop')",
+            "Celery",
+            "celery -A shop.tasks worker --concurrency 4",
+            "",
+        ),
+        ("jobs.py", "from rq import Queue\nq = Queue('mail')", "RQ", "rq worker --url {redis} mail", "mail"),
+        ("actors.py", "import dramatiq\n@dramatiq.actor\ndef f(): ...", "dramatiq", "dramatiq actors", ""),
+        ("app/main.py", "class WorkerSettings:\n  functions = []", "arq", "arq app.main.WorkerSettings", ""),
+        ("cmd/worker/main.go", "srv := asynq.NewServer(opt, cfg)", "asynq", "go run ./cmd/worker", ""),
+        (
+            "worker.mjs",
+            "const w = new Worker('labels', async () => {})",
+            "BullMQ for Node",
+            "node worker.mjs",
+            "labels",
+        ),
+        (
+            "src/worker.ts",
+            "new Worker<Data>('labels', f)",
+            "BullMQ for Node",
+            "npx tsx src/worker.ts",
+            "labels",
+        ),
+    ],
+)
+def test_init_recognises_the_stack_and_writes_a_file_that_loads(
+    name: str, text: str, stack: str, worker: str, queue: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    found = look_at(tmp_path)
+    assert found is not None
+    assert (found.stack, found.worker, found.queue, found.seen) == (stack, worker, queue, name)
+    assert main(["prove", "init", str(tmp_path)]) == 0
+    spec = load(tmp_path / "prove.toml")
+    assert str(spec.service.worker.run).replace("'", "") == worker
+    assert spec.service.queue == (queue if "BullMQ" in stack else "")
+    # never over a file that somebody may have edited
+    assert main(["prove", "init", str(tmp_path)]) == 2
+
+
+def test_init_asks_where_it_recognises_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prove", "init", str(tmp_path)]) == 0
+    assert "no queue library was recognised" in capsys.readouterr().out
+    assert load(tmp_path / "prove.toml").service.worker.run.words == ("python", "worker.py")
+
+
+def test_list_names_faults_and_invariants(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prove", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"kill-at-effect +\* SIGKILL", out)
+    assert "Retry-After is kept" in out

@@ -1,0 +1,85 @@
+"""One known-bad service per invariant, each caught by the fault that is meant for it, and told why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from queuesmith.prove.invariants import INVARIANTS
+from queuesmith.prove.run import Card
+from queuesmith.prove.spec import Spec
+
+pytestmark = pytest.mark.fault
+Parcels = Callable[..., Spec]
+CardOf = Callable[..., Card]
+
+
+def broken(card: Card) -> dict[str, set[str]]:
+    """Fault -> broken invariants."""
+    return {row.fault: {one.invariant for one in row.broken} for row in card.broken}
+
+
+@pytest.mark.parametrize(
+    ("defect", "fault", "invariant"),
+    [
+        ("pops", "kill-at-effect", "lost"),
+        ("new-key", "lost", "duplicated"),
+        ("adds-again", "twice", "duplicated"),
+        ("no-takeover", "kill-at-effect", "stuck"),
+        ("deaf", "redis-kill", "stuck"),
+        ("gives-up", "outage", "gave up"),
+        ("swallows", "refused", "invisible failure"),
+        ("dies-of-term", "term", "shutdown"),
+        ("submits-forever", "redis-kill", "enqueue"),
+        ("sleepy", "quiet", "wake"),
+        ("no-crash-budget", "poison", "poison"),
+        ("ignores-retry-after", "429", "retry-after"),
+    ],
+)
+def test_a_service_that_breaks_one_promise_is_caught(
+    defect: str, fault: str, invariant: str, parcels: Parcels, card_of: CardOf
+) -> None:
+    card = card_of(parcels(defect, recovery=5.0, enqueue=0.5, wake=1.0, crashes=3), fault)
+    assert invariant in broken(card).get(fault, set()), card
+    assert "none" not in broken(card)
+
+
+@pytest.mark.parametrize(
+    ("defect", "fault", "invariant"),
+    [("hammers", "outage", "hot loop"), ("prints", "twice", "leak"), ("orphans", "twice", "left behind")],
+)
+def test_a_service_that_breaks_a_promise_of_the_whole_run_is_caught(
+    defect: str, fault: str, invariant: str, parcels: Parcels, card_of: CardOf
+) -> None:
+    assert broken(card_of(parcels(defect), fault)) == {invariant: {invariant}}
+
+
+def test_a_service_that_grows_is_caught_in_a_soak(parcels: Parcels, card_of: CardOf) -> None:
+    card = card_of(parcels("leaks"), "twice", soak=20.0)
+    assert "memory" in broken(card), card
+
+
+def test_every_invariant_has_a_service_that_breaks_it() -> None:
+    marks = [
+        mark
+        for test in (
+            test_a_service_that_breaks_one_promise_is_caught,
+            test_a_service_that_breaks_a_promise_of_the_whole_run_is_caught,
+        )
+        for mark in test.pytestmark
+        if mark.name == "parametrize"
+    ]
+    assert {case[2] for mark in marks for case in mark.args[1]} | {"memory"} == set(INVARIANTS)
+
+
+def test_the_story_of_a_duplicate_names_the_moments(parcels: Parcels, card_of: CardOf) -> None:
+    card = card_of(parcels("new-key"), "kill-at-effect")
+    story = next(one.story for row in card.broken for one in row.broken if one.invariant == "duplicated")
+    sent, bought, killed, again = (
+        story.index(part)
+        for part in (": sent at", "POST /labels done under key", "SIGKILL worker", "POST /labels done")
+    )
+    assert sent < bought < killed
+    assert story.rindex("POST /labels done") > killed, story
+    assert again == bought

@@ -1,0 +1,147 @@
+"""A prove.toml that is wrong is refused with the line and with what to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from queuesmith.prove.spec import Command, Request, Wrong, fill, load, seconds
+
+GOOD = """\
+[service]
+worker = "python worker.py"
+submit = "python submit.py {key}"
+
+[effect]
+sql = "sqlite:///{dir}/app.db"
+query = "select id, count(*) from done group by 1"
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "prove.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_shortest_file(tmp_path: Path) -> None:
+    spec = load(write(tmp_path, GOOD))
+    assert spec.service.worker.run == Command(("python", "worker.py"))
+    assert spec.service.name == tmp_path.name
+    assert (spec.promises.duplicates, spec.promises.recovery, spec.redis, spec.postgres) == (
+        "none",
+        30.0,
+        True,
+        False,
+    )
+
+
+def test_the_file_of_the_readme_is_read_as_it_stands(tmp_path: Path) -> None:
+    spec = load(
+        write(
+            tmp_path,
+            """\
+[service]
+worker = "python worker.py"
+api = { run = "python api.py", ready = "http://127.0.0.1:{port}/healthz" }
+submit = { url = "http://127.0.0.1:{port}/parcels", json = { parcel = "{key}", grams = 500 } }
+env = { CARRIER_URL = "{provider.carrier}", DATABASE_URL = "{postgres}" }
+
+[effect]
+sql = "{postgres}"
+query = "select parcel, count(*) from labels group by 1"
+
+[provider.carrier."POST /labels"]
+keyed_by = "header:Idempotency-Key"
+effect = "json:parcel"
+answers = "ok 92%, lost 3%, 500 3%, 429 2%"
+latency = "50ms..2s"
+
+[provider.carrier]
+"GET /labels/{parcel}" = { lookup = "path:parcel" }
+""",
+        )
+    )
+    route = spec.providers[0].routes[0]
+    assert isinstance(spec.service.submit, Request)
+    assert spec.service.submit.method == "POST"
+    assert (route.latency, dict(route.answers)["lost"]) == ((0.05, 2.0), 0.03)
+    assert spec.postgres
+
+
+def test_with_one_provider_its_log_is_the_effect(tmp_path: Path) -> None:
+    text = GOOD.partition("[effect]")[0] + '[provider.mail]\n"POST /send" = { effect = "json:to" }\n'
+    assert load(write(tmp_path, text)).effect.kind == "provider"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "says"),
+    [
+        ("submit =", "sumbit =", 3, "`sumbit` is not known in [service]; did you mean `submit`?"),
+        ('worker = "python worker.py"\n', "", 1, "`worker` is missing in [service]. Write the command"),
+        ('"python worker.py"', "7", 2, "`worker` is a number; write text in quotes or a list"),
+        ("{key}", "{kye}", 3, "{kye} is not known. Known: {key}"),
+        (" {key}", "", 3, "`submit` has no {key}"),
+        ("query", "# query", 5, "`query` is missing in [effect]"),
+        ("sqlite:///{dir}/app.db", "app.db", 6, "`sql` is an address"),
+        (
+            "[effect]",
+            '[promises]\nrecovery = "fast"\n[effect]',
+            6,
+            "'fast' is not a time. Write it like 500ms",
+        ),
+        (
+            "[effect]",
+            '[promises]\nduplicates = "few"\n[effect]',
+            6,
+            "write one of: 'none', 'same key', 'allowed'",
+        ),
+        (
+            "[effect]",
+            '[promises]\nskip = ["rain"]\n[effect]',
+            6,
+            '`skip` names "rain"; the faults are: none, kill',
+        ),
+        ("[effect]", '[provider.a]\n"POSTS /x" = {}\n[effect]', 6, "is not a route"),
+        (
+            "[effect]",
+            '[provider.a]\n"POST /x" = { effect = "parcel" }\n[effect]',
+            6,
+            "json:NAME, header:NAME",
+        ),
+        ("[effect]", '[provider.a]\n"POST /x" = { answers = "ok 90%" }\n[effect]', 6, "add up to 90%"),
+        ("[effect]", '[provider.a]\n"POST /x" = { answers = "ok" }\n[effect]', 6, 'cannot read "ok"'),
+        ("[effect]", "[effects]", 5, "`effects` is not known in the file; did you mean `effect`?"),
+        ("[effect]", "[seen]", None, "`effect` is missing in the file. Write [effect] with sql"),
+        ("[effect]", "[effect", 5, "not TOML"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(
+    old: str, new: str, line: int | None, says: str, tmp_path: Path
+) -> None:
+    assert old in GOOD
+    with pytest.raises(Wrong) as error:
+        load(write(tmp_path, GOOD.replace(old, new, 1)))
+    assert says in str(error.value)
+    assert line is None or f"line {line}" in str(error.value)
+
+
+def test_a_file_that_is_not_there_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(Wrong, match="queuesmith prove init"):
+        load(tmp_path / "prove.toml")
+
+
+def test_placeholders_and_times() -> None:
+    assert fill("{redis}/{key} {{own}}", {"redis": "r", "key": 5}) == "r/5 {own}"
+    assert fill('{"json": 1}', {}) == '{"json": 1}'
+    assert [seconds(text) for text in ("50ms", "2s", "1.5m", "1h")] == [0.05, 2, 90, 3600]
+    with pytest.raises(ValueError, match="is not a time"):
+        seconds("soon")
+
+
+def test_the_file_on_the_page_loads(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "skills" / "background-jobs" / "references" / "prove-it.md"
+    spec = load(write(tmp_path, page.read_text().partition("```toml\n")[2].partition("```")[0]))
+    assert spec.promises.recovery == 20
+    assert spec.providers[0].routes[0].keyed_by == "header:Idempotency-Key"
