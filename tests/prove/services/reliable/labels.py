@@ -16,7 +16,8 @@ from sqlalchemy import Column, String, Table, insert
 from studyhall.patterns.bullmq_worker import FailPermanently, ReliableWorker, RetryLater
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.job import provider_key
-from studyhall.patterns.core.store import create_all, metadata, open_store
+from studyhall.patterns.core.open_store import create_all, open_store
+from studyhall.patterns.core.store import metadata
 from studyhall.patterns.idempotency import Inbox, fingerprint
 from studyhall.patterns.shutdown import run_until_signalled
 
