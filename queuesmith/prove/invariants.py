@@ -90,7 +90,7 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
         )
     else:
         broken += _not_done(world, missing, fault)
-        broken += _late(world, batch, jobs)
+        broken += _late(world, jobs)
     again = {key: place for key, place in batch.queued.items() if batch.jobs[key].count}
     if again:
         key, place = next(iter(again.items()))
@@ -160,14 +160,14 @@ def _measured(batch: Batch, jobs: list[Job]) -> str:
         parts.append(f"{len(failed)} failed visibly")
     if refused := sum(job.refused and not job.accepted for job in batch.jobs.values()):
         parts.append(f"{refused} refused")
-    if (recovered := _recovery(batch, jobs)) >= 0.05:
+    if (recovered := _recovery(jobs)) >= 0.05:
         parts.append(f"recovered in {recovered:.1f} s")
     return ", ".join([*parts, *batch.facts])
 
 
-def _recovery(batch: Batch, jobs: list[Job]) -> float:
+def _recovery(jobs: list[Job]) -> float:
     """Until the last one was done, from the end of the fault or from its own submission, whichever was later."""
-    waits = [job.seen[0] - max(batch.over, job.at) for job in jobs if job.seen and job.expects == "done"]
+    waits = [job.seen[0] - max(job.over, job.at) for job in jobs if job.seen and job.expects == "done"]
     return max(0.0, max(waits, default=0.0))
 
 
@@ -261,11 +261,11 @@ def _in_redis(world: World, keys: set[str]) -> dict[str, list[str]]:
         return {}
 
 
-def _late(world: World, batch: Batch, jobs: list[Job]) -> list[Broken]:
-    took, promised = _recovery(batch, jobs), world.spec.promises.recovery
+def _late(world: World, jobs: list[Job]) -> list[Broken]:
+    took, promised = _recovery(jobs), world.spec.promises.recovery
     if took <= promised:
         return []
-    slow = max((job for job in jobs if job.seen), key=lambda job: job.seen[0] - max(batch.over, job.at))
+    slow = max((job for job in jobs if job.seen), key=lambda job: job.seen[0] - max(job.over, job.at))
     return [
         Broken(
             "stuck", f"recovered after {took:.0f} s, promised {promised:g} s", world.timeline.story(slow.key)

@@ -158,7 +158,7 @@ def _run(world: World, fault: Fault, limit: float) -> tuple[Batch, Fault]:
     world.batches.append(batch)
     world.rng = random.Random(f"{world.seed} {fault.name}")
     fault.run(world, batch)
-    batch.over = batch.over or world.timeline.now()
+    batch.end_fault(batch.over or world.timeline.now())
     settled = world.settle(batch, max(0.0, batch.over + limit - world.timeline.now()))
     if not settled and limit >= world.spec.promises.recovery and fault.name != "none":
         # The next fault must find a service that works.
