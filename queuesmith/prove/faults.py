@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .probes import http
 from .spec import Program, Request, Spec, fill
 
 if TYPE_CHECKING:
@@ -364,7 +363,7 @@ class RedisGone(Fault):
         batch.hits.append(f"{started} processes started without it")
         _over(world, batch, settle=False)
         # An api that is still down, or starting again, refuses: no fault of its promises.
-        world.until(lambda: _api_answers(world), world.spec.promises.recovery, 0.1)
+        world.wait_for_api()
         world.submit(world.new_jobs(batch, max(2, world.spec.service.jobs // 2)))
 
 
@@ -665,15 +664,6 @@ def _one_at_work(world: World) -> Running | None:
             return slot
     living = [slot for slot in world.service.workers() if slot.alive]
     return world.rng.choice(living) if living else None
-
-
-def _api_answers(world: World) -> bool:
-    api = world.spec.service.api
-    if api is None or not api.ready.startswith("http"):
-        return True
-    with contextlib.suppress(OSError, ValueError):
-        return http("GET", fill(api.ready, world.values()), timeout=2)[0] < 300
-    return False
 
 
 # The order of a run: what breaks most services first.

@@ -341,6 +341,19 @@ class World:
             time.sleep(every)
         return True
 
+    def wait_for_api(self) -> None:
+        """Until it answers, if there is one; at most the promised recovery."""
+        api = self.spec.service.api
+        if api is None or not api.ready.startswith("http"):
+            return
+
+        def answers() -> bool:
+            with contextlib.suppress(OSError, ValueError):
+                return probes.http("GET", fill(api.ready, self.values()), timeout=2)[0] < 300
+            return False
+
+        self.until(answers, self.spec.promises.recovery, 0.1)
+
     def busy(self, batch: Batch, limit: float = 10) -> bool:
         """Wait until work of this batch is under way: at a provider, or taken and without effect."""
 
