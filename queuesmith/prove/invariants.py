@@ -102,6 +102,14 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
             broken.append(Broken("stuck", told, world.timeline.story(key)))
         else:
             unclear = unclear or told
+    if world.spec.effect.kind == "provider":
+        provider = world.providers[world.spec.effect.target]
+        deaf = [job for job in jobs if job.count and not job.reason and provider.unanswered(job.key)]
+        if deaf:
+            unclear = unclear or (
+                f"{len(deaf)} done at the provider, whose answer never came, and nobody has asked again "
+                f"after {watched:.0f} s: given up, or still to be duplicated"
+            )
     silent = [job for job in jobs if job.expects == "failed" and not job.reason]
     if silent:
         what = "took effect" if silent[0].count else "is nowhere to be seen as failed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from queuesmith.prove.card import as_text
 from queuesmith.prove.provider import Call, PlayedProvider
 from queuesmith.prove.run import Card
-from queuesmith.prove.spec import Provider, Route, Spec, load
+from queuesmith.prove.spec import Probe, Provider, Route, Spec, load
 from queuesmith.prove.timeline import Timeline
 
 pytestmark = pytest.mark.fault
@@ -65,6 +66,16 @@ def test_a_fault_that_hit_nothing_is_not_called_held(parcels: Parcels, card_of: 
     card = card_of(parcels(env={"CARRIER_URL": ""}), "lost")
     assert verdicts(card)["lost"] == "hit nothing", as_text(card)
     assert not card.proved
+
+
+def test_an_effect_that_the_service_never_heard_of_is_not_called_held(
+    parcels: Parcels, card_of: CardOf
+) -> None:
+    """Seen at the provider alone it looks done; the killed worker's job is gone and nobody asks again."""
+    spec = dataclasses.replace(parcels("pops", recovery=4.0), effect=Probe("provider", "carrier"))
+    row = next(row for row in card_of(spec, "kill-at-effect").rows if row.fault == "kill-at-effect")
+    assert row.verdict == "unclear"
+    assert "nobody has asked again" in row.measured
 
 
 def test_what_is_not_promised_is_not_run(parcels: Parcels, card_of: CardOf) -> None:
