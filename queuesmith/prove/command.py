@@ -6,6 +6,7 @@ import argparse
 import difflib
 import json
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -20,11 +21,15 @@ __all__ = ["run"]
 
 
 def run(options: argparse.Namespace) -> int:
+    # A build that is cancelled sends SIGTERM: everything is stopped and removed then, too.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return _run(options)
     except Wrong as error:
         print(f"queuesmith prove: {error}", file=sys.stderr)
         return 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -6,12 +6,12 @@ import contextlib
 import sqlite3
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .probes import http
 from .spec import Program, Request, Spec, fill
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["FAULTS", "Fault"]
 
 
-class Fault:
+class Fault(ABC):
     """`cost`: about how many seconds it takes on a service that keeps its promises, beside waiting for recovery."""
 
     name = ""
@@ -36,8 +36,8 @@ class Fault:
         """What the file would have to say for this fault to be possible; nothing: it is."""
         return ""
 
-    def run(self, world: World, batch: Batch) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def run(self, world: World, batch: Batch) -> None: ...
 
 
 class Nothing(Fault):
@@ -141,8 +141,7 @@ class Term(Fault):
         for _ in range(1 if world.quick else 2):
             world.service.wait_up()
             wait = world.submit_later(world.new_jobs(batch, max(2, world.spec.service.jobs // 2)))
-            if world.busy(batch, 15):
-                slot = _one_at_work(world)
+            if world.busy(batch, 15) and (slot := _one_at_work(world)):
                 _hit_work(world, batch, slot.name)
                 code, took = world.service.terminate(slot, promises.shutdown)
                 slowest = max(slowest, took)
@@ -164,12 +163,12 @@ class Freeze(Fault):
     does = "SIGSTOP to a worker in the middle of its work for longer than its lock, then SIGCONT"
 
     def run(self, world: World, batch: Batch) -> None:
-        if world.backlog(world.new_jobs(batch, world.spec.service.jobs)):
-            slot = _one_at_work(world)
+        at_work = world.backlog(world.new_jobs(batch, world.spec.service.jobs))
+        if at_work and (slot := _one_at_work(world)):
             world.service.freeze(slot)
             world.pause(0.5)
             _hit_work(world, batch, slot.name)
-            time.sleep(world.spec.service.lock + 2 * world.scale)
+            world.wait(world.spec.service.lock + 2 * world.scale)
             world.service.thaw(slot)
         _over(world, batch, settle=False)
 
@@ -243,8 +242,7 @@ class Poison(Fault):
 
 
 class _RedisAway(Fault):
-    away, waits_back = 4.0, True
-    cost = 9.0
+    away, cost = 4.0, 9.0
 
     def missing(self, spec: Spec) -> str:
         return "" if spec.redis else "[servers] redis = false"
@@ -261,7 +259,8 @@ class _RedisAway(Fault):
         world.pause(self.away)
         self.mend(world)
         world.timeline.add("fault", "Redis is back")
-        batch.hits.append(f"{_many(clients, 'connection')}, {_many(_open(world, batch), 'open job')}")
+        if clients or _open(world, batch):
+            batch.hits.append(f"{_many(clients, 'connection')}, {_many(len(batch.open()), 'open job')}")
         _over(world, batch, settle=False)
         wait()
         slow = max(job.slowest for job in during)
@@ -275,11 +274,11 @@ class _RedisAway(Fault):
             )
         world.submit(world.new_jobs(batch, max(2, size // 4)))
 
-    def strike(self, world: World) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def strike(self, world: World) -> None: ...
 
-    def mend(self, world: World) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def mend(self, world: World) -> None: ...
 
     def _clients(self, world: World) -> int:
         assert world.redis is not None
@@ -364,7 +363,7 @@ class RedisGone(Fault):
         batch.hits.append(f"{started} processes started without it")
         _over(world, batch, settle=False)
         # An api that is still down, or starting again, refuses: no fault of its promises.
-        world.until(lambda: _api_answers(world), world.spec.promises.recovery, 0.1)
+        world.wait_for_api()
         world.submit(world.new_jobs(batch, max(2, world.spec.service.jobs // 2)))
 
 
@@ -406,8 +405,8 @@ class _Answers(Fault):
         """Until every job has called once, or is done without: the fault is over then, not the jobs."""
         world.until(lambda: self.tried.keys() >= self.keys or not _open(world, batch), 20, 0.05)
 
-    def answer(self, call: Call) -> str | None:
-        raise NotImplementedError
+    @abstractmethod
+    def answer(self, call: Call) -> str | None: ...
 
     def first_time(self, call: Call) -> bool:
         return self.tried[call.key] == 1
@@ -633,7 +632,7 @@ def _effective(spec: Spec) -> bool:
 
 def _over(world: World, batch: Batch, settle: bool = True) -> None:
     """The fault has ended: recovery is counted from here."""
-    batch.over = world.timeline.now()
+    batch.end_fault(world.timeline.now())
     if settle:
         world.settle(batch, world.patience)
 
@@ -655,24 +654,16 @@ def _many(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def _one_at_work(world: World) -> Running:
-    """A worker that talks to a provider right now, or any."""
+def _one_at_work(world: World) -> Running | None:
+    """A worker that talks to a provider right now, or any that lives."""
     from .processes import family, owner
 
     calls = [call for one in world.providers.values() for call in one.calls[-20:] if not call.done_at]
     for slot in world.service.workers():
         if slot.child and slot.alive and any(owner(call.port, family(slot.child.pid)) for call in calls):
             return slot
-    return world.rng.choice([slot for slot in world.service.workers() if slot.alive])
-
-
-def _api_answers(world: World) -> bool:
-    api = world.spec.service.api
-    if api is None or not api.ready.startswith("http"):
-        return True
-    with contextlib.suppress(OSError, ValueError):
-        return http("GET", fill(api.ready, world.values()), timeout=2)[0] < 300
-    return False
+    living = [slot for slot in world.service.workers() if slot.alive]
+    return world.rng.choice(living) if living else None
 
 
 # The order of a run: what breaks most services first.

@@ -90,7 +90,7 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
         )
     else:
         broken += _not_done(world, missing, fault)
-        broken += _late(world, batch, jobs)
+        broken += _late(world, jobs)
     again = {key: place for key, place in batch.queued.items() if batch.jobs[key].count}
     if again:
         key, place = next(iter(again.items()))
@@ -102,6 +102,14 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
             broken.append(Broken("stuck", told, world.timeline.story(key)))
         else:
             unclear = unclear or told
+    if world.spec.effect.kind == "provider":
+        provider = world.providers[world.spec.effect.target]
+        deaf = [job for job in jobs if job.count and not job.reason and provider.unanswered(job.key)]
+        if deaf:
+            unclear = unclear or (
+                f"{len(deaf)} done at the provider, whose answer never came, and nobody has asked again "
+                f"after {watched:.0f} s: given up, or still to be duplicated"
+            )
     silent = [job for job in jobs if job.expects == "failed" and not job.reason]
     if silent:
         what = "took effect" if silent[0].count else "is nowhere to be seen as failed"
@@ -160,14 +168,14 @@ def _measured(batch: Batch, jobs: list[Job]) -> str:
         parts.append(f"{len(failed)} failed visibly")
     if refused := sum(job.refused and not job.accepted for job in batch.jobs.values()):
         parts.append(f"{refused} refused")
-    if (recovered := _recovery(batch, jobs)) >= 0.05:
+    if (recovered := _recovery(jobs)) >= 0.05:
         parts.append(f"recovered in {recovered:.1f} s")
     return ", ".join([*parts, *batch.facts])
 
 
-def _recovery(batch: Batch, jobs: list[Job]) -> float:
+def _recovery(jobs: list[Job]) -> float:
     """Until the last one was done, from the end of the fault or from its own submission, whichever was later."""
-    waits = [job.seen[0] - max(batch.over, job.at) for job in jobs if job.seen and job.expects == "done"]
+    waits = [job.seen[0] - max(job.over, job.at) for job in jobs if job.seen and job.expects == "done"]
     return max(0.0, max(waits, default=0.0))
 
 
@@ -261,11 +269,11 @@ def _in_redis(world: World, keys: set[str]) -> dict[str, list[str]]:
         return {}
 
 
-def _late(world: World, batch: Batch, jobs: list[Job]) -> list[Broken]:
-    took, promised = _recovery(batch, jobs), world.spec.promises.recovery
+def _late(world: World, jobs: list[Job]) -> list[Broken]:
+    took, promised = _recovery(jobs), world.spec.promises.recovery
     if took <= promised:
         return []
-    slow = max((job for job in jobs if job.seen), key=lambda job: job.seen[0] - max(batch.over, job.at))
+    slow = max((job for job in jobs if job.seen), key=lambda job: job.seen[0] - max(job.over, job.at))
     return [
         Broken(
             "stuck", f"recovered after {took:.0f} s, promised {promised:g} s", world.timeline.story(slow.key)

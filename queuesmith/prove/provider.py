@@ -113,6 +113,11 @@ class PlayedProvider:
     def effects(self, key: str) -> list[Call]:
         return [call for call in self.calls if call.effect and call.key == key]
 
+    def unanswered(self, key: str) -> bool:
+        """Was the last that it sold for this key never heard of by the buyer?"""
+        calls = [call for call in self.calls if call.key == key]
+        return bool(calls) and calls[-1].answer in ("lost", "cut")
+
     def counts(self) -> Counter[str]:
         return Counter(call.key for call in self.calls if call.effect and call.key)
 
@@ -199,7 +204,7 @@ class PlayedProvider:
             return self._said(call, call.answer, _response(status, {"error": call.answer}, headers))
         result = self._apply(route, call)
         if self.on_effect is not None and call.effect and self.on_effect(call):
-            call.done_at = self._timeline.now()
+            call.answer, call.done_at = "cut", self._timeline.now()
             return None
         await asyncio.sleep(pause / 2)
         call.done_at = self._timeline.now()

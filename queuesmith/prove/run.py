@@ -157,8 +157,9 @@ def _run(world: World, fault: Fault, limit: float) -> tuple[Batch, Fault]:
     batch = Batch(fault.name, began=world.timeline.now())
     world.batches.append(batch)
     world.rng = random.Random(f"{world.seed} {fault.name}")
+    world.wait_for_api()  # an earlier fault may have killed it
     fault.run(world, batch)
-    batch.over = batch.over or world.timeline.now()
+    batch.end_fault(batch.over or world.timeline.now())
     settled = world.settle(batch, max(0.0, batch.over + limit - world.timeline.now()))
     if not settled and limit >= world.spec.promises.recovery and fault.name != "none":
         # The next fault must find a service that works.

@@ -32,13 +32,15 @@ _ERRORS = re.compile(r"error|fail|exception|dead|refus|reject|gave up|invalid", 
 
 @dataclass
 class Job:
-    """A key that was sent, once or more. `expects`: done, or failed; `seen`: when each effect was first seen."""
+    """A key that was sent, once or more. `expects`: done, or failed; `over`: when the fault that it met had ended;
+    `seen`: when each effect was first seen."""
 
     key: str
     expects: str = "done"
     accepted: bool = False
     refused: bool = False
     at: float = 0.0
+    over: float = 0.0
     slowest: float = 0.0
     said: str = ""
     count: int = 0
@@ -60,6 +62,12 @@ class Batch:
     facts: list[str] = field(default_factory=list)
     broken: list[tuple[str, str]] = field(default_factory=list)  # (invariant, measured)
     skipped: str = ""
+
+    def end_fault(self, now: float) -> None:
+        """Recovery is counted from here, for the jobs sent so far; a fault may come again, with others."""
+        self.over = now
+        for job in self.jobs.values():
+            job.over = job.over or now
 
     def expected(self) -> list[Job]:
         """Those that were taken: something must come of them."""
@@ -198,6 +206,9 @@ class World:
         futures = [self._submitters.submit(send, portion) for portion in portions]
 
         def wait() -> None:
+            while not all(future.done() for future in futures):
+                self.look()
+                concurrent.futures.wait(futures, 0.2)
             for future in futures:
                 future.result()
 
@@ -313,7 +324,14 @@ class World:
     # waiting
 
     def pause(self, seconds: float) -> None:
-        time.sleep(seconds * self.scale)
+        self.wait(seconds * self.scale)
+
+    def wait(self, seconds: float) -> None:
+        """Looking meanwhile, so that what earlier faults left undone gets its right time."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, 0.2))
+            self.look()
 
     def until(self, condition: Callable[[], Any], limit: float, every: float = 0.01) -> bool:
         deadline = time.monotonic() + limit
@@ -322,6 +340,19 @@ class World:
                 return False
             time.sleep(every)
         return True
+
+    def wait_for_api(self) -> None:
+        """Until it answers, if there is one; at most the promised recovery."""
+        api = self.spec.service.api
+        if api is None or not api.ready.startswith("http"):
+            return
+
+        def answers() -> bool:
+            with contextlib.suppress(OSError, ValueError):
+                return probes.http("GET", fill(api.ready, self.values()), timeout=2)[0] < 300
+            return False
+
+        self.until(answers, self.spec.promises.recovery, 0.1)
 
     def busy(self, batch: Batch, limit: float = 10) -> bool:
         """Wait until work of this batch is under way: at a provider, or taken and without effect."""

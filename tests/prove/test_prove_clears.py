@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from queuesmith.prove.card import as_text
 from queuesmith.prove.provider import Call, PlayedProvider
 from queuesmith.prove.run import Card
-from queuesmith.prove.spec import Provider, Route, Spec, load
+from queuesmith.prove.spec import Probe, Provider, Route, Spec, load
 from queuesmith.prove.timeline import Timeline
 
 pytestmark = pytest.mark.fault
@@ -28,7 +30,7 @@ def verdicts(card: Card) -> dict[str, str]:
 
 def test_a_service_that_keeps_its_promises_is_not_flagged(parcels: Parcels, card_of: CardOf) -> None:
     card = card_of(parcels(), quick=True)
-    assert set(verdicts(card).values()) == {"held"}, card
+    assert set(verdicts(card).values()) == {"held"}, as_text(card)
 
 
 @pytest.mark.full
@@ -44,7 +46,7 @@ def test_a_service_that_keeps_its_promises_is_never_flagged_under_load(
         for one in spin:
             one.kill()
             one.wait()
-    assert not card.broken, card
+    assert not card.broken, as_text(card)
 
 
 @pytest.mark.needs_postgres
@@ -56,14 +58,24 @@ def test_a_service_on_postgresql_survives_its_freeze(
     shutil.copyfile(SERVICES / "parcels.py", tmp_path / "parcels.py")
     (tmp_path / "prove.toml").write_text(text.replace('STORE = "{dir}/parcels.db"', 'STORE = "{postgres}"'))
     card = card_of(load(tmp_path / "prove.toml"), "store-away", "refused")
-    assert (verdicts(card)["store-away"], verdicts(card)["refused"]) == ("held", "held"), card
+    assert (verdicts(card)["store-away"], verdicts(card)["refused"]) == ("held", "held"), as_text(card)
 
 
 def test_a_fault_that_hit_nothing_is_not_called_held(parcels: Parcels, card_of: CardOf) -> None:
     """The provider is never called, so no answer of its can be lost."""
     card = card_of(parcels(env={"CARRIER_URL": ""}), "lost")
-    assert verdicts(card)["lost"] == "hit nothing", card
+    assert verdicts(card)["lost"] == "hit nothing", as_text(card)
     assert not card.proved
+
+
+def test_an_effect_that_the_service_never_heard_of_is_not_called_held(
+    parcels: Parcels, card_of: CardOf
+) -> None:
+    """Seen at the provider alone it looks done; the killed worker's job is gone and nobody asks again."""
+    spec = dataclasses.replace(parcels("pops", recovery=4.0), effect=Probe("provider", "carrier"))
+    row = next(row for row in card_of(spec, "kill-at-effect").rows if row.fault == "kill-at-effect")
+    assert row.verdict == "unclear"
+    assert "nobody has asked again" in row.measured
 
 
 def test_what_is_not_promised_is_not_run(parcels: Parcels, card_of: CardOf) -> None:
@@ -73,7 +85,7 @@ def test_what_is_not_promised_is_not_run(parcels: Parcels, card_of: CardOf) -> N
 
 def test_duplicates_may_be_promised_away(parcels: Parcels, card_of: CardOf) -> None:
     card = card_of(parcels("new-key", duplicates="allowed"), "lost")
-    assert verdicts(card)["lost"] == "held", card
+    assert verdicts(card)["lost"] == "held", as_text(card)
 
 
 def test_the_same_seed_answers_the_same() -> None:

@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -92,12 +94,15 @@ def test_an_unknown_fault_is_refused_with_a_suggestion(
     assert "did you mean redis-kill?" in capsys.readouterr().err
 
 
-def test_no_process_outlives_a_run_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_no_process_outlives_a_run_that_is_ended(number: int, tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
     run = subprocess.Popen(
         [sys.executable, "-m", "queuesmith", "prove", str(sample(tmp_path)), "--quick"],
         cwd=ROOT,
         stderr=subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(temporary)},
     )
     assert run.stderr is not None
     for line in run.stderr:
@@ -105,13 +110,14 @@ def test_no_process_outlives_a_run_that_is_killed(tmp_path: Path) -> None:
             break
     below = set(processes.family(run.pid)) - {run.pid}
     assert len(below) >= 5
-    run.kill()
-    run.wait()
-    deadline = 100
-    while (left := [pid for pid in below if processes.alive(pid)]) and deadline:
-        deadline -= 1
-        subprocess.run(["sleep", "0.1"], check=True)
+    run.send_signal(number)
+    code = run.wait(30)
+    deadline = time.monotonic() + 15
+    while (left := [pid for pid in below if processes.alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert not left
+    if number == signal.SIGTERM:
+        assert (code, list(temporary.iterdir())) == (143, [])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from queuesmith.prove.card import as_text
 from queuesmith.prove.invariants import INVARIANTS
 from queuesmith.prove.run import Card
 from queuesmith.prove.spec import Spec
@@ -41,7 +42,7 @@ def test_a_service_that_breaks_one_promise_is_caught(
     defect: str, fault: str, invariant: str, parcels: Parcels, card_of: CardOf
 ) -> None:
     card = card_of(parcels(defect, recovery=5.0, enqueue=0.5, wake=1.0, crashes=3), fault)
-    assert invariant in broken(card).get(fault, set()), card
+    assert invariant in broken(card).get(fault, set()), as_text(card)
     assert "none" not in broken(card)
 
 
@@ -57,7 +58,7 @@ def test_a_service_that_breaks_a_promise_of_the_whole_run_is_caught(
 
 def test_a_service_that_grows_is_caught_in_a_soak(parcels: Parcels, card_of: CardOf) -> None:
     card = card_of(parcels("leaks"), "twice", soak=20.0)
-    assert "memory" in broken(card), card
+    assert "memory" in broken(card), as_text(card)
 
 
 def test_every_invariant_has_a_service_that_breaks_it() -> None:

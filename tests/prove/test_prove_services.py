@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from queuesmith.prove.card import as_text
 from queuesmith.prove.run import Card
 from queuesmith.prove.spec import load
 
@@ -24,7 +25,7 @@ def _patterns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_reliable_worker_with_markers_is_clean(card_of: CardOf) -> None:
     card = card_of(load(SERVICES / "reliable" / "prove.toml"), "kill-at-effect")
-    assert {row.verdict for row in card.rows} == {"held"}, card
+    assert {row.verdict for row in card.rows} == {"held"}, as_text(card)
 
 
 @pytest.mark.full
@@ -34,7 +35,7 @@ def test_reliable_worker_with_markers_is_clean_under_every_fault(
 ) -> None:
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "1")
     card = card_of(load(SERVICES / "reliable" / "prove.toml"))
-    assert not card.broken, card
+    assert not card.broken, as_text(card)
 
 
 @pytest.mark.full
@@ -59,4 +60,4 @@ def test_tutorial_apps_are_caught(
     monkeypatch.setenv("PATH", f"{ENVS / env / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "1")
     card = card_of(load(SERVICES / service / "prove.toml"), quick=True)
-    assert {one.invariant for row in card.broken for one in row.broken} >= invariants, card
+    assert {one.invariant for row in card.broken for one in row.broken} >= invariants, as_text(card)

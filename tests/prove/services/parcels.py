@@ -161,6 +161,9 @@ def work(name: str) -> int:
     while not stopping.is_set():
         try:
             with client() as server:
+                # what it held when Redis went away: done or not, the next run finds out
+                while server.lmove(f"working:{own}", QUEUE, "RIGHT", "RIGHT"):
+                    pass
                 while not stopping.is_set():
                     if DEFECT != "no-takeover":
                         take_over(server, own)
