@@ -74,7 +74,7 @@ async def list_packs(api: State) -> list[Pack]:
 async def place_order(
     api: State, caller: Caller, wanted: NewOrder, response: Response, key: RequestKey = None
 ) -> OrderView:
-    """Order a study pack. It is reserved, charged and confirmed behind your back; follow it by its id."""
+    """Order a study pack. It is reserved, charged and confirmed in the background; follow it by its id."""
     store = api.app.store
 
     async def work(ident: str) -> str:

@@ -69,7 +69,7 @@ def _read(file: BinaryIO) -> tuple[Kind, str, list[Section], int | None]:
 
 def _open_checked(path: Path, max_bytes: int) -> BinaryIO:
     try:
-        # O_NONBLOCK: opening a FIFO for reading would otherwise wait for a writer for ever.
+        # O_NONBLOCK: opening a FIFO for reading would otherwise wait for a writer forever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise Missing("The uploaded file is no longer there. Upload it again.") from None

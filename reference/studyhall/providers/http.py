@@ -5,7 +5,7 @@ Promises
   `Transient`; other 4xx are `Permanent`; an answer that is no JSON or not of the asked shape is
   `MalformedAnswer` (`Transient`: a model may do better next time).
 - No call outlives its limit. `asyncio.timeout` is around the whole exchange, because a read timeout starts
-  anew with every byte that drips in.
+  again with every byte that drips in.
 - Neither prompt nor key nor the provider's error text (which may quote both) reaches a log or an exception.
 - Nothing is retried here: a loop inside a job of three attempts would make nine calls.
 

@@ -127,7 +127,7 @@ async def eventually(attempt: Callable[[], Any]) -> Any:
             return await attempt()
         except InFlight as busy:
             await asyncio.sleep(busy.delay + 0.01)
-    raise AssertionError("in flight for ever")
+    raise AssertionError("in flight forever")
 
 
 # ---- the ledgers
@@ -412,7 +412,7 @@ def test_the_synchronous_twin_follows_the_same_rules(
                 return calls.once(key, print_label)
             except InFlight as busy:
                 time.sleep(busy.delay + 0.01)
-        raise AssertionError("in flight for ever")
+        raise AssertionError("in flight forever")
 
     finds = SyncOutsideCalls(ledger, "finds", longest=LONGEST, look_up=lambda key: {"found": made[key]})
     assert waiting(finds, "a") == {"found": 1}

@@ -91,7 +91,7 @@ function detail(id, refresh) {
   const trouble = h("p", { class: "note tone-bad", role: "alert", hidden: true });
   const stop = h("button", { type: "button", class: "danger small-button", hidden: true }, "Cancel this document");
   stop.addEventListener("click", async () => {
-    if (!(await confirmAction("Cancel this document?", "Stages that run are told to stop, those that wait never start. Upload it again to begin anew.", "Cancel it", "Go on"))) return;
+    if (!(await confirmAction("Cancel this document?", "Stages that run are told to stop, those that wait never start. Upload it again to begin again.", "Cancel it", "Go on"))) return;
     try {
       await post(`/documents/${encodeURIComponent(id)}/cancel`, { reason: "cancelled in the console" });
       toast("Cancelled: running stages stop now.");
