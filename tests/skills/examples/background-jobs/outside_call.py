@@ -61,7 +61,7 @@ async def example(redis_url: str, store_url: str) -> None:
         await carrier.label("a")
         raise AssertionError("the answer was cut")
     except InFlight as busy:
-        await asyncio.sleep(busy.delay)
+        await asyncio.sleep(busy.delay + 0.1)
     assert await carrier.label("a") == await carrier.label("a") == {"label": 1}
     assert len(printed) == 1
     knows_nothing = OutsideCalls(StoreLedger(store), "fax", longest=0.1)
