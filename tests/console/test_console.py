@@ -225,7 +225,7 @@ def test_restart_of_the_api_is_announced_and_outlived(restored: StudyHall, open_
     banner = page.get_by_role("alert").filter(has_text="The server does not answer")
     banner.wait_for()
     hall.start_api(STUDYHALL_ADMIN_TOKEN="")
-    page.wait_for_function("window.shown.includes('Connected again.')", timeout=60_000)
+    until_sync(lambda: "Connected again." in page.evaluate("window.shown"), timeout=60, what="the toast")
     banner.wait_for(state="hidden")
     hall.upload(SAMPLES / "water-cycle.md", "after-the-restart.md")
     page.get_by_role("link", name="after-the-restart.md").wait_for()
