@@ -22,20 +22,20 @@ SHORT_INIT = 8  # lines: an __init__ that only names what the package offers is 
 # Patterns above the budget: how many modules and lines they may have, and why.
 ABOVE: dict[str, tuple[int, int, str]] = {
     "bullmq-worker": (
-        11,
-        2_120,
+        12,
+        2_150,
         "a whole worker: fetching, locks, outcomes, one pipelined connection, the server's clock",
     ),
-    "event-bus": (10, 1_860, "the consumer of Redis Streams with its scripts, beside the common part"),
+    "event-bus": (10, 1_770, "the consumer of Redis Streams with its scripts, beside the common part"),
     "outbox": (11, 1_800, "the table, its claims, the relay, the quarantine and the wake-up of PostgreSQL"),
     "saga": (9, 1_930, "the runner, its store and what repairs it"),
     "schedule": (
-        11,
-        1_940,
+        12,
+        1_960,
         "the calendar, the keeper, what was missed, and the lease that keeps ticks apart",
     ),
 }
-PRODUCER = 1_090  # lines; the aim is 600
+PRODUCER = 880  # lines; the aim is 600
 
 # Who may import what is heavy, slow to import or not everybody's.
 HEAVY = {

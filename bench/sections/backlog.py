@@ -23,7 +23,7 @@ from bench.figures import Column, Value
 from bench.lab import Lab
 from studyhall.patterns.bullmq_worker.autopipeline import AutoPipeline
 from studyhall.patterns.bullmq_worker.ledger import Ledger
-from studyhall.patterns.core.connections import worker_client
+from studyhall.patterns.core.worker_connections import worker_client
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest, Producer
 from studyhall.patterns.signed_payload import Signer, signing

@@ -11,7 +11,7 @@ from typing import Any
 from bullmq import Queue, Worker
 
 from studyhall.patterns.bullmq_worker import ReliableWorker
-from studyhall.patterns.core.connections import events_client
+from studyhall.patterns.core.worker_connections import events_client
 
 __all__ = ["at_work", "counts", "queue_at", "stock_at_work"]
 

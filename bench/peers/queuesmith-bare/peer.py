@@ -7,7 +7,7 @@ import uvloop
 from bullmq import Job, Queue
 
 from studyhall.patterns.bullmq_worker import ReliableWorker
-from studyhall.patterns.core.connections import events_client
+from studyhall.patterns.core.worker_connections import events_client
 
 given = contest.options()
 

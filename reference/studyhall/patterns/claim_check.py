@@ -30,8 +30,8 @@ from redis.asyncio import Redis
 
 from .core.errors import Permanent
 from .core.execution import CallNext, JobContext, Step, before
-from .core.job import AddNext, AddStep, Outgoing
 from .core.plain_json import dumps
+from .core.request import AddNext, AddStep, Outgoing
 
 __all__ = [
     "BlobDamaged",

@@ -26,7 +26,8 @@ from typing import Any, Protocol
 from redis.asyncio import Redis
 
 from .core.errors import InvalidDelay, JobError
-from .core.job import DAY, JobRef
+from .core.job import DAY
+from .core.request import JobRef
 
 __all__ = ["AlreadyStarted", "after", "at", "due_at", "reschedule", "withdraw"]
 

@@ -22,7 +22,7 @@ from bullmq import FlowProducer
 from redis.asyncio import Redis
 
 from .core.errors import Permanent
-from .core.job import JobRequest, Outgoing
+from .core.request import JobRequest, Outgoing
 
 __all__ = [
     "FlowConflict",

@@ -34,7 +34,7 @@ from redis.exceptions import RedisError
 
 from .core.connections import producer_client
 from .core.errors import FailedTwin, InvalidDelay, Permanent, QueueUnavailable
-from .core.job import AddNext, AddStep, JobRef, JobRequest, Outgoing, correlation, current_correlation_id
+from .core.request import AddNext, AddStep, JobRef, JobRequest, Outgoing, correlation, current_correlation_id
 from .job_ids import job_id
 from .priority import priority_of
 from .retention import DEFAULT, Retention

@@ -26,7 +26,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from .core.connections import blocking_client
+from .core.worker_connections import blocking_client
 
 __all__ = ["GAP", "IDLE", "JobEvent", "ProgressStream", "sse"]
 

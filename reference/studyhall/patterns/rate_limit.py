@@ -41,7 +41,7 @@ from redis.exceptions import RedisError
 
 from .core.errors import Permanent, ResourceBusy, Snooze
 from .core.execution import CallNext, JobContext, Step, needs
-from .core.job import JobRef, JobRequest
+from .core.request import JobRef, JobRequest
 
 __all__ = [
     "TenantLimit",

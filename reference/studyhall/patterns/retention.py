@@ -18,9 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .core.job import DAY
-
 __all__ = ["DEFAULT", "Retention"]
+
+DAY = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from typing import Any
 
 from .core.errors import ForgedJob
 from .core.execution import CallNext, JobContext, Step, before
-from .core.job import AddNext, AddStep, Outgoing
 from .core.plain_json import NotJson, dumps
+from .core.request import AddNext, AddStep, Outgoing
 
 __all__ = ["ForgedJob", "Signer", "signed", "signing"]
 

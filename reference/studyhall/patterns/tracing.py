@@ -26,8 +26,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from .core.errors import describe
 from .core.execution import CallNext, JobContext, Step
-from .core.job import AddNext, AddStep, Outgoing, current_correlation_id
 from .core.redaction import redact_text
+from .core.request import AddNext, AddStep, Outgoing, current_correlation_id
 
 __all__ = ["continued", "ended", "enqueueing", "executing", "to_file", "trace_meta", "traced", "tracing_adds"]
 

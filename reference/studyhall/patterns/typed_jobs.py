@@ -25,16 +25,9 @@ from pydantic_core import PydanticSerializationError
 
 from .core.errors import Permanent
 from .core.execution import CallNext, JobContext, Step, gives
-from .core.job import (
-    AddNext,
-    AddStep,
-    Deadline,
-    Outgoing,
-    RetryPolicy,
-    current_correlation_id,
-    new_correlation_id,
-)
+from .core.job import Deadline, RetryPolicy
 from .core.plain_json import NotJson, check
+from .core.request import AddNext, AddStep, Outgoing, current_correlation_id, new_correlation_id
 
 __all__ = [
     "JobType",

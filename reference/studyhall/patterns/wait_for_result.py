@@ -27,7 +27,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from .core.errors import Cancelled, JobError, Unavailable
-from .core.job import JobRef, cancelled
+from .core.job import cancelled
+from .core.request import JobRef
 
 __all__ = ["JobFailed", "JobUnknown", "Results", "StillRunning"]
 

@@ -22,7 +22,7 @@ from .db import {@ job_name @}_results as results
 from .edge import caller, guard
 from .jobs import {@ job_class @}
 from .patterns.core.errors import QueueUnavailable
-from .patterns.core.job import JobRequest
+from .patterns.core.request import JobRequest
 from .patterns.core.store import ping, read
 from .patterns.dead_letter import dead_letters
 from .patterns.idempotency import Inbox, fingerprint

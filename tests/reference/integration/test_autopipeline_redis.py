@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 from harness.waiting import until
 from studyhall.patterns.bullmq_worker import autopipeline
 from studyhall.patterns.bullmq_worker.autopipeline import AutoPipeline
-from studyhall.patterns.core.connections import worker_client
+from studyhall.patterns.core.worker_connections import worker_client
 
 ECHO = "return ARGV[1]"
 FAIL = "return redis.error_reply('WRONG ' .. ARGV[1])"

@@ -18,7 +18,7 @@ from bullmq.custom_errors import DelayedError, UnrecoverableError
 from harness.waiting import until
 from harness.workers import at_work, counts, queue_at, stock_at_work
 from studyhall.patterns.bullmq_worker import FailPermanently, ReliableWorker, RetryLater
-from studyhall.patterns.core.connections import events_client
+from studyhall.patterns.core.worker_connections import events_client
 
 
 async def nothing(job: Any, token: str) -> None:

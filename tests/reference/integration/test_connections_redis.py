@@ -25,14 +25,9 @@ from harness.waiting import until
 from harness.workers import at_work, counts, queue_at, stock_at_work
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.bullmq_worker.autopipeline import AutoPipeline
-from studyhall.patterns.core import connections
-from studyhall.patterns.core.connections import (
-    NoCluster,
-    blocking_client,
-    events_client,
-    producer_client,
-    worker_client,
-)
+from studyhall.patterns.core import worker_connections
+from studyhall.patterns.core.connections import NoCluster, producer_client
+from studyhall.patterns.core.worker_connections import blocking_client, events_client, worker_client
 
 
 async def nothing(job: Any, token: str) -> None:
@@ -380,7 +375,7 @@ async def test_a_connection_that_died_without_a_word_is_noticed_soon(redis_serve
         assert deaf < 15  # 5 on a quiet machine; 30 with the patience of other blocking reads
 
 
-SUFFICES = re.search(r"ACL SETUSER worker .*", str(connections.__doc__))
+SUFFICES = re.search(r"ACL SETUSER worker .*", str(worker_connections.__doc__))
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.waiting import until
 from studyhall.patterns import dead_letter
-from studyhall.patterns.core.connections import blocking_client, producer_client
+from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.store import begin, read
+from studyhall.patterns.core.worker_connections import blocking_client
 from studyhall.patterns.dead_letter import DeadLetter, dead_letters, sweeper
 
 Process = Callable[[Job, str], Awaitable[Any]]

@@ -15,8 +15,8 @@ from harness.pipelines import full_producer
 from harness.waiting import until
 from harness.workers import at_work, stock_at_work
 from studyhall.patterns import delayed
-from studyhall.patterns.core.connections import blocking_client
 from studyhall.patterns.core.errors import InvalidDelay
+from studyhall.patterns.core.worker_connections import blocking_client
 from studyhall.patterns.producer import JobRequest, Producer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 

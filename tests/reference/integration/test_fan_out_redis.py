@@ -17,9 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.redis import RedisServer
 from harness.waiting import until
-from studyhall.patterns.core.connections import blocking_client, producer_client
+from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.event import Event, UnknownEventType
 from studyhall.patterns.core.store import begin, is_postgres, metadata, read
+from studyhall.patterns.core.worker_connections import blocking_client
 from studyhall.patterns.fan_out import FanOut, destination_of
 from studyhall.patterns.outbox.quarantine import lag
 from studyhall.patterns.outbox.relay import Relay

@@ -16,10 +16,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from harness.pipelines import full_pipeline, full_producer
 from harness.redis import RedisServer
 from harness.workers import at_work, queue_at
-from studyhall.patterns.core.connections import events_client, producer_client
+from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import ping
+from studyhall.patterns.core.worker_connections import events_client
 from studyhall.patterns.dead_letter import counts
 from studyhall.patterns.health import Health, QueueHealth, measure, pages, problems
 from studyhall.patterns.health.alerts import Alert, Rule, evaluate, raised

@@ -20,10 +20,11 @@ from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work
 from studyhall.patterns.bullmq_worker.autopipeline import AutoPipeline
-from studyhall.patterns.core.connections import producer_client, worker_client
+from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import ResourceBusy
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.worker_connections import worker_client
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.rate_limit import (

@@ -18,9 +18,9 @@ from harness.redis import RedisServer
 from harness.workers import at_work
 from studyhall.patterns import dead_letter
 from studyhall.patterns.cancel import cancel
-from studyhall.patterns.core.connections import events_client
 from studyhall.patterns.core.errors import Cancelled, Permanent
 from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.worker_connections import events_client
 from studyhall.patterns.dead_letter import reason_of
 from studyhall.patterns.idempotency import Inbox, result_of
 from studyhall.patterns.pipeline import JobContext

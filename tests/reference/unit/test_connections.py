@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 from redis.asyncio import Redis
 
-from studyhall.patterns.core.connections import blocking_client, lock_client, producer_client, worker_client
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.worker_connections import blocking_client, lock_client, worker_client
 
 worker = partial(worker_client, kind=Redis)
 worker.__name__ = "worker_client"  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from typing import Generic, Protocol, TypeVar
 import msgpack
 from bullmq.redis_connection import SCRIPT_DEFINITIONS, loadScript
 
-from ..core.connections import lock_client
+from ..core.worker_connections import lock_client
 
 __all__ = ["Held", "LockKeeper"]
 

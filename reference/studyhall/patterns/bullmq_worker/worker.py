@@ -44,8 +44,8 @@ from bullmq.redis_connection import RedisConnection
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from ..core import bullmq_scheduler
-from ..core.connections import blocking_client, worker_client
 from ..core.errors import FailPermanently, RetryLater
+from ..core.worker_connections import blocking_client, worker_client
 from .autopipeline import AutoPipeline
 from .events import WorkerEvents, is_outage
 from .ledger import Found, Ledger, LockLost, Run

@@ -1,19 +1,12 @@
-"""The one place that builds Redis clients, because each use needs other numbers than redis-py's defaults.
+"""How Redis clients are built, and the one for adding jobs; those of a worker are in `worker_connections`. Nobody else
+builds one, because each use needs other numbers than redis-py's defaults.
 
-Promise: a producer answers or fails in under two seconds, also when Redis was never up; a blocking read
-outlives its own block time; nobody reads bytes where text was meant; no connection stays with a server that
-was demoted, whether Sentinel, DNS or a load balancer leads to the new one.
+Promise: a producer answers or fails in under two seconds, also when Redis was never up; nobody reads bytes where text
+was meant; no connection stays with a server that was demoted, whether Sentinel, DNS or a load balancer leads to the
+new one.
 
 An `add` that timed out may still have landed: give every job a `jobId`, then repeating it is harmless.
 Options written into the URL (`?socket_timeout=1`) win over the numbers here: you asked for it.
-
-A user with few rights: this line suffices (the prefixes of other patterns you use come on top as `~prefix:*`).
-
-    ACL SETUSER worker on >password ~bull:* +@all -@dangerous +info +client|unblock
-
-Without INFO the server's version goes unchecked, without CLIENT SETNAME dashboards do not see the worker, and without
-CLIENT ID or CLIENT UNBLOCK a delayed job starts up to 0.1 s late and an idle worker drains in up to 2 s. A worker says
-once what is missing.
 
 Redis Cluster: `NoCluster`, whose text says what works.
 
@@ -30,7 +23,7 @@ import redis
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
-from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.backoff import NoBackoff
 from redis.exceptions import (
     ClusterCrossSlotError,
     MasterDownError,
@@ -39,28 +32,23 @@ from redis.exceptions import (
     ResponseError,
 )
 from redis.exceptions import ConnectionError as BrokenConnection
-from redis.retry import Retry as SyncRetry
-from redis.sentinel import Sentinel as SyncSentinel
 
 __all__ = [
     "NoCluster",
     "NotPrimary",
-    "blocking_client",
-    "events_client",
-    "lock_client",
-    "meaning",
     "producer_client",
-    "worker_client",
+    # what other clients are built with
+    "build_client",
+    "meaning",
+    "no_repeat",
+    "sentinel_of",
+    "watched",
 ]
 
 # A refused connection fails at once; these two bound a host that swallows packets and a frozen server.
 # The larger is what a caller waits at worst. With BullMQ's own client an `add` was still pending after 330 s.
 CONNECT_SECONDS = 1.0
 ANSWER_SECONDS = 1.5
-
-# Longer than any block time in this project. redis-py 8 sets 5 s, exactly the block time of a BullMQ worker:
-# idle workers then ran into timeouts and their back-off, and a job delayed by 9 s ran after 471 s.
-BLOCKING_SECONDS = 30.0
 
 C = TypeVar("C", bound=Redis | redis.Redis)
 
@@ -108,83 +96,22 @@ def producer_client(url: str) -> Redis:
         "socket_connect_timeout": CONNECT_SECONDS,
         "socket_timeout": ANSWER_SECONDS,
     }
-    if _sentinel(url):
-        return _client(Redis, url, **options)
+    if sentinel_of(url):
+        return build_client(Redis, url, **options)
     # The default pool refuses the 101st command at once; this one lets it wait for a free connection.
     pool = BlockingConnectionPool.from_url(url, max_connections=64, timeout=ANSWER_SECONDS, **TEXT, **options)
-    return _watched(Redis.from_pool(pool), _Watched)
+    return watched(Redis.from_pool(pool), _Watched)
 
 
-def worker_client(url: str, kind: type[C], *, name: str | None = None) -> C:
-    """For a worker's own commands, in its own class of client. No retries: only it knows what may be repeated."""
-    # RESP2: no push messages may stand between the pipelined replies, which are matched by order alone.
-    return _client(
-        kind,
-        url,
-        retry=_once(),
-        protocol=2,
-        client_name=name,
-        max_connections=500,  # beyond it redis-py raises instead of waiting; processors log and read at once
-        socket_connect_timeout=2.0,
-        socket_timeout=5.0,
-    )
-
-
-def blocking_client(url: str, *, name: str | None = None, patience: float = BLOCKING_SECONDS) -> Redis:
-    """For BZPOPMIN and XREADGROUP: its own connection, so that a wait never stands before a command.
-
-    `patience` is how long an answer may take, and must exceed the longest block time. It is also how long a
-    connection that died without a word (a NAT forgot it) goes unnoticed.
-    """
-    return _client(
-        Redis,
-        url,
-        retry=_once(),
-        client_name=name,
-        socket_connect_timeout=2.0,
-        socket_timeout=patience,
-    )
-
-
-def events_client(url: str) -> Redis:
-    """For `QueueEvents`, which ends for good on the first error: reconnect forever, at most 1 s apart.
-
-    Repeating is safe here and only here: reading a stream from a known id changes nothing.
-    """
-    forever = Retry(ExponentialWithJitterBackoff(base=0.1, cap=1.0), retries=-1)
-    return _client(Redis, url, retry=forever, socket_connect_timeout=2.0, socket_timeout=BLOCKING_SECONDS)
-
-
-def lock_client(url: str, *, name: str | None = None) -> redis.Redis:
-    """Synchronous, for the thread that renews locks: it must notice a dead server well within one lock."""
-    options: dict[str, Any] = {
-        "decode_responses": True,
-        "client_name": name,
-        "retry": SyncRetry(NoBackoff(), 0),
-        "socket_connect_timeout": CONNECT_SECONDS,
-        "socket_timeout": 2.0,
-    }
-    made: Any
-    if sentinel := _sentinel(url):
-        hosts, service, server, asked = sentinel
-        manager: Any = SyncSentinel(  # type: ignore[no-untyped-call]
-            hosts, sentinel_kwargs={**options, **asked}, **{**options, **server}
-        )
-        made = manager.master_for(service)
-    else:
-        made = redis.Redis.from_url(url, **options)
-    assert isinstance(made, redis.Redis)
-    return _watched(made, _WatchedSync)
-
-
-def _client(kind: type[C], url: str, **options: Any) -> C:
+def build_client(kind: type[C], url: str, **options: Any) -> C:
+    """A client of this kind with these options, for every form of URL."""
     options |= TEXT
     made: Any
-    if sentinel := _sentinel(url):
+    if sentinel := sentinel_of(url):
         hosts, service, server, asked = sentinel
         # Ask the next one soon.
         limits = {
-            "retry": _once(),
+            "retry": no_repeat(),
             "socket_connect_timeout": 0.5,
             "socket_timeout": 0.5,
         }
@@ -195,7 +122,7 @@ def _client(kind: type[C], url: str, **options: Any) -> C:
     else:
         made = kind.from_url(url, **options)
     assert isinstance(made, kind)
-    return _watched(made, _Watched)
+    return watched(made, _Watched)
 
 
 class _Watched:
@@ -225,29 +152,8 @@ class _Watched:
             raise why from error
 
 
-class _WatchedSync:
-    """The same for the thread that renews locks."""
-
-    def on_connect_check_health(self, *args: Any, **options: Any) -> None:
-        connection: Any = super()
-        try:
-            connection.on_connect_check_health(*args, **options)
-        except ResponseError:
-            self.client_name = None
-            connection.on_connect_check_health(*args, **options)
-
-    def read_response(self, *args: Any, **options: Any) -> Any:
-        connection: Any = super()
-        try:
-            return connection.read_response(*args, **options)
-        except ResponseError as error:
-            if (why := meaning(error)) is error:
-                raise
-            connection.disconnect()
-            raise why from error
-
-
-def _watched(client: C, watch: type) -> C:
+def watched(client: C, watch: type) -> C:
+    """The client with `watch` on top of each of its connections."""
     # Here and not as an option: a URL's scheme (TLS, socket) and Sentinel choose the class themselves.
     pool: Any = client.connection_pool
     kind = pool.connection_class
@@ -255,11 +161,11 @@ def _watched(client: C, watch: type) -> C:
     return client
 
 
-def _once() -> Retry:
+def no_repeat() -> Retry:
     return Retry(NoBackoff(), 0)
 
 
-def _sentinel(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any], dict[str, Any]] | None:
+def sentinel_of(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any], dict[str, Any]] | None:
     """(sentinel hosts, service name, options for the server, options for the sentinels), or None."""
     parts = urlsplit(url)
     if parts.scheme not in ("redis+sentinel", "rediss+sentinel"):

@@ -1,4 +1,4 @@
-"""The job model: what a producer sends, the rules of a kind of job, and how one execution ends. Nothing but data.
+"""The job model: the rules of a kind of job, and how one execution ends; what is asked for is in `request`. Only data.
 
 Every pattern speaks these types, so none has to import another for a name. Only the standard library here.
 """
@@ -8,25 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
-import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 from .errors import Cancelled
 
 __all__ = [
-    # what is asked for
-    "AddNext",
-    "AddStep",
-    "Enqueues",
-    "JobRef",
-    "JobRequest",
-    "Outgoing",
     # the rules of one kind of job
     "DAY",
     "Deadline",
@@ -40,9 +29,6 @@ __all__ = [
     "CANCELLED",
     "STOP",
     "cancelled",
-    "correlation",
-    "current_correlation_id",
-    "new_correlation_id",
     "provider_key",
     "stop_reason",
 ]
@@ -50,8 +36,6 @@ __all__ = [
 DAY = 24 * 3600.0
 CANCELLED = "cancelled"  # the only field of a cancelled job's result
 STOP = "cancelled: "  # how a running processor is told; other cancellations are drains and lost locks
-_GOOD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_correlation: ContextVar[str] = ContextVar("correlation_id", default="")
 
 Save = Callable[[Any], Awaitable[object]]  # an effect, given the transaction it belongs to
 
@@ -119,58 +103,6 @@ class Deadline:
 
 
 @dataclass(frozen=True, slots=True)
-class JobRef:
-    """Where the job is."""
-
-    queue: str
-    name: str
-    id: str
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class JobRequest:
-    """What to run. `key` is what makes the request unique in the business, such as the order number."""
-
-    name: str
-    payload: Any  # a mapping, or a model of the job type
-    key: str
-    delay: float = 0.0
-    priority: str | int = "normal"
-    max_age: float | None = None  # seconds after which running it is pointless
-    children: Sequence[JobRequest] = field(default=())
-    on_failure: str = "wait"  # as a child: what its failure does to its parent, see `flow`
-    meta: Mapping[str, Any] = field(default_factory=dict)
-    queue: str = ""  # where no job type says it
-
-
-@dataclass(slots=True)
-class Outgoing:
-    """A job on its way into the queue: the steps of a producer fill it in."""
-
-    request: JobRequest
-    ref: JobRef
-    data: dict[str, Any]
-    opts: dict[str, Any]
-    extras: dict[str, Any] = field(default_factory=dict)  # beside the payload, in an envelope of ours
-    children: list[Outgoing] = field(default_factory=list)
-
-
-AddNext = Callable[[], Awaitable[None]]
-# Of a producer: `await call_next()` adds them.
-AddStep = Callable[[Sequence[Outgoing], AddNext], Awaitable[None]]
-
-
-class Enqueues(Protocol):
-    """What patterns need of a producer; `producer.Producer` is one."""
-
-    async def enqueue(self, request: JobRequest) -> JobRef: ...
-    async def admit(self, request: JobRequest) -> None: ...
-    async def checked(self, request: JobRequest) -> JobRequest: ...
-    def ref(self, request: JobRequest) -> JobRef: ...
-
-
-@dataclass(frozen=True, slots=True)
 class Decision:
     """Run again in `delay` seconds, or never when that is None. `reason` quotes the error: redact it."""
 
@@ -197,23 +129,3 @@ def stop_reason(error: BaseException) -> str | None:
 def provider_key(business_key: str, step: str) -> str:
     """The idempotency key to send to an outside service: equal in every retry, replay and process."""
     return hashlib.sha256(json.dumps([business_key, step]).encode()).hexdigest()[:40]
-
-
-def new_correlation_id() -> str:
-    return uuid.uuid4().hex
-
-
-def current_correlation_id() -> str:
-    """The id of the request or job that this code works for; empty outside of one."""
-    return _correlation.get()
-
-
-@contextmanager
-def correlation(ident: object = None) -> Iterator[str]:
-    """Work under this correlation id, or a new one when `ident` is none that we would write into a log."""
-    given = ident if isinstance(ident, str) and _GOOD_ID.fullmatch(ident) else new_correlation_id()
-    was = _correlation.set(given)
-    try:
-        yield given
-    finally:
-        _correlation.reset(was)

@@ -27,7 +27,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.clock import Periodic
 from ..core.errors import Expired, FailedTwin, Permanent, QueueUnavailable
-from ..core.job import Enqueues, JobRef, JobRequest, correlation, current_correlation_id, new_correlation_id
+from ..core.request import (
+    Enqueues,
+    JobRef,
+    JobRequest,
+    correlation,
+    current_correlation_id,
+    new_correlation_id,
+)
 from ..core.store import begin, insert, metadata, read
 
 __all__ = ["Drained", "Drainer", "Pending", "add", "drain", "forget", "pending", "pending_jobs", "release"]

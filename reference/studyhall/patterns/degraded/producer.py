@@ -23,7 +23,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.errors import FailedTwin, Overloaded, QueueUnavailable, ResourceBusy
-from ..core.job import Enqueues, JobRef, JobRequest
+from ..core.request import Enqueues, JobRef, JobRequest
 from ..core.store import begin, read
 from . import pending as pending_jobs
 

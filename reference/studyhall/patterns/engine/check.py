@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import redis
 
-from ..core.connections import lock_client
+from ..core.worker_connections import lock_client
 
 __all__ = [
     "BadUrl",

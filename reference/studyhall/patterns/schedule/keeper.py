@@ -39,7 +39,7 @@ from ..core import bullmq_scheduler
 from ..core.clock import Periodic
 from ..core.errors import Cancelled, JobError, Snooze
 from ..core.execution import CallNext, JobContext, Step, needs
-from ..core.job import JobRef, JobRequest, Outgoing
+from ..core.request import JobRef, JobRequest, Outgoing
 from ..lease import Lease
 from . import history
 from .registry import ScheduleRegistry

@@ -15,7 +15,8 @@ import sys
 from bullmq import Job, Worker
 from bullmq.custom_errors import UnrecoverableError
 
-from studyhall.patterns.core.connections import blocking_client, producer_client
+from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.worker_connections import blocking_client
 
 
 async def process(job: Job, _token: str) -> None:

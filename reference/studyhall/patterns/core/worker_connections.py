@@ -1,0 +1,119 @@
+"""The Redis clients of a worker: for its commands, for waiting, for events, and for the thread that renews locks.
+
+Promise: a blocking read outlives its own block time, and no connection stays with a server that was demoted. What may
+be repeated is for the worker to know, so none of them repeats a command (but for reading events, which is harmless).
+
+A user with few rights: this line suffices (the prefixes of other patterns you use come on top as `~prefix:*`).
+
+    ACL SETUSER worker on >password ~bull:* +@all -@dangerous +info +client|unblock
+
+Without INFO the server's version goes unchecked, without CLIENT SETNAME dashboards do not see the worker, and without
+CLIENT ID or CLIENT UNBLOCK a delayed job starts up to 0.1 s late and an idle worker drains in up to 2 s. A worker says
+once what is missing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.exceptions import ResponseError
+from redis.retry import Retry as SyncRetry
+from redis.sentinel import Sentinel as SyncSentinel
+
+from .connections import CONNECT_SECONDS, C, build_client, meaning, no_repeat, sentinel_of, watched
+
+__all__ = ["blocking_client", "events_client", "lock_client", "worker_client"]
+
+# Longer than any block time in this project. redis-py 8 sets 5 s, exactly the block time of a BullMQ worker:
+# idle workers then ran into timeouts and their back-off, and a job delayed by 9 s ran after 471 s.
+BLOCKING_SECONDS = 30.0
+
+
+def worker_client(url: str, kind: type[C], *, name: str | None = None) -> C:
+    """For a worker's own commands, in its own class of client. No retries: only it knows what may be repeated."""
+    # RESP2: no push messages may stand between the pipelined replies, which are matched by order alone.
+    return build_client(
+        kind,
+        url,
+        retry=no_repeat(),
+        protocol=2,
+        client_name=name,
+        max_connections=500,  # beyond it redis-py raises instead of waiting; processors log and read at once
+        socket_connect_timeout=2.0,
+        socket_timeout=5.0,
+    )
+
+
+def blocking_client(url: str, *, name: str | None = None, patience: float = BLOCKING_SECONDS) -> Redis:
+    """For BZPOPMIN and XREADGROUP: its own connection, so that a wait never stands before a command.
+
+    `patience` is how long an answer may take, and must exceed the longest block time. It is also how long a
+    connection that died without a word (a NAT forgot it) goes unnoticed.
+    """
+    return build_client(
+        Redis,
+        url,
+        retry=no_repeat(),
+        client_name=name,
+        socket_connect_timeout=2.0,
+        socket_timeout=patience,
+    )
+
+
+def events_client(url: str) -> Redis:
+    """For `QueueEvents`, which ends for good on the first error: reconnect forever, at most 1 s apart.
+
+    Repeating is safe here and only here: reading a stream from a known id changes nothing.
+    """
+    forever = Retry(ExponentialWithJitterBackoff(base=0.1, cap=1.0), retries=-1)
+    return build_client(
+        Redis, url, retry=forever, socket_connect_timeout=2.0, socket_timeout=BLOCKING_SECONDS
+    )
+
+
+def lock_client(url: str, *, name: str | None = None) -> redis.Redis:
+    """Synchronous, for the thread that renews locks: it must notice a dead server well within one lock."""
+    options: dict[str, Any] = {
+        "decode_responses": True,
+        "client_name": name,
+        "retry": SyncRetry(NoBackoff(), 0),
+        "socket_connect_timeout": CONNECT_SECONDS,
+        "socket_timeout": 2.0,
+    }
+    made: Any
+    if sentinel := sentinel_of(url):
+        hosts, service, server, asked = sentinel
+        manager: Any = SyncSentinel(  # type: ignore[no-untyped-call]
+            hosts, sentinel_kwargs={**options, **asked}, **{**options, **server}
+        )
+        made = manager.master_for(service)
+    else:
+        made = redis.Redis.from_url(url, **options)
+    assert isinstance(made, redis.Redis)
+    return watched(made, _WatchedSync)
+
+
+class _WatchedSync:
+    """The same for the thread that renews locks."""
+
+    def on_connect_check_health(self, *args: Any, **options: Any) -> None:
+        connection: Any = super()
+        try:
+            connection.on_connect_check_health(*args, **options)
+        except ResponseError:
+            self.client_name = None
+            connection.on_connect_check_health(*args, **options)
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        connection: Any = super()
+        try:
+            return connection.read_response(*args, **options)
+        except ResponseError as error:
+            if (why := meaning(error)) is error:
+                raise
+            connection.disconnect()
+            raise why from error
