@@ -56,7 +56,7 @@ new-pattern: $(STAMP) ## Lay out a new pattern: NAME=slow-start SKILL=background
 guide: $(STAMP) ## Build the pattern guide into build/guide; ARGS=--serve to read it
 	@$(BIN)/python -m guide.build $(ARGS)
 
-lock: $(STAMP) ## Resolve requirements.lock and bootstrap.lock anew from pyproject.toml
+lock: $(STAMP) ## Resolve requirements.lock and bootstrap.lock again from pyproject.toml
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --all-extras pyproject.toml -o requirements.lock $(ARGS)
 	@echo "uv==0.13.7" | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header - -o bootstrap.lock
 

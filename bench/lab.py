@@ -8,7 +8,7 @@ A section gets a `Lab` and uses it so:
             workers = bench.start(processes=2)             # real processes; killed when the block ends
             bench.tally.wait(2000)                         # until so many executions ended
             workers.kill()                                 # SIGKILL to the whole tree, as when a container dies
-            bench.tally.records(), bench.tally.missing(2000), bench.tally.doubled()
+            bench.tally.records(), bench.tally.missing(2000), bench.tally.duplicated()
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Tally:
         done = {record.number for record in self.records()}
         return [number for number in range(first, first + jobs) if number not in done]
 
-    def doubled(self) -> dict[int, int]:
+    def duplicated(self) -> dict[int, int]:
         """Job number -> executions, of those that reached their end more than once."""
         counted = Counter(record.number for record in self.records())
         return {number: times for number, times in counted.items() if times > 1}

@@ -18,7 +18,7 @@ PICTURES: dict[str, tuple[str, Sequence[str], bool]] = {
         ("idle_p50", "idle_p99"),
         True,
     ),
-    "kills": ("Jobs lost (dark) and doubled (light) by the same kills", ("lost", "doubled"), False),
+    "kills": ("Jobs lost (dark) and duplicated (light) by the same kills", ("lost", "duplicated"), False),
     "backlog": (
         "Median time to add (dark) and to fetch (light) one job while others wait, µs",
         ("add_us", "fetch_us"),

@@ -43,7 +43,7 @@ def targets(results: Results) -> list[Target]:
         _most(results, "p99 enqueue to start, idle queue", "latency", PIPELINE, "idle_p99", 10.0, " ms"),
         _most(results, "enqueue to start after a silence, worst", "silence", PIPELINE, "worst", 10.0, " ms"),
         _most(results, "jobs lost by the kills", "kills", PIPELINE, "lost", 0, ""),
-        _most(results, "jobs doubled by the kills", "kills", PIPELINE, "doubled", 0, ""),
+        _most(results, "jobs duplicated by the kills", "kills", PIPELINE, "duplicated", 0, ""),
     ]
     return found
 

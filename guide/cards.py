@@ -113,7 +113,7 @@ def _brief(pattern: Pattern, entries: Measured) -> str:
 
 def _telling(figures: dict[str, Any]) -> str:
     plain = {key: value for key, value in figures.items() if isinstance(value, int | float | str)}
-    telling = ["jobs", "events", "orders", "kills", "lost", "duplicated", "doubled"]
+    telling = ["jobs", "events", "orders", "kills", "lost", "duplicated"]
     order = sorted(
         plain, key=lambda key: (telling.index(key) if key in telling else len(telling), "naive" not in key)
     )
@@ -132,7 +132,7 @@ def table(entries: Iterable[tuple[str, dict[str, Any]]]) -> str:
 
 
 def loss(pattern: str) -> str:
-    """What the naive twins of a pattern's proofs lost or doubled, below its drawing."""
+    """What the naive twins of a pattern's proofs lost or duplicated, below its drawing."""
     shown = []
     for name, entry in measured(pattern).items():
         twin = {key: value for key, value in entry["figures"].items() if is_twin(key)}

@@ -48,14 +48,14 @@ HEADLINES = (
         "stall-budget",
         "random-kills",
         "{jobs} jobs, their worker SIGKILLed {kills} times",
-        "{lost} lost, {failed} failed, {doubled} doubled",
-        "{naive_doubled} doubled, {naive_failed} failed",
+        "{lost} lost, {failed} failed, {duplicated} duplicated",
+        "{naive_duplicated} duplicated, {naive_failed} failed",
     ),
     (
         "stall-budget",
         "redis-killed",
         "{jobs} jobs, Redis SIGKILLed {redis_kills} times",
-        "{lost} lost, {doubled} doubled, consuming again after {consuming_again_seconds} s",
+        "{lost} lost, {duplicated} duplicated, consuming again after {consuming_again_seconds} s",
         "",
     ),
     (
@@ -69,7 +69,7 @@ HEADLINES = (
         "shutdown",
         "sigterm",
         "{sigterms} SIGTERMs in mid-job, {jobs} jobs",
-        "{lost} lost, {stalled} stalled, {doubled} doubled, slowest exit {slowest_exit_seconds} s",
+        "{lost} lost, {stalled} stalled, {duplicated} duplicated, slowest exit {slowest_exit_seconds} s",
         "",
     ),
     (
@@ -90,14 +90,15 @@ HEADLINES = (
         "idempotency",
         "kills-sqlite",
         "{events} deliveries, {kills} SIGKILLs at every point",
-        "{lost} lost, {doubled} doubled",
-        "SET NX: {naive_set_nx_lost} lost; with DEL: {naive_set_nx_del_lost} lost, {naive_set_nx_del_doubled} doubled",
+        "{lost} lost, {duplicated} duplicated",
+        "SET NX: {naive_set_nx_lost} lost; with DEL: {naive_set_nx_del_lost} lost, "
+        "{naive_set_nx_del_duplicated} duplicated",
     ),
     (
         "dead-letter",
         "kills-sqlite",
         "{jobs} dead jobs of {causes} causes, {kills} kills of {sweepers} sweepers",
-        "{dead_letters} letters, {lost} lost, {doubled} doubled",
+        "{dead_letters} letters, {lost} lost, {duplicated} duplicated",
         "listener: sees {naive_filter_causes_seen} cause of {causes}",
     ),
     (
@@ -111,7 +112,7 @@ HEADLINES = (
         "flow",
         "killed-workers",
         "{chains} chains of jobs, {kills} kills",
-        "{chains_cut} cut, {steps_doubled} steps doubled",
+        "{chains_cut} cut, {steps_duplicated} steps duplicated",
         "{naive_chains_cut} chains cut",
     ),
     (
@@ -139,8 +140,8 @@ HEADLINES = (
         "event-bus",
         "consumer kills, redis",
         "{events} events, consumer killed {kills} times",
-        "{lost} lost, {doubled} doubled",
-        "without inbox: {doubled_without_inbox} doubled",
+        "{lost} lost, {duplicated} duplicated",
+        "without inbox: {duplicated_without_inbox} duplicated",
     ),
     (
         "engine",
@@ -170,7 +171,7 @@ def side_by_side() -> str:
     """The peers of the last published benchmark, for the README."""
     results = json.loads(BENCH.read_text())
     lines = [
-        "| | no-op jobs/s, one process | 20 kills: lost | stuck | doubled | a killed job runs again after |",
+        "| | no-op jobs/s, one process | 20 kills: lost | stuck | duplicated | a killed job runs again after |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for ident, about in results["peers"].items():
@@ -178,7 +179,7 @@ def side_by_side() -> str:
             _median(results, "throughput", ident, "noop"),
             _median(results, "kills", ident, "lost"),
             _median(results, "kills", ident, "stuck"),
-            _median(results, "kills", ident, "doubled"),
+            _median(results, "kills", ident, "duplicated"),
             _median(results, "recovery", ident, "default", " s"),
         ]
         title = f"**{about['title']}**" if ident.startswith("queuesmith") else about["title"]

@@ -21,19 +21,19 @@ from bench.lab import Bench, Lab, Peer, Workers
 
 from .crash import TAKEOVER, WORDS, Effects, Held, alone, held, traffic
 
-TITLE = "Lost and doubled by kills"
+TITLE = "Lost and duplicated by kills"
 ABOUT = (
     "1,000 jobs (quick: 200), four at a time, each with one INSERT in its middle; the worker with all its processes is "
     "killed with SIGKILL 20 times (quick: 5) at the same seeded moments for every peer, and restarted at once. Jobs of "
     f"a dead worker are given away after {TAKEOVER:g} s where the peer lets one choose, and no peer counts "
     "the kills as too many tries; both are shown. The full pipeline inserts its row through `Done(save=…)`, all others "
-    "as handlers usually do. Lost: no row, and not stuck. Doubled: more than one row. Given up: the peer says failed "
-    "or dead. Stuck: the peer still says running at the end of the time limit."
+    "as handlers usually do. Lost: no row, and not stuck. Duplicated: more than one row. Given up: the peer says "
+    "failed or dead. Stuck: the peer still says running at the end of the time limit."
 )
 COLUMNS = {
     "kills": Column("kills", better=""),
     "lost": Column("lost", "jobs", better="less"),
-    "doubled": Column("doubled", "jobs", better="less"),
+    "duplicated": Column("duplicated", "jobs", better="less"),
     "given_up": Column("given up", "jobs", better="less"),
     "stuck": Column("stuck", "jobs", better="less"),
     "seconds": Column("at rest after the last kill", "s", better="less"),
@@ -80,7 +80,7 @@ def survive(lab: Lab, peer: Peer, *, jobs: int, kills: int, limit: float, seed: 
     return {
         "kills": done,
         "lost": max(0, jobs - len(times) - left.running),  # what is stuck may come back one day
-        "doubled": sum(1 for count in times.values() if count > 1),
+        "duplicated": sum(1 for count in times.values() if count > 1),
         "given_up": left.dead,
         "stuck": left.running,
         "seconds": f"> {limit:g}" if rest is None else round(rest, 1),

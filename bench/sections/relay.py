@@ -94,7 +94,7 @@ async def rate(store: AsyncEngine, redis: Redis, count: int) -> float:
     while await relay.run_once():
         pass
     seconds = time.perf_counter() - begun
-    assert await redis.xlen("sink") == count, "lost or doubled"
+    assert await redis.xlen("sink") == count, "lost or duplicated"
     return count / seconds
 
 

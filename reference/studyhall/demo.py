@@ -1,4 +1,4 @@
-"""`studyhall demo`: a guided tour that kills its own worker and shows that nothing is lost or doubled."""
+"""`studyhall demo`: a guided tour that kills its own worker and shows that nothing is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ async def _summary(app: App, story: Story, seconds: float, console: Console) -> 
     completed = sum((worker.executions() for worker in story.workers), Counter[str]())
     jobs = len(story.documents) * len(STAGES)
     lost = jobs - done
-    doubled = sum(times - 1 for times in completed.values())
+    duplicated = sum(times - 1 for times in completed.values())
     missing = sum(len(story.documents) - (count or 0) for count in results.values())
     console.print()
     table = Table(title="What happened", title_justify="left", show_header=False)
@@ -295,14 +295,14 @@ async def _summary(app: App, story: Story, seconds: float, console: Console) -> 
         ("taken over after", f"{story.recovery:.1f} s"),
         ("dead letters / replayed", f"{story.dead_letters} / {story.replayed}"),
         ("jobs lost", lost),
-        ("effects doubled", doubled),
+        ("effects duplicated", duplicated),
         ("results missing", missing),
         *((name, value) for name, value in story.orders.items() if name != "held"),
         ("the tour took", f"{seconds:.0f} s"),
     ):
         table.add_row(name, str(value))
     console.print(table)
-    held = (lost, doubled, missing, story.killed) == (0, 0, 0, 1) and bool(story.orders["held"])
+    held = (lost, duplicated, missing, story.killed) == (0, 0, 0, 1) and bool(story.orders["held"])
     console.print(
         "[green]Nothing was lost, nothing was done twice.[/]"
         if held

@@ -45,16 +45,16 @@ async def buy_packs(app: App, folder: Path, console: Console) -> dict[str, objec
             ended = await _ends(app, placed)
             async with httpx2.AsyncClient() as client:
                 ledger = (await client.get(f"{url}/admin/ledger")).json()
-            doubled = await _doubled(app, placed)
+            duplicated = await _duplicated(app, placed)
     charged = sum(charge["status"] == "succeeded" for charge in ledger["charges"])
     wanted, got = Counter(state for _, state in WISHES), Counter(ended.values())
     console.print(f"   confirmed {got['confirmed']}, taken back {got['cancelled']}, charged {charged} times")
     return {
-        "held": got == wanted and charged == wanted["confirmed"] and doubled == 0,
+        "held": got == wanted and charged == wanted["confirmed"] and duplicated == 0,
         "orders": len(placed),
         "confirmed / taken back": f"{got['confirmed']} / {got['cancelled']}",
         "charges": charged,
-        "messages, payouts and feed entries doubled": doubled,
+        "messages, payouts and feed entries duplicated": duplicated,
     }
 
 
@@ -83,8 +83,8 @@ async def _ends(app: App, placed: list[str]) -> dict[str, str]:
         await asyncio.sleep(0.1)
 
 
-async def _doubled(app: App, placed: list[str]) -> int:
-    doubled = 0
+async def _duplicated(app: App, placed: list[str]) -> int:
+    duplicated = 0
     async with read(app.store) as connection:
         for table in (payouts, feed_entries, notifications):
             # An order may get two messages (placed, then its end), but never the same one twice.
@@ -92,8 +92,8 @@ async def _doubled(app: App, placed: list[str]) -> int:
             rows = await connection.execute(
                 select(func.count()).where(table.c.order_id.in_(placed)).group_by(*same)
             )
-            doubled += sum(int(count) - 1 for (count,) in rows)
-    return doubled
+            duplicated += sum(int(count) - 1 for (count,) in rows)
+    return duplicated
 
 
 @asynccontextmanager

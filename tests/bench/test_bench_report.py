@@ -25,7 +25,9 @@ THROUGHPUT = SimpleNamespace(
 )
 CEILING = SimpleNamespace(TITLE="Limit", ABOUT="", COLUMNS={"P1": Column("1"), "P16": Column("16")})
 KILLS = SimpleNamespace(
-    TITLE="Kills", ABOUT="", COLUMNS={"lost": Column("lost", better="less"), "doubled": Column("doubled")}
+    TITLE="Kills",
+    ABOUT="",
+    COLUMNS={"lost": Column("lost", better="less"), "duplicated": Column("duplicated")},
 )
 PEERS = {
     "stock": {"title": "Stock", "version": "s 1", "settings": "as it comes"},
@@ -102,16 +104,16 @@ def test_one_lost_job_in_one_round_misses_the_target() -> None:
     found = run(**STEADY)
     lab: Any = SimpleNamespace(failures={})
     for lost in (0, 1, 0):
-        results.add(found, "kills", KILLS, lab, {"queuesmith": {"lost": lost, "doubled": 0}})  # type: ignore[arg-type]
+        results.add(found, "kills", KILLS, lab, {"queuesmith": {"lost": lost, "duplicated": 0}})  # type: ignore[arg-type]
     verdicts = {t.text: t.verdict for t in targets(found)}
     assert verdicts["jobs lost by the kills"] == "missed by 1"
-    assert verdicts["jobs doubled by the kills"] == "met"
+    assert verdicts["jobs duplicated by the kills"] == "met"
 
 
 def test_what_a_peer_does_not_have_is_a_dash_and_words_are_kept() -> None:
     found = run(**STEADY)
     lab: Any = SimpleNamespace(failures={})
-    rows = {"stock": {"lost": None, "doubled": "does not say"}, "node": {"lost": 3, "doubled": 0}}
+    rows = {"stock": {"lost": None, "duplicated": "does not say"}, "node": {"lost": 3, "duplicated": 0}}
     results.add(found, "kills", KILLS, lab, rows)  # type: ignore[arg-type]
     text = report.markdown(found, {})
     assert "| Stock | – | does not say |" in text

@@ -73,7 +73,7 @@ def test_two_processes_do_every_job_once_and_end_with_the_bench(lab: Lab) -> Non
             workers = bench.start(2)
             records = bench.finished(300, workers)
             assert bench.tally.missing(300) == []
-            assert bench.tally.doubled() == {}
+            assert bench.tally.duplicated() == {}
             assert all(record.sent < record.started <= record.ended for record in records)
             pids = workers.pids()
             assert len(pids) == 2
@@ -82,7 +82,7 @@ def test_two_processes_do_every_job_once_and_end_with_the_bench(lab: Lab) -> Non
         assert not any(map(alive, pids))
 
 
-def test_a_tally_tells_lost_and_doubled_jobs(tmp_path: Path) -> None:
+def test_a_tally_tells_lost_and_duplicated_jobs(tmp_path: Path) -> None:
     tally = Tally(tmp_path / "tally")
     assert tally.count() == 0
     now = time.time_ns()
@@ -91,7 +91,7 @@ def test_a_tally_tells_lost_and_doubled_jobs(tmp_path: Path) -> None:
     assert tally.count() == 4
     assert [record.number for record in tally.records()] == [0, 2, 2, 4]
     assert tally.missing(5) == [1, 3]
-    assert tally.doubled() == {2: 2}
+    assert tally.duplicated() == {2: 2}
 
 
 def test_the_rate_counts_neither_start_nor_tail() -> None:

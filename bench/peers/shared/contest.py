@@ -11,7 +11,7 @@ worker and how to add a job; what a job does and how it is counted is the same f
 
 Every execution that reaches its end appends one record to the tally, with a single `write` to a file opened with
 O_APPEND: job number, time of the enqueue, start and end, in nanoseconds since the epoch, 8 bytes each. A job that is
-missing there was lost, one that is there twice was doubled. Jobs of the kind `hold` do so at their start
+missing there was lost, one that is there twice was duplicated. Jobs of the kind `hold` do so at their start
 and stay. Jobs of the kinds `row` and `begin` also insert a row into the SQLite database BENCH_STORE, as handlers
 usually do it: one INSERT, committed at once.
 """

@@ -113,7 +113,7 @@ async def test_every_cause_is_dead_lettered_once_under_kills_with_one_alert_each
         kills_by_point=dict(deaths),
         dead_letters=len(letters),
         lost=len(ids - {letter.job_id for letter in letters}),
-        doubled=len(letters) - len({letter.job_id for letter in letters}),
+        duplicated=len(letters) - len({letter.job_id for letter in letters}),
         causes=len(causes),
         jobs_alerted=len(alerts),
         alerts_sent=sum(alerts.values()),
@@ -160,7 +160,7 @@ async def test_killed_replayers_put_every_job_back_exactly_once(
         kills=deaths.total(),
         kills_by_point=dict(deaths),
         lost=len(set(ids) - set(waiting)),
-        doubled=len(waiting) - len(set(waiting)),
+        duplicated=len(waiting) - len(set(waiting)),
     )
     assert deaths.total() >= kills, f"too few deaths to prove anything: {deaths}"
     assert sorted(waiting) == sorted(ids)

@@ -120,8 +120,8 @@ async def test_consumer_killed_before_and_after_its_effect_takes_effect_once(
         events=len(batch),
         kills=len(victims),
         lost=len(batch) - len(ours),
-        doubled=sum(ours.values()) - len(ours),
-        doubled_without_inbox=sum(naive.values()) - len(naive),
+        duplicated=sum(ours.values()) - len(ours),
+        duplicated_without_inbox=sum(naive.values()) - len(naive),
         seconds=round(seconds, 1),
     )
 

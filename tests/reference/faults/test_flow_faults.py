@@ -145,7 +145,7 @@ async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_
         kills=kills,
         steps_killed=hits,
         chains_cut=sum(len(set(steps)) < len(program.STEPS) for steps in ours.values()),
-        steps_doubled=sum(len(steps) - len(set(steps)) for steps in ours.values()),
+        steps_duplicated=sum(len(steps) - len(set(steps)) for steps in ours.values()),
         naive_chains_cut=len(naive_cut),
     )
 

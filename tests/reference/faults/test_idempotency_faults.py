@@ -69,7 +69,7 @@ async def test_killed_consumers_lose_and_double_nothing_while_set_nx_does_both(
     outcome = await kill_consumers(
         store, (store_url, redis_url), spawn, kills=kills, events=events, seed=seed
     )
-    deaths, lost, doubled = outcome["inbox"]
+    deaths, lost, duplicated = outcome["inbox"]
     figures(
         "idempotency",
         name=f"kills-{store_url.split(':', maxsplit=1)[0]}",
@@ -77,14 +77,14 @@ async def test_killed_consumers_lose_and_double_nothing_while_set_nx_does_both(
         kills=deaths.total(),
         kills_by_point=dict(deaths),
         lost=lost,
-        doubled=doubled,
+        duplicated=duplicated,
         naive_set_nx_lost=outcome["set-nx"][1],
         naive_set_nx_del_lost=outcome["set-nx-del"][1],
-        naive_set_nx_del_doubled=outcome["set-nx-del"][2],
+        naive_set_nx_del_duplicated=outcome["set-nx-del"][2],
     )
     assert deaths.total() >= kills * 0.8, f"too few deaths to prove anything: {deaths}"
     assert {"taken", "in the effect", "effect done"} <= set(deaths)
-    assert (lost, doubled) == (0, 0)
+    assert (lost, duplicated) == (0, 0)
     assert outcome["set-nx"][1] > 0, "the fault did not happen: SET NX lost nothing"
     assert outcome["set-nx-del"][1] > 0, "the fault did not happen: SET NX with DEL lost nothing"
     assert outcome["set-nx-del"][2] > 0, "the fault did not happen: SET NX with DEL duplicated nothing"

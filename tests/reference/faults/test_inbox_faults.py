@@ -67,9 +67,9 @@ async def test_a_consumer_killed_before_and_after_its_effect_applies_every_event
             applied("mark_last", "after"),
         )
         naive["naive_mark_first_lost"] = EVENTS - len(set(first))
-        naive["naive_mark_last_doubled"] = len(last) - len(set(last))
+        naive["naive_mark_last_duplicated"] = len(last) - len(set(last))
         assert naive["naive_mark_first_lost"] >= 1
-        assert naive["naive_mark_last_doubled"] >= 1
+        assert naive["naive_mark_last_duplicated"] >= 1
     assert sorted(ours) == sorted(event.id for event in events)
     figures(
         "inbox",
@@ -77,7 +77,7 @@ async def test_a_consumer_killed_before_and_after_its_effect_applies_every_event
         events=EVENTS,
         kills=len(moments),
         lost=EVENTS - len(set(ours)),
-        doubled=len(ours) - len(set(ours)),
+        duplicated=len(ours) - len(set(ours)),
         **naive,
     )
     await redis.aclose()

@@ -254,16 +254,16 @@ async def test_three_relays_at_once_double_nothing_while_two_naive_ones_double_a
     await relays.go("select_then_update", 2)
     for _, process in naive:
         assert await process.exited(60) == 0
-    doubled = len(relays.sink()) - len(first_copies(relays.sink()))
-    assert doubled > 0
+    duplicated = len(relays.sink()) - len(first_copies(relays.sink()))
+    assert duplicated > 0
     figures(
         "outbox",
         name=f"relays-at-once-{store.dialect.name}",
         events=count,
         relays=len(started),
-        doubled=len(published) - len(first_copies(published)),
+        duplicated=len(published) - len(first_copies(published)),
         naive_relays=len(naive),
-        naive_doubled=doubled,
+        naive_duplicated=duplicated,
     )
 
 
@@ -342,8 +342,8 @@ async def test_overlapping_runs_in_one_process_double_nothing_while_a_naive_inte
         ticks.append(asyncio.create_task(tick()))
         await asyncio.sleep(0.02)
     await asyncio.gather(*ticks)
-    naive_doubled = len(naive.events) - events
-    assert naive_doubled > 0
+    naive_duplicated = len(naive.events) - events
+    assert naive_duplicated > 0
 
     async with begin(store) as tx:
         await tx.execute(update(outbox).values(published_at=None))
@@ -352,9 +352,9 @@ async def test_overlapping_runs_in_one_process_double_nothing_while_a_naive_inte
     while (await lag(store)).waiting:
         await asyncio.gather(*(relay.run_once() for _ in range(4)))
     published = {event.id for event in ours.events}
-    doubled = len(ours.events) - len(published)
-    assert (len(published), doubled) == (events, 0)
-    sizes = {"events": events, "doubled": doubled, "naive_doubled": naive_doubled}
+    duplicated = len(ours.events) - len(published)
+    assert (len(published), duplicated) == (events, 0)
+    sizes = {"events": events, "duplicated": duplicated, "naive_duplicated": naive_duplicated}
     figures("outbox", name=f"overlap-{store.dialect.name}", **sizes)
 
 

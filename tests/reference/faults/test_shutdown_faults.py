@@ -69,7 +69,7 @@ async def test_sigterms_mid_job_spend_no_attempt_and_stall_nothing(
         released=released,
         stalled=len(ledger.events("stalled")),
         lost=jobs - len(entries),
-        doubled=sum(entries.values()) - len(entries),
+        duplicated=sum(entries.values()) - len(entries),
     )
 
 

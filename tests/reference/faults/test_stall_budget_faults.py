@@ -42,8 +42,8 @@ async def test_random_kills_lose_fail_and_double_nothing(
         settled = time.monotonic() - began
         entries, counts = await ledger.entries(), await ledger.counts()
     lost = jobs - len(entries)
-    doubled = sum(1 for times in entries.values() if times > 1)
-    assert (killed, lost, counts["failed"], doubled) == (kills, 0, 0, 0)
+    duplicated = sum(1 for times in entries.values() if times > 1)
+    assert (killed, lost, counts["failed"], duplicated) == (kills, 0, 0, 0)
 
     naive_jobs, naive_kills = jobs, kills
     async with Ledger.open(redis_url, tmp_path / "naive", spawn) as ledger:
@@ -56,8 +56,8 @@ async def test_random_kills_lose_fail_and_double_nothing(
         )
         await ledger.idle()
         naive, naive_counts = await ledger.entries(ledger_jobs.naive_ledger), await ledger.counts()
-    naive_doubled = sum(1 for times in naive.values() if times > 1)
-    assert naive_doubled > 0, "the kills hit nothing: this run proves nothing"
+    naive_duplicated = sum(1 for times in naive.values() if times > 1)
+    assert naive_duplicated > 0, "the kills hit nothing: this run proves nothing"
     figures(
         "stall-budget",
         name="random-kills",
@@ -65,11 +65,11 @@ async def test_random_kills_lose_fail_and_double_nothing(
         kills=kills,
         lost=lost,
         failed=counts["failed"],
-        doubled=doubled,
+        duplicated=duplicated,
         seconds_to_settle=round(settled, 1),
         naive_jobs=naive_jobs,
         naive_kills=naive_kills,
-        naive_doubled=naive_doubled,
+        naive_duplicated=naive_duplicated,
         naive_failed=naive_counts["failed"],
         naive_lost=naive_jobs - len(naive),
     )
@@ -230,6 +230,6 @@ async def test_redis_killed_and_restarted_loses_no_job(
         jobs=jobs,
         redis_kills=len(back),
         lost=lost,
-        doubled=duplicated,
+        duplicated=duplicated,
         consuming_again_seconds=max(back),
     )

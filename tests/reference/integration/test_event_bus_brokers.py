@@ -291,7 +291,7 @@ async def test_redis_entries_whose_reply_was_lost_come_first_under_the_same_name
 
 
 @pytest.mark.parametrize(("kind", "server"), [("redis", "redis_url"), ("nats", "nats_url")])
-async def test_slow_handler_of_a_living_member_is_not_doubled(
+async def test_slow_handler_of_a_living_member_is_not_duplicated(
     kind: str, server: str, request: pytest.FixtureRequest
 ) -> None:
     """Takeover comes after 1.5 s of silence; the handler needs three times as long, and another member waits."""

@@ -109,7 +109,7 @@ async def test_a_client_that_comes_back_misses_nothing_on_any_instance(
         events=len(QUEUES) * len(numbers),
         breaks=breaks,
         missed=sum(len(set(numbers) - set(found)) for found in seen.values()),
-        doubled=sum(len(found) - len(set(found)) for found in seen.values()),
+        duplicated=sum(len(found) - len(set(found)) for found in seen.values()),
         naive_missed=len(numbers) - len(naive),
     )
 

@@ -74,7 +74,7 @@ async def test_jobs_that_redis_lost_come_back_once_and_the_report_names_them(
         orders=len(rows),
         lost=lost_without_it,
         repaired=len(report.repaired),
-        doubled=waiting - len(rows),
+        duplicated=waiting - len(rows),
         still_lost_without_it=lost_without_it,
     )
     await client.aclose()

@@ -106,9 +106,9 @@ async def test_replay_gives_one_consumer_what_it_missed_and_touches_no_other(
         events=report.read,
         missed=len(ALL) - len(before["analytics"]),
         applied=report.applied,
-        doubled=len(after["analytics"]) - len(set(after["analytics"])),
-        others_doubled=sum(len(after[consumer]) - len(before[consumer]) for consumer in others),
-        naive_others_doubled_each=paid_twice,
+        duplicated=len(after["analytics"]) - len(set(after["analytics"])),
+        others_duplicated=sum(len(after[consumer]) - len(before[consumer]) for consumer in others),
+        naive_others_duplicated_each=paid_twice,
     )
 
 

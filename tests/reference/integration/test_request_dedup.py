@@ -66,7 +66,7 @@ async def test_a_failed_request_may_be_retried_and_a_late_repeat_is_not_a_second
         while await client.exists("seen:k2"):
             await asyncio.sleep(0.02)
         assert await naive(client, window, "k2", "retry, after the window")
-        doubled = len(window.placed) - 1
+        duplicated = len(window.placed) - 1
 
     ours = Orders()
     requests = RequestDedup(store, "orders")
@@ -80,12 +80,12 @@ async def test_a_failed_request_may_be_retried_and_a_late_repeat_is_not_a_second
         for _ in range(3):
             assert await requests.run("ann", failing, body, ours.place) == Answer(answer.value, replayed=True)
         assert len(ours.placed) - before == 1, f"failed {failing} its effect: one order"
-    assert doubled == 1
+    assert duplicated == 1
     figures(
         "request-dedup",
         name="retries",
         naive_lost=lost,
-        naive_doubled=doubled,
+        naive_duplicated=duplicated,
         requests=10,
         orders=len(ours.placed),
     )
