@@ -5,7 +5,6 @@ The entry of a pattern is the front matter of its page, `skills/SKILL/references
     title, summary   what it is called, what it promises
     modules          in reference/studyhall/patterns, the one that says the promise first; `outbox/`: the whole package
     parts            modules that come only when they are asked for: `queuesmith add event-bus.nats`
-    templates        the kinds of new service whose code uses it
     proofs           test file -> names of tests
 
 Its figures, if a proof writes any, are in reference/figures/ID.json.
@@ -84,7 +83,6 @@ class Pattern:
     summary: str
     own: tuple[str, ...]  # its modules, the one that says the promise first
     parts: tuple[str, ...]  # modules that come only when they are asked for
-    templates: tuple[str, ...]  # kinds of new service whose code uses it
     proofs: tuple[str, ...]  # tests/x.py::test_y
     page: Path
 
@@ -115,7 +113,7 @@ def patterns() -> dict[str, Pattern]:
 
 
 def _pattern(page: Path, skill: str, entry: dict[str, Any]) -> Pattern:
-    known = {"title", "summary", "modules", "parts", "templates", "proofs"}
+    known = {"title", "summary", "modules", "parts", "proofs"}
     if unknown := set(entry) - known:
         raise WrongFrontMatter(
             f"{page}: unknown {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}"
@@ -129,8 +127,7 @@ def _pattern(page: Path, skill: str, entry: dict[str, Any]) -> Pattern:
         own |= dict.fromkeys(path.relative_to(MODULES).as_posix() for path in inside)
     plain = tuple(name for name in own if name not in parts and not name.endswith("__init__.py"))
     proofs = tuple(f"{file}::{name}" for file, names in entry["proofs"].items() for name in names)
-    templates = tuple(entry.get("templates", ()))
-    return Pattern(page.stem, skill, entry["title"], entry["summary"], plain, parts, templates, proofs, page)
+    return Pattern(page.stem, skill, entry["title"], entry["summary"], plain, parts, proofs, page)
 
 
 # ---- front matter: as much YAML as an entry needs, so that the command works with Python alone

@@ -307,9 +307,7 @@ def _new(options: argparse.Namespace) -> int:
         _print_json({"folder": str(folder), "files": files, "next": ["make run", "make test"]})
     else:
         there = shlex.quote(str(folder))
-        print(
-            f"\n{folder} is ready:\n\n  cd {there}\n  make run     # http://127.0.0.1:8000/docs\n  make test"
-        )
+        print(f"\n{folder} is ready:\n\n  cd {there}\n  make run     # http://127.0.0.1:8000\n  make test")
     return 0
 
 
