@@ -22,6 +22,8 @@ from pathlib import Path
 
 import pytest
 
+from .preloaded import Forked, fork_preloaded
+
 __all__ = ["Spawned", "Spawner", "alive", "spawn_python", "start_tied"]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,15 +68,19 @@ class Spawned:
 
     def __init__(self, argv: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path = ROOT) -> None:
         self.argv, self.log = list(argv), log
+        self.process: subprocess.Popen[bytes] | Forked
         with log.open("wb") as out:
-            self.process = start_tied(
-                self.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=dict(env),
-                cwd=cwd,
-            )
+            if self.argv[0] == sys.executable and _libc is not None:
+                self.process = fork_preloaded(start_tied, self.argv[1:], env, cwd, out.fileno())
+            else:
+                self.process = start_tied(
+                    self.argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    env=dict(env),
+                    cwd=cwd,
+                )
         self.pid = self.process.pid
 
     @property

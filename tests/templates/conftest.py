@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +24,31 @@ Render = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this test run, the same for all of xdist's workers."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "templates"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def made_once(folder: Path) -> Iterator[bool]:
+    """Whether it is for you to fill the folder; the other workers wait until you have."""
+    with Path(f"{folder}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ready = Path(f"{folder}.ready")
+        yield not ready.exists()
+        ready.touch()
+
+
+@pytest.fixture(scope="session")
+def installed(shared: Path) -> Path:
     """The parts of the repository that the command and the templates read, and nothing else."""
-    folder = tmp_path_factory.mktemp("plugin") / "queuesmith"
-    export(folder)
+    folder = shared / "queuesmith"
+    with made_once(folder) as due:
+        if due:
+            export(folder)
     return folder
 
 
@@ -38,19 +62,18 @@ def export(folder: Path, *, proofs: bool = True) -> None:
 
 
 @pytest.fixture(scope="session")
-def rendered(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Render:
+def rendered(installed: Path, shared: Path) -> Render:
     """Every combination is rendered once; nobody may write into what this returns."""
-    made: dict[str, Path] = {}
 
     def once(name: str, **answers: Any) -> Path:
         if answers.get("kind") == "background-jobs":
             del answers["kind"]  # it is the default
         asked = json.dumps([name, answers], sort_keys=True)
-        if asked not in made:
-            folder = tmp_path_factory.mktemp("rendered") / name
-            copier.run_copy(str(installed), folder, data=answers, defaults=True, quiet=True)
-            made[asked] = folder
-        return made[asked]
+        folder = shared / hashlib.sha256(asked.encode()).hexdigest()[:16]
+        with made_once(folder) as due:
+            if due:
+                copier.run_copy(str(installed), folder / name, data=answers, defaults=True, quiet=True)
+        return folder / name
 
     return once
 
