@@ -14,6 +14,7 @@ pytest_plugins = [
     f"harness.{name}"
     for name in (
         "processes",
+        "preloaded",
         "tcp_proxy",
         "redis",
         "figures",

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Forked", "fork_preloaded"]
+__all__ = ["Forked"]
 
 # Not prometheus_client and not opentelemetry: what they are depends on the environment they are imported in.
 LIBRARIES = [
@@ -89,10 +89,12 @@ class Forked:
 class _Server:
     """The test run's side."""
 
-    def __init__(self, start: Callable[..., Any]) -> None:
+    def __init__(self) -> None:
+        from .processes import start_tied
+
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        self._process = start([sys.executable, __file__], stdin=theirs, env=environment)
+        self._process = start_tied([sys.executable, __file__], stdin=theirs, env=environment)
         theirs.close()
         self._lock = threading.RLock()
         self._running: dict[int, Forked] = {}
@@ -124,15 +126,20 @@ class _Server:
 
 
 @functools.cache
-def _server(start: Callable[..., Any]) -> _Server:
-    return _Server(start)
+def _server() -> _Server:
+    return _Server()
 
 
-def fork_preloaded(
-    start: Callable[..., Any], argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: int
-) -> Forked:
-    """Run `python *argv`; `log` takes what it prints. `start` is how the harness starts a process."""
-    return _server(start).start(argv, env, cwd, log)
+def _fork(argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: int) -> Forked:
+    """`python *argv`; `log` takes what it prints."""
+    return _server().start(argv, env, cwd, log)
+
+
+def pytest_configure() -> None:
+    from .processes import Spawned
+
+    if sys.platform == "linux":
+        Spawned.fork = staticmethod(_fork)
 
 
 # ---- its own side

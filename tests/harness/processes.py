@@ -16,13 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import pytest
-
-from .preloaded import Forked, fork_preloaded
 
 __all__ = ["Spawned", "Spawner", "alive", "spawn_python", "start_tied"]
 
@@ -63,15 +62,30 @@ def alive(pid: int) -> bool:
     return True
 
 
+class Process(Protocol):
+    """As much of `Popen` as is used here."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
 class Spawned:
     """A running child. stdout and stderr go to `log`, line by line."""
 
+    # How to start Python sooner, if the test run has a way: see `preloaded`.
+    fork: Callable[[Sequence[str], Mapping[str, str], Path, int], Process] | None = None
+
     def __init__(self, argv: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path = ROOT) -> None:
         self.argv, self.log = list(argv), log
-        self.process: subprocess.Popen[bytes] | Forked
+        self.process: Process
         with log.open("wb") as out:
-            if self.argv[0] == sys.executable and _libc is not None:
-                self.process = fork_preloaded(start_tied, self.argv[1:], env, cwd, out.fileno())
+            if self.argv[0] == sys.executable and Spawned.fork is not None:
+                self.process = Spawned.fork(self.argv[1:], env, cwd, out.fileno())
             else:
                 self.process = start_tied(
                     self.argv,
