@@ -80,11 +80,13 @@ class Spawned:
     # How to start Python sooner, if the test run has a way: see `preloaded`.
     fork: Callable[[Sequence[str], Mapping[str, str], Path, int], Process] | None = None
 
-    def __init__(self, argv: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path = ROOT) -> None:
+    def __init__(
+        self, argv: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path = ROOT, *, fork: bool = False
+    ) -> None:
         self.argv, self.log = list(argv), log
         self.process: Process
         with log.open("wb") as out:
-            if self.argv[0] == sys.executable and Spawned.fork is not None:
+            if fork and Spawned.fork is not None:
                 self.process = Spawned.fork(self.argv[1:], env, cwd, out.fileno())
             else:
                 self.process = start_tied(
@@ -186,11 +188,14 @@ def spawn_python(
     """`python -m module` or `python path.py`, with `reference` and `tests` importable. Close it yourself."""
     target = str(module_or_path)
     run = [target] if target.endswith(".py") else ["-m", target]
-    return _spawn([sys.executable, *run, *map(str, args)], env, log, cwd)
+    return _spawn([sys.executable, *run, *map(str, args)], env, log, cwd, fork=True)
 
 
 class Spawner:
-    """What the fixture `spawn` gives: call it for Python, `.command()` for anything else."""
+    """What the fixture `spawn` gives: call it for Python, `.command()` for anything else.
+
+    A forked Python shows the command line and environment of whoever forked it in /proc: look there, use `.command()`.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -220,14 +225,16 @@ class Spawner:
         return child
 
 
-def _spawn(argv: list[str], env: Mapping[str, str] | None, log: Path | None, cwd: Path) -> Spawned:
+def _spawn(
+    argv: list[str], env: Mapping[str, str] | None, log: Path | None, cwd: Path, *, fork: bool = False
+) -> Spawned:
     if log is None:
         handle, name = tempfile.mkstemp(prefix="spawned-", suffix=".log")
         os.close(handle)
         log = Path(name)
     paths = [str(ROOT / "reference"), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     full = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **(env or {})}
-    return Spawned(argv, log, full, cwd)
+    return Spawned(argv, log, full, cwd, fork=fork)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -22,7 +23,8 @@ class Tour:
         self._mark, self.folder = f"QUEUESMITH_TOUR={uuid.uuid4().hex}", folder
         name, _, value = self._mark.partition("=")
         env = {"REDIS_URL": "", "DATABASE_URL": "", "TMPDIR": str(folder), "COLUMNS": "120", name: value}
-        self.process: Spawned = spawn("studyhall", "demo", env=env)
+        # Not forked: its environment is to be seen in /proc.
+        self.process: Spawned = spawn.command(sys.executable, "-m", "studyhall", "demo", env=env)
 
     def running(self) -> list[int]:
         """Every process that inherited the tour's environment, whatever session it moved to (Linux)."""
