@@ -10,8 +10,8 @@ from sqlalchemy import func, select
 
 from {@ package @}.db import {@ job_name @}_results as results
 from {@ package @}.jobs import job_types
-from {@ package @}.patterns.core.request import JobRequest
 from {@ package @}.patterns.core.open_store import close, open_store
+from {@ package @}.patterns.core.request import JobRequest
 from {@ package @}.patterns.core.store import read
 from {@ package @}.patterns.engine import ensure_redis
 from {@ package @}.patterns.producer import Producer
