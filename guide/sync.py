@@ -48,14 +48,14 @@ HEADLINES = (
         "stall-budget",
         "random-kills",
         "{jobs} jobs, their worker SIGKILLed {kills} times",
-        "{lost} lost, {failed} failed, {doubled} doubled",
-        "{naive_doubled} doubled, {naive_failed} failed",
+        "{lost} lost, {failed} failed, {doubled} duplicated",
+        "{naive_doubled} duplicated, {naive_failed} failed",
     ),
     (
         "stall-budget",
         "redis-killed",
         "{jobs} jobs, Redis SIGKILLed {redis_kills} times",
-        "{lost} lost, {doubled} doubled, consuming again after {consuming_again_seconds} s",
+        "{lost} lost, {doubled} duplicated, consuming again after {consuming_again_seconds} s",
         "",
     ),
     (
@@ -69,7 +69,7 @@ HEADLINES = (
         "shutdown",
         "sigterm",
         "{sigterms} SIGTERMs in mid-job, {jobs} jobs",
-        "{lost} lost, {stalled} stalled, {doubled} doubled, slowest exit {slowest_exit_seconds} s",
+        "{lost} lost, {stalled} stalled, {doubled} duplicated, slowest exit {slowest_exit_seconds} s",
         "",
     ),
     (
@@ -90,14 +90,15 @@ HEADLINES = (
         "idempotency",
         "kills-sqlite",
         "{events} deliveries, {kills} SIGKILLs at every point",
-        "{lost} lost, {doubled} doubled",
-        "SET NX: {naive_set_nx_lost} lost; with DEL: {naive_set_nx_del_lost} lost, {naive_set_nx_del_doubled} doubled",
+        "{lost} lost, {doubled} duplicated",
+        "SET NX: {naive_set_nx_lost} lost; with DEL: {naive_set_nx_del_lost} lost, "
+        "{naive_set_nx_del_doubled} duplicated",
     ),
     (
         "dead-letter",
         "kills-sqlite",
         "{jobs} dead jobs of {causes} causes, {kills} kills of {sweepers} sweepers",
-        "{dead_letters} letters, {lost} lost, {doubled} doubled",
+        "{dead_letters} letters, {lost} lost, {doubled} duplicated",
         "listener: sees {naive_filter_causes_seen} cause of {causes}",
     ),
     (
@@ -111,7 +112,7 @@ HEADLINES = (
         "flow",
         "killed-workers",
         "{chains} chains of jobs, {kills} kills",
-        "{chains_cut} cut, {steps_doubled} steps doubled",
+        "{chains_cut} cut, {steps_doubled} steps duplicated",
         "{naive_chains_cut} chains cut",
     ),
     (
@@ -139,8 +140,8 @@ HEADLINES = (
         "event-bus",
         "consumer kills, redis",
         "{events} events, consumer killed {kills} times",
-        "{lost} lost, {doubled} doubled",
-        "without inbox: {doubled_without_inbox} doubled",
+        "{lost} lost, {doubled} duplicated",
+        "without inbox: {doubled_without_inbox} duplicated",
     ),
     (
         "engine",
@@ -170,8 +171,9 @@ def side_by_side() -> str:
     """The peers of the last published benchmark, for the README."""
     results = json.loads(BENCH.read_text())
     lines = [
-        "| | no-op jobs/s, one process | 20 kills: lost | stuck | doubled | a killed job runs again after |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| | no-op jobs/s, one process | 20 kills: lost | stuck | duplicated | a killed job runs again after, limits "
+        "lowered | at its defaults |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for ident, about in results["peers"].items():
         cells = [
@@ -179,11 +181,21 @@ def side_by_side() -> str:
             _median(results, "kills", ident, "lost"),
             _median(results, "kills", ident, "stuck"),
             _median(results, "kills", ident, "doubled"),
+            _median(results, "recovery", ident, "lowered", " s"),
             _median(results, "recovery", ident, "default", " s"),
         ]
         title = f"**{about['title']}**" if ident.startswith("queuesmith") else about["title"]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def figure(path: str) -> str:
+    """`stall-budget/recovery/recovery_seconds` of the last full fault run."""
+    pattern, name, key = path.split("/")
+    entry = cards.measured(pattern, (cards.COMMITTED,)).get(name)
+    if entry is None or key not in entry["figures"]:
+        raise SystemExit(f"reference/figures has no {path}; a full fault run (make faults) writes it")
+    return number(entry["figures"][key])
 
 
 def _median(results: dict[str, Any], section: str, row: str, key: str, unit: str = "") -> str:
@@ -202,8 +214,12 @@ REGIONS: dict[str, Callable[[Path, str], str]] = {
     "quote": lambda _page, args: quotes.quote(args),
     "card": lambda page, _: quotes.card(quotes.pattern_of(page)),
     "files": lambda page, _: quotes.files(quotes.pattern_of(page)),
+    "figure": lambda _page, args: figure(args),
 }
-REGION = re.compile(r"<!-- sync:(?P<name>[\w-]+)(?: (?P<args>[^\n]+?))? -->\n.*?<!-- /sync -->", re.DOTALL)
+# On lines of its own, or within one: <!-- sync:figure health/listing/naive_work_ms -->775<!-- /sync --> ms
+REGION = re.compile(
+    r"<!-- sync:(?P<name>[\w-]+)(?: (?P<args>[^\n]+?))? -->(?P<line>\n?).*?<!-- /sync -->", re.DOTALL
+)
 
 
 def targets() -> list[Path]:
@@ -218,7 +234,7 @@ def rendered(path: Path) -> str:
         if name not in REGIONS:
             raise SystemExit(f"{path}: unknown region {name!r}; known: {', '.join(REGIONS)}")
         head = f"sync:{name} {args}".rstrip()
-        return f"<!-- {head} -->\n{REGIONS[name](path, args)}\n<!-- /sync -->"
+        return f"<!-- {head} -->{match['line']}{REGIONS[name](path, args)}{match['line']}<!-- /sync -->"
 
     return REGION.sub(fill, path.read_text())
 

@@ -15,6 +15,10 @@ When it does not hold
   pass the limit by what they add within that second.
 - Ask at the edge only. A full queue whose jobs must add follow-up jobs to it before they end would never drain.
 - Redis full anyway (other data): the add fails with `QueueUnavailable`.
+- Clocks: `age` is by the clock of the Redis server against the time that the producer wrote. `max_age` is by the
+  worker's clock against that time: a worker that is ahead of the producer drops work early by as much, one that is
+  behind keeps it longer. What was dropped lies in the dead letters and can be replayed. Keep clocks in step (NTP), and
+  `max_age` well above what they may differ by.
 """
 
 from __future__ import annotations
