@@ -15,10 +15,10 @@ When it does not hold
   pass the limit by what they add within that second.
 - Ask at the edge only. A full queue whose jobs must add follow-up jobs to it before they end would never drain.
 - Redis full anyway (other data): the add fails with `QueueUnavailable`.
-- Clocks: `age` is by the clock of the Redis server against the time that the producer wrote. `max_age` is by the
-  worker's clock against that time: a worker that is ahead of the producer drops work early by as much, one that is
-  behind keeps it longer. What was dropped lies in the dead letters and can be replayed. Keep clocks in step (NTP), and
-  `max_age` well above what they may differ by.
+- Clocks: `age` and `max_age` are by the clock of the Redis server (a `ReliableWorker` notes its start by it; on a stock
+  worker it is that worker's own) against the time that the producer wrote: work of a producer whose clock is behind
+  looks older by as much and is dropped early, of one that is ahead younger. What was dropped lies in the dead letters
+  and can be replayed.
 """
 
 from __future__ import annotations
@@ -123,8 +123,10 @@ def max_age() -> Step:
     """Drop work that outlived its worth: its request named a `max_age`, counted from when it was due."""
 
     async def max_age(run: JobContext, call_next: CallNext) -> Any:
-        worth = run.meta.get("max_age")
-        if isinstance(worth, int | float) and (age := time.time() - run.due) > worth:
+        # Not time.time(): a machine whose clock is an hour ahead would drop all that waits.
+        worth, started = run.meta.get("max_age"), run.job.processedOn
+        now = started / 1000 if started else time.time()
+        if isinstance(worth, int | float) and (age := now - run.due) > worth:
             raise Expired(f"waited {age:.0f} s, worth {worth:g} s: {Expired.__doc__}")
         return await call_next(run)
 
