@@ -123,11 +123,9 @@ def max_age() -> Step:
     """Drop work that outlived its worth: its request named a `max_age`, counted from when it was due."""
 
     async def max_age(run: JobContext, call_next: CallNext) -> Any:
-        # Not time.time(): a machine whose clock is an hour ahead would drop all that waits.
-        worth, started = run.meta.get("max_age"), run.job.processedOn
-        now = started / 1000 if started else time.time()
-        if isinstance(worth, int | float) and (age := now - run.due) > worth:
-            raise Expired(f"waited {age:.0f} s, worth {worth:g} s: {Expired.__doc__}")
+        worth = run.meta.get("max_age")
+        if isinstance(worth, int | float) and run.waited > worth:
+            raise Expired(f"waited {run.waited:.0f} s, worth {worth:g} s: {Expired.__doc__}")
         return await call_next(run)
 
     return max_age
