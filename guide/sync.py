@@ -187,6 +187,15 @@ def side_by_side() -> str:
     return "\n".join(lines)
 
 
+def figure(path: str) -> str:
+    """`stall-budget/recovery/recovery_seconds` of the last full fault run."""
+    pattern, name, key = path.split("/")
+    entry = cards.measured(pattern, (cards.COMMITTED,)).get(name)
+    if entry is None or key not in entry["figures"]:
+        raise SystemExit(f"reference/figures has no {path}; a full fault run (make faults) writes it")
+    return number(entry["figures"][key])
+
+
 def _median(results: dict[str, Any], section: str, row: str, key: str, unit: str = "") -> str:
     found = bench.figure(results, section, row, key)
     if not isinstance(found, list):
@@ -203,8 +212,12 @@ REGIONS: dict[str, Callable[[Path, str], str]] = {
     "quote": lambda _page, args: quotes.quote(args),
     "card": lambda page, _: quotes.card(quotes.pattern_of(page)),
     "files": lambda page, _: quotes.files(quotes.pattern_of(page)),
+    "figure": lambda _page, args: figure(args),
 }
-REGION = re.compile(r"<!-- sync:(?P<name>[\w-]+)(?: (?P<args>[^\n]+?))? -->\n.*?<!-- /sync -->", re.DOTALL)
+# On lines of its own, or within one: <!-- sync:figure health/listing/naive_work_ms -->775<!-- /sync --> ms
+REGION = re.compile(
+    r"<!-- sync:(?P<name>[\w-]+)(?: (?P<args>[^\n]+?))? -->(?P<line>\n?).*?<!-- /sync -->", re.DOTALL
+)
 
 
 def targets() -> list[Path]:
@@ -219,7 +232,7 @@ def rendered(path: Path) -> str:
         if name not in REGIONS:
             raise SystemExit(f"{path}: unknown region {name!r}; known: {', '.join(REGIONS)}")
         head = f"sync:{name} {args}".rstrip()
-        return f"<!-- {head} -->\n{REGIONS[name](path, args)}\n<!-- /sync -->"
+        return f"<!-- {head} -->{match['line']}{REGIONS[name](path, args)}{match['line']}<!-- /sync -->"
 
     return REGION.sub(fill, path.read_text())
 

@@ -15,6 +15,10 @@ When it does not hold
   pass the limit by what they add within that second.
 - Ask at the edge only. A full queue whose jobs must add follow-up jobs to it before they end would never drain.
 - Redis full anyway (other data): the add fails with `QueueUnavailable`.
+- Clocks: `age` and `max_age` are by the clock of the Redis server (a `ReliableWorker` notes its start by it; on a stock
+  worker it is that worker's own) against the time that the producer wrote: work of a producer whose clock is behind
+  looks older by as much and is dropped early, of one that is ahead younger. What was dropped lies in the dead letters
+  and can be replayed.
 """
 
 from __future__ import annotations
@@ -120,8 +124,8 @@ def max_age() -> Step:
 
     async def max_age(run: JobContext, call_next: CallNext) -> Any:
         worth = run.meta.get("max_age")
-        if isinstance(worth, int | float) and (age := time.time() - run.due) > worth:
-            raise Expired(f"waited {age:.0f} s, worth {worth:g} s: {Expired.__doc__}")
+        if isinstance(worth, int | float) and run.waited > worth:
+            raise Expired(f"waited {run.waited:.0f} s, worth {worth:g} s: {Expired.__doc__}")
         return await call_next(run)
 
     return max_age

@@ -2,9 +2,9 @@
 
 Promise: a job enqueued with `delay=after(…)` or `delay=at(…)` occupies nothing but its place in Redis,
 survives every restart, and starts on time: within 150 ms for 95 of 100 on an idle `ReliableWorker` (the
-stock worker: 0.3 to 1 s late, and 471 s when redis-py's default timeout cuts its wait short). `reschedule`
-moves it, `withdraw` takes it back as if it had never been enqueued; both are atomic: they find it waiting,
-or say that it has started. To end one that may have started, and for good, use `cancel`.
+stock worker rounds up to whole seconds, and is minutes late when redis-py's default timeout cuts its wait
+short). `reschedule` moves it, `withdraw` takes it back as if it had never been enqueued; both are atomic: they
+find it waiting, or say that it has started. To end one that may have started, and for good, use `cancel`.
 
 Clocks: a `ReliableWorker` judges what is due by the clock of the Redis server, so its own may be wrong. The due
 time is written by the producer: with `at` it is that moment whatever the producer's clock says, with `after` it is

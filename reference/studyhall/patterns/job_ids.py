@@ -6,8 +6,9 @@ second `add` of a request is the same job, from any process, in Python and in No
 It does not hold once the job has left Redis (retention): then the id is free again, and the idempotency marker
 in the database is what stops the second effect.
 
-Why not plain keys: `order:123` and `42` throw in Node and are accepted in Python; a numeric custom id is
-overwritten by an automatic one; `meta`, `wait` and other names of the queue's own keys are dropped or crash.
+Why not plain keys: `order:123` and `42` throw in Node (two colons pass); Python takes the first and overwrites the
+second by an automatic id; `meta`, `wait` and other names of the queue's own keys are dropped or crash, and `1:logs`
+is the key of job 1's log.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ performs outside its `Done.save`: give those a provider idempotency key (`ctx.pr
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -66,8 +65,7 @@ class Pipeline:
         job = run.job
         # BullMQ counts starts and consumed attempts: the difference is how often the job came back for free.
         waits = max(0, job.attemptsStarted - 1 - job.attemptsMade)
-        age = time.time() - run.due
-        decision = decide(error, run.policy, job.attemptsMade, age=age, waits=waits)
+        decision = decide(error, run.policy, job.attemptsMade, age=run.waited, waits=waits)
         if isinstance(error, Expired):
             return Decision(Outcome.EXPIRED, decision.reason)
         if isinstance(error, Cancelled):

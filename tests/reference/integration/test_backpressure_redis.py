@@ -234,5 +234,30 @@ async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(
     assert reasons == {"Expired"}
 
 
+async def test_a_worker_whose_clock_is_an_hour_ahead_drops_nothing_that_is_fresh(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    async def note(ctx: JobContext, _payload: Work) -> None:
+        ran.append(ctx.key)
+
+    jobs = JobTypes()
+    jobs.register(name="work", payload=Work, handler=note, queue="work")
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    await create_all(store)
+    async with producer_at(redis_url, None) as producer:
+        await producer.enqueue(request("fresh", max_age=600))
+        await producer.enqueue(request("stale", max_age=0.1))
+        await asyncio.sleep(0.2)
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + 3600)
+        async with at_work("work", full_pipeline(jobs, store), url=redis_url):
+            await until(lambda: _failed(producer, 1), 10, "the stale one to be dropped")
+            await until(lambda: ran, 10, "the fresh one to run")
+    await close(store)
+    assert ran == ["k-fresh"]
+
+
 async def _failed(producer: Producer, count: int) -> bool:
     return int(await producer.queue("work").getFailedCount()) == count

@@ -15,6 +15,7 @@ from harness.waiting import until
 from harness.workers import at_work, counts, queue_at
 
 PROGRAM = Path(__file__).parent / "programs" / "interrupted_worker.py"
+EXITING = Path(__file__).parent / "programs" / "exiting_worker.py"
 
 
 class PanicException(BaseException):
@@ -106,6 +107,27 @@ async def test_a_real_ctrl_c_still_stops_the_process_and_releases_the_job(redis_
         assert await worker.exited(20) != 0
         assert await counts(queue) == ({"delayed": 1} if name == "waits" else {"waiting": 1})
         assert (await queue.getJob(job.id)).attemptsMade == signals - 1
+
+
+@pytest.mark.parametrize("name", ["group", "gather", "forgotten"])
+async def test_sys_exit_in_a_task_of_the_processor_is_a_crash_that_a_budget_ends(redis_url, spawn, name):
+    """It was released for free with its neighbours, and ended every next worker as well."""
+    async with queue_at(redis_url, "q") as queue:
+        culprit = await queue.add(name, {}, {"attempts": 2})
+        await queue.addBulk([{"name": "neighbour", "data": {}} for _ in range(10)])
+
+        async def ended() -> bool:
+            return await counts(queue) == {"completed": 10, "failed": 1}
+
+        for _ in range(6):
+            worker = spawn(EXITING, redis_url)
+            await until(
+                lambda worker=worker: worker.returncode is not None or ended(), 30, "an exit, or the end"
+            )
+            if worker.returncode is None:
+                break
+        assert await ended(), await counts(queue)
+        assert (await queue.getJob(culprit.id)).failedReason
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -179,6 +179,38 @@ async def test_a_foreign_job_ends_in_one_visible_state_and_its_neighbours_run(re
         }
 
 
+async def test_an_id_whose_key_is_no_hash_leaves_the_queue_and_its_neighbours_run(redis_url, redis_server):
+    """It came back as stalled for good: no script can end what is no job."""
+    runs: list[str] = []
+    said: list[str] = []
+
+    async def process(job: Any, token: str) -> None:
+        runs.append(job.id)
+
+    with redis_server.client() as client:
+        client.set("bull:q:text", "x")
+        client.rpush("bull:q:list", "x")
+        client.zadd("bull:q:ranked", {"x": 1})
+        client.lpush("bull:q:wait", "text", "list")
+        client.zadd("bull:q:prioritized", {"ranked": 1})
+        async with (
+            queue_at(redis_url, "q") as queue,
+            at_work(
+                "q", process, url=redis_url, concurrency=1, on_error=lambda error: said.append(str(error))
+            ),
+        ):
+            await queue.addBulk([{"name": "job", "data": {}} for _ in range(5)])
+            # The second one waits for a foreign key that the end of the first job meets.
+            client.lpush("bull:q:wait", "text")
+            await queue.addBulk([{"name": "job", "data": {}} for _ in range(5)])
+            await until(lambda: len(runs) == 10, 30, "the neighbours")
+            await until(lambda: len(said) == 4, 30, lambda: f"each to be named, not {said}")
+            assert client.llen("bull:q:active") == 0
+            assert len(await queue.getCompleted()) == 10
+        assert client.get("bull:q:text") == "x", "what is no job is left alone"
+    assert all("taken off the queue" in text for text in said)
+
+
 class Work(Payload):
     n: int = 0
 

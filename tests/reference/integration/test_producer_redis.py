@@ -17,7 +17,7 @@ from studyhall.patterns.flow import FlowConflict, FlowTooLarge, UnknownPolicy, c
 from studyhall.patterns.job_ids import InvalidKey
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.priority import UnknownPriority
-from studyhall.patterns.producer import InvalidMaxAge, JobRequest
+from studyhall.patterns.producer import InvalidMaxAge, JobRequest, KeyTaken
 from studyhall.patterns.typed_jobs import JobTypes, MalformedPayload, Payload, UnknownJob
 
 
@@ -83,6 +83,16 @@ async def test_one_key_is_one_job_from_many_producers_at_once(redis_url: str, tm
     async with Desk.open(redis_url, tmp_path, note_jobs()) as desk:
         refs = await asyncio.gather(*(desk.producer.enqueue(note("same")) for _ in range(50)))
         assert len({ref.id for ref in refs}) == 1
+        assert await desk.counts("notes") == {"prioritized": 1}
+
+
+async def test_another_payload_under_a_key_that_waits_is_refused(redis_url: str, tmp_path: Path) -> None:
+    """BullMQ drops the second add without a word: a customer's request was gone."""
+    async with Desk.open(redis_url, tmp_path, note_jobs()) as desk:
+        await desk.producer.enqueue(note("k", "first"))
+        await desk.producer.enqueue(note("k", "first"))
+        with pytest.raises(KeyTaken):
+            await desk.producer.enqueue(note("k", "second"))
         assert await desk.counts("notes") == {"prioritized": 1}
 
 

@@ -59,6 +59,7 @@ def job(data: Any, **more: Any) -> Any:
         "data": data,
         "opts": {},
         "timestamp": 0,
+        "processedOn": 0,
         "attemptsMade": 0,
         "attemptsStarted": 1,
         "stalledCounter": 0,

@@ -98,7 +98,8 @@ class Ledger:
         try:
             return _found(await self._script("moveToActive", keys, args))
         except ResponseError as error:
-            return await self._half_taken(token, error)
+            found = await self._half_taken(token, error)
+            return found if found.fields else await self.take(token)
 
     async def repair(self, run: Run, fields: dict[str, str]) -> None:
         """Overwrite fields that the scripts could not work with."""
@@ -207,12 +208,21 @@ class Ledger:
         raise Refused(str(error), reply)
 
     async def _half_taken(self, token: str, error: ResponseError) -> Found:
-        """The script that hands out a job broke off (`HINCRBY ats` on text): the job is active and locked by us."""
+        """The script that hands out a job broke off (`HINCRBY ats` on text): the job is active and locked by us.
+        Where its key is no hash (WRONGTYPE) there is no job: nobody could end it, so its id leaves the queue."""
         conn, key = self.backend.conn, self.backend.keys
-        if "not an integer" in str(error):
+        no_hash = str(error).startswith("WRONGTYPE")
+        if no_hash or "not an integer" in str(error):
             active = await conn.lrange(key["active"], 0, -1)
             locks = await conn.mget([f"{key['']}{job_id}:lock" for job_id in active]) if active else ()
             for job_id, lock in zip(active, locks, strict=True):
+                if lock == token and no_hash:
+                    await conn.lrem(key["active"], 0, job_id)
+                    await conn.delete(f"{key['']}{job_id}:lock")
+                    self.on_outage(
+                        ValueError(f"{key['']}{job_id} is no job but of another type: taken off the queue")
+                    )
+                    return Found()
                 if lock == token:
                     return Found(await conn.hgetall(key[""] + job_id), job_id)
         raise error

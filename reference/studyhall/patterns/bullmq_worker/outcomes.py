@@ -10,6 +10,7 @@ The processor …                              and its job …
 - lets the cancellation by `cancel()` escape fails for good: a cancelled job must not come back
   (CancelledError, or AbortError where it took a signal)
 - is cancelled because the worker drains     is released: it goes back to the queue and consumes no attempt
+- is cancelled because its loop was ended    comes back as stalled: without a `drain()` it is a crash
 - lost its lock                              belongs to somebody else: nothing is written
 """
 
@@ -65,7 +66,7 @@ class Outcomes:
     async def settle(self, run: Run, error: BaseException, *, fetch: bool) -> Found | None:  # noqa: PLR0911
         """Carry out what `error` asks for. Returns the next job if the script gave one, None if it cannot."""
         assert run.task is not None
-        foreign = run.cancelled is None and run.task.cancelling() > 0  # e.g. asyncio.run() is ending
+        loop_ends = run.cancelled is None and run.task.cancelling() > 0  # asyncio.run() cancels all tasks
         while run.task.cancelling():
             run.task.uncancel()
         if run.lost:
@@ -77,9 +78,15 @@ class Outcomes:
                 return await self._retry_later(run, error, fetch)
             case FailPermanently() | UnrecoverableError():
                 return await self._fail(run, error, fetch)
-            case _ if run.draining or foreign:
+            case _ if run.draining:
                 await self.release(run)
                 return None
+            case Exception() | asyncio.CancelledError() if loop_ends:
+                # sys.exit() in a task that a processor started ends the loop, and nobody knows whose it was: released,
+                # the culprit would end every next worker too, and no budget would count it.
+                raise LockLost(
+                    f"job {run.job_id} ran when its event loop was ended: that is a crash, it comes back"
+                )
             case AbortError() if run.cancelled is not None:
                 return await self._fail(run, error, fetch)
             case asyncio.CancelledError() if run.cancelled is not None:

@@ -15,8 +15,11 @@ Promise
 
 It does not make a processor run only once: a lost lock or a crash means that the job runs again. Use the
 idempotency pattern for effects. sys.exit() in a task that the processor itself starts (TaskGroup, gather, and
-on Python 3.11 wait_for) ends the process: asyncio raises it out of the loop. Only Redis/Valkey from 6.2, no
-Cluster. Sync processors are refused.
+on Python 3.11 wait_for) ends the process: asyncio raises it out of the loop. What ran there comes back as after any
+crash, until a crash budget (`stall_budget`, or `max_stalled`) gives the culprit up. An id whose
+Redis key is no hash is no job: it is reported and taken off the queue. As a delayed one it breaks BullMQ's script
+off after that removed all that were due: those are in no state, and only a reconciliation finds them. Only
+Redis/Valkey from 6.2, no Cluster. Sync processors are refused.
 
 The parts: `autopipeline` (speed), `lock_keeper` (locks, stalled jobs), `bullmq_ledger` (state changes),
 `bullmq_reading` (jobs of any origin), `bullmq_outcomes` (what a processor's exception means), `worker_events`

@@ -82,6 +82,11 @@ class JobContext:
         return float(self.job.timestamp + (self.job.opts.get("delay") or 0)) / 1000
 
     @property
+    def waited(self) -> float:
+        """Seconds from then until this run began, as the worker noted it: ours by the clock of the Redis server."""
+        return float(self.job.processedOn or time.time() * 1000) / 1000 - self.due
+
+    @property
     def attempt(self) -> int:
         return int(self.job.attemptsMade) + 1
 
@@ -121,14 +126,12 @@ class JobContext:
 
     async def children(self) -> dict[str, Any]:
         """Results of the jobs this one waited for, by their Redis key."""
-        values: dict[str, Any] = await self.job.getChildrenValues()
-        return values
+        return dict(await self.job.getChildrenValues())
 
     async def failed_children(self) -> dict[str, str]:
         """Children whose failure is ignored (see `flow`), by their Redis key: why they failed."""
         backend = self.job.queue.backend
-        reasons: dict[str, str] = await backend.conn.hgetall(backend.toKey(f"{self.job.id}:failed"))
-        return reasons
+        return dict(await backend.conn.hgetall(backend.toKey(f"{self.job.id}:failed")))
 
     def conclude(self, error: BaseException) -> Decision:
         """What `error` means for this job. Decided once, so that log, metrics and queue say the same."""
@@ -142,8 +145,7 @@ class JobContext:
         if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
             reason = stop_reason(error)
             # Without a reason of ours the worker is draining or lost the lock; it knows which.
-            outcome = Outcome.RELEASED if reason is None else Outcome.CANCELLED
-            return Decision(outcome, reason or "")
+            return Decision(Outcome.RELEASED if reason is None else Outcome.CANCELLED, reason or "")
         if isinstance(error, asyncio.CancelledError):
             error = Transient("the handler let a CancelledError escape that nobody asked for")
         return self.judge(self, error)

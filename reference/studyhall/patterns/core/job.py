@@ -70,9 +70,8 @@ class RetryPolicy:
     cap: float = 60.0
     attempts: int = 3  # counts the first run too
     max_age: float = DAY  # bounds waiting that consumes no attempt, from when the job was due or replayed
-    floor: float = (
-        0.0  # share of a pause that is never left out: 0 spreads a herd best, 0.5 makes pauses grow
-    )
+    # Share of a pause that is never left out: 0 spreads a herd best, 0.5 makes pauses grow.
+    floor: float = 0.0
     max_waits: float = math.inf  # how often it may wait for free
     scale: float = 1.0  # of every pause; 0 in tests
 

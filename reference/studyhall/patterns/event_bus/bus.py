@@ -12,6 +12,8 @@ When it does NOT hold
   (event id, group) together with the effect (inbox).
 - An entry of `publish` that is an exception means "not known to be stored": it may have landed. Publish it
   again, and let the inbox, or the broker where `dedup_window` is above 0, drop the second copy.
+- The bound on deliveries counts handlers that raise, on all brokers. Of an event that kills its process Kafka counts
+  nothing, and with `ordered=True` it begins again after every restart of the consumer.
 - What a broker cannot do is in its `Capabilities`, and the conformance suite checks the gaps as well.
 
 Topic = first word of the event's type (`order.placed.v2` → `order`): everything that happens to one kind of

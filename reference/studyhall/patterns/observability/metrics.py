@@ -26,7 +26,7 @@ def measured(metrics: JobMetrics) -> Step:
     """Count and time every execution. Next to `logged`, outside all that can raise."""
 
     async def measured(run: JobContext, call_next: CallNext) -> Any:
-        waited, started = max(0.0, time.time() - run.due), time.perf_counter()
+        waited, started = max(0.0, run.waited), time.perf_counter()
         try:
             return await call_next(run)
         except BaseException as raised:

@@ -12,7 +12,7 @@ async def operate(store, redis, alert) -> None:
             store, redis, letter.id
         )  # same id, payload, trace; fresh attempts. Refuses with a named error
     await replay_many(store, redis, queue="mail", per_second=5)  # after the fix, gently
-    await purge(store, 60 * 24 * 3600)  # seconds; shorter than idempotency markers are kept
+    await purge(store, 30 * 24 * 3600)  # seconds; idempotency markers are kept for longer, 60 days
 
 
 # [/use]

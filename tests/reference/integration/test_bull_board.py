@@ -1,0 +1,51 @@
+"""bull-board, looked at in a browser: a worker of ours is a worker to it, and its jobs are where they are."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+QUEUE = "mails"
+
+pytestmark = [pytest.mark.needs_node, pytest.mark.needs_browser]
+
+
+@pytest.fixture
+def board(browser: Any, board_home: Path, redis_server: Any, redis_url: str, spawn: Any) -> Iterator[Any]:
+    """Its page of the queue; what it wants from other hosts (a font) stays away."""
+    script = board_home / "bull_board.mjs"
+    shutil.copy(PROGRAMS / script.name, script)
+    process = spawn.command("node", script, redis_server.port, QUEUE, cwd=board_home)
+    url = json.loads(process.line_sync('"url"', timeout=60))["url"]
+    context = browser.new_context(locale="en-US", viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(30_000)
+    context.route(lambda address: urlsplit(address).hostname != "127.0.0.1", lambda route: route.abort())
+    page = context.new_page()
+    page.queue = f"{url}/queue/{QUEUE}"
+    yield page
+    context.close()
+
+
+def test_bull_board_shows_one_worker_and_every_state(board: Any, redis_url: str, spawn: Any) -> None:
+    """It said "No workers" beside a worker that did all the work."""
+    board.goto(board.queue)
+    board.get_by_text("No workers").first.wait_for()
+
+    worker = spawn(PROGRAMS / "board_worker.py", redis_url, QUEUE)
+    worker.line_sync("ready", timeout=60)
+    board.reload()
+    for state, count in {"completed": 3, "failed": 1, "active": 1, "delayed": 1}.items():
+        tab = board.locator(f"a[href$='?status={state}']")
+        tab.filter(has_text=re.compile(rf"{state}\s*{count}$", re.IGNORECASE)).wait_for(state="attached")
+    assert board.get_by_text("No workers").count() == 0
+    board.get_by_label("Queue info").click()
+    shown = board.locator("dt", has_text=re.compile("^Workers$")).locator("xpath=following-sibling::dd")
+    assert shown.inner_text() == "1"

@@ -1,0 +1,151 @@
+"""Numbers in the texts: what was measured stands in a generated region, all else is a setting of the code."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+from queuesmith.catalogue import MODULES, ROOT, patterns
+
+TEXTS = sorted(
+    path
+    for pattern in (
+        "README.md",
+        "*/README.md",
+        "templates/common/README.md",
+        "skills/**/*.md",
+        "agents/*.md",
+        "guide/pages/*.md",
+        "guide/*.toml",
+    )
+    for path in ROOT.glob(pattern)
+)
+# Not measured, and not of our making. Each has to be found, so that none outlives its text.
+GIVEN = {
+    "skills/async-flow/SKILL.md": {"3 seconds", "3 s", "15 min"},  # what chat platforms give
+    "skills/async-flow/references/deferred-reply.md": {"3 seconds", "15 minutes"},
+    "skills/background-jobs/references/delayed.md": {"95 of 100"},  # the promise, as its proof asks for it
+    "skills/background-jobs/references/progress.md": {"100 %"},
+    "skills/background-jobs/references/prove-it.md": {"1.95 s", "2.40 s", "2.41 s", "9.80 s"},  # a report
+    "skills/event-driven/references/event-bus.md": {"5 s"},  # redis-py's default
+    "guide/pages/calculators.md": {"100 ms"},  # a model, not a machine
+    "guide/pages/runbook.md": {"70 %", "100 bytes"},  # advice; what the bench gives each job
+    "bench/README.md": {"32 bytes"},  # the record's size
+}
+SECONDS = {
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1,
+    "second": 1,
+    "min": 60,
+    "minute": 60,
+    "h": 3600,
+    "hour": 3600,
+    "day": 86_400,
+}
+BYTES = {"bytes": 1, "KB": 1024, "MB": 1024**2, "GB": 1024**3}
+UNIT = r"µs|ms|min|seconds?|minutes?|hours?|days?|s|h|KB|MB|GB|bytes|%|×|times|(?:jobs|events|calls|adds)/s"
+FIGURE = re.compile(
+    rf"(?<![\w.,])(?P<number>\d[\d,]*(?:\.\d+)?) ?(?P<unit>{UNIT})(?![\w/-])|(?<![\w.,])\d[\d,]* of \d[\d,]*\b"
+    r"|(?:over|about|nearly|almost|half|most of|up to) an? (?:second|minute|hour)\b"
+)
+NOT_PROSE = (
+    r"<!-- sync:.*?<!-- /sync -->",
+    r"^```.*?^```",
+    r"^\*\*Prove it\.\*\*.*?\n\n",  # an experiment to make
+    r"Show: [^\n]*",
+    r"`[^`\n]+`",
+    r"\{\{.*?\}\}",  # a figure, in the guide
+    r"\{@.*?@\}",
+    r"^(?:proof|twin|  +- ).*?$",  # names of tests
+)
+
+
+def figures_in(path: Path) -> list[tuple[int, re.Match[str]]]:
+    text = path.read_text()
+    for what in NOT_PROSE:
+        text = re.sub(what, lambda cut: "\n" * cut[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE)
+    return [
+        (number, match) for number, line in enumerate(text.splitlines(), 1) for match in FIGURE.finditer(line)
+    ]
+
+
+def is_setting(path: Path, figure: re.Match[str]) -> bool:
+    """A constant or default of the pattern's own modules, or a bound that one of its proofs asserts or is named by."""
+    entry = patterns().get(path.stem)
+    if entry is None or entry.page != path or not figure["unit"]:
+        return False
+    number, unit = float(figure["number"].replace(",", "")), figure["unit"]
+    scale = SECONDS.get(unit) or SECONDS.get(unit.removesuffix("s")) or BYTES.get(unit)
+    if scale is None:
+        return False
+    known = set[float]().union(*(settings(MODULES / name) for name in (*entry.modules, *entry.parts)))
+    for file in entry.proof_files:
+        known |= bounds(ROOT / file)
+    return any(abs(number * scale - value) < 1e-9 for value in known)
+
+
+@functools.cache
+def settings(path: Path) -> set[float]:
+    found: set[float] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Module() | ast.ClassDef():
+                values = [one.value for one in node.body if isinstance(one, ast.Assign | ast.AnnAssign)]
+            case ast.arguments():
+                values = [*node.defaults, *node.kw_defaults]
+            case _:
+                continue
+        found |= {value for one in values if one and (value := folded(one)) is not None}
+    return found
+
+
+@functools.cache
+def bounds(path: Path) -> set[float]:
+    found: set[float] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Assert):
+            for part in ast.walk(node.test):
+                if isinstance(part, ast.expr) and (value := folded(part)) is not None:
+                    found |= {value, value / 1000}  # in seconds, or in ms
+        elif isinstance(node, ast.Module):  # BACK = 20.0
+            constants = [one.value for one in node.body if isinstance(one, ast.Assign)]
+            found |= {value for one in constants if (value := folded(one)) is not None}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found |= {float(number) for number in re.findall(r"_(\d+)_seconds", node.name)}
+    return found
+
+
+def folded(node: ast.expr) -> float | None:
+    """The value of a number, or of a product of numbers."""
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            return float(value)
+        case ast.Name(id="DAY"):
+            return 86_400.0
+        case ast.BinOp(op=ast.Mult() | ast.Pow()):
+            left, right = folded(node.left), folded(node.right)
+            if left is not None and right is not None:
+                return left**right if isinstance(node.op, ast.Pow) else left * right
+    return None
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_number_is_generated_or_a_setting_of_the_code(path: Path) -> None:
+    """ "4.5 KB", "over a second" and "over 100 KB" were written by hand, and were 2.5 KB, 775 ms and 64 KB."""
+    given = GIVEN.get(str(path.relative_to(ROOT)), set())
+    found = figures_in(path)
+    wrong = [
+        f"line {line}: {figure[0]}"
+        for line, figure in found
+        if figure[0] not in given and not is_setting(path, figure)
+    ]
+    assert not wrong, (
+        f"{wrong}: a measurement belongs in a region (`<!-- sync:figure pattern/proof/key -->`, a card), a setting "
+        "in backticks as the code spells it"
+    )
+    assert given <= {figure[0] for _, figure in found}, "no longer in the text: take it out of GIVEN"
