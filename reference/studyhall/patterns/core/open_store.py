@@ -9,7 +9,7 @@ Promises
 
 When they do not hold
 - Power loss on SQLite: `synchronous=NORMAL` (the default here) may take back the last commits, but never
-  tears one. Add `?synchronous=full` to the URL to make every commit wait for the disk.
+  tears one. `begin(store, durable=True)` waits for the disk; `?synchronous=full` in the URL makes every commit do so.
 - Outside `answers_within` a proxy that lives and passes nothing on passes those checks, and a statement waits
   forever. The limit cannot tell a slow statement from a silent server: give long ones a longer one.
 """
@@ -57,7 +57,7 @@ _SOCKET_OPTIONS = {
 
 
 class WrongStoreUrl(ValueError):
-    """The database URL cannot be used. Give `sqlite:////absolute/path.db` or `postgresql://user@host/name`."""
+    """The database URL cannot be used. Give `sqlite:///path.db` or `postgresql://user@host/name`."""
 
 
 def open_store(url: str) -> AsyncEngine:
@@ -106,10 +106,11 @@ async def close(store: AsyncEngine) -> None:
 
 
 def _open_sqlite(url: URL) -> AsyncEngine:
-    path = url.database or ""
-    if not Path(path).is_absolute():
-        # A relative path means another file after a chdir; :memory: means another database per connection.
-        raise WrongStoreUrl(f"{WrongStoreUrl.__doc__} Got {path or 'no path'!r}, which is not absolute.")
+    if (url.database or ":memory:") == ":memory:":
+        raise WrongStoreUrl(
+            f"{WrongStoreUrl.__doc__} In memory every connection would have a database of its own."
+        )
+    path = str(Path(str(url.database)).absolute())  # now: after a chdir it would be another file
     options = {key: str(value).upper() for key, value in url.query.items()}
     synchronous = options.pop("SYNCHRONOUS", options.pop("synchronous", "NORMAL"))
     if options or synchronous not in ("NORMAL", "FULL"):
@@ -159,7 +160,14 @@ def _set_up_sqlite(engine: Engine, synchronous: str) -> None:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        reading = connection.get_execution_options().get("store_read", False)
+        options = connection.get_execution_options()
+        reading, level = (
+            options.get("store_read", False),
+            "FULL" if "store_durable" in options else synchronous,
+        )
+        if connection.info.get("synchronous", synchronous) != level:
+            connection.exec_driver_sql(f"PRAGMA synchronous={level}")
+            connection.info["synchronous"] = level
         if connection.info.get("reading", False) != reading:
             connection.exec_driver_sql(f"PRAGMA query_only={'ON' if reading else 'OFF'}")
             connection.info["reading"] = reading
