@@ -281,7 +281,7 @@ async def test_a_receiver_that_is_away_for_long_is_not_given_up_and_a_refusal_is
     failed = {job.id: job.failedReason for job in await queues("payouts").getFailed()}
     assert "HTTP 422" in failed["payouts.placed-odd"]
     assert "ann@" not in failed["payouts.placed-odd"]
-    assert "not an event: " in failed["foreign"]
+    assert "not a CloudEvents" in failed["foreign"]
 
 
 async def test_an_event_added_again_whose_job_failed_is_not_passed_over_in_silence(

@@ -161,10 +161,8 @@ def _set_up_sqlite(engine: Engine, synchronous: str) -> None:
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         options = connection.get_execution_options()
-        reading, level = (
-            options.get("store_read", False),
-            "FULL" if "store_durable" in options else synchronous,
-        )
+        reading = options.get("store_read", False)
+        level = "FULL" if options.get("store_durable") else synchronous
         if connection.info.get("synchronous", synchronous) != level:
             connection.exec_driver_sql(f"PRAGMA synchronous={level}")
             connection.info["synchronous"] = level
