@@ -33,6 +33,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, m
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.schema import CreateColumn
 
 from .store import LOCK_WAIT, Hop, StoreUnavailable, answer_limit, begin, hops, is_postgres, metadata
 
@@ -75,7 +76,7 @@ def open_store(url: str) -> AsyncEngine:
 
 
 async def create_all(store: AsyncEngine) -> None:
-    """Create the tables and indexes that are missing. Safe when several processes start at once."""
+    """Create the tables, columns and indexes that are missing. Safe when several processes start at once."""
     async with begin(store) as tx:
         if is_postgres(store):
             # CREATE TABLE IF NOT EXISTS still collides in pg_type when two sessions run it together.
@@ -85,13 +86,15 @@ async def create_all(store: AsyncEngine) -> None:
 
 def _create_missing(tx: Connection) -> None:
     metadata.create_all(tx)
-    # Which leaves a table alone that is there, and with it the index that a newer version of a pattern needs.
-    found = {
-        (table, index["name"])
-        for (_, table), each in inspect(tx).get_multi_indexes().items()
-        for index in each
-    }
+    # Which leaves a table alone that is there, and with it what a newer version of a pattern needs.
+    known = inspect(tx)
+    columns = {(table, one["name"]) for (_, table), each in known.get_multi_columns().items() for one in each}
+    found = {(table, one["name"]) for (_, table), each in known.get_multi_indexes().items() for one in each}
     for table in metadata.sorted_tables:
+        for column in table.columns:
+            if (table.name, column.name) not in columns:
+                added = CreateColumn(column).compile(dialect=tx.dialect)
+                tx.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {added}")
         for index in table.indexes:
             if (table.name, index.name) not in found:
                 index.create(tx)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .runner import DbStep, Saga, SagaRunner, SagaStep, StepContext
+from .definition import DbStep, Saga, SagaStep, StepContext
+from .runner import SagaRunner
 from .store import SagaConflict, UnknownSaga
 
 __all__ = ["DbStep", "Saga", "SagaConflict", "SagaRunner", "SagaStep", "StepContext", "UnknownSaga"]
