@@ -333,7 +333,7 @@ async def test_charge_without_an_answer_is_completed_or_taken_back_never_forgott
     assert ("charge", "found done") in await shop.events(lost)
     # The charge is given up and lands afterwards: voided under its key, so it is refused when it lands.
     late = await shop.place("fails-at-charge")
-    await shop.fault("late", seconds=3.0)
+    await shop.fault("late", seconds=8.0)
     await shop.fault("unavailable", times=5)  # every later try, until the attempts are spent
     await shop.finish(timeout=0.5)
     assert (await shop.saga(late)).state == "compensated"

@@ -241,9 +241,10 @@ class Course:
         return Action("send", step, row, began)
 
     def _later(self, draft: Draft, row: StepRow, again: float) -> Action | None:
-        if not draft.saga.backward:
+        if not draft.saga.backward and draft.saga.cancel is None:
             return _free(draft, again)
-        draft.set(row, retry_at=again)
+        if draft.saga.backward:
+            draft.set(row, retry_at=again)
         return self.next(draft)  # others may be independent of it
 
     def _give_up(self, draft: Draft, row: StepRow, why: str) -> Action | None:

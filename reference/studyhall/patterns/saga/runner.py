@@ -194,7 +194,7 @@ class SagaRunner:
             if (change := draft.unwritten()) is not None:
                 await self._commits.submit(change)
         except CancelAsked as asked:
-            return await self._settle(_cancelled(draft, before, asked), self._course.next)
+            return await self._settle(_cancelled(draft, before, asked), then)
         self._told(draft)
         self._reach("after", "intent", draft, action)
         return action
