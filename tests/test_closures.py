@@ -29,7 +29,7 @@ ABOVE: dict[str, tuple[int, int, str]] = {
     "event-bus": (10, 1_860, "the consumer of Redis Streams with its scripts, beside the common part"),
     "fan-out": (9, 1_390, "the way in through the outbox, and the consumer's side with its retries"),
     "outbox": (11, 1_800, "the table, its claims, the relay, the quarantine and the wake-up of PostgreSQL"),
-    "saga": (9, 1_930, "the runner, its store and what repairs it"),
+    "saga": (15, 2_850, "the runner, its course by the rules of outside-call, its store and what repairs it"),
     "schedule": (
         11,
         1_940,
@@ -74,6 +74,7 @@ HEAVY = {
         "outside_call/store.py",
         "replay.py",
         "request_dedup.py",
+        "saga/definition.py",
         "saga/repair.py",
         "saga/runner.py",
         "saga/store.py",

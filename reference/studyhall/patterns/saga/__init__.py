@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .definition import DbStep, Saga, SagaStep, StepContext
-from .runner import SagaRunner
-from .store import SagaConflict, UnknownSaga
+from .runner import SagaConflict, SagaRunner, UnknownSaga
 
 __all__ = ["DbStep", "Saga", "SagaConflict", "SagaRunner", "SagaStep", "StepContext", "UnknownSaga"]

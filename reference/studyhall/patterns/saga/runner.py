@@ -53,9 +53,22 @@ from ..retry import full_jitter
 from .course import Action, Course, Draft
 from .definition import Result, Saga, SagaStep
 from .repair import cancel
-from .store import CancelAsked, Change, Crowded, Held, SagaLeaseLost, SagaRow, claim, create, load, write
+from .store import (
+    CancelAsked,
+    Change,
+    Crowded,
+    Held,
+    SagaConflict,
+    SagaLeaseLost,
+    SagaRow,
+    UnknownSaga,
+    claim,
+    create,
+    load,
+    write,
+)
 
-__all__ = ["SagaRunner"]
+__all__ = ["SagaConflict", "SagaRunner", "UnknownSaga"]
 
 log = logging.getLogger(__name__)
 # Named moments around an effect, for logs and for tests that kill here: (moment, saga id, step name).
