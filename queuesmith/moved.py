@@ -27,7 +27,7 @@ MOVED = {
     "engine_keeper.py": "engine/keeper.py",
     "errors.py": "core/errors.py",
     "event_bus.py": "event_bus/bus.py",
-    "group_commit.py": "idempotency/group_commit.py",
+    "group_commit.py": "core/group_commit.py",
     "health.py": "health/signals.py",
     "health_alerts.py": "health/alerts.py",
     "idempotency.py": "idempotency/markers.py",

@@ -244,7 +244,7 @@ def test_a_project_of_0_1_0_is_told_what_moved_where_and_comes_over_by_those_ste
         assert "4 modules in src/shop/patterns have moved since 0.1.0. Nothing was written." in refused
         assert files(flat) == before
     assert "carry it over afterwards: src/shop/patterns/errors.py\n" in refused
-    assert "src/shop/patterns/group_commit.py -> src/shop/patterns/idempotency/group_commit.py" in refused
+    assert "src/shop/patterns/group_commit.py -> src/shop/patterns/core/group_commit.py" in refused
     assert "shop.patterns.errors -> shop.patterns.core.errors" in refused
     assert "shop.patterns.idempotency ->" not in refused, (
         "the package is imported by the name of the old module"

@@ -333,7 +333,7 @@ async def test_charge_without_an_answer_is_completed_or_taken_back_never_forgott
     assert ("charge", "found done") in await shop.events(lost)
     # The charge is given up and lands afterwards: voided under its key, so it is refused when it lands.
     late = await shop.place("fails-at-charge")
-    await shop.fault("late", seconds=3.0)
+    await shop.fault("late", seconds=8.0)
     await shop.fault("unavailable", times=5)  # every later try, until the attempts are spent
     await shop.finish(timeout=0.5)
     assert (await shop.saga(late)).state == "compensated"
@@ -389,7 +389,7 @@ async def test_many_runners_share_the_sagas_and_never_one_of_them(
     starts, drivers = await shop.starts(placed)
     assert len(drivers) >= 2, "one process did it all, nothing was shown"
     assert set(starts.values()) == {1}, "a step was started twice"
-    assert len(starts) == len(placed) * (len(STEPS) - 1)
+    assert set(starts) == {(order, "charge") for order in placed}, "a DbStep has no start of its own"
     calls = await shop.charge_calls()
     assert calls == len(placed)
     assert not await shop.disagreements()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from studyhall.patterns.idempotency.group_commit import GroupCommit
+from studyhall.patterns.core.group_commit import GroupCommit
 
 
 class Ledger:

@@ -9,7 +9,7 @@ Promises
 
 When they do not hold
 - Power loss on SQLite: `synchronous=NORMAL` (the default here) may take back the last commits, but never
-  tears one. Add `?synchronous=full` to the URL to make every commit wait for the disk.
+  tears one. `begin(store, durable=True)` waits for the disk; `?synchronous=full` in the URL makes every commit do so.
 - Outside `answers_within` a proxy that lives and passes nothing on passes those checks, and a statement waits
   forever. The limit cannot tell a slow statement from a silent server: give long ones a longer one.
 """
@@ -33,6 +33,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, m
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.schema import CreateColumn
 
 from .store import LOCK_WAIT, Hop, StoreUnavailable, answer_limit, begin, hops, is_postgres, metadata
 
@@ -57,7 +58,7 @@ _SOCKET_OPTIONS = {
 
 
 class WrongStoreUrl(ValueError):
-    """The database URL cannot be used. Give `sqlite:////absolute/path.db` or `postgresql://user@host/name`."""
+    """The database URL cannot be used. Give `sqlite:///path.db` or `postgresql://user@host/name`."""
 
 
 def open_store(url: str) -> AsyncEngine:
@@ -75,7 +76,7 @@ def open_store(url: str) -> AsyncEngine:
 
 
 async def create_all(store: AsyncEngine) -> None:
-    """Create the tables and indexes that are missing. Safe when several processes start at once."""
+    """Create the tables, columns and indexes that are missing. Safe when several processes start at once."""
     async with begin(store) as tx:
         if is_postgres(store):
             # CREATE TABLE IF NOT EXISTS still collides in pg_type when two sessions run it together.
@@ -85,13 +86,15 @@ async def create_all(store: AsyncEngine) -> None:
 
 def _create_missing(tx: Connection) -> None:
     metadata.create_all(tx)
-    # Which leaves a table alone that is there, and with it the index that a newer version of a pattern needs.
-    found = {
-        (table, index["name"])
-        for (_, table), each in inspect(tx).get_multi_indexes().items()
-        for index in each
-    }
+    # Which leaves a table alone that is there, and with it what a newer version of a pattern needs.
+    known = inspect(tx)
+    columns = {(table, one["name"]) for (_, table), each in known.get_multi_columns().items() for one in each}
+    found = {(table, one["name"]) for (_, table), each in known.get_multi_indexes().items() for one in each}
     for table in metadata.sorted_tables:
+        for column in table.columns:
+            if (table.name, column.name) not in columns:
+                added = CreateColumn(column).compile(dialect=tx.dialect)
+                tx.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {added}")
         for index in table.indexes:
             if (table.name, index.name) not in found:
                 index.create(tx)
@@ -106,10 +109,11 @@ async def close(store: AsyncEngine) -> None:
 
 
 def _open_sqlite(url: URL) -> AsyncEngine:
-    path = url.database or ""
-    if not Path(path).is_absolute():
-        # A relative path means another file after a chdir; :memory: means another database per connection.
-        raise WrongStoreUrl(f"{WrongStoreUrl.__doc__} Got {path or 'no path'!r}, which is not absolute.")
+    if (url.database or ":memory:") == ":memory:":
+        raise WrongStoreUrl(
+            f"{WrongStoreUrl.__doc__} In memory every connection would have a database of its own."
+        )
+    path = str(Path(str(url.database)).absolute())  # now: after a chdir it would be another file
     options = {key: str(value).upper() for key, value in url.query.items()}
     synchronous = options.pop("SYNCHRONOUS", options.pop("synchronous", "NORMAL"))
     if options or synchronous not in ("NORMAL", "FULL"):
@@ -159,7 +163,12 @@ def _set_up_sqlite(engine: Engine, synchronous: str) -> None:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        reading = connection.get_execution_options().get("store_read", False)
+        options = connection.get_execution_options()
+        reading = options.get("store_read", False)
+        level = "FULL" if options.get("store_durable") else synchronous
+        if connection.info.get("synchronous", synchronous) != level:
+            connection.exec_driver_sql(f"PRAGMA synchronous={level}")
+            connection.info["synchronous"] = level
         if connection.info.get("reading", False) != reading:
             connection.exec_driver_sql(f"PRAGMA query_only={'ON' if reading else 'OFF'}")
             connection.info["reading"] = reading

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .runner import DbStep, Saga, SagaRunner, SagaStep, StepContext
-from .store import SagaConflict, UnknownSaga
+from .definition import DbStep, Saga, SagaStep, StepContext
+from .runner import SagaConflict, SagaRunner, UnknownSaga
 
 __all__ = ["DbStep", "Saga", "SagaConflict", "SagaRunner", "SagaStep", "StepContext", "UnknownSaga"]

@@ -23,9 +23,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.errors import Permanent
 from ..core.store import begin
-from .store import UnknownSaga, record, sagas, steps
+from .definition import Saga
+from .store import UnknownSaga, record, redact, sagas, steps
 
-__all__ = ["CannotRepair", "StepRunning", "compensate", "mark", "retry"]
+__all__ = ["CannotRepair", "StepRunning", "TooLate", "cancel", "compensate", "mark", "retry"]
+
+
+# The next way has attempts and a time of its own.
+FROM_NOW_ON = {"since": None, "retry_at": None, "crashes": None}
+
+
+class TooLate(Permanent):
+    """A step that cannot be taken back was begun: the saga goes on."""
 
 
 class CannotRepair(Permanent):
@@ -39,8 +48,9 @@ class StepRunning(CannotRepair):
 async def retry(store: AsyncEngine, saga_id: str, *, by: str, note: str, force: bool = False) -> None:
     """Try the stuck step again, with all its attempts back."""
     async with _taken(store, saga_id, by=by, note=note, force=force, event="repair: retry") as (tx, _):
-        stuck = (steps.c.saga_id == saga_id, steps.c.state.in_(("started", "undoing")))
-        await tx.execute(update(steps).where(*stuck).values(attempts=0, undo_attempts=0, since=None))
+        stuck = (steps.c.saga_id == saga_id, steps.c.state.in_(("pending", "started", "undoing", "stuck")))
+        await tx.execute(update(steps).where(*stuck).values(attempts=0, undo_attempts=0, **FROM_NOW_ON))
+        await tx.execute(update(steps).where(*stuck, steps.c.state == "stuck").values(state="undoing"))
 
 
 async def mark(
@@ -65,10 +75,10 @@ async def mark(
             raise CannotRepair(
                 f"saga {saga_id} goes {'backward' if backward else 'forward'}: mark the step {fits}"
             )
-        values = {"result": dict(result or {})} if outcome == "done" else {}
+        values = {"result": dict(result or {}), "sent_at": None} if outcome == "done" else {}
         this = (steps.c.saga_id == saga_id, steps.c.name == step)
         if (
-            await tx.execute(update(steps).where(*this).values(state=outcome, since=None, **values))
+            await tx.execute(update(steps).where(*this).values(state=outcome, **FROM_NOW_ON, **values))
         ).rowcount != 1:
             all_names = select(steps.c.name).where(steps.c.saga_id == saga_id).order_by(steps.c.position)
             names = ", ".join((await tx.scalars(all_names)).all())
@@ -78,8 +88,29 @@ async def mark(
 async def compensate(store: AsyncEngine, saga_id: str, *, by: str, note: str, force: bool = False) -> None:
     """Stop going forward and take back what was done."""
     event = "repair: compensate"
-    async with _taken(store, saga_id, by=by, note=note, force=force, event=event, backward=True):
-        pass
+    async with _taken(store, saga_id, by=by, note=note, force=force, event=event, backward=True) as (tx, _):
+        await tx.execute(update(steps).where(steps.c.saga_id == saga_id).values(**FROM_NOW_ON))
+
+
+async def cancel(
+    tx: AsyncConnection, defined: Mapping[str, Saga], saga_id: str, *, by: str, reason: str
+) -> bool:
+    """See `SagaRunner.cancel`."""
+    saga = await _locked(tx, saga_id)
+    if saga.backward:
+        return False
+    if saga.name not in defined:
+        raise CannotRepair(f"saga {saga_id} is a {saga.name!r}: cancel it where that is defined")
+    final = [step.name for step in defined[saga.name].steps if step.final]
+    begun = select(steps.c.name).where(steps.c.saga_id == saga_id, steps.c.state != "pending")
+    if (name := (await tx.scalars(begun.where(steps.c.name.in_(final)).limit(1))).first()) is not None:
+        raise TooLate(f"saga {saga_id}, {name}: {TooLate.__doc__}")
+    await record(tx, saga_id, by, "cancelled", detail=reason)
+    values: dict[str, Any] = {"cancel": redact(reason)}
+    if await _step_under_way(tx, saga) is None:  # else its driver finds it with its next write
+        values |= {"state": "running", "owner": None, "fence": saga.fence + 1, "due_at": time.time()}
+    await tx.execute(update(sagas).where(sagas.c.id == saga_id).values(**values))
+    return True
 
 
 @asynccontextmanager
@@ -98,13 +129,15 @@ async def _taken(
     if not note.strip():
         raise CannotRepair("a repair needs a note: what was found, what was done about it")
     async with begin(store) as tx:
-        saga = (await tx.execute(select(sagas).where(sagas.c.id == saga_id).with_for_update())).first()
-        if saga is None:
-            raise UnknownSaga(f"{saga_id}: {UnknownSaga.__doc__}")
+        saga = await _locked(tx, saga_id)
         if saga.state in ("completed", "compensated"):
             raise CannotRepair(f"saga {saga_id} is {saga.state}: it has ended, there is nothing to repair")
-        if not force:
-            await _refuse_in_the_middle(tx, saga)
+        if not force and (step_name := await _step_under_way(tx, saga)) is not None:
+            left = saga.due_at - time.time()
+            raise StepRunning(
+                f"saga {saga.id}: {saga.owner} is in step {step_name!r}. {StepRunning.__doc__} Try again when it has "
+                f"ended or its lease has, in {left:.0f} s, or force it knowing that the call may still take effect."
+            )
         yield tx, saga.backward
         back = saga.backward or backward
         values = {"backward": back, "state": "compensating" if back else "running"}
@@ -113,14 +146,17 @@ async def _taken(
         await record(tx, saga_id, by, event, step=step, detail=note)
 
 
-async def _refuse_in_the_middle(tx: AsyncConnection, saga: Row[Any]) -> None:
-    left = (saga.due_at or 0.0) - time.time()
-    if saga.owner is None or left <= 0:
-        return
-    # Between two steps the fence is enough: the runner's next write, before any call, is refused.
+async def _locked(tx: AsyncConnection, saga_id: str) -> Row[Any]:
+    saga = (await tx.execute(select(sagas).where(sagas.c.id == saga_id).with_for_update())).first()
+    if saga is None:
+        raise UnknownSaga(f"{saga_id}: {UnknownSaga.__doc__}")
+    return saga
+
+
+async def _step_under_way(tx: AsyncConnection, saga: Row[Any]) -> str | None:
+    """The step that a living driver is in, if it is. Between two steps, and inside a `DbStep`, the fence is enough:
+    the driver's next write, before any call, is refused."""
+    if saga.owner is None or (saga.due_at or 0.0) <= time.time():
+        return None
     started = (steps.c.saga_id == saga.id, steps.c.state.in_(("started", "undoing")))
-    if (step := (await tx.scalars(select(steps.c.name).where(*started).limit(1))).first()) is not None:
-        raise StepRunning(
-            f"saga {saga.id}: {saga.owner} is in step {step!r}. {StepRunning.__doc__} Try again when it has ended "
-            f"or its lease has, in {left:.0f} s, or force it knowing that the call may still take effect."
-        )
+    return (await tx.scalars(select(steps.c.name).where(*started).limit(1))).first()

@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
-from functools import cache
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     JSON,
@@ -35,6 +33,7 @@ from sqlalchemy import (
     Text,
     bindparam,
     delete,
+    func,
     select,
     update,
 )
@@ -46,10 +45,13 @@ from ..core.store import begin, in_one_hop, insert, metadata, read
 
 __all__ = [
     # rows
+    "CancelAsked",
+    "Change",
+    "Crowded",
     "HistoryRow",
-    "SagaLease",
-    "SagaLeaseLost",
+    "Held",
     "SagaConflict",
+    "SagaLeaseLost",
     "SagaRow",
     "StepRow",
     "UnknownSaga",
@@ -59,9 +61,11 @@ __all__ = [
     "history",
     "list_sagas",
     "load",
+    "note",
     "purge",
     "record",
     "redact",
+    "write",
 ]
 
 sagas = Table(
@@ -78,6 +82,7 @@ sagas = Table(
     # When somebody may pick it up: the end of the lease while it is held, the next try while it waits, NULL
     # when there is nothing to do. One small partial index finds all due work, however many sagas have ended.
     Column("due_at", Double),
+    Column("cancel", Text),  # asked for while a step was under way: its driver finds it with its next write
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
 )
@@ -94,11 +99,17 @@ steps = Table(
     Column("saga_id", String(200), primary_key=True),
     Column("position", Integer, primary_key=True),
     Column("name", String(100), nullable=False),
-    Column("state", String(20), nullable=False, default="pending"),  # pending started done undoing undone
+    Column(
+        "state", String(20), nullable=False, default="pending"
+    ),  # pending started done undoing stuck undone
     Column("attempts", Integer, nullable=False, default=0),
     Column("undo_attempts", Integer, nullable=False, default=0),
     Column("since", Double),  # first try in the present direction
     Column("result", JSON(none_as_null=True)),  # NULL until it is known that the step took effect
+    Column("sent_at", Double),  # of a request that may have taken effect; 0: and is certainly over
+    Column("undo_sent_at", Double),
+    Column("retry_at", Double),  # of an undo that failed
+    Column("crashes", Integer),
 )
 saga_history = Table(
     "saga_history",
@@ -115,6 +126,14 @@ saga_history = Table(
 
 class SagaLeaseLost(Exception):
     """Another process holds this saga now. Drop the work: nothing was written, and the other one goes on."""
+
+
+class CancelAsked(Exception):
+    """Somebody cancelled the saga since it was read: nothing was written, go back from here."""
+
+
+class Crowded(Exception):
+    """One change of several was refused: write them one by one."""
 
 
 class SagaConflict(Permanent):
@@ -134,6 +153,10 @@ class StepRow:
     undo_attempts: int
     since: float | None
     result: dict[str, Any] | None
+    sent_at: float | None = None
+    undo_sent_at: float | None = None
+    retry_at: float | None = None
+    crashes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +170,7 @@ class SagaRow:
     owner: str | None
     fence: int
     due_at: float | None
+    cancel: str | None
     created_at: float
     updated_at: float
     steps: tuple[StepRow, ...] = ()
@@ -161,79 +185,76 @@ class HistoryRow:
     detail: str | None
 
 
-@dataclass(frozen=True)
-class SagaLease:
-    """The right to drive one saga until the lease ends or somebody with a higher fence takes over."""
+class Held(NamedTuple):
+    """A saga that was claimed: its fence number is the right to write to it until somebody has a higher one."""
 
-    store: AsyncEngine
-    saga_id: str
-    owner: str
-    fence: int
+    saga: SagaRow
+    taken_over: bool  # from a process that died, or froze, with it
 
-    @asynccontextmanager
-    async def write(self, **changes: Any) -> AsyncIterator[AsyncConnection]:
-        """A transaction that proves first, with a row lock, that this lease is still the newest."""
-        async with begin(self.store) as tx:
-            await tx.run_sync(self._prove, changes)
-            yield tx
 
-    async def set_step(
-        self, tx: AsyncConnection, row: StepRow, event: str, detail: str = "", **values: Any
-    ) -> None:
-        await tx.run_sync(self._note, row.name, event, detail, row.position, values)
+class Change(NamedTuple):
+    """What is written at once: the saga, those of its steps that changed, and the lines of its history."""
 
-    async def note(
-        self,
-        row: StepRow | None,
-        event: str | None,
-        detail: str = "",
-        *,
-        step: Mapping[str, Any] | None = None,
-        **changes: Any,
-    ) -> None:
-        """`write` and `set_step` in one go, where nothing of the caller's belongs in the transaction."""
+    saga: SagaRow
+    steps: Sequence[StepRow]
+    notes: Sequence[Mapping[str, Any]]
 
-        def write(tx: Connection) -> None:
-            self._prove(tx, changes)
-            name, position = (row.name, row.position) if row else (None, 0)
-            self._note(tx, name, event, detail, position, step or {})
 
-        await in_one_hop(self.store, write, write=True)
+def write(tx: Connection, changes: Sequence[Change]) -> None:
+    """Each change proves with its fence number that nobody has taken its saga over; else nothing is written."""
+    now = time.time()
+    # In one order, or two processes that write to the same sagas wait for each other.
+    held = [
+        {
+            **{name: getattr(saga, name) for name in _SAGA_CHANGES},
+            "_id": saga.id,
+            "_fence": saga.fence,
+            "_cancel": saga.cancel or "",
+            "updated_at": now,
+        }
+        for saga in sorted((change.saga for change in changes), key=lambda saga: saga.id)
+    ]
+    if tx.execute(_HOLD, held).rowcount != len(held):
+        if len(changes) > 1:
+            raise Crowded(Crowded.__doc__)
+        _refuse(tx, changes[0].saga)
+    steps = [
+        {
+            **{name: getattr(row, name) for name in _STEP_CHANGES},
+            "_saga": change.saga.id,
+            "_position": row.position,
+        }
+        for change in changes
+        for row in change.steps
+    ]
+    if steps:
+        tx.execute(_STEP, steps)
+    if notes := [note for change in changes for note in change.notes]:
+        tx.execute(_NOTE, notes)
 
-    def _prove(self, tx: Connection, changes: Mapping[str, Any]) -> None:
-        given = {"updated_at": time.time(), **changes}
-        if tx.execute(_held(*given), {"_id": self.saga_id, "_fence": self.fence, **given}).rowcount != 1:
-            raise SagaLeaseLost(f"saga {self.saga_id}: fence {self.fence} is old. {SagaLeaseLost.__doc__}")
 
-    def _note(
-        self,
-        tx: Connection,
-        name: str | None,
-        event: str | None,
-        detail: str,
-        position: int,
-        values: Mapping[str, Any],
-    ) -> None:
-        if values:
-            tx.execute(_step(*values), {"_saga": self.saga_id, "_position": position, **values})
-        if event:
-            tx.execute(_NOTE, _history_row(self.saga_id, self.owner, event, name, detail))
+def _refuse(tx: Connection, saga: SagaRow) -> None:
+    stands = tx.execute(select(sagas.c.fence, sagas.c.cancel).where(sagas.c.id == saga.id)).first()
+    if stands is None or stands.fence != saga.fence:
+        raise SagaLeaseLost(f"saga {saga.id}: fence {saga.fence} is old. {SagaLeaseLost.__doc__}")
+    raise CancelAsked(stands.cancel)
 
 
 # Built once: making a statement costs more than sending it.
+_SAGA_CHANGES = ("state", "backward", "error", "owner", "due_at", "cancel")
+_STEP_CHANGES = tuple(field.name for field in fields(StepRow) if field.name not in ("name", "position"))
 _NOTE = saga_history.insert()
-
-
-@cache
-def _held(*names: str) -> Any:
-    this = (sagas.c.id == bindparam("_id"), sagas.c.fence == bindparam("_fence"))
-    return update(sagas).where(*this).values({name: bindparam(name) for name in names})
-
-
-@cache
-def _step(*names: str) -> Any:
-    this = (steps.c.saga_id == bindparam("_saga"), steps.c.position == bindparam("_position"))
-    return update(steps).where(*this).values({name: bindparam(name) for name in names})
+_HOLD = (
+    update(sagas)
+    .where(sagas.c.id == bindparam("_id"), sagas.c.fence == bindparam("_fence"))
+    .where(func.coalesce(sagas.c.cancel, "") == bindparam("_cancel"))
+    .values({name: bindparam(name) for name in (*_SAGA_CHANGES, "updated_at")})
+)
+_STEP = (
+    update(steps)
+    .where(steps.c.saga_id == bindparam("_saga"), steps.c.position == bindparam("_position"))
+    .values({name: bindparam(name) for name in _STEP_CHANGES})
+)
 
 
 async def create(
@@ -266,8 +287,8 @@ async def create(
     await tx.execute(steps.insert(), rows)
     begun = [step for step, done in made.items() if done]
     told = [
-        _history_row(saga_id, "caller", "created"),
-        *(_history_row(saga_id, "caller", "done", s) for s in begun),
+        note(saga_id, "caller", "created"),
+        *(note(saga_id, "caller", "done", s) for s in begun),
     ]
     await tx.execute(_NOTE, told)
     return True
@@ -281,30 +302,32 @@ async def claim(
     seconds: float,
     limit: int,
     saga_id: str | None = None,
-) -> list[SagaLease]:
+) -> list[Held]:
     """Take due sagas, oldest first, of those `names` only: definitions this process has."""
     now = time.time()
-    due = select(sagas.c.id, sagas.c.owner, sagas.c.fence).where(
-        sagas.c.due_at <= now, sagas.c.name.in_(names)
-    )
-    if saga_id is not None:
-        due = due.where(sagas.c.id == saga_id)
-    due = due.order_by(sagas.c.due_at).limit(limit)
+    due = _DUE if saga_id is None else _DUE.where(sagas.c.id == saga_id)
+    given = {"_now": now, "_names": list(names), "_limit": limit}
 
     def look(tx: Connection) -> bool:
-        return tx.execute(due).first() is not None
+        return tx.execute(due.with_only_columns(sagas.c.id), given).first() is not None
 
-    def take(tx: Connection) -> list[SagaLease]:
-        taken = []
-        for row in tx.execute(due.with_for_update(skip_locked=True)).all():
-            lease = SagaLease(store, row.id, owner, row.fence + 1)
-            held = {"owner": owner, "fence": lease.fence, "due_at": now + seconds}
-            tx.execute(_held(*held), {"_id": row.id, "_fence": row.fence, **held})
-            if row.owner is not None:
-                why = f"lease of {row.owner} ended"
-                tx.execute(_NOTE, _history_row(row.id, owner, "taken over", None, why))
-            taken.append(lease)
-        return taken
+    def take(tx: Connection) -> list[Held]:
+        rows = tx.execute(due.with_for_update(skip_locked=True), given).mappings().all()
+        if not rows:
+            return []
+        until = {"owner": owner, "due_at": now + seconds}
+        tx.execute(_TAKE, [{"_id": row["id"], "_new": row["fence"] + 1, **until} for row in rows])
+        found = _with_steps(
+            tx, [SagaRow(**{**row, **until, "fence": row["fence"] + 1, "steps": ()}) for row in rows]
+        )
+        before = {row["id"]: row["owner"] for row in rows if row["owner"] is not None}
+        if before:
+            told = [
+                note(ident, owner, "taken over", None, f"lease of {who} ended")
+                for ident, who in before.items()
+            ]
+            tx.execute(_NOTE, told)
+        return [Held(saga, saga.id in before) for saga in found]
 
     # An idle loop must not take SQLite's one write lock each time it looks.
     if not await in_one_hop(store, look, write=False):
@@ -317,17 +340,34 @@ async def load(store: AsyncEngine, saga_id: str) -> SagaRow:
         saga = tx.execute(_SAGA, {"_id": saga_id}).mappings().first()
         if saga is None:
             raise UnknownSaga(f"{saga_id}: {UnknownSaga.__doc__}")
-        rows = tx.execute(_STEPS, {"_id": saga_id}).mappings()
-        return SagaRow(**saga, steps=tuple(StepRow(**row) for row in rows))
+        return _with_steps(tx, [SagaRow(**saga)])[0]
 
     return await in_one_hop(store, look, write=False)
 
 
+def _with_steps(tx: Connection, found: Sequence[SagaRow]) -> list[SagaRow]:
+    rows: dict[str, list[StepRow]] = {saga.id: [] for saga in found}
+    for ident, *row in tx.execute(_STEPS, {"_ids": list(rows)}):
+        rows[ident].append(StepRow(*row))
+    return [replace(saga, steps=tuple(rows[saga.id])) for saga in found]
+
+
 _SAGA = select(sagas).where(sagas.c.id == bindparam("_id"))
 _STEPS = (
-    select(*(steps.c[field.name] for field in fields(StepRow)))
-    .where(steps.c.saga_id == bindparam("_id"))
+    select(steps.c.saga_id, *(steps.c[field.name] for field in fields(StepRow)))
+    .where(steps.c.saga_id.in_(bindparam("_ids", expanding=True)))
     .order_by(steps.c.position)
+)
+_DUE = (
+    select(sagas)
+    .where(sagas.c.due_at <= bindparam("_now"), sagas.c.name.in_(bindparam("_names", expanding=True)))
+    .order_by(sagas.c.due_at)
+    .limit(bindparam("_limit"))
+)
+_TAKE = (
+    update(sagas)
+    .where(sagas.c.id == bindparam("_id"))
+    .values(fence=bindparam("_new"), owner=bindparam("owner"), due_at=bindparam("due_at"))
 )
 
 
@@ -361,12 +401,11 @@ async def purge(store: AsyncEngine, older_than: float, *, batch: int = 500) -> i
 async def record(
     tx: AsyncConnection, saga_id: str, actor: str, event: str, *, step: str | None = None, detail: str = ""
 ) -> None:
-    await tx.execute(_NOTE, _history_row(saga_id, actor, event, step, detail))
+    await tx.execute(_NOTE, note(saga_id, actor, event, step, detail))
 
 
-def _history_row(
-    saga_id: str, actor: str, event: str, step: str | None = None, detail: str = ""
-) -> dict[str, Any]:
+def note(saga_id: str, actor: str, event: str, step: str | None = None, detail: str = "") -> dict[str, Any]:
+    """A line of the history, for `Change`."""
     return {
         "saga_id": saga_id,
         "at": time.time(),

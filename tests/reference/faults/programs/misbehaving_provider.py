@@ -2,6 +2,7 @@
 
     POST /labels {"parcel": …, "reference": …} [Idempotency-Key]   prints, answers {"label": number}
     GET /labels?reference=…                                        what was printed under it, 404 if nothing was
+    DELETE /labels?reference=…                                     voids it, 404 if nothing is there (yet)
     GET /printed                                                   every label so far, for the test
 
 Of the POSTs, a share of `trouble` is answered 429 or 503 without an effect, 500 after it, is cut before or after it,
@@ -46,7 +47,7 @@ async def print_label(body: dict[str, Any], key: str) -> Answer:
         rng.uniform(0.3, 1.0) * SPEC["slow"] if trouble == "slow" else rng.uniform(0.01, 0.05)
     )
     label = {"label": len(printed) + 1}
-    printed.append({**label, "parcel": body["parcel"], "reference": body["reference"]})
+    printed.append({**label, "parcel": body["parcel"], "reference": body["reference"], "void": False})
     if key:
         keys[key] = (time.monotonic(), label)
     if trouble == "cut after":
@@ -63,7 +64,12 @@ async def answer(method: str, target: str, headers: dict[str, str], body: bytes)
     if rng.random() < SPEC["trouble"] / 4:
         return 503, {"error": "not now"}
     wanted = parse_qs(url.query)["reference"][0]
-    found = [label for label in printed if label["reference"] == wanted]
+    found = [label for label in printed if label["reference"] == wanted and not label["void"]]
+    if method == "DELETE":
+        for label in found:
+            label["void"] = True
+        if found and rng.random() < SPEC["trouble"] / 4:
+            return None
     return (200, {"label": found[0]["label"]}) if found else (404, {"error": "unknown"})
 
 

@@ -35,7 +35,8 @@ def buy(payments) -> Saga:
         "buy",
         steps=[
             DbStep("reserve", do=reserve, undo=release),
-            SagaStep("charge", do=charge, undo=refund, resolve=find, deadline=15),
+            # By the provider's own documentation: a request ends within 30 s, a key lives for a day.
+            SagaStep("charge", do=charge, undo=refund, resolve=find, deadline=60, longest=30),
             DbStep("confirm", do=confirm),  # what cannot be undone goes last
         ],
     )
@@ -44,10 +45,40 @@ def buy(payments) -> Saga:
 async def order(store, runner: SagaRunner, order_id: str, cents: int) -> None:
     async with begin(store) as tx:  # beside your own rows and outbox.add
         await runner.start(tx, "buy", order_id, {"cents": cents})  # False: it was started before
+    runner.wake()  # if it runs in this process: it need not wait for its next poll
 
 
-# In a process of its own, any number of them: await SagaRunner(store, buy(payments)).run_forever()
+async def cancel(store, runner: SagaRunner, order_id: str) -> None:
+    async with begin(store) as tx:  # running or completed; False: it goes back already
+        await runner.cancel(tx, order_id, by="customer", reason="changed my mind")
+    runner.wake()
+
+
 # [/saga]
+# [run]
+import time
+
+from patterns.bullmq_worker import ReliableWorker, RetryLater
+from patterns.saga import SagaRunner
+
+
+async def without_a_queue(runner: SagaRunner) -> None:
+    await runner.run_forever()  # any number of processes; runner.stop() finishes the steps at hand
+
+
+def with_bullmq(runner: SagaRunner, url: str) -> ReliableWorker:
+    """A job per saga: add {"saga": order_id} after the commit. One `run_forever` somewhere finds what got no job."""
+
+    async def process(job, token):
+        saga = await runner.run(job.data["saga"])
+        if saga.due_at is not None:  # it waits for its next try, or another process has it
+            raise RetryLater(max(saga.due_at - time.time(), 0.1), reason=saga.state)
+        return saga.state
+
+    return ReliableWorker("sagas", process, url=url)
+
+
+# [/run]
 
 
 async def example(redis_url: str, store_url: str) -> None:
@@ -84,4 +115,34 @@ async def example(redis_url: str, store_url: str) -> None:
     async with read(store) as tx:
         assert (await tx.execute(text("SELECT free FROM stock"))).scalar_one() == 2
     assert list(payments.charged.values()) == [500]
+
+    import asyncio
+
+    from bullmq import Queue
+
+    from patterns.core.connections import producer_client
+    from patterns.saga.store import load
+
+    await cancel(store, runner, "good")
+    loop = asyncio.create_task(without_a_queue(runner))
+    async with asyncio.timeout(20):
+        while (await load(store, "good")).state != "compensated":
+            await asyncio.sleep(0.02)
+    assert payments.charged == {}
+    runner.stop()
+    await loop
+
+    runner = SagaRunner(store, buy(payments))
+    queue = Queue("sagas", {"connection": producer_client(redis_url)})
+    await order(store, runner, "queued", 700)
+    await queue.add("drive", {"saga": "queued"}, {})
+    worker = with_bullmq(runner, redis_url)
+    working = asyncio.create_task(worker.run())
+    async with asyncio.timeout(20):
+        while (await load(store, "queued")).state != "completed":
+            await asyncio.sleep(0.02)
+    await worker.drain(5)
+    await working
+    assert list(payments.charged.values()) == [700]
+    await queue.close()
     await close(store)

@@ -1,0 +1,96 @@
+"""What a saga is made of: its steps, what takes each of them back, and what their providers promise."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ..core.job import DAY, RetryPolicy
+
+__all__ = ["DbStep", "Inside", "Outside", "Result", "Saga", "SagaStep", "Step", "StepContext"]
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What a step is told. `result`: what `do` returned, None while nobody knows whether it took effect."""
+
+    saga_id: str
+    data: Mapping[str, Any]
+    step: str
+    attempt: int
+    key: str
+    undo_key: str
+    result: Mapping[str, Any] | None
+    results: Mapping[str, Mapping[str, Any]]  # of all steps that were done, by step name
+    error: str | None  # why the saga goes backward
+
+
+Result = Mapping[str, Any] | None
+Outside = Callable[[StepContext], Awaitable[Result]]
+Inside = Callable[[StepContext, AsyncConnection], Awaitable[Result]]
+
+TRY = RetryPolicy(base=0.5, cap=60, attempts=5, max_age=3600)
+TRY_HARD = RetryPolicy(base=0.5, cap=60, attempts=20)  # for undo, where giving up calls for a person
+
+
+@dataclass(frozen=True)
+class _Limits:
+    _: KW_ONLY
+    deadline: float = 10.0  # seconds for one try, and for a dead process to hold the saga
+    retry: RetryPolicy = TRY
+    undo_retry: RetryPolicy = TRY_HARD
+    crashes: int = 10  # processes that may die in this step; a crash is not an attempt
+    independent: bool = False  # its undo may run before or after any other: a stuck one holds up none of them
+    final: bool = False  # once it was begun, the saga can no longer be cancelled
+
+
+@dataclass(frozen=True)
+class SagaStep(_Limits):
+    """An effect in another system. `resolve` asks there: the effect's result, or None if there is none.
+
+    `longest`: seconds for which that system may go on with a request whose answer was lost. So long nothing is
+    repeated, looked up or undone, and a request of ours is given up after as many. 0: it makes one effect of all
+    requests with one key, and refuses what was undone. `key_life`: how long it remembers a key, 0 if it takes none.
+    """
+
+    name: str
+    do: Outside
+    undo: Outside | None = None
+    resolve: Outside | None = None
+    _: KW_ONLY
+    longest: float = 0.0
+    key_life: float = DAY
+
+
+@dataclass(frozen=True)
+class DbStep(_Limits):
+    """An effect in the saga's own database, made in the given transaction. Short, and no outside calls.
+
+    `do=None`, for the first steps only: the transaction that starts the saga makes it true itself.
+    """
+
+    name: str
+    do: Inside | None = None
+    undo: Inside | None = None
+
+
+Step = SagaStep | DbStep
+
+
+@dataclass(frozen=True)
+class Saga:
+    """Steps in business order. Sagas in flight hold the step names: rename the saga when you change them."""
+
+    name: str
+    steps: Sequence[Step]
+
+    def __post_init__(self) -> None:
+        names = [step.name for step in self.steps]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"saga {self.name!r} needs steps with different names, got {names}")
+        made = [step.do is None for step in self.steps]
+        if made != sorted(made, reverse=True):
+            raise ValueError(f"saga {self.name!r}: only its first steps may have do=None")

@@ -1,0 +1,89 @@
+"""Drives sagas that have a label printed by `misbehaving_provider`: `label_saga.py '{"store": …, "provider": …, …}'`.
+
+`longest`: what the provider is trusted with; 0 is the naive twin, which looks a lost request up at once. `fails` in
+the saga's data: the step after the label refuses. With "way": "keys" there is no look-up, only the provider's key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import httpx2
+
+from studyhall.patterns.core.errors import Permanent, Transient
+from studyhall.patterns.core.job import RetryPolicy
+from studyhall.patterns.core.open_store import open_store
+from studyhall.patterns.outside_call import NotMade, check_status
+from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep, StepContext
+
+PATIENCE = 0.5  # of the HTTP client, shorter than the provider's slow answers
+RETRY = RetryPolicy(base=0.05, cap=0.2, attempts=4)  # fewer than processes die in a step
+
+
+def parcel_saga(url: str, longest: float, way: str) -> Saga:
+    http = httpx2.AsyncClient(base_url=url, timeout=PATIENCE)
+
+    async def request(method: str, **content: Any) -> httpx2.Response:
+        try:
+            return await http.request(method, "/labels", **content)
+        except httpx2.ConnectError as error:
+            raise NotMade("the carrier cannot be reached") from error
+
+    async def label(ctx: StepContext) -> dict[str, Any]:
+        headers = {"idempotency-key": ctx.key} if way == "keys" else {}
+        said = await request("POST", json={"parcel": ctx.saga_id, "reference": ctx.key}, headers=headers)
+        check_status(said.status_code, retry_after=0.1)
+        return dict(said.json())
+
+    async def find(ctx: StepContext) -> dict[str, Any] | None:
+        said = await request("GET", params={"reference": ctx.key})
+        if said.status_code == 404:
+            return None
+        if said.status_code != 200:
+            raise Transient(f"HTTP {said.status_code}")
+        return dict(said.json())
+
+    async def void(ctx: StepContext) -> None:
+        said = await request("DELETE", params={"reference": ctx.key})
+        if said.status_code != 404:  # void already, or never printed
+            check_status(said.status_code, retry_after=0.1)
+
+    async def hand_over(ctx: StepContext, tx: Any) -> None:
+        if ctx.data["fails"]:
+            raise Permanent("the customer moved")
+
+    async def take_back(ctx: StepContext, tx: Any) -> None:
+        """Nothing to write in this one."""
+
+    limits: dict[str, Any] = {"retry": RETRY, "undo_retry": RetryPolicy(base=0.05, cap=0.2, attempts=50)}
+    look_up = find if way == "look-up" else None
+    return Saga(
+        "parcel",
+        [
+            SagaStep(
+                "label",
+                label,
+                void,
+                look_up,
+                deadline=1.0,
+                longest=longest,
+                key_life=600.0 if way == "keys" else 0.0,
+                crashes=100,
+                **limits,
+            ),
+            DbStep("hand-over", hand_over, take_back, deadline=1.0, crashes=100, **limits),
+        ],
+    )
+
+
+async def main(spec: dict[str, Any]) -> None:
+    saga = parcel_saga(spec["provider"], spec["longest"], spec["way"])
+    runner = SagaRunner(open_store(spec["store"]), saga, lease_margin=1.0)
+    await runner.run_forever(poll=0.1)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(json.loads(sys.argv[1])))
