@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         "add", help="copy patterns, with what they need and their proofs, into a project"
     )
     add.add_argument("patterns", nargs="+", metavar="PATTERN", help="as `queuesmith list` names them")
-    add.add_argument("--into", type=Path, required=True, metavar="FOLDER", help="the package, like src/app")
+    add.add_argument("--into", type=Path, metavar="FOLDER", help="the package, like src/app; . for flat")
     add.add_argument("--no-tests", action="store_true", help="leave the proofs out")
     add.add_argument("--force", action="store_true", help="overwrite files that were edited")
     add.add_argument("--dry-run", action="store_true", help="show what would happen, with the diffs")
@@ -199,7 +199,7 @@ def _report(options: argparse.Namespace, adoption: adopt.Adoption, written: Sequ
                 "files": {change.path: change.state for change in adoption.changes},
                 "written": [change.path for change in written],
                 "requirements": adoption.requirements,
-                "proofs_left_upstream": adoption.left,
+                "test_requirements": adoption.test_requirements,
             }
         )
         return 0
@@ -223,8 +223,6 @@ def _report(options: argparse.Namespace, adoption: adopt.Adoption, written: Sequ
         print(
             f"\nRun the proofs (pytest, pytest-asyncio, hypothesis):\n  pytest -o asyncio_mode=auto {adopt.PROOFS}"
         )
-    for proof, why in adoption.left.items():
-        print(f"  stays upstream: {proof} ({why})")
     print(
         f"\nImport them from {project.package}; each module's docstring says what it promises and when not."
     )
