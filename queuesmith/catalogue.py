@@ -40,6 +40,7 @@ __all__ = [
     "module_of",
     "packages",
     "patterns",
+    "public",
     "repository",
     "version",
     "without_front_matter",
@@ -246,6 +247,26 @@ def module_of(dotted: Iterable[str]) -> str | None:
     path = "/".join(dotted)
     names = (f"{path}.py", f"{path}/__init__.py") if path else ("__init__.py",)
     return next((name for name in names if (MODULES / name).is_file()), None)
+
+
+def public(module: str) -> tuple[str, str]:
+    """How it is imported below the patterns, and what: (`retry`, `decide, full_jitter`).
+
+    From its package, where that offers the same names.
+    """
+    path = PurePosixPath(module)
+    names = _all(module)
+    package = (path.parent / "__init__.py").as_posix()
+    if path.parent.name and set(names) & set(_all(package)):
+        return ".".join(path.parent.parts), ", ".join(_all(package))
+    return ".".join(path.with_suffix("").parts), ", ".join(names)
+
+
+def _all(module: str) -> list[str]:
+    for node in ast.parse((MODULES / module).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return [str(name) for name in ast.literal_eval(node.value)]
+    return []
 
 
 def packages(

@@ -130,7 +130,7 @@ def adapted(text: str, package: str) -> str:
 
 def conftest(source: str) -> str:
     """Fixtures and markers for the copied tests; `source` is the folder to import from, seen from tests/patterns."""
-    return f'''"""What the copied tests need. Their servers, if any, are their own: started on a free port, ended afterwards."""
+    return f'''"""What the copied tests need. A server, if any, is their own: on a free port, ended afterwards."""
 
 import importlib
 import inspect
