@@ -175,10 +175,14 @@ def pytest_configure(config):
         config.addinivalue_line("markers", marker)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(obj):
+    """Coroutines are tests, whatever asyncio_mode the project has."""
+    if inspect.iscoroutinefunction(obj):
+        pytest.mark.asyncio(obj)
+
+
 def pytest_collection_modifyitems(items):
-    for item in [item for item in items if HERE in item.path.parents]:
-        if item.get_closest_marker("full") and os.environ.get("QUEUESMITH_FULL") != "1":
-            items.remove(item)
-        elif inspect.iscoroutinefunction(getattr(item, "function", None)):
-            item.add_marker(pytest.mark.asyncio)  # whatever asyncio_mode the project has
+    if os.environ.get("QUEUESMITH_FULL") != "1":
+        items[:] = [i for i in items if HERE not in i.path.parents or not i.get_closest_marker("full")]
 '''
