@@ -287,7 +287,7 @@ def test_a_part_comes_when_it_is_asked_for(queuesmith: Command, shop: Path) -> N
     assert more["written"] == ["src/shop/patterns/event_bus/nats.py"]
     assert any(item.startswith("nats-py") for item in more["requirements"])
     assert "event-bus.nats" in queuesmith("list", "event-bus").stdout
-    assert "it has event-bus.rabbitmq" in queuesmith(*add, "event-bus.nuts", code=2).stderr
+    assert "it has event-bus.rabbitmq" in queuesmith(*add, "event-bus.nuts", code=2).stdout
 
 
 # Every module of 0.1.0, which were all in one folder.
