@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from queuesmith import catalogue
+from queuesmith import catalogue, proofs
 from queuesmith.cli import main
 
 Add = Callable[..., dict[str, Any]]
@@ -165,6 +165,13 @@ def added_alone(environment: Environment, add: Add, project: Path, layout: str, 
     )
     assert re.search(r"\d+ passed", said), said
     assert not re.search(r"failed|error|skipped|warning", said), said
+
+
+@pytest.mark.parametrize("ident", EVERY)
+def test_every_pattern_brings_a_test_that_needs_no_other_pattern(ident: str) -> None:
+    pattern = catalogue.find(ident)
+    found = proofs.proofs_of([pattern], set(pattern.modules))
+    assert found.files, f"write tests/reference/portable/test_{ident.replace('-', '_')}.py"
 
 
 def test_every_pattern_imports_with_the_packages_that_are_printed_for_it(

@@ -42,7 +42,7 @@ def test_after_a_lost_answer_the_same_key_is_sent_when_the_first_request_has_end
         sent.append(key)
         raise TimeoutError("no answer")
 
-    calls = SyncOutsideCalls(ledger, "carrier", longest=0.2, key_life=60)
+    calls = SyncOutsideCalls(ledger, "carrier", longest=3, key_life=60)
     with pytest.raises(InFlight):
         calls.once("label/p-2", lost)
     with pytest.raises(InFlight):  # it may still be running there
@@ -57,7 +57,7 @@ def test_after_a_lost_answer_the_same_key_is_sent_when_the_first_request_has_end
         except InFlight:
             return False
 
-    until_sync(answered)
+    until_sync(answered, 60)
     assert len(sent) == 2
     assert len(set(sent)) == 1, "the provider recognises it by its key"
 
@@ -79,7 +79,7 @@ def test_without_key_or_look_up_it_waits_for_a_human(ledger: DbApiLedger) -> Non
             return True
         return False
 
-    until_sync(set_aside)
+    until_sync(set_aside, 60)
     assert [call.key for call in calls.unclear()] == ["text/1"]
     calls.resolve("text/1", done={"sent": True})
     assert calls.once("text/1", lost) == {"sent": True}

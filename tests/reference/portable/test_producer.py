@@ -13,7 +13,7 @@ from studyhall.patterns.producer import KeyTaken, Producer
 
 
 async def test_one_key_is_one_job_and_another_payload_under_it_is_refused(redis_url: str) -> None:
-    producer = Producer(redis_url)
+    producer = Producer(redis_url, timeout=30)
     try:
         asked = [JobRequest("mail", {"to": "ann"}, key="order-7", queue="mails") for _ in range(10)]
         refs = await asyncio.gather(*(producer.enqueue(request) for request in asked))

@@ -19,7 +19,7 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 
 
 async def test_over_the_burst_every_job_gets_a_later_turn_and_other_tenants_go_on(redis: Redis) -> None:
-    limit = tenant_limit(redis, rate=1, burst=2)
+    limit = tenant_limit(redis, rate=0.01, burst=2)
     turns = [await limit.turn("heavy", f"job-{number}") for number in range(4)]
     assert turns[:2] == [0, 0]
     assert 0 < turns[2] < turns[3]
