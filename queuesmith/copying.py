@@ -144,6 +144,7 @@ def _say_next(adoption: Adoption) -> None:
     if any(change.path.startswith(PROOFS) for change in adoption.changes):
         where = "" if project.root == Path.cwd().resolve() else f"cd {shlex.quote(str(project.root))} && "
         print(f"\nRun them:\n  {where}python -m pytest {PROOFS}")
+        print("\nWhat your service as a whole loses under faults:\n  queuesmith prove init")
     if adoption.added:
         print("\nImport (each module's docstring says what it promises and when not):")
         print("\n".join(f"  {line}" for line in imports(adoption)))
