@@ -105,6 +105,11 @@ class Relay:
     def stop(self) -> None:
         self._rounds.stop()
 
+    async def drain(self, grace: float) -> list[str]:
+        """As of a worker, for `run_until_signalled`: `run` returns when the batch in flight is written down."""
+        self.stop()
+        return []
+
     async def run(self) -> None:
         """Works until `stop` or cancellation. Every other error is reported, waited out and tried again."""
         try:
