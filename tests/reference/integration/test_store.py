@@ -277,14 +277,13 @@ async def test_sqlite_runs_in_wal_with_the_chosen_durability(tmp_path: Path, que
         "nonsense",
         "mysql://user:secret@host/db",
         "sqlite://",
-        "sqlite:///relative.db",
         "sqlite:///:memory:",
         "sqlite:////tmp/x.db?journal=off",
         "sqlite:////tmp/x.db?synchronous=off",
     ],
 )
 def test_wrong_urls_say_what_to_give_and_never_show_the_password(url: str) -> None:
-    with pytest.raises(WrongStoreUrl, match="sqlite:////absolute") as raised:
+    with pytest.raises(WrongStoreUrl, match="sqlite:///path") as raised:
         open_store(url)
     assert "secret" not in str(raised.value)
 

@@ -57,7 +57,7 @@ _SOCKET_OPTIONS = {
 
 
 class WrongStoreUrl(ValueError):
-    """The database URL cannot be used. Give `sqlite:////absolute/path.db` or `postgresql://user@host/name`."""
+    """The database URL cannot be used. Give `sqlite:///path.db` or `postgresql://user@host/name`."""
 
 
 def open_store(url: str) -> AsyncEngine:
@@ -106,10 +106,11 @@ async def close(store: AsyncEngine) -> None:
 
 
 def _open_sqlite(url: URL) -> AsyncEngine:
-    path = url.database or ""
-    if not Path(path).is_absolute():
-        # A relative path means another file after a chdir; :memory: means another database per connection.
-        raise WrongStoreUrl(f"{WrongStoreUrl.__doc__} Got {path or 'no path'!r}, which is not absolute.")
+    if (url.database or ":memory:") == ":memory:":
+        raise WrongStoreUrl(
+            f"{WrongStoreUrl.__doc__} In memory every connection would have a database of its own."
+        )
+    path = str(Path(str(url.database)).absolute())  # now: after a chdir it would be another file
     options = {key: str(value).upper() for key, value in url.query.items()}
     synchronous = options.pop("SYNCHRONOUS", options.pop("synchronous", "NORMAL"))
     if options or synchronous not in ("NORMAL", "FULL"):
