@@ -246,6 +246,7 @@ def _attributes() -> frozenset[str]:
 UNUSED = {
     "core/clock.py": {"Periodic.drain(grace)"},
     "degraded/pending.py": {"Drained.postponed"},
+    "outbox/relay.py": {"Relay.drain(grace)"},
 }
 
 

@@ -1,42 +1,58 @@
-"""The outbox by hand: `python -m patterns.outbox.command [retry|discard DESTINATION EVENT…]`, by DATABASE_URL."""
+"""The outbox on the command line. DATABASE_URL says where it is.
+
+    python -m patterns.outbox.command                            who is how far behind, and what was set aside
+    python -m patterns.outbox.command retry DESTINATION EVENT…   sends these again, in their old place
+    python -m patterns.outbox.command discard DESTINATION EVENT… never sends them: what waits behind them goes on
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 
-from sqlalchemy import select
+from ..core.open_store import close, open_store
+from .quarantine import destinations, discard, lag, quarantined, requeue
 
-from ..core.open_store import close, create_all, open_store
-from ..core.store import read
-from .quarantine import discard, lag, quarantined, requeue
-from .table import outbox
+__all__ = ["main"]
 
 
-async def main(command: str = "list", destination: str = "", *event_ids: str) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("do", nargs="?", choices=("list", "retry", "discard"), default="list")
+    parser.add_argument("destination", nargs="?")
+    parser.add_argument("events", nargs="*", metavar="EVENT")
+    options = parser.parse_args(argv)
+    if options.do != "list" and not options.events:
+        parser.error(f"{options.do} which? Name the destination and the ids of its events")
+    return asyncio.run(_run(options))
+
+
+async def _run(options: argparse.Namespace) -> int:
     store = open_store(os.environ["DATABASE_URL"])
-    await create_all(store)
     try:
-        match command:
-            case "list":
-                async with read(store) as connection:
-                    known = (await connection.scalars(select(outbox.c.destination).distinct())).all()
-                for name in sorted(known):
-                    behind = await lag(store, destination=name)
-                    counts = f"{behind.waiting} waiting, oldest {behind.oldest:.0f} s"
-                    print(f"{name}: {counts}, {behind.quarantined} set aside")
-                    for row in await quarantined(store, destination=name):
-                        print(f"  {row.event_id}  {row.reason[:200]}  ({row.held} wait behind it)")
-            case "retry" if event_ids:
-                print(f"{await requeue(store, event_ids, destination=destination)} will be sent again")
-            case "discard" if event_ids:
-                print(f"{await discard(store, event_ids, 'by hand', destination=destination)} discarded")
-            case _:
-                raise SystemExit(__doc__)
+        if options.do == "list":
+            for name in [options.destination] if options.destination else await destinations(store):
+                behind = await lag(store, destination=name)
+                counts = f"{behind.waiting} waiting, the oldest for {behind.oldest:.0f} s"
+                print(f"{name}: {counts}, {behind.quarantined} set aside")
+                for row in await quarantined(store, destination=name):
+                    print(f"  {row.event_id}  {row.reason}  ({row.held} wait behind it)")
+            return 0
+        if options.do == "retry":
+            done = await requeue(store, options.events, destination=options.destination)
+        else:
+            done = await discard(store, options.events, "by hand", destination=options.destination)
+        if done < len(options.events):
+            print(f"{len(options.events) - done} of these were not set aside", file=sys.stderr)
+        return int(done < len(options.events))
     finally:
         await close(store)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    sys.exit(main())

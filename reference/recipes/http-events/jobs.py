@@ -1,0 +1,37 @@
+"""What happened, and the event that tells of it: rows of one transaction."""
+
+import os
+
+from pydantic import BaseModel
+from sqlalchemy import Column, Table, Text
+
+from patterns import outbox
+from patterns.core.event import Event
+from patterns.core.store import begin, insert, metadata
+
+QUEUE = "invoices"
+# "crm=https://… mail=https://…"; the names stay, what waits for a receiver is kept by it
+RECEIVERS = dict(pair.split("=", 1) for pair in os.environ["RECEIVERS"].split())
+key = Column("key", Text, primary_key=True)
+results = Table("results", metadata, key, Column("body", Text, nullable=False))
+
+
+class Task(BaseModel):
+    invoice: str
+    cents: int
+
+
+async def record(store, task: Task):
+    """Both rows or neither; the same key again adds nothing."""
+    key = str(task.invoice)
+    event = Event(
+        id=f"{QUEUE}.{key}.created",  # made of the business, never of uuid4
+        type=f"{QUEUE}.created.v1",
+        source=f"/{QUEUE}",
+        subject=key,  # events of one subject arrive in order, at each receiver
+        data=task.model_dump(mode="json"),
+    )
+    row = {"key": key, "body": task.model_dump_json()}
+    async with begin(store) as tx:
+        await tx.execute(insert(tx, results).values(row).on_conflict_do_nothing())
+        await outbox.add(tx, event, to=RECEIVERS)

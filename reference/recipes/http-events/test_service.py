@@ -1,0 +1,94 @@
+"""Two receivers: one is away at first and then fails, the other refuses one event. A worker is killed meanwhile."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+WORKER, SUBMIT = ["worker.py"], ["submit.py"]
+
+
+class Receiver(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        ident = self.headers["Idempotency-Key"]
+        self.server.calls.append(ident)
+        self.send_response(self.server.answers(ident))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def receivers():
+    """By name: `calls` are the ids that came, `answers(ident)` is the status to say."""
+    servers = {}
+    for name in ("crm", "mail"):
+        servers[name] = server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+        server.calls, server.answers = [], lambda ident: 200
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield servers
+    for server in servers.values():
+        server.shutdown()
+        server.server_close()
+
+
+def until(condition, seconds=30.0):
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_every_receiver_gets_each_event_whatever_the_other_says(receivers, tmp_path):
+    crm, mail = receivers["crm"], receivers["mail"]
+    urls = (f"{name}=http://127.0.0.1:{one.server_port}" for name, one in receivers.items())
+    env = {
+        **os.environ,
+        "DATABASE_URL": f"sqlite:///{tmp_path}/service.db",
+        "RECEIVERS": " ".join(urls),
+        "SIGNING_SECRET": "test",
+        "LEASE": "2",
+    }
+
+    def run(*command):
+        done = subprocess.run(
+            [sys.executable, *command], cwd=ROOT, env=env, check=True, capture_output=True, text=True
+        )
+        return done.stdout
+
+    def worker():
+        return subprocess.Popen([sys.executable, *WORKER], cwd=ROOT, env=env)
+
+    def taken(server, *keys):
+        return all(any(f".{key}." in ident for ident in server.calls) for key in keys)
+
+    crm.answers = lambda ident: 500
+    mail.answers = lambda ident: 400 if ".k2." in ident else 200
+    run(*SUBMIT, "k1", "k2", "k3", "k1", "--cents", "1")  # the same one again adds nothing
+    process = worker()
+    try:
+        until(lambda: taken(mail, "k1", "k2", "k3") and crm.calls)
+        process.kill()
+        process.wait()
+        crm.answers, crm.calls[:] = lambda ident: 200, []
+        process = worker()
+        until(lambda: taken(crm, "k1", "k2", "k3"))
+        command = ["-m", "patterns.outbox.command"]
+        (line,) = [line for line in run(*command).splitlines() if "refused with 400" in line]
+        mail.answers, mail.calls[:] = lambda ident: 200, []
+        run(*command, "retry", "mail", line.split()[0])
+        until(lambda: taken(mail, "k2"))
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()

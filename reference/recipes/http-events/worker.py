@@ -1,0 +1,74 @@
+"""python worker.py: delivers until SIGTERM; start as many as you like."""
+
+import asyncio
+import hashlib
+import hmac
+import os
+import time
+
+import httpx2 as httpx
+
+from jobs import RECEIVERS
+from patterns.core.errors import Permanent, RateLimited, Transient
+from patterns.core.event import BrokerUnavailable, Event
+from patterns.core.open_store import close, create_all, open_store
+from patterns.observability import configure_logging
+from patterns.outbox.relay import Relay
+from patterns.retry import forever, parse_retry_after
+from patterns.shutdown import run_until_signalled
+
+SECRET = os.environ["SIGNING_SECRET"].encode()
+LEASE = float(os.environ.get("LEASE", "30"))  # a killed worker's events wait that long
+
+
+class Receiver:
+    """What it returns decides: None is taken, Permanent is set aside, the rest comes again."""
+
+    def __init__(self, url: str):
+        self.url = url
+        self.http = httpx.AsyncClient(timeout=LEASE / 2)
+
+    async def publish(self, events: list[Event]) -> list[Exception | None]:
+        return await asyncio.gather(*map(self.post, events))
+
+    async def post(self, event: Event) -> Exception | None:
+        body, at = event.encode(), str(int(time.time()))
+        mac = hmac.new(SECRET, at.encode() + b"." + body, hashlib.sha256).hexdigest()
+        head = {
+            "Content-Type": "application/cloudevents+json",
+            "Idempotency-Key": event.id,  # the same in every try
+            "Signature": f"t={at},v1={mac}",
+        }
+        try:
+            answer = await self.http.post(self.url, content=body, headers=head)
+        except httpx.ConnectError as error:
+            return BrokerUnavailable(str(error))  # away: wait with all of its events
+        except httpx.HTTPError as error:
+            return Transient(type(error).__name__)
+        code = answer.status_code
+        wait = parse_retry_after(answer.headers.get("Retry-After"), time.time())
+        if code < 300:
+            return None
+        if code == 429 or (code == 503 and wait):
+            return RateLimited(str(code), retry_after=wait or 5)
+        if code >= 500 or code in (408, 425):
+            return Transient(str(code))
+        return Permanent(f"refused with {code}")
+
+
+async def main():
+    configure_logging()
+    store = open_store(os.environ["DATABASE_URL"])
+    await create_all(store)
+    options = {"policy": forever(cap=300), "batch": 20, "lease": LEASE}
+    # One relay per receiver: whoever is down or slow delays no other.
+    relays = [
+        Relay(store, Receiver(url), destination=name, **options)
+        for name, url in RECEIVERS.items()
+    ]
+    await run_until_signalled(relays, grace=25)
+    await close(store)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

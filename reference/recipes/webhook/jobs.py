@@ -1,0 +1,13 @@
+"""What senders tell us of. Fields that they add are ignored."""
+
+from pydantic import BaseModel
+
+QUEUE = "payments"
+
+
+class Task(BaseModel):
+    charge: str
+    cents: int
+
+
+KEY = next(iter(Task.model_fields))  # the same key again is the same delivery
