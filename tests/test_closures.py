@@ -27,6 +27,7 @@ ABOVE: dict[str, tuple[int, int, str]] = {
         "a whole worker: fetching, locks, outcomes, one pipelined connection, the server's clock",
     ),
     "event-bus": (10, 1_860, "the consumer of Redis Streams with its scripts, beside the common part"),
+    "fan-out": (9, 1_390, "the way in through the outbox, and the consumer's side with its retries"),
     "outbox": (11, 1_800, "the table, its claims, the relay, the quarantine and the wake-up of PostgreSQL"),
     "saga": (9, 1_930, "the runner, its store and what repairs it"),
     "schedule": (

@@ -3,33 +3,44 @@
 Promise: the deliveries are rows of the caller's transaction, one per queue, so all queues will get the job
 or none will, whatever dies in between. A caller that retries adds nothing (same event id), a relay that
 retries adds nothing (job id = queue + event id), so each queue ends with exactly one job. Every queue has
-its own relay: one that is down or slow delays no other.
+its own relay: one that is down or slow delays no other. The consumer's side is `deliver`.
 
 When it does NOT hold
 - "All" is eventual: while a queue is down its job waits in the outbox, and the others run already.
 - BullMQ remembers a job id as long as the job is retained. A relay killed between add and mark adds it
   again; if the job has run and left Redis by then, the consumer's inbox is what stops the second effect.
+- An event that is added again while its job is retained runs nothing: the log says so, and whether the job
+  failed. To run it again, retry the job.
 - The caller must retry with the SAME event id: derive it from the business request, never from `uuid4`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from bullmq import Queue
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from .core.event import BrokerUnavailable, Event, UnknownEventType
+from .core.errors import FailPermanently, RetryLater
+from .core.event import BrokerUnavailable, Event, Handler, UnknownEventType
+from .core.job import RetryPolicy
+from .core.redaction import redact_text
 from .job_ids import job_id
 from .outbox import add
+from .retry import decide, forever
 
-__all__ = ["FanOut", "QueuePublisher", "destination_of", "event_job"]
+__all__ = ["FanOut", "QueuePublisher", "deliver", "destination_of", "event_job", "event_of"]
 
+log = logging.getLogger("fan_out")
 Job = dict[str, Any]  # what BullMQ's addBulk takes: name, data, opts
 KEEP = {"removeOnComplete": {"age": 24 * 3600, "count": 10_000}, "removeOnFail": {"age": 14 * 24 * 3600}}
+# For workers that know no policy, such as Node's: pauses double from a second, 36 hours in all.
+RETRIES = {"attempts": 18, "backoff": {"type": "exponential", "delay": 1000}}
 
 
 def destination_of(queue: str) -> str:
@@ -38,13 +49,44 @@ def destination_of(queue: str) -> str:
 
 
 def event_job(queue: str, event: Event) -> Job:
-    """The job an event becomes. Replace it when your worker expects another shape; keep the id."""
-    retries = {"attempts": 5, "backoff": {"type": "exponential", "delay": 1000}}
+    """The job an event becomes. For another shape give `publishers` a function of your own; keep the id."""
     return {
         "name": event.name,
         "data": event.model_dump(mode="json", exclude_none=True),
-        "opts": {"jobId": job_id(queue, event.id), **retries, **KEEP},
+        "opts": {"jobId": job_id(queue, event.id), **RETRIES, **KEEP},
     }
+
+
+def event_of(data: Any) -> Event:
+    """The event in the data of its job."""
+    return Event.decode(json.dumps(data))
+
+
+def deliver(
+    handle: Handler, policy: RetryPolicy | None = None, read: Callable[[Any], Event] = event_of
+) -> Callable[[Any, str], Awaitable[None]]:
+    """The consumer's side: a processor for `ReliableWorker(queue, deliver(handle), url=url)`.
+
+    An error is tried again by `policy`, which never gives up if none is given; a `Permanent` one fails the job, where
+    people find it and retry it. The events of one subject may run side by side, and in any order after an error.
+    """
+    policy = policy or forever()
+
+    async def process(job: Any, token: str) -> None:
+        try:
+            await handle(read(job.data))
+        except Exception as error:  # not CancelledError: the worker drains or lost the lock
+            waits = max(0, job.attemptsStarted - 1 - job.attemptsMade)
+            age = time.time() - job.timestamp / 1000
+            then = decide(error, policy, job.attemptsMade, age=age, waits=waits)
+            why = redact_text(then.reason)
+            if then.delay is None:
+                raise FailPermanently(why, trace=why) from error
+            raise RetryLater(
+                then.delay, consume_attempt=then.consume_attempt, reason=why, trace=why
+            ) from error
+
+    return process
 
 
 class FanOut:
@@ -63,12 +105,14 @@ class FanOut:
             raise UnknownEventType(f"{event.name!r} has no queues: add a route, or publish it on the bus")
         return await add(tx, event, to=[destination_of(queue) for queue in queues])
 
-    def publishers(self, open_queue: Callable[[str], Queue]) -> dict[str, QueuePublisher]:
+    def publishers(
+        self, open_queue: Callable[[str], Queue], job: Callable[[str, Event], Job] = event_job
+    ) -> dict[str, QueuePublisher]:
         """By destination: make each of them an outbox `Relay`, here or in several processes.
 
         [Relay(store, publisher, destination=to) for to, publisher in fan_out.publishers(open_queue).items()]
         """
-        return {destination_of(name): QueuePublisher(open_queue(name)) for name in self.queues}
+        return {destination_of(name): QueuePublisher(open_queue(name), job) for name in self.queues}
 
 
 class QueuePublisher:
@@ -79,9 +123,26 @@ class QueuePublisher:
         self._job = job
 
     async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+        jobs = [self._job(self._queue.name, event) for event in events]
         try:
+            await self._report_retained([job["opts"]["jobId"] for job in jobs])
             # One MULTI: with an error none is there, or the answer got lost; the ids make a repeat harmless.
-            await self._queue.addBulk([self._job(self._queue.name, event) for event in events])
-        except (RedisConnectionError, RedisTimeoutError) as error:
+            await self._queue.addBulk(jobs)
+        except (RedisError, OSError) as error:
             raise BrokerUnavailable(f"queue {self._queue.name}: {error}") from error
         return [None] * len(events)
+
+    async def _report_retained(self, ids: Sequence[str]) -> None:
+        """BullMQ ignores an id that it still has, without a word, also that of a job which failed."""
+        async with self._queue.client.pipeline(transaction=False) as pipe:
+            for ident in ids:
+                pipe.hget(self._queue.toKey(ident), "finishedOn")
+                pipe.zscore(self._queue.toKey("failed"), ident)
+            found = await pipe.execute()
+        for ident, finished, failed in zip(ids, found[::2], found[1::2], strict=True):
+            if failed:
+                log.warning(
+                    "queue %s: %s failed before, nothing was added: retry the job", self._queue.name, ident
+                )
+            elif finished:
+                log.info("queue %s: %s ran before, nothing was added", self._queue.name, ident)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.redis import RedisServer
 from harness.waiting import until
+from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.connections import blocking_client, producer_client
-from studyhall.patterns.core.event import Event, UnknownEventType
+from studyhall.patterns.core.errors import Permanent
+from studyhall.patterns.core.event import Event, Handler, UnknownEventType
 from studyhall.patterns.core.store import begin, is_postgres, metadata, read
-from studyhall.patterns.fan_out import FanOut, destination_of
+from studyhall.patterns.fan_out import FanOut, QueuePublisher, deliver, destination_of, event_job
 from studyhall.patterns.outbox.quarantine import lag
 from studyhall.patterns.outbox.relay import Relay
+from studyhall.patterns.retry import forever
 
 QUEUES = ("notifications", "payouts", "feed", "analytics")
 orders = Table("proof_orders", metadata, Column("id", String, primary_key=True))
@@ -233,12 +237,99 @@ async def test_a_slow_consumer_does_not_delay_the_others(
 
 async def test_a_repeated_delivery_is_the_same_job(store: AsyncEngine, queues: Queues) -> None:
     """As after a relay that died between adding the job and marking the row."""
-    from studyhall.patterns.fan_out import QueuePublisher
-
     publisher = QueuePublisher(queues("payouts"))
     for _ in range(3):
         assert await publisher.publish([placed("o-1"), placed("o-2")]) == [None, None]
     assert await queues.jobs("payouts") == 2
+
+
+@asynccontextmanager
+async def delivering(queue: str, handle: Handler, redis_url: str) -> AsyncIterator[ReliableWorker]:
+    worker = ReliableWorker(queue, deliver(handle, replace(forever(), scale=0)), url=redis_url)
+    task = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        await worker.drain(5)
+        await asyncio.wait_for(task, 10)
+
+
+async def test_a_receiver_that_is_away_for_long_is_not_given_up_and_a_refusal_is_set_aside(
+    queues: Queues, redis_url: str
+) -> None:
+    """The job's own five attempts ended after 15 s; those of the consumer's policy do not."""
+    taken: list[str] = []
+    refusals = [ConnectionError("away")] * 30
+
+    async def post(event: Event) -> None:
+        if event.subject == "odd":
+            raise Permanent("HTTP 422: unknown customer ann@example.com")
+        if refusals:
+            raise refusals.pop()
+        taken.append(event.data["order"])
+
+    publisher = QueuePublisher(queues("payouts"))
+    await publisher.publish([placed("o-1"), placed("odd")])
+    await queues("payouts").add("order.placed", {"no": "event"}, {"jobId": "foreign"})
+    async with delivering("payouts", post, redis_url):
+        await until(lambda: taken == ["o-1"], 20, "the receiver takes it after 30 failures")
+
+        async def set_aside() -> bool:
+            return await queues("payouts").getFailedCount() == 2
+
+        await until(set_aside, 10, "what is refused for good")
+    failed = {job.id: job.failedReason for job in await queues("payouts").getFailed()}
+    assert "HTTP 422" in failed["payouts.placed-odd"]
+    assert "ann@" not in failed["payouts.placed-odd"]
+    assert "not a CloudEvents" in failed["foreign"]
+
+
+async def test_an_event_added_again_whose_job_failed_is_not_passed_over_in_silence(
+    queues: Queues, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(event: Event) -> None:
+        raise Permanent("HTTP 410")
+
+    publisher = QueuePublisher(queues("payouts"))
+    await publisher.publish([placed("o-1")])
+    assert caplog.text == "", "a new event is nothing to report"
+    async with delivering("payouts", refuse, redis_url):
+
+        async def failed() -> bool:
+            return await queues("payouts").getFailedCount() == 1
+
+        await until(failed, 10, "the job to fail")
+    assert await publisher.publish([placed("o-1"), placed("o-2")]) == [None, None]
+    assert "payouts.placed-o-1 failed before, nothing was added: retry the job" in caplog.text
+    assert "o-2" not in caplog.text
+    [job] = await queues("payouts").getFailed()
+    await job.retry("failed")
+    taken: list[str] = []
+
+    async def take(event: Event) -> None:
+        taken.append(event.id)
+
+    async with delivering("payouts", take, redis_url):
+        await until(
+            lambda: sorted(taken) == ["placed-o-1", "placed-o-2"], 10, "the retried job and the new one"
+        )
+
+
+async def test_every_queue_gets_the_job_in_the_shape_that_its_worker_expects(
+    store: AsyncEngine, queues: Queues
+) -> None:
+    def as_old_workers_read_it(queue: str, event: Event) -> dict[str, Any]:
+        job = event_job(queue, event)
+        return {**job, "name": "notify", "data": {"order_no": event.subject}}
+
+    fan_out = FanOut({"order.placed": ("payouts", "feed")})
+    async with begin(store) as tx:
+        await fan_out.add(tx, placed("o-1"))
+    for to, publisher in fan_out.publishers(queues, as_old_workers_read_it).items():
+        assert await Relay(store, publisher, destination=to).run_once() == 1
+    for name in ("payouts", "feed"):
+        [job] = await queues(name).getJobs(["waiting"])
+        assert (job.name, job.data, job.id) == ("notify", {"order_no": "o-1"}, f"{name}.placed-o-1")
 
 
 async def test_an_event_without_route_is_refused_before_the_commit(store: AsyncEngine) -> None:

@@ -271,6 +271,32 @@ async def test_sqlite_runs_in_wal_with_the_chosen_durability(tmp_path: Path, que
     await close(engine)
 
 
+async def test_a_durable_commit_waits_for_the_disk_and_the_next_one_does_not(tmp_path: Path) -> None:
+    engine = open_store(f"sqlite:///{tmp_path / 's.db'}")
+
+    async def level(**options: bool) -> int:
+        async with begin(engine, **options) as tx:
+            return int((await tx.execute(text("PRAGMA synchronous"))).scalar_one())
+
+    assert [await level(), await level(durable=True), await level()] == [1, 2, 1]
+    await close(engine)
+
+
+async def test_a_relative_path_is_the_same_file_after_a_change_of_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    engine = open_store("sqlite:///s.db")
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)
+    await create_all(engine)
+    await add(engine)
+    assert await value(engine) == 0
+    assert (tmp_path / "s.db").exists()
+    assert list(elsewhere.iterdir()) == []
+    await close(engine)
+
+
 @pytest.mark.parametrize(
     "url",
     [

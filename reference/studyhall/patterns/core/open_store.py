@@ -9,7 +9,7 @@ Promises
 
 When they do not hold
 - Power loss on SQLite: `synchronous=NORMAL` (the default here) may take back the last commits, but never
-  tears one. Add `?synchronous=full` to the URL to make every commit wait for the disk.
+  tears one. `begin(store, durable=True)` waits for the disk; `?synchronous=full` in the URL makes every commit do so.
 - Outside `answers_within` a proxy that lives and passes nothing on passes those checks, and a statement waits
   forever. The limit cannot tell a slow statement from a silent server: give long ones a longer one.
 """
@@ -160,7 +160,12 @@ def _set_up_sqlite(engine: Engine, synchronous: str) -> None:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        reading = connection.get_execution_options().get("store_read", False)
+        options = connection.get_execution_options()
+        reading = options.get("store_read", False)
+        level = "FULL" if options.get("store_durable") else synchronous
+        if connection.info.get("synchronous", synchronous) != level:
+            connection.exec_driver_sql(f"PRAGMA synchronous={level}")
+            connection.info["synchronous"] = level
         if connection.info.get("reading", False) != reading:
             connection.exec_driver_sql(f"PRAGMA query_only={'ON' if reading else 'OFF'}")
             connection.info["reading"] = reading

@@ -112,14 +112,15 @@ def is_outage(error: BaseException | None, *, writing: bool = False) -> bool:
 
 
 @asynccontextmanager
-async def begin(store: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-    """A write transaction: commits when the block ends, rolls back when it raises."""
+async def begin(store: AsyncEngine, *, durable: bool = False) -> AsyncIterator[AsyncConnection]:
+    """Commits when the block ends, rolls back when it raises. `durable`: not even a power loss takes it back."""
     with _named_outage(writing=True):
         if is_postgres(store):
             async with store.begin() as connection:
                 yield connection
             return
         async with _turn(store), store.connect() as connection:
+            await connection.execution_options(store_durable=durable)
             await connection.begin()
             yield connection
             await connection.commit()

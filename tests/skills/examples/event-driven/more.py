@@ -1,8 +1,9 @@
 # [fanout]
 from bullmq import Queue
 
+from patterns.bullmq_worker import ReliableWorker
 from patterns.core.connections import producer_client
-from patterns.fan_out import FanOut
+from patterns.fan_out import FanOut, deliver
 from patterns.outbox.relay import Relay
 
 routes = FanOut({"order.placed": ["notifications", "payouts", "analytics"]})
@@ -16,6 +17,11 @@ def relays(store, url) -> list:
     redis = producer_client(url)
     publishers = routes.publishers(lambda name: Queue(name, {"connection": redis}))
     return [Relay(store, each, destination=to) for to, each in publishers.items()]  # run each as a task
+
+
+def worker(url, queue: str, handle) -> ReliableWorker:
+    """The consumer's side: `await handle(event)` until it returns; `Permanent` fails the job, for people to retry."""
+    return ReliableWorker(queue, deliver(handle), url=url)
 
 
 # [/fanout]
@@ -110,6 +116,19 @@ async def example(redis_url: str, store_url: str) -> None:
             sum((await Queue(queue, {"connection": redis}).getJobCounts("waiting", "prioritized")).values())
             == 1
         )
+    taken = []
+
+    async def take(event) -> None:
+        taken.append(event.id)
+
+    consuming = worker(redis_url, "payouts", take)
+    task = asyncio.create_task(consuming.run())
+    async with asyncio.timeout(20):
+        while not taken:
+            await asyncio.sleep(0.02)
+    await consuming.drain(5)
+    await task
+    assert taken == ["o1.placed"]
 
     class Sink:
         async def publish(self, events):
