@@ -32,6 +32,6 @@ async def record(store, task: Task):
         data=task.model_dump(mode="json"),
     )
     row = {"key": key, "body": task.model_dump_json()}
-    async with begin(store) as tx:
+    async with begin(store, durable=True) as tx:
         await tx.execute(insert(tx, results).values(row).on_conflict_do_nothing())
         await outbox.add(tx, event, to=RECEIVERS)

@@ -57,7 +57,8 @@ async def webhook(request: Request):
         event = Event(id=f"{QUEUE}.{key}", type=kind, source="/", subject=key, data=data)
     except (ValueError, LookupError, TypeError):
         raise HTTPException(400) from None
-    async with begin(app.state.store) as tx:  # a duplicate adds nothing; Redis is not asked
+    # On the disk before the answer. A duplicate adds nothing; Redis is not asked.
+    async with begin(app.state.store, durable=True) as tx:
         await outbox.add(tx, event, to=[destination_of(QUEUE)])
 
 

@@ -1,0 +1,27 @@
+"""python run_now.py 20261117… --pages 1: run these now, once together with the clock."""
+
+import argparse
+import asyncio
+import os
+
+from jobs import Task, jobs
+from patterns.producer import JobRequest, Producer
+from patterns.typed_jobs import validated
+
+
+async def submit(*tasks: Task):
+    producer = Producer(os.environ["REDIS_URL"], validated(jobs))
+    for task in tasks:
+        await producer.enqueue(JobRequest("task", task, key=str(task.date)))
+    await producer.close()
+
+
+if __name__ == "__main__":
+    first, *others = Task.model_fields
+    parser = argparse.ArgumentParser()
+    parser.add_argument("keys", nargs="+", metavar=first)
+    for name in others:
+        parser.add_argument(f"--{name}", required=Task.model_fields[name].is_required())
+    given = vars(parser.parse_args())
+    keys = given.pop("keys")
+    asyncio.run(submit(*(Task.model_validate({first: key, **given}) for key in keys)))
