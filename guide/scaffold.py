@@ -72,7 +72,7 @@ def rendered() -> str:
         "packages": {name: catalogue.packages([name]) for name in modules},
         "app": catalogue.packages([], also=APP),
         "dev": catalogue.packages([], also=DEV),
-        "postgres": catalogue.packages([], postgres=True),
+        "postgres": catalogue.packages([], also=["psycopg"]),
     }
     # JSON is YAML; one line per entry so that a change is readable.
     body = ",\n".join(f"    {json.dumps(key)}: {_entry(value)}" for key, value in facts.items())

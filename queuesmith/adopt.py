@@ -1,88 +1,53 @@
-"""`add` and `diff`: pattern modules and their proofs in an existing project, and what has changed since.
+"""`add`: pattern modules, and the tests of them that run there, in an existing project.
 
 Nothing is written before everything is decided, an edited file is never overwritten unasked, and a file is
 replaced in one step. `.queuesmith.json` in the project's root records what was written, with its hash.
 A project whose modules have moved upstream since is told how to come along, and nothing of it is changed.
+
+For programs, and for other commands that bring modules along:
+
+    project = Project.find(Path("src/app"))                      # or Path("."): flat; it need not exist
+    adoption = plan(project, ["retry", "outside-call"], own={"labels.py": text})
+    written = write(adoption)                                    # what was edited stays as it is
+
+`project.package` is the name to import from, `own` are files that are the project's from the first moment.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import hashlib
-import json
-import keyword
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from . import catalogue, proofs
-from .catalogue import MODULES, ROOT
-from .moved import MOVED, new_import
+from .catalogue import ROOT
+from .moved import refuse_moved
+from .project import PROOFS, Project, prefix_of
+from .record import LOCK, OURS, Record, Refused, hash_of
 
-__all__ = ["Adoption", "Change", "Project", "Refused", "differences", "plan", "plan_update", "write"]
-
-LOCK = ".queuesmith.json"
-PROOFS = "tests/patterns"
-
-
-class Refused(Exception):
-    """What cannot be done, and what to do instead. Nothing was written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Project:
-    root: Path
-    into: str  # the package's folder, relative to the root: src/app
-
-    @classmethod
-    def find(cls, into: Path) -> Project:
-        folder = into.resolve()
-        if not folder.is_dir():
-            raise Refused(
-                f"{into} is not a folder; name the package that shall get the modules, like src/app"
-            )
-        above = [folder, *folder.parents]
-        here = Path.cwd().resolve()
-        if here in above:  # never write above the folder we were called in: that is somebody else's project
-            above = above[: above.index(here) + 1]
-        root = next((path for path in above if (path / "pyproject.toml").is_file()), None)
-        root = root or next((path for path in above if (path / ".git").exists()), here)
-        if root == folder or not folder.is_relative_to(root):
-            raise Refused(
-                f"{into} is not inside a project; name the package that shall get the modules, like src/app"
-            )
-        project = cls(root, folder.relative_to(root).as_posix())
-        for part in project.package.split("."):
-            if not part.isidentifier() or keyword.iskeyword(part):
-                raise Refused(f"{into} cannot be imported: {part!r} is no Python name")
-        return project
-
-    @property
-    def package(self) -> str:
-        """The dotted name of the folder with the modules."""
-        return ".".join([*self._dotted, "patterns"])
-
-    @property
-    def _dotted(self) -> tuple[str, ...]:
-        parts = PurePosixPath(self.into).parts
-        return parts[1:] if parts[0] in ("src", "lib", "python") and len(parts) > 1 else parts
-
-    @property
-    def source(self) -> str:
-        """The folder to import from, seen from the proofs."""
-        top = PurePosixPath(self.into).parts[: -len(self._dotted)]
-        return "/".join(["..", "..", *top])
+__all__ = [
+    "Adoption",
+    "Change",
+    "Project",
+    "Refused",
+    "change_of",
+    "content",
+    "plan",
+    "replace",
+    "requirements_of",
+    "write",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     path: str  # in the project, relative to its root
-    origin: str  # in our repository
-    state: str  # new, same, updated, edited
+    origin: str | None  # in our repository; "": made for the project; None: the project's own from now on
+    state: str  # new, same, updated, kept (edited here, and upstream did not change), edited
     old: str
     new: str
 
@@ -101,156 +66,143 @@ class Adoption:
     project: Project
     patterns: list[str]
     changes: list[Change]
-    requirements: list[str]
-    left: dict[str, str] = field(default_factory=dict)  # proofs that stay upstream, and why
+    requirements: list[str]  # to run the modules
+    test_requirements: list[str] = field(
+        default_factory=list
+    )  # to run the tests that come along, beside those
+    on_request: list[str] = field(default_factory=list)  # for PostgreSQL alone
+    added: list[str] = field(default_factory=list)  # patterns that were asked for now
 
     @property
     def edited(self) -> list[Change]:
+        """What only somebody can decide: changed here, or never from here, and different upstream."""
         return [change for change in self.changes if change.state == "edited"]
 
 
-def plan(project: Project, wanted: Iterable[str], *, with_proofs: bool = True) -> Adoption:
-    """What `add` would do."""
-    lock = _lock(project)
-    _refuse_moved(project, lock)
-    before = lock["packages"].get(project.into, {}).get("patterns", [])
+def plan(
+    project: Project,
+    wanted: Iterable[str],
+    *,
+    with_proofs: bool = True,
+    own: Mapping[str, str] | None = None,
+    also: Iterable[str] = (),
+) -> Adoption:
+    """What `add` would do.
+
+    `own`: further files, path from the project's root -> text; they are not recorded, and one that is there and
+    different counts as edited. `also`: packages that those need and no import tells.
+    """
+    record = Record.read(project.root)
+    refuse_moved(project, record)
+    before = record.packages.get(project.into, {}).get("patterns", [])
     patterns = [catalogue.find(ident) for ident in wanted]
     modules = set().union(*(pattern.modules for pattern in patterns))
-    files = {}
-    left: dict[str, str] = {}
+    files: dict[str, str] = {}
     if with_proofs:
         found = proofs.proofs_of(patterns, modules)
         modules |= found.modules
-        left = found.left
         files = {f"{PROOFS}/{to}": origin for origin, to in found.files.items()}
         if files:
             files[f"{PROOFS}/conftest.py"] = ""
     for name in sorted(modules):
-        files[f"{project.into}/patterns/{name}"] = (MODULES / name).relative_to(ROOT).as_posix()
-    changes = [_change(project, lock, path, origin) for path, origin in sorted(files.items())]
+        files[f"{project.modules}/{name}"] = f"{OURS}/{name}"
+    changes = [change_of(project, record, path, origin) for path, origin in sorted(files.items())]
+    mine = dict(own or {})
+    if project.prefix and not (project.root / project.into).exists():
+        mine.setdefault(project.path("__init__.py"), "")
+    changes += [_own(project, path, text) for path, text in sorted(mine.items())]
     chosen = sorted({*before, *(pattern.id for pattern in patterns)})
-    return Adoption(project, chosen, changes, catalogue.packages(sorted(modules)), left)
+    needed = requirements_of(project, sorted(modules), changes, also)
+    return Adoption(project, chosen, changes, *needed, added=[pattern.id for pattern in patterns])
 
 
-def plan_update(root: Path) -> list[Adoption]:
-    """What `diff --apply` would do: the recorded files as they are upstream now, and modules they have come to need."""
-    lock = _read_lock(root)
-    found = []
-    for into, entry in lock["packages"].items():
-        project = Project(root, into)
-        _refuse_moved(project, lock)
-        files = {path: record["from"] for path, record in entry["files"].items()}
-        files = {path: origin for path, origin in files.items() if not origin or (ROOT / origin).is_file()}
-        here = f"{into}/patterns/"
-        modules = [path.removeprefix(here) for path in files if path.startswith(here)]
-        for name in catalogue.closure(modules):
-            files[here + name] = (MODULES / name).relative_to(ROOT).as_posix()
-        changes = [_change(project, lock, path, origin) for path, origin in sorted(files.items())]
-        # Edited here and not changed upstream is nobody's business.
-        copied = {path: record["sha256"] for path, record in entry["files"].items()}
-        changes = [c for c in changes if c.state != "edited" or _hash(c.new) != copied.get(c.path)]
-        found.append(Adoption(project, entry["patterns"], changes, catalogue.packages(modules)))
-    return found
-
-
-def _gone(project: Project, path: str, record: dict[str, str]) -> bool:
-    """Neither here nor upstream any more."""
+def requirements_of(
+    project: Project, modules: list[str], changes: Iterable[Change], also: Iterable[str] = ()
+) -> tuple[list[str], list[str], list[str]]:
+    """(to run, to test, for PostgreSQL)"""
+    programs: set[str] = set()
+    tests: set[str] = set()
+    beside = {PurePosixPath(change.path).stem for change in changes if change.origin is None}
+    local = {"patterns", project.prefix.split(".")[0], "proof_harness", *beside}
+    for change in changes:
+        if change.path.endswith(".py") and not change.path.startswith(f"{project.modules}/"):
+            kind = tests if change.path.startswith("tests/") else programs
+            kind |= catalogue.imported(change.new) - local
+    needed = catalogue.packages(modules, imported=programs, also=also)
+    testing = catalogue.packages((), imported=tests, postgres=True)
+    request = catalogue.packages(modules, imported=programs, postgres=True)
     return (
-        bool(record["from"]) and not (ROOT / record["from"]).is_file() and not (project.root / path).exists()
+        needed,
+        [item for item in testing if item not in needed],
+        [item for item in request if item not in (*needed, *testing)],
     )
 
 
-def _moved(project: Project, files: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Files of this project whose module lies elsewhere upstream -> their old module."""
-    here = MODULES.relative_to(ROOT).as_posix()
-    old = {path: record["from"].removeprefix(f"{here}/") for path, record in files.items()}
-    return {
-        path: name
-        for path, name in old.items()
-        if name in MOVED and not (MODULES / name).is_file() and (project.root / path).is_file()
-    }
-
-
-def _refuse_moved(project: Project, lock: dict[str, Any]) -> None:
-    """Half of the old layout and half of the new one would not run, and moving is not all: imports change too."""
-    entry = lock["packages"].get(project.into, {"patterns": [], "files": {}})
-    moved = _moved(project, entry["files"])
-    if not moved:
-        return
-    edited = [
-        path
-        for path in moved
-        if _hash((project.root / path).read_text(encoding="utf-8", errors="replace"))
-        != entry["files"][path]["sha256"]
-    ]
-    new = {MOVED[name] for name in moved.values()} | {PurePosixPath(path).name for path in entry["files"]}
-    present = {one.id for one in catalogue.patterns().values() if one.own[0] in new}
-    patterns = entry["patterns"] or sorted(present)
-    imports = {name.removesuffix(".py"): new_import(name) for name in moved.values()}
-    changed = {old: now for old, now in sorted(imports.items()) if old != now}
-    lines = [
-        f"{len(moved)} modules in {project.into}/patterns have moved since {lock['queuesmith']}. Nothing was written.",
-        "To bring the project over:",
-        "",
-        "1. Commit what you have."
-        + (f" Edited here, carry it over afterwards: {', '.join(edited)}" if edited else ""),
-        "2. Remove the old files, of which these come back in their new places:",
-        *(f"     {path} -> {project.into}/patterns/{MOVED[name]}" for path, name in moved.items()),
-        f"3. queuesmith add {' '.join(patterns)} --into {project.into}",
-        "4. Change the imports in your code, and the calls that CHANGELOG.md names:",
-        *(f"     {project.package}.{old} -> {project.package}.{now}" for old, now in changed.items()),
-    ]
-    raise Refused("\n".join(lines))
-
-
-def _change(project: Project, lock: dict[str, Any], path: str, origin: str) -> Change:
-    new = _content(project, path, origin)
+def change_of(project: Project, record: Record, path: str, origin: str) -> Change:
+    new = content(project, path, origin)
     file = project.root / path
     if not file.exists():
         return Change(path, origin, "new", "", new)
     old = file.read_text(encoding="utf-8", errors="replace")
     if old == new:
         return Change(path, origin, "same", old, new)
-    written = lock["packages"].get(project.into, {}).get("files", {}).get(path, {}).get("sha256")
-    return Change(path, origin, "updated" if written == _hash(old) else "edited", old, new)
+    written = record.packages.get(project.into, {}).get("files", {}).get(path, {}).get("sha256")
+    state = "updated" if written == hash_of(old) else "kept" if written == hash_of(new) else "edited"
+    return Change(path, origin, state, old, new)
 
 
-def _content(project: Project, path: str, origin: str) -> str:
+def _own(project: Project, path: str, text: str) -> Change:
+    file = project.root / path
+    old = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    return Change(path, None, "new" if not file.exists() else "same" if old == text else "edited", old, text)
+
+
+def content(project: Project, path: str, origin: str) -> str:
     if not origin:
-        return proofs.conftest(project.source)
+        return proofs.HEADER + proofs.conftest(project.source)
     text = (ROOT / origin).read_text(encoding="utf-8")
-    if not path.startswith(f"{PROOFS}/"):
+    if origin.startswith(f"{OURS}/"):
         return text  # byte for byte
-    if path.endswith("proof_harness/processes.py"):
+    if origin.endswith("harness/processes.py"):
         text = text.replace("parents[2]", "parents[3]")
-    return proofs.adapted(text, project.package)
+    return proofs.HEADER + proofs.adapted(text, project.package)
 
 
-def write(adoption: Adoption, overwrite: Callable[[Change], bool]) -> list[Change]:
+def write(adoption: Adoption, overwrite: Callable[[Change], bool] = lambda change: False) -> list[Change]:
     """Write what is new or updated, and of what was edited that for which `overwrite` says yes."""
     project = adoption.project
     chosen = [
         c for c in adoption.changes if c.state in ("new", "updated") or (c.state == "edited" and overwrite(c))
     ]
-    lock = _lock(project)
-    entry = lock["packages"].setdefault(project.into, {"patterns": [], "files": {}})
+    record = Record.read(project.root)
+    entry = record.entry(project.into)
     entry["patterns"] = adoption.patterns
+    if project.prefix != prefix_of(project.root, project.into):
+        entry["prefix"] = project.prefix
     entry["files"] = {
-        path: record for path, record in entry["files"].items() if not _gone(project, path, record)
+        path: file for path, file in entry["files"].items() if not _gone(project, path, file["from"])
     }
     for change in [*chosen, *(c for c in adoption.changes if c.state == "same")]:
-        entry["files"][change.path] = {"from": change.origin, "sha256": _hash(change.new)}
-    lock["queuesmith"] = catalogue.version()
-    entry["files"] = dict(sorted(entry["files"].items()))
-    contents = {change.path: change.new for change in chosen}
-    contents[LOCK] = json.dumps(lock, indent=2) + "\n"
+        if change.origin is not None:
+            entry["files"][change.path] = {"from": change.origin, "sha256": hash_of(change.new)}
+    replace(project.root, {**{change.path: change.new for change in chosen}, LOCK: record.text()})
+    return chosen
+
+
+def _gone(project: Project, path: str, origin: str) -> bool:
+    """Neither here nor upstream any more."""
+    return bool(origin) and not (ROOT / origin).is_file() and not (project.root / path).exists()
+
+
+def replace(root: Path, contents: Mapping[str, str]) -> None:
+    """All of these files, path from the root -> text, or none of them."""
     # All of it beside its place first: a full disk or a missing permission leaves no half of it behind.
     staged: list[tuple[Path, Path]] = []
     made: list[Path] = []
     done = False
     try:
         for path, text in contents.items():
-            target = project.root / path
+            target = root / path
             made += [parent for parent in target.parents if not parent.exists()]
             target.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=target.parent, prefix=".queuesmith-")
@@ -271,76 +223,3 @@ def write(adoption: Adoption, overwrite: Callable[[Change], bool]) -> list[Chang
         for folder in sorted(made, reverse=True) if not done else ():
             with contextlib.suppress(OSError):
                 folder.rmdir()
-    return chosen
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    path: str
-    # unchanged, edited here, changed upstream, changed on both sides, gone here, gone upstream, moved upstream to …
-    state: str
-    diff: str
-
-
-def differences(root: Path) -> tuple[str, list[Difference]]:
-    """(version that was copied, every file and how it differs from what `add` would bring now)"""
-    lock = _read_lock(root)
-    found = []
-    for into, entry in lock["packages"].items():
-        project = Project(root, into)
-        moved = _moved(project, entry["files"])
-        for path, record in entry["files"].items():
-            if path in moved:
-                found.append(Difference(path, f"moved upstream to {into}/patterns/{MOVED[moved[path]]}", ""))
-            else:
-                found.append(_difference(project, path, record))
-    return str(lock["queuesmith"]), found
-
-
-def _difference(project: Project, path: str, record: dict[str, str]) -> Difference:
-    file = project.root / path
-    if not file.is_file():
-        return Difference(path, "gone here", "")
-    if record["from"] and not (ROOT / record["from"]).is_file():
-        return Difference(path, "gone upstream", "")
-    mine, theirs = file.read_text(encoding="utf-8", errors="replace"), _content(project, path, record["from"])
-    edited, changed = _hash(mine) != record["sha256"], _hash(theirs) != record["sha256"]
-    state = {
-        (False, False): "unchanged",
-        (True, False): "edited here",
-        (False, True): "changed upstream",
-        (True, True): "changed on both sides",
-    }[edited, changed]
-    return Difference(path, state, Change(path, record["from"], state, mine, theirs).diff())
-
-
-def root_of(folder: Path) -> Path:
-    """The project that `folder` belongs to: the nearest folder upwards that `queuesmith add` has written to."""
-    return next((path for path in (folder, *folder.parents) if (path / LOCK).is_file()), folder)
-
-
-def _read_lock(root: Path) -> dict[str, Any]:
-    if not (root / LOCK).is_file():
-        raise Refused(
-            f"there is no {LOCK} in {root}; run it where `queuesmith add` was run, or add a pattern first"
-        )
-    return _lock(Project(root, "."))
-
-
-def _lock(project: Project) -> dict[str, Any]:
-    path = project.root / LOCK
-    try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        lock = {"queuesmith": "", "packages": {}, **found}
-        for entry in lock["packages"].values():
-            for record in (*entry["files"].values(), {"from": "", "sha256": ""}):
-                _ = entry["patterns"], record["from"], record["sha256"]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Refused(
-            f"{path} is damaged ({error}); restore it from git, or delete it to start afresh"
-        ) from None
-    return lock
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -35,10 +35,12 @@ __all__ = [
     "closure",
     "find",
     "front_matter",
+    "imported",
     "imports",
     "module_of",
     "packages",
     "patterns",
+    "public",
     "repository",
     "version",
     "without_front_matter",
@@ -50,21 +52,23 @@ ROOT = _SHIPPED if _SHIPPED.is_dir() else Path(__file__).resolve().parents[1]
 MODULES = ROOT / "reference" / "studyhall" / "patterns"
 SKILLS = {"background-jobs": "Background jobs", "event-driven": "Event-driven", "async-flow": "Async flow"}
 
-# The one place that says which package an import comes from, where the names differ.
-_PACKAGE_OF = {
-    "aio_pika": "aio-pika",
-    "confluent_kafka": "confluent-kafka",
-    "croniter": "bullmq",  # bullmq fixes its version, and those of the next one
-    "msgpack": "bullmq",
-    "hiredis": "redis",
-    "nacl": "pynacl",
-    "nats": "nats-py",
-    "opentelemetry": "opentelemetry-api",
-    "prometheus_client": "prometheus-client",
-    "pydantic_core": "pydantic",
-    "zoneinfo": "tzdata",  # of the standard library, but slim images have no time zones
+# The one place that says which package an import comes from, where the names differ or one is not enough.
+_PACKAGES_OF = {
+    "aio_pika": ("aio-pika",),
+    "confluent_kafka": ("confluent-kafka",),
+    "croniter": ("bullmq", "croniter"),  # bullmq fixes its version, and those of the next one
+    "msgpack": ("bullmq", "msgpack"),
+    "hiredis": ("redis",),
+    "nacl": ("pynacl",),
+    "nats": ("nats-py",),
+    "opentelemetry": ("opentelemetry-api",),
+    "prometheus_client": ("prometheus-client",),
+    "pydantic_core": ("pydantic",),
+    "pytest": ("pytest", "pytest-asyncio"),
+    "pytest_asyncio": ("pytest", "pytest-asyncio"),
+    "sqlalchemy": ("sqlalchemy", "aiosqlite"),  # the driver that `store` picks by name
+    "zoneinfo": ("tzdata",),  # of the standard library, but slim images have no time zones
 }
-_BROUGHT_ALONG = {"sqlalchemy": "aiosqlite"}  # the driver that `store` picks by name
 _ON_REQUEST = {"psycopg"}  # imported only for a PostgreSQL address
 
 
@@ -245,19 +249,57 @@ def module_of(dotted: Iterable[str]) -> str | None:
     return next((name for name in names if (MODULES / name).is_file()), None)
 
 
-def packages(modules: Iterable[str], *, postgres: bool = False, also: Iterable[str] = ()) -> list[str]:
-    """Requirements, with the versions they were proven with, of these modules; `also` names further packages."""
-    imported = set().union(*(imports(module)[1] for module in modules))
-    names = {
-        _PACKAGE_OF.get(name, name)
-        for name in imported
-        if name in _PACKAGE_OF or name not in sys.stdlib_module_names
-    }
-    names -= _ON_REQUEST
-    names |= {driver for name, driver in _BROUGHT_ALONG.items() if name in names}
-    names |= {"psycopg"} if postgres else set()
+def public(module: str) -> tuple[str, str]:
+    """How it is imported below the patterns, and what: (`retry`, `decide, full_jitter`).
+
+    From its package, where that offers the same names.
+    """
+    path = PurePosixPath(module)
+    names = _all(module)
+    package = (path.parent / "__init__.py").as_posix()
+    if path.parent.name and set(names) & set(_all(package)):
+        return ".".join(path.parent.parts), ", ".join(_all(package))
+    return ".".join(path.with_suffix("").parts), ", ".join(names)
+
+
+def _all(module: str) -> list[str]:
+    for node in ast.parse((MODULES / module).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return [str(name) for name in ast.literal_eval(node.value)]
+    return []
+
+
+def packages(
+    modules: Iterable[str],
+    *,
+    imported: Iterable[str] = (),
+    postgres: bool = False,
+    also: Iterable[str] = (),
+) -> list[str]:
+    """Requirements, with the versions they were proven with, of these modules and of what else is `imported`.
+
+    `postgres`: also what only a PostgreSQL address needs. `also` names further packages.
+    """
+    needed = set(imported).union(*(imports(module)[1] for module in modules))
+    names: set[str] = set()
+    for name in needed:
+        if name in _PACKAGES_OF or name not in sys.stdlib_module_names:
+            names |= set(_PACKAGES_OF.get(name, (name,)))
+    if not postgres:
+        names -= _ON_REQUEST
     known = _pinned()
     return sorted(known.get(name, name) for name in {*names, *also})
+
+
+def imported(text: str) -> set[str]:
+    """The top-level names that this program imports, wherever in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((node.module or "").split(".")[0])
+    return found
 
 
 @functools.cache

@@ -1,22 +1,25 @@
-"""queuesmith list | new | add | diff | prove"""
+"""queuesmith list | new | add | diff | adopt | prove"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from . import adopt, catalogue
-from .adopt import Change, Refused
+from . import catalogue, copying
 from .catalogue import ROOT, UnknownPattern
+from .copying import found, print_json
+from .record import Refused
 
 __all__ = ["main"]
 
@@ -24,28 +27,53 @@ KINDS = tuple(catalogue.SKILLS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
-    options = parser.parse_args(argv)
-    if options.run is None:
-        parser.print_help()
-        return 2
     try:
+        options = parser.parse_args(words)
+        if options.run is None:
+            parser.print_help()
+            return 2
         return int(options.run(options))
     except (Refused, UnknownPattern) as error:
-        print(f"queuesmith: {error}", file=sys.stderr)
-        return 2
+        return _refuse(words, str(error))
     except BrokenPipeError:  # | head
         return 0
     except OSError as error:
-        print(f"queuesmith: {error.filename or ''}: {error.strerror}", file=sys.stderr)
-        return 2
+        return _refuse(words, f"{error.filename or ''}: {error.strerror}")
     except (KeyboardInterrupt, EOFError):
-        print("\nqueuesmith: stopped, nothing was written", file=sys.stderr)
-        return 130
+        return _refuse(words, "stopped, nothing was written", 130)
+
+
+def _refuse(words: Sequence[str], why: str, code: int = 2) -> int:
+    """For people on stderr, for programs as JSON on stdout."""
+    if "--json" in words:
+        print_json({"error": why})
+    else:
+        print(f"queuesmith: {why}", file=sys.stderr)
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Refused(f"{message}\n{self.format_usage().rstrip()}\nMore: {self.prog} --help")
+
+
+def _command(commands: Any, name: str, help: str, examples: str) -> argparse.ArgumentParser:
+    epilog = "examples:\n" + textwrap.indent(textwrap.dedent(examples).strip(), "  ")
+    made: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        description=help,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--json", action="store_true", help='for programs; errors too: {"error": …}')
+    return made
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="queuesmith",
         description="Proven background-job and event patterns, into new and existing projects.",
         epilog="queuesmith new my-service --defaults; queuesmith list retry; queuesmith add retry --into src/app",
@@ -54,28 +82,94 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(metavar="COMMAND")
 
-    listing = commands.add_parser("list", help="the patterns; what one promises and needs: list PATTERN")
+    listing = _command(
+        commands,
+        "list",
+        "the patterns; what one promises and needs: list PATTERN",
+        """
+        queuesmith list
+        queuesmith list retry outbox        what they promise, bring along and need
+        queuesmith list --skill event-driven
+        """,
+    )
     listing.add_argument("patterns", nargs="*", metavar="PATTERN", help="tell all about these")
     listing.add_argument("--skill", choices=KINDS, help="only these")
     listing.set_defaults(run=_list)
+    _add_copying(commands)
+    _add_new(commands)
+    _add_prove(commands)
+    return parser
 
-    add = commands.add_parser(
-        "add", help="copy patterns, with what they need and their proofs, into a project"
+
+def _add_copying(commands: Any) -> None:
+    add = _command(
+        commands,
+        "add",
+        "copy patterns, with what they need and their tests, into a project",
+        """
+        queuesmith add retry --into .               scripts: from patterns.retry import …
+        queuesmith add retry --into src/app         a package: from app.patterns.retry import …
+        queuesmith add outbox event-bus.nats        into the only package there is; with a part
+        queuesmith add saga --into app --dry-run    show it, write nothing
+        """,
     )
     add.add_argument("patterns", nargs="+", metavar="PATTERN", help="as `queuesmith list` names them")
-    add.add_argument("--into", type=Path, required=True, metavar="FOLDER", help="the package, like src/app")
-    add.add_argument("--no-tests", action="store_true", help="leave the proofs out")
+    add.add_argument(
+        "--into",
+        type=Path,
+        metavar="FOLDER",
+        help="gets patterns/; a package like src/app, or . for scripts beside each other; made if it is missing",
+    )
+    add.add_argument("--package", metavar="NAME", help="import name, if it is guessed wrong: app.patterns")
+    add.add_argument("--no-tests", action="store_true", help="leave the tests out")
+    add.add_argument("--keep", action="store_true", help="leave files that were edited as they are")
     add.add_argument("--force", action="store_true", help="overwrite files that were edited")
     add.add_argument("--dry-run", action="store_true", help="show what would happen, with the diffs")
-    add.set_defaults(run=_add)
+    add.set_defaults(run=copying.add)
 
-    diff = commands.add_parser("diff", help="what changed upstream, and here, since the patterns were copied")
+    diff = _command(
+        commands,
+        "diff",
+        "what changed upstream, and here, since the patterns were copied",
+        """
+        queuesmith diff                              exit code 1: something changed upstream
+        queuesmith diff --apply                      take it; edited files stay as they are
+        queuesmith diff --accept app/patterns/retry.py    merged by hand: no longer behind
+        """,
+    )
     diff.add_argument("folder", nargs="?", type=Path, default=Path(), help="the project (default: here)")
     diff.add_argument("--apply", action="store_true", help="take what changed upstream")
     diff.add_argument("--force", action="store_true", help="with --apply: also over files that were edited")
-    diff.set_defaults(run=_diff, dry_run=False)
+    diff.add_argument(
+        "--accept", type=Path, action="append", metavar="FILE", help="merged by hand; may be repeated"
+    )
+    diff.set_defaults(run=copying.diff, dry_run=False)
 
-    new = commands.add_parser("new", help="a new service from the templates (needs copier)")
+    adopt = _command(
+        commands,
+        "adopt",
+        "record copies of our modules that were made by hand, so that diff knows them",
+        """
+        queuesmith adopt                    look through the project
+        queuesmith adopt --into src/app     look there alone
+        """,
+    )
+    adopt.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="where they are")
+    adopt.add_argument("--dry-run", action="store_true", help="show what would be recorded")
+    adopt.set_defaults(run=copying.adopt)
+
+
+def _add_new(commands: Any) -> None:
+    new = _command(
+        commands,
+        "new",
+        "a new service from the templates (needs copier)",
+        """
+        queuesmith new my-service --defaults
+        queuesmith new mails --job send-mail --fields "to: str, text: str" --database postgres
+        queuesmith new shop --event order.placed --broker nats
+        """,
+    )
     new.add_argument("folder", type=Path, help="a new or empty one; the project is named after it")
     new.add_argument("--kind", choices=KINDS, help="default: asked, or background-jobs")
     new.add_argument("--job", help="the first job, like send-report")
@@ -91,8 +185,17 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument("--defaults", action="store_true", help="ask nothing")
     new.set_defaults(run=_new)
 
-    prove = commands.add_parser(
-        "prove", help="run a service under faults and see what it loses; `prove init` writes the file"
+
+def _add_prove(commands: Any) -> None:
+    prove = _command(
+        commands,
+        "prove",
+        "run a service under faults and see what it loses; `prove init` writes the file",
+        """
+        queuesmith prove init               look at this repository and write prove.toml
+        queuesmith prove --quick            the faults that break most services
+        queuesmith prove --only kill9 --seed 5 --junit card.xml
+        """,
     )
     prove.add_argument("file", nargs="?", default="prove.toml", help="prove.toml, its folder, or `init`")
     prove.add_argument("folder", nargs="?", help="with init: the repository to look at (default: here)")
@@ -111,16 +214,13 @@ def _parser() -> argparse.ArgumentParser:
     prove.add_argument("--strict", action="store_true", help="exit code 1 also when a fault hit nothing")
     prove.add_argument("--force", action="store_true", help="with init: write the file again")
     prove.set_defaults(run=_prove)
-    for command in (listing, add, diff, new, prove):
-        command.add_argument("--json", action="store_true", help="for programs")
-    return parser
 
 
 def _list(options: argparse.Namespace) -> int:
-    named = _found(options.patterns)
+    named = found(options.patterns)
     rows = named or [one for one in catalogue.patterns().values() if options.skill in (None, one.skill)]
     if options.json:
-        _print_json(
+        print_json(
             [
                 {
                     "id": one.id,
@@ -152,121 +252,6 @@ def _list(options: argparse.Namespace) -> int:
             print(f"  {one.id:<{width}}  {one.title}")
     print("\nAdd one to a project:  queuesmith add PATTERN --into src/app")
     return 0
-
-
-def _found(names: Sequence[str]) -> list[catalogue.Pattern]:
-    """Also `a,b` for `a b`."""
-    return [catalogue.find(ident) for name in names for ident in name.split(",")]
-
-
-def _add(options: argparse.Namespace) -> int:
-    project = adopt.Project.find(options.into)
-    wanted = [one.id for one in _found(options.patterns)]
-    adoption = adopt.plan(project, wanted, with_proofs=not options.no_tests)
-    if options.dry_run:
-        return _report(options, adoption, [])
-    _refuse_edited(options, adoption)
-    written = adopt.write(adoption, lambda change: bool(options.force) or _asked(change))
-    return _report(options, adoption, written)
-
-
-def _refuse_edited(options: argparse.Namespace, adoption: adopt.Adoption) -> None:
-    """Unless somebody can be asked."""
-    if adoption.edited and not options.force and (options.json or not sys.stdin.isatty()):
-        if not options.json:
-            for change in adoption.edited:
-                print(change.diff())
-        names = ", ".join(change.path for change in adoption.edited)
-        raise Refused(
-            f"edited since it was copied, or not from here: {names}. Nothing was written. "
-            "Merge what you need by hand, or let --force overwrite."
-        )
-
-
-def _asked(change: Change) -> bool:
-    print(change.diff())
-    return input(f"{change.path} was edited. Overwrite it? [y/N] ").strip().lower() in ("y", "yes")
-
-
-def _report(options: argparse.Namespace, adoption: adopt.Adoption, written: Sequence[Change]) -> int:
-    project = adoption.project
-    if options.json:
-        _print_json(
-            {
-                "patterns": adoption.patterns,
-                "package": project.package,
-                "root": str(project.root),
-                "files": {change.path: change.state for change in adoption.changes},
-                "written": [change.path for change in written],
-                "requirements": adoption.requirements,
-                "proofs_left_upstream": adoption.left,
-            }
-        )
-        return 0
-    for change in adoption.changes:
-        if change.state != "same":
-            done = change in written or options.dry_run
-            print(f"  {change.state if done else 'kept':<8} {change.path}")
-            if options.dry_run and change.state in ("updated", "edited"):
-                print(change.diff())
-    same = sum(change.state == "same" for change in adoption.changes)
-    print(
-        f"{len(written)} files written, {same} were up to date."
-        if not options.dry_run
-        else "Nothing was written."
-    )
-    if adoption.requirements:
-        print("\nAdd these to your dependencies:")
-    for requirement in adoption.requirements:
-        print(f'  "{requirement}"')
-    if any(change.path.startswith(adopt.PROOFS) for change in adoption.changes):
-        print(
-            f"\nRun the proofs (pytest, pytest-asyncio, hypothesis):\n  pytest -o asyncio_mode=auto {adopt.PROOFS}"
-        )
-    for proof, why in adoption.left.items():
-        print(f"  stays upstream: {proof} ({why})")
-    print(
-        f"\nImport them from {project.package}; each module's docstring says what it promises and when not."
-    )
-    return 0
-
-
-def _apply(options: argparse.Namespace) -> int:
-    adoptions = adopt.plan_update(adopt.root_of(options.folder.resolve()))
-    for adoption in adoptions:
-        _refuse_edited(options, adoption)
-    for adoption in adoptions:
-        written = adopt.write(adoption, lambda change: bool(options.force) or _asked(change))
-        _report(options, adoption, written)
-    return 0
-
-
-def _diff(options: argparse.Namespace) -> int:
-    if options.apply:
-        return _apply(options)
-    copied, found = adopt.differences(adopt.root_of(options.folder.resolve()))
-    news = [one for one in found if "upstream" in one.state or "both" in one.state]
-    if options.json:
-        _print_json(
-            {
-                "copied": copied,
-                "now": catalogue.version(),
-                "files": {one.path: one.state for one in found},
-                "diffs": {one.path: one.diff for one in news},
-            }
-        )
-        return 1 if news else 0
-    for one in news:
-        print(one.diff, end="")
-    for one in found:
-        if one.state != "unchanged":
-            print(f"  {one.state:<22} {one.path}")
-    print(
-        f"{len(news)} of {len(found)} files changed upstream (copied {copied}, this is {catalogue.version()})."
-    )
-    if news:
-        print("Take them with `queuesmith diff --apply`; edited files are never overwritten unasked.")
-    return 1 if news else 0
 
 
 def _new(options: argparse.Namespace) -> int:
@@ -304,7 +289,7 @@ def _new(options: argparse.Namespace) -> int:
     if options.json:
         files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         files = [path for path in files if not path.startswith(".git/")]
-        _print_json({"folder": str(folder), "files": files, "next": ["make run", "make test"]})
+        print_json({"folder": str(folder), "files": files, "next": ["make run", "make test"]})
     else:
         there = shlex.quote(str(folder))
         print(
@@ -341,7 +326,7 @@ def _answers(options: argparse.Namespace) -> dict[str, Any]:
         "python_version": options.python,
         "broker": options.broker,
         "database": options.database,
-        "patterns": [one.id for one in _found(options.pattern)] or None,
+        "patterns": [one.id for one in found(options.pattern)] or None,
         "ci": options.ci,
         "container": False if options.no_container else None,
     }
@@ -390,22 +375,17 @@ def _undo(folder: Path, missing: Sequence[Path]) -> None:
 
 def _copier() -> list[str]:
     how = "Do one of: pip install copier; pipx install copier; install uv (uvx runs it)"
-    beside = Path(sys.executable).with_name("copier")
-    if beside.exists():
-        return [str(beside)]
-    if found := shutil.which("copier"):
-        return [found]
-    if uvx := shutil.which("uvx"):
+    ours = f"{Path(sys.executable).parent}{os.pathsep}{ROOT / '.venv' / 'bin'}"  # `make demo` has built the latter
+    for path in (ours, None):
+        if copier := shutil.which("copier", path=path):
+            return [copier]
+    if uvx := shutil.which("uvx") or shutil.which("uvx", path=ours):
         tried = subprocess.run([uvx, "copier", "--version"], capture_output=True, text=True, check=False)
         if tried.returncode == 0:
             return [uvx, "copier"]
         why = "\n  ".join(tried.stderr.strip().splitlines()[-4:])
         raise Refused(f"the templates need copier, and uvx could not get it. {how}\n  {why}")
     raise Refused(f"the templates need copier. {how}")
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2))
 
 
 if __name__ == "__main__":

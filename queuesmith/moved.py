@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-__all__ = ["MOVED", "new_import"]
+from . import catalogue
+from .catalogue import MODULES
+from .project import Project
+from .record import Record, Refused, hash_of, module_name
+
+__all__ = ["MOVED", "moved_in", "new_import", "refuse_moved"]
 
 MOVED = {
     "autopipeline.py": "bullmq_worker/autopipeline.py",
@@ -60,3 +66,45 @@ def new_import(old: str) -> str:
     new = PurePosixPath(MOVED[old])
     name = PurePosixPath(old).stem
     return name if new.parent.name == name else ".".join(new.with_suffix("").parts)
+
+
+def moved_in(project: Project, files: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Files of this project whose module lies elsewhere upstream -> their old module."""
+    old = {path: module_name(record["from"]) for path, record in files.items()}
+    return {
+        path: name
+        for path, name in old.items()
+        if name in MOVED and not (MODULES / name).is_file() and (project.root / path).is_file()
+    }
+
+
+def refuse_moved(project: Project, record: Record) -> None:
+    """Half of the old layout and half of the new one would not run, and moving is not all: imports change too."""
+    entry = record.packages.get(project.into, {"patterns": [], "files": {}})
+    moved = moved_in(project, entry["files"])
+    if not moved:
+        return
+    edited = [
+        path
+        for path in moved
+        if hash_of((project.root / path).read_text(encoding="utf-8", errors="replace"))
+        != entry["files"][path]["sha256"]
+    ]
+    new = {MOVED[name] for name in moved.values()} | {PurePosixPath(path).name for path in entry["files"]}
+    present = {one.id for one in catalogue.patterns().values() if one.own[0] in new}
+    patterns = entry["patterns"] or sorted(present)
+    imports = {name.removesuffix(".py"): new_import(name) for name in moved.values()}
+    changed = {old: now for old, now in sorted(imports.items()) if old != now}
+    lines = [
+        f"{len(moved)} modules in {project.modules} have moved since {record.version}. Nothing was written.",
+        "To bring the project over:",
+        "",
+        "1. Commit what you have."
+        + (f" Edited here, carry it over afterwards: {', '.join(edited)}" if edited else ""),
+        "2. Remove the old files, of which these come back in their new places:",
+        *(f"     {path} -> {project.modules}/{MOVED[name]}" for path, name in moved.items()),
+        f"3. queuesmith add {' '.join(patterns)} --into {project.into}",
+        "4. Change the imports in your code, and the calls that CHANGELOG.md names:",
+        *(f"     {project.package}.{old} -> {project.package}.{now}" for old, now in changed.items()),
+    ]
+    raise Refused("\n".join(lines))

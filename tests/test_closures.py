@@ -57,6 +57,7 @@ HEAVY = {
         "dead_letter/archive.py",
         "dead_letter/replayer.py",
         "dead_letter/sweeper.py",
+        "dead_letter/sweeping.py",
         "deferred_reply/replies.py",
         "degraded/pending.py",
         "degraded/producer.py",

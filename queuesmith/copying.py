@@ -1,0 +1,246 @@
+"""The commands add, diff and adopt: what they say."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import catalogue, update
+from .adopt import Adoption, Change, plan, write
+from .catalogue import ROOT, Pattern
+from .project import PROOFS, Project
+from .record import Refused
+
+__all__ = ["add", "adopt", "diff", "found", "print_json", "report"]
+
+SHOWN = {"new": "new", "updated": "updated", "edited": "overwritten", "kept": "kept"}
+
+
+def found(names: Sequence[str]) -> list[Pattern]:
+    """Also `a,b` for `a b`."""
+    return [catalogue.find(ident) for name in names for ident in name.split(",")]
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, indent=2))
+
+
+# ---- add
+
+
+def add(options: argparse.Namespace) -> int:
+    wanted = [one.id for one in found(options.patterns)]
+    project = _project(options)
+    adoption = plan(project, wanted, with_proofs=not options.no_tests)
+    if options.dry_run:
+        return report(options, adoption, [])
+    can_ask = sys.stdin.isatty() and not options.json
+    if adoption.edited and not (options.force or options.keep or can_ask):
+        for change in adoption.edited if not options.json else ():
+            print(change.diff())
+        names = ", ".join(change.path for change in adoption.edited)
+        raise Refused(
+            f"edited since it was copied, or not from here: {names}. Nothing was written. Leave these as they are and "
+            "write the others with --keep, overwrite them with --force, or see the diffs with --dry-run."
+        )
+    return report(options, adoption, write(adoption, _overwrite(options, can_ask and not options.keep)))
+
+
+def _project(options: argparse.Namespace) -> Project:
+    try:
+        return Project.find(options.into, package=options.package)
+    except Refused as why:
+        if options.into or not options.dry_run:
+            raise
+        if not options.json:
+            print(f"{why}\nAs if it were --into .:\n")
+        return Project.find(Path())
+
+
+def _overwrite(options: argparse.Namespace, can_ask: bool) -> Callable[[Change], bool]:
+    return lambda change: bool(options.force) or (can_ask and _asked(change))
+
+
+def _asked(change: Change) -> bool:
+    print(change.diff())
+    return input(f"{change.path} was edited. Overwrite it? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def report(options: argparse.Namespace, adoption: Adoption, written: Sequence[Change]) -> int:
+    """What was written, or would be, and what is left to do: packages, the import, the tests."""
+    if options.json:
+        print_json(as_json(adoption, written))
+        return 0
+    for change in adoption.changes:
+        if change.state != "same":
+            state = SHOWN[change.state] if change in written or options.dry_run else "kept"
+            print(f"  {state:<11} {change.path}")
+            if options.dry_run and change.state in ("updated", "edited"):
+                print(change.diff())
+    same = sum(change.state == "same" for change in adoption.changes)
+    print(
+        "Nothing was written."
+        if options.dry_run
+        else f"{len(written)} files written, {same} were up to date."
+    )
+    _say_next(adoption)
+    return 0
+
+
+def as_json(adoption: Adoption, written: Sequence[Change]) -> dict[str, Any]:
+    return {
+        "patterns": adoption.patterns,
+        "package": adoption.project.package,
+        "imports": imports(adoption),
+        "root": str(adoption.project.root),
+        "files": {change.path: change.state for change in adoption.changes},
+        "written": [change.path for change in written],
+        "requirements": adoption.requirements,
+        "test_requirements": adoption.test_requirements,
+        "for_postgresql": adoption.on_request,
+        "install": installs(adoption.project, adoption.requirements),
+    }
+
+
+def imports(adoption: Adoption) -> list[str]:
+    """One line for each pattern: `from app.patterns.retry import AI, DEFAULT, decide`."""
+    lines = []
+    for ident in adoption.added:
+        pattern = catalogue.find(ident)
+        for module in (pattern.own[0], *(name for name in pattern.own if name in pattern.parts)):
+            name, public = catalogue.public(module)
+            lines.append(f"from {'.'.join(filter(None, (adoption.project.package, name)))} import {public}")
+    return lines
+
+
+def installs(project: Project, packages: Sequence[str], *, dev: bool = False) -> list[str]:
+    """The commands that install these: pip's, and that of the tool which the project is kept with."""
+    if not packages:
+        return []
+    words = " ".join(shlex.quote(package) for package in packages)
+    lines = [f"pip install {words}"]
+    settings = project.root / "pyproject.toml"
+    text = settings.read_text(encoding="utf-8", errors="replace") if settings.is_file() else ""
+    for tool, switch in (("uv", "--dev "), ("poetry", "--group dev ")):
+        if (project.root / f"{tool}.lock").exists() or f"[tool.{tool}" in text:
+            lines.insert(0, f"{tool} add {switch if dev else ''}{words}")
+    return lines
+
+
+def _say_next(adoption: Adoption) -> None:
+    project = adoption.project
+    if not adoption.requirements:
+        print("\nThey need no package.")
+    for title, packages, dev in (
+        ("They need", adoption.requirements, False),
+        ("For PostgreSQL also", adoption.on_request, False),
+        ("Their tests need", adoption.test_requirements, True),
+    ):
+        lines = installs(project, packages, dev=dev)
+        if lines:
+            print(f"\n{title}:\n  " + "\n  or: ".join(lines))
+    if any(change.path.startswith(PROOFS) for change in adoption.changes):
+        where = "" if project.root == Path.cwd().resolve() else f"cd {shlex.quote(str(project.root))} && "
+        print(f"\nRun them:\n  {where}python -m pytest {PROOFS}")
+    if adoption.added:
+        print("\nImport (each module's docstring says what it promises and when not):")
+        print("\n".join(f"  {line}" for line in imports(adoption)))
+
+
+# ---- diff
+
+
+def diff(options: argparse.Namespace) -> int:
+    root = update.root_of(options.folder.resolve())
+    if options.accept:
+        done = update.accept(root, options.accept)
+        if options.json:
+            print_json({"accepted": done})
+        else:
+            print("\n".join(f"  accepted    {path}" for path in done))
+        return 0
+    return _apply(options, root) if options.apply else _show(options, root)
+
+
+def _show(options: argparse.Namespace, root: Path) -> int:
+    record, files = update.differences(root)
+    news = [one for one in files if one.is_news]
+    gone = record.gone(root)
+    if options.json:
+        print_json(
+            {
+                "copied": record.version,
+                "now": catalogue.version(),
+                "files": {one.path: one.state for one in files},
+                "diffs": {one.path: one.diff for one in news},
+                "renamed": record.renamed,
+                "gone": sorted(gone),
+            }
+        )
+        return 1 if news or gone else 0
+    for one in news:
+        print(one.diff, end="")
+    for one in files:
+        if one.state != "unchanged":
+            print(f"  {one.state:<22} {one.path}")
+    for old, new in record.renamed.items():
+        print(f"{old}/patterns is {new}/patterns now.")
+    for into, count in gone.items():
+        print(
+            f"None of the {count} modules recorded in {into}/patterns is there. If they are elsewhere, or removed for "
+            "good: queuesmith adopt"
+        )
+    print(
+        f"{len(news)} of {len(files)} files changed upstream (copied {record.version}, this is {catalogue.version()})."
+    )
+    if news:
+        print("Take them with `queuesmith diff --apply`; edited files are never overwritten unasked.")
+    return 1 if news or gone else 0
+
+
+def _apply(options: argparse.Namespace, root: Path) -> int:
+    can_ask = sys.stdin.isatty() and not options.json
+    overwrite = _overwrite(options, can_ask)
+    done = [(adoption, write(adoption, overwrite)) for adoption in update.plan_update(root)]
+    kept = [c for adoption, written in done for c in adoption.edited if c not in written]
+    if options.json:
+        packages = {one.project.into: as_json(one, written) for one, written in done}
+        print_json({"packages": packages, "kept": {change.path: change.diff() for change in kept}})
+        return 1 if kept else 0
+    for adoption, written in done:
+        report(options, adoption, written)
+    if kept:
+        print("\nEdited here and changed upstream, so left as they are:")
+        for change in kept:
+            print(change.diff())
+        names = " ".join(f"--accept {shlex.quote(change.path)}" for change in kept)
+        print(f"Merge by hand, then: queuesmith diff {names}\nOr overwrite: queuesmith diff --apply --force")
+    return 1 if kept else 0
+
+
+# ---- adopt
+
+
+def adopt(options: argparse.Namespace) -> int:
+    root, copies = update.adopt(options.into, dry_run=options.dry_run)
+    if options.json:
+        print_json(
+            {
+                "root": str(root),
+                "copies": {copy.path: {"module": copy.module, "state": copy.state} for copy in copies},
+            }
+        )
+        return 0
+    for copy in copies:
+        print(f"  {copy.state:<10} {copy.path}  ({copy.module})")
+    if copies:
+        done = "would be recorded" if options.dry_run else "recorded"
+        print(f"{len(copies)} copies {done} in {root}. What changed since: queuesmith diff")
+    else:
+        print(f"No copy that is not recorded already: looked for files like those in {ROOT / 'reference'}")
+    return 0

@@ -1,0 +1,121 @@
+"""`.queuesmith.json`: what was copied into a project, from which file of ours, and the hash of what was taken.
+
+The hash is of our file as it was taken, or last merged by hand. So a file whose own hash is another one was edited
+here, and if our file's hash is another one, it changed upstream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from . import catalogue
+from .catalogue import MODULES, ROOT
+
+__all__ = ["LOCK", "OURS", "Record", "Refused", "folders", "hash_of", "module_name"]
+
+LOCK = ".queuesmith.json"
+OURS = MODULES.relative_to(ROOT).as_posix()
+NOT_OURS = {"node_modules", "site-packages", "__pycache__", "build", "dist", "venv", "env"}
+
+
+class Refused(Exception):
+    """What cannot be done, and what to do instead. Nothing was written."""
+
+
+@dataclass(slots=True)
+class Record:
+    """`packages`: folder that got modules -> {"patterns": ids, "files": {path: {"from": …, "sha256": …}}}"""
+
+    version: str = ""
+    packages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    renamed: dict[str, str] = field(
+        default_factory=dict
+    )  # folders found under another name; written with the next
+
+    @classmethod
+    def read(cls, root: Path) -> Record:
+        """Of this project; empty if nothing was copied."""
+        path = root / LOCK
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            record = cls(found.get("queuesmith", ""), found.get("packages", {}))
+            for entry in record.packages.values():
+                for file in (*entry["files"].values(), {"from": "", "sha256": ""}):
+                    _ = entry["patterns"], file["from"], file["sha256"]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise Refused(
+                f"{path} is damaged ({error}); restore it from git, or delete it and run queuesmith adopt"
+            ) from None
+        record._follow(root)
+        return record
+
+    def entry(self, into: str) -> dict[str, Any]:
+        return self.packages.setdefault(into, {"patterns": [], "files": {}})
+
+    def text(self) -> str:
+        for entry in self.packages.values():
+            entry["files"] = dict(sorted(entry["files"].items()))
+        return json.dumps({"queuesmith": catalogue.version(), "packages": self.packages}, indent=2) + "\n"
+
+    def gone(self, root: Path) -> dict[str, int]:
+        """Folders of which no module is left -> how many there were."""
+        found = {}
+        for into, entry in self.packages.items():
+            modules = _modules(entry)
+            if modules and not any((root / path).is_file() for path in modules):
+                found[into] = len(modules)
+        return found
+
+    def _follow(self, root: Path) -> None:
+        """A package that was renamed took its modules along: find them by their names."""
+        for into in self.gone(root):
+            entry = self.packages[into]
+            names = set(_modules(entry).values())
+            there = [
+                (sum((folder / name).is_file() for name in names), folder)
+                for folder in folders(root)
+                if folder.name == "patterns"
+            ]
+            best = max(there, key=lambda pair: pair[0], default=(0, root))
+            new = best[1].parent.relative_to(root).as_posix()
+            if best[0] * 2 < len(names) or new in self.packages:
+                continue
+            old = PurePosixPath(into, "patterns").as_posix() + "/"
+            entry["files"] = {
+                PurePosixPath(new, "patterns", path.removeprefix(old)).as_posix()
+                if path.startswith(old)
+                else path: file
+                for path, file in entry["files"].items()
+            }
+            entry.pop("prefix", None)
+            self.packages[new] = self.packages.pop(into)
+            self.renamed[into] = new
+
+
+def _modules(entry: dict[str, Any]) -> dict[str, str]:
+    """Path -> module, of an entry's files."""
+    files = entry["files"].items()
+    return {path: module_name(file["from"]) for path, file in files if file["from"].startswith(OURS)}
+
+
+def module_name(origin: str) -> str:
+    """`reference/studyhall/patterns/core/errors.py` -> `core/errors.py`"""
+    return origin.removeprefix(f"{OURS}/")
+
+
+def folders(root: Path) -> Iterator[Path]:
+    """Every folder of the project in which somebody's own code may be."""
+    for path, names, _ in os.walk(root):
+        names[:] = sorted(n for n in names if n[0] != "." and n not in NOT_OURS)
+        names[:] = [n for n in names if not Path(path, n, "pyvenv.cfg").is_file()]
+        yield Path(path)
+
+
+def hash_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
