@@ -59,7 +59,7 @@ def test_many_slots_of_one_date_and_a_run_by_hand_take_effect_once(env):
         killed.wait()
         seen = slots()
         until(lambda: slots() >= seen + 2)
-        command = [sys.executable, *RUN_NOW, keys()[0], "20200101", *"--pages 1".split()]
+        command = [sys.executable, *RUN_NOW, keys()[0], "20200101", *" --pages 1".split()]
         subprocess.run(command, cwd=ROOT, env=env, check=True)
         until(lambda: "20200101" in keys())
         assert len(keys()) == len(set(keys())) <= 3, "the third: midnight passed"

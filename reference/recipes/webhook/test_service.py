@@ -60,7 +60,7 @@ def service(tmp_path):
             return running[-1]
 
         def send(self, *keys):
-            command = [sys.executable, *SEND, *keys, *"--cents 1".split()]
+            command = [sys.executable, *SEND, *keys, *" --cents 1".split()]
             subprocess.run(command, cwd=ROOT, env=self.env, check=True)
 
         def results(self):
