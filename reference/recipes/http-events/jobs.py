@@ -10,10 +10,10 @@ from patterns.core.event import Event
 from patterns.core.store import begin, insert, metadata
 
 QUEUE = "invoices"
-# "crm=https://… mail=https://…"; the names stay, what waits for a receiver is kept by it
+# "crm=https://… mail=https://…": what waits for a receiver is kept under its name
 RECEIVERS = dict(pair.split("=", 1) for pair in os.environ["RECEIVERS"].split())
 key = Column("key", Text, primary_key=True)
-results = Table("results", metadata, key, Column("body", Text, nullable=False))
+results = Table("results", metadata, key, Column("body", Text))
 
 
 class Task(BaseModel):
@@ -23,14 +23,10 @@ class Task(BaseModel):
 
 async def record(store, task: Task):
     """Both rows or neither; the same key again adds nothing."""
-    key = str(task.invoice)
-    event = Event(
-        id=f"{QUEUE}.{key}.created",  # made of the business, never of uuid4
-        type=f"{QUEUE}.created.v1",
-        source=f"/{QUEUE}",
-        subject=key,  # events of one subject arrive in order, at each receiver
-        data=task.model_dump(mode="json"),
-    )
+    key, data = str(task.invoice), task.model_dump(mode="json")
+    # Events of one subject arrive in order. The id is made of the business, not of uuid4.
+    names = {"id": f"{QUEUE}.{key}.created", "type": f"{QUEUE}.created.v1"}
+    event = Event(**names, source=f"/{QUEUE}", subject=key, data=data)
     row = {"key": key, "body": task.model_dump_json()}
     async with begin(store, durable=True) as tx:
         await tx.execute(insert(tx, results).values(row).on_conflict_do_nothing())

@@ -4,15 +4,15 @@ import argparse
 import asyncio
 import os
 
-from jobs import Task, jobs
+from jobs import QUEUE, Task
 from patterns.producer import JobRequest, Producer
-from patterns.typed_jobs import validated
 
 
 async def submit(*tasks: Task):
-    producer = Producer(os.environ["REDIS_URL"], validated(jobs))
+    producer = Producer(os.environ["REDIS_URL"])
     for task in tasks:
-        await producer.enqueue(JobRequest("task", task, key=str(task.date)))
+        data, key = task.model_dump(mode="json"), str(task.date)
+        await producer.enqueue(JobRequest("task", data, key=key, queue=QUEUE))
     await producer.close()
 
 

@@ -4,32 +4,54 @@ import asyncio
 import os
 from zoneinfo import ZoneInfo
 
-from jobs import QUEUE, ZONE, Task, jobs, schedules
-from patterns import idempotency
+from sqlalchemy import Column, Table, Text, insert
+
+from jobs import QUEUE, Task
 from patterns.bullmq_worker import ReliableWorker
-from patterns.core.clock import Periodic
 from patterns.core.execution import needs
-from patterns.core.job import DAY
 from patterns.core.open_store import close, create_all, open_store
+from patterns.core.store import metadata
 from patterns.dead_letter.sweeping import sweeping
 from patterns.deadline import within_deadline
 from patterns.idempotency.once import inboxes, once
 from patterns.observability import configure_logging, logged
-from patterns.pipeline import JobContext, Pipeline
+from patterns.pipeline import Done, JobContext, Pipeline
 from patterns.producer import Producer
-from patterns.schedule import ScheduleKeeper, ticking
+from patterns.retry import surviving
+from patterns.schedule import Schedule, ScheduleKeeper, Schedules, ticking
 from patterns.schedule.slots import tick_of
 from patterns.shutdown import run_until_signalled
 from patterns.stall_budget import crash_budget
-from patterns.typed_jobs import typed
+from patterns.typed_jobs import JobTypes, plain, typed
+
+CRON, ZONE = os.environ.get("CRON", "0 2 * * *"), "UTC"  # or Europe/Berlin
+results = Table("results", metadata, Column("key", Text), Column("body", Text))
+
+
+async def handle(ctx: JobContext, task: Task) -> Done:
+    # The work here; calls outside carry ctx.provider_key("step").
+    async def save(tx):  # one transaction with the marker: once
+        row = {"key": ctx.key, "body": task.model_dump_json()}
+        await tx.execute(insert(results).values(row))
+
+    return Done(save=save)
+
+
+RULES = {"retry": surviving(3600), "deadline": 3600.0}  # of one run
+jobs = JobTypes()
+jobs.register(name="task", payload=Task, handler=handle, queue=QUEUE, **RULES)
+# "0": the clock fills in its own, see below.
+payload = Task.model_validate({"date": "0", "pages": 1})
+nightly = Schedule("nightly", "task", cron=CRON, tz=ZONE, payload=payload)
+schedules = Schedules(jobs, [nightly], owner=QUEUE, version=1)  # raise it with every change
 
 
 @needs("payload")
 async def dated(run: JobContext, call_next):
-    """The key is the slot's date: the clock's run and one by hand are once together."""
+    """Known by its slot's day, so that the clock's run and one by hand are one."""
     if tick := tick_of(run.job_id, run.job.data):
-        slot = f"{tick.at.astimezone(ZoneInfo(ZONE)):%Y%m%d}"
-        run.payload = Task.model_validate({**run.body, "date": slot})
+        day = f"{tick.at.astimezone(ZoneInfo(ZONE)):%Y%m%d}"
+        run.payload = Task.model_validate({**run.body, "date": day})
         run.body = run.payload.model_dump(mode="json")
     run.key = str(run.payload.date)
     return await call_next(run)
@@ -42,7 +64,7 @@ async def main():
     producer = Producer(url)
     pipeline = Pipeline(
         logged(),
-        typed(jobs),
+        typed(jobs, plain(Task, handle, **RULES)),
         dated,
         crash_budget(3),
         ticking(schedules, store),
@@ -53,7 +75,6 @@ async def main():
         ReliableWorker(QUEUE, pipeline, url=url, concurrency=2),
         ScheduleKeeper(schedules, producer, store),
         sweeping([QUEUE], store, url),
-        Periodic("purge", lambda: idempotency.purge(store, 90 * DAY), every=3600),
     ]
     await run_until_signalled(parts, grace=25)
     await producer.close()

@@ -1,4 +1,4 @@
-"""What senders tell us of. Fields that they add are ignored."""
+"""What senders tell us of; fields that they add are ignored."""
 
 from pydantic import BaseModel
 
@@ -10,4 +10,4 @@ class Task(BaseModel):
     cents: int
 
 
-KEY = next(iter(Task.model_fields))  # the same key again is the same delivery
+KEY = next(iter(Task.model_fields))  # the same key again is a duplicate

@@ -1,19 +1,16 @@
 """python send.py CHARGE… --cents 1: what the sender does. Exit code 0: all were taken."""
 
 import argparse
-import hashlib
-import hmac
 import os
-import time
 import urllib.request
 
 from jobs import Task
+from patterns.signed_http import sign
 
 
 def send(body: bytes):
-    at, secret = str(int(time.time())), os.environ["SIGNING_SECRETS"].split()[0]
-    mac = hmac.new(secret.encode(), at.encode() + b"." + body, hashlib.sha256).hexdigest()
-    head = {"Signature": f"t={at},v1={mac}", "Content-Type": "application/json"}
+    signature = sign(os.environ["SIGNING_SECRETS"].split()[0], body)
+    head = {"Signature": signature, "Content-Type": "application/json"}
     request = urllib.request.Request(os.environ["WEBHOOK_URL"], body, head)
     urllib.request.urlopen(request, timeout=10).close()  # raises unless 2xx
 

@@ -7,11 +7,8 @@ from bullmq import Queue
 from sqlalchemy import Column, Table, Text, insert
 
 from jobs import KEY, QUEUE, Task
-from patterns import idempotency
 from patterns.bullmq_worker import ReliableWorker
-from patterns.core.clock import Periodic
 from patterns.core.connections import producer_client
-from patterns.core.job import DAY
 from patterns.core.open_store import close, create_all, open_store
 from patterns.core.store import metadata
 from patterns.dead_letter.sweeping import sweeping
@@ -32,9 +29,14 @@ results = Table("results", metadata, Column("key", Text), Column("body", Text))
 async def handle(ctx: JobContext, task: Task) -> Done:
     # Slow work here; calls outside carry ctx.provider_key("step").
     async def save(tx):  # one transaction with the marker: once
-        await tx.execute(insert(results).values(key=ctx.key, body=task.model_dump_json()))
+        row = {"key": ctx.key, "body": task.model_dump_json()}
+        await tx.execute(insert(results).values(row))
 
     return Done(save=save)
+
+
+def key_of(task: Task) -> str:
+    return str(getattr(task, KEY))
 
 
 def job(queue, event):
@@ -47,18 +49,15 @@ async def main():
     await create_all(store)
     pipeline = Pipeline(
         logged(),
-        plain(Task, handle, key=lambda task: str(getattr(task, KEY)), retry=surviving(3600)),
+        plain(Task, handle, key=key_of, retry=surviving(3600)),
         crash_budget(3),
         once(inboxes(store)),
         within_deadline(),
     )
-    into_queue = QueuePublisher(Queue(QUEUE, {"connection": producer_client(url)}), job)
-    parts = [
-        Relay(store, into_queue, destination=destination_of(QUEUE), keep=30 * DAY, lease=10),
-        ReliableWorker(QUEUE, pipeline, url=url, concurrency=20),
-        sweeping([QUEUE], store, url),
-        Periodic("purge", lambda: idempotency.purge(store, 90 * DAY), every=3600),
-    ]
+    queue = QueuePublisher(Queue(QUEUE, {"connection": producer_client(url)}), job)
+    relay = Relay(store, queue, destination=destination_of(QUEUE), lease=10)
+    worker = ReliableWorker(QUEUE, pipeline, url=url, concurrency=20)
+    parts = [relay, worker, sweeping([QUEUE], store, url)]
     await run_until_signalled(parts, grace=25)
     await close(store)
 
