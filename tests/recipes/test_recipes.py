@@ -42,7 +42,7 @@ def service_code(recipe: Recipe) -> dict[str, str]:
     return {
         name: text
         for name, text in recipe.files.items()
-        if name.endswith(".py") and not name.startswith("test_")
+        if name.endswith(".py") and not name.startswith(("test_", "send."))  # the other side, played for tests
     }
 
 

@@ -16,8 +16,7 @@ from patterns.deferred_reply import (
     DeferredReplies,
     NotSigned,
     Unreadable,
-    parse,
-    verify,
+    received,
 )
 from patterns.producer import Producer
 
@@ -38,19 +37,18 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/interactions")
 async def interactions(request: Request):
-    body, head = await request.body(), request.headers  # raw: what was signed
+    body, key = await request.body(), os.environ["PUBLIC_KEY"]
     try:
-        at = head.get("x-signature-timestamp", "")
-        signature = head.get("x-signature-ed25519", "")
-        verify(os.environ["PUBLIC_KEY"], signature, at, body)
-        if (asked := parse(body)) is None:
+        asked = received(key, request.headers, body)  # the raw body: what was signed
+        if asked is None:
             return PONG
         job = job_of(asked)
     except NotSigned:
         raise HTTPException(401) from None
     except (Unreadable, ValidationError):
         raise HTTPException(400) from None
-    return await app.state.replies.accept(asked, lambda: app.state.producer.enqueue(job))
+    producer = app.state.producer
+    return await app.state.replies.accept(asked, lambda: producer.enqueue(job))
 
 
 @app.get("/healthz")

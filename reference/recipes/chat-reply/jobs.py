@@ -1,4 +1,4 @@
-"""A command: its interaction, whose token stays in the database, and its options."""
+"""A command: its id, which is the key, and its options. The token stays in the database."""
 
 from pydantic import BaseModel
 
@@ -14,4 +14,5 @@ class Task(BaseModel):
 
 def job_of(asked) -> JobRequest:
     task = Task.model_validate({**asked.options, "interaction": asked.id})
-    return JobRequest("task", task.model_dump(mode="json"), key=asked.id, queue=QUEUE)
+    data = task.model_dump(mode="json")
+    return JobRequest("task", data, key=asked.id, queue=QUEUE)

@@ -1,4 +1,4 @@
-"""python send.py INTERACTION… --question text: what the platform does. Exit code 0: all were acknowledged."""
+"""python send.py INTERACTION… --question text: what the platform does, for tests."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""python -m pytest test_service.py: a platform that fails, a killed worker, a gateway bot, no Redis."""
+"""python -m pytest test_service.py: a platform that fails, a kill -9, no Redis."""
 
 import asyncio
 import json
@@ -27,6 +27,7 @@ ROOT = Path(__file__).parent
 API = ["api.py"]
 WORKER = ["worker.py"]
 SEND = ["send.py"]
+EXAMPLE = " --question text"  # of the fields beside the key
 OPTIONS = json.loads('{"x": 1, "question": "text"}')
 
 
@@ -128,9 +129,9 @@ async def by_gateway(env):
 
 def test_every_command_is_answered_once_and_nobody_is_left_thinking(service):
     def send(ident):
-        command = [sys.executable, *SEND, ident, *" --question text".split()]
-        done = subprocess.run(command, cwd=ROOT, env=service.env, capture_output=True, text=True)
-        return done.stderr
+        command = [sys.executable, *SEND, ident, *EXAMPLE.split()]
+        given = {"cwd": ROOT, "env": service.env, "stderr": subprocess.PIPE}
+        return subprocess.run(command, **given, text=True, check=False).stderr
 
     assert status(service.env["API_URL"], b"{}") == 401, "not signed"
     worker = service.start(*WORKER)

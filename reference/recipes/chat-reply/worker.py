@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from functools import partial
 
 from jobs import QUEUE, Task
 from patterns.bullmq_worker import ReliableWorker
@@ -22,6 +23,10 @@ async def think(task: Task, seconds: float) -> str:
     return f"You said: {task.model_dump_json()}"
 
 
+def key_of(task: Task) -> str:
+    return str(task.interaction)
+
+
 async def main():
     configure_logging()
     url, store = os.environ["REDIS_URL"], open_store(os.environ["DATABASE_URL"])
@@ -30,18 +35,15 @@ async def main():
     webhook = InteractionWebhook(os.environ["PLATFORM_URL"])
 
     async def handle(ctx: JobContext, task: Task) -> str:
-        def work(seconds: float):
-            return think(task, seconds)
+        return await replies.answer(ctx.key, webhook, partial(think, task))
 
-        return await replies.answer(ctx.key, webhook, work)
-
-    async def alert(letter):  # its job is dead: nobody waits for it any longer
+    async def alert(letter):  # its job is dead: tell the user now
         await log_it(letter)
         await replies.give_up(str(letter.data["interaction"]), webhook)
 
     pipeline = Pipeline(
         logged(),
-        plain(Task, handle, key=lambda task: str(task.interaction), deadline=930),
+        plain(Task, handle, key=key_of, deadline=930),
         crash_budget(3),
         within_deadline(),
     )

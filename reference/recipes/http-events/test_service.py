@@ -1,4 +1,4 @@
-"""Two receivers: one is away at first and then fails, the other refuses one event. A worker is killed meanwhile."""
+"""python -m pytest test_service.py: a receiver that fails, one that refuses, a kill -9."""
 
 import os
 import subprocess
@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parent
 WORKER = ["worker.py"]
 SUBMIT = ["submit.py"]
+EXAMPLE = " --cents 1"  # of the fields beside the key
 
 
 class Receiver(BaseHTTPRequestHandler):
@@ -51,7 +52,10 @@ def until(condition, seconds=30.0):
 
 def test_every_receiver_gets_each_event_whatever_the_other_says(receivers, tmp_path):
     crm, mail = receivers["crm"], receivers["mail"]
-    urls = (f"{name}=http://127.0.0.1:{one.server_port}" for name, one in receivers.items())
+    urls = [
+        f"{name}=http://127.0.0.1:{one.server_port}"  # by the names of the fixture
+        for name, one in receivers.items()
+    ]
     env = {
         **os.environ,
         "DATABASE_URL": f"sqlite:///{tmp_path}/service.db",
@@ -61,10 +65,8 @@ def test_every_receiver_gets_each_event_whatever_the_other_says(receivers, tmp_p
     }
 
     def run(*command):
-        done = subprocess.run(
-            [sys.executable, *command], cwd=ROOT, env=env, check=True, capture_output=True, text=True
-        )
-        return done.stdout
+        given = {"cwd": ROOT, "env": env, "stdout": subprocess.PIPE, "text": True}
+        return subprocess.run([sys.executable, *command], **given, check=True).stdout
 
     def worker():
         return subprocess.Popen([sys.executable, *WORKER], cwd=ROOT, env=env)
@@ -74,7 +76,8 @@ def test_every_receiver_gets_each_event_whatever_the_other_says(receivers, tmp_p
 
     crm.answers = lambda ident: 500
     mail.answers = lambda ident: 400 if ".2." in ident else 200
-    run(*SUBMIT, "1", "2", "3", "1", *" --cents 1".split())  # the same one again adds nothing
+    # The same one again adds nothing.
+    run(*SUBMIT, "1", "2", "3", "1", *EXAMPLE.split())
     process = worker()
     try:
         until(lambda: taken(mail, "1", "2", "3") and crm.calls)
@@ -83,8 +86,9 @@ def test_every_receiver_gets_each_event_whatever_the_other_says(receivers, tmp_p
         crm.answers, crm.calls[:] = lambda ident: 200, []
         process = worker()
         until(lambda: taken(crm, "1", "2", "3"))
-        command = "python -m patterns.outbox.command".split()[1:]
-        (line,) = [line for line in run(*command).splitlines() if "refused with 400" in line]
+        command = ["python", "-m", "patterns.outbox.command"][1:]
+        listed = run(*command).splitlines()
+        (line,) = [line for line in listed if "refused with 400" in line]
         mail.answers, mail.calls[:] = lambda ident: 200, []
         run(*command, "retry", "mail", line.split()[0])
         until(lambda: taken(mail, "2"))

@@ -15,6 +15,7 @@ from patterns.engine import ensure_redis
 ROOT = Path(__file__).parent
 WORKER = ["worker.py"]
 RUN_NOW = ["run_now.py"]
+EXAMPLE = " --pages 1"  # of the fields beside the key
 
 
 @pytest.fixture
@@ -30,7 +31,8 @@ def env(tmp_path):
 
 
 def rows(env, query):
-    with closing(sqlite3.connect(env["DATABASE_URL"].removeprefix("sqlite:///"))) as connection:
+    path = env["DATABASE_URL"].removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path)) as connection:
         try:
             return connection.execute(query).fetchall()
         except sqlite3.OperationalError:  # the tables are not made yet
@@ -51,7 +53,8 @@ def test_many_slots_of_one_date_and_a_run_by_hand_take_effect_once(env):
     def keys():
         return [key for (key,) in rows(env, "select key from results")]
 
-    workers = [subprocess.Popen([sys.executable, *WORKER], cwd=ROOT, env=env) for _ in range(2)]
+    words, given = [sys.executable, *WORKER], {"cwd": ROOT, "env": env}
+    workers = [subprocess.Popen(words, **given) for _ in range(2)]
     try:
         until(lambda: slots() >= 2)
         killed = workers.pop(0)
@@ -59,8 +62,9 @@ def test_many_slots_of_one_date_and_a_run_by_hand_take_effect_once(env):
         killed.wait()
         seen = slots()
         until(lambda: slots() >= seen + 2)
-        command = [sys.executable, *RUN_NOW, keys()[0], "20200101", *" --pages 1".split()]
-        subprocess.run(command, cwd=ROOT, env=env, check=True)
+        days = keys()[0], "20200101"
+        command = [sys.executable, *RUN_NOW, *days, *EXAMPLE.split()]
+        subprocess.run(command, **given, check=True)
         until(lambda: "20200101" in keys())
         assert len(keys()) == len(set(keys())) <= 3, "the third: midnight passed"
         workers[0].terminate()

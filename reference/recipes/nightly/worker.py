@@ -43,7 +43,8 @@ jobs.register(name="task", payload=Task, handler=handle, queue=QUEUE, **RULES)
 # "0": the clock fills in its own, see below.
 payload = Task.model_validate({"date": "0", "pages": 1})
 nightly = Schedule("nightly", "task", cron=CRON, tz=ZONE, payload=payload)
-schedules = Schedules(jobs, [nightly], owner=QUEUE, version=1)  # raise it with every change
+# Raise the version with every change.
+schedules = Schedules(jobs, [nightly], owner=QUEUE, version=1)
 
 
 @needs("payload")

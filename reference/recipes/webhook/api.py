@@ -39,8 +39,9 @@ async def webhook(request: Request):
     try:
         verify(SECRETS, head.get("signature", ""), body)
         data = json.loads(body)
-        key, kind = str(data[KEY]), f"{QUEUE}.taken.v1"
-        event = Event(id=f"{QUEUE}.{key}", type=kind, source="/", subject=key, data=data)
+        key = str(data[KEY])
+        names = {"id": f"{QUEUE}.{key}", "type": f"{QUEUE}.taken.v1"}
+        event = Event(**names, source="/webhook", subject=key, data=data)
     except NotSigned:
         raise HTTPException(401) from None
     except (ValueError, LookupError, TypeError):

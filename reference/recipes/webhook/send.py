@@ -1,4 +1,4 @@
-"""python send.py CHARGE… --cents 1: what the sender does. Exit code 0: all were taken."""
+"""python send.py CHARGE… --cents 1: what the sender does, for tests."""
 
 import argparse
 import os

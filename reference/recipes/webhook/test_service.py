@@ -1,4 +1,4 @@
-"""python -m pytest test_service.py: taken while there is no Redis, worked off once by killed workers."""
+"""python -m pytest test_service.py: taken while there is no Redis, worked off once."""
 
 import os
 import socket
@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent
 API = ["api.py"]
 WORKER = ["worker.py"]
 SEND = ["send.py"]
+EXAMPLE = " --cents 1"  # of the fields beside the key
 
 
 def until(condition, seconds=60.0):
@@ -56,18 +57,19 @@ def service(tmp_path):
         }
 
         def start(self, *command):
-            running.append(subprocess.Popen([sys.executable, *command], cwd=ROOT, env=self.env))
+            words = [sys.executable, *command]
+            running.append(subprocess.Popen(words, cwd=ROOT, env=self.env))
             return running[-1]
 
         def send(self, *keys):
-            command = [sys.executable, *SEND, *keys, *" --cents 1".split()]
+            command = [sys.executable, *SEND, *keys, *EXAMPLE.split()]
             subprocess.run(command, cwd=ROOT, env=self.env, check=True)
 
         def results(self):
             with closing(sqlite3.connect(tmp_path / "service.db")) as connection:
                 try:
                     found = connection.execute("select key from results").fetchall()
-                except sqlite3.OperationalError:  # the worker has not made its tables yet
+                except sqlite3.OperationalError:  # there is no table yet
                     return []
                 return sorted(key for (key,) in found)
 

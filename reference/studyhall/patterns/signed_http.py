@@ -1,10 +1,10 @@
 """Requests that their sender signed: the scheme of Stripe and many others, `t=…,v1=…` in one header.
 
-Promise: `verify` passes only what somebody with one of the secrets signed within `max_age` seconds; the raw body and the
-time are signed, and compared in constant time. Secrets rotate without a gap: sign with one, accept several.
+Promise: `verify` passes only what somebody with one of the secrets signed within `max_age` seconds; the raw body and
+the time are signed, and compared in constant time. Secrets rotate without a gap: sign with one, accept several.
 
-It does not hold against whoever has a secret. The same request again within `max_age` passes: have a key in the body, and
-let it take effect once.
+It does not hold against whoever has a secret. The same request again within `max_age` passes: have a key in the body,
+and let it take effect once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sign(secret: str, body: bytes, *, now: float | None = None) -> str:
 def verify(
     secrets: Iterable[str], header: str, body: bytes, *, max_age: float = 300.0, now: float | None = None
 ) -> None:
-    """Raise `NotSigned` unless this header signs exactly these bytes. `body`: as it came, never parsed and written again."""
+    """Raise `NotSigned` unless this header signs exactly these bytes: the body as it came, never re-serialised."""
     parts = [part.strip().partition("=")[::2] for part in header.split(",")]
     at = dict(parts).get("t", "")
     said = [mac.encode() for name, mac in parts if name == "v1"]  # several while the sender rotates

@@ -58,6 +58,7 @@ __all__ = [
     "Unreadable",
     "message",
     "parse",
+    "received",
     "split",
     "verify",
 ]
@@ -148,6 +149,13 @@ def verify(
         raise NotSigned(str(NotSigned.__doc__)) from None
     if not -MAX_AHEAD <= age <= max_age:  # false for NaN too
         raise NotSigned(str(NotSigned.__doc__))
+
+
+def received(public_key: str, headers: Mapping[str, str], body: bytes) -> Interaction | None:
+    """What came, by its headers (in lower case, or of a framework) and its raw body: `verify`, then `parse`."""
+    signature, at = (headers.get(f"x-signature-{name}", "") for name in ("ed25519", "timestamp"))
+    verify(public_key, signature, at, body)
+    return parse(body)
 
 
 def parse(body: bytes) -> Interaction | None:
