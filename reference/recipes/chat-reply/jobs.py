@@ -1,4 +1,4 @@
-"""A command: its id, which is the key, and its options. The token stays in the database."""
+"""A command: its id, which is the key, and its options. Its token stays in the database."""
 
 from pydantic import BaseModel
 
@@ -12,7 +12,9 @@ class Task(BaseModel):
     question: str
 
 
+KEY = next(iter(Task.model_fields))
+
+
 def job_of(asked) -> JobRequest:
-    task = Task.model_validate({**asked.options, "interaction": asked.id})
-    data = task.model_dump(mode="json")
-    return JobRequest("task", data, key=asked.id, queue=QUEUE)
+    task = Task.model_validate({**asked.options, KEY: asked.id})
+    return JobRequest("task", task.model_dump(), key=asked.id, queue=QUEUE)

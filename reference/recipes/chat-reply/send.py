@@ -8,12 +8,12 @@ import urllib.request
 
 from nacl.signing import SigningKey
 
-from jobs import Task
+from jobs import KEY, Task
 
 
 def send(task: Task):
     asked = task.model_dump()
-    ident = str(asked.pop("interaction"))
+    ident = str(asked.pop(KEY))
     options = [{"name": name, "value": value} for name, value in asked.items()]
     body = {"type": 2, "id": ident, "application_id": "app", "token": f"token-{ident}"}
     body |= {"user": {"id": "1"}, "data": {"name": "ask", "options": options}}

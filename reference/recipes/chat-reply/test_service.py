@@ -28,7 +28,7 @@ API = ["api.py"]
 WORKER = ["worker.py"]
 SEND = ["send.py"]
 EXAMPLE = " --question text"  # of the fields beside the key
-OPTIONS = json.loads('{"x": 1, "question": "text"}')
+OPTIONS = '{"x": 1, "question": "text"}'
 
 
 class Platform(BaseHTTPRequestHandler):
@@ -121,7 +121,7 @@ async def by_gateway(env):
     store, producer = open_store(env["DATABASE_URL"]), Producer(env["REDIS_URL"])
     await create_all(store)
     command = Command()
-    await deferred(DeferredReplies(store), producer, command, **OPTIONS)
+    await deferred(DeferredReplies(store), producer, command, **json.loads(OPTIONS))
     await producer.close()
     await close(store)
     return command.said

@@ -4,7 +4,7 @@ import asyncio
 import os
 from functools import partial
 
-from jobs import QUEUE, Task
+from jobs import KEY, QUEUE, Task
 from patterns.bullmq_worker import ReliableWorker
 from patterns.core.clock import Periodic
 from patterns.core.open_store import close, create_all, open_store
@@ -23,10 +23,6 @@ async def think(task: Task, seconds: float) -> str:
     return f"You said: {task.model_dump_json()}"
 
 
-def key_of(task: Task) -> str:
-    return str(task.interaction)
-
-
 async def main():
     configure_logging()
     url, store = os.environ["REDIS_URL"], open_store(os.environ["DATABASE_URL"])
@@ -35,15 +31,16 @@ async def main():
     webhook = InteractionWebhook(os.environ["PLATFORM_URL"])
 
     async def handle(ctx: JobContext, task: Task) -> str:
-        return await replies.answer(ctx.key, webhook, partial(think, task))
+        ident = str(getattr(task, KEY))
+        return await replies.answer(ident, webhook, partial(think, task))
 
     async def alert(letter):  # its job is dead: tell the user now
         await log_it(letter)
-        await replies.give_up(str(letter.data["interaction"]), webhook)
+        await replies.give_up(str(letter.data[KEY]), webhook)
 
     pipeline = Pipeline(
         logged(),
-        plain(Task, handle, key=key_of, deadline=930),
+        plain(Task, handle, deadline=930),
         crash_budget(3),
         within_deadline(),
     )

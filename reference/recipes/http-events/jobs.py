@@ -18,13 +18,13 @@ results = Table("results", metadata, key, Column("body", Text))
 
 class Task(BaseModel):
     invoice: str
-    cents: int
+    amount: int
 
 
 async def record(store, task: Task):
     """Both rows or neither; the same key again adds nothing."""
     key, data = str(task.invoice), task.model_dump(mode="json")
-    # Events of one subject arrive in order. The id is made of the business, not of uuid4.
+    # Events of one subject arrive in order. The id is made of the business.
     names = {"id": f"{QUEUE}.{key}.created", "type": f"{QUEUE}.created.v1"}
     event = Event(**names, source=f"/{QUEUE}", subject=key, data=data)
     row = {"key": key, "body": task.model_dump_json()}

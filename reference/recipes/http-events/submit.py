@@ -1,4 +1,4 @@
-"""python submit.py INVOICE… --cents 1: exit code 0 means stored, once per key."""
+"""python submit.py INVOICE… --amount 1: exit code 0 means stored, once per key."""
 
 import argparse
 import asyncio

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent
 WORKER = ["worker.py"]
 SUBMIT = ["submit.py"]
-EXAMPLE = " --cents 1"  # of the fields beside the key
+EXAMPLE = " --amount 1"  # of the fields beside the key
 
 
 class Receiver(BaseHTTPRequestHandler):

@@ -40,8 +40,8 @@ async def handle(ctx: JobContext, task: Task) -> Done:
 RULES = {"retry": surviving(3600), "deadline": 3600.0}  # of one run
 jobs = JobTypes()
 jobs.register(name="task", payload=Task, handler=handle, queue=QUEUE, **RULES)
-# "0": the clock fills in its own, see below.
-payload = Task.model_validate({"date": "0", "pages": 1})
+TOLD = '{"date": "0", "pages": 1}'  # instead of "0" the clock's own day, see below
+payload = Task.model_validate_json(TOLD)
 nightly = Schedule("nightly", "task", cron=CRON, tz=ZONE, payload=payload)
 # Raise the version with every change.
 schedules = Schedules(jobs, [nightly], owner=QUEUE, version=1)
@@ -52,7 +52,8 @@ async def dated(run: JobContext, call_next):
     """Known by its slot's day, so that the clock's run and one by hand are one."""
     if tick := tick_of(run.job_id, run.job.data):
         day = f"{tick.at.astimezone(ZoneInfo(ZONE)):%Y%m%d}"
-        run.payload = Task.model_validate({**run.body, "date": day})
+        told = {**run.body, "date": day}
+        run.payload = Task.model_validate(told)
         run.body = run.payload.model_dump(mode="json")
     run.key = str(run.payload.date)
     return await call_next(run)

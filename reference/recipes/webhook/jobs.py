@@ -7,7 +7,7 @@ QUEUE = "payments"
 
 class Task(BaseModel):
     charge: str
-    cents: int
+    amount: int
 
 
 KEY = next(iter(Task.model_fields))  # the same key again is a duplicate

@@ -1,4 +1,4 @@
-"""python send.py CHARGE… --cents 1: what the sender does, for tests."""
+"""python send.py CHARGE… --amount 1: what the sender does, for tests."""
 
 import argparse
 import os

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent
 API = ["api.py"]
 WORKER = ["worker.py"]
 SEND = ["send.py"]
-EXAMPLE = " --cents 1"  # of the fields beside the key
+EXAMPLE = " --amount 1"  # of the fields beside the key
 
 
 def until(condition, seconds=60.0):
