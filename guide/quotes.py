@@ -131,7 +131,7 @@ def files(pattern: Pattern) -> str:
         text += " **Install** " + " ".join(f'`"{item}"`' for item in wanted) + "."
     for part in pattern.parts:
         needs = " ".join(f'`"{item}"`' for item in packages([part]))
-        text += f" `{pattern.id}.{PurePosixPath(part).stem}` adds `{part}` ({needs})."
+        text += f" `{pattern.id}.{PurePosixPath(part).stem}` adds `{part}`{needs and f' ({needs})'}."
     return text
 
 

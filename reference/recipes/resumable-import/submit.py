@@ -15,10 +15,10 @@ def keep(file: Path, task: Task):
     """A copy that nobody changes: the first one under its key stands."""
     target = path_of(task)
     target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_suffix(f".{os.getpid()}")
+    scratch = Path(f"{target}.{os.getpid()}")
     shutil.copyfile(file, scratch)
     with suppress(FileExistsError):
-        os.link(scratch, target)  # whole at once, and never over another
+        os.link(scratch, target)  # whole at once, never over another
     scratch.unlink()
 
 
