@@ -66,18 +66,22 @@ def _install(adoption: Adoption) -> list[str]:
 
 def _next(recipe: Recipe, adoption: Adoption) -> list[str]:
     project = adoption.project
-    path, test, worker = "", "test_service.py", "python worker.py"
+    path, test, run = "", "test_service.py", "python {}.py"
     if project.prefix:
         top = top_of(project.into, project.prefix)
         path = f"PYTHONPATH={top} " if top else ""
-        test, worker = "tests/test_service.py", f"python -m {project.prefix}.worker"
+        test, run = "tests/test_service.py", f"python -m {project.prefix}.{{}}"
     told = {"REDIS_URL": SERVER, "DATABASE_URL": "sqlite:///service.db", **recipe.env}
-    env = " ".join(f"{name}={value}" for name, value in told.items())
+    if not any("REDIS_URL" in text for text in recipe.files.values()):
+        del told["REDIS_URL"]
+    env = " ".join(f"{name}={shlex.quote(value)}" for name, value in told.items())
+    api = [f"{env} {path}{run.format('api')} 8000"] if "api.py" in recipe.files else []
     # From a plugin or a checkout it is not on PATH.
     command = "queuesmith" if shutil.which("queuesmith") else shlex.quote(sys.argv[0])
     return [
         f"{path}python -m pytest -q {test}",
-        f"{env} {path}{worker}",
+        *api,
+        f"{env} {path}{run.format('worker')}",
         f"{command} prove --quick",
     ]
 

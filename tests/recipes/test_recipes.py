@@ -42,7 +42,8 @@ def service_code(recipe: Recipe) -> dict[str, str]:
     return {
         name: text
         for name, text in recipe.files.items()
-        if name.endswith(".py") and not name.startswith(("test_", "send."))  # the other side, played for tests
+        if name.endswith(".py")
+        and not name.startswith(("test_", "send."))  # the other side, played for tests
     }
 
 

@@ -21,12 +21,11 @@ class Task(BaseModel):
     amount: int
 
 
-async def record(store, task: Task):
-    """Both rows or neither; the same key again adds nothing."""
+async def record(store, task: Task, what: str = "created"):
+    """Both rows or neither; the same again adds nothing, for the id is made of it."""
     key, data = str(task.invoice), task.model_dump(mode="json")
-    # Events of one subject arrive in order. The id is made of the business.
-    names = {"id": f"{QUEUE}.{key}.created", "type": f"{QUEUE}.created.v1"}
-    event = Event(**names, source=f"/{QUEUE}", subject=key, data=data)
+    names = {"id": f"{QUEUE}.{key}.{what}", "type": f"{QUEUE}.{what}.v1", "subject": key}
+    event = Event(**names, source=f"/{QUEUE}", data=data)
     row = {"key": key, "body": task.model_dump_json()}
     async with begin(store, durable=True) as tx:
         await tx.execute(insert(tx, results).values(row).on_conflict_do_nothing())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from studyhall.patterns import outbox
 from studyhall.patterns.core.clock import Periodic
-from studyhall.patterns.core.errors import Permanent
+from studyhall.patterns.core.errors import Permanent, Transient
 from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin
@@ -96,6 +97,25 @@ def test_what_a_receiver_refused_is_listed_retried_in_its_place_and_discarded(
     with pytest.raises(SystemExit):
         outbox_command.main(["retry", "crm"])
     assert "retry which?" in capsys.readouterr().err
+
+
+def test_every_failed_delivery_says_when_it_comes_again(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a line a receiver that says 500 for hours is silence."""
+    caplog.set_level("INFO", "outbox")
+
+    class Failing:
+        async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+            return [Transient("500")] * len(events)
+
+    async def fail(store: AsyncEngine) -> None:
+        async with begin(store) as tx:
+            await outbox.add(tx, Event(id="one", source="/", type="a.b.v1", subject="s"), to=["crm"])
+        await Relay(store, Failing(), destination="crm").run_once()
+
+    with_store(database, fail)
+    assert re.search(r"event one \(s\), again in \d+\.\d s: Transient: 500", caplog.text)
 
 
 def test_slots_that_nobody_ran_are_listed(database: str, capsys: pytest.CaptureFixture[str]) -> None:

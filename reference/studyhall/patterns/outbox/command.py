@@ -1,8 +1,8 @@
 """The outbox on the command line. DATABASE_URL says where it is.
 
-    python -m patterns.outbox.command                            who is how far behind, and what was set aside
-    python -m patterns.outbox.command retry DESTINATION EVENT…   sends these again, in their old place
-    python -m patterns.outbox.command discard DESTINATION EVENT… never sends them: what waits behind them goes on
+python -m patterns.outbox.command                            who is how far behind, and what was set aside
+python -m patterns.outbox.command retry DESTINATION EVENT…   sends these again, in their old place
+python -m patterns.outbox.command discard DESTINATION EVENT… never sends them: what waits behind them goes on
 """
 
 from __future__ import annotations

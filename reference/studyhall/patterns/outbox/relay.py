@@ -240,6 +240,9 @@ class Relay:
         if decision.delay is None:
             self.counts.quarantined += 1
             log.error("outbox: event %s (%s) quarantined: %s", row.event_id, row.subject, reason[:300])
+        else:
+            again = "outbox: event %s (%s), again in %.1f s: %s"
+            log.info(again, row.event_id, row.subject, decision.delay, reason[:300])
         return Failure(row.position, reason, decision.delay, decision.consume_attempt)
 
     async def _purge(self) -> int:

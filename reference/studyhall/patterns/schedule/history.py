@@ -21,7 +21,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from ..core.store import begin, insert, metadata, read
 from .slots import Tick
 
-__all__ = ["EARLY", "count_skipped", "missed", "missed_slots", "note_start", "past", "schedule_state", "take_over"]
+__all__ = [
+    "EARLY",
+    "count_skipped",
+    "missed",
+    "missed_slots",
+    "note_start",
+    "past",
+    "schedule_state",
+    "take_over",
+]
 
 log = logging.getLogger("schedule")
 EARLY = 50  # milliseconds before its slot at which a tick may start: putting it off again would take longer
