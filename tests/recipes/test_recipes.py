@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -176,11 +178,22 @@ def flat(recipe: Recipe, tmp_path: Path, _own_python: None) -> Path:
 def own_test(folder: Path, **env: str) -> None:
     file = "tests/test_service.py" if env else "test_service.py"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:valkey", "-p", "no:cacheprovider", file]
-    environment = {**os.environ, **env}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240
+    # A group of its own: on a timeout its workers must not stay behind.
+    test = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    try:
+        output, _ = test.communicate(timeout=240)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(test.pid, signal.SIGKILL)
+    assert test.returncode == 0, output
 
 
 @every_recipe
