@@ -1,6 +1,7 @@
 """python -m pytest test_service.py: a real queue server, a real worker."""
 
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -47,13 +48,17 @@ def rows(env, query):
         return []
 
 
-def start(env, done):
-    """A worker, when `done`."""
+def work_until(env, done, stop):
+    """A worker, which gets the signal `stop` when `done`; returns its exit code."""
     worker = subprocess.Popen([sys.executable, *WORKER], cwd=ROOT, env=env)
-    deadline = time.monotonic() + 60
-    while not done() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return worker
+    try:
+        deadline = time.monotonic() + 60
+        while not done() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        worker.send_signal(stop)
+        return worker.wait(30)
+    finally:
+        worker.kill()
 
 
 def test_an_import_that_was_killed_goes_on_where_it_was(env, tmp_path):
@@ -61,11 +66,8 @@ def test_an_import_that_was_killed_goes_on_where_it_was(env, tmp_path):
     file.write_text("name\n" + "".join(f"row {n}\n" for n in range(ROWS)))
     submit(env, str(file), "1")
     count = "select count(*) from imported"
-    worker = start(env, lambda: rows(env, count) > [(ROWS // 10,)])
-    worker.kill()
-    worker.wait()
+    work_until(env, lambda: rows(env, count) > [(ROWS // 10,)], signal.SIGKILL)
     assert rows(env, count) < [(ROWS,)], "killed too late to prove anything"
-    worker = start(env, lambda: rows(env, count) == [(ROWS,)])
-    worker.terminate()
-    assert worker.wait(30) == 0
+    code = work_until(env, lambda: rows(env, count) == [(ROWS,)], signal.SIGTERM)
+    assert code == 0
     assert rows(env, "select count(distinct line) from imported") == [(ROWS,)]

@@ -50,11 +50,14 @@ def rows(env, query):
 
 def work_until(env, done):
     worker = subprocess.Popen([sys.executable, *WORKER], cwd=ROOT, env=env)
-    deadline = time.monotonic() + 60
-    while not done() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    worker.terminate()
-    assert worker.wait(30) == 0
+    try:
+        deadline = time.monotonic() + 60
+        while not done() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        worker.terminate()
+        assert worker.wait(30) == 0
+    finally:
+        worker.kill()
 
 
 def test_the_same_request_under_two_job_ids_takes_effect_once(env):

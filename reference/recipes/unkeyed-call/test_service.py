@@ -77,11 +77,14 @@ def rows(env, query):
 
 def work_until(env, done):
     worker = subprocess.Popen([sys.executable, *WORKER], cwd=ROOT, env=env)
-    deadline = time.monotonic() + 60
-    while not done() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    worker.terminate()
-    assert worker.wait(30) == 0
+    try:
+        deadline = time.monotonic() + 60
+        while not done() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        worker.terminate()
+        assert worker.wait(30) == 0
+    finally:
+        worker.kill()
 
 
 def test_a_lost_answer_is_looked_up_and_not_sent_again(env):
