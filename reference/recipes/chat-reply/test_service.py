@@ -47,7 +47,7 @@ class Platform(BaseHTTPRequestHandler):
         pass
 
 
-def until(condition, seconds=60.0):
+def until(condition, seconds=120.0):
     ends = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends, "it did not happen in time"

@@ -43,7 +43,7 @@ def receivers():
         server.server_close()
 
 
-def until(condition, seconds=30.0):
+def until(condition, seconds=120.0):
     ends = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends, "it did not happen in time"

@@ -39,7 +39,7 @@ def rows(env, query):
             return []
 
 
-def until(condition, seconds=60.0):
+def until(condition, seconds=120.0):
     ends = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends, "it did not happen in time"

@@ -13,7 +13,6 @@ from patterns import outbox
 from patterns.core.event import Event
 from patterns.core.open_store import close, create_all, open_store
 from patterns.core.store import begin, ping
-from patterns.fan_out import destination_of
 from patterns.signed_http import NotSigned, verify
 
 SECRETS = os.environ["SIGNING_SECRETS"].split()  # two of them while you change it
@@ -47,7 +46,7 @@ async def webhook(request: Request):
     except (ValueError, LookupError, TypeError):
         raise HTTPException(400) from None
     async with begin(app.state.store, durable=True) as tx:  # a duplicate adds nothing
-        await outbox.add(tx, event, to=[destination_of(QUEUE)])
+        await outbox.add(tx, event, to=[QUEUE])
 
 
 @app.get("/healthz")

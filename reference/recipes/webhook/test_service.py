@@ -22,7 +22,7 @@ SEND = ["send.py"]
 EXAMPLE = " --amount 1"  # of the fields beside the key
 
 
-def until(condition, seconds=60.0):
+def until(condition, seconds=120.0):
     ends = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends, "it did not happen in time"

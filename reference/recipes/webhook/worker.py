@@ -13,7 +13,7 @@ from patterns.core.open_store import close, create_all, open_store
 from patterns.core.store import metadata
 from patterns.dead_letter.sweeping import sweeping
 from patterns.deadline import within_deadline
-from patterns.fan_out import QueuePublisher, destination_of, event_job
+from patterns.fan_out import QueuePublisher, event_job
 from patterns.idempotency.once import inboxes, once
 from patterns.observability import configure_logging, logged
 from patterns.outbox.relay import Relay
@@ -55,7 +55,7 @@ async def main():
         within_deadline(),
     )
     queue = QueuePublisher(Queue(QUEUE, {"connection": producer_client(url)}), job)
-    relay = Relay(store, queue, destination=destination_of(QUEUE), lease=10)
+    relay = Relay(store, queue, destination=QUEUE, lease=10)
     worker = ReliableWorker(QUEUE, pipeline, url=url, concurrency=20)
     parts = [relay, worker, sweeping([QUEUE], store, url)]
     await run_until_signalled(parts, grace=25)
