@@ -20,6 +20,7 @@ from typing import Any
 from guide import mermaid, pages, sources
 from queuesmith import catalogue
 from queuesmith.catalogue import ROOT
+from queuesmith.recipes import recipes
 
 HERE = Path(__file__).parent
 HREF = re.compile(r'href="(?P<kind>page|code):(?P<to>[^"#]*)(?P<anchor>#[^"]*)?"')
@@ -49,6 +50,7 @@ def config(texts: dict[str, str]) -> dict[str, Any]:
 
     nav: list[Any] = [{"Home": "index.md"}]
     nav += [{title: [entry(name) for name in names]} for title, names in pages.settings()["nav"].items()]
+    nav.append({"Recipes": [entry(f"recipes/{ident}") for ident in recipes()]})
     groups = [{title: [entry(f"patterns/{name}") for name in names]} for title, names in pages.grouped()]
     nav.append({"Patterns": [_file("patterns"), *groups]})
     wrong = [entry(f"antipatterns/{name}") for name in pages.antipatterns()]

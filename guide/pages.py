@@ -17,6 +17,7 @@ from typing import Any
 from guide import cards, mermaid, sources
 from queuesmith import catalogue
 from queuesmith.catalogue import ROOT, SKILLS, Pattern, patterns, without_front_matter
+from queuesmith.recipes import recipes
 
 HERE = Path(__file__).parent
 MODULES = catalogue.MODULES.relative_to(ROOT).as_posix()
@@ -55,6 +56,7 @@ def all_pages() -> dict[str, str]:
         skill, stem = name.split("/")
         path = ROOT / "skills" / skill / "references" / f"{stem}.md"
         found[address] = from_file(path)
+    found |= {f"recipes/{one.id}": from_file(ROOT / one.page) for one in recipes().values()}
     for path in sorted((ROOT / "skills").glob("*/SKILL.md")):
         found[f"skills/{path.parent.name}"] = from_file(path)
     found["reference"] = from_file(ROOT / "reference" / "README.md")
@@ -115,6 +117,8 @@ def address_of(path: Path) -> str | None:
     """Where a file of the repository is a page of its own."""
     parts = path.relative_to(ROOT).parts
     match parts:
+        case ("skills", _, "references", "recipes", _):
+            return f"recipes/{path.stem}"
         case ("skills", skill, "references", _):
             return READING.get(f"{skill}/{path.stem}", f"patterns/{path.stem}")
         case ("skills", skill, "SKILL.md"):

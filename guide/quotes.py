@@ -131,7 +131,7 @@ def files(pattern: Pattern) -> str:
         text += " **Install** " + " ".join(f'`"{item}"`' for item in wanted) + "."
     for part in pattern.parts:
         needs = " ".join(f'`"{item}"`' for item in packages([part]))
-        text += f" `{pattern.id}.{PurePosixPath(part).stem}` adds `{part}` ({needs})."
+        text += f" `{pattern.id}.{PurePosixPath(part).stem}` adds `{part}`{needs and f' ({needs})'}."
     return text
 
 
@@ -166,7 +166,11 @@ def _owner(module: str) -> Pattern:
     parts = [
         find(f"{one.id}.{PurePosixPath(part).stem}") for one in patterns().values() for part in one.parts
     ]
-    return max((one for one in (*patterns().values(), *parts) if module in one.modules), key=fits)
+    # A part only for what is in it: it brings the rest of its package along too.
+    for some in (patterns().values(), parts):
+        if found := [one for one in some if module in one.modules and fits(one)[0]]:
+            return max(found, key=fits)
+    return max((one for one in patterns().values() if module in one.modules), key=fits)
 
 
 def _requirements(names: Iterable[str]) -> list[str]:

@@ -222,7 +222,9 @@ REGION = re.compile(
 
 def targets() -> list[Path]:
     """Pages before the README, whose table of tokens counts them."""
-    pages = sorted((ROOT / "skills").glob("*/SKILL.md")) + sorted((ROOT / "skills").glob("*/references/*.md"))
+    pages = sorted((ROOT / "skills").glob("*/SKILL.md")) + sorted(
+        (ROOT / "skills").glob("*/references/**/*.md")
+    )
     return [*pages, ROOT / "reference" / "README.md", ROOT / "README.md"]
 
 

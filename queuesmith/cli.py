@@ -1,4 +1,4 @@
-"""queuesmith list | new | add | diff | adopt | prove"""
+"""queuesmith list | start | new | add | diff | adopt | prove"""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from . import catalogue, copying
 from .catalogue import ROOT, UnknownPattern
 from .copying import found, print_json
 from .record import Refused
+from .start import start
 
 __all__ = ["main"]
 
@@ -95,10 +96,35 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("patterns", nargs="*", metavar="PATTERN", help="tell all about these")
     listing.add_argument("--skill", choices=KINDS, help="only these")
     listing.set_defaults(run=_list)
+    _add_start(commands)
     _add_copying(commands)
     _add_new(commands)
     _add_prove(commands)
     return parser
+
+
+def _add_start(commands: Any) -> None:
+    begin = _command(
+        commands,
+        "start",
+        "a small whole service from a recipe, ready to edit; without a name: which there are",
+        """
+        queuesmith start
+        queuesmith start paid-call --into . --queue labels --fields 'parcel: str, grams: int'
+        queuesmith start shared-queue --into src/app
+        """,
+    )
+    begin.add_argument("recipe", nargs="?", metavar="RECIPE")
+    begin.add_argument("--list", action="store_true", help="which recipes there are")
+    begin.add_argument(
+        "--into", type=Path, default=Path(), metavar="FOLDER", help="a package, or . (the default)"
+    )
+    begin.add_argument("--queue", help="the name of its queue, like labels")
+    begin.add_argument("--fields", help="what a job carries, the key first: 'parcel: str, grams: int'")
+    begin.add_argument("--keep", action="store_true", help="leave files that were edited as they are")
+    begin.add_argument("--force", action="store_true", help="overwrite files that were edited")
+    begin.add_argument("--dry-run", action="store_true", help="show what would happen, with the diffs")
+    begin.set_defaults(run=start)
 
 
 def _add_copying(commands: Any) -> None:

@@ -16,7 +16,7 @@ from .catalogue import ROOT, Pattern
 from .project import PROOFS, Project
 from .record import Refused
 
-__all__ = ["add", "adopt", "diff", "found", "print_json", "report"]
+__all__ = ["add", "adopt", "diff", "found", "installs", "print_json", "put", "report"]
 
 
 def found(names: Sequence[str]) -> list[Pattern]:
@@ -35,8 +35,11 @@ def add(options: argparse.Namespace) -> int:
     wanted = [one.id for one in found(options.patterns)]
     project = _project(options)
     adoption = plan(project, wanted, with_proofs=not options.no_tests)
-    if options.dry_run:
-        return report(options, adoption, [])
+    return report(options, adoption, [] if options.dry_run else put(options, adoption))
+
+
+def put(options: argparse.Namespace, adoption: Adoption) -> list[Change]:
+    """Write it; what was edited only if somebody says so, on the command line or asked here."""
     can_ask = sys.stdin.isatty() and not options.json
     if adoption.edited and not (options.force or options.keep or can_ask):
         for change in adoption.edited if not options.json else ():
@@ -47,7 +50,7 @@ def add(options: argparse.Namespace) -> int:
             "write the others with --keep, overwrite them with --force, or see the diffs with --dry-run."
         )
     asks = can_ask and not options.keep
-    return report(options, adoption, write(adoption, lambda one: options.force or (asks and _asked(one))))
+    return write(adoption, lambda one: options.force or (asks and _asked(one)))
 
 
 def _project(options: argparse.Namespace) -> Project:

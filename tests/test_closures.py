@@ -57,6 +57,7 @@ HEAVY = {
         "dead_letter/archive.py",
         "dead_letter/replayer.py",
         "dead_letter/sweeper.py",
+        "dead_letter/sweeping.py",
         "deferred_reply/replies.py",
         "degraded/pending.py",
         "degraded/producer.py",
@@ -248,6 +249,7 @@ def _attributes() -> frozenset[str]:
 UNUSED = {
     "core/clock.py": {"Periodic.drain(grace)"},
     "degraded/pending.py": {"Drained.postponed"},
+    "outbox/relay.py": {"Relay.drain(grace)"},
 }
 
 

@@ -16,12 +16,12 @@ from queuesmith import catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 SKILLS = sorted((ROOT / "skills").glob("*/SKILL.md"))
-PAGES = sorted((ROOT / "skills").glob("*/references/*.md"))
+PAGES = sorted((ROOT / "skills").glob("*/references/**/*.md"))
 EVERY = [*SKILLS, *PAGES]
 BIN = Path(sys.executable).parent
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r'queuesmith"? add ([a-z. -]+?) --into')
-QUOTE = re.compile(r"<!-- sync:quote (\S+?)#[^\n]* -->\n(.*?)<!-- /sync -->", re.DOTALL)
+QUOTE = re.compile(r"<!-- sync:quote ([^\s#]+)[^\n]* -->\n(.*?)<!-- /sync -->", re.DOTALL)
 
 
 def label(path: Path) -> str:
@@ -77,8 +77,9 @@ def test_links_resolve_inside_the_skill(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SKILLS, ids=label)
 def test_every_page_of_a_skill_is_reachable_from_it(path: Path) -> None:
-    linked = set(re.findall(r"references/([\w-]+\.md)", path.read_text()))
-    present = {page.name for page in (path.parent / "references").glob("*.md")}
+    linked = set(re.findall(r"references/((?:recipes/)?[\w-]+\.md)", path.read_text()))
+    folder = path.parent / "references"
+    present = {page.relative_to(folder).as_posix() for page in folder.rglob("*.md")}
     assert linked == present
 
 
@@ -168,7 +169,7 @@ def test_no_other_language_is_shown_unchecked() -> None:
 
 def test_commands_that_the_skills_name_exist() -> None:
     """Every option after `queuesmith new` or `queuesmith add` in a skill is one that the command knows."""
-    for verb in ("new", "add", "list", "diff", "prove"):
+    for verb in ("new", "start", "add", "list", "diff", "prove"):
         shown = subprocess.run(
             [sys.executable, ROOT / "bin" / "queuesmith", verb, "--help"],
             capture_output=True,

@@ -193,6 +193,25 @@ async def test_a_message_that_is_refused_is_not_called_expired(
     assert await state_of(store, "2") == "expired"
 
 
+async def test_an_answer_that_is_quicker_than_the_acknowledgement_is_sent_again(
+    store: AsyncEngine, platform: ChatPlatform, webhook: InteractionWebhook
+) -> None:
+    """The job may run before "thinking…" has reached the platform, which then knows no message to edit."""
+    replies, question = DeferredReplies(store), Interaction("1", "app-1", "token-1", "user-1", "ask")
+    assert await replies.accept(question, queued) == DEFERRED
+    with pytest.raises(Snooze):
+        await replies.answer("1", webhook, forty_two)
+    platform.command("why?", id="1")  # now it has arrived
+    assert await replies.answer("1", webhook, forty_two) == "answered"
+    assert platform.said["token-1"] == ["42"]
+    await replies.accept(asked(platform, "2"), queued)
+    await aged(store, "2", 600)
+    platform.fail(404)
+    with pytest.raises(TokenEnded):
+        await replies.answer("2", webhook, forty_two)
+    assert await state_of(store, "2") == "expired", "after minutes it was deleted"
+
+
 async def test_fields_of_discord_go_to_discord_only(
     platform: ChatPlatform, webhook: InteractionWebhook
 ) -> None:

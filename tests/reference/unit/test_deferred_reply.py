@@ -17,6 +17,7 @@ from studyhall.patterns.deferred_reply.replies import (
     NotSigned,
     Unreadable,
     parse,
+    received,
     split,
     verify,
 )
@@ -144,3 +145,13 @@ def test_answers_are_cut_where_people_would_cut_and_bounded() -> None:
     assert long[-1].endswith(" …")
     assert all(len(part) <= 2_000 for part in long)
     assert split("   ") == []
+
+
+def test_what_came_is_verified_before_it_is_parsed() -> None:
+    now, key = str(int(time.time())), KEY.verify_key.encode().hex()
+    head = {"x-signature-timestamp": now, "x-signature-ed25519": signature(BODY, now)}
+    assert received(key, head, BODY) == parse(BODY)
+    with pytest.raises(NotSigned):
+        received(key, head, b"not even JSON")
+    with pytest.raises(NotSigned):
+        received(key, {}, BODY)

@@ -295,6 +295,14 @@ def test_text_with_line_breaks_stays_one_line(output: io.StringIO) -> None:
     assert len(output.getvalue().splitlines()) == 1
 
 
+def test_addresses_that_an_http_client_calls_are_not_logged(output: io.StringIO) -> None:
+    """They carry tokens: `hooks.example/T00/B00/secret`."""
+    logging.getLogger("httpx2").info("HTTP Request: POST https://hooks.example/T00/B00/secret")
+    logging.getLogger("httpx2").warning("the pool is full")
+    assert "secret" not in output.getvalue()
+    assert "the pool is full" in output.getvalue()
+
+
 def test_human_lines_say_the_same_for_a_terminal() -> None:
     root = logging.getLogger()
     handlers, level, stream = root.handlers[:], root.level, io.StringIO()

@@ -9,9 +9,11 @@ from .replies import (
     Interaction,
     NotSigned,
     TokenEnded,
+    TokenUnknown,
     Unreadable,
     message,
     parse,
+    received,
     split,
     verify,
 )
@@ -25,9 +27,11 @@ __all__ = [
     "InteractionWebhook",
     "NotSigned",
     "TokenEnded",
+    "TokenUnknown",
     "Unreadable",
     "message",
     "parse",
+    "received",
     "split",
     "verify",
 ]

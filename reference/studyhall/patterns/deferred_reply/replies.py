@@ -54,9 +54,11 @@ __all__ = [
     "Interaction",
     "NotSigned",
     "TokenEnded",
+    "TokenUnknown",
     "Unreadable",
     "message",
     "parse",
+    "received",
     "split",
     "verify",
 ]
@@ -65,6 +67,7 @@ MAX_AGE, MAX_AHEAD = 300.0, 5.0  # seconds: platforms deliver again, and clocks 
 MAX_LENGTH = 2_000
 MAX_PARTS = 25
 LONGEST_PAUSE = 60.0  # between two tries
+ARRIVES = 10.0  # seconds in which our acknowledgement reaches the platform: a quick job may edit before that
 QUEUE_SECONDS = 1.0  # a frozen queue may cost the first caller this much; the platform waits for 3
 PING, COMMAND = 1, 2
 LONGEST = (100, 100, 1_000, 100, 100)  # id, application, token, user, command
@@ -84,6 +87,10 @@ class NotSigned(Permanent):
 
 class TokenEnded(Permanent):
     """The interaction's token is not valid any more: the answer came too late, or the message was deleted."""
+
+
+class TokenUnknown(TokenEnded):
+    """The platform knows no such message: it was deleted, or our acknowledgement has not arrived there yet."""
 
 
 class Unreadable(Permanent):
@@ -142,6 +149,13 @@ def verify(
         raise NotSigned(str(NotSigned.__doc__)) from None
     if not -MAX_AHEAD <= age <= max_age:  # false for NaN too
         raise NotSigned(str(NotSigned.__doc__))
+
+
+def received(public_key: str, headers: Mapping[str, str], body: bytes) -> Interaction | None:
+    """What came, by its headers (in lower case, or of a framework) and its raw body: `verify`, then `parse`."""
+    signature, at = (headers.get(f"x-signature-{name}", "") for name in ("ed25519", "timestamp"))
+    verify(public_key, signature, at, body)
+    return parse(body)
 
 
 def parse(body: bytes) -> Interaction | None:
@@ -239,7 +253,9 @@ class DeferredReplies:
             await self._send(row, webhook, text)
         except (RateLimited, ResourceBusy, Snooze):
             raise
-        except TokenEnded:
+        except TokenEnded as error:
+            if isinstance(error, TokenUnknown) and time.time() < row.expires_at - self._life + ARRIVES:
+                raise Snooze(1.0, "the acknowledgement has not arrived yet") from error
             await self._move(ident, "working", state="expired", token="")
             raise
         except (

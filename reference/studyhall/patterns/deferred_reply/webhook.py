@@ -1,9 +1,9 @@
 """Sends the answers of `deferred_reply`: edits the "thinking…" message, adds more messages after it.
 
 Promise: every way it can fail is one of our errors. 429 is `RateLimited` with the platform's own wait, 5xx and
-broken connections are `Transient`, an ended or unknown token is `TokenEnded`, a message that is refused is
-`Permanent`. On Discord no answer can ping anybody. The token is part of the address, so no address is ever logged or
-put into an error.
+broken connections are `Transient`, an ended token is `TokenEnded`, an unknown one `TokenUnknown`, a message that is
+refused is `Permanent`. On Discord no answer can ping anybody. The token is part of the address, so no address is ever
+logged or put into an error.
 
 When it does NOT hold: a message that timed out may have arrived. Editing again is harmless, a follow-up is not.
 """
@@ -20,7 +20,7 @@ import httpx2
 
 from ..core.errors import Permanent, RateLimited, Transient
 from ..core.job import DAY
-from .replies import DISCORD, TokenEnded
+from .replies import DISCORD, TokenEnded, TokenUnknown
 
 __all__ = ["InteractionWebhook", "TokenEnded"]
 
@@ -56,7 +56,9 @@ class InteractionWebhook:
         status = response.status_code
         if status == 429:
             raise RateLimited("the chat platform asks us to wait", retry_after=_wait(response))
-        if status in (401, 403, 404):
+        if status == 404:
+            raise TokenUnknown(f"{status}: {TokenUnknown.__doc__}")
+        if status in (401, 403):
             raise TokenEnded(f"{status}: {TokenEnded.__doc__}")
         if status >= 500:
             raise Transient(f"the chat platform answered {status}")

@@ -167,6 +167,8 @@ def configure_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper() if isinstance(level, str) else level)
+    for client in ("httpx", "httpx2"):  # at INFO they write every address, and in addresses there are tokens
+        logging.getLogger(client).setLevel(logging.WARNING)
     return handler
 
 

@@ -21,7 +21,7 @@ from ..core.errors import clean_text
 from ..core.store import begin, is_postgres, read
 from .table import BUS, MAX_REASON, NEVER, clock, outbox, unpublished
 
-__all__ = ["Lag", "QuarantinedRow", "discard", "lag", "purge", "quarantined", "requeue"]
+__all__ = ["Lag", "QuarantinedRow", "destinations", "discard", "lag", "purge", "quarantined", "requeue"]
 
 _quarantined = (unpublished, outbox.c.due_at == NEVER)
 
@@ -54,6 +54,12 @@ async def lag(store: AsyncEngine, *, destination: str = BUS) -> Lag:
         )
         waiting, oldest, given = found.one()
     return Lag(waiting, max(oldest or 0.0, 0.0), given)
+
+
+async def destinations(store: AsyncEngine) -> list[str]:
+    """Those that have rows here."""
+    async with read(store) as connection:
+        return sorted(await connection.scalars(select(outbox.c.destination).distinct()))
 
 
 async def quarantined(

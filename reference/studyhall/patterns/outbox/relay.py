@@ -105,6 +105,11 @@ class Relay:
     def stop(self) -> None:
         self._rounds.stop()
 
+    async def drain(self, grace: float) -> list[str]:
+        """As of a worker, for `run_until_signalled`: `run` returns when the batch in flight is written down."""
+        self.stop()
+        return []
+
     async def run(self) -> None:
         """Works until `stop` or cancellation. Every other error is reported, waited out and tried again."""
         try:
@@ -235,6 +240,9 @@ class Relay:
         if decision.delay is None:
             self.counts.quarantined += 1
             log.error("outbox: event %s (%s) quarantined: %s", row.event_id, row.subject, reason[:300])
+        else:
+            again = "outbox: event %s (%s), again in %.1f s: %s"
+            log.info(again, row.event_id, row.subject, decision.delay, reason[:300])
         return Failure(row.position, reason, decision.delay, decision.consume_attempt)
 
     async def _purge(self) -> int:

@@ -21,7 +21,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from ..core.store import begin, insert, metadata, read
 from .slots import Tick
 
-__all__ = ["EARLY", "count_skipped", "missed_slots", "note_start", "past", "schedule_state", "take_over"]
+__all__ = [
+    "EARLY",
+    "count_skipped",
+    "missed",
+    "missed_slots",
+    "note_start",
+    "past",
+    "schedule_state",
+    "take_over",
+]
 
 log = logging.getLogger("schedule")
 EARLY = 50  # milliseconds before its slot at which a tick may start: putting it off again would take longer
@@ -49,6 +58,13 @@ async def past(store: AsyncEngine) -> dict[str, Any]:
     """The rows of `schedule_state` by schedule."""
     async with read(store) as connection:
         return {row.id: row for row in await connection.execute(select(schedule_state))}
+
+
+async def missed(store: AsyncEngine, schedule_id: str, limit: int = 20) -> list[int]:
+    """The latest slots that nobody ran, the latest first."""
+    slots = select(missed_slots.c.slot).where(missed_slots.c.id == schedule_id)
+    async with read(store) as connection:
+        return list(await connection.scalars(slots.order_by(missed_slots.c.slot.desc()).limit(limit)))
 
 
 async def note_start(store: AsyncEngine, tick: Tick, now: int) -> None:

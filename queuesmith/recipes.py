@@ -1,0 +1,198 @@
+"""Recipes: small whole services, each with the modules it needs and its fault proof, made to fit somebody's case.
+
+A recipe is a folder in reference/recipes: flat files that import `patterns` and each other, and `recipe.toml`. It runs
+as it stands; what is changed for somebody's case is the queue's name and the fields of `class Task`, whose first one is
+the key. So its code names only that one; the others stand as examples in exactly the forms that `_examples` makes.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .adopt import Adoption, plan
+from .catalogue import ROOT
+from .project import Project
+from .record import Refused
+
+__all__ = ["Field", "Recipe", "find", "parse_fields", "planned", "recipes", "render"]
+
+FOLDER = ROOT / "reference" / "recipes"
+_VALUES = {"str": "text", "int": "1", "float": "1.5", "bool": "true"}
+# An argument of submit.py, and what every pydantic model has.
+_TAKEN = ("keys", "copy", "json", "dict", "schema", "validate", "construct", "file")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    name: str
+    type: str
+
+    @property
+    def value(self) -> str:
+        """An example, as it is typed in a shell."""
+        return _VALUES[self.type]
+
+    @property
+    def literal(self) -> str:
+        """An example, as TOML and JSON write it."""
+        return f'"{self.value}"' if self.type == "str" else self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    id: str
+    title: str
+    summary: str
+    skill: str
+    queue: str
+    fields: tuple[Field, ...]
+    patterns: tuple[str, ...]
+    packages: tuple[str, ...]
+    env: Mapping[str, str]  # what its worker needs beside REDIS_URL and DATABASE_URL
+
+    @property
+    def folder(self) -> Path:
+        return FOLDER / self.id
+
+    @property
+    def page(self) -> str:
+        return f"skills/{self.skill}/references/recipes/{self.id}.md"
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Name -> text, of what is written; the rest is for tests and tools."""
+        found = sorted(path for path in self.folder.iterdir() if path.is_file())
+        return {path.name: path.read_text(encoding="utf-8") for path in found if path.name != "recipe.toml"}
+
+
+def recipes() -> dict[str, Recipe]:
+    found = {}
+    for file in sorted(FOLDER.glob("*/recipe.toml")):
+        told = tomllib.loads(file.read_text(encoding="utf-8"))
+        fields, patterns = parse_fields(told.pop("fields")), tuple(told.pop("patterns"))
+        packages, env = tuple(told.pop("packages", ())), told.pop("env", {})
+        found[file.parent.name] = Recipe(
+            id=file.parent.name, fields=fields, patterns=patterns, packages=packages, env=env, **told
+        )
+    return found
+
+
+def find(name: str) -> Recipe:
+    if name in (known := recipes()):
+        return known[name]
+    raise Refused(f"there is no recipe {name!r}; there are {', '.join(known)}")
+
+
+def parse_fields(text: str) -> tuple[Field, ...]:
+    """`parcel: str, grams: int`"""
+    example = (
+        "write name: type pairs (str, int, float, bool), the key first: --fields 'parcel: str, grams: int'"
+    )
+    found = []
+    for part in text.split(","):
+        pair = re.fullmatch(r"\s*([a-z][a-z0-9_]{0,29})\s*:\s*(str|int|float|bool)\s*", part)
+        if not pair:
+            raise Refused(f"--fields: cannot read {part.strip()!r}; {example}")
+        if keyword.iskeyword(pair[1]) or pair[1] in _TAKEN or pair[1].startswith("model_"):
+            raise Refused(
+                f"--fields: {pair[1]} is taken by Python or by the code around it; name it otherwise"
+            )
+        found.append(Field(pair[1], pair[2]))
+    if len({field.name for field in found}) < len(found):
+        raise Refused(f"--fields: {text!r} names a field twice")
+    if found[0].type not in ("str", "int"):
+        raise Refused(f"--fields: the first field, {found[0].name}, is the key: it is a str or an int")
+    return tuple(found)
+
+
+def planned(recipe: Recipe, project: Project, *, queue: str = "", fields: str = "") -> Adoption:
+    """What `queuesmith start` would write."""
+    own = render(
+        recipe,
+        queue=queue or recipe.queue,
+        fields=parse_fields(fields) if fields else recipe.fields,
+        prefix=project.prefix,
+        source=project.into,
+    )
+    return plan(project, recipe.patterns, with_proofs=False, own=own, also=recipe.packages)
+
+
+def render(
+    recipe: Recipe, *, queue: str, fields: tuple[Field, ...], prefix: str = "", source: str = "."
+) -> dict[str, str]:
+    """Path from the project's root -> text. `prefix`: the package (`app`), whose folder is `source` (`src/app`)."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", queue):
+        raise Refused(
+            f"--queue {queue!r}: letters, digits, dot, dash and underscore; a colon separates Redis' keys"
+        )
+    siblings = [name.removesuffix(".py") for name in recipe.files if name.endswith(".py")]
+    rendered = {}
+    for name, source_text in recipe.files.items():
+        code = name.endswith((".py", ".toml"))
+        text = _filled(recipe, source_text, queue, fields) if code else source_text
+        path = name if source == "." else f"{source}/{name}"
+        if prefix:
+            text = _in_package(text, prefix, source, siblings)
+            # What is no module belongs to the root, from which everything is run.
+            path = f"tests/{name}" if name == "test_service.py" else path if name.endswith(".py") else name
+        rendered[path] = text
+    return rendered
+
+
+def _filled(recipe: Recipe, text: str, queue: str, fields: tuple[Field, ...]) -> str:
+    if "class Task(" in text:
+        text = _with_fields(text, fields)
+    for old, new in zip(_examples(recipe.fields[1:]), _examples(fields[1:]), strict=True):
+        text = text.replace(old, new) if old else text
+    text = re.sub(rf"\b{recipe.fields[0].name}\b", fields[0].name, text)
+    text = re.sub(rf"\b{recipe.fields[0].name.upper()}\b", fields[0].name.upper(), text)
+    text = re.sub(
+        rf'^((?:QUEUE|queue) = )"{re.escape(recipe.queue)}"', rf'\1"{queue}"', text, flags=re.MULTILINE
+    )
+    if fields[0].type == "int":
+        text = re.sub(r"^\[service\]$", '[service]\nkeys = "number"', text, flags=re.MULTILINE)
+    return text
+
+
+def _with_fields(text: str, fields: tuple[Field, ...]) -> str:
+    """The annotated lines of `class Task` replaced."""
+    task = next(
+        node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == "Task"
+    )
+    old = [node for node in task.body if isinstance(node, ast.AnnAssign)]
+    lines = text.splitlines()
+    lines[old[0].lineno - 1 : old[-1].end_lineno] = [f"    {field.name}: {field.type}" for field in fields]
+    return "\n".join(lines) + "\n"
+
+
+def _examples(fields: tuple[Field, ...]) -> list[str]:
+    """Values of the fields after the key: on a command line, as arguments in Python, in TOML, in JSON."""
+    return [
+        "".join(f" --{field.name} {field.value}" for field in fields),
+        "".join(f", {field.name}={field.literal.replace('true', 'True')}" for field in fields),
+        "".join(f", {field.name} = {field.literal}" for field in fields),
+        "".join(f', "{field.name}": {field.literal}' for field in fields),
+    ]
+
+
+def _in_package(text: str, prefix: str, source: str, siblings: list[str]) -> str:
+    names = "|".join(siblings)
+    text = re.sub(rf"^(\s*)from (patterns|{names})\b", rf"\1from {prefix}.\2", text, flags=re.MULTILINE)
+    text = re.sub(rf"\bpython ({names})\.py\b", rf"python -m {prefix}.\1", text)
+    text = re.sub(r"\bpython -m patterns\b", rf"python -m {prefix}.patterns", text)
+    text = re.sub(rf'\["({names})\.py"\]', rf'["-m", "{prefix}.\1"]', text)
+    text = text.replace("Path(__file__).parent", "Path(__file__).parents[1]")
+    if top := top_of(source, prefix):
+        text = re.sub(r"^\[service\.env\]$", f'[service.env]\nPYTHONPATH = "{top}"', text, flags=re.MULTILINE)
+    return text
+
+
+def top_of(source: str, prefix: str) -> str:
+    """The folder to import from: `src` of `src/app`, nothing where it is the root."""
+    return source.removesuffix(prefix.replace(".", "/")).rstrip("/").removesuffix(".") if prefix else ""

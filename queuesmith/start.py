@@ -1,0 +1,100 @@
+"""The command start: a recipe into a folder, and what to type next."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import sys
+
+from .adopt import Adoption
+from .copying import SHOWN, installs, print_json, put
+from .project import Project
+from .recipes import Recipe, find, planned, recipes, top_of
+
+__all__ = ["start"]
+
+SERVER = "redis://127.0.0.1:6379"
+
+
+def start(options: argparse.Namespace) -> int:
+    if options.recipe is None or options.list:
+        return _list(options)
+    recipe = find(options.recipe)
+    adoption = planned(
+        recipe, Project.find(options.into), queue=options.queue or "", fields=options.fields or ""
+    )
+    written = [] if options.dry_run else put(options, adoption)
+    if options.json:
+        files = {change.path: change.state for change in adoption.changes}
+        paths = [change.path for change in written]
+        then = {"install": _install(adoption), "next": _next(recipe, adoption)}
+        print_json(
+            {
+                "recipe": recipe.id,
+                "root": str(adoption.project.root),
+                "files": files,
+                "written": paths,
+                **then,
+            }
+        )
+        return 0
+    _say(options, recipe, adoption, [change.path for change in written])
+    return 0
+
+
+def _say(options: argparse.Namespace, recipe: Recipe, adoption: Adoption, written: list[str]) -> None:
+    modules = f"{adoption.project.modules}/"
+    for change in adoption.changes:
+        if change.path.startswith(modules) and change.state in ("new", "same"):
+            continue  # 50 lines that say nothing
+        done = options.dry_run or change.path in written or change.state == "same"
+        print(f"  {SHOWN.get(change.state, change.state) if done else 'kept':<11} {change.path}")
+        if options.dry_run and change.state in ("updated", "edited"):
+            print(change.diff())
+    count = sum(change.path.startswith(modules) for change in adoption.changes)
+    print(f"  and {count} modules in {modules}")
+    print("Nothing was written." if options.dry_run else f"{len(written)} files written.")
+    print("\nInstall:\n  " + "\n  or: ".join(_install(adoption)) + "\n\nThen:")
+    print("\n".join(f"  {command}" for command in _next(recipe, adoption)))
+    print(f"\nWhat it survives, what to change: {recipe.page}")
+
+
+def _install(adoption: Adoption) -> list[str]:
+    return installs(adoption.project, sorted({*adoption.requirements, *adoption.test_requirements}))
+
+
+def _next(recipe: Recipe, adoption: Adoption) -> list[str]:
+    project = adoption.project
+    path, test, run = "", "test_service.py", "python {}.py"
+    if project.prefix:
+        top = top_of(project.into, project.prefix)
+        path = f"PYTHONPATH={top} " if top else ""
+        test, run = "tests/test_service.py", f"python -m {project.prefix}.{{}}"
+    told = {"REDIS_URL": SERVER, "DATABASE_URL": "sqlite:///service.db", **recipe.env}
+    if not any("REDIS_URL" in text for text in recipe.files.values()):
+        del told["REDIS_URL"]
+    env = " ".join(f"{name}={shlex.quote(value)}" for name, value in told.items())
+    api = [f"{env} {path}{run.format('api')} 8000"] if "api.py" in recipe.files else []
+    # From a plugin or a checkout it is not on PATH.
+    command = "queuesmith" if shutil.which("queuesmith") else shlex.quote(sys.argv[0])
+    return [
+        f"{path}python -m pytest -q {test}",
+        *api,
+        f"{env} {path}{run.format('worker')}",
+        f"{command} prove --quick",
+    ]
+
+
+def _list(options: argparse.Namespace) -> int:
+    known = list(recipes().values())
+    if options.json:
+        print_json(
+            [{"id": one.id, "title": one.title, "summary": one.summary, "skill": one.skill} for one in known]
+        )
+        return 0
+    width = max((len(one.id) for one in known), default=0)
+    for one in known:
+        print(f"  {one.id:<{width}}  {one.title}. {one.summary}")
+    print("\nqueuesmith start paid-call --into . --queue labels --fields 'parcel: str, grams: int'")
+    return 0

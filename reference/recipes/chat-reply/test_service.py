@@ -1,0 +1,148 @@
+"""python -m pytest test_service.py: a platform that fails, a kill -9, no Redis."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from nacl.signing import SigningKey
+
+from gateway import deferred
+from patterns.core.open_store import close, create_all, open_store
+from patterns.deferred_reply import DeferredReplies
+from patterns.engine import ensure_redis
+from patterns.producer import Producer
+
+ROOT = Path(__file__).parent
+API = ["api.py"]
+WORKER = ["worker.py"]
+SEND = ["send.py"]
+EXAMPLE = " --question text"  # of the fields beside the key
+OPTIONS = '{"x": 1, "question": "text"}'
+
+
+class Platform(BaseHTTPRequestHandler):
+    """Says 500 to the first edit of every message."""
+
+    edits: list[str] = []  # noqa: RUF012  of all its instances
+
+    def do_PATCH(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.edits.append(self.path)
+        self.send_response(500 if self.edits.count(self.path) == 1 else 200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def until(condition, seconds=120.0):
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def status(url, body=None):
+    try:
+        return urllib.request.urlopen(url, body, timeout=10).status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None  # it does not listen yet
+
+
+def answered(ident):
+    return Platform.edits.count(f"/webhooks/app/token-{ident}/messages/@original") >= 2
+
+
+class Command:
+    """What discord.py hands to a command, as far as it is used."""
+
+    id, application_id, token = 2, "app", "token-2"
+
+    def __init__(self):
+        self.said = []
+        self.response = SimpleNamespace(defer=self.defer)
+
+    async def defer(self):
+        self.said.append("thinking")
+
+    async def edit_original_response(self, content):
+        self.said.append(content)
+
+
+@pytest.fixture
+def service(tmp_path):
+    platform = ThreadingHTTPServer(("127.0.0.1", 0), Platform)
+    threading.Thread(target=platform.serve_forever, daemon=True).start()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    redis = ensure_redis(tmp_path / "redis")
+    key = SigningKey.generate()
+    env = {
+        **os.environ,
+        "REDIS_URL": redis.url,
+        "DATABASE_URL": f"sqlite:///{tmp_path / 'service.db'}",
+        "API_URL": f"http://127.0.0.1:{port}/interactions",
+        "PLATFORM_URL": f"http://127.0.0.1:{platform.server_port}",
+        "PUBLIC_KEY": key.verify_key.encode().hex(),
+        "SIGNING_KEY": key.encode().hex(),
+    }
+    running = []
+
+    def start(*command):
+        running.append(subprocess.Popen([sys.executable, *command], cwd=ROOT, env=env))
+        return running[-1]
+
+    start(*API, str(port))
+    until(lambda: status(env["API_URL"].replace("interactions", "healthz")) == 200)
+    yield SimpleNamespace(env=env, start=start, redis=redis)
+    for process in running:
+        process.kill()
+        process.wait()
+    redis.stop()
+    platform.shutdown()
+    platform.server_close()
+
+
+async def by_gateway(env):
+    store, producer = open_store(env["DATABASE_URL"]), Producer(env["REDIS_URL"])
+    await create_all(store)
+    command = Command()
+    await deferred(DeferredReplies(store), producer, command, **json.loads(OPTIONS))
+    await producer.close()
+    await close(store)
+    return command.said
+
+
+def test_every_command_is_answered_once_and_nobody_is_left_thinking(service):
+    def send(ident):
+        command = [sys.executable, *SEND, ident, *EXAMPLE.split()]
+        given = {"cwd": ROOT, "env": service.env, "stderr": subprocess.PIPE}
+        return subprocess.run(command, **given, text=True, check=False).stderr
+
+    assert status(service.env["API_URL"], b"{}") == 401, "not signed"
+    worker = service.start(*WORKER)
+    assert send("1") == ""
+    until(lambda: Platform.edits)
+    worker.kill()  # after the first edit, which failed
+    worker.wait()
+    worker = service.start(*WORKER)
+    assert asyncio.run(by_gateway(service.env)) == ["thinking"]
+    until(lambda: answered("1") and answered("2"))
+    worker.terminate()
+    assert worker.wait(30) == 0
+    service.redis.stop()
+    assert "I cannot take questions right now" in send("3")

@@ -1,0 +1,32 @@
+"""What happened, and the event that tells of it: rows of one transaction."""
+
+import os
+
+from pydantic import BaseModel
+from sqlalchemy import Column, Table, Text
+
+from patterns import outbox
+from patterns.core.event import Event
+from patterns.core.store import begin, insert, metadata
+
+QUEUE = "invoices"
+# "crm=https://… mail=https://…": what waits for a receiver is kept under its name
+RECEIVERS = dict(pair.split("=", 1) for pair in os.environ["RECEIVERS"].split())
+key = Column("key", Text, primary_key=True)
+results = Table("results", metadata, key, Column("body", Text))
+
+
+class Task(BaseModel):
+    invoice: str
+    amount: int
+
+
+async def record(store, task: Task, what: str = "created"):
+    """Both rows or neither; the same again adds nothing, for the id is made of it."""
+    key, data = str(task.invoice), task.model_dump(mode="json")
+    names = {"id": f"{QUEUE}.{key}.{what}", "type": f"{QUEUE}.{what}.v1", "subject": key}
+    event = Event(**names, source=f"/{QUEUE}", data=data)
+    row = {"key": key, "body": task.model_dump_json()}
+    async with begin(store, durable=True) as tx:
+        await tx.execute(insert(tx, results).values(row).on_conflict_do_nothing())
+        await outbox.add(tx, event, to=RECEIVERS)

@@ -1,0 +1,99 @@
+"""python -m pytest test_service.py: a receiver that fails, one that refuses, a kill -9."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+WORKER = ["worker.py"]
+SUBMIT = ["submit.py"]
+EXAMPLE = " --amount 1"  # of the fields beside the key
+
+
+class Receiver(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        ident = self.headers["Idempotency-Key"]
+        self.server.calls.append(ident)
+        self.send_response(self.server.answers(ident))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def receivers():
+    """By name: `calls` are the ids that came, `answers(ident)` is the status to say."""
+    servers = {}
+    for name in ("crm", "mail"):
+        servers[name] = server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+        server.calls, server.answers = [], lambda ident: 200
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield servers
+    for server in servers.values():
+        server.shutdown()
+        server.server_close()
+
+
+def until(condition, seconds=120.0):
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_every_receiver_gets_each_event_whatever_the_other_says(receivers, tmp_path):
+    crm, mail = receivers["crm"], receivers["mail"]
+    urls = [
+        f"{name}=http://127.0.0.1:{one.server_port}"  # by the names of the fixture
+        for name, one in receivers.items()
+    ]
+    env = {
+        **os.environ,
+        "DATABASE_URL": f"sqlite:///{tmp_path}/service.db",
+        "RECEIVERS": " ".join(urls),
+        "SIGNING_SECRET": "test",
+        "LEASE": "2",
+    }
+
+    def run(*command):
+        given = {"cwd": ROOT, "env": env, "stdout": subprocess.PIPE, "text": True}
+        return subprocess.run([sys.executable, *command], **given, check=True).stdout
+
+    def worker():
+        return subprocess.Popen([sys.executable, *WORKER], cwd=ROOT, env=env)
+
+    def taken(server, *keys):
+        return all(any(f".{key}." in ident for ident in server.calls) for key in keys)
+
+    crm.answers = lambda ident: 500
+    mail.answers = lambda ident: 400 if ".2." in ident else 200
+    # The same one again adds nothing.
+    run(*SUBMIT, "1", "2", "3", "1", *EXAMPLE.split())
+    process = worker()
+    try:
+        until(lambda: taken(mail, "1", "2", "3") and crm.calls)
+        process.kill()
+        process.wait()
+        crm.answers, crm.calls[:] = lambda ident: 200, []
+        process = worker()
+        until(lambda: taken(crm, "1", "2", "3"))
+        command = ["python", "-m", "patterns.outbox.command"][1:]
+        listed = run(*command).splitlines()
+        (line,) = [line for line in listed if "refused with 400" in line]
+        mail.answers, mail.calls[:] = lambda ident: 200, []
+        run(*command, "retry", "mail", line.split()[0])
+        until(lambda: taken(mail, "2"))
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()

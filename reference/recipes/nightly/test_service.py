@@ -1,0 +1,75 @@
+"""python -m pytest test_service.py: a slot every second, two workers, one of them killed."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from patterns.engine import ensure_redis
+
+ROOT = Path(__file__).parent
+WORKER = ["worker.py"]
+RUN_NOW = ["run_now.py"]
+EXAMPLE = " --pages 1"  # of the fields beside the key
+
+
+@pytest.fixture
+def env(tmp_path):
+    redis = ensure_redis(tmp_path / "redis")
+    yield {
+        **os.environ,
+        "REDIS_URL": redis.url,
+        "DATABASE_URL": f"sqlite:///{tmp_path / 'service.db'}",
+        "CRON": "* * * * * *",
+    }
+    redis.stop()
+
+
+def rows(env, query):
+    path = env["DATABASE_URL"].removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path)) as connection:
+        try:
+            return connection.execute(query).fetchall()
+        except sqlite3.OperationalError:  # the tables are not made yet
+            return []
+
+
+def until(condition, seconds=120.0):
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def test_many_slots_of_one_date_and_a_run_by_hand_take_effect_once(env):
+    def slots():
+        return sum(count for (count,) in rows(env, "select ticks from schedule_state"))
+
+    def keys():
+        return [key for (key,) in rows(env, "select key from results")]
+
+    words, given = [sys.executable, *WORKER], {"cwd": ROOT, "env": env}
+    workers = [subprocess.Popen(words, **given) for _ in range(2)]
+    try:
+        until(lambda: slots() >= 2)
+        killed = workers.pop(0)
+        killed.kill()
+        killed.wait()
+        seen = slots()
+        until(lambda: slots() >= seen + 2)
+        days = keys()[0], "20200101"
+        command = [sys.executable, *RUN_NOW, *days, *EXAMPLE.split()]
+        subprocess.run(command, **given, check=True)
+        until(lambda: "20200101" in keys())
+        assert len(keys()) == len(set(keys())) <= 3, "the third: midnight passed"
+        workers[0].terminate()
+        assert workers[0].wait(30) == 0
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()

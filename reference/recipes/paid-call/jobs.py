@@ -1,0 +1,14 @@
+"""What may be asked of this service: imported by whoever sends, and by the worker."""
+
+from patterns.typed_jobs import Payload
+
+QUEUE = "labels"
+
+
+class Task(Payload):
+    parcel: str
+    grams: int
+
+
+def key_of(task: Task) -> str:
+    return str(task.parcel)

@@ -1,0 +1,82 @@
+"""python worker.py: one paid call per task, until SIGTERM."""
+
+import asyncio
+import json
+import os
+
+import httpx2 as httpx
+from sqlalchemy import Column, Table, Text, insert
+
+from jobs import QUEUE, Task, key_of
+from patterns.bullmq_worker import ReliableWorker
+from patterns.core.open_store import close, create_all, open_store
+from patterns.core.store import metadata
+from patterns.dead_letter.sweeping import sweeping
+from patterns.deadline import within_deadline
+from patterns.idempotency.once import inboxes, once
+from patterns.observability import configure_logging, logged
+from patterns.outside_call import OutsideCalls
+from patterns.outside_call.http import answer_of
+from patterns.outside_call.store import StoreLedger
+from patterns.pipeline import Done, JobContext, Pipeline
+from patterns.retry import surviving
+from patterns.shutdown import run_until_signalled
+from patterns.stall_budget import crash_budget
+from patterns.typed_jobs import plain
+
+key = Column("key", Text, primary_key=True)
+results = Table("results", metadata, key, Column("answer", Text, nullable=False))
+
+
+class Provider:
+    """What the handler gets as `ctx.services`. Its documentation gives the numbers."""
+
+    def __init__(self, store):
+        # Seconds that a request may take.
+        longest = float(os.environ.get("PROVIDER_LONGEST", "30"))
+        url = os.environ["PROVIDER_URL"]
+        self.http = httpx.AsyncClient(base_url=url, timeout=longest)
+        self.calls = OutsideCalls(
+            StoreLedger(store),
+            "provider",
+            longest=longest,
+            key_life=86_400,  # how long it remembers an idempotency key
+            tries=1_000,  # under one key no try is charged again
+        )
+
+
+async def handle(ctx: JobContext, task: Task) -> Done:
+    def send(key: str):
+        body, head = task.model_dump(), {"Idempotency-Key": key}
+        return answer_of(ctx.services.http.post("/labels", json=body, headers=head))
+
+    answer = await ctx.services.calls.once(ctx.key, send)  # or the recorded answer
+
+    async def save(tx):  # commits with the marker by which a second run knows
+        await tx.execute(insert(results).values(key=ctx.key, answer=json.dumps(answer)))
+
+    return Done(answer, save)
+
+
+async def main():
+    configure_logging()
+    url = os.environ["REDIS_URL"]
+    store = open_store(os.environ["DATABASE_URL"])
+    await create_all(store)
+    provider = Provider(store)
+    pipeline = Pipeline(
+        logged(),
+        plain(Task, handle, key=key_of, retry=surviving(3600), deadline=90),
+        crash_budget(3),
+        once(inboxes(store)),
+        within_deadline(),
+        services=provider,
+    )
+    worker = ReliableWorker(QUEUE, pipeline, url=url, concurrency=20)
+    await run_until_signalled([worker, sweeping([QUEUE], store, url)], grace=25)
+    await provider.calls.close()  # an answer on its way is still recorded
+    await close(store)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,23 @@
+"""What may be asked of this service: imported by whoever sends, and by the worker."""
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+from patterns.typed_jobs import Payload
+
+QUEUE = "imports"
+
+
+class Task(Payload):
+    upload: str
+    note: str
+
+
+def key_of(task: Task) -> str:
+    return str(task.upload)
+
+
+def path_of(task: Task) -> Path:
+    """A file name whatever the key holds: no slash of it leads elsewhere."""
+    return Path(os.environ["UPLOADS"], quote(key_of(task), safe="") + ".csv")

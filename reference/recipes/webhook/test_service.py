@@ -1,0 +1,102 @@
+"""python -m pytest test_service.py: taken while there is no Redis, worked off once."""
+
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from patterns.engine import ensure_redis
+
+ROOT = Path(__file__).parent
+API = ["api.py"]
+WORKER = ["worker.py"]
+SEND = ["send.py"]
+EXAMPLE = " --amount 1"  # of the fields beside the key
+
+
+def until(condition, seconds=120.0):
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def post(url, body=None, signature=""):
+    try:
+        request = urllib.request.Request(url, body, {"Signature": signature})
+        return urllib.request.urlopen(request, timeout=10).status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None  # it does not listen yet
+
+
+@pytest.fixture
+def service(tmp_path):
+    """Starts its processes, and ends them."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    running = []
+
+    class Service:
+        url = f"http://127.0.0.1:{port}"
+        env = {  # noqa: RUF012
+            **os.environ,
+            "REDIS_URL": "redis://127.0.0.1:1",
+            "DATABASE_URL": f"sqlite:///{tmp_path / 'service.db'}",
+            "SIGNING_SECRETS": "old new",
+            "WEBHOOK_URL": f"{url}/webhook",
+        }
+
+        def start(self, *command):
+            words = [sys.executable, *command]
+            running.append(subprocess.Popen(words, cwd=ROOT, env=self.env))
+            return running[-1]
+
+        def send(self, *keys):
+            command = [sys.executable, *SEND, *keys, *EXAMPLE.split()]
+            subprocess.run(command, cwd=ROOT, env=self.env, check=True)
+
+        def results(self):
+            with closing(sqlite3.connect(tmp_path / "service.db")) as connection:
+                try:
+                    found = connection.execute("select key from results").fetchall()
+                except sqlite3.OperationalError:  # there is no table yet
+                    return []
+                return sorted(key for (key,) in found)
+
+    service = Service()
+    service.start(*API, str(port))
+    until(lambda: post(f"{service.url}/healthz") == 200)
+    yield service
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def test_what_is_answered_with_2xx_takes_effect_once(service, tmp_path):
+    service.send("1", "1", "2")  # there is no Redis yet
+    forged = post(f"{service.url}/webhook", b"{}", f"t={int(time.time())},v1=00")
+    assert forged == 401
+    redis = ensure_redis(tmp_path / "redis")
+    service.env["REDIS_URL"] = redis.url
+    try:
+        worker = service.start(*WORKER)
+        until(lambda: service.results() == ["1", "2"])
+        worker.kill()
+        worker = service.start(*WORKER)
+        service.send("1", "3")
+        until(lambda: "3" in service.results())
+        worker.terminate()
+        assert worker.wait(30) == 0
+        assert service.results() == ["1", "2", "3"]
+    finally:
+        redis.stop()

@@ -1,0 +1,66 @@
+"""Dead letters on the command line. DATABASE_URL says where they are, REDIS_URL where their jobs go back to.
+
+python -m patterns.dead_letter.command                 those that wait, the newest first
+python -m patterns.dead_letter.command replay ID…      puts these jobs back into their queue
+python -m patterns.dead_letter.command replay --all    all of them, ten a second
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from ..core.connections import producer_client
+from ..core.errors import JobError
+from ..core.open_store import close, open_store
+from .archive import list_dead_letters
+from .replayer import replay, replay_many
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("do", nargs="?", choices=("list", "replay"), default="list")
+    parser.add_argument("ids", nargs="*", metavar="ID")
+    parser.add_argument("--all", action="store_true")
+    options = parser.parse_args(argv)
+    if options.do == "replay" and bool(options.ids) == options.all:
+        parser.error("replay which? Name their ids, or --all")
+    try:
+        return asyncio.run(_run(options))
+    except JobError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+async def _run(options: argparse.Namespace) -> int:
+    store = open_store(os.environ["DATABASE_URL"])
+    try:
+        if options.do == "list":
+            for one in await list_dead_letters(store):
+                at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.failed_at))
+                print(f"{one.id}  {at}  {one.queue}/{one.job_id}  {one.reason}")
+            return 0
+        redis = producer_client(os.environ["REDIS_URL"])
+        try:
+            for ident in options.ids:
+                await replay(store, redis, ident)
+            if options.all:
+                for ident, why in (await replay_many(store, redis)).refused.items():
+                    print(f"{ident} stays: {why}", file=sys.stderr)
+        finally:
+            await redis.aclose()
+        return 0
+    finally:
+        await close(store)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""Every recipe: small, clean under any names, green where it was started, and proven under kills."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from guide import quotes
+from queuesmith import cli
+from queuesmith.prove.card import as_text
+from queuesmith.prove.run import Options, prove
+from queuesmith.prove.spec import load
+from queuesmith.recipes import Recipe, parse_fields, recipes
+from queuesmith.record import Refused
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+MOST_LINES, MOST_TOKENS = 120, 2_000
+# Not a name of any recipe: a word of SQL, an int as the key, every type.
+QUEUE = "other.queue-2"
+FIELDS = "order_number_of_the_customer: int, select: str, cents: int, share: float, express: bool"
+
+every_recipe = pytest.mark.parametrize("recipe", recipes().values(), ids=lambda one: one.id)
+
+
+def start(recipe: Recipe, folder: Path, *options: str) -> None:
+    command = [sys.executable, ROOT / "bin" / "queuesmith", "start", recipe.id, *options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def service_code(recipe: Recipe) -> dict[str, str]:
+    return {
+        name: text
+        for name, text in recipe.files.items()
+        if name.endswith(".py")
+        and not name.startswith(("test_", "send."))  # the other side, played for tests
+    }
+
+
+# ---- as a text
+
+
+@every_recipe
+def test_recipe_is_small(recipe: Recipe) -> None:
+    lines = [line.strip() for text in service_code(recipe).values() for line in text.splitlines()]
+    assert len([line for line in lines if line and not line.startswith("#")]) <= MOST_LINES
+    assert quotes.tokens((ROOT / recipe.page).read_text()) <= MOST_TOKENS
+
+
+@every_recipe
+def test_page_quotes_the_whole_service_and_names_both_commands(recipe: Recipe) -> None:
+    text = (ROOT / recipe.page).read_text()
+    for name in service_code(recipe):
+        assert f"<!-- sync:quote reference/recipes/{recipe.id}/{name} -->" in text
+    assert f"queuesmith start {recipe.id} --into . " in text
+    added = re.search(r"queuesmith add ([\w. -]+) --into", text)
+    assert added
+    assert added[1].split() == list(recipe.patterns)
+    assert "queuesmith prove" in text
+    skill = (ROOT / "skills" / recipe.skill / "SKILL.md").read_text()
+    assert f"references/recipes/{recipe.id}.md" in skill
+
+
+@every_recipe
+def test_code_names_the_key_alone_of_its_fields(recipe: Recipe) -> None:
+    """All others are for the user to replace: `model_dump()`."""
+    others = {field.name for field in recipe.fields[1:]}
+    for name, text in service_code(recipe).items():
+        tree = ast.parse(text)
+        read = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        assert not read & others, name
+
+
+@every_recipe
+@pytest.mark.parametrize("into", [".", "src/app"])
+@pytest.mark.parametrize("fields", ["id: str", FIELDS], ids=["short", "long"])
+def test_code_is_clean_under_any_names(
+    recipe: Recipe, into: str, fields: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["start", recipe.id, "--into", into, "--queue", QUEUE, "--fields", fields]) == 0
+    here = [path for path in tmp_path.rglob("*.*") if "patterns" not in path.parts]
+    files = [path for path in here if path.name in recipe.files]
+    assert len(files) >= len(recipe.files)
+    for path in files:
+        words = set(re.findall(r"\w+", path.read_text()))
+        assert path.suffix == ".csv" or not words & {field.name for field in recipe.fields}, path
+    settings = (
+        (ROOT / "pyproject.toml").read_text().replace('src = ["reference", "tests"]', 'src = [".", "src"]')
+    )
+    (tmp_path / "pyproject.toml").write_text(settings)
+    for command in (
+        ["check", "--extend-ignore", "E501"],
+        ["format", "--check"],
+        ["format", "--check", "--isolated"],
+    ):
+        words = [BIN / "ruff", *command, *(path for path in files if path.suffix == ".py")]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- the command
+
+
+def test_start_alone_lists_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["start"]) == 0
+    assert all(f"  {ident} " in capsys.readouterr().out for ident in list(recipes())[:1])
+    assert cli.main(["start", "--json"]) == 0
+    assert [one["id"] for one in json.loads(capsys.readouterr().out)] == list(recipes())
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    {
+        "parcel": "cannot read 'parcel'",
+        "parcel: date": "cannot read",
+        "class: str": "class is taken",
+        "json: str": "json is taken",
+        "a: str, a: int": "names a field twice",
+        "weight: float": "is the key: it is a str or an int",
+    }.items(),
+)
+def test_fields_that_cannot_be_are_refused_with_what_to_write(fields: str, why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        parse_fields(fields)
+
+
+def test_an_edited_file_is_never_overwritten_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["start", "shared-queue", "--into", "."]
+    assert cli.main([*words, "--dry-run"]) == 0
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "worker.py").write_text("mine\n")
+    assert cli.main(words) == 2
+    assert "worker.py" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["worker.py"]
+    assert cli.main([*words, "--keep"]) == 0
+    assert (tmp_path / "worker.py").read_text() == "mine\n"
+    assert (tmp_path / "jobs.py").exists()
+    assert cli.main([*words, "--force"]) == 0
+    assert "ReliableWorker" in (tmp_path / "worker.py").read_text()
+
+
+def test_an_unknown_recipe_names_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["start", "nothing"]) == 2
+    assert "paid-call" in capsys.readouterr().err
+
+
+# ---- as a service
+
+
+@pytest.fixture
+def _own_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "0.15")
+
+
+@pytest.fixture
+def flat(recipe: Recipe, tmp_path: Path, _own_python: None) -> Path:
+    start(recipe, tmp_path, "--into", ".", "--queue", QUEUE, "--fields", FIELDS)
+    return tmp_path
+
+
+def own_test(folder: Path, **env: str) -> None:
+    file = "tests/test_service.py" if env else "test_service.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:valkey", "-p", "no:cacheprovider", file]
+    # A group of its own: on a timeout its workers must not stay behind.
+    test = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = test.communicate(timeout=240)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(test.pid, signal.SIGKILL)
+    assert test.returncode == 0, output
+
+
+@every_recipe
+@pytest.mark.fault
+@pytest.mark.usefixtures("_own_python")
+def test_started_into_a_package_its_own_test_is_green(recipe: Recipe, tmp_path: Path) -> None:
+    start(recipe, tmp_path, "--into", "src/app", "--queue", QUEUE, "--fields", FIELDS)
+    own_test(tmp_path, PYTHONPATH="src")
+
+
+@every_recipe
+@pytest.mark.fault
+@pytest.mark.full
+def test_started_into_a_flat_folder_its_own_test_is_green(recipe: Recipe, flat: Path) -> None:
+    own_test(flat)
+
+
+@every_recipe
+@pytest.mark.fault
+def test_recipe_holds_under_kills(recipe: Recipe, flat: Path) -> None:
+    spec = load(flat / "prove.toml")
+    kill = "kill-at-effect" if spec.providers else "kill-random"
+    card = prove(spec, Options(seed=3, only=(kill, "twice")))
+    shutil.rmtree(card.evidence, ignore_errors=True)
+    assert card.proved, as_text(card)
+    assert not card.broken, as_text(card)
+
+
+@every_recipe
+@pytest.mark.fault
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_recipe_holds_under_every_quick_fault(
+    recipe: Recipe, flat: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "1")
+    card = prove(load(flat / "prove.toml"), Options(seed=3, quick=True))
+    shutil.rmtree(card.evidence, ignore_errors=True)
+    assert card.proved, as_text(card)
+    assert not card.broken, as_text(card)

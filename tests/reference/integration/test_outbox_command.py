@@ -1,0 +1,133 @@
+"""The outbox and the schedules on the command line, and relays that drain like workers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from studyhall.patterns import outbox
+from studyhall.patterns.core.clock import Periodic
+from studyhall.patterns.core.errors import Permanent, Transient
+from studyhall.patterns.core.event import Event
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import begin
+from studyhall.patterns.outbox import command as outbox_command
+from studyhall.patterns.outbox.relay import Relay
+from studyhall.patterns.schedule import command as schedule_command
+from studyhall.patterns.schedule.history import note_start
+from studyhall.patterns.schedule.slots import Tick
+from studyhall.patterns.shutdown import run_until_signalled
+
+DAY = 86_400_000
+
+
+@pytest.fixture
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    monkeypatch.setenv("DATABASE_URL", url)
+    return url
+
+
+def with_store(url: str, work: Callable[[AsyncEngine], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        store = open_store(url)
+        await create_all(store)
+        try:
+            return await work(store)
+        finally:
+            await close(store)
+
+    return asyncio.run(run())
+
+
+class Receiver:
+    """Refuses what `refuses` names."""
+
+    def __init__(self, *refuses: str) -> None:
+        self.refuses, self.took = refuses, list[str]()
+
+    async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+        self.took += [event.id for event in events if event.id not in self.refuses]
+        return [Permanent("refused with 400") if event.id in self.refuses else None for event in events]
+
+
+async def delivered(store: AsyncEngine, receiver: Receiver) -> None:
+    """By a relay that runs beside something else until it is stopped, as it does in a service."""
+    stop = asyncio.Event()
+
+    async def enough() -> None:
+        if await relay.run_once() == 0:
+            stop.set()
+
+    relay = Relay(store, receiver, destination="crm")
+    async with asyncio.timeout(20):
+        await run_until_signalled([relay, Periodic("enough", enough, every=0.05)], grace=5, stop=stop)
+
+
+def test_what_a_receiver_refused_is_listed_retried_in_its_place_and_discarded(
+    database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def add(store: AsyncEngine) -> None:
+        made = [Event(id=ident, source="/", type="a.b.v1", subject="s") for ident in ("one", "two", "three")]
+        async with begin(store) as tx:
+            await outbox.add(tx, *made, to=["crm"])
+
+    with_store(database, add)
+    first, second = Receiver("one"), Receiver("two")
+    with_store(database, lambda store: delivered(store, first))
+    assert first.took == [], "what comes after the refused one waits"
+    assert outbox_command.main([]) == 0
+    said = capsys.readouterr().out
+    assert "crm: 2 waiting" in said
+    assert "1 set aside" in said
+    assert "one  Permanent: refused with 400  (2 wait behind it)" in said
+    assert outbox_command.main(["retry", "crm", "one"]) == 0
+    with_store(database, lambda store: delivered(store, second))
+    assert second.took == ["one"]
+    assert outbox_command.main(["discard", "crm", "two", "nothing"]) == 1
+    assert "1 of these were not set aside" in capsys.readouterr().err
+    with_store(database, lambda store: delivered(store, second))
+    assert second.took == ["one", "three"]
+    with pytest.raises(SystemExit):
+        outbox_command.main(["retry", "crm"])
+    assert "retry which?" in capsys.readouterr().err
+
+
+def test_every_failed_delivery_says_when_it_comes_again(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a line a receiver that says 500 for hours is silence."""
+    caplog.set_level("INFO", "outbox")
+
+    class Failing:
+        async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+            return [Transient("500")] * len(events)
+
+    async def fail(store: AsyncEngine) -> None:
+        async with begin(store) as tx:
+            await outbox.add(tx, Event(id="one", source="/", type="a.b.v1", subject="s"), to=["crm"])
+        await Relay(store, Failing(), destination="crm").run_once()
+
+    with_store(database, fail)
+    assert re.search(r"event one \(s\), again in \d+\.\d s: Transient: 500", caplog.text)
+
+
+def test_slots_that_nobody_ran_are_listed(database: str, capsys: pytest.CaptureFixture[str]) -> None:
+    async def three_days_later(store: AsyncEngine) -> None:
+        for day in (20_000, 20_003):
+            tick = Tick("nightly", day * DAY, {"id": "nightly", "cron": "0 0 * * *"})
+            await note_start(store, tick, day * DAY)
+
+    with_store(database, three_days_later)
+    schedule_command.main()
+    assert capsys.readouterr().out.splitlines() == [
+        "nightly: last 2024-10-07 00:00:00 UTC, 2 ran, 2 missed, 0 skipped",
+        "  missed 2024-10-06 00:00:00 UTC",
+        "  missed 2024-10-05 00:00:00 UTC",
+    ]

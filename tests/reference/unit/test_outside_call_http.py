@@ -1,0 +1,56 @@
+"""What an HTTP answer says about an effect."""
+
+from __future__ import annotations
+
+import time
+from email.utils import formatdate
+
+import httpx2 as httpx
+import pytest
+
+from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
+from studyhall.patterns.outside_call import NotMade
+from studyhall.patterns.outside_call.http import answer_of
+
+
+async def answered(status: int, **options: object) -> object:
+    transport = httpx.MockTransport(lambda request: httpx.Response(status, **options))
+    async with httpx.AsyncClient(transport=transport, base_url="http://provider") as http:
+        return await answer_of(http.post("/labels"))
+
+
+async def test_a_good_answer_is_its_json_or_its_text() -> None:
+    assert await answered(201, json={"id": 7}) == {"id": 7}
+    assert await answered(200, text="taken") == "taken"
+    assert await answered(204) == ""
+
+
+@pytest.mark.parametrize("header", ["7", formatdate(time.time() + 7.9, usegmt=True)], ids=["seconds", "date"])
+async def test_retry_after_is_kept(header: str) -> None:
+    with pytest.raises(RateLimited) as raised:
+        await answered(429, headers={"Retry-After": header})
+    assert 5 <= raised.value.retry_after <= 8
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), {401: NotMade, 422: Permanent, 409: Transient, 503: Transient}.items()
+)
+async def test_a_status_is_judged_by_what_it_says_about_the_effect(
+    status: int, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind):
+        await answered(status)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    {httpx.ConnectError("refused"): NotMade, httpx.ReadTimeout("late"): httpx.ReadTimeout}.items(),
+    ids=["no connection", "no answer"],
+)
+async def test_only_a_request_that_never_left_was_not_made(error: Exception, kind: type[Exception]) -> None:
+    def broken(_request: httpx.Request) -> httpx.Response:
+        raise error
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(broken), base_url="http://provider") as http:
+        with pytest.raises(kind):
+            await answer_of(http.post("/labels"))
