@@ -55,7 +55,10 @@ def _say(options: argparse.Namespace, recipe: Recipe, adoption: Adoption, writte
     count = sum(change.path.startswith(modules) for change in adoption.changes)
     print(f"  and {count} modules in {modules}")
     print("Nothing was written." if options.dry_run else f"{len(written)} files written.")
-    print("\nInstall:\n  " + "\n  or: ".join(_install(adoption)) + "\n\nThen:")
+    print("\nInstall:\n  " + "\n  or: ".join(_install(adoption)))
+    if adoption.on_request:
+        print("For PostgreSQL also:\n  " + "\n  or: ".join(installs(adoption.project, adoption.on_request)))
+    print("\nThen:")
     print("\n".join(f"  {command}" for command in _next(recipe, adoption)))
     print(f"\nWhat it survives, what to change: {recipe.page}")
 
