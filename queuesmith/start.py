@@ -8,7 +8,7 @@ import shutil
 import sys
 
 from .adopt import Adoption
-from .copying import SHOWN, installs, print_json, put
+from .copying import installs, print_json, put
 from .project import Project
 from .recipes import Recipe, find, planned, recipes, top_of
 
@@ -49,7 +49,7 @@ def _say(options: argparse.Namespace, recipe: Recipe, adoption: Adoption, writte
         if change.path.startswith(modules) and change.state in ("new", "same"):
             continue  # 50 lines that say nothing
         done = options.dry_run or change.path in written or change.state == "same"
-        print(f"  {SHOWN.get(change.state, change.state) if done else 'kept':<11} {change.path}")
+        print(f"  {change.state if done else 'kept':<11} {change.path}")
         if options.dry_run and change.state in ("updated", "edited"):
             print(change.diff())
     count = sum(change.path.startswith(modules) for change in adoption.changes)
