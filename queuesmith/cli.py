@@ -104,6 +104,13 @@ def _parser() -> argparse.ArgumentParser:
     prove.add_argument(
         "--only", action="append", default=[], metavar="FAULT", help="these faults; may be repeated"
     )
+    prove.add_argument(
+        "--lanes",
+        type=int,
+        default=0,
+        metavar="N",
+        help="faults at work at a time (default: by the processors)",
+    )
     prove.add_argument("--list", action="store_true", help="the faults and the invariants")
     prove.add_argument("--junit", type=Path, metavar="FILE")
     prove.add_argument("--html", type=Path, metavar="FILE")

@@ -153,7 +153,7 @@ class PlayedProvider:
                     return
                 writer.write(answer)
                 await writer.drain()
-        except (OSError, ValueError, asyncio.IncompleteReadError):
+        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             writer.close()

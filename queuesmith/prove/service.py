@@ -7,11 +7,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .probes import http
-from .processes import Child, Keeper, family, memory_mb, owner, send
+from .processes import Child, Keeper, catches, family, memory_mb, owner, send
 from .spec import Program, Spec, Wrong, fill
 from .timeline import Timeline
 
@@ -42,6 +42,7 @@ class Running:
     ended: float = 0.0
     quick_ends: int = 0
     offset: int = 0  # where in its log this start begins
+    env: Mapping[str, str] = field(default_factory=dict)  # of its own, beside the file's
 
     @property
     def alive(self) -> bool:
@@ -63,6 +64,7 @@ class ServiceRunner:
         self.spec, self.exits, self.lines = spec, list[Exit](), list[tuple[float, str, str]]()
         self._keeper, self._timeline, self._logs = keeper, timeline, logs
         self._environment, self._values = environment, values
+        self.started = 0.0
         self.memory: dict[str, list[tuple[float, float]]] = {}  # process -> (age, MB)
         self._slots: list[Running] = []
         self._lock = threading.RLock()
@@ -71,8 +73,8 @@ class ServiceRunner:
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._supervise, self._tail)]
 
     def start(self) -> None:
-        logs = self._logs
-        logs.mkdir(parents=True, exist_ok=True)
+        self.started = self._timeline.now()
+        self._logs.mkdir(parents=True, exist_ok=True)
         service = self.spec.service
         if service.api:
             self._add(Running("api", service.api, 1))
@@ -98,7 +100,7 @@ class ServiceRunner:
                 with contextlib.suppress(OSError, ValueError):
                     if http("GET", fill(ready, self._values(slot.instance)), timeout=1)[0] < 300:
                         return
-            elif slot.child and ready in slot.child.log.read_text(errors="replace")[slot.offset :]:
+            elif slot.child and slot.child.said(ready, slot.offset):
                 return
             if slot.quick_ends >= 3:
                 break
@@ -109,19 +111,21 @@ class ServiceRunner:
                 f"Its log ends with:\n{self.tail(slot)}"
             )
 
-    def wait_up(self) -> None:
-        """Until every worker can be expected to have set its signal handlers: it is ready, or some seconds old."""
+    def wait_up(self, warmup: float = 0.0) -> None:
+        """Until every worker can be expected to have set its signal handlers: that is seen, or it is old enough."""
         for slot in self.workers():
-            deadline = time.monotonic() + 10
-            while time.monotonic() < deadline and not self._up(slot):
+            deadline = time.monotonic() + 10 + 3 * warmup
+            while time.monotonic() < deadline and not self._up(slot, 3 + 2 * warmup):
                 time.sleep(0.05)
 
-    def _up(self, slot: Running) -> bool:
+    def _up(self, slot: Running, age: float) -> bool:
         if not slot.alive or slot.child is None:
             return False
-        text = "" if slot.program.ready.startswith("http") else slot.program.ready
-        started = time.monotonic() - slot.child.started > 3
-        return text in slot.child.log.read_text(errors="replace")[slot.offset :] if text else started
+        ready = slot.program.ready
+        if ready and not ready.startswith("http") and not slot.child.said(ready, slot.offset):
+            return False
+        old = time.monotonic() - slot.child.started > age
+        return old or catches(signal.SIGTERM, slot.child.pid)
 
     def tail(self, slot: Running) -> str:
         return slot.child.tail() if slot.child else ""
@@ -235,9 +239,11 @@ class ServiceRunner:
         values = self._values(slot.instance)
         words = [fill(word, values) for word in slot.program.run.words]
         log = self._logs / f"{slot.name.replace(' ', '-')}.log"
-        slot.offset = len(log.read_text(errors="replace")) if log.exists() else 0
+        slot.offset = log.stat().st_size if log.exists() else 0
         try:
-            slot.child = Child(self._keeper, words, log, self._environment(slot.instance), self.spec.folder)
+            slot.child = Child(
+                self._keeper, words, log, {**self._environment(slot.instance), **slot.env}, self.spec.folder
+            )
         except OSError as error:
             raise Wrong(f"cannot start {slot.name}: {words[0]}: {error.strerror}") from None
         slot.hit = False
