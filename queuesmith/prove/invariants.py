@@ -344,7 +344,6 @@ def _memory(world: World) -> Row:
 
 def end(world: World) -> None:
     """Every process of the service is told to end. Who is still there then?"""
-    for slot in world.service.all():
-        world.service.remove(slot, world.spec.promises.shutdown)
+    world.service.end_all(world.spec.promises.shutdown)
     world.until(lambda: not marked(world.marker), 3, 0.1)
     world.left = marked(world.marker)

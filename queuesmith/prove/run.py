@@ -116,7 +116,7 @@ class _Run:
         # Those that mostly wait come first: others work meanwhile.
         order = sorted(chosen, key=lambda fault: fault.seconds(spec) < 30)
         with concurrent.futures.ThreadPoolExecutor(self._threads, "fault") as pool:
-            futures = {pool.submit(self._one, fault): fault for fault in order}
+            futures = {pool.submit(self._one, fault, turn): fault for turn, fault in enumerate(order)}
             try:
                 waiting = set(futures)
                 while waiting:
@@ -129,10 +129,10 @@ class _Run:
                 raise
         return [rows[name] for name in FAULTS if name in rows]
 
-    def _one(self, fault: Fault) -> Row:
+    def _one(self, fault: Fault, turn: int) -> Row:
         why = self._left_out(fault)
         if not why:
-            with self.crowd.place():
+            with self.crowd.place(turn):
                 # it may have waited long for its place
                 why = self._too_late(fault)
                 if not why:
@@ -167,6 +167,7 @@ class _Run:
                 started = world.timeline.now()
                 batch = _strike(world, fault)
             world.watch(batch, max(15.0 * world.scale, world.spec.promises.recovery))
+            world.service.check_stays()
             _check_baseline(world, batch)
             first = min(job.seen[0] for job in batch.expected() if job.seen)
             world.warmup = started - world.service.started + max(0.0, first - started)

@@ -92,33 +92,46 @@ class Crowd:
     """How many worlds may be at work at a time; those that only wait for a recovery do not count."""
 
     def __init__(self, most: int) -> None:
-        self._places = threading.Semaphore(most)
+        self._free, self._waiting = most, list[int]()
+        self._changed = threading.Condition()
         self.over = threading.Event()
 
     @contextlib.contextmanager
-    def place(self) -> Iterator[None]:
-        while not self._places.acquire(timeout=0.2):
-            self.check()
+    def place(self, turn: int = 0) -> Iterator[None]:
+        """Who has the lowest `turn` comes first."""
+        self._take(turn)
         try:
             self.check()
             yield
         finally:
-            self._places.release()
+            self._leave()
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """For one that has a place and is to wait: another may work meanwhile."""
-        self._places.release()
+        self._leave()
         try:
             yield
         finally:
-            # whoever raises gives it back once more
-            while not self._places.acquire(timeout=0.2):
-                pass
+            self._take(-1)
 
     def check(self) -> None:
         if self.over.is_set():
             raise Aborted
+
+    def _take(self, turn: int) -> None:
+        with self._changed:
+            self._waiting.append(turn)
+            while not self.over.is_set() and not (self._free > 0 and turn == min(self._waiting)):
+                self._changed.wait(0.2)
+            self._waiting.remove(turn)
+            self._free -= 1
+            self._changed.notify_all()
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._free += 1
+            self._changed.notify_all()
 
 
 class World:

@@ -103,9 +103,9 @@ def kill_all(world: World, batch: Batch) -> None:
 def term(world: World, batch: Batch) -> None:
     promises, slowest = world.spec.promises, 0.0
     for _ in range(1 if world.quick else 2):
-        world.service.wait_up(world.warmup)
-        wait = world.submit_later(world.new_jobs(batch, half(world)))
-        if world.busy(batch, 15) and (slot := at_work(world)):
+        working = world.backlog(world.new_jobs(batch, world.spec.service.jobs))
+        if working and (slot := at_work(world)):
+            world.until(lambda slot=slot: world.service.up(slot, world.warmup), 10)  # type: ignore[misc]
             hit_work(world, batch, slot.name)
             code, took = world.service.terminate(slot, promises.shutdown)
             slowest = max(slowest, took)
@@ -115,9 +115,8 @@ def term(world: World, batch: Batch) -> None:
                 how = f"died of signal {-code}" if code < 0 else f"exit code {code}"
                 batch.broke("shutdown", f"{slot.name}: {how} after {took:.1f} s")
             slot.wanted = True
-        wait()
+        over(world, batch, settle=True)
     batch.facts.append(f"slowest exit {slowest:.1f} s")
-    over(world, batch)
 
 
 @fault(
