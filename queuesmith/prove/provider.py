@@ -224,6 +224,8 @@ class PlayedProvider:
         result = {"id": ident, "status": "ok"} if route.reply is None else fill_all(route.reply, values)
         call.effect, call.effect_at = bool(route.effect), self._timeline.now()
         self._results[(call.subject, "")] = self._results[known] = result
+        # looked up by the one or by the other
+        self._results[(call.idempotency or call.subject, "")] = result
         self._applied[known] = time.monotonic()
         under = f" under key {call.idempotency[:40]}" if call.idempotency else ""
         self._timeline.add("call", f"{call.line} done{under}", call.key)

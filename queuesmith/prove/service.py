@@ -18,6 +18,7 @@ from .timeline import Timeline
 __all__ = ["Exit", "Running", "ServiceRunner"]
 
 RESTART_AFTER = 0.3
+START_WITHIN = 90.0
 _MOST_LINES = 200_000
 
 
@@ -83,7 +84,7 @@ class ServiceRunner:
         for thread in self._threads:
             thread.start()
         for slot in self._slots:
-            self.wait_ready(slot, 30)
+            self.wait_ready(slot, START_WITHIN)
 
     def check_stays(self, limit: float = 20) -> None:
         """Wrong if one of them ends at once, again and again: then there is nothing to be hit."""
