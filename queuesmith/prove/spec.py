@@ -193,8 +193,10 @@ def load(path: Path) -> Spec:
         raise Wrong(f"{path}: not TOML: {error}") from None
     top = Table(path, text, "", told)
     names = tuple(f"provider.{name}" for name in told.get("provider", {}))
+    used = set()
     for where, value in _leaves(told):
         for hole in _HOLE.findall(value):
+            used.add(hole)
             # a route's own {parameters}
             if hole not in (*PLACEHOLDERS, *names) and not where.startswith("provider."):
                 top.wrong(
@@ -218,9 +220,9 @@ def load(path: Path) -> Spec:
         promises=promises,
         redis=redis is not False,
         redis_config={name: str(value) for name, value in redis.items()} if isinstance(redis, dict) else {},
-        postgres=servers.take("postgres", bool, "{postgres}" in text),
-        rabbitmq=servers.take("rabbitmq", bool, "{rabbitmq}" in text),
-        nats=servers.take("nats", bool, "{nats}" in text),
+        postgres=servers.take("postgres", bool, "postgres" in used),
+        rabbitmq=servers.take("rabbitmq", bool, "rabbitmq" in used),
+        nats=servers.take("nats", bool, "nats" in used),
     )
     servers.end()
     top.end()

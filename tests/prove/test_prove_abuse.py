@@ -48,7 +48,7 @@ FILE = """\
 worker = "python {worker}"
 submit = "python submit.py {{keys}}"
 workers = 1
-jobs = 4
+jobs = 8
 {more}
 [effect]
 redis = "{effect}"
@@ -63,7 +63,7 @@ DAEMON = "if os.fork():\n    os._exit(0)\nos.setsid()"
 def service(
     folder: Path,
     first: str = "",
-    work: str = "time.sleep(0.2)",
+    work: str = "time.sleep(0.4)",
     handler: str = "lambda *_: stopping.append(1)",
     worker: str = "worker.py",
     effect: str = "HGETALL done",
