@@ -122,7 +122,11 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
     if broken:
         return Row(fault.name, fault.does, "broken", measured, broken)
     if not batch.hits or not jobs:
-        why = batch.unhit or "no job was open when it came" if jobs else f"no job was taken: {_said(batch)}"
+        why = (
+            batch.unhit or "no job was open when it came (more `jobs`, or slower ones, help)"
+            if jobs
+            else f"no job was taken: {_said(batch)}"
+        )
         return Row(fault.name, fault.does, "hit nothing", f"{why}; {measured}")
     if unclear:
         return Row(

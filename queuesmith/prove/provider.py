@@ -97,6 +97,7 @@ class PlayedProvider:
         self.scripts: list[Callable[[Call], str | None]] = []
         self.on_effect: Callable[[Call], bool] | None = None
         self.in_flight = 0
+        self.linger = 0.0  # so much longer takes every call, to be hit in the middle
         self._routes = [(route, _pattern(route.path)) for route in provider.routes]
         self._timeline, self._seed, self._key_of, self._scale = timeline, seed, key_of, scale
         self._applied: dict[tuple[str, str], float] = {}  # (route, idempotency key) -> when
@@ -191,7 +192,7 @@ class PlayedProvider:
 
     async def _perform(self, route: Route, call: Call) -> bytes | None:
         spread = random.Random(f"{self._seed} latency {call.subject} {len(self.calls)}")
-        pause = spread.uniform(*route.latency)
+        pause = spread.uniform(*route.latency) + self.linger
         if call.answer == "hang":
             await asyncio.sleep(HANG * self._scale)
             return self._said(call, "no answer", None)

@@ -464,6 +464,10 @@ class World:
         for provider in self.providers.values():
             provider.on_effect = strike
 
+    def linger(self, seconds: float) -> None:
+        for provider in self.providers.values():
+            provider.linger = seconds
+
     def busy(self, batch: Batch, limit: float = 10) -> bool:
         """Wait until work of this batch is under way: at a provider, or taken and without effect."""
 
@@ -481,6 +485,7 @@ class World:
         Jobs that come one by one are often done before the next: a fault at a random moment would find nothing.
         """
         self.service.rest_workers()
+        self.linger(0.5)
         self.submit(jobs)
         self.service.resume_all()
         return self.until(lambda: self._at_work(jobs, done), limit, 0.002)

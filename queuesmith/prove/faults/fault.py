@@ -63,6 +63,7 @@ def effective(spec: Spec) -> str:
 def over(world: World, batch: Batch, settle: bool = False) -> None:
     """The fault has ended: recovery is counted from here."""
     batch.end_fault(world.timeline.now())
+    world.linger(0)
     if settle:
         world.settle(batch, world.patience)
 
