@@ -35,7 +35,7 @@ class Options:
 
     @property
     def budget(self) -> float:
-        return self.soak or (56.0 if self.quick else 295.0)
+        return self.soak or (52.0 if self.quick else 290.0)
 
 
 @dataclass

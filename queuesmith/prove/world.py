@@ -439,7 +439,8 @@ class World:
             self.look()
 
     def until(self, condition: Callable[[], Any], limit: float, every: float = 0.01) -> bool:
-        deadline = time.monotonic() + limit
+        """Whether it came true within the limit; longer where everything takes longer."""
+        deadline = time.monotonic() + limit + 3 * self.warmup
         while not condition():
             self.crowd.check()
             if time.monotonic() > deadline:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from queuesmith.prove import clock
 from queuesmith.prove.spec import Program, Spec
 
-from .fault import at_work, effective, fault, half, hit_work, over
+from .fault import at_work, effective, fault, half, hit_work, over, still_open
 
 if TYPE_CHECKING:
     from queuesmith.prove.provider import Call
@@ -77,8 +77,10 @@ def kill_at_commit(world: World, batch: Batch) -> None:
 @fault("kill-random", "SIGKILL to all workers at a random moment of their work", quick=True, cost=8)
 def kill_random(world: World, batch: Batch) -> None:
     for jobs in world.rounds(batch, 2):
-        if world.backlog(jobs, done=world.rng.randrange(max(1, len(jobs) // 2))):
-            time.sleep(world.rng.random() * 0.03)
+        if world.backlog(jobs):
+            moment = time.monotonic() + world.rng.random() * 0.2
+            while time.monotonic() < moment and still_open(world, batch) > len(jobs) // 2:
+                time.sleep(0.005)
             world.service.kill(*world.service.workers())
             hit_work(world, batch, "all workers")
         over(world, batch, settle=True)
