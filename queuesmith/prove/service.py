@@ -7,17 +7,18 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .probes import http
-from .processes import Child, Keeper, family, memory_mb, owner, send
+from .processes import Child, Keeper, catches, family, memory_mb, owner, printable, send
 from .spec import Program, Spec, Wrong, fill
 from .timeline import Timeline
 
 __all__ = ["Exit", "Running", "ServiceRunner"]
 
 RESTART_AFTER = 0.3
+START_WITHIN = 90.0
 _MOST_LINES = 200_000
 
 
@@ -42,6 +43,7 @@ class Running:
     ended: float = 0.0
     quick_ends: int = 0
     offset: int = 0  # where in its log this start begins
+    env: Mapping[str, str] = field(default_factory=dict)  # of its own, beside the file's
 
     @property
     def alive(self) -> bool:
@@ -63,6 +65,7 @@ class ServiceRunner:
         self.spec, self.exits, self.lines = spec, list[Exit](), list[tuple[float, str, str]]()
         self._keeper, self._timeline, self._logs = keeper, timeline, logs
         self._environment, self._values = environment, values
+        self.started = 0.0
         self.memory: dict[str, list[tuple[float, float]]] = {}  # process -> (age, MB)
         self._slots: list[Running] = []
         self._lock = threading.RLock()
@@ -71,8 +74,8 @@ class ServiceRunner:
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._supervise, self._tail)]
 
     def start(self) -> None:
-        logs = self._logs
-        logs.mkdir(parents=True, exist_ok=True)
+        self.started = self._timeline.now()
+        self._logs.mkdir(parents=True, exist_ok=True)
         service = self.spec.service
         if service.api:
             self._add(Running("api", service.api, 1))
@@ -81,7 +84,24 @@ class ServiceRunner:
         for thread in self._threads:
             thread.start()
         for slot in self._slots:
-            self.wait_ready(slot, 30)
+            self.wait_ready(slot, START_WITHIN)
+
+    def check_stays(self, limit: float = 20) -> None:
+        """Wrong if one of them ends at once, again and again: then there is nothing to be hit."""
+        deadline = time.monotonic() + limit
+        while time.monotonic() < deadline and any(slot.quick_ends for slot in self.all()):
+            for slot in self.all():
+                if slot.quick_ends >= 3:
+                    code = self.exits[-1].code
+                    hint = "If it goes to the background by itself: keep it in the foreground. " * (code == 0)
+                    raise Wrong(
+                        f"{slot.name} ends at once, again and again, with exit code {code}"
+                        f"{self._line(slot)}: {slot.program.run}. {hint}Its log ends with:\n{self.tail(slot)}"
+                    )
+            time.sleep(0.05)
+
+    def _line(self, slot: Running) -> str:
+        return self.spec.line(f"service.{'api' if slot.name.startswith('api') else 'worker'}")
 
     def workers(self) -> list[Running]:
         with self._lock:
@@ -98,30 +118,32 @@ class ServiceRunner:
                 with contextlib.suppress(OSError, ValueError):
                     if http("GET", fill(ready, self._values(slot.instance)), timeout=1)[0] < 300:
                         return
-            elif slot.child and ready in slot.child.log.read_text(errors="replace")[slot.offset :]:
+            elif slot.child and slot.child.said(ready, slot.offset):
                 return
             if slot.quick_ends >= 3:
                 break
             time.sleep(0.05)
         if ready:
             raise Wrong(
-                f"{slot.name} is not ready after {limit:g} s: nothing like {ready!r}. "
+                f"{slot.name} is not ready after {limit:g} s: nothing like {ready!r}{self._line(slot)}. "
                 f"Its log ends with:\n{self.tail(slot)}"
             )
 
-    def wait_up(self) -> None:
-        """Until every worker can be expected to have set its signal handlers: it is ready, or some seconds old."""
+    def wait_up(self, warmup: float = 0.0) -> None:
+        """Until every worker can be expected to have set its signal handlers: that is seen, or it is old enough."""
+        deadline = time.monotonic() + 10 + 3 * warmup
         for slot in self.workers():
-            deadline = time.monotonic() + 10
-            while time.monotonic() < deadline and not self._up(slot):
+            while time.monotonic() < deadline and not self.up(slot, warmup):
                 time.sleep(0.05)
 
-    def _up(self, slot: Running) -> bool:
+    def up(self, slot: Running, warmup: float) -> bool:
         if not slot.alive or slot.child is None:
             return False
-        text = "" if slot.program.ready.startswith("http") else slot.program.ready
-        started = time.monotonic() - slot.child.started > 3
-        return text in slot.child.log.read_text(errors="replace")[slot.offset :] if text else started
+        ready = slot.program.ready
+        if ready and not ready.startswith("http") and not slot.child.said(ready, slot.offset):
+            return False
+        old = time.monotonic() - slot.child.started > 3 + 2 * warmup
+        return old or catches(signal.SIGTERM, slot.child.pid)
 
     def tail(self, slot: Running) -> str:
         return slot.child.tail() if slot.child else ""
@@ -202,6 +224,20 @@ class ServiceRunner:
             added.append(new)
         return added
 
+    def end_all(self, limit: float) -> None:
+        """SIGTERM to all of them, and they do not come back."""
+        with self._lock:
+            slots, self._slots = self._slots, []
+        living = [(slot, slot.child) for slot in slots if slot.alive and slot.child]
+        for slot, child in living:
+            self._timeline.add("stop", f"SIGTERM {slot.name}")
+            send([child.pid], signal.SIGTERM)
+        deadline = time.monotonic() + limit
+        for slot, child in living:
+            if child.wait(max(0.0, deadline - time.monotonic())) is None:
+                self._timeline.add("stop", f"SIGKILL {slot.name}: still running {limit:g} s after SIGTERM")
+                child.kill()
+
     def remove(self, slot: Running, limit: float) -> tuple[int | None, float]:
         """SIGTERM, and never again."""
         result = self.terminate(slot, limit, "stop") if slot.alive else (None, 0.0)
@@ -235,11 +271,13 @@ class ServiceRunner:
         values = self._values(slot.instance)
         words = [fill(word, values) for word in slot.program.run.words]
         log = self._logs / f"{slot.name.replace(' ', '-')}.log"
-        slot.offset = len(log.read_text(errors="replace")) if log.exists() else 0
+        slot.offset = log.stat().st_size if log.exists() else 0
         try:
-            slot.child = Child(self._keeper, words, log, self._environment(slot.instance), self.spec.folder)
+            slot.child = Child(
+                self._keeper, words, log, {**self._environment(slot.instance), **slot.env}, self.spec.folder
+            )
         except OSError as error:
-            raise Wrong(f"cannot start {slot.name}: {words[0]}: {error.strerror}") from None
+            raise Wrong(f"cannot start {slot.name}: {words[0]}: {error.strerror}{self._line(slot)}") from None
         slot.hit = False
         self._timeline.add("start", f"{slot.name} started, pid {slot.child.pid}")
 
@@ -268,7 +306,7 @@ class ServiceRunner:
             if not slot.hit:
                 self._timeline.add("end", f"{slot.name} ended by itself with {code}")
             lived = now - slot.child.started
-            slot.quick_ends = slot.quick_ends + 1 if lived < 3 and not slot.hit else 0
+            slot.quick_ends = slot.quick_ends + 1 if lived < 10 and not slot.hit else 0
         if slot.wanted and now - slot.ended >= min(RESTART_AFTER * 2 ** min(slot.quick_ends, 4), 3.0):
             slot.ended = 0.0
             self._launch(slot)
@@ -289,6 +327,6 @@ class ServiceRunner:
                 if len(self.lines) < _MOST_LINES:
                     self.lines += [
                         (now, path.stem, line)
-                        for line in whole.decode(errors="replace").splitlines()
+                        for line in printable(whole.decode(errors="replace")).splitlines()
                         if line.strip()
                     ]

@@ -29,7 +29,7 @@ __all__ = [
     "seconds",
 ]
 
-PLACEHOLDERS = ("key", "keys", "dir", "port", "instance", "redis", "postgres", "canary")
+PLACEHOLDERS = ("key", "keys", "dir", "port", "instance", "canary", "redis", "postgres", "rabbitmq", "nats")
 SOURCES = ("json", "header", "path", "query", "form")
 ANSWERS = ("ok", "lost", "slow", "hang")
 DUPLICATES = ("none", "same key", "allowed")
@@ -53,10 +53,13 @@ class Command:
 
 @dataclass(frozen=True)
 class Request:
+    """`id`: where in the answer the service says what it calls this one, if not by its key: `json:id`."""
+
     method: str
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
     json: Any = None
+    id: str = ""
 
 
 Submit = Command | Request
@@ -150,10 +153,27 @@ class Spec:
     redis: bool = True
     redis_config: Mapping[str, str] = field(default_factory=dict)
     postgres: bool = False
+    rabbitmq: bool = False
+    nats: bool = False
 
     @property
     def folder(self) -> Path:
         return self.file.parent
+
+    def line(self, place: str) -> str:
+        """` (prove.toml, line 5)`, for what is found out later."""
+        number = _line(self.file.read_text(encoding="utf-8"), place)
+        return f" ({self.file.name}, line {number})" if number else ""
+
+    @property
+    def alone(self) -> bool:
+        """Would two copies of it meet, on a port or in a database that the file does not give?"""
+        service = self.service
+        fixed_port = service.api is not None and not any(
+            "{port" in one for one in _strings([service.api, service.env])
+        )
+        own_store = self.effect.kind == "sql" and not re.search(r"\{(dir|postgres)\}", self.effect.target)
+        return fixed_port or own_store
 
     def says(self, hole: str) -> bool:
         """Does a submit, a command or the environment contain this placeholder?"""
@@ -173,8 +193,10 @@ def load(path: Path) -> Spec:
         raise Wrong(f"{path}: not TOML: {error}") from None
     top = Table(path, text, "", told)
     names = tuple(f"provider.{name}" for name in told.get("provider", {}))
+    used = set()
     for where, value in _leaves(told):
         for hole in _HOLE.findall(value):
+            used.add(hole)
             # a route's own {parameters}
             if hole not in (*PLACEHOLDERS, *names) and not where.startswith("provider."):
                 top.wrong(
@@ -198,7 +220,9 @@ def load(path: Path) -> Spec:
         promises=promises,
         redis=redis is not False,
         redis_config={name: str(value) for name, value in redis.items()} if isinstance(redis, dict) else {},
-        postgres=servers.take("postgres", bool, "{postgres}" in text),
+        postgres=servers.take("postgres", bool, "postgres" in used),
+        rabbitmq=servers.take("rabbitmq", bool, "rabbitmq" in used),
+        nats=servers.take("nats", bool, "nats" in used),
     )
     servers.end()
     top.end()
@@ -374,7 +398,10 @@ def _submit(table: Table, key: str, default: Any = ...) -> Any:
         inner.take("url", str),
         inner.take("headers", dict, {}),
         inner.take("json", (dict, list, str), None),
+        inner.take("id", str, ""),
     )
+    if request.id and not request.id.startswith("json:"):
+        inner.wrong("id", f'`id` is "{request.id}"; write where it stands in the answer: "json:id"')
     inner.end()
     return request
 

@@ -1,4 +1,7 @@
-"""One run: its servers, providers and service, the keys that were sent, and what has become of each."""
+"""The world of one fault: servers, providers and service of its own, the keys that were sent, and what became of each.
+
+Every fault has a world to itself: what one leaves behind, no other finds, and several can run at a time.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ from typing import Any
 from . import probes
 from .probes import Unreadable
 from .processes import Child, Keeper, free_port, marked
-from .provider import PlayedProvider
-from .servers import Postgres, Redis
+from .provider import Call, PlayedProvider
+from .servers import Nats, Postgres, RabbitMQ, Redis, Server
 from .service import ServiceRunner
 from .spec import Command, Spec, Submit, Wrong, fill, fill_all
 from .timeline import Event, Timeline
 
-__all__ = ["Batch", "Job", "World"]
+__all__ = ["Aborted", "Batch", "Crowd", "Job", "World"]
 
 _ERRORS = re.compile(r"error|fail|exception|dead|refus|reject|gave up|invalid", re.IGNORECASE)
 
@@ -59,9 +62,13 @@ class Batch:
     over: float = 0.0
     watched: float = 0.0
     hits: list[str] = field(default_factory=list)
+    unhit: str = ""  # why nothing was hit
     facts: list[str] = field(default_factory=list)
     broken: list[tuple[str, str]] = field(default_factory=list)  # (invariant, measured)
     skipped: str = ""
+
+    def broke(self, invariant: str, measured: str) -> None:
+        self.broken.append((invariant, measured))
 
     def end_fault(self, now: float) -> None:
         """Recovery is counted from here, for the jobs sent so far; a fault may come again, with others."""
@@ -77,26 +84,95 @@ class Batch:
         return [job for job in self.expected() if not (job.reason or (job.count and job.expects == "done"))]
 
 
+class Aborted(Exception):
+    """The run is over, by Ctrl-C or by a set-up that is wrong: whatever waits ends."""
+
+
+class Crowd:
+    """How many worlds may be at work at a time; those that only wait for a recovery do not count."""
+
+    def __init__(self, most: int) -> None:
+        self._free, self._waiting = most, list[int]()
+        self._changed = threading.Condition()
+        self.over = threading.Event()
+
+    @contextlib.contextmanager
+    def place(self, turn: int = 0) -> Iterator[None]:
+        """Who has the lowest `turn` comes first."""
+        self._take(turn)
+        try:
+            self.check()
+            yield
+        finally:
+            self._leave()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """For one that has a place and is to wait: another may work meanwhile."""
+        self._leave()
+        try:
+            yield
+        finally:
+            self._take(-1)
+
+    def check(self) -> None:
+        if self.over.is_set():
+            raise Aborted
+
+    def _take(self, turn: int) -> None:
+        with self._changed:
+            self._waiting.append(turn)
+            while not self.over.is_set() and not (self._free > 0 and turn == min(self._waiting)):
+                self._changed.wait(0.2)
+            self._waiting.remove(turn)
+            self._free -= 1
+            self._changed.notify_all()
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._free += 1
+            self._changed.notify_all()
+
+
 class World:
-    def __init__(self, spec: Spec, folder: Path, seed: int, *, quick: bool = False) -> None:
+    """`warmup`: how long the service took from its start to its first effect, without any fault, and `normal`:
+    how long its submit took. On a crowded machine that can be seconds, which no promise is about."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        folder: Path,
+        seed: int,
+        name: str = "",
+        *,
+        quick: bool = False,
+        crowd: Crowd | None = None,
+    ) -> None:
         self.spec, self.folder, self.seed, self.quick = spec, folder, seed, quick
+        self.crowd = crowd or Crowd(1)
         self.scale = float(os.environ.get("QUEUESMITH_PROVE_SCALE", "1"))
         self.patience = min(spec.promises.recovery, 10.0) if quick else spec.promises.recovery
-        self.rng = random.Random(seed)
+        self.rng = random.Random(f"{seed} {name}")
         self.timeline = Timeline()
         self.batches: list[Batch] = []
         self.unreadable = ""
         self.resting: set[str] = set()  # kinds of places in Redis where done jobs stay
+        self.warmup = self.normal = 0.0
+        self.left: dict[int, str] = {}
         self.marker = f"QUEUESMITH_PROVE_RUN={uuid.uuid4().hex}"
         self.canary = f"canary{random.Random(f'{seed} canary').getrandbits(48):012x}"
         self.data = folder / "data"
         self.data.mkdir(parents=True, exist_ok=True)
         self._ports: dict[int, int] = {}
         self._known: dict[str, Job] = {}
-        self._key_pattern, self._make_key = _keys(spec.service.keys, seed)
+        self._own_ids: dict[str, str] = {}  # what the service calls it -> key
+        self._own_pattern = re.compile(r"(?!)")
+        self._key_pattern, self._make_key = _keys(spec.service.keys, f"{seed} {name}")
         self.keeper = Keeper()
         self.redis = Redis(self.keeper, folder / "redis", spec.redis_config) if spec.redis else None
-        self.postgres = Postgres(self.keeper, folder / "postgres.log") if spec.postgres else None
+        self.postgres = Postgres(self.keeper) if spec.postgres else None
+        self.rabbitmq = RabbitMQ(self.keeper, folder / "rabbitmq") if spec.rabbitmq else None
+        self.nats = Nats(self.keeper, folder / "nats") if spec.nats else None
         self.providers = {
             one.name: PlayedProvider(one, self.timeline, seed, self.key_of, self.scale)
             for one in spec.providers
@@ -106,17 +182,24 @@ class World:
         )
         self._submitters = concurrent.futures.ThreadPoolExecutor(24, "submit")
 
+    @property
+    def servers(self) -> dict[str, Server]:
+        found = {"redis": self.redis, "postgres": self.postgres, "rabbitmq": self.rabbitmq, "nats": self.nats}
+        return {name: server for name, server in found.items() if server is not None}
+
+    @property
+    def broker(self) -> Server | None:
+        return self.rabbitmq or self.nats
+
     def start(self) -> None:
-        if self.redis:
-            self.redis.start()
-        if self.postgres:
-            self.postgres.start()
+        for server in self.servers.values():
+            server.start()
         for provider in self.providers.values():
             provider.start()
         if self.spec.service.setup:
-            done = self._run(self.spec.service.setup, {}, 120)
-            if done[0]:
-                raise Wrong(f"`setup` failed with {done[0]}: {self.spec.service.setup}\n{done[1]}")
+            code, said = self._run(self.spec.service.setup, {}, 120)
+            if code:
+                raise Wrong(f"`setup` failed with {code}: {self.spec.service.setup}\n{said}")
         self.service.start()
 
     def close(self) -> None:
@@ -126,10 +209,9 @@ class World:
         for provider in self.providers.values():
             with contextlib.suppress(Exception):
                 provider.close()
-        if self.redis:
-            self.redis.kill()
-        if self.postgres:
-            self.postgres.remove()
+        for server in self.servers.values():
+            with contextlib.suppress(Exception):
+                server.remove()
         for pid in marked(self.marker):
             with contextlib.suppress(OSError):
                 os.kill(pid, 9)
@@ -145,8 +227,7 @@ class World:
             "port": self._ports[instance],
             "instance": instance,
             "canary": self.canary,
-            "redis": self.redis.url if self.redis else "",
-            "postgres": self.postgres.url if self.postgres else "",
+            **{name: server.url for name, server in self.servers.items()},
             **{f"provider.{name}": provider.url for name, provider in self.providers.items()},
         }
 
@@ -169,11 +250,26 @@ class World:
     # keys
 
     def keys_in(self, text: str) -> set[str]:
-        return {key for key in self._key_pattern.findall(text) if key in self._known}
+        """The keys that stand in this text, as themselves or as what the service calls them."""
+        own = {self._own_ids[one] for one in self._own_pattern.findall(text) if one in self._own_ids}
+        return own | {key for key in self._key_pattern.findall(text) if key in self._known}
 
     def key_of(self, text: str) -> str:
-        """The key that stands in this text; nothing if it is none of ours."""
+        """The first key that stands in this text; nothing if there is none of ours."""
+        if self._own_ids and (found := self.keys_in(text)):
+            return min(found)
         return next((key for key in self._key_pattern.findall(text) if key in self._known), "")
+
+    def name_of(self, key: str) -> str:
+        """What the service calls it."""
+        return next((own for own, known in self._own_ids.items() if known == key), key)
+
+    def called(self, key: str, own: str) -> None:
+        """The service has an id of its own for this key."""
+        self._own_ids[own] = key
+        self._own_pattern = next(
+            (shape for shape in _SHAPES if shape.fullmatch(own)), re.compile(r"[\w.:-]+")
+        )
 
     def new_jobs(self, batch: Batch, count: int, expects: str = "done") -> list[Job]:
         jobs = [Job(self._make_key(len(self._known) + 1 + n), expects) for n in range(count)]
@@ -207,6 +303,7 @@ class World:
 
         def wait() -> None:
             while not all(future.done() for future in futures):
+                self.crowd.check()
                 self.look()
                 concurrent.futures.wait(futures, 0.2)
             for future in futures:
@@ -220,20 +317,22 @@ class World:
         if isinstance(how, Command):
             keys = [job.key for job in jobs]
             words = [one for word in how.words for one in (keys if word == "{keys}" else [word])]
-            code, said = self._run(Command(tuple(words)), values, limit + 5)
-            taken = code == 0
+            code, said = self._run(Command(tuple(words)), values, limit + 5 + 2 * self.normal)
+            taken, answer = code == 0, b""
         else:
             try:
-                status, body = probes.http(
+                status, answer = probes.http(
                     how.method,
                     fill(how.url, values),
                     fill_all(how.headers, values),
                     fill_all(how.json, values),
                     limit + 5,
                 )
-                taken, said = status < 300, f"{status} {body[:200].decode(errors='replace')}"
+                taken, said = status < 300, f"{status} {answer[:200].decode(errors='replace')}"
             except (OSError, ValueError) as error:
                 taken, said = False, str(error)
+            if taken and how.id and (own := probes.inside(answer, how.id)):
+                self.called(jobs[0].key, own)
         took = time.monotonic() - began
         for job in jobs:
             job.slowest = max(job.slowest, took)
@@ -326,16 +425,24 @@ class World:
     def pause(self, seconds: float) -> None:
         self.wait(seconds * self.scale)
 
+    def wait_aside(self, seconds: float) -> None:
+        """While others work; it may take longer."""
+        with self.crowd.aside():
+            self.wait(seconds)
+
     def wait(self, seconds: float) -> None:
         """Looking meanwhile, so that what earlier faults left undone gets its right time."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
+            self.crowd.check()
             time.sleep(min(left, 0.2))
             self.look()
 
     def until(self, condition: Callable[[], Any], limit: float, every: float = 0.01) -> bool:
-        deadline = time.monotonic() + limit
+        """Whether it came true within the limit; longer where everything takes longer."""
+        deadline = time.monotonic() + limit + 3 * self.warmup
         while not condition():
+            self.crowd.check()
             if time.monotonic() > deadline:
                 return False
             time.sleep(every)
@@ -354,6 +461,14 @@ class World:
 
         self.until(answers, self.spec.promises.recovery, 0.1)
 
+    def on_effect(self, strike: Callable[[Call], bool] | None) -> None:
+        for provider in self.providers.values():
+            provider.on_effect = strike
+
+    def linger(self, seconds: float) -> None:
+        for provider in self.providers.values():
+            provider.linger = seconds
+
     def busy(self, batch: Batch, limit: float = 10) -> bool:
         """Wait until work of this batch is under way: at a provider, or taken and without effect."""
 
@@ -371,6 +486,7 @@ class World:
         Jobs that come one by one are often done before the next: a fault at a random moment would find nothing.
         """
         self.service.rest_workers()
+        self.linger(0.5)
         self.submit(jobs)
         self.service.resume_all()
         return self.until(lambda: self._at_work(jobs, done), limit, 0.002)
@@ -388,9 +504,14 @@ class World:
         return False
 
     def settle(self, batch: Batch, limit: float) -> bool:
-        """Until everything that was taken is done or has visibly failed."""
+        """Until everything that was taken is done or has visibly failed; others may work meanwhile."""
+        with self.crowd.aside():
+            return self.watch(batch, limit)
+
+    def watch(self, batch: Batch, limit: float) -> bool:
         deadline, looked = time.monotonic() + limit, 0.0
         while True:
+            self.crowd.check()
             began = time.monotonic()
             self.look()
             if batch.open() and began - looked > 0.5:
@@ -414,7 +535,15 @@ class World:
             yield self.new_jobs(batch, size, expects)
 
 
-def _keys(kind: str, seed: int) -> tuple[re.Pattern[str], Callable[[int], str]]:
+# What ids look like, the exact ones first: they stand in longer names, too.
+_SHAPES = (
+    re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
+    re.compile(r"(?<![0-9a-f])[0-9a-f]{24,64}(?![0-9a-f])"),
+    re.compile(r"(?<!\d)\d+(?!\d)"),
+)
+
+
+def _keys(kind: str, seed: str) -> tuple[re.Pattern[str], Callable[[int], str]]:
     rng = random.Random(f"{seed} keys")
     if kind == "number":
         base = rng.randrange(100_000, 900_000) * 1000

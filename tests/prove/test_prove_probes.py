@@ -35,6 +35,7 @@ def world(redis_url: str, tmp_path: Path) -> SimpleNamespace:
         redis=SimpleNamespace(client=client),
         values=lambda: {"dir": tmp_path},
         environment=lambda: None,
+        name_of=str,
         key_of=lambda text: next(iter(keys_in(text)), ""),
         keys_in=keys_in,
         resting={"hash done:*"},

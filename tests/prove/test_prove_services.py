@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,15 +13,16 @@ from queuesmith.prove.card import as_text
 from queuesmith.prove.run import Card
 from queuesmith.prove.spec import load
 
+ROOT = Path(__file__).parents[2]
 SERVICES = Path(__file__).parent / "services"
-ENVS = Path(__file__).parents[2] / "build" / "bench" / "envs"
+ENVS = ROOT / "build" / "bench" / "envs"
 pytestmark = pytest.mark.fault
 CardOf = Callable[..., Card]
 
 
 @pytest.fixture(autouse=True)
 def _patterns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "reference"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "reference"))
 
 
 def test_reliable_worker_with_markers_is_clean(card_of: CardOf) -> None:
@@ -36,6 +38,49 @@ def test_reliable_worker_with_markers_is_clean_under_every_fault(
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "1")
     card = card_of(load(SERVICES / "reliable" / "prove.toml"))
     assert not card.broken, as_text(card)
+
+
+def test_studyhall_keeps_its_promises(card_of: CardOf) -> None:
+    """Orders: the provider's answer is lost, the worker dies after the charge, Redis is restarted."""
+    card = card_of(load(ROOT / "reference" / "prove.toml"), "kill-at-effect", "lost", "redis-restart")
+    assert {row.verdict for row in card.rows} == {"held"}, as_text(card)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_studyhall_keeps_its_promises_under_every_fault(
+    card_of: CardOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "1")
+    card = card_of(load(ROOT / "reference" / "prove.toml"))
+    assert not card.broken, as_text(card)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("how", "invariant"),
+    [
+        ("pop", "lost"),
+        ("cron", "duplicated"),
+        ("outbox-less", "lost"),
+        ("cache-guard", "lost"),
+        ("thread", "lost"),
+    ],
+)
+def test_naive_programs_are_caught(how: str, invariant: str, card_of: CardOf) -> None:
+    card = card_of(load(SERVICES / "naive" / f"{how}.toml"), "kill-random", "twice", "redis-restart")
+    assert invariant in {one.invariant for row in card.broken for one in row.broken}, as_text(card)
+
+
+@pytest.mark.full
+@pytest.mark.needs_node
+def test_the_quick_start_of_bullmq_for_node_is_caught(
+    card_of: CardOf, node_home: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(SERVICES / "bullmq_node", tmp_path / "service")
+    (folder / "node_modules").symlink_to(node_home / "node_modules")
+    card = card_of(load(folder / "prove.toml"), "lost", "term")
+    assert {one.invariant for row in card.broken for one in row.broken} >= {"duplicated", "shutdown"}
 
 
 @pytest.mark.full

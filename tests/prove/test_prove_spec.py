@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from queuesmith.prove.spec import Command, Request, Wrong, fill, load, seconds
+from queuesmith.prove.world import Batch, World
 
 GOOD = """\
 [service]
@@ -140,8 +141,32 @@ def test_placeholders_and_times() -> None:
         seconds("soon")
 
 
-def test_the_file_on_the_page_loads(tmp_path: Path) -> None:
-    page = Path(__file__).parents[2] / "skills" / "background-jobs" / "references" / "prove-it.md"
+@pytest.mark.parametrize("skill", ["background-jobs", "event-driven"])
+def test_the_file_on_the_page_loads(skill: str, tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "skills" / skill / "references" / "prove-it.md"
     spec = load(write(tmp_path, page.read_text().partition("```toml\n")[2].partition("```")[0]))
-    assert spec.promises.recovery == 20
-    assert spec.providers[0].routes[0].keyed_by == "header:Idempotency-Key"
+    if skill == "background-jobs":
+        assert spec.promises.recovery == 20
+        assert spec.providers[0].routes[0].keyed_by == "header:Idempotency-Key"
+    else:
+        assert (spec.postgres, spec.rabbitmq, spec.nats) == (True, True, False)
+
+
+def test_ids_of_the_services_own_are_found_in_what_it_says(tmp_path: Path) -> None:
+    """`id = "json:id"`: the table, the logs and the provider know the order by that."""
+    spec = load(write(tmp_path, GOOD.replace("[effect]", "[servers]\nredis = false\n[effect]")))
+    world = World(spec, tmp_path / "world", 1)
+    try:
+        first, second = world.new_jobs(Batch("none"), 2)
+        for own in (
+            "5f1c0b7e9a3d4e2f8b6a1c0d9e8f7a6b",
+            "0b8f4c3e-1d2a-4b5c-8e7f-6a5b4c3d2e1f",
+            "1042",
+            "ord-5f1c",
+        ):
+            world.called(first.key, own)
+            assert world.key_of(f"job send-report-{own} done" if own != "ord-5f1c" else own) == first.key
+        assert world.keys_in(f"{second.key} and ord-5f1c") == {first.key, second.key}
+        assert world.key_of("ord-9999") == ""
+    finally:
+        world.close()

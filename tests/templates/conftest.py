@@ -112,7 +112,7 @@ def run() -> Callable[..., subprocess.CompletedProcess[str]]:
             capture_output=True,
             text=True,
             check=False,
-            timeout=280,
+            timeout=options.pop("timeout", 280),
             stdin=subprocess.DEVNULL,
             **options,
         )

@@ -1,8 +1,6 @@
-"""A worker is killed in the middle of a job. The same fault hits the worker that people write first."""
+"""What comes twice, and what somebody else put on the queue. Crashes are the subject of prove.toml."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import redis
 from fastapi.testclient import TestClient
@@ -22,8 +20,6 @@ from {@ package @}.settings import Settings
 from .example import BODY, URL
 from .processes import Processes, until
 
-NAIVE = Path(__file__).with_name("naive_worker.py")
-
 
 async def effects(settings: Settings, ident: str) -> int:
     store = open_store(settings.store_url)
@@ -33,35 +29,6 @@ async def effects(settings: Settings, ident: str) -> int:
             return int(await connection.scalar(counted) or 0)
     finally:
         await close(store)
-
-
-async def test_a_job_whose_worker_is_killed_runs_again_and_takes_effect_once(
-    api: TestClient, processes: Processes, settings: Settings
-) -> None:
-    ident = api.post(URL, json=BODY).json()["id"]
-    # It has five steps: time to kill it.
-    doomed = processes.start("-m", "{@ package @}", "worker", step_seconds=1)
-    until(lambda: api.get(f"{URL}/{ident}").json()["state"] == "running", "started job")
-    processes.kill(doomed)
-    assert await effects(settings, ident) == 0
-    processes.start("-m", "{@ package @}", "worker")
-    until(lambda: api.get(f"{URL}/{ident}").json()["state"] == "completed", "completed job")
-    assert await effects(settings, ident) == 1
-
-
-def test_the_naive_worker_loses_its_job_in_the_same_crash(processes: Processes, settings: Settings) -> None:
-    server = ensure_redis(settings.data_dir)
-    client = redis.Redis.from_url(server.url, decode_responses=True)
-    client.rpush("naive-jobs", "job 1")
-    doomed = processes.start(str(NAIVE), server.url, "60")
-    until(lambda: "started" in processes.output(), "started job")
-    processes.kill(doomed)
-    processes.start(str(NAIVE), server.url, "0")
-    client.rpush("naive-jobs", "job 2")
-    until(lambda: client.llen("naive-results"), "result of the second job")
-    assert client.lrange("naive-results", 0, -1) == ['"job 2"']
-    client.close()
-    server.stop()
 
 
 async def test_a_job_that_is_delivered_again_after_its_end_takes_no_second_effect(

@@ -1,0 +1,98 @@
+"""What a fault is: a function that does it to a world and says what it hit. One that hit nothing has proved nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from queuesmith.prove.processes import family, owner
+from queuesmith.prove.spec import Spec
+
+if TYPE_CHECKING:
+    from queuesmith.prove.service import Running
+    from queuesmith.prove.world import Batch, World
+
+__all__ = [
+    "Fault",
+    "at_work",
+    "effective",
+    "fault",
+    "half",
+    "hit_work",
+    "many",
+    "nothing",
+    "over",
+    "still_open",
+]
+Run = Callable[["World", "Batch"], None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`needs(spec)`: what the file would have to say for it to be possible. `cost`: about how many seconds it takes
+    on a service that keeps its promises. `may_fail`: a job may end as a visible failure, no promise is broken."""
+
+    name: str
+    does: str
+    run: Run
+    needs: Callable[[Spec], str]
+    quick: bool = False
+    cost: float = 6.0
+    may_fail: bool = False
+
+    def seconds(self, spec: Spec) -> float:
+        return self.cost + (spec.service.lock if self.name == "freeze" else 0)
+
+
+def nothing(spec: Spec) -> str:
+    return ""
+
+
+def fault(
+    name: str, does: str, needs: Callable[[Spec], str] = nothing, **options: bool | float
+) -> Callable[[Run], Fault]:
+    return lambda run: Fault(name, does, run, needs, **options)  # type: ignore[arg-type]
+
+
+def effective(spec: Spec) -> str:
+    found = any(route.effect for one in spec.providers for route in one.routes)
+    return "" if found else "needs a [provider.NAME] with an effect"
+
+
+def over(world: World, batch: Batch, settle: bool = False) -> None:
+    """The fault has ended: recovery is counted from here."""
+    batch.end_fault(world.timeline.now())
+    world.linger(0)
+    if settle:
+        world.settle(batch, world.patience)
+
+
+def half(world: World) -> int:
+    return max(2, world.spec.service.jobs // 2)
+
+
+def still_open(world: World, batch: Batch) -> int:
+    world.look()
+    return len(batch.open())
+
+
+def hit_work(world: World, batch: Batch, whom: str) -> None:
+    """Does the signal come while work is left?"""
+    open_jobs = max(still_open(world, batch), sum(one.in_flight for one in world.providers.values()))
+    if open_jobs:
+        batch.hits.append(f"{whom} with {many(open_jobs, 'open job')}")
+
+
+def many(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def at_work(world: World) -> Running | None:
+    """A worker that talks to a provider right now, or any that lives."""
+    calls = [call for one in world.providers.values() for call in one.calls[-20:] if not call.done_at]
+    living = [slot for slot in world.service.workers() if slot.child and slot.alive]
+    for slot in living:
+        if slot.child and any(owner(call.port, family(slot.child.pid)) for call in calls):
+            return slot
+    return world.rng.choice(living) if living else None

@@ -1,0 +1,87 @@
+"""Faults of those who send: the same twice, many times at once, what nobody can do or read, and long silence."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from queuesmith.prove.spec import Request, Spec
+
+from .fault import fault, half, over
+
+if TYPE_CHECKING:
+    from queuesmith.prove.world import Batch, World
+
+SILENCE = 40
+
+
+@fault("twice", "the same request twice: at once, and again after its effect", quick=True, cost=5)
+def twice(world: World, batch: Batch) -> None:
+    jobs = world.new_jobs(batch, half(world))
+    at_once, after = jobs[: len(jobs) // 2], jobs[len(jobs) // 2 :]
+    world.submit([*at_once, *at_once, *after])
+    world.settle(batch, world.patience)
+    world.submit(after)
+    batch.hits.append(f"{len(jobs)} requests, each sent twice")
+    over(world, batch)
+
+
+@fault("burst", "the same request many times at once", quick=True)
+def burst(world: World, batch: Batch) -> None:
+    # A process each: more of them would measure how many this machine can start.
+    times = 20 if isinstance(world.spec.service.submit, Request) else 6
+    world.submit(world.new_jobs(batch, 1) * times, one_by_one=times)
+    batch.hits.append(f"{times} equal requests")
+    over(world, batch)
+
+
+def _failing(spec: Spec) -> str:
+    return (
+        "" if spec.service.failing else "needs `failing` in [service]: how to send a job that cannot succeed"
+    )
+
+
+@fault(
+    "failing", "jobs that cannot succeed must end as visible failures", _failing, may_fail=True, quick=True
+)
+def failing(world: World, batch: Batch) -> None:
+    world.submit(world.new_jobs(batch, 2, "failed"), world.spec.service.failing)
+    world.submit(world.new_jobs(batch, 2))
+    batch.hits.append("2 jobs sent")
+    over(world, batch)
+
+
+def _bullmq(spec: Spec) -> str:
+    return "" if spec.service.queue else "needs `queue` in [service]: the name of the BullMQ queue"
+
+
+@fault("foreign", "jobs on the queue that nobody can read: no data, broken JSON, an unknown name", _bullmq)
+def foreign(world: World, batch: Batch) -> None:
+    assert world.redis is not None
+    base = f"{world.spec.service.prefix}:{world.spec.service.queue}"
+    common = {"opts": "{}", "timestamp": str(int(time.time() * 1000)), "delay": "0", "priority": "0"}
+    jobs = [("", "{}"), ("nobody-knows-this", '{"a": 1}'), ("x", "{broken"), ("x", "null")]
+    with world.redis.client() as client:
+        for number, (name, data) in enumerate(jobs):
+            client.hset(f"{base}:foreign-{number}", mapping={"name": name, "data": data, **common})
+            client.lpush(f"{base}:wait", f"foreign-{number}")
+            client.zadd(f"{base}:marker", {"0": 0})
+        world.timeline.add("fault", f"{len(jobs)} foreign jobs put on the queue")
+        world.submit(world.new_jobs(batch, half(world)))
+        gone = world.until(lambda: not client.llen(f"{base}:wait"), 10, 0.05)
+    batch.hits.append(f"{len(jobs)} foreign jobs, {'all' if gone else 'not all'} fetched")
+    over(world, batch)
+
+
+@fault("quiet", f"nothing to do for {SILENCE} s, then one job", cost=SILENCE + 5)
+def quiet(world: World, batch: Batch) -> None:
+    world.wait_aside(SILENCE * world.scale)
+    job, promised = world.new_jobs(batch, 1)[0], world.spec.promises.wake
+    world.submit([job])
+    over(world, batch, settle=True)
+    batch.hits.append(f"{SILENCE * world.scale:g} s of silence")
+    if job.seen:
+        took = max(0.0, job.seen[0] - job.at)
+        batch.facts.append(f"taken up after {took:.1f} s")
+        if took > promised:
+            batch.broke("wake", f"the job after the silence took {took:.1f} s, promised {promised:g} s")

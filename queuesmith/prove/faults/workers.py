@@ -1,0 +1,215 @@
+"""Faults of the workers: killed, told to end, frozen, copied, replaced, poisoned, with a wrong clock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from queuesmith.prove import clock
+from queuesmith.prove.spec import Program, Spec
+
+from .fault import at_work, effective, fault, half, hit_work, over, still_open
+
+if TYPE_CHECKING:
+    from queuesmith.prove.provider import Call
+    from queuesmith.prove.world import Batch, World
+
+AHEAD = 3600
+
+
+@fault("none", "no fault at all: does the set-up work?", quick=True, cost=3)
+def none(world: World, batch: Batch) -> None:
+    world.submit(world.new_jobs(batch, half(world)))
+    batch.hits.append("nothing was to be hit")
+
+
+@fault(
+    "kill-at-effect",
+    "SIGKILL to the worker after a provider's effect, before its answer",
+    effective,
+    quick=True,
+    cost=8,
+)
+def kill_at_effect(world: World, batch: Batch) -> None:
+    for jobs in world.rounds(batch, 2):
+        keys, struck = {job.key for job in jobs}, threading.Event()
+
+        def strike(call: Call, keys: set[str] = keys, struck: threading.Event = struck) -> bool:
+            if call.key not in keys or struck.is_set():
+                return False
+            struck.set()
+            why = f" after {call.line} of {call.key}"
+            slot = world.service.kill_owner(call.port, why)
+            if slot is None:  # somebody between us and the worker: all of them, then
+                world.service.kill(*world.service.workers(), why=why)
+            batch.hits.append(f"{slot.name if slot else 'all workers'} at {call.key}")
+            return True
+
+        world.on_effect(strike)
+        wait = world.submit_later(jobs)
+        world.until(struck.is_set, 15)
+        world.on_effect(None)
+        wait()
+        over(world, batch, settle=True)
+
+
+def _own_effect(spec: Spec) -> str:
+    own = spec.effect.kind != "provider"
+    return "" if own else "needs an [effect] of the service's own, not a provider's"
+
+
+@fault(
+    "kill-at-commit",
+    "SIGKILL to all workers the moment an effect is seen, before the job is acknowledged",
+    _own_effect,
+    quick=True,
+    cost=8,
+)
+def kill_at_commit(world: World, batch: Batch) -> None:
+    for jobs in world.rounds(batch, 2):
+        if world.backlog(jobs, done=1):
+            world.service.kill(*world.service.workers(), why=" when an effect was seen")
+            hit_work(world, batch, "all workers")
+        over(world, batch, settle=True)
+
+
+@fault("kill-random", "SIGKILL to all workers at a random moment of their work", quick=True, cost=8)
+def kill_random(world: World, batch: Batch) -> None:
+    for jobs in world.rounds(batch, 2):
+        if world.backlog(jobs):
+            moment = time.monotonic() + world.rng.random() * 0.2
+            while time.monotonic() < moment and still_open(world, batch) > len(jobs) // 2:
+                time.sleep(0.005)
+            world.service.kill(*world.service.workers())
+            hit_work(world, batch, "all workers")
+        over(world, batch, settle=True)
+
+
+@fault("kill-all", "SIGKILL to everything at one moment: workers, api and Redis", cost=8)
+def kill_all(world: World, batch: Batch) -> None:
+    world.backlog(world.new_jobs(batch, world.spec.service.jobs), done=1)
+    if world.redis:
+        world.timeline.add("fault", "SIGKILL Redis")
+        world.redis.kill()
+    world.service.kill(*world.service.all())
+    hit_work(world, batch, "everything")
+    if world.redis:
+        world.pause(1)
+        world.redis.start()
+        world.timeline.add("fault", "Redis is back")
+    over(world, batch)
+
+
+@fault("term", "SIGTERM to the workers in the middle of their work, as in a deploy", quick=True)
+def term(world: World, batch: Batch) -> None:
+    promises, slowest = world.spec.promises, 0.0
+    for _ in range(1 if world.quick else 2):
+        working = world.backlog(world.new_jobs(batch, world.spec.service.jobs))
+        if working and (slot := at_work(world)):
+            world.until(lambda slot=slot: world.service.up(slot, world.warmup), 10)  # type: ignore[misc]
+            hit_work(world, batch, slot.name)
+            code, took = world.service.terminate(slot, promises.shutdown)
+            slowest = max(slowest, took)
+            if code is None:
+                batch.broke("shutdown", f"{slot.name} still ran {promises.shutdown:g} s after SIGTERM")
+            elif code not in promises.exit_codes:
+                how = f"died of signal {-code}" if code < 0 else f"exit code {code}"
+                batch.broke("shutdown", f"{slot.name}: {how} after {took:.1f} s")
+            slot.wanted = True
+        over(world, batch, settle=True)
+    batch.facts.append(f"slowest exit {slowest:.1f} s")
+
+
+@fault(
+    "freeze",
+    "SIGSTOP to a worker in the middle of its work for longer than its lock, then SIGCONT",
+    quick=True,
+)
+def freeze(world: World, batch: Batch) -> None:
+    working = world.backlog(world.new_jobs(batch, world.spec.service.jobs))
+    if working and (slot := at_work(world)):
+        world.service.freeze(slot)
+        world.pause(0.5)
+        hit_work(world, batch, slot.name)
+        world.wait_aside(world.spec.service.lock + 2 * world.scale)
+        world.service.thaw(slot)
+    over(world, batch)
+
+
+@fault("clock", "the clock of one worker is an hour ahead")
+def clock_ahead(world: World, batch: Batch) -> None:
+    env, why = clock.ahead(AHEAD, world.folder)
+    first, *others = world.service.workers()
+    if not why:
+        for slot in [first, *others[1:]]:  # two are left, one right and one wrong
+            world.service.kill(slot)
+        first.env = env
+        world.service.wait_up(world.warmup)
+        world.submit(world.new_jobs(batch, world.spec.service.jobs))
+        pid = first.child.pid if first.child else 0
+        why = clock.wrong(pid, env) if first.alive else "that worker does not run"
+    if why:
+        batch.unhit = why
+        world.submit(world.new_jobs(batch, 2))
+    else:
+        batch.hits.append(first.name)
+        # and the wrong one alone, then the right one: what the one wrote the other reads
+        for slot in world.service.workers():
+            world.service.kill(slot)
+            over(world, batch, settle=True)
+            world.submit(world.new_jobs(batch, 2))
+    over(world, batch)
+
+
+@fault("copies", "two copies of every process")
+def copies(world: World, batch: Batch) -> None:
+    added = world.service.add_copies()
+    world.pause(1)
+    world.submit(world.new_jobs(batch, world.spec.service.jobs))
+    if all(slot.alive for slot in added):
+        batch.hits.append(f"{len(added)} more processes")
+    over(world, batch, settle=True)
+    for slot in added:
+        world.service.remove(slot, world.spec.promises.shutdown)
+
+
+@fault(
+    "rolling",
+    "a rolling deploy: new workers start beside the old ones, which get SIGTERM, while work goes on",
+    cost=10,
+)
+def rolling(world: World, batch: Batch) -> None:
+    service = world.spec.service
+    new = world.service.add_copies(Program(service.next or service.worker.run, service.worker.ready))
+    old = [slot for slot in world.service.workers() if slot not in new]
+    world.service.wait_up(world.warmup)
+    for slot in old:
+        wait = world.submit_later(world.new_jobs(batch, service.jobs // len(old) + 1))
+        if world.busy(batch, 15) and slot.alive:
+            hit_work(world, batch, slot.name)
+            world.service.terminate(slot, world.spec.promises.shutdown)
+        wait()
+    world.submit(world.new_jobs(batch, 2))
+    over(world, batch, settle=True)
+
+
+def _poison(spec: Spec) -> str:
+    return (
+        "" if spec.service.poison else "needs `poison` in [service]: how to send a job that kills its worker"
+    )
+
+
+@fault("poison", "a job that kills its worker, among others", _poison, cost=12)
+def poison(world: World, batch: Batch) -> None:
+    exits, promised = len(world.service.exits), world.spec.promises.crashes
+    world.submit(world.new_jobs(batch, 1, "failed"), world.spec.service.poison)
+    world.submit(world.new_jobs(batch, half(world)))
+    world.until(lambda: len(world.service.exits) > exits, 15)
+    world.settle(batch, world.patience)
+    deaths = [one for one in world.service.exits[exits:] if not one.ours]
+    batch.facts.append(f"{len(deaths)} workers died")
+    batch.hits += [f"{one.name} died with {one.code}" for one in deaths]
+    if len(deaths) > promised:
+        batch.broke("poison", f"it killed {len(deaths)} workers, promised at most {promised}")
+    over(world, batch)

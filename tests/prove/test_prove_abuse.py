@@ -1,0 +1,157 @@
+"""Services that make it hard: a clear word, a verdict, and no process left behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from queuesmith.cli import main
+from queuesmith.prove import processes
+
+pytestmark = pytest.mark.fault
+SUBMIT = """\
+import os, sys
+import redis
+server = redis.Redis.from_url(os.environ["REDIS_URL"])
+server.lpush("jobs", *sys.argv[1:])
+"""
+WORKER = """\
+import os, signal, subprocess, sys, time
+import redis
+{first}
+server = redis.Redis.from_url(os.environ["REDIS_URL"], decode_responses=True, socket_timeout=20)
+stopping = []
+signal.signal(signal.SIGTERM, {handler})
+while not stopping:
+    try:
+        job = server.lmove("jobs", "working", "RIGHT", "LEFT")
+        if job is None:
+            while server.lmove("working", "jobs"):  # what another one left; done twice is done once
+                pass
+            time.sleep(0.05)
+            continue
+        {work}
+        server.hset("done", job, 1)
+        server.lrem("working", 1, job)
+    except redis.RedisError:
+        time.sleep(0.1)
+"""
+FILE = """\
+[service]
+worker = "python {worker}"
+submit = "python submit.py {{keys}}"
+workers = 1
+jobs = 8
+{more}
+[effect]
+redis = "{effect}"
+
+[promises]
+recovery = "20s"
+shutdown = "2s"
+"""
+DAEMON = "if os.fork():\n    os._exit(0)\nos.setsid()"
+
+
+def service(
+    folder: Path,
+    first: str = "",
+    work: str = "time.sleep(0.4)",
+    handler: str = "lambda *_: stopping.append(1)",
+    worker: str = "worker.py",
+    effect: str = "HGETALL done",
+    more: str = "",
+) -> list[str]:
+    (folder / "submit.py").write_text(SUBMIT)
+    (folder / "worker.py").write_text(WORKER.format(first=first, work=work, handler=handler))
+    (folder / "prove.toml").write_text(FILE.format(worker=worker, effect=effect, more=more))
+    return ["prove", str(folder), "--seed", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "evidence").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "evidence"))
+    monkeypatch.setenv("ABUSED_IN", str(tmp_path))
+    yield
+    deadline = time.monotonic() + 10
+    while left := processes.marked(f"ABUSED_IN={tmp_path}"):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"first": DAEMON}, r"worker 1 ends at once.*line 2\).*keep it in the foreground"),
+        ({"first": "sys.exit('no licence')"}, r"worker 1 ends at once.*exit code 1.*no licence"),
+        ({"worker": "nowhere.py"}, r"worker 1 ends at once.*can't open file"),
+        ({"effect": "HGETALL dnoe"}, r"\[effect\] shows none of them.*line \d+\)"),
+        ({"effect": "HGETAL done"}, r"cannot be read: .*unknown command"),
+    ],
+    ids=["daemonises", "exits at once", "no such file", "wrong query", "wrong command of Redis"],
+)
+def test_a_service_that_cannot_be_proved_is_exit_code_2_with_the_line(
+    change: dict[str, str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*service(tmp_path, **change), "--only", "twice"]) == 2
+    assert re.search(says, capsys.readouterr().err, re.DOTALL)
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        api = f'api = {{ run = "python -m http.server --bind 127.0.0.1 {port}", ready = "http://127.0.0.1:1/" }}'
+        assert main([*service(tmp_path, more=api), "--only", "twice"]) == 2
+    assert re.search(
+        r"api is not ready .*line 6\).*Address already in use", capsys.readouterr().err, re.DOTALL
+    )
+
+
+def test_one_that_ignores_sigterm_is_told_so_and_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*service(tmp_path, handler="signal.SIG_IGN"), "--only", "term", "--json"]) == 1
+    card = json.loads(capsys.readouterr().out)
+    (term,) = [row for row in card["rows"] if row["fault"] == "term"]
+    assert term["broken"][0]["measured"] == "worker 1 still ran 2 s after SIGTERM"
+
+
+def test_one_that_prints_100_mb_and_binary_is_judged_as_any_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noise = "os.write(1, bytes(range(256)) * 40_000 + b'\\n')"  # 10 MB a job
+    junit = tmp_path / "card.xml"
+    argv = [
+        *service(tmp_path, work=noise),
+        "--only",
+        "kill-random",
+        "--keep",
+        "--junit",
+        str(junit),
+        "--json",
+    ]
+    assert main(argv) == 0
+    card = json.loads(capsys.readouterr().out)
+    evidence = Path(card["evidence"])
+    assert sum(path.stat().st_size for path in evidence.rglob("*.log")) < 100 * 2**20
+    assert "\x1b" not in (evidence / "kill-random" / "timeline.txt").read_text()
+
+
+def test_what_a_worker_forks_is_killed_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = "for _ in range(3):\n    subprocess.Popen(['sleep', '600'], start_new_session=True)"
+    assert main([*service(tmp_path, first=first), "--only", "kill-random", "--json"]) == 1
+    rows = {row["fault"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert rows["kill-random"]["verdict"] == "held"
+    assert (
+        "sleep 600" in rows["left behind"]["broken"][0]["story"]
+    )  # after SIGTERM, which it does not hand on
