@@ -1,7 +1,7 @@
 """The services of reference/stacks under `queuesmith prove`: what a stack loses by default, and with our modules.
 
-    python -m guide.stacks celery            both services under every fault, and reference/stacks/celery/results.json
-    python -m guide.stacks celery lost twice    only these faults, printed
+    python -m guide.stacks celery              both services under the faults of the card -> …/celery/results.json
+    python -m guide.stacks celery kept lost    one of them, these faults only: printed
 
 `make sync` makes the tables of the pages from the results. Each stack is installed into build/stacks once.
 """
@@ -70,7 +70,7 @@ def install(stack: str) -> Path:
 
 _BUILD = {
     "bullmq-ts": (["npm", "install", "--ignore-scripts", "--no-save"], ["npx", "--no-install", "tsc"]),
-    "asynq": (["go", "build", "-o", "bin/", "./..."],),
+    "asynq": (["go", "build", "-o", "bin/shop", "."], ["go", "build", "-o", "naive/bin/shop", "./naive"]),
 }
 
 
@@ -93,12 +93,12 @@ def _same(one: Path, other: Path) -> bool:
     return other.is_file() and one.read_bytes() == other.read_bytes()
 
 
-def run(stack: str, twin: str, *only: str, seed: int = 1, keep: bool = False) -> Card:
+def run(stack: str, twin: str, *only: str, seed: int = 1, quick: bool = False, keep: bool = False) -> Card:
     """The card of the service with the modules (`kept`) or of its twin as tutorials write it (`default`)."""
     folder = install(stack)
     with _path(BUILT / stack / "bin"):
         file = (folder if twin == "kept" else folder / "naive") / "prove.toml"
-        card = prove(load(file), Options(seed=seed, only=only or CARD, keep=keep), _say)
+        card = prove(load(file), Options(quick, seed=seed, only=only or CARD, keep=keep), _say)
     if card.evidence and not keep:
         shutil.rmtree(card.evidence, ignore_errors=True)
     return card
@@ -189,14 +189,15 @@ def matrix() -> str:
 
 
 def main() -> int:
-    stack, *only = sys.argv[1:]
-    found = {}
-    for twin in ("kept", "default"):
+    stack, *words = sys.argv[1:]
+    only = [word for word in words if word not in TWINS]
+    for twin in [word for word in TWINS if word in words] or TWINS:
         card = run(stack, twin, *only, keep=bool(only))
         print(as_text(card), flush=True)
-        found[twin] = summary(card)
-    if not only:
-        (SERVICES / stack / "results.json").write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+        if not only:
+            found = {**_results(stack), twin: summary(card)}
+            text = json.dumps(found, indent=1, sort_keys=True) + "\n"
+            (SERVICES / stack / "results.json").write_text(text)
     return 0
 
 

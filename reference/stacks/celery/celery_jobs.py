@@ -30,15 +30,15 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from celery import Celery, Task, bootsteps
-from celery.exceptions import SoftTimeLimitExceeded
 
 from studyhall.patterns import sync_inbox
-from studyhall.patterns.core.errors import JobError, Permanent, RateLimited, ResourceBusy, Snooze, describe
+from studyhall.patterns.core.errors import Permanent, RateLimited, ResourceBusy, Snooze, describe
 
 __all__ = ["Job", "Relay", "create", "dead_letters", "enqueue", "reliable", "replay", "transaction"]
 
 log = logging.getLogger("celery_jobs")
 ATTEMPTS, BASE, CAP, CRASHES = 8, 1.0, 60.0, 4
+CLAIM = 5.0
 DAY = 86_400.0
 
 
@@ -87,12 +87,11 @@ _ADD = (
     "INSERT INTO jobs (key, task, payload, state, due, sends, starts, attempts, first, reason) "
     "VALUES (?, ?, ?, 'waiting', ?, 0, 0, 0, ?, '') ON CONFLICT DO NOTHING"
 )
-# Each time later than the time before: a backlog of an hour must not be sent again every minute.
 _CLAIM = (
-    "UPDATE jobs SET sends = sends + 1, due = ? + ? * (1 << CASE WHEN sends < 10 THEN sends ELSE 10 END) "
-    "WHERE key IN (SELECT key FROM jobs WHERE state = 'waiting' AND due <= ? ORDER BY due LIMIT 50 FOR UPDATE "
-    "SKIP LOCKED) RETURNING key, task, payload"
+    "UPDATE jobs SET sends = sends + 1, due = ? WHERE key IN (SELECT key FROM jobs WHERE state = 'waiting' AND "
+    "due <= ? ORDER BY due LIMIT 50 FOR UPDATE SKIP LOCKED) RETURNING key, task, payload, sends"
 )
+_SENT = "UPDATE jobs SET due = ? WHERE key = ? AND due = ? AND state = 'waiting'"
 # `sends = 0`: it was put off since this message was sent, so this one is out of date.
 _START = (
     "UPDATE jobs SET starts = starts + 1 WHERE key = ? AND state = 'waiting' AND sends > 0 "
@@ -147,29 +146,28 @@ class Job(Task):  # type: ignore[misc]
                 return
             try:
                 effect = self.run(**payload)
+
+                def take_effect(db: Any) -> None:
+                    if effect is not None:
+                        effect(db)
+
                 with transaction(db):
-                    sync_inbox.once(
-                        db, self.name, key, payload, lambda db: effect(db) and None if effect else None
-                    )
+                    sync_inbox.once(db, self.name, key, payload, take_effect)
                     _run(db, _END, "done", "", key)
-            # Not Exception alone: what it misses would be acknowledged by Celery and forgotten.
-            except (Exception, SoftTimeLimitExceeded) as error:
+            # The soft time limit is one of these.
+            except Exception as error:
                 self._failed(db, key, attempts, first, error)
 
     def _failed(self, db: Any, key: str, attempts: int, first: float, error: Exception) -> None:
         reason = f"{type(error).__name__}: {describe(error, 300)}"
-        wait = (
-            getattr(error, "delay", getattr(error, "retry_after", None))
-            if isinstance(error, JobError)
-            else None
-        )
-        waits = isinstance(error, RateLimited | ResourceBusy | Snooze) and time.time() - first < DAY
-        if isinstance(error, Permanent) or (not waits and attempts + 1 >= ATTEMPTS):
+        if isinstance(error, RateLimited | ResourceBusy | Snooze) and time.time() - first < DAY:
+            wait = error.delay if isinstance(error, Snooze) else error.retry_after
+        elif isinstance(error, Permanent) or attempts + 1 >= ATTEMPTS:
             self._bury(db, key, reason)
             return
-        if not waits:
-            attempts, wait = attempts + 1, random.random() * min(CAP, BASE * 2**attempts)
-        _run(db, _LATER, time.time() + max(wait or 0.0, 0.1), attempts, reason, key)
+        else:
+            wait, attempts = random.random() * min(CAP, BASE * 2**attempts), attempts + 1
+        _run(db, _LATER, time.time() + max(wait, 0.1), attempts, reason, key)
 
     def _bury(self, db: Any, key: str, reason: str) -> None:
         _run(db, _END, "dead", reason, key)
@@ -211,22 +209,14 @@ class Relay(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def relay(db: Any, app: Celery, resend: float) -> int:
-    """Send what is due; how many were sent. Raises when Redis is away, and what was not sent is due again."""
+    """Send what is due; how many were sent. A crash before the end of this leaves it due again after a few seconds."""
     now = time.time()
     claim = _CLAIM.replace("FOR UPDATE SKIP LOCKED", "") if _is_sqlite(db) else _CLAIM
-    rows = _run(db, claim, now, resend, now).fetchall()
-    for number, (key, task, payload) in enumerate(rows):
-        try:
-            app.send_task(task, kwargs=json.loads(payload), task_id=key)
-        except BaseException:
-            for left, *_ in rows[number:]:
-                _run(
-                    db,
-                    "UPDATE jobs SET sends = 0, due = ? WHERE key = ? AND state = 'waiting'",
-                    now + 1,
-                    left,
-                )
-            raise
+    rows = _run(db, claim, now + CLAIM, now).fetchall()
+    for key, task, payload, sends in rows:
+        app.send_task(task, kwargs=json.loads(payload), task_id=key)
+        # Each time later than the time before: a backlog of an hour must not be sent again every minute.
+        _run(db, _SENT, now + resend * 2 ** min(sends - 1, 10), key, now + CLAIM)
     return len(rows)
 
 

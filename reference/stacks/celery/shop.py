@@ -9,7 +9,7 @@ import os
 import sqlite3
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import requests
@@ -28,9 +28,8 @@ TIMEOUT = LONGEST / 2
 
 app = Celery("shop", broker=os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0"))
 app.conf.update(reliable(LONGEST))
-app.conf.beat_schedule = {
-    "manifest": {"task": "shop.tick", "schedule": NIGHT / 4, "options": {"expires": NIGHT}}
-}
+app.conf.beat_schedule = {"manifest": {"task": "shop.tick", "schedule": NIGHT / 4}}
+Relay.resend = 2 * LONGEST
 app.steps["worker"].add(Relay)
 
 
@@ -153,6 +152,9 @@ if __name__ == "__main__":
         with closing(connect()) as db:
             print(*(f"{key}  {reason}" for key, _, reason in dead_letters(db)), sep="\n")
     elif verb == "replay":
+        for calls in (carrier, mailer):
+            with suppress(Permanent):  # not refused there
+                calls.resolve(rest[0], again=True)
         with closing(connect()) as db:
             replay(db, rest[0])
     else:
