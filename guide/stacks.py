@@ -1,7 +1,7 @@
 """The services of reference/stacks under `queuesmith prove`: what a stack loses by default, and with our modules.
 
     python -m guide.stacks celery              both services under the faults of the card -> …/celery/results.json
-    python -m guide.stacks celery kept lost    one of them, these faults only: printed
+    python -m guide.stacks celery kept lost    one of them, these faults only: their rows
 
 `make sync` makes the tables of the pages from the results. Each stack is installed into build/stacks once.
 """
@@ -156,7 +156,7 @@ def _cell(results: dict[str, Any], twin: str, fault: str) -> str:
 def table(stack: str) -> str:
     """For the stack's page: the faults that its defaults do not survive, and how the modules did."""
     results = _results(stack)
-    if not results:
+    if not set(TWINS) <= results.keys():
         return "Not measured yet."
     faults = [name for name in CARD if results["default"]["rows"].get(name, [""])[0] == "broken"]
     kept = results["kept"]["rows"]
@@ -175,7 +175,7 @@ def table(stack: str) -> str:
 
 def matrix() -> str:
     """All stacks beside each other, every fault."""
-    told = {stack: found for stack in STACKS if (found := _results(stack))}
+    told = {stack: found for stack in STACKS if set(TWINS) <= (found := _results(stack)).keys()}
     heads = [
         f"{STACKS[stack]}, {'default' if twin == 'default' else 'with the modules'}"
         for stack in told
@@ -194,9 +194,11 @@ def main() -> int:
     for twin in [word for word in TWINS if word in words] or TWINS:
         card = run(stack, twin, *only, keep=bool(only))
         print(as_text(card), flush=True)
-        if not only:
-            found = {**_results(stack), twin: summary(card)}
-            text = json.dumps(found, indent=1, sort_keys=True) + "\n"
+        found, new = _results(stack), summary(card)
+        if only and twin in found:
+            new["rows"] = {**found[twin]["rows"], **new["rows"]}
+        if not only or twin in found:
+            text = json.dumps({**found, twin: new}, indent=1, sort_keys=True) + "\n"
             (SERVICES / stack / "results.json").write_text(text)
     return 0
 
