@@ -21,6 +21,7 @@ from queuesmith.catalogue import MODULES, ROOT, Pattern, closure, find, imports,
 MOST_NAMED = 8  # modules that come along: more are a number
 PROSE, CODE = 4, 3  # characters per token: an offline estimate that errs on the high side
 PATTERNS = MODULES.relative_to(ROOT)
+_FENCES = {".ts": "ts", ".go": "go", ".toml": "toml"}
 
 
 # ---- quotes
@@ -40,7 +41,7 @@ def quote(args: str) -> str:
     if Path(path).is_relative_to(PATTERNS):
         where = f"Lines {', '.join(spans)} of `patterns/{Path(path).relative_to(PATTERNS)}`:"
     body = "\n\n\n".join(parts) if any("\n" in part for part in parts) else "\n".join(parts)
-    return f"{where}\n\n```python\n{body}\n```".lstrip()
+    return f"{where}\n\n```{_FENCES.get(Path(path).suffix, 'python')}\n{body}\n```".lstrip()
 
 
 def _part(path: str, source: str, name: str) -> tuple[str, int, int]:
@@ -48,9 +49,8 @@ def _part(path: str, source: str, name: str) -> tuple[str, int, int]:
     if not name:
         return source.rstrip(), 1, len(lines)
     if region := re.fullmatch(r"\[([\w-]+)\]", name):
-        marks = [
-            i for i, line in enumerate(lines) if line.strip() in (f"# [{region[1]}]", f"# [/{region[1]}]")
-        ]
+        ends = {f"{sign} [{slash}{region[1]}]" for sign in ("#", "//") for slash in ("", "/")}
+        marks = [i for i, line in enumerate(lines) if line.strip() in ends]
         if len(marks) != 2:
             raise SystemExit(f"{path}: needs the lines `# [{region[1]}]` and `# [/{region[1]}]` once each")
         first, last = marks[0] + 1, marks[1]

@@ -17,7 +17,7 @@ from typing import Any
 
 from bench import results as bench
 from bench.figures import number
-from guide import cards, quotes, scaffold
+from guide import cards, quotes, scaffold, stacks
 from queuesmith.catalogue import ROOT, SKILLS, patterns
 
 BENCH = ROOT / "bench" / "results.json"
@@ -167,19 +167,23 @@ def proven() -> str:
     return "\n".join(lines)
 
 
-def side_by_side() -> str:
-    """The peers of the last published benchmark, for the README."""
+def side_by_side(only: str = "") -> str:
+    """The peers of the last published benchmark, all or those that are named."""
     results = json.loads(BENCH.read_text())
     lines = [
-        "| | no-op jobs/s, one process | 20 kills: lost | stuck | duplicated | a killed job runs again after |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| | no-op jobs/s, one process | 20 kills: lost | stuck | duplicated | a killed job runs again after, limits "
+        "lowered | at its defaults |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for ident, about in results["peers"].items():
+        if only and ident not in only.split():
+            continue
         cells = [
             _median(results, "throughput", ident, "noop"),
             _median(results, "kills", ident, "lost"),
             _median(results, "kills", ident, "stuck"),
             _median(results, "kills", ident, "duplicated"),
+            _median(results, "recovery", ident, "lowered", " s"),
             _median(results, "recovery", ident, "default", " s"),
         ]
         title = f"**{about['title']}**" if ident.startswith("queuesmith") else about["title"]
@@ -207,7 +211,9 @@ def _median(results: dict[str, Any], section: str, row: str, key: str, unit: str
 REGIONS: dict[str, Callable[[Path, str], str]] = {
     "pattern-map": lambda _page, _: pattern_map(),
     "proven": lambda _page, _: proven(),
-    "side-by-side": lambda _page, _: side_by_side(),
+    "side-by-side": lambda _page, args: side_by_side(args),
+    "stack": lambda _page, args: stacks.table(args),
+    "stacks": lambda _page, _: stacks.matrix(),
     "tokens": lambda _page, _: quotes.token_table(),
     "quote": lambda _page, args: quotes.quote(args),
     "card": lambda page, _: quotes.card(quotes.pattern_of(page)),
@@ -225,7 +231,8 @@ def targets() -> list[Path]:
     pages = sorted((ROOT / "skills").glob("*/SKILL.md")) + sorted(
         (ROOT / "skills").glob("*/references/**/*.md")
     )
-    return [*pages, ROOT / "reference" / "README.md", ROOT / "README.md"]
+    mapped = [ROOT / "reference" / "README.md", ROOT / "reference" / "stacks" / "README.md"]
+    return [*pages, *mapped, ROOT / "README.md"]
 
 
 def rendered(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel
 
-from patterns.core.job import JobRequest
+from patterns.core.request import JobRequest
 
 QUEUE = "chat"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from studyhall.patterns.core.job import JobRequest
+from studyhall.patterns.core.request import JobRequest
 from studyhall.patterns.flow import Flows, FlowTooLarge, UnknownPolicy, chain, fan_in, on_failure
 
 

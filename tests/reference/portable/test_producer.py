@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from studyhall.patterns.core.errors import QueueUnavailable
-from studyhall.patterns.core.job import JobRequest
+from studyhall.patterns.core.request import JobRequest
 from studyhall.patterns.producer import KeyTaken, Producer
 
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.job import JobRef
+from studyhall.patterns.core.request import JobRef
 from studyhall.patterns.wait_for_result import JobFailed, JobUnknown, Results, StillRunning
 
 

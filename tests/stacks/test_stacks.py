@@ -1,0 +1,80 @@
+"""The shop on Celery, BullMQ in TypeScript and asynq keeps its promises; its twin with default settings does not."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guide import stacks
+from harness.missing import missing
+from queuesmith.prove.card import as_text
+from queuesmith.prove.run import Card
+
+ROOT = Path(__file__).parents[2] / "reference" / "stacks"
+TOLD = {stack: tomllib.loads((ROOT / stack / "prove.toml").read_text()) for stack in stacks.STACKS}
+
+
+def card_of(stack: str, twin: str, *faults: str, quick: bool = False) -> Card:
+    try:
+        stacks.install(stack)
+    except stacks.NotHere as error:
+        missing(stacks.STACKS[stack], str(error))
+    return stacks.run(stack, twin, *faults, quick=quick)
+
+
+def broken(card: Card) -> set[str]:
+    return {one.invariant for row in card.broken for one in row.broken}
+
+
+@pytest.mark.parametrize("stack", stacks.STACKS)
+def test_the_naive_twin_is_judged_by_the_same_file(stack: str) -> None:
+    assert (ROOT / stack / "naive" / "prove.toml").read_text() == (ROOT / stack / "prove.toml").read_text()
+
+
+@pytest.mark.parametrize("stack", stacks.STACKS)
+def test_every_stack_promises_the_same(stack: str) -> None:
+    def asked(told: dict[str, Any]) -> list[Any]:
+        probes = [told["effect"]["query"], told["failures"]["query"]]
+        return [*probes, told["provider"], told["promises"], told["service"]["jobs"]]
+
+    assert asked(TOLD[stack]) == asked(TOLD["celery"])
+
+
+@pytest.mark.parametrize("stack", stacks.STACKS)
+def test_the_published_run_broke_the_defaults_and_not_the_modules(stack: str) -> None:
+    path = ROOT / stack / "results.json"
+    if not path.exists():
+        pytest.skip(f"not measured yet: python -m guide.stacks {stack}")
+    results = json.loads(path.read_text())
+    assert not [name for name, (verdict, _) in results["kept"]["rows"].items() if verdict == "broken"]
+    lost = [told for verdict, told in results["default"]["rows"].values() if verdict == "broken"]
+    assert any("duplicated" in told for told in lost)
+    assert any("lost" in told or "stuck" in told for told in lost)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("stack", stacks.STACKS)
+def test_a_worker_killed_at_the_effect_neither_loses_nor_duplicates(stack: str) -> None:
+    card = card_of(stack, "kept", "kill-at-effect", "twice", quick=True)
+    assert not card.broken, as_text(card)
+    assert card.proved, as_text(card)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("stack", stacks.STACKS)
+def test_the_defaults_duplicate_what_is_sent_twice_or_lost_on_the_way_back(stack: str) -> None:
+    card = card_of(stack, "default", "twice", "lost", quick=True)
+    assert "duplicated" in broken(card), as_text(card)
+
+
+@pytest.mark.fault
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("stack", stacks.STACKS)
+def test_every_fault_of_the_card_is_survived(stack: str) -> None:
+    card = card_of(stack, "kept")
+    assert not card.broken, as_text(card)
