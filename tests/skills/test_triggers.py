@@ -23,14 +23,17 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 SKILLS = sorted(path.parent.name for path in (ROOT / "skills").glob("*/SKILL.md"))
 ENOUGH = 0.42  # the share of a request that a description must cover to call its skill
-SUFFIXES = "ations ation ings ing ers er ied ies ed es ly s e y".split()
+SUFFIXES = re.findall(r"\w+", "ations ation ings ing ers er ied ies ed es ly s e y")
 # Said by everybody about everything; our pages are too few to learn that from.
 EMPTY = frozenset(
-    "a an the and or of to in on for with by from at is are was were be been it its this that our my we i you he she "
-    "they them their your me us how do does did which when what where who why must should would could can may will "
-    "some any all as into per every each one two up out so if then than too very just not no nor use used using get "
-    "gets got make makes made need needs want wants have has had there here please help me let lets again still "
-    "about over under before after while until because since".split()
+    re.findall(
+        r"\w+",
+        "a an the and or of to in on for with by from at is are was were be been it its this that our my we i you he she "
+        "they them their your me us how do does did which when what where who why must should would could can may will "
+        "some any all as into per every each one two up out so if then than too very just not no nor use used using get "
+        "gets got make makes made need needs want wants have has had there here please help me let lets again still "
+        "about over under before after while until because since",
+    )
 )
 
 
