@@ -28,11 +28,11 @@ SUFFIXES = re.findall(r"\w+", "ations ation ings ing ers er ied ies ed es ly s e
 EMPTY = frozenset(
     re.findall(
         r"\w+",
-        "a an the and or of to in on for with by from at is are was were be been it its this that our my we i you he she "
-        "they them their your me us how do does did which when what where who why must should would could can may will "
-        "some any all as into per every each one two up out so if then than too very just not no nor use used using get "
-        "gets got make makes made need needs want wants have has had there here please help me let lets again still "
-        "about over under before after while until because since",
+        "a about after again all an and any are as at be because been before by can could did do does each "
+        "every for from get gets got had has have he help here how i if in into is it its just let lets made "
+        "make makes may me must my need needs no nor not of on one or our out over per please she should "
+        "since so some still than that the their them then there they this to too two under until up us use "
+        "used using very want wants was we were what when where which while who why will with would you your ",
     )
 )
 
