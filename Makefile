@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 JOBS ?= 3  # tests wait more than they compute
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults lint format sync lock bench bench-full guide screenshots new-pattern clean
+.PHONY: help install demo test faults lint format sync lock bench bench-full guide screenshots new-pattern release clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,12 @@ guide: $(STAMP) ## Build the pattern guide into build/guide; ARGS=--serve to rea
 lock: $(STAMP) ## Resolve requirements.lock and bootstrap.lock again from pyproject.toml
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --all-extras pyproject.toml -o requirements.lock $(ARGS)
 	@echo "uv==0.13.7" | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header - -o bootstrap.lock
+
+release: $(STAMP) ## Build dist/: the plugin as a zip, sdist, wheel and checksums; VERSION=0.2.0 must be the version
+	@test "$(VERSION)" = "$$($(BIN)/python -c 'import tomllib; print(tomllib.load(open("pyproject.toml", "rb"))["project"]["version"])')" || { echo "VERSION=$(VERSION) is not the version in pyproject.toml"; exit 1; }
+	@rm -rf dist && $(BIN)/python -m hatchling build -d dist
+	@git archive --prefix=queuesmith/ -o dist/queuesmith-plugin-$(VERSION).zip HEAD
+	@cd dist && sha256sum * > SHA256SUMS && ls -l
 
 clean: ## Remove ./.venv and everything built
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

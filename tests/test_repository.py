@@ -14,7 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+import yaml
+from check_jsonschema.builtin_schemas import get_builtin_schema
 
 from harness.missing import need_binary
 from queuesmith import catalogue
@@ -257,3 +260,47 @@ def test_ci_script_is_runnable() -> None:
     bash = need_binary("bash", how="install bash with your package manager")
     checked = subprocess.run([bash, "-n", str(script)], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
+
+
+# ---- what GitHub runs
+
+
+def read_yaml(path: Path) -> Any:
+    found = yaml.safe_load(path.read_text())
+    return {"on": found.pop(True), **found} if True in found else found  # YAML 1.1 reads on: as true
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.name
+)
+def test_workflow_is_valid_has_limits_and_few_rights(path: Path) -> None:
+    workflow = read_yaml(path)
+    schema = get_builtin_schema("vendor.github-workflows")
+    wrong = jsonschema.validators.validator_for(schema)(schema).iter_errors(workflow)
+    assert [f"{error.json_path}: {error.message}" for error in wrong] == []
+    assert workflow["permissions"] == {"contents": "read"}
+    for name, job in workflow["jobs"].items():
+        assert job["timeout-minutes"] <= 90, name
+        for step in job["steps"]:
+            if step.get("uses", "").startswith("actions/checkout"):
+                assert step["with"]["persist-credentials"] is False, name
+            # Text that others can write (branch names, titles) goes through the environment, not into a shell line.
+            assert "${{" not in step.get("run", ""), name
+    commands = " ".join(step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"])
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"\bmake ([a-z-]+)", commands)) <= set(targets)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[bp]*.yml")), ids=lambda path: path.name
+)
+def test_issue_form_has_what_github_asks_for(path: Path) -> None:
+    form = read_yaml(path)
+    assert form["name"]
+    assert form["description"]
+    kinds = {"markdown", "textarea", "input", "dropdown", "checkboxes"}
+    for part in form["body"]:
+        assert part["type"] in kinds
+        assert part["attributes"]["label"]
+    ids = [part["id"] for part in form["body"]]
+    assert len(ids) == len(set(ids))

@@ -1,100 +1,111 @@
-"""Would the description call the skill? A lexical score over 40 requests: no model, no surprise."""
+"""Would the description call the skill? A lexical judge over 120 requests: no model, no surprise.
+
+A request is covered by a description to the degree that the telling words of the request stand in it; how telling a
+word is, is learnt from the sentences of this repository's own pages, so a word they never use weighs most: "priority
+queue with heapq" is half about something else. Half of the table was used to tune the descriptions, the other half
+was written by somebody who had not read them and is only counted.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 import tomllib
+from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from guide import quotes
+
 ROOT = Path(__file__).resolve().parents[2]
-TABLE = tomllib.loads((Path(__file__).parent / "triggers.toml").read_text())
-STOP = set(
+HERE = Path(__file__).parent
+SKILLS = sorted(path.parent.name for path in (ROOT / "skills").glob("*/SKILL.md"))
+ENOUGH = 0.42  # the share of a request that a description must cover to call its skill
+SUFFIXES = re.findall(r"\w+", "ations ation ings ing ers er ied ies ed es ly s e y")
+# Said by everybody about everything; our pages are too few to learn that from.
+EMPTY = frozenset(
     re.findall(
         r"\w+",
-        "a an the and or of to in on for with by from at is are was be it its this that our my we i you how do does "
-        "not no nor use which when what must some any all as into per every one up out our them they can get gets",
+        "a about after again all an and any are as at be because been before by can could did do does each "
+        "every for from get gets got had has have he help here how i if in into is it its just let lets made "
+        "make makes may me must my need needs no nor not of on one or our out over per please she should "
+        "since so some still than that the their them then there they this to too two under until up us use "
+        "used using very want wants was we were what when where which while who why will with would you your ",
     )
 )
-ENOUGH = 1.8  # below it a skill would not be called: one telling word is not enough
-
-
-def words(text: str) -> set[str]:
-    found = re.findall(r"[a-z]+|\d+", text.lower().replace("e-mail", "email").replace("'s", ""))
-    return {stem(word) for word in found if word not in STOP}
 
 
 def stem(word: str) -> str:
-    for suffix in (
-        "ations",
-        "ation",
-        "ings",
-        "ing",
-        "ers",
-        "er",
-        "ied",
-        "ies",
-        "ed",
-        "es",
-        "ly",
-        "s",
-        "e",
-        "y",
-    ):
+    for suffix in SUFFIXES:
         if word.endswith(suffix) and len(word) - len(suffix) >= 3:
             return word[: -len(suffix)]
     return word
 
 
-def described() -> dict[str, tuple[set[str], set[str]]]:
-    """skill -> (words that call it, words it is not for)"""
-    found = {}
-    for path in sorted((ROOT / "skills").glob("*/SKILL.md")):
-        match = re.search(r"^description: (.*)$", path.read_text(), re.MULTILINE)
-        assert match
-        calls, _, not_for = match[1].partition(" Not for ")
-        found[path.parent.name] = (words(path.parent.name.replace("-", " ") + " " + calls), words(not_for))
-    return found
+def words(text: str) -> set[str]:
+    plain = text.lower().replace("e-mail", "email").replace("'s", "").replace("server-sent", "server sent")
+    return {stem(word) for word in re.findall(r"[a-z]+|\d+", plain) if word not in EMPTY}
 
 
-SKILLS = described()
+@cache
+def told() -> tuple[Counter[str], int]:
+    """In how many sentences of the pages each stem stands, and how many sentences there are."""
+    texts = [path.read_text() for path in (ROOT / "skills").rglob("*.md")]
+    sentences = [one for text in texts for one in re.split(r"[.\n|:;]\s", text) if len(one) > 20]
+    return Counter(word for one in sentences for word in words(one)), len(sentences)
 
 
 def weight(word: str) -> float:
-    """A word that calls every skill tells nothing."""
-    users = sum(word in calls for calls, _ in SKILLS.values())
-    return math.log(1 + len(SKILLS) / users) if users else 0.0
+    seen, sentences = told()
+    return math.log(1 + sentences / (1 + seen[word]))
+
+
+@cache
+def described(skill: str) -> tuple[set[str], set[str]]:
+    """Words that call it, words it is not for."""
+    text = quotes.description((ROOT / "skills" / skill / "SKILL.md").read_text())
+    calls, _, not_for = text.partition(" Not for ")
+    called = words(skill.replace("-", " ") + " " + calls)
+    return called, words(not_for) - called
 
 
 def scores(request: str) -> dict[str, float]:
     asked = words(request)
-    return {
-        skill: sum(weight(word) for word in asked & calls)
-        - 0.8 * sum(1 for word in asked & (not_for - calls))
-        for skill, (calls, not_for) in SKILLS.items()
-    }
+    whole = sum(map(weight, asked)) or 1.0
+    found = {}
+    for skill in SKILLS:
+        calls, not_for = described(skill)
+        mine = sum(weight(word) for word in asked & calls)
+        found[skill] = round((mine - sum(weight(word) for word in asked & not_for)) / whole, 3)
+    return found
 
 
-def test_table_is_large_enough() -> None:
-    assert sum(len(TABLE[skill]) for skill in SKILLS) >= 40
+def called(request: str) -> str:
+    found = scores(request)
+    best = max(found, key=lambda skill: found[skill])
+    return best if found[best] >= ENOUGH else "none"
 
 
-@pytest.mark.parametrize(("skill", "request_"), [(skill, text) for skill in SKILLS for text in TABLE[skill]])
-def test_request_calls_its_skill(skill: str, request_: str) -> None:
-    found = scores(request_)
-    best = max(found, key=lambda name: found[name])
-    assert best == skill, found
-    assert found[skill] >= ENOUGH, found
+def table(name: str) -> list[tuple[str, str]]:
+    read = tomllib.loads((HERE / name).read_text())
+    return [(wanted, request) for wanted, requests in read.items() for request in requests]
 
 
-@pytest.mark.parametrize("request_", TABLE["none"])
-def test_unrelated_request_calls_nothing(request_: str) -> None:
-    assert max(scores(request_).values()) < ENOUGH, scores(request_)
+@pytest.mark.parametrize(("wanted", "request_"), table("triggers.toml"))
+def test_request_calls_its_skill(wanted: str, request_: str) -> None:
+    assert called(request_) == wanted, scores(request_)
 
 
-@pytest.mark.parametrize(("request_", "wrong"), TABLE["near-misses"])
-def test_near_miss_goes_elsewhere(request_: str, wrong: str) -> None:
-    found = scores(request_)
-    assert found[wrong] < max(found.values()), found
+def test_requests_that_were_not_looked_at_are_mostly_called_right(capsys: pytest.CaptureFixture[str]) -> None:
+    requests = table("triggers-unseen.toml")
+    assert len(requests) >= 60
+    right = [called(request) == wanted for wanted, request in requests]
+    silent = [called(request) == "none" for wanted, request in requests if wanted == "none"]
+    with capsys.disabled():
+        print(
+            f"\nunseen requests: {sum(right)} of {len(right)} right, {sum(silent)} of {len(silent)} left alone"
+        )
+    assert sum(right) >= 0.75 * len(right)
+    assert sum(silent) >= 0.9 * len(silent)
