@@ -13,7 +13,6 @@ import typer
 import uvloop
 from rich.console import Console
 from rich.markup import escape
-from rich import box
 from rich.table import Table
 
 from .patterns.core.errors import clean_text
@@ -64,7 +63,7 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
     if not shown:
         out.print(f"[dim]{escape(empty)}[/]")
         return
-    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
     for column, values in zip(columns, zip(*shown, strict=True), strict=True):
         whole = not any(" " in value.strip() for value in values if len(value) > 20)
         width = max(len(column), *map(len, values)) if whole else None
