@@ -246,7 +246,7 @@ def test_health_names_what_is_over_its_limit_and_exits_1(studyhall: Command, red
     assert (found.code, found.json["healthy"], list(found.json["over_limit"])) == (
         1,
         False,
-        ["documents.oldest"],
+        ["documents.oldest", "documents.unattended"],
     )
 
 
