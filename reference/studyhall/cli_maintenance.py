@@ -49,17 +49,18 @@ def health_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 
 def _print(found: dict[str, Any]) -> None:
-    columns = ["queue", "backlog", "oldest", "active", "delayed", "children", "failing", "paused"]
+    columns = ["queue", "workers", "backlog", "oldest", "active", "delayed", "children", "failing", ""]
     rows = [
         [
             queue["queue"],
+            "?" if queue["workers"] is None else queue["workers"],
             queue["backlog"],
             f"{queue['oldest']:.0f} s",
             queue["active"],
             queue["delayed"],
             queue["waiting_children"],
             f"{100 * queue['failure_rate']:.0f} %",
-            "paused" if queue["paused"] else "",
+            "nobody works" if queue["unattended"] else "paused" if queue["paused"] else "",
         ]
         for queue in found["queues"]
     ]

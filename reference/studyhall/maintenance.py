@@ -20,6 +20,7 @@ from .patterns.dead_letter import counts, dead_letters
 from .patterns.deferred_reply import DeferredReplies
 from .patterns.degraded.pending import pending_jobs
 from .patterns.health.alerts import Alert, Rule, evaluate
+from .patterns.health.senders import Sender, sender, to_all
 from .patterns.job_ids import job_id
 from .patterns.outbox.quarantine import lag
 from .patterns.producer import Producer
@@ -27,7 +28,7 @@ from .patterns.reconciliation import Expected, Reconciled, reconcile
 from .patterns.retention import DEFAULT, Retention
 from .patterns.saga import store as saga_store
 
-__all__ = ["RULES", "Cleaned", "Maintenance", "clean_up"]
+__all__ = ["RULES", "Cleaned", "Maintenance", "clean_up", "receivers"]
 
 log = logging.getLogger("studyhall.maintenance")
 SAGAS_KEPT = 60 * 24 * 3600.0  # seconds after its end; as long as the markers of jobs
@@ -41,6 +42,12 @@ RULES = (
         raise_at=300,
         clear_at=60,
         because="jobs wait too long: add workers, or look for one that hangs",
+    ),
+    Rule(
+        "*.unattended",
+        raise_at=1,
+        clear_at=0.5,
+        because="jobs are there and no worker is: start `studyhall worker`",
     ),
     Rule("*.backlog", raise_at=10_000, clear_at=5_000, because="more comes in than is done"),
     Rule(
@@ -110,6 +117,7 @@ class Maintenance:
     store: AsyncEngine
     queues: Sequence[str]
     blob_dir: Path
+    tell: Sender | None = None  # besides the log
 
     async def clean_up(self) -> Cleaned:
         return await clean_up(self.store, self.blob_dir)
@@ -123,7 +131,7 @@ class Maintenance:
 
     async def evaluate_health(self) -> list[Alert]:
         _, signals = await self.signals()
-        return await evaluate(self.store, signals, RULES, _send)
+        return await evaluate(self.store, signals, RULES, to_all(_send, self.tell) if self.tell else _send)
 
     async def reconcile_documents(self, *, grace: float = GRACE) -> Reconciled:
         """The database says which documents are not through; whose flow is in no queue is enqueued again.
@@ -167,6 +175,12 @@ class Maintenance:
             for query in (letters, waiting):
                 found |= {stages[ident] for ident in (await connection.scalars(query)).all()}
         return found
+
+
+def receivers(urls: str | None) -> Sender | None:
+    """As the setting names them."""
+    named = [url.strip() for url in (urls or "").split(",") if url.strip()]
+    return to_all(*map(sender, named)) if named else None
 
 
 async def _send(alert: Alert) -> None:

@@ -58,6 +58,12 @@ class Settings(BaseModel):
     admin_token: Annotated[str, Field(min_length=16)] | None = Field(
         None, repr=False, description="turns the admin endpoints on; openssl rand -hex 32"
     )
+    alert_urls: str | None = Field(
+        None,
+        repr=False,
+        description="who is told of alerts, comma separated: https://…, slack+https://…, "
+        "smtp://user:password@host/?from=…&to=…; none: the log",
+    )
     trusted_proxies: str | None = Field(
         None,
         description="addresses of proxies whose X-Forwarded-For is believed, comma separated; none: nobody's",
@@ -135,6 +141,15 @@ class Settings(BaseModel):
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(
         0, description="Prometheus port of a worker, 0: off"
     )
+
+    @field_validator("alert_urls")
+    @classmethod
+    def _known_receivers(cls, urls: str | None) -> str | None:
+        # Here and not at the first alert, months later. Imported late: most commands send none.
+        from .maintenance import receivers
+
+        receivers(urls)
+        return urls
 
     @field_validator("time_zone")
     @classmethod

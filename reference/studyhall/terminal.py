@@ -57,17 +57,20 @@ def show_json(value: object) -> None:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
-    """A table, or a line that says what to do when there is nothing to show."""
-    rows = list(rows)
-    if not rows:
+    """A table, or a line that says what to do when there is nothing to show. Prose is folded into what room there is;
+    ids and numbers are left whole, to be copied."""
+    shown = [[_shown(value) for value in row] for row in rows]
+    if not shown:
         out.print(f"[dim]{escape(empty)}[/]")
         return
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*map(_shown, row))
-    out.print(table)
+    table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
+    for column, values in zip(columns, zip(*shown, strict=True), strict=True):
+        whole = not any(" " in value.strip() for value in values if len(value) > 20)
+        width = max(len(column), *map(len, values)) if whole else None
+        table.add_column(column, overflow="fold", no_wrap=whole, min_width=width)
+    for row in shown:
+        table.add_row(*row)
+    out.print(table, crop=False)
 
 
 def show_fields(fields: Mapping[str, object]) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 
 from .app import App, open_app
 from .limits import ai_limit, provider_breaker
-from .maintenance import Maintenance
+from .maintenance import Maintenance, receivers
 from .patterns import dead_letter
 from .patterns.backpressure import max_age
 from .patterns.bullmq_worker import ReliableWorker
@@ -60,7 +60,8 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
         webhook = InteractionWebhook(settings.chat_url)
         stack.push_async_callback(webhook.close)
         chat = Chat(DeferredReplies(app.store, life=settings.chat_token_seconds), webhook)
-        maintenance = Maintenance(app.producer, app.store, app.jobs.queues, settings.blob_dir)
+        tell = receivers(settings.alert_urls)
+        maintenance = Maintenance(app.producer, app.store, app.jobs.queues, settings.blob_dir, tell)
         services = Services(provider, pool, settings.blob_dir, settings.max_document_bytes, maintenance, chat)
         scheduled = schedules(app.jobs, settings, app.signer)
         metrics = JobMetrics()

@@ -201,6 +201,8 @@ def test_dlq_mistakes_exit_with_a_line_that_says_what_to_do(studyhall: Command) 
 
 def test_people_get_tables_where_scripts_get_json(studyhall: Command) -> None:
     """`cancel`, `schedule list|run` and `health`; those of `dlq` are shown above with a real dead letter."""
+    healthy = studyhall("health")
+    assert (healthy.code, "healthy" in healthy.out, "documents" in healthy.out) == (0, True, True)
     [ident] = studyhall("submit", SAMPLES / "water-cycle.md", "--json").json.values()
     for row in studyhall("schedule", "list", "--json").json:
         assert row["next"] is None
@@ -209,8 +211,12 @@ def test_people_get_tables_where_scripts_get_json(studyhall: Command) -> None:
     queued = studyhall("schedule", "run", "nightly-cleanup")
     assert (queued.code, queued.out.startswith("queued as ")) == (0, True)
     assert "declared: " in studyhall("schedule", "run", "nightly").err
-    healthy = studyhall("health")
-    assert (healthy.code, "healthy" in healthy.out, "documents" in healthy.out) == (0, True, True)
+    alone = studyhall("health")
+    assert (alone.code, "nobody works" in alone.out, "start `studyhall worker`" in alone.err) == (
+        1,
+        True,
+        True,
+    )
     stopped = studyhall("cancel", ident)
     assert stopped.code == 0
     for stage in ("document-processing", "graph-generation", "quiz-creation", "connection-explanations"):
@@ -240,7 +246,7 @@ def test_health_names_what_is_over_its_limit_and_exits_1(studyhall: Command, red
     assert (found.code, found.json["healthy"], list(found.json["over_limit"])) == (
         1,
         False,
-        ["documents.oldest"],
+        ["documents.oldest", "documents.unattended"],
     )
 
 

@@ -73,6 +73,52 @@ async def test_a_backlog_in_any_waiting_state_is_seen_where_a_depth_alarm_sees_n
     figures("health", name="backlog", jobs=5_000, naive_depth_alarm_saw=naive_depth, seen=backlog)
 
 
+async def test_a_queue_with_jobs_and_no_worker_is_unattended(redis_url: str, redis: Any) -> None:
+    async def look() -> QueueHealth:
+        return (await measure(redis, ["q"])).queues[0]
+
+    async with queue_at(redis_url, "q") as queue:
+        assert (await look()).unattended is False, "nothing to do"
+        await queue.add("n", {}, {"delay": 60_000})
+        assert (await look()).unattended is False, "nothing to do yet"
+        await queue.add("n", {})
+        seen = await measure(redis, ["q"])
+        assert (seen.queues[0].workers, seen.signals()["q.unattended"]) == (0, 1.0)
+        await queue.pause()
+        assert (await look()).unattended is False, "somebody paused it"
+        await queue.resume()
+
+        started, go_on = asyncio.Event(), asyncio.Event()
+
+        async def process(job: Any, token: str) -> None:
+            started.set()
+            await go_on.wait()
+
+        async with at_work("q", process, url=redis_url), at_work("q", process, url=redis_url):
+            async with asyncio.timeout(20):
+                await started.wait()
+                while (await look()).workers != 2:  # the second one's connection may be on its way
+                    await asyncio.sleep(0.01)
+            seen = await measure(redis, ["q"])
+            assert (seen.queues[0].active, seen.signals()["q.unattended"]) == (1, 0.0)
+            go_on.set()
+
+
+async def test_who_may_not_list_connections_is_told_of_no_worker_count(redis_url: str, redis: Any) -> None:
+    await redis.acl_setuser(
+        "watcher", enabled=True, passwords=["+of-the-tests"], keys="*", commands=["+@all", "-client|list"]
+    )
+    watcher = producer_client(redis_url.replace("redis://", "redis://watcher:of-the-tests@"))
+    try:
+        async with queue_at(redis_url, "q") as queue:
+            await queue.add("n", {})
+        seen = (await measure(watcher, ["q"])).queues[0]
+        assert (seen.workers, seen.unattended, seen.backlog) == (None, False, 1)
+    finally:
+        await watcher.aclose()
+        await redis.acl_deluser("watcher")
+
+
 async def test_the_oldest_job_counts_whatever_its_priority_and_however_long_it_was_delayed(
     redis_url: str, redis: Any, store: AsyncEngine
 ) -> None:

@@ -1,10 +1,10 @@
 """How the queues are, measured so that neither a backlog nor the measuring hides.
 
-Promise: `measure` sees every state in which a job can wait (waiting, prioritized, overdue, paused), the age of
-the oldest job that should have started, the share that failed, and the dead letters, in a few short commands
-per queue whatever its size. `pages` lists a state of 100,000 jobs without holding Redis up: no command takes
-more than a page. A depth alarm on `wait` alone saw none of 5,000 prioritized jobs; listing 100,000 delayed
-jobs in one call blocked Redis for more than a second.
+Promise: `measure` sees every state in which a job can wait (waiting, prioritized, overdue, paused), the age of the
+oldest job that should have started, the share that failed, who works on it, and the dead letters, in a few short
+commands per queue whatever its size. `pages` lists a state of 100,000 jobs without holding Redis up: no command takes
+more than a page. A depth alarm on `wait` alone sees no prioritized job; listing 100,000 delayed jobs in one call
+blocks Redis.
 
 When it does NOT hold: numbers are read one after the other, so they may disagree by what happened meanwhile;
 a listing pages by rank, so a job that ends while you read can hide its neighbour until you list again. The
@@ -14,13 +14,16 @@ oldest age looks at the oldest job of each priority, by the order in which the q
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from redis.asyncio import Redis
+from redis.exceptions import NoPermissionError
 
 __all__ = ["Health", "JobSummary", "QueueHealth", "measure", "pages", "problems"]
 
@@ -44,6 +47,12 @@ class QueueHealth:
     failed: int
     oldest: float  # seconds since the oldest of the backlog should have started
     failure_rate: float  # of what ended within the window, 0 to 1
+    workers: int | None = None  # connected to this server, whatever their language; None: we may not ask
+
+    @property
+    def unattended(self) -> bool:
+        """Jobs are there and nobody is. A paused queue is looked after by whoever paused it."""
+        return self.workers == 0 and not self.paused and bool(self.backlog or self.active)
 
     @property
     def backlog(self) -> int:
@@ -60,12 +69,15 @@ class Health:
         """Flat names for rules and metrics: `documents.oldest`, `dead_letters`."""
         named: dict[str, float] = {"dead_letters": self.dead_letters}
         for queue in self.queues:
-            for name in ("backlog", "oldest", "failure_rate"):
-                named[f"{queue.queue}.{name}"] = getattr(queue, name)
+            for name in ("backlog", "oldest", "failure_rate", "unattended"):
+                named[f"{queue.queue}.{name}"] = float(getattr(queue, name))
         return named
 
     def as_dict(self) -> dict[str, Any]:
-        rows = [{**asdict(queue), "backlog": queue.backlog} for queue in self.queues]
+        rows = [
+            {**asdict(queue), "backlog": queue.backlog, "unattended": queue.unattended}
+            for queue in self.queues
+        ]
         return {"queues": rows, "dead_letters": self.dead_letters}
 
 
@@ -86,7 +98,30 @@ async def measure(
     total, failures = await dead_letters(since) if dead_letters else (0, {})
     client: Any = redis  # redis-py types every answer as text or bytes; ours are decoded
     found = [await _queue(client, name, f"{prefix}:{name}:", failures.get(name, 0), window) for name in names]
-    return Health(found, total)
+    connected = await _connected(client)
+    if connected is None:
+        return Health(found, total)
+    return Health([replace(one, workers=_workers(connected, prefix, one.queue)) for one in found], total)
+
+
+async def _connected(redis: Any) -> Counter[str] | None:
+    """How many connections have each name. None when the user of this connection may not list them."""
+    try:
+        return Counter(client["name"] for client in await redis.client_list())
+    except NoPermissionError:
+        return None
+
+
+def _workers(connected: Counter[str], prefix: str, queue: str) -> int:
+    """BullMQ names one connection per worker: in Node after the queue in base64, in Python after the queue, and
+    `:w:` before a name of the worker's own. Ours has one of each, so that both see it: hence the larger count. The
+    stock Python worker names every connection of its pool, so it counts for several; never for none."""
+    counts = []
+    for shown in (base64.b64encode(queue.encode()).decode(), queue):
+        own = f"{prefix}:{shown}"
+        named = (n for name, n in connected.items() if name == own or name.startswith(f"{own}:w:"))
+        counts.append(sum(named))
+    return max(counts)
 
 
 async def _queue(redis: Any, name: str, base: str, dead: int, window: float) -> QueueHealth:

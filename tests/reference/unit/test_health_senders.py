@@ -1,0 +1,155 @@
+"""Alerts that leave the process, to receivers on this machine: an HTTP server and a mail server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from email import message_from_string
+from urllib.error import HTTPError
+
+import pytest
+
+from studyhall.patterns.health import senders
+from studyhall.patterns.health.alerts import Alert
+
+RAISED = Alert("documents.oldest", True, 1_790_000_000.0, 312.4, "jobs wait too long: add workers")
+CLEARED = Alert("documents.oldest", False, 1_790_000_600.0, 3.0)
+
+
+class Receiver:
+    """Answers each request with the next status; remembers what it was sent."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses = list(statuses)
+        self.requests: list[tuple[dict[str, str], dict[str, object]]] = []
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        lines = [line.split(": ", 1) for line in head.splitlines()[1:] if line]
+        headers = {name.lower(): value for name, value in lines}
+        body = await reader.readexactly(int(headers["content-length"]))
+        self.requests.append((headers, json.loads(body)))
+        status = self.statuses.pop(0) if self.statuses else 200
+        writer.write(f"HTTP/1.1 {status} .\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+
+class MailServer:
+    """As much of SMTP as one mail needs."""
+
+    def __init__(self, *, refuse: str = "") -> None:
+        self.refuse = refuse
+        self.mails: list[str] = []
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def say(line: str) -> None:
+            writer.write(f"{line}\r\n".encode())
+
+        say("220 here")
+        while line := (await reader.readline()).decode().strip():
+            if line.upper() == "DATA":
+                say("354 go on")
+                mail = (await reader.readuntil(b"\r\n.\r\n")).decode()
+                self.mails.append(mail.removesuffix(".\r\n"))
+                say("250 taken")
+            elif line.upper() == "QUIT":
+                say("221 bye")
+                break
+            elif self.refuse and self.refuse in line:
+                say("550 nobody of that name")
+            else:
+                say("250 fine")
+        writer.close()
+
+
+@asynccontextmanager
+async def listening(handle: Callable[..., object]) -> AsyncIterator[int]:
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)  # type: ignore[arg-type]
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_a_webhook_gets_the_alert_under_an_id_that_stays() -> None:
+    receiver = Receiver(503, 200, 200)
+    async with listening(receiver) as port:
+        send = senders.webhook(f"http://127.0.0.1:{port}/", {"Authorization": "Bearer of the tests"})
+        with pytest.raises(HTTPError):
+            await send(RAISED)
+        await send(RAISED)
+        await send(CLEARED)
+    (first, body), (again, _), (_, cleared) = receiver.requests
+    assert first["idempotency-key"] == again["idempotency-key"] == body["id"] != cleared["id"]
+    assert first["authorization"] == "Bearer of the tests"
+    assert (body["state"], cleared["state"]) == ("raised", "cleared")
+    assert body["text"] == "documents.oldest is at 312.4: jobs wait too long: add workers"
+    assert body["since"] == "2026-09-21T14:13:20+00:00"
+
+
+async def test_a_chat_channel_gets_a_line_that_cannot_mention_everybody() -> None:
+    receiver = Receiver()
+    async with listening(receiver) as port:
+        await senders.slack(f"http://127.0.0.1:{port}/")(Alert("<!channel>.oldest", True, 0.0, 1.0))
+    [(_, body)] = receiver.requests
+    assert body == {"text": ":red_circle: &lt;!channel&gt;.oldest is at 1 (since 00:00:00 UTC)"}
+
+
+async def test_a_mail_is_one_mail_however_often_it_is_sent() -> None:
+    server = MailServer()
+    async with listening(server) as port:
+        send = senders.email(
+            "127.0.0.1", "alerts@example.org", "one@example.org, two@example.org", port=port, starttls=False
+        )
+        await send(RAISED)
+        await send(RAISED)
+    first, again = map(message_from_string, server.mails)
+    assert first["Subject"] == "[alert] documents.oldest"
+    assert first["Message-ID"] == again["Message-ID"]
+    assert first["Message-ID"].endswith("@example.org>")
+    assert "add workers" in first.get_payload()
+
+
+async def test_a_mail_that_was_refused_for_one_address_was_not_taken() -> None:
+    async with listening(MailServer(refuse="two@")) as port:
+        send = senders.email(
+            "127.0.0.1", "alerts@example.org", "one@example.org, two@example.org", port=port, starttls=False
+        )
+        with pytest.raises(ConnectionError, match="refused 1"):
+            await send(RAISED)
+
+
+async def test_all_receivers_are_tried_whichever_fail() -> None:
+    receiver, told = Receiver(500), list[str]()
+    async with listening(receiver) as port:
+        send = senders.to_all(
+            senders.webhook(f"http://127.0.0.1:{port}/"),
+            senders.webhook("http://127.0.0.1:1/"),
+            senders.tracker(told.append),
+        )
+        with pytest.raises(ExceptionGroup, match="2 of 3"):
+            await send(RAISED)
+        await senders.tracker(told.append)(CLEARED)
+    assert told == [senders.headline(RAISED)]
+    assert len(receiver.requests) == 1
+
+
+async def test_a_receiver_is_named_by_one_address() -> None:
+    receiver, mails = Receiver(), MailServer()
+    async with listening(receiver) as web, listening(mails) as smtp:
+        for url in (
+            f"http://127.0.0.1:{web}/hook",
+            f"slack+http://127.0.0.1:{web}/chat",
+            f"smtp://127.0.0.1:{smtp}/?from=alerts@example.org&to=ops@example.org&tls=no",
+        ):
+            await senders.sender(url)(RAISED)
+    assert [set(body) >= {"id", "signal"} for _, body in receiver.requests] == [True, False]
+    assert len(mails.mails) == 1
+
+
+@pytest.mark.parametrize("url", ["ftp://secret@host/", "smtp://user:secret@host/", "https:", "secret"])
+def test_an_address_that_is_none_is_refused_without_being_shown(url: str) -> None:
+    with pytest.raises(ValueError, match="is not one of") as refused:
+        senders.sender(url)
+    assert "secret" not in str(refused.value).replace("'secret'", "")
