@@ -20,10 +20,10 @@ from harness.redis import RedisServer
 from harness.waiting import until
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.worker_connections import blocking_client
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.event import Event, Handler, UnknownEventType
 from studyhall.patterns.core.store import begin, is_postgres, metadata, read
+from studyhall.patterns.core.worker_connections import blocking_client
 from studyhall.patterns.fan_out import FanOut, QueuePublisher, deliver, destination_of, event_job
 from studyhall.patterns.outbox.quarantine import lag
 from studyhall.patterns.outbox.relay import Relay

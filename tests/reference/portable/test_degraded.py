@@ -9,8 +9,8 @@ import pytest_asyncio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from studyhall.patterns.core.errors import QueueUnavailable
-from studyhall.patterns.core.request import JobRef, JobRequest
 from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.request import JobRef, JobRequest
 from studyhall.patterns.degraded import DegradedProducer
 from studyhall.patterns.degraded.pending import drain, pending
 
