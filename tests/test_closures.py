@@ -23,7 +23,7 @@ SHORT_INIT = 8  # lines: an __init__ that only names what the package offers is 
 ABOVE: dict[str, tuple[int, int, str]] = {
     "bullmq-worker": (
         11,
-        2_120,
+        2_140,
         "a whole worker: fetching, locks, outcomes, one pipelined connection, the server's clock",
     ),
     "event-bus": (10, 1_860, "the consumer of Redis Streams with its scripts, beside the common part"),
