@@ -180,7 +180,7 @@ async def job_events(ident: str, app: Opened, request: Request) -> AsyncIterator
 
 
 async def ready(app: Opened) -> JSONResponse:
-    """503 while Redis or the database does not answer."""
+    """503 while Redis or the database does not answer, or a table has not the columns of this version."""
     problems = {}
     try:
         async with app.producer.bounded():
@@ -191,7 +191,7 @@ async def ready(app: Opened) -> JSONResponse:
         async with asyncio.timeout(2):
             await ping(app.store)
     except Exception:
-        problems["database"] = "does not answer"
+        problems["database"] = "does not answer, or lacks a column"
     return JSONResponse(problems, status_code=503 if problems else 200)
 
 

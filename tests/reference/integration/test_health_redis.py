@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from bullmq import Queue
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.pipelines import full_pipeline, full_producer
@@ -19,7 +20,7 @@ from harness.workers import at_work, queue_at
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, create_all, open_store
-from studyhall.patterns.core.store import ping
+from studyhall.patterns.core.store import begin, ping
 from studyhall.patterns.core.worker_connections import events_client
 from studyhall.patterns.dead_letter import counts
 from studyhall.patterns.health import Health, QueueHealth, measure, pages, problems
@@ -296,6 +297,18 @@ async def test_readiness_names_the_part_that_does_not_answer(
     own_redis.kill()
     assert list(await problems(redis=redis.ping, database=lambda: ping(store))) == ["redis"]
     await redis.aclose()
+
+
+async def test_a_database_without_a_column_of_this_code_is_not_ready(store: AsyncEngine) -> None:
+    """Every job failed, and the probe said 200."""
+    async with begin(store) as tx:
+        await tx.execute(text("ALTER TABLE dead_letters RENAME COLUMN reason TO elsewhere"))
+    try:
+        assert list(await problems(database=lambda: ping(store))) == ["database"]
+    finally:
+        async with begin(store) as tx:
+            await tx.execute(text("ALTER TABLE dead_letters RENAME COLUMN elsewhere TO reason"))
+    assert await problems(database=lambda: ping(store)) == {}
 
 
 async def test_measuring_works_on_real_executions(redis_url: str, redis: Any, store: AsyncEngine) -> None:
