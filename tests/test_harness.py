@@ -176,3 +176,24 @@ def test_missing_server_is_a_skip_on_a_laptop_and_a_failure_in_ci(monkeypatch: p
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.fail.Exception, match="apt install teapot"):
         missing("teapot", "apt install teapot")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere Python is started, not forked")
+def test_a_forked_python_is_a_process_like_any_other(spawn: Spawner, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, os, sys, time\n"
+        "print(json.dumps([sys.argv[1:], os.getcwd(), os.environ.get('COLOUR'), os.getsid(0) == os.getpid(),\n"
+        "    sys.path[0], 'bullmq' in sys.modules, 'studyhall' in sys.modules, __name__]))\n"
+        "time.sleep(float(sys.argv[1]))\n"
+        "sys.exit(int(sys.argv[2]))\n"
+    )
+    first = spawn(program, 0, 3, env={"COLOUR": "blue"}, cwd=tmp_path)
+    folder = str(tmp_path)
+    expected = [["0", "3"], folder, "blue", True, folder, True, False, "__main__"]
+    assert json.loads(first.line_sync("[", 60)) == expected
+    assert first.wait() == 3
+    second = spawn(program, 60, 0)
+    second.line_sync("null", 60)
+    second.kill()
+    assert second.returncode == -signal.SIGKILL

@@ -63,8 +63,10 @@ class Fleet:
             await close(self.store)
 
     async def start(self, count: int, **options: object) -> None:
+        # Not forked: the instances of a deployment start seconds apart, and heal in between.
         fresh = [
-            self.spawn(
+            self.spawn.command(
+                sys.executable,
                 PROGRAM,
                 "ours",
                 f"--redis={self.redis_url}",
