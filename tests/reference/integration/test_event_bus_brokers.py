@@ -111,6 +111,7 @@ async def test_redis_reports_what_somebody_else_trimmed_away_unread(
         await until(lambda: _none_left(bus), 30, "what came after", every=0.1)
         assert await bus.lag("mail") == 0
     assert len(done) + reported() == 705
+    assert bus.trimmed == reported(), "for a metric or a health check"
 
 
 async def _pending(redis: Redis) -> bool:

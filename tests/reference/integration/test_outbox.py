@@ -177,6 +177,20 @@ async def test_an_oversized_event_is_quarantined_with_its_reason(store: AsyncEng
     assert [q.reason for q in await quarantined(store)] == ["too-large: 2 MB, limit 1 MB"]
 
 
+async def test_a_reason_is_kept_and_logged_without_what_the_broker_quoted(
+    store: AsyncEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    await put(store, event("a"), event("b"))
+    answers = {"a-1": Permanent("refused: email=ann@example.com"), "b-1": Transient("Bearer abc.def expired")}
+    await Relay(store, Sink(lambda e: answers[e.id])).run_once()
+    async with read(store) as tx:
+        kept = " ".join(str(reason) for reason in (await tx.scalars(select(outbox.c.reason))).all())
+    assert "refused" in kept
+    assert "expired" in kept
+    for secret in ("ann@example.com", "abc.def"):
+        assert secret not in kept + caplog.text
+
+
 async def test_a_publisher_that_raises_for_the_whole_batch_blames_only_the_culprit(
     store: AsyncEngine,
 ) -> None:

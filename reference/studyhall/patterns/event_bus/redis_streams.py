@@ -67,6 +67,9 @@ class RedisStreamsBus:
         self.ordered, self.partitions = ordered, partitions
         self.claim_idle, self.retain = claim_idle, retain
         self._members = itertools.count()
+        self.trimmed = (
+            0  # events that somebody else's XTRIM took before a group of this process read them: alert on it
+        )
         self.capabilities = Capabilities(
             broker="redis-streams",
             ordered_per_key=ordered,
@@ -200,6 +203,7 @@ class RedisStreamsBus:
 
     async def _notice_gap(self, stream: str, group: str) -> None:
         if lost := int(await GAP(self.redis, [stream], [group])):
+            self.trimmed += lost
             log.error(
                 "%d events of %s were trimmed before %s read them: publish that range again from the outbox",
                 lost,

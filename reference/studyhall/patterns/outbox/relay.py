@@ -40,6 +40,7 @@ from ..core.clock import Periodic, told_to_end
 from ..core.errors import describe
 from ..core.event import BrokerUnavailable, Event, InvalidEvent
 from ..core.job import RetryPolicy
+from ..core.redaction import redact_text
 from ..core.store import answers_within
 from ..retry import decide, full_jitter
 from .claims import BATCH_BYTES, Claimed, Failure, claim, settle
@@ -235,7 +236,10 @@ class Relay:
     def _judge(self, row: Claimed, error: BaseException) -> Failure:
         age = max(time.time() - row.created_at, 0.0)
         decision = decide(error, self._policy, row.attempts, age=age)
-        reason = f"{error.reason}: {describe(error)}" if isinstance(error, InvalidEvent) else decision.reason
+        # Kept in the table, shown on consoles and logged: a broker's refusal likes to quote what it was sent.
+        reason = redact_text(
+            f"{error.reason}: {describe(error)}" if isinstance(error, InvalidEvent) else decision.reason
+        )
         self.counts.failed += 1
         if decision.delay is None:
             self.counts.quarantined += 1
@@ -257,12 +261,12 @@ class Relay:
     def _outage(self, what: str, error: BaseException) -> None:
         self._outages += 1
         self.counts.outages += 1
-        why = f"{type(error).__name__}: {describe(error, 300)}"
+        why = redact_text(f"{type(error).__name__}: {describe(error)}")[:300]
         log.warning("outbox: %s failed (%d in a row), no attempt consumed: %s", what, self._outages, why)
 
 
 def _wait(row: Claimed, error: BaseException) -> Failure:
-    reason = f"{type(error).__name__}: {describe(error)}"
+    reason = redact_text(f"{type(error).__name__}: {describe(error)}")
     return Failure(row.position, reason, full_jitter(OUTAGE, 3), consume_attempt=False)
 
 
