@@ -208,7 +208,9 @@ REGION = re.compile(r"<!-- sync:(?P<name>[\w-]+)(?: (?P<args>[^\n]+?))? -->\n.*?
 
 def targets() -> list[Path]:
     """Pages before the README, whose table of tokens counts them."""
-    pages = sorted((ROOT / "skills").glob("*/SKILL.md")) + sorted((ROOT / "skills").glob("*/references/**/*.md"))
+    pages = sorted((ROOT / "skills").glob("*/SKILL.md")) + sorted(
+        (ROOT / "skills").glob("*/references/**/*.md")
+    )
     return [*pages, ROOT / "reference" / "README.md", ROOT / "README.md"]
 
 

@@ -1,8 +1,8 @@
 """Dead letters on the command line. DATABASE_URL says where they are, REDIS_URL where their jobs go back to.
 
-    python -m patterns.dead_letter.command                 those that wait, the newest first
-    python -m patterns.dead_letter.command replay ID…      puts these jobs back into their queue
-    python -m patterns.dead_letter.command replay --all    all of them, ten a second
+python -m patterns.dead_letter.command                 those that wait, the newest first
+python -m patterns.dead_letter.command replay ID…      puts these jobs back into their queue
+python -m patterns.dead_letter.command replay --all    all of them, ten a second
 """
 
 from __future__ import annotations
