@@ -81,7 +81,7 @@ class ServiceRunner:
         for thread in self._threads:
             thread.start()
         for slot in self._slots:
-            self.wait_ready(slot, 30)
+            self.wait_ready(slot, 60)
 
     def workers(self) -> list[Running]:
         with self._lock:
