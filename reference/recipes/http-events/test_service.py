@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parent
 WORKER = ["worker.py"]
 SUBMIT = ["submit.py"]
+OUTBOX = "python -m patterns.outbox.command"
 EXAMPLE = " --amount 1"  # of the fields beside the key
 
 
@@ -86,7 +87,7 @@ def test_every_receiver_gets_each_event_whatever_the_other_says(receivers, tmp_p
         crm.answers, crm.calls[:] = lambda ident: 200, []
         process = worker()
         until(lambda: taken(crm, "1", "2", "3"))
-        command = ["python", "-m", "patterns.outbox.command"][1:]
+        command = OUTBOX.split()[1:]
         listed = run(*command).splitlines()
         (line,) = [line for line in listed if "refused with 400" in line]
         mail.answers, mail.calls[:] = lambda ident: 200, []
