@@ -22,6 +22,8 @@ __all__ = ["Card", "Options", "prove"]
 
 # Worlds that only wait for a recovery, beside those at work.
 WAITING = 4
+# Without any fault a submit may take its time: no promise is about that.
+PATIENT = 30.0
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ class _Run:
         """Without any fault. What it shows of the machine's speed is allowed for in the others."""
         self._say("starting", 0, 1)
         world = self._open_world(fault.name)
+        world.normal = PATIENT
         row = None
         try:
             with self.crowd.place():
