@@ -137,6 +137,8 @@ def _told(row: Any) -> str:
             count = re.match(r"\d+(?= (of|taken|still|failed|done|calls))", one.measured)
             parts.append(f"{one.invariant} {count[0]}" if count else one.invariant)
         return ", ".join(dict.fromkeys(parts))
+    if "done, and still on the queue" in row.measured:
+        return "all done, an old message is left"
     took = re.search(r"recovered in ([\d.]+) s", row.measured)
     return f"{float(took[1]):.0f} s" if took and float(took[1]) >= 1 else ""
 

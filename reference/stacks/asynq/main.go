@@ -147,8 +147,7 @@ func work(store reliable.Store, redis asynq.RedisConnOpt) error {
 		return err
 	}
 	options := reliable.Options(time.Minute)
-	go reliable.Every(ctx, "relay", 200*time.Millisecond, func(ctx context.Context) error { return store.Relay(ctx, client, options...) })
-	go reliable.Every(ctx, "take over", time.Second, func(ctx context.Context) error { return store.TakeOver(ctx, client, options...) })
+	go reliable.Every(ctx, "send", 200*time.Millisecond, func(ctx context.Context) error { return store.Send(ctx, client, options...) })
 	go reliable.Every(ctx, "sweep", time.Second, func(ctx context.Context) error { return store.Sweep(ctx, inspector) })
 	go reliable.Every(ctx, "schedule", every/4, tick(store, every))
 	fmt.Println("ready")

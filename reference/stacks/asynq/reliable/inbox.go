@@ -27,9 +27,8 @@ import (
 // Tables for SQLite; PostgreSQL takes them with DOUBLE PRECISION for REAL, and $1 for ? in the statements.
 const Tables = `
 CREATE TABLE IF NOT EXISTS inbox (kind TEXT, key TEXT, fingerprint TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (kind, key));
-CREATE TABLE IF NOT EXISTS outbox (id INTEGER PRIMARY KEY, queue TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL, data TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS runs (kind TEXT, key TEXT, queue TEXT NOT NULL, data TEXT NOT NULL, lease REAL, crashes INTEGER NOT NULL,
-  PRIMARY KEY (kind, key));
+CREATE TABLE IF NOT EXISTS runs (kind TEXT, key TEXT, queue TEXT NOT NULL, data TEXT NOT NULL, due REAL, claimed INTEGER NOT NULL,
+  crashes INTEGER NOT NULL, sends INTEGER NOT NULL, PRIMARY KEY (kind, key));
 CREATE TABLE IF NOT EXISTS dead_letters (kind TEXT, key TEXT, queue TEXT NOT NULL, data TEXT NOT NULL, task TEXT NOT NULL,
   reason TEXT NOT NULL, PRIMARY KEY (kind, key));`
 
@@ -93,46 +92,46 @@ func (s Store) Once(ctx context.Context, kind, key string, data []byte, effect E
 
 // [/once]
 
-// Announce sends a task when tx commits, in place of client.Enqueue.
+// Announce sends a task when tx commits, in place of client.Enqueue. The same key again is the same task, until that has ended.
 func Announce(tx *sql.Tx, queue, kind, key string, data any) error {
 	text, err := json.Marshal(data)
 	if err == nil {
-		_, err = tx.Exec("INSERT INTO outbox (queue, kind, key, data) VALUES (?, ?, ?, ?)", queue, kind, key, string(text))
+		_, err = tx.Exec(`INSERT INTO runs (kind, key, queue, data, due, claimed, crashes, sends) VALUES (?, ?, ?, ?, ?, 0, 0, 0)
+			ON CONFLICT DO NOTHING`, kind, key, queue, string(text), now())
 	}
 	return err
 }
 
-// Relay moves what was announced to the queues. Any number of processes may call it: a task that two of them send has one id.
-func (s Store) Relay(ctx context.Context, client *asynq.Client, options ...asynq.Option) error {
-	rows, err := s.DB.QueryContext(ctx, "SELECT id, queue, kind, key, data FROM outbox ORDER BY id LIMIT 100")
-	if err != nil {
-		return err
-	}
-	type row struct {
-		id                     int64
-		queue, kind, key, data string
-	}
-	var due []row
-	for rows.Next() {
-		var one row
-		if err := rows.Scan(&one.id, &one.queue, &one.kind, &one.key, &one.data); err != nil {
-			return errors.Join(err, rows.Close())
+// [send]
+
+// Send enqueues what was announced, and again what was not heard of since: its process died, or asynq still holds it for one that
+// did. A second message has an id of its own, because the first stays active for minutes. Call it in every process.
+func (s Store) Send(ctx context.Context, client *asynq.Client, options ...asynq.Option) error {
+	for {
+		var queue, kind, key, data string
+		var sends int
+		// Each time later than the time before: a long backlog must not be sent again every few seconds.
+		err := s.DB.QueryRowContext(ctx, `UPDATE runs SET sends = sends + 1, crashes = crashes + claimed, claimed = 0,
+			due = ? + ? * (1 << min(sends, 8)) WHERE (kind, key) IN (SELECT kind, key FROM runs WHERE due <= ? LIMIT 1)
+			RETURNING queue, kind, key, data, sends`, now(), Lease.Seconds(), now()).Scan(&queue, &kind, &key, &data, &sends)
+		if errors.Is(err, sql.ErrNoRows) {
+			return nil
 		}
-		due = append(due, one)
-	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
-		return err
-	}
-	for _, one := range due {
-		if err := enqueue(ctx, client, one.queue, one.kind, one.key, one.key, one.data, options...); err != nil {
+		if err != nil {
 			return err
 		}
-		if _, err := s.DB.ExecContext(ctx, "DELETE FROM outbox WHERE id = ?", one.id); err != nil {
-			return err
+		id := key
+		if sends > 1 {
+			id = fmt.Sprintf("%s.%d", key, sends)
+		}
+		if err := enqueue(ctx, client, queue, kind, key, id, data, options...); err != nil {
+			_, back := s.DB.ExecContext(ctx, "UPDATE runs SET sends = sends - 1, due = ? WHERE kind = ? AND key = ?", now()+1, kind, key)
+			return errors.Join(err, back)
 		}
 	}
-	return nil
 }
+
+// [/send]
 
 func enqueue(ctx context.Context, client *asynq.Client, queue, kind, key, id, data string, options ...asynq.Option) error {
 	payload, err := json.Marshal(message{key, json.RawMessage(data)})
@@ -141,7 +140,7 @@ func enqueue(ctx context.Context, client *asynq.Client, queue, kind, key, id, da
 	}
 	options = append([]asynq.Option{asynq.Queue(queue), asynq.TaskID(kind + "/" + id)}, options...)
 	_, err = client.EnqueueContext(ctx, asynq.NewTask(kind, payload), options...)
-	// It is there already. So is an archived one: Replay deletes it first, or the new task would be swallowed here.
+	// It is there already: what two processes send is one task.
 	if errors.Is(err, asynq.ErrTaskIDConflict) {
 		return nil
 	}

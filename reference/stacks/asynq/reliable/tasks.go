@@ -73,15 +73,15 @@ func Handle[T any](mux *asynq.ServeMux, s Store, kind string, run func(context.C
 			return fmt.Errorf("%s cannot be read: %w", kind, asynq.SkipRetry)
 		}
 		queue, _ := asynq.GetQueueName(ctx)
-		if err := s.claim(ctx, kind, queue, told); err != nil {
+		if done, err := s.claim(ctx, kind, queue, told); done || err != nil {
 			return err
 		}
 		renewing, stop := context.WithCancel(ctx)
 		go Every(renewing, "lease", Lease/4, func(ctx context.Context) error { return s.renew(ctx, kind, told.Key) })
 		defer func() {
 			stop()
-			if err != nil { // asynq has it again: nobody is to take it over
-				_, ended := s.DB.Exec("UPDATE runs SET lease = NULL WHERE kind = ? AND key = ?", kind, told.Key)
+			if err != nil { // asynq has it again, to retry or to archive
+				_, ended := s.DB.Exec("UPDATE runs SET due = NULL, claimed = 0 WHERE kind = ? AND key = ?", kind, told.Key)
 				err = errors.Join(err, ended)
 			}
 		}()
@@ -95,41 +95,26 @@ func Handle[T any](mux *asynq.ServeMux, s Store, kind string, run func(context.C
 
 // [/handle]
 
-func (s Store) claim(ctx context.Context, kind, queue string, told message) error {
+// claim says whether it was done before, and otherwise who works on it from now on.
+func (s Store) claim(ctx context.Context, kind, queue string, told message) (done bool, err error) {
 	var crashes int
-	err := s.DB.QueryRowContext(ctx, `INSERT INTO runs (kind, key, queue, data, lease, crashes) VALUES (?, ?, ?, ?, ?, 0)
-		ON CONFLICT (kind, key) DO UPDATE SET lease = excluded.lease RETURNING crashes`,
+	err = s.DB.QueryRowContext(ctx, "SELECT count(*) FROM inbox WHERE kind = ? AND key = ?", kind, told.Key).Scan(&crashes)
+	if done = crashes > 0; done || err != nil {
+		return done, err
+	}
+	err = s.DB.QueryRowContext(ctx, `INSERT INTO runs (kind, key, queue, data, due, claimed, crashes, sends) VALUES (?, ?, ?, ?, ?, 1, 0, 1)
+		ON CONFLICT (kind, key) DO UPDATE SET due = excluded.due, claimed = 1 RETURNING crashes`,
 		kind, told.Key, queue, string(told.Data), now()+Lease.Seconds()).Scan(&crashes)
 	if err == nil && crashes >= Crashes {
-		_, err = s.DB.ExecContext(ctx, "UPDATE runs SET lease = NULL, crashes = 0 WHERE kind = ? AND key = ?", kind, told.Key)
-		return errors.Join(err, fmt.Errorf("its process died %d times: %w", crashes, asynq.SkipRetry))
+		_, err = s.DB.ExecContext(ctx, "UPDATE runs SET due = NULL, claimed = 0 WHERE kind = ? AND key = ?", kind, told.Key)
+		return false, errors.Join(err, fmt.Errorf("its process died %d times: %w", crashes, asynq.SkipRetry))
 	}
-	return err
+	return false, err
 }
 
 func (s Store) renew(ctx context.Context, kind, key string) error {
-	_, err := s.DB.ExecContext(ctx, "UPDATE runs SET lease = ? WHERE kind = ? AND key = ?", now()+Lease.Seconds(), kind, key)
+	_, err := s.DB.ExecContext(ctx, "UPDATE runs SET due = ? WHERE kind = ? AND key = ? AND claimed = 1", now()+Lease.Seconds(), kind, key)
 	return err
-}
-
-// TakeOver sends what crashed again, under an id of its own: the old one stays active in asynq for minutes.
-func (s Store) TakeOver(ctx context.Context, client *asynq.Client, options ...asynq.Option) error {
-	for {
-		var queue, kind, key, data string
-		var crashes int
-		err := s.DB.QueryRowContext(ctx, `UPDATE runs SET crashes = crashes + 1, lease = ? WHERE (kind, key) IN
-			(SELECT kind, key FROM runs WHERE lease < ? LIMIT 1) RETURNING queue, kind, key, data, crashes`,
-			now()+Lease.Seconds(), now()).Scan(&queue, &kind, &key, &data, &crashes)
-		if errors.Is(err, sql.ErrNoRows) {
-			return nil
-		}
-		if err == nil {
-			err = enqueue(ctx, client, queue, kind, key, fmt.Sprintf("%s.%d-%.0f", key, crashes, now()*1000), data, options...)
-		}
-		if err != nil {
-			return err
-		}
-	}
 }
 
 // [sweep]
@@ -174,8 +159,10 @@ func (s Store) Replay(ctx context.Context, inspector *asynq.Inspector, kind, key
 		return err
 	}
 	return s.Transaction(ctx, func(tx *sql.Tx) error {
-		if _, err := tx.Exec("DELETE FROM dead_letters WHERE kind = ? AND key = ?", kind, key); err != nil {
-			return err
+		for _, table := range []string{"dead_letters", "runs"} {
+			if _, err := tx.Exec("DELETE FROM "+table+" WHERE kind = ? AND key = ?", kind, key); err != nil {
+				return err
+			}
 		}
 		return Announce(tx, queue, kind, key, json.RawMessage(data))
 	})
