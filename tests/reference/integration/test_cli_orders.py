@@ -128,7 +128,7 @@ def test_stuck_saga_is_found_understood_and_repaired(studyhall: Command, store_u
     assert "account closed" in stuck["error"]
     shown = studyhall("saga", "show", "o1", "--json")
     assert shown["history"][-1]["event"] == "needs repair"
-    assert {step["name"]: step["state"] for step in shown["steps"]}["charge"] == "undoing"
+    assert {step["name"]: step["state"] for step in shown["steps"]}["charge"] == "stuck"
     told = studyhall("saga", "show", "o1")
     assert "Timeline" in told
     assert "garbled" in told.replace("\n", "")
