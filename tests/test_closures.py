@@ -32,7 +32,7 @@ ABOVE: dict[str, tuple[int, int, str]] = {
     "saga": (9, 1_930, "the runner, its store and what repairs it"),
     "schedule": (
         11,
-        1_950,
+        1_960,
         "the calendar, the keeper, what was missed, and the lease that keeps ticks apart",
     ),
 }
