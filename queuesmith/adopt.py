@@ -172,7 +172,9 @@ def write(adoption: Adoption, overwrite: Callable[[Change], bool] = lambda chang
     """Write what is new or updated, and of what was edited that for which `overwrite` says yes."""
     project = adoption.project
     chosen = [
-        c for c in adoption.changes if c.state in ("new", "updated") or (c.state == "edited" and overwrite(c))
+        c
+        for c in adoption.changes
+        if c.state in ("new", "updated") or (c.state in ("edited", "kept") and overwrite(c))
     ]
     record = Record.read(project.root)
     entry = record.entry(project.into)

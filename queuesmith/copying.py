@@ -6,7 +6,7 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ from .project import PROOFS, Project
 from .record import Refused
 
 __all__ = ["add", "adopt", "diff", "found", "installs", "print_json", "put", "report"]
-
-SHOWN = {"new": "new", "updated": "updated", "edited": "overwritten", "kept": "kept"}
 
 
 def found(names: Sequence[str]) -> list[Pattern]:
@@ -51,7 +49,8 @@ def put(options: argparse.Namespace, adoption: Adoption) -> list[Change]:
             f"edited since it was copied, or not from here: {names}. Nothing was written. Leave these as they are and "
             "write the others with --keep, overwrite them with --force, or see the diffs with --dry-run."
         )
-    return write(adoption, _overwrite(options, can_ask and not options.keep))
+    asks = can_ask and not options.keep
+    return write(adoption, lambda one: options.force or (asks and _asked(one)))
 
 
 def _project(options: argparse.Namespace) -> Project:
@@ -65,11 +64,9 @@ def _project(options: argparse.Namespace) -> Project:
         return Project.find(Path())
 
 
-def _overwrite(options: argparse.Namespace, can_ask: bool) -> Callable[[Change], bool]:
-    return lambda change: bool(options.force) or (can_ask and _asked(change))
-
-
 def _asked(change: Change) -> bool:
+    if change.state != "edited":
+        return False
     print(change.diff())
     return input(f"{change.path} was edited. Overwrite it? [y/N] ").strip().lower() in ("y", "yes")
 
@@ -81,9 +78,9 @@ def report(options: argparse.Namespace, adoption: Adoption, written: Sequence[Ch
         return 0
     for change in adoption.changes:
         if change.state != "same":
-            state = SHOWN[change.state] if change in written or options.dry_run else "kept"
+            state = change.state if change in written or options.dry_run else "kept"
             print(f"  {state:<11} {change.path}")
-            if options.dry_run and change.state in ("updated", "edited"):
+            if options.dry_run and change.state != "new":
                 print(change.diff())
     same = sum(change.state == "same" for change in adoption.changes)
     print(
@@ -208,7 +205,10 @@ def _show(options: argparse.Namespace, root: Path) -> int:
 
 def _apply(options: argparse.Namespace, root: Path) -> int:
     can_ask = sys.stdin.isatty() and not options.json
-    overwrite = _overwrite(options, can_ask)
+
+    def overwrite(change: Change) -> bool:
+        return change.state == "edited" and (options.force or (can_ask and _asked(change)))
+
     done = [(adoption, write(adoption, overwrite)) for adoption in update.plan_update(root)]
     kept = [c for adoption, written in done for c in adoption.edited if c not in written]
     if options.json:

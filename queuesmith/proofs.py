@@ -18,7 +18,7 @@ from .catalogue import ROOT, Pattern
 
 __all__ = ["Proofs", "adapted", "conftest", "proofs_of"]
 
-TESTS = ("tests/reference/unit", "tests/reference/portable")
+TESTS = ("tests/reference/portable", "tests/reference/unit")
 HARNESS = "tests/harness"
 PORTABLE = {"missing", "ports", "processes", "redis", "waiting"}  # harness modules that may come along
 # Copied as they are, with names of another length in them: the project's own rules are not for them.
@@ -48,11 +48,10 @@ def proofs_of(patterns: Iterable[Pattern], present: set[str]) -> Proofs:
 
 
 def _candidates(pattern: Pattern) -> Iterator[str]:
-    names = [name.replace("-", "_") for name in (pattern.id.replace(".", "_"), pattern.id.partition(".")[0])]
-    for folder in TESTS:
-        for name in dict.fromkeys(names):
-            if (ROOT / folder / f"test_{name}.py").is_file():
-                yield f"{folder}/test_{name}.py"
+    """The one written to be taken along, else the unit tests; of a part, if it has its own, that too."""
+    for ident in dict.fromkeys((pattern.id.partition(".")[0], pattern.id)):
+        name = f"test_{re.sub('[-.]', '_', ident)}.py"
+        yield from [f"{folder}/{name}" for folder in TESTS if (ROOT / folder / name).is_file()][:1]
 
 
 @functools.cache
@@ -102,10 +101,12 @@ def _imported(text: str, path: str) -> Iterator[str]:
 
 
 def _fixtures_in(text: str) -> Iterator[str]:
-    """The harness modules whose fixtures this file asks for."""
-    for node in ast.walk(ast.parse(text)):
+    """The harness modules whose fixtures this file asks for and does not define itself."""
+    tree = ast.parse(text)
+    own = {getattr(node, "name", "") for node in tree.body}
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            names = [arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)]
+            names = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)} - own
             yield from (f"harness.{_fixtures()[name]}" for name in names if name in _fixtures())
 
 
@@ -174,10 +175,14 @@ def pytest_configure(config):
         config.addinivalue_line("markers", marker)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(obj):
+    """Coroutines are tests, whatever asyncio_mode the project has."""
+    if inspect.iscoroutinefunction(obj):
+        pytest.mark.asyncio(obj)
+
+
 def pytest_collection_modifyitems(items):
-    for item in [item for item in items if HERE in item.path.parents]:
-        if item.get_closest_marker("full") and os.environ.get("QUEUESMITH_FULL") != "1":
-            items.remove(item)
-        elif inspect.iscoroutinefunction(getattr(item, "function", None)):
-            item.add_marker(pytest.mark.asyncio)  # whatever asyncio_mode the project has
+    if os.environ.get("QUEUESMITH_FULL") != "1":
+        items[:] = [i for i in items if HERE not in i.path.parents or not i.get_closest_marker("full")]
 '''

@@ -82,9 +82,9 @@ class Record:
                 for folder in folders(root)
                 if folder.name == "patterns"
             ]
-            best = max(there, key=lambda pair: pair[0], default=(0, root))
-            new = best[1].parent.relative_to(root).as_posix()
-            if best[0] * 2 < len(names) or new in self.packages:
+            most, folder = max(there, key=lambda pair: pair[0], default=(0, root / "patterns"))
+            new = folder.parent.relative_to(root).as_posix()
+            if most * 2 < len(names) or new in self.packages:
                 continue
             old = PurePosixPath(into, "patterns").as_posix() + "/"
             entry["files"] = {

@@ -8,7 +8,7 @@ import shutil
 import sys
 
 from .adopt import Adoption
-from .copying import SHOWN, installs, print_json, put
+from .copying import installs, print_json, put
 from .project import Project
 from .recipes import Recipe, find, planned, recipes, top_of
 
@@ -49,13 +49,16 @@ def _say(options: argparse.Namespace, recipe: Recipe, adoption: Adoption, writte
         if change.path.startswith(modules) and change.state in ("new", "same"):
             continue  # 50 lines that say nothing
         done = options.dry_run or change.path in written or change.state == "same"
-        print(f"  {SHOWN.get(change.state, change.state) if done else 'kept':<11} {change.path}")
+        print(f"  {change.state if done else 'kept':<11} {change.path}")
         if options.dry_run and change.state in ("updated", "edited"):
             print(change.diff())
     count = sum(change.path.startswith(modules) for change in adoption.changes)
     print(f"  and {count} modules in {modules}")
     print("Nothing was written." if options.dry_run else f"{len(written)} files written.")
-    print("\nInstall:\n  " + "\n  or: ".join(_install(adoption)) + "\n\nThen:")
+    print("\nInstall:\n  " + "\n  or: ".join(_install(adoption)))
+    if adoption.on_request:
+        print("For PostgreSQL also:\n  " + "\n  or: ".join(installs(adoption.project, adoption.on_request)))
+    print("\nThen:")
     print("\n".join(f"  {command}" for command in _next(recipe, adoption)))
     print(f"\nWhat it survives, what to change: {recipe.page}")
 

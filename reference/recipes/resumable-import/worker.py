@@ -62,7 +62,7 @@ async def main():
     pipeline = Pipeline(
         logged(),
         plain(Task, handle, key=key_of, deadline=6 * 3600),
-        crash_budget(3),
+        crash_budget(5),
         once(inboxes(store)),
         within_deadline(),
         checkpointed(store),

@@ -71,7 +71,7 @@ async def main():
     pipeline = Pipeline(
         logged(),
         plain(Task, handle, key=key_of, retry=surviving(3600), deadline=90),
-        crash_budget(3),
+        crash_budget(5),
         once(inboxes(store)),
         within_deadline(),
         services=provider,

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .worker import FailPermanently, LockLost, ReliableWorker, RetryLater
+from .worker import LOCK_LOST, FailPermanently, LockLost, ReliableWorker, RetryLater
 
-__all__ = ["FailPermanently", "LockLost", "ReliableWorker", "RetryLater"]
+__all__ = ["LOCK_LOST", "FailPermanently", "LockLost", "ReliableWorker", "RetryLater"]

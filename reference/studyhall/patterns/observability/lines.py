@@ -158,7 +158,7 @@ class HumanLines(JsonLines):
 def configure_logging(
     level: int | str = "INFO", stream: TextIO | None = None, style: Literal["json", "human"] = "json"
 ) -> logging.Handler:
-    """Make this the only output of the process's logs. Call it once, first thing."""
+    """Make this the only output of the process's logs: on stderr, or on `stream`. Call it once, first thing."""
     handler = logging.StreamHandler(stream or sys.stderr)  # writes a line with its newline in one call
     handler.setFormatter(JsonLines() if style == "json" else HumanLines())
     # Nothing here prints them, and looking them up is a third of the cost of a line.

@@ -1,6 +1,6 @@
 """What an HTTP answer says about an effect, for the clients of httpx and httpx2.
 
-    answer = await calls.once(key, lambda key: answer_of(http.post("/labels", json=…, headers={"Idempotency-Key": key})))
+    answer = await calls.once(key, lambda key: answer_of(http.post("/labels", json={"key": key, …})))
 
 Promise: a request that never left is `NotMade`, 429 keeps to its Retry-After (seconds or a date), every other status
 is judged by `check_status`, and a good answer is returned, as JSON where it is some. What breaks after the first byte

