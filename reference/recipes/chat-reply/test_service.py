@@ -106,15 +106,18 @@ def service(tmp_path):
         running.append(subprocess.Popen([sys.executable, *command], cwd=ROOT, env=env))
         return running[-1]
 
-    start(*API, str(port))
-    until(lambda: status(env["API_URL"].replace("interactions", "healthz")) == 200)
-    yield SimpleNamespace(env=env, start=start, redis=redis)
-    for process in running:
-        process.kill()
-        process.wait()
-    redis.stop()
-    platform.shutdown()
-    platform.server_close()
+    try:
+        start(*API, str(port))
+        health = env["API_URL"].replace("interactions", "healthz")
+        until(lambda: status(health) == 200)
+        yield SimpleNamespace(env=env, start=start, redis=redis)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+        redis.stop()
+        platform.shutdown()
+        platform.server_close()
 
 
 async def by_gateway(env):

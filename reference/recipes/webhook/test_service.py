@@ -74,12 +74,14 @@ def service(tmp_path):
                 return sorted(key for (key,) in found)
 
     service = Service()
-    service.start(*API, str(port))
-    until(lambda: post(f"{service.url}/healthz") == 200)
-    yield service
-    for process in running:
-        process.kill()
-        process.wait()
+    try:
+        service.start(*API, str(port))
+        until(lambda: post(f"{service.url}/healthz") == 200)
+        yield service
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def test_what_is_answered_with_2xx_takes_effect_once(service, tmp_path):
