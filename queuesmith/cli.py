@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import adopt, catalogue
+from . import adopt, catalogue, stacks
 from .adopt import Change, Refused
 from .catalogue import ROOT, UnknownPattern
 
@@ -160,6 +160,20 @@ def _found(names: Sequence[str]) -> list[catalogue.Pattern]:
 
 
 def _add(options: argparse.Namespace) -> int:
+    named = [name for name in options.patterns if name in stacks.STACKS]
+    options.patterns = [name for name in options.patterns if name not in stacks.STACKS]
+    options.patterns += [one for name in named for one in stacks.STACKS[name].patterns]
+    # The patterns first: they may be refused, and a stack's module without them would not run.
+    code = _add_patterns(options) if options.patterns else 0
+    for name in named if not code else ():
+        stack = stacks.STACKS[name]
+        for path in stacks.copy(stack, options.into, force=options.force, dry_run=options.dry_run):
+            print(f"{'would write' if options.dry_run else 'wrote'} {path}")
+        print(f"{name} needs: {stack.install}")
+    return code
+
+
+def _add_patterns(options: argparse.Namespace) -> int:
     project = adopt.Project.find(options.into)
     wanted = [one.id for one in _found(options.patterns)]
     adoption = adopt.plan(project, wanted, with_proofs=not options.no_tests)
