@@ -46,10 +46,7 @@ def test_every_stack_promises_the_same(stack: str) -> None:
 
 @pytest.mark.parametrize("stack", stacks.STACKS)
 def test_the_published_run_broke_the_defaults_and_not_the_modules(stack: str) -> None:
-    path = ROOT / stack / "results.json"
-    if not path.exists():
-        pytest.skip(f"not measured yet: python -m guide.stacks {stack}")
-    results = json.loads(path.read_text())
+    results = json.loads((ROOT / stack / "results.json").read_text())
     assert not [name for name, (verdict, _) in results["kept"]["rows"].items() if verdict == "broken"]
     lost = [told for verdict, told in results["default"]["rows"].values() if verdict == "broken"]
     assert any("duplicated" in told for told in lost)
@@ -66,8 +63,8 @@ def test_a_worker_killed_at_the_effect_neither_loses_nor_duplicates(stack: str) 
 
 @pytest.mark.fault
 @pytest.mark.parametrize("stack", stacks.STACKS)
-def test_the_defaults_duplicate_what_is_sent_twice_or_lost_on_the_way_back(stack: str) -> None:
-    card = card_of(stack, "default", "twice", "lost", quick=True)
+def test_the_defaults_duplicate_what_is_sent_twice(stack: str) -> None:
+    card = card_of(stack, "default", "twice", quick=True)
     assert "duplicated" in broken(card), as_text(card)
 
 
