@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from guide import stacks
+from guide import quotes, stacks
 from harness.missing import missing
 from queuesmith.prove.card import as_text
 from queuesmith.prove.run import Card
@@ -51,6 +51,12 @@ def test_the_published_run_broke_the_defaults_and_not_the_modules(stack: str) ->
     lost = [told for verdict, told in results["default"]["rows"].values() if verdict == "broken"]
     assert any("duplicated" in told for told in lost)
     assert any("lost" in told or "stuck" in told for told in lost)
+
+
+@pytest.mark.parametrize("page", [*stacks.STACKS, "other-python"])
+def test_the_page_of_a_stack_is_short(page: str) -> None:
+    path = ROOT.parents[1] / "skills" / "background-jobs" / "references" / "stacks" / f"{page}.md"
+    assert quotes.tokens(path.read_text()) <= 2_000
 
 
 @pytest.mark.fault
