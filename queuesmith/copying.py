@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import catalogue, update
+from . import catalogue, stacks, update
 from .adopt import Adoption, Change, plan, write
 from .catalogue import ROOT, Pattern
 from .project import PROOFS, Project
@@ -32,7 +32,21 @@ def print_json(value: object) -> None:
 
 
 def add(options: argparse.Namespace) -> int:
-    wanted = [one.id for one in found(options.patterns)]
+    named = [name for name in options.patterns if name in stacks.STACKS]
+    wanted = [name for name in options.patterns if name not in stacks.STACKS]
+    wanted += [one for name in named for one in stacks.STACKS[name].patterns]
+    # The patterns first: they may be refused, and a stack's module without them would not run.
+    code = _add_patterns(options, wanted) if wanted else 0
+    for name in named if not code else ():
+        stack = stacks.STACKS[name]
+        for path in stacks.copy(stack, options.into or Path(), force=options.force, dry_run=options.dry_run):
+            print(f"{'would write' if options.dry_run else 'wrote'} {path}")
+        print(f"{name} needs: {stack.install}")
+    return code
+
+
+def _add_patterns(options: argparse.Namespace, names: Sequence[str]) -> int:
+    wanted = [one.id for one in found(names)]
     project = _project(options)
     adoption = plan(project, wanted, with_proofs=not options.no_tests)
     return report(options, adoption, [] if options.dry_run else put(options, adoption))
