@@ -307,7 +307,7 @@ class ServiceRunner:
                 self._timeline.add("end", f"{slot.name} ended by itself with {code}")
             lived = now - slot.child.started
             slot.quick_ends = slot.quick_ends + 1 if lived < 10 and not slot.hit else 0
-        if slot.wanted and now - slot.ended >= min(RESTART_AFTER * 2 ** min(slot.quick_ends, 4), 3.0):
+        if slot.wanted and now - slot.ended >= RESTART_AFTER * 2 ** min(slot.quick_ends, 2):
             slot.ended = 0.0
             self._launch(slot)
 
