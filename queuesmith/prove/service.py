@@ -114,6 +114,8 @@ class ServiceRunner:
     def wait_ready(self, slot: Running, limit: float) -> None:
         ready, deadline = slot.program.ready, time.monotonic() + limit
         while ready and time.monotonic() < deadline:
+            if self._over.is_set():  # the run was ended meanwhile
+                return
             if ready.startswith("http"):
                 with contextlib.suppress(OSError, ValueError):
                     if http("GET", fill(ready, self._values(slot.instance)), timeout=1)[0] < 300:
@@ -133,7 +135,7 @@ class ServiceRunner:
         """Until every worker can be expected to have set its signal handlers: that is seen, or it is old enough."""
         deadline = time.monotonic() + 10 + 3 * warmup
         for slot in self.workers():
-            while time.monotonic() < deadline and not self.up(slot, warmup):
+            while time.monotonic() < deadline and not self._over.is_set() and not self.up(slot, warmup):
                 time.sleep(0.05)
 
     def up(self, slot: Running, warmup: float) -> bool:
@@ -307,7 +309,7 @@ class ServiceRunner:
                 self._timeline.add("end", f"{slot.name} ended by itself with {code}")
             lived = now - slot.child.started
             slot.quick_ends = slot.quick_ends + 1 if lived < 10 and not slot.hit else 0
-        if slot.wanted and now - slot.ended >= min(RESTART_AFTER * 2 ** min(slot.quick_ends, 4), 3.0):
+        if slot.wanted and now - slot.ended >= RESTART_AFTER * 2 ** min(slot.quick_ends, 2):
             slot.ended = 0.0
             self._launch(slot)
 

@@ -498,6 +498,9 @@ class World:
             return finished >= done
         if any(provider.in_flight for provider in self.providers.values()):
             return True
+        if not self.providers and not self.spec.service.queue and self.spec.service.worker.ready:
+            # Nothing shows what it does before the end: it is ready, and there is work.
+            return all(self.service.up(slot, self.warmup) for slot in self.service.workers())
         with contextlib.suppress(Exception):  # Redis may be away
             states = probes.bullmq_states(self, {job.key for job in jobs})
             return any(state == "active" for state, _ in states.values())

@@ -70,7 +70,7 @@ def test_a_clean_run_is_exit_code_0_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (("parcels.py worker", "nowhere.py worker"), r"\[effect\] shows none of them(.|\n)*nowhere.py"),
+        (("parcels.py worker", "nowhere.py worker"), r"worker 1 ends at once(.|\n)*nowhere.py"),
         (("python parcels.py worker", "pyhton parcels.py worker"), "cannot start worker 1: pyhton"),
         (("from labels", "from label"), "no such table: label"),
         (('/parcels"', '/parcels", method = "PUT"'), "`submit` was refused, without any fault: 501"),

@@ -53,7 +53,9 @@ def test_a_service_that_breaks_one_promise_is_caught(
 def test_a_service_that_breaks_a_promise_of_the_whole_run_is_caught(
     defect: str, fault: str, invariant: str, parcels: Parcels, card_of: CardOf
 ) -> None:
-    assert broken(card_of(parcels(defect), fault)) == {invariant: {invariant}}
+    # four: on a crowded machine even a hot loop has a hard time
+    card = card_of(parcels(defect, calls_per_second=4), fault)
+    assert broken(card) == {invariant: {invariant}}, as_text(card)
 
 
 def test_a_service_that_grows_is_caught_in_a_soak(parcels: Parcels, card_of: CardOf) -> None:

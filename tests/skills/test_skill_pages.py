@@ -88,10 +88,10 @@ def test_every_page_of_a_skill_is_reachable_from_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SKILLS, ids=label)
-def test_skill_ends_in_a_checklist_with_a_kill(path: Path) -> None:
+def test_skill_ends_in_a_checklist_with_a_proof_under_kills(path: Path) -> None:
     last = path.read_text().rstrip().splitlines()[-1]
     assert last.startswith("- [ ] ")
-    assert re.search(r"kill -9|SIGKILL", last)
+    assert re.search(r"kill -9|SIGKILL|queuesmith prove|prove\.toml", last)
 
 
 @pytest.mark.parametrize("path", SKILLS, ids=label)

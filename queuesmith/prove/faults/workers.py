@@ -206,7 +206,7 @@ def poison(world: World, batch: Batch) -> None:
     world.submit(world.new_jobs(batch, 1, "failed"), world.spec.service.poison)
     world.submit(world.new_jobs(batch, half(world)))
     world.until(lambda: len(world.service.exits) > exits, 15)
-    world.settle(batch, world.patience)
+    world.settle(batch, world.patience + 3 * world.warmup)
     deaths = [one for one in world.service.exits[exits:] if not one.ours]
     batch.facts.append(f"{len(deaths)} workers died")
     batch.hits += [f"{one.name} died with {one.code}" for one in deaths]
