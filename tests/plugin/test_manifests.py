@@ -83,7 +83,9 @@ def test_repository_address_comes_from_one_place() -> None:
         for match in re.finditer(r"(?:gh:|github\.com/|marketplace add )([\w-]+/[\w.-]+)", path.read_text())
     }
     # A stack's own library is named where it is installed.
-    assert found - {stack.install.rpartition("github.com/")[2].partition("@")[0] for stack in STACKS.values()} == {SLUG}
+    assert found - {
+        stack.install.rpartition("github.com/")[2].partition("@")[0] for stack in STACKS.values()
+    } == {SLUG}
 
 
 def test_icon_is_square_small_and_drawn_by_our_code(tmp_path: Path) -> None:
