@@ -28,6 +28,12 @@ TEXTS = sorted(
 GIVEN = {
     "skills/async-flow/SKILL.md": {"3 seconds", "3 s", "15 min"},  # what chat platforms give
     "skills/async-flow/references/deferred-reply.md": {"3 seconds", "15 minutes"},
+    "skills/async-flow/references/recipes/chat-reply.md": {"3 seconds"},
+    # Defaults of other people's queues, and what the prove.toml of a stack promises.
+    "skills/background-jobs/references/stacks/asynq.md": {"30 s", "90 days", "up to a second"},
+    "skills/background-jobs/references/stacks/bullmq-ts.md": {"30 s"},
+    "skills/background-jobs/references/stacks/celery.md": {"30 s"},
+    "skills/background-jobs/references/stacks/other-python.md": {"7 days", "10 s", "10 minutes"},
     "skills/background-jobs/references/delayed.md": {"95 of 100"},  # the promise, as its proof asks for it
     "skills/background-jobs/references/progress.md": {"100 %"},
     "skills/background-jobs/references/prove-it.md": {"1.95 s", "2.40 s", "2.41 s", "9.80 s"},  # a report
