@@ -172,17 +172,23 @@ def bullmq_states(world: World, keys: Iterable[str]) -> dict[str, tuple[str, str
         return {}
     wanted, base, found = set(keys), f"{service.prefix}:{service.queue}", {}
     with world.redis.client() as client:
-        states = {}
-        for state, command in _STATES.items():
-            members: Any = client.execute_command(command, f"{base}:{state}", 0, -1)
-            states.update({str(member): state for member in members})
-        for name in client.scan_iter(f"{base}:*", count=500):
-            ident = name.removeprefix(f"{base}:")
-            if client.type(name) != "hash" or ident in ("meta", "events"):
-                continue
-            fields: Any = client.hmget(name, "data", "opts", "failedReason")
-            for key in world.keys_in(f"{ident} {fields[0]} {fields[1]}") & wanted:
-                found[key] = (states.get(ident, "nowhere"), fields[2] or "")
+        with client.pipeline(transaction=False) as batch:
+            for state, command in _STATES.items():
+                batch.execute_command(command, f"{base}:{state}", 0, -1)
+            members = batch.execute()
+        states = {str(one): state for state, ones in zip(_STATES, members, strict=True) for one in ones}
+        # In two round trips, whatever earlier faults left behind: this is asked again and again while they work.
+        names = [
+            name for name in client.scan_iter(f"{base}:*", count=2000, _type="hash") if name != f"{base}:meta"
+        ]
+        with client.pipeline(transaction=False) as batch:
+            for name in names:
+                batch.hmget(name, "data", "opts", "failedReason")
+            jobs = batch.execute()
+    for name, (data, opts, reason) in zip(names, jobs, strict=True):
+        ident = name.removeprefix(f"{base}:")
+        for key in world.keys_in(f"{ident} {data} {opts}") & wanted:
+            found[key] = (states.get(ident, "nowhere"), reason or "")
     return found
 
 
