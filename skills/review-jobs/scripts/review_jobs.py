@@ -76,7 +76,11 @@ def report(paths: Iterable[Path], include_tests: bool = False) -> Report:
                 continue
             about = RULES[rule]
             code = lines[line - 1].strip()[:120] if line <= len(lines) else ""
-            found.append(Finding(rule, about.severity, str(path), line, code, about.why, about.fix, about.proof, about.page))
+            found.append(
+                Finding(
+                    rule, about.severity, str(path), line, code, about.why, about.fix, about.proof, about.page
+                )
+            )
     found.sort(key=lambda item: (SEVERITIES.index(item.severity), item.file, item.line))
     return Report(found, project.read)
 
@@ -88,7 +92,9 @@ def review(paths: Iterable[Path], include_tests: bool = False) -> list[Finding]:
 def show(made: Report) -> None:
     for finding in made.findings:
         print(f"{finding.severity}: {finding.file}:{finding.line}: {finding.rule}\n    {finding.code}")
-        print(f"    why    {finding.why}\n    fix    {finding.fix} ({finding.page})\n    prove  {finding.proof}\n")
+        print(
+            f"    why    {finding.why}\n    fix    {finding.fix} ({finding.page})\n    prove  {finding.proof}\n"
+        )
     read = made.read
     print("read: " + (", ".join(f"{count} {name}" for name, count in read.files.items()) or "nothing"))
     if read.frameworks:
@@ -124,7 +130,9 @@ def main(argv: list[str] | None = None) -> int:
     made = report(options.paths, options.include_tests)
     if options.json:
         read = asdict(made.read) | {"warnings": made.read.warnings()}
-        print(json.dumps({"findings": [asdict(finding) for finding in made.findings], "read": read}, indent=2))
+        print(
+            json.dumps({"findings": [asdict(finding) for finding in made.findings], "read": read}, indent=2)
+        )
     else:
         show(made)
     worst = SEVERITIES.index(options.fail_on)

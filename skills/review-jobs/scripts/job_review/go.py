@@ -12,7 +12,9 @@ from .text import SECRET, arguments, calls, closing, line_at, replaced_rows
 MESSAGE = r"\*asynq\.Task\b|\bamqp\.Delivery\b|\bkafka\.Message\b|\*sarama\.ConsumerMessage\b|\*nats\.Msg\b|\*river\.Job\["
 LOG = r"\b(?:log|logger|slog|fmt|zap|\w*[lL]og(?:ger)?)\.(?:Print|Printf|Println|Info|Infof|Infow|Debug|Debugf|Warn|Warnf|Error|Errorf|Fatal|Fatalf)"
 SENDS = r"\.(?:Enqueue|EnqueueContext|Publish|PublishWithContext|WriteMessages|SendMessage|XAdd|Produce)\s*\("
-SLOTTED = re.compile(r"\bslots?\b|ON CONFLICT|advisory_lock|redsync|asynq\.(?:TaskID|Unique)\(", re.IGNORECASE)
+SLOTTED = re.compile(
+    r"\bslots?\b|ON CONFLICT|advisory_lock|redsync|asynq\.(?:TaskID|Unique)\(", re.IGNORECASE
+)
 
 
 def findings(text: str, uses: set[str]) -> Iterator[Hit]:
@@ -63,7 +65,9 @@ def _asynq(text: str) -> Iterator[Hit]:
     made = {match[1]: call for match, call in calls(text, r"\b(\w+)(?:,\s*\w+)?\s*:?=\s*asynq\.NewTask")}
     for match, call in calls(text, r"\.Enqueue(?:Context)?"):
         given = arguments(call)
-        options = call + made.get(given[-1] if given else "", "") + "".join(made.get(one, "") for one in given)
+        options = (
+            call + made.get(given[-1] if given else "", "") + "".join(made.get(one, "") for one in given)
+        )
         known = "asynq.NewTask(" in call or any(one in made for one in given)
         if "..." in options or not known:
             continue  # built elsewhere
@@ -122,9 +126,16 @@ def _keys_and_calls(text: str, uses: set[str]) -> Iterator[Hit]:
     for match, _ in calls(text, r"\.SetNX"):
         around = text[match.start() : match.start() + 900]
         if not re.search(r"\.Eval|NewScript", around):
-            locks = re.search(r"lock|cron|leader", text[max(0, match.start() - 200) : match.start() + 200], re.IGNORECASE)
-            yield "lock-without-token" if locks and ".Del(" in around else "set-nx-idempotency", line_at(text, match.start())
+            locks = re.search(
+                r"lock|cron|leader", text[max(0, match.start() - 200) : match.start() + 200], re.IGNORECASE
+            )
+            yield (
+                "lock-without-token" if locks and ".Del(" in around else "set-nx-idempotency",
+                line_at(text, match.start()),
+            )
     if not uses or "NewRequestWithContext" in text:
         return
-    for match in re.finditer(r"\bhttp\.(?:Get|Post|PostForm|Head)\s*\(|\bhttp\.DefaultClient\.|&?http\.Client\{\s*\}", text):
+    for match in re.finditer(
+        r"\bhttp\.(?:Get|Post|PostForm|Head)\s*\(|\bhttp\.DefaultClient\.|&?http\.Client\{\s*\}", text
+    ):
         yield "http-no-timeout", line_at(text, match.start())

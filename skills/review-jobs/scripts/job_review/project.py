@@ -86,7 +86,9 @@ GENERAL: dict[str, tuple[str, str, str]] = {
     "SQS": ("aioboto3", "@aws-sdk/client-sqs|sqs-consumer", "github.com/aws/aws-sdk-go-v2/service/sqs"),
 }
 STREAMS = re.compile(r"\b(xreadgroup|xadd)\b", re.IGNORECASE)
-QUEUE_LIKE = re.compile(r"queue|celery|sidekiq|cron|\bjobs?\b|\btasks?\b|kafka|rabbit|amqp|pubsub|schedul", re.IGNORECASE)
+QUEUE_LIKE = re.compile(
+    r"queue|celery|sidekiq|cron|\bjobs?\b|\btasks?\b|kafka|rabbit|amqp|pubsub|schedul", re.IGNORECASE
+)
 
 
 def frameworks_in(text: str, language: str) -> set[str]:
@@ -128,7 +130,9 @@ class Read:
         if not self.files:
             said.append("no file was read: nothing is known about this code")
         elif not self.frameworks:
-            said.append("no queue, broker or scheduler was recognised in what was read: 0 findings say nothing here")
+            said.append(
+                "no queue, broker or scheduler was recognised in what was read: 0 findings say nothing here"
+            )
         if self.not_read:
             said.append("not read: " + ", ".join(f"{count} {name}" for name, count in self.not_read.items()))
         if self.not_parsed:
@@ -152,12 +156,14 @@ class Project:
         everything = "\n".join(self.python.values())
         self.python_stops = re.search(r"add_signal_handler|signal\.signal\(|run_until_signalled", everything)
         self.scripts_stop = any(
-            re.search(r"process\.(on|once)\(\s*['\"]SIGTERM", text) for text in self.scripts.values()
+            "SIGTERM" in text and re.search(r"process\.(on|once)\(", text) for text in self.scripts.values()
         )
         self.acks_late = "acks_late" in everything
         self.manifests = Manifests(paths)
         # Before version 8 redis-py had no default socket timeout.
-        self.old_redis = any(int(version.split(".")[0]) < 8 for version in self.manifests.of("Python", "redis"))
+        self.old_redis = any(
+            int(version.split(".")[0]) < 8 for version in self.manifests.of("Python", "redis")
+        )
         self.uses = {
             path: frameworks_in(text, LANGUAGES[path.suffix])
             for path, text in [*self.python.items(), *self.scripts.items(), *self.go.items()]
@@ -304,10 +310,20 @@ def _required(name: str, text: str) -> Iterator[tuple[str, str, str, bool]]:
             if match := requirement.match(line.split(";")[0].strip()):
                 yield python, match[1].lower(), _bound(match[2] or ""), False
         for package, wanted in project.get("tool", {}).get("poetry", {}).get("dependencies", {}).items():
-            yield python, package.lower(), wanted if isinstance(wanted, str) else wanted.get("version", ""), False
+            yield (
+                python,
+                package.lower(),
+                wanted if isinstance(wanted, str) else wanted.get("version", ""),
+                False,
+            )
     elif name == "Pipfile":
         for package, wanted in tomllib.loads(text).get("packages", {}).items():
-            yield python, package.lower(), wanted if isinstance(wanted, str) else wanted.get("version", ""), False
+            yield (
+                python,
+                package.lower(),
+                wanted if isinstance(wanted, str) else wanted.get("version", ""),
+                False,
+            )
     elif name == "Pipfile.lock":
         for package, wanted in json.loads(text).get("default", {}).items():
             yield python, package.lower(), wanted.get("version", ""), True
@@ -330,7 +346,9 @@ def _required(name: str, text: str) -> Iterator[tuple[str, str, str, bool]]:
         if match := re.search(r"^\s+['\"]?/?bullmq[@/]([\d.]+)", text, re.MULTILINE):
             yield node, "bullmq", match[1], True
     elif name == "go.mod":
-        for match in re.finditer(r"^\s*(?:require\s+)?([\w.-]+\.[\w.-]+/[\w./-]+)\s+v([\d.]+)(?! // indirect)", text, re.MULTILINE):
+        for match in re.finditer(
+            r"^\s*(?:require\s+)?([\w.-]+\.[\w.-]+/[\w./-]+)\s+v([\d.]+)(?! // indirect)", text, re.MULTILINE
+        ):
             yield "Go", match[1], match[2], True
 
 

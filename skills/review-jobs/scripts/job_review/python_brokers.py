@@ -26,7 +26,11 @@ def findings(tree: Tree, project: Project) -> Iterator[Hit]:
             yield "gather-fan-out", call.lineno
         if called.endswith("Celery") and "Celery" in tree.uses and not project.acks_late:
             yield "acks-early", call.lineno
-        if reads_blocking and not project.old_redis and re.search(r"(^|\.)(Redis|StrictRedis|from_url)$", called):
+        if (
+            reads_blocking
+            and not project.old_redis
+            and re.search(r"(^|\.)(Redis|StrictRedis|from_url)$", called)
+        ):
             if re.search("redis", called, re.IGNORECASE) and not {"socket_timeout", None} & set(given):
                 yield "redis-default-timeout", call.lineno
         if method == "xadd" and "maxlen" in given:
@@ -48,11 +52,22 @@ def _auto_commits(tree: Tree, call: ast.Call) -> bool:
     given = keywords(call)
     if kind in ("KafkaConsumer", "AIOKafkaConsumer"):
         grouped = "group_id" in given and not is_constant(given["group_id"], None)
-        return grouped and None not in given and ("enable_auto_commit" not in given or is_constant(given["enable_auto_commit"], True))
+        return (
+            grouped
+            and None not in given
+            and ("enable_auto_commit" not in given or is_constant(given["enable_auto_commit"], True))
+        )
     if kind == "Consumer" and call.args:
         config = call.args[0]
         if isinstance(config, ast.Name):
-            made = next((n for n in tree.nodes if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == config.id), None)
+            made = next(
+                (
+                    n
+                    for n in tree.nodes
+                    if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == config.id
+                ),
+                None,
+            )
             config = made.value if made else config
         options = keys(config)
         stored = options.get("enable.auto.offset.store")

@@ -85,7 +85,11 @@ def _clients(tree: Tree) -> Iterator[Hit]:
 
 
 def _workers(tree: Tree, project: Project) -> Iterator[Hit]:
-    stock = re.search(r"^\s*from\s+bullmq(\.\w+)*\s+import\s+[^\n]*\bWorker\b|^\s*from\s+bullmq\s+import\s*\([^)]*\bWorker\b", tree.source, re.MULTILINE)
+    stock = re.search(
+        r"^\s*from\s+bullmq(\.\w+)*\s+import\s+[^\n]*\bWorker\b|^\s*from\s+bullmq\s+import\s*\([^)]*\bWorker\b",
+        tree.source,
+        re.MULTILINE,
+    )
     for call in tree.calls:
         called = name(call.func)
         if called.rsplit(".", maxsplit=1)[-1] != "Worker" or not (stock or called == "bullmq.Worker"):
@@ -117,8 +121,10 @@ def _priorities(tree: Tree) -> Iterator[Hit]:
     for node in tree.nodes:
         if isinstance(node, ast.Dict):
             holder = tree.parents.get(node)
-            named = ast.unparse(getattr(holder, "targets", [None])[0] or getattr(holder, "target", None) or ast.Constant(""))
-            if re.search("priorit", named, re.IGNORECASE) and _inverted({k: v for k, v in keys(node).items()}):
+            named = ast.unparse(
+                getattr(holder, "targets", [None])[0] or getattr(holder, "target", None) or ast.Constant("")
+            )
+            if re.search("priorit", named, re.IGNORECASE) and _inverted(keys(node)):
                 yield "inverted-priority", node.lineno
         elif isinstance(node, ast.ClassDef | ast.Module):
             if isinstance(node, ast.ClassDef) and not re.search("priorit", node.name, re.IGNORECASE):
@@ -127,7 +133,10 @@ def _priorities(tree: Tree) -> Iterator[Hit]:
                 ast.unparse(part.targets[0]): part.value
                 for part in node.body
                 if isinstance(part, ast.Assign)
-                and (isinstance(node, ast.ClassDef) or re.search("priorit", ast.unparse(part.targets[0]), re.IGNORECASE))
+                and (
+                    isinstance(node, ast.ClassDef)
+                    or re.search("priorit", ast.unparse(part.targets[0]), re.IGNORECASE)
+                )
             }
             if _inverted(constants):
                 yield "inverted-priority", next(iter(constants.values())).lineno
@@ -151,7 +160,9 @@ def _inverted(named: dict[str, ast.expr]) -> bool:
 def _health(tree: Tree) -> Iterator[Hit]:
     for function in tree.functions.values():
         body = ast.unparse(function)
-        if not re.search(r"health|ready|depth|backlog|lag|probe|alive", function.name + (ast.get_docstring(function) or "")):
+        if not re.search(
+            r"health|ready|depth|backlog|lag|probe|alive", function.name + (ast.get_docstring(function) or "")
+        ):
             continue
         if re.search(r"prioritized|oldest", body, re.IGNORECASE):
             continue
@@ -163,5 +174,3 @@ def _health(tree: Tree) -> Iterator[Hit]:
                 or (called == "llen" and re.search(r":wait\b", ast.unparse(node)))
             ):
                 yield "partial-health", node.lineno
-
-

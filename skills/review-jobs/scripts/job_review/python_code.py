@@ -15,12 +15,16 @@ BLOCKING = re.compile(
     r"time\.sleep|requests\.(get|post|put|patch|delete|head|request)|(urllib\.request\.)?urlopen|subprocess\.(run|call|check_call|check_output)"
     r"|psycopg2\.connect|pymysql\.connect|smtplib\.SMTP(_SSL)?|httpx\.(get|post|put|patch|delete|request)"
 )
-RANDOM = re.compile(r"\buuid[14]\(|token_hex\(|token_urlsafe\(|random\.|time\.time\(|\bnow\(\)|\butcnow\(\)|\bulid|\bnanoid")
+RANDOM = re.compile(
+    r"\buuid[14]\(|token_hex\(|token_urlsafe\(|random\.|time\.time\(|\bnow\(\)|\butcnow\(\)|\bulid|\bnanoid"
+)
 KEY = re.compile(r"idempotency[_-]?key|Idempotency-Key|request_id_key", re.IGNORECASE)
 PERMANENT = re.compile(
     r"Unrecoverable|Permanent|Reject\b|Ignore\b|dont_autoretry_for|status_code\s*(<|>|==|in\b|//)|\.status\s*(<|>|==|in\b|//)|is_client_error|throws="
 )
-ORM = re.compile(r"\.objects\.(get|create|first)|\.query\.|session\.(get|scalar|scalars|query|merge)\(|get_object_or_404|fetch(one|row)\(|\.scalar_one\(")
+ORM = re.compile(
+    r"\.objects\.(get|create|first)|\.query\.|session\.(get|scalar|scalars|query|merge)\(|get_object_or_404|fetch(one|row)\(|\.scalar_one\("
+)
 
 
 def findings(tree: Tree) -> Iterator[Hit]:
@@ -38,7 +42,11 @@ def findings(tree: Tree) -> Iterator[Hit]:
             yield from _key_text(node)
         elif isinstance(node, ast.Dict):
             yield from _key_header(tree, node)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not isinstance(tree.parents.get(node), ast.Expr):
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and not isinstance(tree.parents.get(node), ast.Expr)
+        ):
             for line in replaced_rows(node.value):
                 yield "replace-effect-row", node.lineno + line - 1
         elif isinstance(node, ast.ExceptHandler):
@@ -160,7 +168,9 @@ def _loose_task(node: ast.Expr) -> Iterator[Hit]:
     if method in ("create_task", "ensure_future") and receiver in ("asyncio", "loop", ""):
         yield "task-not-held", node.lineno
     elif isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
-        if node.value.func.attr == "create_task" and re.match(r"asyncio\.get_\w*loop\(\)", ast.unparse(node.value.func)):
+        if node.value.func.attr == "create_task" and re.match(
+            r"asyncio\.get_\w*loop\(\)", ast.unparse(node.value.func)
+        ):
             yield "task-not-held", node.lineno
 
 
@@ -184,7 +194,9 @@ def _swallowed(tree: Tree, handler: ast.ExceptHandler) -> Iterator[Hit]:
                 return
             if isinstance(part, ast.Call):
                 called = name(part.func)
-                if not logs(called) and not re.search(r"capture_exception|print_exc|^(str|repr|type|getattr|dict)$|format", called):
+                if not logs(called) and not re.search(
+                    r"capture_exception|print_exc|^(str|repr|type|getattr|dict)$|format", called
+                ):
                     return  # it does something about it
             if isinstance(part, ast.Assign | ast.AugAssign):
                 return  # kept for later
@@ -199,7 +211,11 @@ def _retry_loop(tree: Tree, node: ast.For | ast.While) -> Iterator[Hit]:
     counted = isinstance(node, ast.For) and " in range(" in text.splitlines()[0]
     until = isinstance(node, ast.While) and re.search(r"attempt|tries|retr", text.splitlines()[0])
     in_job = tree.bullmq or (function in tree.reached)
-    if in_job and (counted or until or (isinstance(node, ast.While) and function in tree.jobs and re.search(r"\b(return|break)\b", text))):
+    if in_job and (
+        counted
+        or until
+        or (isinstance(node, ast.While) and function in tree.jobs and re.search(r"\b(return|break)\b", text))
+    ):
         yield "inner-retry", node.lineno
 
 
@@ -208,7 +224,10 @@ def _nested_retries(tree: Tree) -> Iterator[Hit]:
         return
     for function in tree.reached:
         for decorator in function.decorator_list:
-            if re.match(r"(tenacity\.)?retry\b|stamina\.retry|backoff\.on_(exception|predicate)", ast.unparse(decorator)):
+            if re.match(
+                r"(tenacity\.)?retry\b|stamina\.retry|backoff\.on_(exception|predicate)",
+                ast.unparse(decorator),
+            ):
                 yield "inner-retry", decorator.lineno
     for call in tree.calls:
         called, given = name(call.func).rpartition(".")[2], keywords(call)
@@ -236,7 +255,9 @@ def _client_errors(tree: Tree) -> Iterator[Hit]:
 
 def _stop_handlers(tree: Tree) -> Iterator[Hit]:
     handlers: set[ast.AST] = {
-        f for f in tree.functions.values() if re.search(r"sigterm|shutdown|on_stop|graceful|on_exit", f.name, re.IGNORECASE)
+        f
+        for f in tree.functions.values()
+        if re.search(r"sigterm|shutdown|on_stop|graceful|on_exit", f.name, re.IGNORECASE)
     }
     for call in tree.calls:
         if name(call.func).rpartition(".")[2] in ("signal", "add_signal_handler") and len(call.args) > 1:
@@ -256,12 +277,18 @@ def _endless(tree: Tree, call: ast.Call, called: str, given: dict[str | None, as
         return False
     receiver, _, method = called.rpartition(".")
     if is_constant(given.get("timeout"), None):
-        return receiver.split(".")[0] in ("requests", "httpx", "aiohttp") or (method in VERBS and bool(re.search("http|client|session", receiver)))
+        return receiver.split(".")[0] in ("requests", "httpx", "aiohttp") or (
+            method in VERBS and bool(re.search("http|client|session", receiver))
+        )
     if None in given:
         return False
     if method in VERBS and (receiver == "requests" or receiver in _sessions(tree)):
         return "timeout" not in given
-    return called in ("urlopen", "urllib.request.urlopen", "request.urlopen") and "timeout" not in given and len(call.args) < 3
+    return (
+        called in ("urlopen", "urllib.request.urlopen", "request.urlopen")
+        and "timeout" not in given
+        and len(call.args) < 3
+    )
 
 
 def _sessions(tree: Tree) -> set[str]:
@@ -274,7 +301,11 @@ def _sessions(tree: Tree) -> set[str]:
         for item in node.items
         if item.optional_vars is not None and ast.unparse(item.context_expr).startswith("requests.Session")
     }
-    return opened | {variable for variable, call in tree.made_by("Session").items() if name(call.func) in ("requests.Session", "Session")}
+    return opened | {
+        variable
+        for variable, call in tree.made_by("Session").items()
+        if name(call.func) in ("requests.Session", "Session")
+    }
 
 
 def _log(call: ast.Call) -> Iterator[Hit]:
@@ -298,7 +329,9 @@ def _shown(values: list[ast.expr]) -> Iterator[ast.AST]:
     while todo:
         node = todo.pop()
         yield node
-        if isinstance(node, ast.Call) and not re.search(r"^(str|repr|dict)$|\.(format|get|join)$|^json\.dumps$", name(node.func)):
+        if isinstance(node, ast.Call) and not re.search(
+            r"^(str|repr|dict)$|\.(format|get|join)$|^json\.dumps$", name(node.func)
+        ):
             continue
         if isinstance(node, ast.Call) and name(node.func).endswith(".get") and node.args:
             if re.fullmatch(SECRET, text_of(node.args[0]) or "", re.IGNORECASE):
@@ -313,7 +346,9 @@ def _shown(values: list[ast.expr]) -> Iterator[ast.AST]:
 
 def _row(tree: Tree, call: ast.Call, value: ast.expr) -> bool:
     text = ast.unparse(value)
-    if re.search(r"\b\w+\.__dict__\b|\bvars\(\w+\)|\._mapping\b|\._asdict\(\)|model_to_dict\(|\bdict\(row\)", text):
+    if re.search(
+        r"\b\w+\.__dict__\b|\bvars\(\w+\)|\._mapping\b|\._asdict\(\)|model_to_dict\(|\bdict\(row\)", text
+    ):
         return True
     if match := re.search(r"\b(\w+)\.to_dict\(\)", text):
         return not re.search(r"payload|job|data|message|event|command|task|envelope", match[1])
@@ -321,8 +356,8 @@ def _row(tree: Tree, call: ast.Call, value: ast.expr) -> bool:
     if not isinstance(value, ast.Name) or function is None:
         return False
     return any(
-        isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == value.id and ORM.search(ast.unparse(node.value))
+        isinstance(node, ast.Assign)
+        and ast.unparse(node.targets[0]) == value.id
+        and ORM.search(ast.unparse(node.value))
         for node in ast.walk(function)
     )
-
-

@@ -25,7 +25,11 @@ class Tree:
     @cached_property
     def jobs(self) -> set[Function]:
         """Functions that a queue or a broker calls."""
-        found = {node for node in self.functions.values() if any(TASK.search(ast.unparse(d)) for d in node.decorator_list)}
+        found = {
+            node
+            for node in self.functions.values()
+            if any(TASK.search(ast.unparse(d)) for d in node.decorator_list)
+        }
         for node in self.functions.values():
             first = next((a.arg for a in node.args.args if a.arg not in ("self", "cls")), "")
             if self.uses and (
@@ -38,7 +42,9 @@ class Tree:
             kind = name(call.func).rsplit(".", maxsplit=1)[-1]
             given = [*call.args, *(keyword.value for keyword in call.keywords)]
             if kind.endswith("Worker") or kind in ("basic_consume", "consume", "enqueue", "subscribe"):
-                found |= {self.functions[a.id] for a in given if isinstance(a, ast.Name) and a.id in self.functions}
+                found |= {
+                    self.functions[a.id] for a in given if isinstance(a, ast.Name) and a.id in self.functions
+                }
         return found
 
     @cached_property
@@ -100,10 +106,24 @@ class Tree:
         receiver, _, method = name(node.func).rpartition(".")
         if method in ("add", "addBulk"):
             return self.is_queue(receiver)
-        if method in ("enqueue", "publish", "basic_publish", "xadd", "apply_async", "send_task", "enqueue_job", "kiq", "send_and_wait", "produce", "send_message"):
+        if method in (
+            "enqueue",
+            "publish",
+            "basic_publish",
+            "xadd",
+            "apply_async",
+            "send_task",
+            "enqueue_job",
+            "kiq",
+            "send_and_wait",
+            "produce",
+            "send_message",
+        ):
             return receiver != "" and not re.search(r"outbox|inbox|pending", receiver)
         if method == "send":
-            return bool(self.uses & {"dramatiq", "Kafka"}) and not re.search(r"outbox|mail|smtp|http", receiver)
+            return bool(self.uses & {"dramatiq", "Kafka"}) and not re.search(
+                r"outbox|mail|smtp|http", receiver
+            )
         return method == "delay" and receiver != "" and bool(self.uses & {"Celery", "RQ"} or node.args)
 
     def in_transaction(self, node: ast.AST) -> bool:
@@ -111,7 +131,9 @@ class Tree:
             if isinstance(parent, ast.With | ast.AsyncWith):
                 for item in parent.items:
                     opened = ast.unparse(item.context_expr)
-                    if TRANSACTION.search(opened) or re.fullmatch(r"(self\.)?_?(db|conn|connection|con|database)", opened):
+                    if TRANSACTION.search(opened) or re.fullmatch(
+                        r"(self\.)?_?(db|conn|connection|con|database)", opened
+                    ):
                         return True
             if isinstance(parent, Function) and any(
                 re.search(r"(^|\.)atomic(\(|$)", ast.unparse(d)) for d in parent.decorator_list
@@ -124,9 +146,13 @@ class Tree:
         block = next((p for p in self.above(node) if isinstance(p, Function)), None)
         if block is None:
             return False
-        own = [part for part in ast.walk(block) if isinstance(part, ast.Call) and self.function(part) is block]
+        own = [
+            part for part in ast.walk(block) if isinstance(part, ast.Call) and self.function(part) is block
+        ]
         at = getattr(node, "lineno", 0)
-        commits = {name(c.func).rpartition(".")[0] for c in own if name(c.func).endswith(".commit") and c.lineno > at}
+        commits = {
+            name(c.func).rpartition(".")[0] for c in own if name(c.func).endswith(".commit") and c.lineno > at
+        }
         return any(
             c.lineno < at and receiver in commits and method in ("add", "add_all", "execute", "flush", "delete", "merge", "executemany")
             for c in own

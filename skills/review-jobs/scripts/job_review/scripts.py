@@ -47,10 +47,14 @@ def _keys_and_locks(text: str) -> Iterator[Hit]:
         value = match[1]
         if simple := re.match(r"\w+", value):
             made = re.search(rf"\b(?:const|let)\s+{simple[0]}\s*=\s*([^\n]*)", text)
-            value = made[1] if made and simple[0] not in ("crypto", "uuid", "uuidv4", "nanoid", "job") else value
+            value = (
+                made[1] if made and simple[0] not in ("crypto", "uuid", "uuidv4", "nanoid", "job") else value
+            )
         if re.search(r"\bjob\??\.id\b", value):
             yield "job-id-as-key", line_at(text, match.start())
-        elif re.search(RANDOM, value) and not re.search(r"\.add\s*\([^)]*$", text[max(0, match.start() - 160) : match.start()]):
+        elif re.search(RANDOM, value) and not re.search(
+            r"\.add\s*\([^)]*$", text[max(0, match.start() - 160) : match.start()]
+        ):
             yield "key-per-try", line_at(text, match.start())
 
 
@@ -63,7 +67,10 @@ def _errors(text: str, uses: set[str]) -> Iterator[Hit]:
     for match, handler in calls(text, r"process\.(?:on|once)(?=\s*\(\s*['\"]SIG(?:TERM|INT)['\"])"):
         body = handler
         if named := re.search(r",\s*(\w+)\s*\)$", handler):
-            if begun := re.search(rf"function\s+{named[1]}\s*\([^)]*\)[^{{]*|\b{named[1]}\s*=\s*(?:async\s*)?\([^)]*\)\s*=>\s*", text):
+            if begun := re.search(
+                rf"function\s+{named[1]}\s*\([^)]*\)[^{{]*|\b{named[1]}\s*=\s*(?:async\s*)?\([^)]*\)\s*=>\s*",
+                text,
+            ):
                 body = text[begun.end() : closing(text, begun.end())]
         if re.search(r"[qQ]ueue\w*\.add(?:Bulk)?\s*\(", body):
             yield "readd-on-stop", line_at(text, match.start())
@@ -81,7 +88,11 @@ def _errors(text: str, uses: set[str]) -> Iterator[Hit]:
     if uses:
         for match in re.finditer(r"\b(?:pRetry|axiosRetry|asyncRetry|backOff)\s*\(", text):
             yield "inner-retry", line_at(text, match.start())
-    if uses and _processors(text) and not re.search(r"UnrecoverableError|\.status\s*(<|>|===?)|\.status\)|status\s*>=?\s*[45]00", text):
+    if (
+        uses
+        and _processors(text)
+        and not re.search(r"UnrecoverableError|\.status\s*(<|>|===?)|\.status\)|status\s*>=?\s*[45]00", text)
+    ):
         for match in re.finditer(r"if\s*\(\s*!\s*\w+\.ok\s*\)\s*\{?\s*throw", text):
             yield "retried-4xx", line_at(text, match.start())
 
@@ -97,7 +108,10 @@ def _processors(text: str) -> list[tuple[int, str]]:
             continue
         found.append((start, call))
         for named in re.findall(r",\s*(\w+)\s*(?=[,)])", call):
-            if begun := re.search(rf"function\s+{named}\s*\([^)]*\)[^{{]*|\b{named}\s*(?::[^=]*)?=\s*(?:async\s*)?\([^)]*\)\s*=>\s*", text):
+            if begun := re.search(
+                rf"function\s+{named}\s*\([^)]*\)[^{{]*|\b{named}\s*(?::[^=]*)?=\s*(?:async\s*)?\([^)]*\)\s*=>\s*",
+                text,
+            ):
                 found.append((begun.end(), text[begun.end() : closing(text, begun.end())]))
     return found
 
@@ -142,7 +156,7 @@ def _sends(text: str) -> Iterator[Hit]:
             if re.search(r"queue|bus|publisher|redis|producer|channel", call[1], re.IGNORECASE):
                 yield "publish-in-transaction", line_at(text, begun.end() + call.start())
     for match, call in calls(text, r"\b\w*[qQ]ueue\w*\.add"):
-        sent = (arguments(call) + ["", ""])[1]
+        sent = [*arguments(call), "", ""][1]
         loaded = r"(?:\.(?:findUnique|findFirst|findOne|findById|findByPk|save|getOne)\b|\.rows\[0\])"
         row = re.match(r"(?:\{\s*\.\.\.)?(\w+)\b(?:\s*\}|$|\.(?:toJSON|toObject)\(\))", sent)
         if re.search(r"\.(?:toJSON|toObject)\(\)", sent) or (
@@ -166,7 +180,10 @@ def _brokers(text: str, uses: set[str]) -> Iterator[Hit]:
         for match in re.finditer(r"\beachBatchAutoResolve\s*:\s*true", text):
             yield "kafka-auto-commit", line_at(text, match.start())
     if "node-cron" in uses and not SLOTTED.search(text):
-        for match in re.finditer(r"\b(?:cron|nodeCron|schedule|scheduler)\.(?:schedule|scheduleJob)\s*\(|new\s+(?:CronJob|Cron)\s*\(|@Cron\s*\(", text):
+        for match in re.finditer(
+            r"\b(?:cron|nodeCron|schedule|scheduler)\.(?:schedule|scheduleJob)\s*\(|new\s+(?:CronJob|Cron)\s*\(|@Cron\s*\(",
+            text,
+        ):
             yield "scheduler-per-process", line_at(text, match.start())
 
 
@@ -187,7 +204,10 @@ def _bullmq(path: Path, text: str, project: Project) -> Iterator[Hit]:
                 yield "colon-job-id", line_at(text, match.end() + call.index("jobId") - 1)
     major = project.bullmq_major(path)
     for match in re.finditer(r"\brepeat\s*:\s*\{", text):
-        yield "repeat-option" if major is None or major > 5 else "repeat-deprecated", line_at(text, match.start())
+        yield (
+            "repeat-option" if major is None or major > 5 else "repeat-deprecated",
+            line_at(text, match.start()),
+        )
     for match in re.finditer(r"\bgroupKey\s*:", text):
         yield "group-key", line_at(text, match.start())
     for match in re.finditer(r"removeOnFail\s*:\s*(true|\d+|\{[^}]*\bcount\b[^}]*\})", text):
@@ -197,18 +217,36 @@ def _bullmq(path: Path, text: str, project: Project) -> Iterator[Hit]:
             yield "no-shutdown", line_at(text, match.start())
         if "maxStalledCount" not in call and not re.search(r",\s*\w*[oO]pt\w*\s*\)$|\.\.\.\s*\w+", call):
             yield "stall-default", line_at(text, match.start())
-    for match in re.finditer(r"(\w*priorit\w*)[^=:\n]*[=:]\s*\{|enum\s+\w*priorit\w*\s*\{", text, re.IGNORECASE):
+    for match in re.finditer(
+        r"(\w*priorit\w*)[^=:\n]*[=:]\s*\{|enum\s+\w*priorit\w*\s*\{", text, re.IGNORECASE
+    ):
         listed = text[match.end() - 1 : closing(text, match.end() - 1)]
         named = [(key, int(number)) for key, number in re.findall(r"(\w+)\s*[:=]\s*(\d+)", listed)]
-        urgent = [number for key, number in named if re.search(r"urgent|high|critical|vip|premium", key, re.IGNORECASE)]
-        relaxed = [number for key, number in named if re.search(r"low|bulk|batch|normal|default|free", key, re.IGNORECASE)]
+        urgent = [
+            number
+            for key, number in named
+            if re.search(r"urgent|high|critical|vip|premium", key, re.IGNORECASE)
+        ]
+        relaxed = [
+            number
+            for key, number in named
+            if re.search(r"low|bulk|batch|normal|default|free", key, re.IGNORECASE)
+        ]
         if urgent and relaxed and min(urgent) > min(relaxed):
             yield "inverted-priority", line_at(text, match.start())
-    for match in re.finditer(r"priority\s*:\s*[^,\n?]*(?:urgent|high|critical|vip|premium)[^,\n?]*\?\s*(\d+)\s*:\s*(\d+)", text, re.IGNORECASE):
+    for match in re.finditer(
+        r"priority\s*:\s*[^,\n?]*(?:urgent|high|critical|vip|premium)[^,\n?]*\?\s*(\d+)\s*:\s*(\d+)",
+        text,
+        re.IGNORECASE,
+    ):
         if int(match[1]) > int(match[2]) > 0:
             yield "inverted-priority", line_at(text, match.start())
-    if not re.search(r"prioritized|oldest", text, re.IGNORECASE) and re.search(r"health|ready|backlog|depth", text, re.IGNORECASE):
-        for match in re.finditer(r"\.getWaitingCount\s*\(|\.getJobCounts\s*\(\s*['\"]|\.llen\s*\([^)\n]*:wait\b", text):
+    if not re.search(r"prioritized|oldest", text, re.IGNORECASE) and re.search(
+        r"health|ready|backlog|depth", text, re.IGNORECASE
+    ):
+        for match in re.finditer(
+            r"\.getWaitingCount\s*\(|\.getJobCounts\s*\(\s*['\"]|\.llen\s*\([^)\n]*:wait\b", text
+        ):
             yield "partial-health", line_at(text, match.start())
     # A plain URL: commands wait in the offline queue for as long as Redis is away.
     for match, call in calls(text, r"new\s+Queue\s*(?:<[^>]*>)?"):
