@@ -6,12 +6,16 @@ import re
 from collections.abc import Iterator
 
 from .rules import Hit
-from .text import SECRET, arguments, calls, closing, line_at, replaced_rows
+from .text import SECRET, THROTTLE, arguments, calls, closing, line_at, replaced_rows
 
 # Parameters by which a function that handles messages is known.
 MESSAGE = r"\*asynq\.Task\b|\bamqp\.Delivery\b|\bkafka\.Message\b|\*sarama\.ConsumerMessage\b|\*nats\.Msg\b|\*river\.Job\["
-LOG = r"\b(?:log|logger|slog|fmt|zap|\w*[lL]og(?:ger)?)\.(?:Print|Printf|Println|Info|Infof|Infow|Debug|Debugf|Warn|Warnf|Error|Errorf|Fatal|Fatalf)"
+LOG = r"\b(?:log|logger|slog|zap|\w*[lL]og(?:ger)?)\.(?:Print|Printf|Println|Info|Infof|Infow|Debug|Debugf|Warn|Warnf|Error|Errorf|Fatal|Fatalf)"
 SENDS = r"\.(?:Enqueue|EnqueueContext|Publish|PublishWithContext|WriteMessages|SendMessage|XAdd|Produce)\s*\("
+EFFECT = re.compile(
+    r"(?:store|save|insert|update|charge|send|publish|enqueue|create|exec|delete|post|commit)\w*\($",
+    re.IGNORECASE,
+)
 SLOTTED = re.compile(
     r"\bslots?\b|ON CONFLICT|advisory_lock|redsync|asynq\.(?:TaskID|Unique)\(", re.IGNORECASE
 )
@@ -28,8 +32,6 @@ def findings(text: str, uses: set[str]) -> Iterator[Hit]:
     for line in replaced_rows(text):
         yield "replace-effect-row", line
     for match, call in calls(text, LOG):
-        if match[0].startswith("fmt.Error"):
-            continue
         if re.search(r"\.Payload\(\)", call):
             yield "payload-logged", line_at(text, match.start())
         shown = re.sub(r"\"[^\"\n]*\"|\b(?:redact|mask|hash|len)\w*\([^)]*\)", "", call, flags=re.IGNORECASE)
@@ -48,12 +50,19 @@ def _handlers(text: str) -> Iterator[tuple[int, str]]:
 def _errors(body: str) -> Iterator[tuple[str, int]]:
     for match in re.finditer(r"\bif\b[^{\n]*\berr\s*!=\s*nil\s*\{", body):
         block = body[match.end() - 1 : closing(body, match.end() - 1)]
-        if re.search(r"\breturn\s+nil\s*\}?", block) and not re.search(r"errors\.(Is|As)", match[0] + block):
+        ends = re.findall(r"\breturn\b([^\n}]*)", block)
+        if (
+            ends
+            and all(end.strip() == "nil" for end in ends)
+            and not re.search(r"errors\.(Is|As)", match[0] + block)
+        ):
             yield "swallowed-error", match.start()
         elif re.fullmatch(rf"\{{\s*(?:{LOG}\([^\n]*\)\s*)?\}}", block):
             yield "swallowed-error", match.start()
     for match in re.finditer(r"^\s*_\s*(?:,\s*_\s*)?=\s*[\w.]+\(", body, re.MULTILINE):
-        if not re.search(r"Close|Rollback|Remove|Write\(|Flush|Ack|Nack|Shutdown", match[0]):
+        # Beside an error that is returned it is only the second one.
+        returned = re.match(r"[^\n]*\n(?:[^\n}]*\n){0,2}\s*return\s+(?!nil\s*\n)", body[match.end() :])
+        if EFFECT.search(match[0]) and not returned:
             yield "swallowed-error", match.end() - 1
     for match in re.finditer(r"\bfor\b[^{\n]*\{", body):
         loop = body[match.end() - 1 : closing(body, match.end() - 1)]
@@ -123,9 +132,13 @@ def _keys_and_calls(text: str, uses: set[str]) -> Iterator[Hit]:
             yield "key-per-try", line_at(text, match.start())
         elif re.search(r"\.TaskID\(\)|GetTaskID\(|ResultWriter\(\)", value):
             yield "job-id-as-key", line_at(text, match.start())
-    for match, _ in calls(text, r"\.SetNX"):
-        around = text[match.start() : match.start() + 900]
-        if not re.search(r"\.Eval|NewScript", around):
+    for match, call in calls(text, r"\.SetNX"):
+        # To the end of the function.
+        around = text[match.start() : match.start() + 900].split("\n}", maxsplit=1)[0]
+        if THROTTLE.search(call):
+            continue
+        # Read back: a value that is made once, not a marker.
+        if not re.search(r"\.Eval|NewScript|\.Get\(", around):
             locks = re.search(
                 r"lock|cron|leader", text[max(0, match.start() - 200) : match.start() + 200], re.IGNORECASE
             )

@@ -27,7 +27,7 @@ SKIPPED = {
     ".tox",
     "vendor",
 }
-TESTS = re.compile(r"(^|/)(tests?|__tests__|specs?)(/|$)|(^|/)(test_[^/]*|[^/]*[._](test|spec))\.\w+$")
+TESTS = re.compile(r"(^|/)(tests?|__tests__|specs?|e2e)(/|$)|(^|/)(test_[^/]*|[^/]*[._](test|spec))\.\w+$")
 SCRIPTS = {".ts", ".tsx", ".mts", ".cts", ".js", ".jsx", ".mjs", ".cjs"}
 LANGUAGES = {".py": "Python", ".go": "Go"} | dict.fromkeys(SCRIPTS, "TypeScript/JavaScript")
 # Languages that queues are used from and that nothing here reads.
@@ -156,7 +156,9 @@ class Project:
         everything = "\n".join(self.python.values())
         self.python_stops = re.search(r"add_signal_handler|signal\.signal\(|run_until_signalled", everything)
         self.scripts_stop = any(
-            "SIGTERM" in text and re.search(r"process\.(on|once)\(", text) for text in self.scripts.values()
+            re.search(r"onShutdown|onModuleDestroy|[oO]nApplicationShutdown|createTerminus", text)
+            or ("SIGTERM" in text and re.search(r"process\.(on|once)\(", text))
+            for text in self.scripts.values()
         )
         self.acks_late = "acks_late" in everything
         self.manifests = Manifests(paths)

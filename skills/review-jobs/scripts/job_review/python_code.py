@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .python_tree import BROAD, Tree, is_constant, keywords, logs, name, text_of
 from .rules import Hit
-from .text import SECRET, replaced_rows
+from .text import SECRET, THROTTLE, replaced_rows
 
 VERBS = ("get", "post", "put", "patch", "delete", "head", "request")
 BLOCKING = re.compile(
@@ -82,6 +82,8 @@ def _call(tree: Tree, call: ast.Call) -> Iterator[Hit]:
 def _set_nx(tree: Tree, call: ast.Call) -> Iterator[Hit]:
     function = tree.function(call)
     body = ast.unparse(function) if function else tree.source
+    if THROTTLE.search(ast.unparse(call)):
+        return
     if re.search(r"\.(eval|evalsha|register_script)\(|compare|fence", body):
         return  # compares a token before it deletes
     if re.search(r"\.(delete|unlink)\(", body) and re.search(r"lock|cron|lease|leader", body, re.IGNORECASE):

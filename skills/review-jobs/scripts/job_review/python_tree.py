@@ -23,13 +23,15 @@ class Tree:
         self.bullmq = "BullMQ" in uses
 
     @cached_property
+    def _tasks(self) -> set[Function]:
+        return {
+            f for f in self.functions.values() if any(TASK.search(ast.unparse(d)) for d in f.decorator_list)
+        }
+
+    @cached_property
     def jobs(self) -> set[Function]:
         """Functions that a queue or a broker calls."""
-        found = {
-            node
-            for node in self.functions.values()
-            if any(TASK.search(ast.unparse(d)) for d in node.decorator_list)
-        }
+        found = set(self._tasks)
         for node in self.functions.values():
             first = next((a.arg for a in node.args.args if a.arg not in ("self", "cls")), "")
             if self.uses and (
@@ -120,6 +122,8 @@ class Tree:
             "send_message",
         ):
             return receiver != "" and not re.search(r"outbox|inbox|pending", receiver)
+        if method == "send" and self.functions.get(receiver) in self._tasks:
+            return True
         if method == "send":
             return bool(self.uses & {"dramatiq", "Kafka"}) and not re.search(
                 r"outbox|mail|smtp|http", receiver

@@ -8,20 +8,27 @@ from pathlib import Path
 
 from .project import Project
 from .rules import Hit
-from .text import SECRET, arguments, calls, closing, line_at, replaced_rows
+from .text import SECRET, THROTTLE, arguments, calls, closing, line_at, replaced_rows
 
 LOG = r"(?:console|log|logger|jobLog|\w*[lL]og)\.(?:log|debug|info|warn|error)"
 SENDS = r"\b(\w+)\.(?:add|addBulk|publish|xAdd|xadd|send|sendToQueue)\s*\("
 RANDOM = r"randomUUID\(|uuidv?[147]?\(|nanoid\(|Date\.now\(|Math\.random\(|ulid\("
+BROWSER = re.compile(r"\b(document|window)\.|['\"](?:@angular/core|react|vue|svelte)['\"]")
+# What each process has to look after by itself.
+LOCAL = re.compile(
+    r"heartbeat|keep_?alive|\bping|renew|watch|check\w*Worker|inactive|cache|health|metric|gauge",
+    re.IGNORECASE,
+)
 SLOTTED = re.compile(r"\bslots?\b|ON CONFLICT|advisory_lock|redlock", re.IGNORECASE)
 
 
 def findings(path: Path, text: str, project: Project) -> Iterator[Hit]:
     uses = project.uses[path]
-    # The timers and calls of a page in a browser are nobody else's.
-    if not re.search(r"\b(document|window)\.", text):
-        for match in re.finditer(r"\bsetInterval\s*\(", text):
-            yield "interval-loop", line_at(text, match.start())
+    # The timers of a page in a browser are nobody else's.
+    if path.suffix not in (".tsx", ".jsx") and not BROWSER.search(text):
+        for match, call in calls(text, r"\bsetInterval"):
+            if not LOCAL.search(call):
+                yield "interval-loop", line_at(text, match.start())
     yield from _keys_and_locks(text)
     yield from _errors(text, uses)
     yield from _calls(text, uses)
@@ -36,7 +43,7 @@ def findings(path: Path, text: str, project: Project) -> Iterator[Hit]:
 
 def _keys_and_locks(text: str) -> Iterator[Hit]:
     for match, call in calls(text, r"\.set"):
-        if re.search(r"['\"]NX['\"]|\bNX\s*:\s*true", call):
+        if re.search(r"['\"]NX['\"]|\bNX\s*:\s*true", call) and not THROTTLE.search(call):
             around = text[match.start() : match.start() + 900]
             before = text[max(0, match.start() - 400) : match.start() + 200]
             if re.search(r"\.eval\s*\(|redlock", around, re.IGNORECASE):
@@ -67,11 +74,7 @@ def _errors(text: str, uses: set[str]) -> Iterator[Hit]:
     for match, handler in calls(text, r"process\.(?:on|once)(?=\s*\(\s*['\"]SIG(?:TERM|INT)['\"])"):
         body = handler
         if named := re.search(r",\s*(\w+)\s*\)$", handler):
-            if begun := re.search(
-                rf"function\s+{named[1]}\s*\([^)]*\)[^{{]*|\b{named[1]}\s*=\s*(?:async\s*)?\([^)]*\)\s*=>\s*",
-                text,
-            ):
-                body = text[begun.end() : closing(text, begun.end())]
+            body += "".join(body for _, body in _bodies(text, named[1]))
         if re.search(r"[qQ]ueue\w*\.add(?:Bulk)?\s*\(", body):
             yield "readd-on-stop", line_at(text, match.start())
     for start, body in _processors(text):
@@ -108,12 +111,15 @@ def _processors(text: str) -> list[tuple[int, str]]:
             continue
         found.append((start, call))
         for named in re.findall(r",\s*(\w+)\s*(?=[,)])", call):
-            if begun := re.search(
-                rf"function\s+{named}\s*\([^)]*\)[^{{]*|\b{named}\s*(?::[^=]*)?=\s*(?:async\s*)?\([^)]*\)\s*=>\s*",
-                text,
-            ):
-                found.append((begun.end(), text[begun.end() : closing(text, begun.end())]))
+            found += _bodies(text, named)
     return found
+
+
+def _bodies(text: str, function: str) -> list[tuple[int, str]]:
+    made = rf"function\s+{function}\s*\([^)]*\)[^{{]*|\b{function}\s*(?::[^=]*)?=\s*(?:async\s*)?\([^)]*\)\s*=>\s*"
+    return [
+        (begun.end(), text[begun.end() : closing(text, begun.end())]) for begun in re.finditer(made, text)
+    ]
 
 
 def _calls(text: str, uses: set[str]) -> Iterator[Hit]:
@@ -241,13 +247,13 @@ def _bullmq(path: Path, text: str, project: Project) -> Iterator[Hit]:
     ):
         if int(match[1]) > int(match[2]) > 0:
             yield "inverted-priority", line_at(text, match.start())
-    if not re.search(r"prioritized|oldest", text, re.IGNORECASE) and re.search(
-        r"health|ready|backlog|depth", text, re.IGNORECASE
-    ):
+    if not re.search(r"prioritized|oldest", text, re.IGNORECASE):
         for match in re.finditer(
             r"\.getWaitingCount\s*\(|\.getJobCounts\s*\(\s*['\"]|\.llen\s*\([^)\n]*:wait\b", text
         ):
-            yield "partial-health", line_at(text, match.start())
+            around = text[max(0, match.start() - 300) : match.start()]
+            if re.search(r"health|ready|backlog|depth", around, re.IGNORECASE):
+                yield "partial-health", line_at(text, match.start())
     # A plain URL: commands wait in the offline queue for as long as Redis is away.
     for match, call in calls(text, r"new\s+Queue\s*(?:<[^>]*>)?"):
         if re.search(r"connection\s*:\s*(?:\{\s*url\s*:[^,}]*\}|new\s+(?:IO)?Redis\s*\(\s*[^,{)]*\))", call):

@@ -58,3 +58,11 @@ func token(api API) {
 	log.Println("calling with", api.AccessToken) // fault: secret-logged
 	log.Println("calling", api.Name)
 }
+
+func secretOf(ctx context.Context, rdb *redis.Client, key string, made []byte) ([]byte, error) {
+	fresh, err := rdb.SetNX(ctx, key, made, 0).Result()
+	if err != nil || fresh {
+		return made, err
+	}
+	return rdb.Get(ctx, key).Bytes()
+}

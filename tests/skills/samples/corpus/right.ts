@@ -22,3 +22,9 @@ export async function enqueue(order: { id: string; email: string }) {
   await queue.add('charge', { order: order.id, idempotencyKey: crypto.randomUUID() }, JOB)
   logger.info({ order: order.id, hasEmail: Boolean(order.email) }, 'enqueued')
 }
+
+setInterval(() => renewLease(), 5_000)
+
+export function report(name: string) {
+  return queueOf(name).getJobCounts('completed', 'failed')
+}

@@ -90,3 +90,13 @@ func clocks() {
 		report()
 	}
 }
+
+func HandleTwo(ctx context.Context, t *asynq.Task) (*Label, error) {
+	label, err := find(ctx, t)
+	if err != nil {
+		_ = updateState(ctx, "failed")
+		return nil, err
+	}
+	_ = telemetry.Capture(ctx)
+	return label, nil
+}
