@@ -114,6 +114,9 @@ def _brokers(text: str, uses: set[str]) -> Iterator[Hit]:
 
 
 def _transactions(text: str) -> Iterator[Hit]:
+    for match, inside in calls(text, r"\.(?:Transaction|RunInTx|InTx|WithTx|WithTransaction|BeginFunc)"):
+        for call in re.finditer(SENDS, inside):
+            yield "publish-in-transaction", line_at(text, match.end() - 1 + call.start())
     for begun in re.finditer(r"\.(?:Begin|BeginTx|BeginTxx|Beginx)\s*\(", text):
         after = text[begun.end() :]
         # Up to the commit, within the same function.

@@ -50,7 +50,7 @@ UNREAD = {
 
 # name: (Python modules, npm packages, Go modules). The first table has rules of its own, the second only the general ones.
 JUDGED: dict[str, tuple[str, str, str]] = {
-    "BullMQ": ("bullmq", "bullmq", ""),
+    "BullMQ": ("bullmq", "bullmq|@nestjs/bullmq", ""),
     "Celery": ("celery", "", ""),
     "asynq": ("", "", "github.com/hibiken/asynq"),
     "Kafka": (

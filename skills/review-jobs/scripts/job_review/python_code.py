@@ -195,10 +195,9 @@ def _swallowed(tree: Tree, handler: ast.ExceptHandler) -> Iterator[Hit]:
             if isinstance(part, ast.Raise):
                 return
             if isinstance(part, ast.Call):
-                called = name(part.func)
-                if not logs(called) and not re.search(
-                    r"capture_exception|print_exc|^(str|repr|type|getattr|dict)$|format", called
-                ):
+                called = ast.unparse(part.func)
+                harmless = r"capture_exception|print_exc|^(str|repr|type|getattr|dict)$|format|^(self\.)?_?log(ger|ging)?\."
+                if not logs(called) and not re.search(harmless, called):
                     return  # it does something about it
             if isinstance(part, ast.Assign | ast.AugAssign):
                 return  # kept for later
@@ -338,8 +337,8 @@ def _shown(values: list[ast.expr]) -> Iterator[ast.AST]:
         if isinstance(node, ast.Call) and name(node.func).endswith(".get") and node.args:
             if re.fullmatch(SECRET, text_of(node.args[0]) or "", re.IGNORECASE):
                 yield ast.Name(id=text_of(node.args[0]) or "")
-        if isinstance(node, ast.Attribute):
-            continue  # `user.email.domain` shows the last of them
+        if isinstance(node, ast.Attribute | ast.Subscript):
+            continue  # `user.email.domain` and `job.data["id"]` show the last of them
         if isinstance(node, ast.Compare | ast.IfExp):
             todo += [node.body, node.orelse] if isinstance(node, ast.IfExp) else []
             continue

@@ -16,6 +16,7 @@ BROAD = {"", "Exception", "BaseException"}
 class Tree:
     def __init__(self, source: str, tree: ast.Module, uses: set[str]) -> None:
         self.source, self.tree, self.uses = source, tree, uses
+        _undo_aliases(tree)
         self.parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
         self.nodes = list(ast.walk(tree))
         self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
@@ -162,6 +163,20 @@ class Tree:
             for c in own
             for receiver, _, method in [name(c.func).rpartition(".")]
         )  # fmt: skip
+
+
+def _undo_aliases(tree: ast.Module) -> None:
+    """`import requests as http`: the rules know the names of the libraries."""
+    aliases = {
+        alias.asname: alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if alias.asname and "." not in alias.name
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in aliases:
+            node.id = aliases[node.id]
 
 
 def name(node: ast.AST | None) -> str:

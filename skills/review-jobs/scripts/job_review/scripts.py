@@ -102,7 +102,9 @@ def _errors(text: str, uses: set[str]) -> Iterator[Hit]:
 
 def _processors(text: str) -> list[tuple[int, str]]:
     """(position, body) of the functions that a worker or a consumer calls."""
-    found = []
+    # NestJS: a class with the method.
+    hosted = re.finditer(r"\basync\s+process\s*\([^)]*\)[^{]*", text) if "WorkerHost" in text else ()
+    found = [(match.end(), text[match.end() : closing(text, match.end())]) for match in hosted]
     for match, call in calls(text, r"new\s+Worker\s*(?:<[^>]*>)?|\.consume|\beachMessage\s*:\s*async"):
         start = match.end() - 1
         if "eachMessage" in match[0]:
@@ -163,7 +165,7 @@ def _sends(text: str) -> Iterator[Hit]:
                 yield "publish-in-transaction", line_at(text, begun.end() + call.start())
     for match, call in calls(text, r"\b\w*[qQ]ueue\w*\.add"):
         sent = [*arguments(call), "", ""][1]
-        loaded = r"(?:\.(?:findUnique|findFirst|findOne|findById|findByPk|save|getOne)\b|\.rows\[0\])"
+        loaded = r"(?:\.(?:findUnique|findFirst|findOne\w*|findById|findByPk|save|getOne)\b|\.rows\[0\])"
         row = re.match(r"(?:\{\s*\.\.\.)?(\w+)\b(?:\s*\}|$|\.(?:toJSON|toObject)\(\))", sent)
         if re.search(r"\.(?:toJSON|toObject)\(\)", sent) or (
             row and re.search(rf"(?:const|let)\s+{row[1]}\b[^=\n]*=[^;\n]*{loaded}", text)
