@@ -97,8 +97,11 @@ def _brokers(text: str, uses: set[str]) -> Iterator[Hit]:
         if "GroupID" in text:
             for match in re.finditer(r"\.ReadMessage\s*\(", text):
                 yield "kafka-auto-commit", line_at(text, match.start())
-        for match in re.finditer(r"\"enable\.auto\.commit\"\s*:\s*(?:true|\"true)", text):
-            yield "kafka-auto-commit", line_at(text, match.start())
+        for match, call in calls(text, r"\bkafka\.NewConsumer"):
+            if "ConfigMap{" in call and not re.search(
+                r"\"enable\.auto\.(?:commit|offset\.store)\"\s*:\s*\"?false", call
+            ):
+                yield "kafka-auto-commit", line_at(text, match.start())
     if first := re.search(r"\.XReadGroup\(", text):
         if not re.search(r"\.XAck\(|NoAck:\s*true", text):
             yield "stream-no-ack", line_at(text, first.start())

@@ -85,7 +85,7 @@ GENERAL: dict[str, tuple[str, str, str]] = {
     "NATS": ("nats", "nats|@nats-io/jetstream", "github.com/nats-io/nats.go"),
     "SQS": ("aioboto3", "@aws-sdk/client-sqs|sqs-consumer", "github.com/aws/aws-sdk-go-v2/service/sqs"),
 }
-STREAMS = re.compile(r"\b(xreadgroup|xadd)\b", re.IGNORECASE)
+STREAMS = re.compile(r"\.(xreadgroup|xadd)\(", re.IGNORECASE)
 QUEUE_LIKE = re.compile(
     r"queue|celery|sidekiq|cron|\bjobs?\b|\btasks?\b|kafka|rabbit|amqp|pubsub|schedul", re.IGNORECASE
 )

@@ -43,8 +43,7 @@ def findings(tree: Tree, project: Project) -> Iterator[Hit]:
             yield "rabbit-auto-ack", call.lineno
         if _schedules(tree, called):
             yield "scheduler-per-process", call.lineno
-    if "xreadgroup" in tree.source:
-        yield from _streams(tree)
+    yield from _streams(tree)
 
 
 def _auto_commits(tree: Tree, call: ast.Call) -> bool:
@@ -87,7 +86,11 @@ def _schedules(tree: Tree, called: str) -> bool:
 
 
 def _streams(tree: Tree) -> Iterator[Hit]:
-    line = next(i for i, text in enumerate(tree.source.splitlines(), 1) if "xreadgroup" in text)
+    line = min(
+        (call.lineno for call in tree.calls if getattr(call.func, "attr", "") == "xreadgroup"), default=None
+    )
+    if line is None:
+        return
     if not re.search(r"xack|noack\s*=\s*True", tree.source):
         yield "stream-no-ack", line
     if not re.search(r"xautoclaim|xclaim", tree.source):

@@ -26,6 +26,8 @@ def findings(tree: Tree, project: Project) -> Iterator[Hit]:
             if any(isinstance(op, ast.GtE | ast.Gt | ast.Eq) for op in node.ops):
                 if "attempts" in ast.unparse(node.comparators[0]):
                     yield "attempts-made-filter", node.lineno
+        elif isinstance(node, ast.Dict) and tree.bullmq and _evicts(keys(node).get("removeOnFail")):
+            yield "remove-on-fail-count", keys(node)["removeOnFail"].lineno
     if tree.bullmq:
         yield from _clients(tree)
         yield from _workers(tree, project)
@@ -47,8 +49,6 @@ def _add(tree: Tree, call: ast.Call) -> Iterator[Hit]:
             yield "missing-retention", call.lineno
     if "repeat" in given:
         yield "repeat-option", given["repeat"].lineno
-    if _evicts(given.get("removeOnFail")):
-        yield "remove-on-fail-count", given["removeOnFail"].lineno
     if "jobId" in given and _odd_id(given["jobId"]):
         yield "colon-job-id", given["jobId"].lineno
 

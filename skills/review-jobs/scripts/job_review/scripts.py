@@ -41,6 +41,12 @@ def findings(path: Path, text: str, project: Project) -> Iterator[Hit]:
         yield from _bullmq(path, text, project)
 
 
+def _queues(text: str) -> str:
+    """A pattern for the names of queues: by name, or made here."""
+    made = re.findall(r"\b(\w+)\s*(?::[^=\n]*)?=\s*new\s+Queue\b", text)
+    return r"\b(?:" + "|".join([r"\w*[qQ]ueue\w*", *made]) + ")"
+
+
 def _keys_and_locks(text: str) -> Iterator[Hit]:
     for match, call in calls(text, r"\.set"):
         if re.search(r"['\"]NX['\"]|\bNX\s*:\s*true", call) and not THROTTLE.search(call):
@@ -75,7 +81,7 @@ def _errors(text: str, uses: set[str]) -> Iterator[Hit]:
         body = handler
         if named := re.search(r",\s*(\w+)\s*\)$", handler):
             body += "".join(body for _, body in _bodies(text, named[1]))
-        if re.search(r"[qQ]ueue\w*\.add(?:Bulk)?\s*\(", body):
+        if re.search(_queues(text) + r"\.add(?:Bulk)?\s*\(", body):
             yield "readd-on-stop", line_at(text, match.start())
     for start, body in _processors(text):
         for match in re.finditer(r"\bcatch\s*(?:\([^)]*\))?\s*\{", body):
@@ -155,15 +161,19 @@ def _sends(text: str) -> Iterator[Hit]:
             yield "gather-fan-out", line_at(text, match.start())
     for match, inside in calls(text, r"(?:\$transaction|\.transaction|\bwithTransaction|\binTransaction)"):
         for call in re.finditer(SENDS, inside):
-            if re.search(r"queue|bus|publisher|redis|producer|channel", call[1], re.IGNORECASE):
+            if re.search(
+                r"queue|bus|publisher|redis|producer|channel", call[1], re.IGNORECASE
+            ) or re.fullmatch(_queues(text), call[1]):
                 yield "publish-in-transaction", line_at(text, match.end() - 1 + call.start())
     for begun in re.finditer(r"query\(\s*['\"`]BEGIN['\"`]", text):
         ended = re.search(r"query\(\s*['\"`]COMMIT['\"`]", text[begun.end() :])
         inside = text[begun.end() : begun.end() + ended.start()] if ended else ""
         for call in re.finditer(SENDS, inside):
-            if re.search(r"queue|bus|publisher|redis|producer|channel", call[1], re.IGNORECASE):
+            if re.search(
+                r"queue|bus|publisher|redis|producer|channel", call[1], re.IGNORECASE
+            ) or re.fullmatch(_queues(text), call[1]):
                 yield "publish-in-transaction", line_at(text, begun.end() + call.start())
-    for match, call in calls(text, r"\b\w*[qQ]ueue\w*\.add"):
+    for match, call in calls(text, _queues(text) + r"\.add"):
         sent = [*arguments(call), "", ""][1]
         loaded = r"(?:\.(?:findUnique|findFirst|findOne\w*|findById|findByPk|save|getOne)\b|\.rows\[0\])"
         row = re.match(r"(?:\{\s*\.\.\.)?(\w+)\b(?:\s*\}|$|\.(?:toJSON|toObject)\(\))", sent)
@@ -197,7 +207,7 @@ def _brokers(text: str, uses: set[str]) -> Iterator[Hit]:
 
 def _bullmq(path: Path, text: str, project: Project) -> Iterator[Hit]:
     defaults = "defaultJobOptions" in text
-    for match, call in calls(text, r"\b(?:\w*[qQ]ueue\w*)\.add"):
+    for match, call in calls(text, _queues(text) + r"\.add"):
         given = arguments(call)
         options = given[2] if len(given) > 2 else ""
         if (options and not options.startswith("{")) or "..." in options:
