@@ -18,7 +18,7 @@ async def process(job, token):  # finds: no-deadline
         return None
     for attempt in range(3):  # finds: inner-retry
         try:
-            return requests.post("https://mail.example/send", json=job.data)  # finds: blocking-in-async
+            return requests.post("https://mail.example/send", json=job.data)  # finds: blocking-in-async, http-no-timeout
         except OSError:
             await asyncio.sleep(2**attempt)
 
@@ -55,7 +55,7 @@ async def metrics_loop():
 
 
 async def main():
-    worker = Worker("mail", process, {"connection": "redis://localhost", "limiter": {"max": 1, "duration": 1, "groupKey": "user"}})  # finds: no-shutdown, stall-default, redis-default-timeout, group-key
+    worker = Worker("mail", process, {"connection": "redis://localhost", "limiter": {"max": 1, "duration": 1, "groupKey": "user"}})  # finds: no-shutdown, stall-default, redis-default-timeout, group-key, stock-worker
     worker.on("failed", on_failed)  # finds: listener-dead-letter
     asyncio.create_task(metrics_loop())  # finds: task-not-held
     await asyncio.sleep(1e9)

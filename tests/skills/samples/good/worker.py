@@ -52,7 +52,7 @@ async def main():
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     options = {"connection": client, "maxStalledCount": 1000}
-    worker = Worker("mail", process, options)
+    worker = Worker("mail", process, options)  # queuesmith: ignore[stock-worker] drained by hand
     worker.on("failed", lambda job, error: logger.warning("failed %s", job.id))
     task = asyncio.create_task(heartbeat(9))
     tasks.add(task)

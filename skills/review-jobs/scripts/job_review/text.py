@@ -1,0 +1,88 @@
+"""Reading code by pattern: comments, brackets, arguments, functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+SECRET = (
+    r"password|passwd|secret|client_?secret|api_?key|access_?token|refresh_?token|auth_?token|bearer_?token|authorization"
+    r"|private_?key|card_?number|cvv|cvc|iban|ssn|email|e_mail|email_?address"
+)
+# SET NX against calls that come too often, not against work that comes twice.
+THROTTLE = re.compile(r"throttle|cool_?down|rate_?limit|debounce", re.IGNORECASE)
+# Tables in which the last writer may win.
+CACHES = r"cache|kv|setting|config|checkpoint|cursor|progress|offset|lease|lock|session|stat|metric|heartbeat|snapshot"
+REPLACE = re.compile(r"\b(?:INSERT\s+OR\s+REPLACE|REPLACE)\s+INTO\s+[\"`\[]?([\w.]+)", re.IGNORECASE)
+
+
+def line_at(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1
+
+
+def calls(text: str, pattern: str) -> Iterator[tuple[re.Match[str], str]]:
+    """(match, "(arguments)") of every call whose name matches; `pattern` ends before the bracket."""
+    for match in re.finditer(pattern + r"\s*\(", text):
+        yield match, text[match.end() - 1 : closing(text, match.end() - 1)]
+
+
+def replaced_rows(text: str) -> Iterator[int]:
+    for match in REPLACE.finditer(text):
+        if not re.search(CACHES, match[1], re.IGNORECASE):
+            yield line_at(text, match.start())
+
+
+def masked(text: str) -> str:
+    """Comments as spaces; strings and line numbers stay."""
+    keep = r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\"|`(?:\\.|[^`\\])*`"
+    blank = r"//[^\n]*|/\*.*?\*/"
+
+    def change(match: re.Match[str]) -> str:
+        found = match[0]
+        if found.startswith(("//", "/*")) and "queuesmith: ignore" not in found:
+            return re.sub(r"[^\n]", " ", found)
+        return found
+
+    return re.sub(f"{keep}|{blank}", change, text, flags=re.DOTALL)
+
+
+def closing(text: str, opening: int) -> int:
+    """Position after the bracket that closes the one at `opening`; strings are skipped."""
+    depth, position = 0, opening
+    while position < len(text):
+        char = text[position]
+        if char in "'\"`":
+            end = position + 1
+            while end < len(text) and text[end] != char:
+                end += 2 if text[end] == "\\" else 1
+            position = end
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+            if depth == 0:
+                return position + 1
+        position += 1
+    return len(text)
+
+
+def arguments(call: str) -> list[str]:
+    """The top-level arguments of `(…)`."""
+    parts, depth, start, position = [], 0, 1, 0
+    while position < len(call):
+        char = call[position]
+        if char in "'\"`":
+            end = position + 1
+            while end < len(call) and call[end] != char:
+                end += 2 if call[end] == "\\" else 1
+            position = end
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+        elif char == "," and depth == 1:
+            parts.append(call[start:position].strip())
+            start = position + 1
+        position += 1
+    last = call[start:-1].strip()
+    return [*parts, last] if last else parts

@@ -1,0 +1,30 @@
+import { Queue, UnrecoverableError, Worker } from 'bullmq'
+import cron from 'node-cron'
+
+const queue = new Queue('mail', { connection: new Redis(url, { maxRetriesPerRequest: 1, enableOfflineQueue: false }) })
+const worker = new Worker('mail', async (job) => {
+  const answer = await fetch('https://mail.example', { method: 'POST', signal: AbortSignal.timeout(5_000) })
+  if (!answer.ok && answer.status < 500) throw new UnrecoverableError(`HTTP ${answer.status}`)
+  if (!answer.ok) throw new Error(`HTTP ${answer.status}`)
+}, { ...WORKER, connection })
+
+// once per slot: the row decides
+cron.schedule('0 2 * * *', () => claim('INSERT INTO slots (slot) VALUES ($1) ON CONFLICT DO NOTHING'))
+for (const signal of ['SIGTERM', 'SIGINT']) process.once(signal, () => void worker.close())
+
+export async function health() {
+  const counts = await queue.getJobCounts('waiting', 'prioritized', 'delayed')
+  return counts
+}
+
+export async function enqueue(order: { id: string; email: string }) {
+  // the key is made with the job: equal in every try
+  await queue.add('charge', { order: order.id, idempotencyKey: crypto.randomUUID() }, JOB)
+  logger.info({ order: order.id, hasEmail: Boolean(order.email) }, 'enqueued')
+}
+
+setInterval(() => renewLease(), 5_000)
+
+export function report(name: string) {
+  return queueOf(name).getJobCounts('completed', 'failed')
+}
