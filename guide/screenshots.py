@@ -20,7 +20,7 @@ from harness.browser import TOKEN, StudyHall, launched  # noqa: E402
 SAMPLES = ROOT / "reference" / "samples"
 TARGET = ROOT / "guide" / "assets" / "screenshots"
 DESKTOP = {"width": 1280, "height": 800}
-LARGEST = 100_000
+LARGEST = 40_000
 
 
 def main() -> None:
@@ -57,17 +57,6 @@ def _show(hall: StudyHall, browser: Any, folder: Path) -> None:
     document = hall.upload(SAMPLES / "water-cycle.md", "The water cycle.md")
     hall.upload(SAMPLES / "plate-tectonics.docx", "Plate tectonics.docx")
     _save(light, "overview")
-    light.goto(f"/#/documents/{document}")
-    light.locator(
-        "[data-key=quiz-creation] .bar-fill.tone-run, [data-key=graph-generation] .bar-fill.tone-run"
-    ).first.wait_for(timeout=90_000)
-    light.wait_for_timeout(1_500)
-    _save(light, "document-flow")
-    light.goto("/#/letters")
-    light.locator("tbody input[type=checkbox]").nth(1).wait_for()
-    for number in (0, 1):
-        light.locator("tbody input[type=checkbox]").nth(number).check()
-    _save(light, "dead-letters")
     dark = _page(browser, hall, DESKTOP, "dark")
     dark.goto(f"/#/jobs/graphs/graph-generation.{document}")
     dark.locator(".detail .timeline li").nth(2).wait_for()
@@ -93,7 +82,7 @@ def _save(page: Any, name: str) -> None:
     from PIL import Image
 
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    for quality in (90, 80, 70, 60, 50):
+    for quality in (70, 60, 50, 45):
         out = io.BytesIO()
         picture.save(out, "WEBP", quality=quality, method=6)
         if out.tell() <= LARGEST:
