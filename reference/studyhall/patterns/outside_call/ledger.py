@@ -46,8 +46,8 @@ class InFlight(Snooze):
 
 
 class Refused(Permanent):
-    """The provider refused this call for good. Mend it, `resolve(key, again=True)` or `outside_call.command PROVIDER KEY
-    --again`, then replay the job."""
+    """The provider refused this call for good. Mend it, `resolve(key, again=True)` (on the command line:
+    `outside_call.command PROVIDER KEY --again`), then replay the job."""
 
 
 class Unclear(Permanent):
