@@ -61,7 +61,8 @@ def put(options: argparse.Namespace, adoption: Adoption) -> list[Change]:
         names = ", ".join(change.path for change in adoption.edited)
         raise Refused(
             f"edited since it was copied, or not from here: {names}. Nothing was written. Leave these as they are and "
-            "write the others with --keep, overwrite them with --force, or see the diffs with --dry-run."
+            "write the others with --keep, overwrite them with --force, or see the diffs with --dry-run. A second "
+            "recipe goes into a folder of its own: --into src/app/nightly."
         )
     asks = can_ask and not options.keep
     return write(adoption, lambda one: options.force or (asks and _asked(one)))

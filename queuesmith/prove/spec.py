@@ -314,7 +314,7 @@ _KINDS: dict[type, str] = {
     int: "a number",
     bool: "true or false",
     dict: "a table like { a = 1 }",
-    list: "a list like [1, 2]",
+    list: "a list, in brackets",
     float: "a number",
 }
 _EXAMPLES = {

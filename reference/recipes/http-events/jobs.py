@@ -7,7 +7,7 @@ from sqlalchemy import Column, Table, Text
 
 from patterns import outbox
 from patterns.core.event import Event
-from patterns.core.store import begin, insert, metadata
+from patterns.core.store import insert, metadata
 
 QUEUE = "invoices"
 # "crm=https://… mail=https://…": what waits for a receiver is kept under its name
@@ -21,12 +21,11 @@ class Task(BaseModel):
     amount: int
 
 
-async def record(store, task: Task, what: str = "created"):
-    """Both rows or neither; the same again adds nothing, for the id is made of it."""
+async def record(tx, task: Task, what: str = "created"):
+    """In your transaction; the same again adds nothing, for the id is made of it."""
     key, data = str(task.invoice), task.model_dump(mode="json")
     names = {"id": f"{QUEUE}.{key}.{what}", "type": f"{QUEUE}.{what}.v1"}
     event = Event(**names, source=f"/{QUEUE}", subject=key, data=data)
     row = {"key": key, "body": task.model_dump_json()}
-    async with begin(store, durable=True) as tx:
-        await tx.execute(insert(tx, results).values(row).on_conflict_do_nothing())
-        await outbox.add(tx, event, to=RECEIVERS)
+    await tx.execute(insert(tx, results).values(row).on_conflict_do_nothing())
+    await outbox.add(tx, event, to=RECEIVERS)

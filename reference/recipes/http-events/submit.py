@@ -6,13 +6,15 @@ import os
 
 from jobs import Task, record
 from patterns.core.open_store import close, create_all, open_store
+from patterns.core.store import begin
 
 
 async def submit(*tasks: Task):
     store = open_store(os.environ["DATABASE_URL"])
     await create_all(store)
     for task in tasks:
-        await record(store, task)
+        async with begin(store, durable=True) as tx:  # both rows or neither
+            await record(tx, task)
     await close(store)
 
 

@@ -24,7 +24,7 @@ class Receiver:
     """None is taken, Permanent is set aside, everything else comes again."""
 
     def __init__(self, url: str):
-        self.url, self.http = url, httpx.AsyncClient(timeout=LEASE / 2)
+        self.url, self.http = url, httpx.AsyncClient(timeout=None)
 
     async def publish(self, events: list[Event]) -> list[Exception | None]:
         return await asyncio.gather(*map(self.post, events))
@@ -35,10 +35,11 @@ class Receiver:
         # The same key in every try: whoever takes it twice can tell.
         head |= {"Idempotency-Key": event.id, "Signature": sign(SECRET, body)}
         try:
-            answer = await self.http.post(self.url, content=body, headers=head)
+            async with asyncio.timeout(LEASE / 2):  # the whole of it
+                answer = await self.http.post(self.url, content=body, headers=head)
         except httpx.ConnectError as error:
             return BrokerUnavailable(str(error))  # away: all of its events wait
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, TimeoutError) as error:
             return Transient(type(error).__name__)
         code = answer.status_code
         wait = parse_retry_after(answer.headers.get("Retry-After"), time.time())

@@ -24,7 +24,8 @@ from patterns.shutdown import run_until_signalled
 from patterns.stall_budget import crash_budget
 from patterns.typed_jobs import JobTypes, plain, typed
 
-CRON, ZONE = os.environ.get("CRON", "0 2 * * *"), "UTC"  # or Europe/Berlin
+CRON = os.environ.get("CRON", "0 2 * * *")
+ZONE = os.environ.get("ZONE", "UTC")  # or Europe/Berlin
 results = Table("results", metadata, Column("key", Text), Column("body", Text))
 
 

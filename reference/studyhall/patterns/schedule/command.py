@@ -5,6 +5,7 @@ python -m patterns.schedule.command      each schedule: its last slot, how many 
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 from datetime import UTC, datetime
@@ -16,6 +17,9 @@ __all__ = ["main"]
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     asyncio.run(_show())
 
 
