@@ -32,7 +32,6 @@ class Receiver:
     async def post(self, event: Event) -> Exception | None:
         body = event.encode()
         head = {"Content-Type": "application/cloudevents+json"}
-        # The same key in every try: whoever takes it twice can tell.
         head |= {"Idempotency-Key": event.id, "Signature": sign(SECRET, body)}
         try:
             async with asyncio.timeout(LEASE / 2):  # the whole of it
@@ -58,9 +57,8 @@ async def main():
     await create_all(store)
     options = {"policy": forever(), "batch": 20, "lease": LEASE}
     # One relay each: a receiver that is down or slow delays no other.
-    relays = []
-    for name, url in RECEIVERS.items():
-        relays.append(Relay(store, Receiver(url), destination=name, **options))
+    each = [(Receiver(url), name) for name, url in RECEIVERS.items()]
+    relays = [Relay(store, to, destination=name, **options) for to, name in each]
     await run_until_signalled(relays, grace=25)
     await close(store)
 
