@@ -24,7 +24,10 @@ MODULES = catalogue.MODULES.relative_to(ROOT).as_posix()
 # Reference pages that are no pattern: skill/page -> address.
 READING = {
     "background-jobs/choosing": "choosing",
+    "background-jobs/migrate": "migrate",
     "background-jobs/prove-it": "prove-it/jobs",
+    "background-jobs/runbook": "runbook",
+    "background-jobs/stacks": "stacks",
     "event-driven/prove-it": "prove-it/events",
     "review-jobs/checklist": "checklist",
 }
@@ -56,6 +59,8 @@ def all_pages() -> dict[str, str]:
         skill, stem = name.split("/")
         path = ROOT / "skills" / skill / "references" / f"{stem}.md"
         found[address] = from_file(path)
+    for path in sorted((ROOT / "skills").glob("*/references/stacks/*.md")):
+        found[f"stacks/{path.stem}"] = from_file(path)
     found |= {f"recipes/{one.id}": from_file(ROOT / one.page) for one in recipes().values()}
     for path in sorted((ROOT / "skills").glob("*/SKILL.md")):
         found[f"skills/{path.parent.name}"] = from_file(path)
@@ -117,8 +122,8 @@ def address_of(path: Path) -> str | None:
     """Where a file of the repository is a page of its own."""
     parts = path.relative_to(ROOT).parts
     match parts:
-        case ("skills", _, "references", "recipes", _):
-            return f"recipes/{path.stem}"
+        case ("skills", _, "references", "recipes" | "stacks" as kind, _):
+            return f"{kind}/{path.stem}"
         case ("skills", skill, "references", _):
             return READING.get(f"{skill}/{path.stem}", f"patterns/{path.stem}")
         case ("skills", skill, "SKILL.md"):

@@ -220,17 +220,17 @@ def test_the_card_shows_the_figures_of_the_file_with_date_and_seed(bare: Guide) 
 def test_what_was_not_measured_is_said_never_filled_in(bare: Guide) -> None:
     assert 'data-measured="none"' in bare.text("patterns/saga/")
     assert "not measured yet" in bare.text("patterns/saga/")
-    runbook = bare.text("runbook/")
-    figures = re.findall(r'data-figure="([^"]+)"[^>]*>([^<]+)<', runbook)
+    operations = bare.text("operations/")
+    figures = re.findall(r'data-figure="([^"]+)"[^>]*>([^<]+)<', operations)
     assert len(figures) > 15
     assert {shown for _, shown in figures} == {"not measured yet"}
 
 
-def test_the_benchmark_page_and_the_runbook_show_the_results_of_the_file(bare: Guide) -> None:
+def test_the_benchmark_and_operations_pages_show_the_results_of_the_file(bare: Guide) -> None:
     page = bare.text("benchmark/")
     for shown in ("54,321", "all of them on", "2031-02-04", 'class="qb"', "not measured"):
         assert shown in page
-    figures = dict(re.findall(r'data-bench="([^"]+)"[^>]*>([^<]+)<', bare.text("runbook/")))
+    figures = dict(re.findall(r'data-bench="([^"]+)"[^>]*>([^<]+)<', bare.text("operations/")))
     assert figures["throughput/queuesmith/noop"] == "54,321"
     assert set(figures.values()) == {"54,321", "not measured yet"}
 

@@ -29,6 +29,7 @@ SAMPLE = [
     "states/",
     "calculators/",
     "runbook/",
+    "operations/",
     "choosing/",
     "skills/background-jobs/",
 ]

@@ -230,5 +230,34 @@ def test_agent_has_limits_examples_and_loads_skills(path: Path) -> None:
     named = set(re.findall(r"`queuesmith:([\w-]+)`", body))
     assert named
     assert named <= skills
-    if "reviewer" in path.stem:
+    if path.stem.endswith(("reviewer", "responder")):
         assert not {"Edit", "Write"} & set(re.split(r",\s*", tools[1])), "reads only"
+
+
+# What a builder has to ask and to hand over, and what keeps a responder from making it worse.
+DUTIES = {
+    "bullmq-job-processor": (
+        "who is told",
+        "connections",
+        "decisions taken",
+        "how it is watched",
+        "queuesmith prove",
+    ),
+    "event-flow-architect": (
+        "who is told",
+        "connections",
+        "decisions taken",
+        "how it is watched",
+        "queuesmith prove",
+    ),
+    "queue-incident-responder": ("`runbook`", "read-only", "before the first change", "seen", "done", "left"),
+}
+
+
+@pytest.mark.parametrize("agent", DUTIES)
+def test_agent_asks_watches_and_hands_over(agent: str) -> None:
+    head, body = (ROOT / "agents" / f"{agent}.md").read_text().split("---\n", 2)[1:]
+    assert [words for words in DUTIES[agent] if words not in body.lower()] == []
+    assert re.search(r"Context: (Asked for something else|A command or a log)", head), (
+        "called without being asked"
+    )

@@ -19,7 +19,7 @@ from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns.core import open_store as opening
 from studyhall.patterns.core import store as store_module
-from studyhall.patterns.core.open_store import WrongStoreUrl, close, create_all, open_store
+from studyhall.patterns.core.open_store import TableTaken, WrongStoreUrl, close, create_all, open_store
 from studyhall.patterns.core.store import (
     NestedBegin,
     StoreBusy,
@@ -31,6 +31,7 @@ from studyhall.patterns.core.store import (
     metadata,
     read,
 )
+from studyhall.patterns.idempotency import inbox
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -365,4 +366,16 @@ async def test_a_restart_of_postgres_costs_no_transaction_afterwards(own_postgre
     for _ in range(10):
         await increment(engine)
     assert await value(engine) == 10
+    await close(engine)
+
+
+async def test_a_table_of_somebody_else_is_refused_and_left_as_it_was(store_url: str) -> None:
+    """It got our columns beside its own, and no primary key: an insert that counts on one then took duplicates."""
+    engine = open_store(store_url)
+    async with begin(engine) as tx:
+        await tx.execute(text(f"CREATE TABLE {inbox} (mail TEXT)"))
+    with pytest.raises(TableTaken, match=r"inbox has no column consumer\..*Rename it"):
+        await create_all(engine)
+    async with read(engine) as tx:
+        assert (await tx.execute(text(f"SELECT * FROM {inbox}"))).keys() == {"mail"}
     await close(engine)

@@ -6,6 +6,7 @@ Promises
   PostgreSQL connection after about `SILENCE` seconds. Inside `store.answers_within` every statement has a limit of
   its own as well: one that is not answered in time breaks its connection, which reads as a server that went away.
 - No error shows a statement's values: they are people's names and addresses.
+- `create_all` leaves a table alone that has one of our names and is not ours: `TableTaken`.
 
 When they do not hold
 - Power loss on SQLite: `synchronous=NORMAL` (the default here) may take back the last commits, but never
@@ -35,9 +36,10 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.schema import CreateColumn
 
+from .errors import Permanent
 from .store import LOCK_WAIT, Hop, StoreUnavailable, answer_limit, begin, hops, is_postgres, metadata
 
-__all__ = ["SILENCE", "WrongStoreUrl", "close", "create_all", "open_store"]
+__all__ = ["SILENCE", "TableTaken", "WrongStoreUrl", "close", "create_all", "open_store"]
 
 CONNECT_WAIT = 5  # seconds until an unreachable server is an error
 SILENCE = 10  # seconds
@@ -59,6 +61,10 @@ _SOCKET_OPTIONS = {
 
 class WrongStoreUrl(ValueError):
     """The database URL cannot be used. Give `sqlite:///path.db` or `postgresql://user@host/name`."""
+
+
+class TableTaken(Permanent):
+    """The database has a table of this name that is not ours. Rename it, or ours in the module that declares it."""
 
 
 def open_store(url: str) -> AsyncEngine:
@@ -93,6 +99,9 @@ def _create_missing(tx: Connection) -> None:
     for table in metadata.sorted_tables:
         for column in table.columns:
             if (table.name, column.name) not in columns:
+                # No newer version adds such a column: rows that are there would have no value for it.
+                if not column.nullable and column.server_default is None:
+                    raise TableTaken(f"{table.name} has no column {column.name}. {TableTaken.__doc__}")
                 added = CreateColumn(column).compile(dialect=tx.dialect)
                 tx.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {added}")
         for index in table.indexes:
