@@ -34,6 +34,7 @@ def job(data: Any) -> Any:
         attemptsStarted=1,
         stalledCounter=0,
         timestamp=0,
+        processedOn=None,
         delay=0,
         queueName="work",
     )
