@@ -109,7 +109,8 @@ def _text(folder: Path, found: Found | None) -> str:
         any((folder / name).exists() for name in ("pyproject.toml", "requirements.txt", "setup.py"))
         or not found
     )
-    submit = "python submit.py {key}" if python or ".py" in worker else "node submit.mjs {key}"
+    python = python or ".py" in worker or "celery" in worker
+    submit = "python submit.py {key}" if python else "node submit.mjs {key}"
     bullmq = found is not None and found.stack.startswith("BullMQ")
     queue = f'queue = "{found.queue or "jobs"}"' if found and bullmq else '# queue = "jobs"'
     return f"""\

@@ -39,6 +39,8 @@ async def webhook(request: Request):
         verify(SECRETS, head.get("signature", ""), body)
         data = json.loads(body)
         key = str(data[KEY])
+        if data[KEY] in (None, ""):
+            raise ValueError(KEY)
         names = {"id": f"{QUEUE}.{key}", "type": f"{QUEUE}.taken.v1"}
         event = Event(**names, source="/webhook", subject=key, data=data)
     except NotSigned:
