@@ -215,7 +215,8 @@ def queued(world: World, keys: set[str]) -> dict[str, str]:
     except Exception as error:  # whatever a Redis that just came back says
         return dict.fromkeys(keys, f"unknown: {type(error).__name__}")
     unusual = {
-        key: [place for place in places if shape(place) not in world.resting] for key, places in found.items()
+        key: [place for place in places if shape(world, place) not in world.resting]
+        for key, places in found.items()
     }
     return {key: places[0] for key, places in unusual.items() if places}
 
@@ -239,8 +240,11 @@ def in_redis(world: World, keys: set[str]) -> dict[str, list[str]]:
     return {key: sorted(places, key=lambda place: place.startswith("hash")) for key, places in found.items()}
 
 
-def shape(place: str) -> str:
-    """`hash rq:job:5c1…` and `hash rq:job:9e0…` are places of one kind."""
+def shape(world: World, place: str) -> str:
+    """`hash rq:job:5c1…` and `hash rq:job:9e0…` are places of one kind, and so are those named by two of our keys."""
+    # First: the digits alone would make k2e86-0002 and kd2de-0004, keys of two worlds, places of two kinds.
+    for key in world.keys_in(place):
+        place = place.replace(world.name_of(key), "*").replace(key, "*")
     return re.sub(r"[0-9a-f-]{16,}|\d+", "*", place)
 
 

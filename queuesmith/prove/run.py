@@ -341,7 +341,8 @@ def _learn_places(world: World, keys: set[str]) -> None:
     """Where in Redis a job stays that was done without any fault: found twice, a second apart."""
     before: set[str] | None = None
     for _ in range(10):
-        places = {probes.shape(place) for found in probes.in_redis(world, keys).values() for place in found}
+        found = probes.in_redis(world, keys).values()
+        places = {probes.shape(world, place) for ones in found for place in ones}
         if places == before:
             break
         before = places

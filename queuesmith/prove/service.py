@@ -327,8 +327,9 @@ class ServiceRunner:
                 self._offsets[path] = offset + len(whole)
                 now = self._timeline.now()
                 if len(self.lines) < _MOST_LINES:
+                    # Line by line: one long call for all of them would hold up every other thread.
                     self.lines += [
                         (now, path.stem, line)
-                        for line in printable(whole.decode(errors="replace")).splitlines()
-                        if line.strip()
+                        for one in whole.split(b"\n")
+                        if (line := printable(one.decode(errors="replace"))).strip()
                     ]

@@ -406,7 +406,8 @@ class World:
     def in_logs(self, keys: set[str]) -> dict[str, str]:
         """Key -> the last log line that names it as failed."""
         found: dict[str, str] = {}
-        for _, source, line in self.service.lines:
+        # Asked again and again while jobs are awaited, mostly for none: there can be 200,000 lines.
+        for _, source, line in self.service.lines if keys else ():
             if _ERRORS.search(line):
                 found |= dict.fromkeys(self.keys_in(line) & keys, f"{source}: {line.strip()[:160]}")
         return found

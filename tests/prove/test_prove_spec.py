@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from queuesmith.prove import probes
 from queuesmith.prove.spec import Command, Request, Wrong, fill, load, seconds
 from queuesmith.prove.world import Batch, World
 
@@ -170,3 +171,17 @@ def test_ids_of_the_services_own_are_found_in_what_it_says(tmp_path: Path) -> No
         assert world.key_of("ord-9999") == ""
     finally:
         world.close()
+
+
+def test_where_done_jobs_stay_is_known_in_every_world(tmp_path: Path) -> None:
+    """Learnt in the one without a fault, whose keys look different: a place named by a key is of one kind."""
+    spec = load(write(tmp_path, GOOD.replace("[effect]", "[servers]\nredis = false\n[effect]")))
+    shapes = set()
+    for name in ("none", "kill-at-effect", "twice"):
+        world = World(spec, tmp_path / name, 1, name)
+        try:
+            for job in world.new_jobs(Batch("none"), 2):
+                shapes.add(probes.shape(world, f"hash bull:mails:mail-{job.key}"))
+        finally:
+            world.close()
+    assert shapes == {"hash bull:mails:mail-*"}
