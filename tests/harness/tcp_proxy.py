@@ -33,6 +33,7 @@ class TcpProxy:
         self._server: asyncio.Server | None = None
         self._links: set[_Link] = set()
         self._swallow_new = False
+        self.swallowed = 0  # bytes
         self.up()
 
     def up(self) -> None:
@@ -99,25 +100,27 @@ class TcpProxy:
         link = _Link((writer, server[1]), silent=self._swallow_new)
         self._links.add(link)
         try:
-            await asyncio.gather(link.pump(reader, server[1]), link.pump(server[0], writer))
+            await asyncio.gather(self._pump(link, reader, server[1]), self._pump(link, server[0], writer))
         finally:
             self._links.discard(link)
             link.reset()
+
+    async def _pump(self, link: _Link, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65_536):
+                if link.silent:
+                    self.swallowed += len(data)
+                    continue
+                sink.write(data)
+                await sink.drain()
+            if not link.silent:  # a silent one does not tell the other side that this one hung up, either
+                sink.close()
 
 
 class _Link:
     def __init__(self, writers: tuple[asyncio.StreamWriter, asyncio.StreamWriter], *, silent: bool) -> None:
         self.writers, self.silent = writers, silent
         self.port = writers[1].get_extra_info("sockname")[1]  # as the server sees it
-
-    async def pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(65_536):
-                if not self.silent:
-                    sink.write(data)
-                    await sink.drain()
-            if not self.silent:  # a silent one does not tell the other side that this one hung up, either
-                sink.close()
 
     def reset(self) -> None:
         for writer in self.writers:

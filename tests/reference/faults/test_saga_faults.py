@@ -394,9 +394,10 @@ async def test_many_runners_share_the_sagas_and_never_one_of_them(
     assert calls == len(placed)
     assert not await shop.disagreements()
 
-    # The same pollers without lease and fence: each takes whatever has not ended.
-    # Enough of them that all three are at it before the first has done them all.
+    # The same pollers without lease and fence: each takes whatever has not ended. The provider is slow, so who finds a
+    # charge that another has just started looks it up while it is still on its way, and makes it as well.
     twins = [await shop.place("buyer") for _ in range(scale(10, 100))]
+    await shop.fault("late", times=len(twins), seconds=3.0)
     await shop.finish(processes=3, lease=False, fence=False)
     twin_starts, _ = await shop.starts(twins)
     assert sum(twin_starts.values()) > len(twin_starts), "nobody collided: then the lease was not needed here"

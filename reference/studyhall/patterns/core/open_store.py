@@ -37,7 +37,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.schema import CreateColumn
 
 from .errors import Permanent
-from .store import LOCK_WAIT, Hop, StoreUnavailable, answer_limit, begin, hops, is_postgres, metadata
+from .store import ANSWER, LOCK_WAIT, Hop, StoreUnavailable, answer_limit, begin, hops, is_postgres, metadata
 
 __all__ = ["SILENCE", "TableTaken", "WrongStoreUrl", "close", "create_all", "open_store"]
 
@@ -46,8 +46,9 @@ SILENCE = 10  # seconds
 _SCHEMA_LOCK = 0x51756575  # any number, the same in every process: serialises CREATE TABLE on PostgreSQL
 _POSTGRES_SESSION = (
     f"-c lock_timeout={int(LOCK_WAIT * 1000)} "
-    # A process that is frozen in the middle of a transaction must not keep its row locks forever.
-    "-c idle_in_transaction_session_timeout=60000"
+    # Who is frozen or unreachable in the middle of a transaction must not keep its row locks: the others are back soon
+    # after `ANSWER` only if these end about then.
+    f"-c idle_in_transaction_session_timeout={int(ANSWER * 1000)}"
 )
 # All are needed: keepalives speak only while nothing is on its way, the timeout counts only what is.
 _SOCKET_OPTIONS = {

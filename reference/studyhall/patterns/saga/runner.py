@@ -239,10 +239,13 @@ class SagaRunner:
                 raise
             failed = error
             return await self._settle(draft, lambda draft: self._course.failed(draft, action, failed))
-        if action.kind == "look up":
-            return await self._settle(draft, lambda draft: self._course.found(draft, action, result))
-        self._reach("after", "effect", draft, action)
         backward = draft.saga.backward
+        if action.kind == "look up":
+            after = await self._settle(draft, lambda draft: self._course.found(draft, action, result))
+            if result is not None and not backward:
+                self._reach("after", "record", draft, action, backward)
+            return after
+        self._reach("after", "effect", draft, action)
         after = await self._settle(draft, lambda draft: self._done(draft, action, result))
         self._reach("after", "record", draft, action, backward)
         return after
@@ -289,7 +292,8 @@ class SagaRunner:
     def _reach(
         self, when: str, what: str, draft: Draft, action: Action | None, backward: bool | None = None
     ) -> None:
-        if action is not None and action.kind != "look up":
+        # A look-up has no intent and no effect of its own, but what it found is recorded.
+        if action is not None and (action.kind != "look up" or what == "record"):
             undo = "undo " if (draft.saga.backward if backward is None else backward) else ""
             self._probe(f"{when} {undo}{what}", draft.saga.id, action.row.name)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -170,12 +171,32 @@ async def _claim_without_lease(engine: AsyncEngine, *, owner: str, **_: Any) -> 
     ]
 
 
+def _all_have_looked(plan: dict[str, Any]) -> None:
+    """Those that take every due saga begin at the same time, and none drives before all have looked once: else the
+    first has done them all before the last was forked, and nothing is shown about several at once."""
+    looking = multiprocessing.Barrier(max(1, [each["saga_id"] for each in plan["victims"]].count(None)))
+    claim, looked = runner.claim, False
+
+    async def claim_together(*args: Any, saga_id: str | None = None, **options: Any) -> list[saga_store.Held]:
+        nonlocal looked
+        if looked or saga_id is not None:
+            return await claim(*args, saga_id=saga_id, **options)
+        looked = True
+        looking.wait(30)
+        found = await claim(*args, saga_id=saga_id, **options)
+        looking.wait(30)
+        return found
+
+    runner.claim = claim_together  # type: ignore[assignment]
+
+
 def perform(plan: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(process)d %(levelname)s %(message)s")
     if not plan.get("fence", True):
         saga_store._HOLD = _without_fence()
     if not plan.get("lease", True):
         runner.claim = _claim_without_lease  # type: ignore[assignment]
+    _all_have_looked(plan)
     pids = {}
     for victim in plan["victims"]:
         if (pid := os.fork()) == 0:
