@@ -20,7 +20,8 @@ from studyhall.patterns.outside_call import NotMade, check_status
 from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep, StepContext
 
 PATIENCE = 0.5  # of the HTTP client, shorter than the provider's slow answers
-RETRY = RetryPolicy(base=0.05, cap=0.2, attempts=4)  # fewer than processes die in a step
+# More than the provider refuses at random in a row: a saga that gives up is undone, and the proof counts on the others.
+RETRY = RetryPolicy(base=0.05, cap=0.2, attempts=12)
 
 
 def parcel_saga(url: str, longest: float, way: str) -> Saga:
