@@ -127,7 +127,8 @@ async def _reconcile_now_and_then(
         except Exception as error:  # the bus or the database is away: it is no emergency to look later
             log.warning("cannot look for lost events of %s: %r", group, error)
         with suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), RECONCILE_EVERY)
+            async with asyncio.timeout(RECONCILE_EVERY):
+                await stop.wait()
 
 
 async def _when(stop: asyncio.Event, then: Callable[[], None]) -> None:

@@ -59,7 +59,8 @@ class Shares:
         try:
             try:
                 with uncharged():
-                    await asyncio.wait_for(turn.acquire(), self._patience)
+                    async with asyncio.timeout(self._patience):
+                        await turn.acquire()
             except TimeoutError:
                 raise ResourceBusy(
                     "other files of this owner are being read", retry_after=1 + random.random()

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import re
 import statistics
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,31 @@ async def failing_add(queue: Any) -> float:
     with pytest.raises((ConnectionError, TimeoutError)):
         await queue.add("job", {}, {"jobId": "one"})
     return time.monotonic() - started
+
+
+async def went_on(client: Any) -> bool:
+    """Did it go on although it was cancelled while its command left?"""
+
+    async def work() -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await client.get("x")
+        return "went on"
+
+    await client.ping()
+    running = asyncio.create_task(work())
+    await asyncio.wait({running}, timeout=20)
+    assert await client.get("x") is None, "the connection that was left in mid-command is not used again"
+    await client.aclose()
+    return not running.cancelled()
+
+
+async def test_a_cancellation_that_comes_while_a_command_leaves_is_not_swallowed(redis_url):
+    for make in (producer_client, blocking_client, events_client, partial(worker_client, kind=AutoPipeline)):
+        assert not await went_on(make(redis_url)), make
+    stock = redis.asyncio.Redis.from_url(redis_url, socket_timeout=5, decode_responses=True)
+    assert await went_on(stock) == (sys.version_info < (3, 12))
 
 
 @pytest.mark.fault

@@ -261,7 +261,8 @@ class ReliableWorker:
         if self._running:
             self._idle.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._idle.wait()
 
     @property
     def _taking(self) -> bool:
@@ -414,7 +415,8 @@ class ReliableWorker:
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
 
     # -- one job -------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ URLs: `redis://`, `rediss://` (TLS), `unix:///path/to/socket?db=0`, and for Sent
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -32,6 +33,7 @@ from redis.exceptions import (
     ResponseError,
 )
 from redis.exceptions import ConnectionError as BrokenConnection
+from redis.exceptions import TimeoutError as Unanswered
 
 __all__ = [
     "NoCluster",
@@ -140,6 +142,24 @@ class _Watched:
             # Most likely CLIENT SETNAME, which would fail every connection. A name is a courtesy: go without.
             self.client_name = None
             await connection.on_connect_check_health(*args, **options)
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        # redis-py sends under `asyncio.wait_for`, which on Python 3.11 swallows a cancellation that comes while the
+        # bytes leave: Ctrl-C, a deadline or a stop then has no effect. It also costs a task for each command.
+        connection: Any = self
+        if not connection.is_connected:
+            await connection.connect()
+        if check_health:
+            await connection.check_health()
+        above: Any = super()
+        limit, connection.socket_timeout = connection.socket_timeout, None
+        try:
+            async with asyncio.timeout(limit):
+                await above.send_packed_command(command, check_health=False)
+        except TimeoutError:  # redis-py has dropped the connection; its own timeout is no builtin one
+            raise Unanswered("Timeout writing to socket") from None
+        finally:
+            connection.socket_timeout = limit
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         connection: Any = super()

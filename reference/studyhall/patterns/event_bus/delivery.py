@@ -25,7 +25,18 @@ from ..core.job import Decision, Outcome, RetryPolicy
 from ..core.redaction import redact_text
 from ..retry import decide
 
-__all__ = ["Lanes", "checked_name", "encoded", "judge", "log", "partition_of", "pauses", "text", "wire_id"]
+__all__ = [
+    "Lanes",
+    "checked_name",
+    "encoded",
+    "judge",
+    "log",
+    "partition_of",
+    "pauses",
+    "set_within",
+    "text",
+    "wire_id",
+]
 
 log = logging.getLogger("event_bus")
 _ORDINARY = re.compile(r"[A-Za-z0-9._:=-]{1,200}")
@@ -143,5 +154,11 @@ async def pauses(stop: asyncio.Event, *, longest: float = 2.0) -> AsyncIterator[
         began = time.monotonic()
         yield
         wait = 0.05 if time.monotonic() - began > longest else min(wait * 2, longest)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), wait)
+        await set_within(stop, wait)
+
+
+async def set_within(event: asyncio.Event, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()

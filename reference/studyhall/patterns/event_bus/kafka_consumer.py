@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from ..core.errors import JobError
 from ..core.event import Handler
 from ..core.job import RetryPolicy
-from .delivery import Lanes, judge, log, text
+from .delivery import Lanes, judge, log, set_within, text
 
 __all__ = ["KafkaMember", "headers_of"]
 
@@ -158,7 +158,7 @@ class KafkaMember:
         headers = headers_of(message)
         deliveries = int(headers.get("spent", 0)) + 1
         wait = float(headers.get("due", 0)) - time.time()
-        while not (wait > 0 and await _set_within(place.gone, wait)):
+        while not (wait > 0 and await set_within(place.gone, wait)):
             async with self._slots:
                 if place.gone.is_set():
                     return  # not settled, so not committed: the next owner gets it
@@ -198,9 +198,3 @@ class KafkaMember:
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
         return await self._loop.run_in_executor(self._thread, work)
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
-    return event.is_set()

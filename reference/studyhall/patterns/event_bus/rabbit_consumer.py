@@ -24,7 +24,7 @@ from aio_pika.exceptions import AMQPError, ChannelInvalidStateError
 
 from ..core.event import Handler
 from ..core.job import Decision, RetryPolicy
-from .delivery import Lanes, judge, log, pauses
+from .delivery import Lanes, judge, log, pauses, set_within
 
 __all__ = ["TROUBLE", "RabbitConsumer", "closed", "number"]
 
@@ -96,7 +96,7 @@ class RabbitConsumer:
                     async with asyncio.timeout(self.answer_within):
                         await queue.cancel(tag)
                         tag = await queue.consume(self._receive)
-                await _set_within(self.stop, LOOK)
+                await set_within(self.stop, LOOK)
         finally:
             for job in itertools.chain(*self._jobs.values()):
                 if job.message is not None:
@@ -140,7 +140,7 @@ class RabbitConsumer:
                     return
                 except TROUBLE as error:
                     log.warning("RabbitMQ did not take an answer, trying again: %r", error)
-                    await _set_within(self.stop, LOOK)
+                    await set_within(self.stop, LOOK)
                 except Exception:
                     # Never left unanswered: it would hold a place in the prefetch for good.
                     log.exception("an event could not be settled: RabbitMQ moves it to the quarantine")
@@ -166,7 +166,7 @@ class RabbitConsumer:
 
     async def _message_of(self, job: _Job) -> AbstractIncomingMessage | None:
         if job.message is None and not self.stop.is_set():
-            await _set_within(job.back, REMEMBER)
+            await set_within(job.back, REMEMBER)
         return job.message
 
     async def _copy(self, message: AbstractIncomingMessage, verdict: Decision, deliveries: int) -> None:
@@ -192,8 +192,3 @@ async def closed(thing: AbstractChannel | AbstractConnection) -> None:
     with contextlib.suppress(*TROUBLE):
         async with asyncio.timeout(2):
             await thing.close()
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)

@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 
 from ..core.event import Handler
 from ..core.job import RetryPolicy
-from .delivery import Lanes, judge, log, pauses, text
+from .delivery import Lanes, judge, log, pauses, set_within, text
 from .stream_scripts import AGAIN, FORGET, HOLD, LEASE, QUARANTINE, RELEASE, TAKE, Script, raw
 
 __all__ = ["StreamConsumer"]
@@ -191,7 +191,7 @@ class StreamConsumer:
         self._waiting += 1
         self._freed.set()
         try:
-            if not await _set_within(self.stop, delay):
+            if not await set_within(self.stop, delay):
                 return False
         finally:
             self._waiting -= 1
@@ -337,9 +337,3 @@ async def _either(first: asyncio.Event, second: asyncio.Event, seconds: float) -
     finally:
         for wait in waits:
             wait.cancel()
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
-    return event.is_set()
