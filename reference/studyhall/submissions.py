@@ -81,6 +81,8 @@ async def states(app: App, document_id: str) -> list[StageState]:
 async def _state(app: App, name: str, document_id: str) -> StageState:
     queue = app.producer.queue(app.jobs[name].queue)
     ident = job_id(name, document_id)
+    # The state first: a job that ends in between is shown as running, never as completed without its result.
+    state = str(await queue.getJobState(ident))
     job = await queue.getJob(ident)
     if job is None:
         dead = archive.dead_letters.c
@@ -90,7 +92,6 @@ async def _state(app: App, name: str, document_id: str) -> StageState:
             if letters
             else StageState(name, "gone", 0.0, "")
         )
-    state = str(await queue.getJobState(ident))
     if (why := cancelled(job.returnvalue)) is not None:
         return StageState(name, "cancelled", 0.0, why)
     progress = job.progress if isinstance(job.progress, dict) else {}

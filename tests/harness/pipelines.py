@@ -165,7 +165,7 @@ class Desk:
         ref = self.producer.ref(request)
         return await self.producer.queue(ref.queue).getJob(ref.id)
 
-    async def ended(self, *requests: JobRequest, timeout: float = 30) -> list[str]:
+    async def ended(self, *requests: JobRequest, timeout: float = 90) -> list[str]:
         """The states of these jobs, once each is completed or failed."""
 
         async def states() -> list[str]:

@@ -160,7 +160,8 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     """URL of a database made for this test."""
     name = f"t{uuid.uuid4().hex[:12]}"
     postgres_server.execute(f"CREATE DATABASE {name}")
-    yield postgres_server.database_url(name)
+    # More patience than the store's own: a server that many tests share is slow to fork.
+    yield f"{postgres_server.database_url(name)}?connect_timeout=30"
     postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 

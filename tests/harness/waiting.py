@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-__all__ = ["until", "until_sync"]
+__all__ = ["clock_at", "until", "until_sync"]
 
 T = TypeVar("T")
 
@@ -50,3 +50,12 @@ def until_sync(fn: Callable[[], T], timeout: float = 10, what: str = "", *, ever
 def _never(fn: object, timeout: float, what: str | Callable[[], str], last: object) -> str:
     name = (what() if callable(what) else what) or getattr(fn, "__name__", repr(fn))
     return f"not within {timeout:g} s: {name} (last value: {last!r})"
+
+
+def clock_at(millis: int) -> Callable[[], Awaitable[int]]:
+    """A clock that stands still, where a server's clock is asked for."""
+
+    async def now() -> int:
+        return millis
+
+    return now

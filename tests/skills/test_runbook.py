@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from guide import quotes
 from harness.missing import need_binary
 from harness.redis import RedisServer
-from harness.waiting import until
+from harness.waiting import clock_at, until
 from harness.workers import at_work, queue_at
 from queuesmith import cli
 from studyhall.cli import app as studyhall
@@ -149,7 +149,7 @@ async def stuck(store: AsyncEngine) -> dict[str, str]:
         await calls.once("label/7", cut)
     for day in (20_000, 20_003):
         tick = Tick("nightly", day * DAY, {"id": "nightly", "cron": "0 0 * * *"})
-        await note_start(store, tick, day * DAY)
+        await note_start(store, tick, clock_at(day * DAY))
     (event,) = await quarantined(store)
     return {"SAGA": "o1", "EVENT": event.event_id, "KEY": "label/7"}
 

@@ -118,7 +118,7 @@ async def test_a_full_disk_fails_no_job_and_is_not_hammered(redis_url: str, tmp_
         disk = Disk(desk)
         await desk.producer.enqueue_many([request(n) for n in range(JOBS)])
         disk.full = True
-        async with desk.working(concurrency=SLOTS):
+        async with desk.working(concurrency=SLOTS, lock=30):
             await until(
                 lambda: count(desk, "snoozed") > PROBES, 60, "jobs met the full disk, some after a pause"
             )
@@ -138,7 +138,7 @@ async def test_postgres_stopped_and_started_again_fails_no_job(
     runs = Runs()
     async with Desk.open(redis_url, own_postgres.url, jobs_for(runs.handle)) as desk:
         await desk.producer.enqueue_many([request(n) for n in range(JOBS)])
-        async with desk.working(concurrency=SLOTS):
+        async with desk.working(concurrency=SLOTS, lock=30):
             await until(lambda: count(desk, "completed") >= SLOTS, 60, "work is under way")
             await asyncio.to_thread(own_postgres.kill)
             before = count(desk, "snoozed")
@@ -160,7 +160,7 @@ async def test_naive_an_outage_that_counts_as_failure_empties_the_queue_into_the
         disk.full = True
         requests = [request(n) for n in range(50)]
         await desk.producer.enqueue_many(requests)
-        async with desk.working(concurrency=SLOTS):
+        async with desk.working(concurrency=SLOTS, lock=30):
             assert await desk.ended(*requests) == ["failed"] * 50
 
 

@@ -227,8 +227,7 @@ async def test_delays_are_kept_to_the_millisecond_not_rounded_to_seconds(redis_u
             await until(lambda done=done: min(map(len, late.values())) > done, 10, "both to run")
     stock, ours = statistics.median(late["stock"]), statistics.median(late["ours"])
     figures("bullmq-worker", name="delays", late_ms=round(ours), late_ms_stock=round(stock))
-    assert stock > 300
-    assert ours < 200
+    assert stock - ours > 300, "both wait for the machine; the stock worker for the next whole second too"
 
 
 async def test_a_listener_that_raises_does_not_cost_the_job(redis_url):

@@ -6,22 +6,22 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from bullmq import FlowProducer, Job, Queue, Worker
+from bullmq import FlowProducer, Job, Queue
 from bullmq.custom_errors import UnrecoverableError
 from redis.asyncio import Redis
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.waiting import until
+from harness.workers import at_work
 from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.store import begin, read
-from studyhall.patterns.core.worker_connections import blocking_client
 from studyhall.patterns.dead_letter import DeadLetter, dead_letters, sweeper
 
 Process = Callable[[Job, str], Awaitable[Any]]
@@ -36,20 +36,10 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 
 @asynccontextmanager
 async def working(redis_url: str, process: Process, *queues: str) -> AsyncIterator[None]:
-    clients = [blocking_client(redis_url) for _ in queues]
-    workers = [
-        Worker(queue, process, {"connection": client, "autorun": False, "drainDelay": 1})
-        for queue, client in zip(queues, clients, strict=True)
-    ]
-    runs = [asyncio.create_task(worker.run()) for worker in workers]
-    try:
+    async with AsyncExitStack() as stack:
+        for queue in queues:
+            await stack.enter_async_context(at_work(queue, process, url=redis_url))
         yield
-    finally:
-        for worker, run, client in zip(workers, runs, clients, strict=True):
-            await worker.close(force=True)
-            run.cancel()
-            await asyncio.gather(run, return_exceptions=True)
-            await client.aclose()
 
 
 async def dies(_job: Job, _token: str) -> None:

@@ -188,7 +188,7 @@ async def test_waits_are_counted_for_the_group_and_not_in_one_process(bus: Event
         if calls[event.id] <= 6:
             raise ResourceBusy("pool is full", retry_after=0.1)
 
-    policy = RetryPolicy(base=0.05, cap=0.1, attempts=2)
+    policy = RetryPolicy(base=0.05, cap=0.1, attempts=4)  # fewer than the waits
     await bus.subscribe("mail", ["order"])
     ids = await publish(bus, events(10))
     # Two members at first, and then new ones, as after a deployment.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from harness.waiting import clock_at
 from studyhall.patterns import outbox
 from studyhall.patterns.core.clock import Periodic
 from studyhall.patterns.core.errors import Permanent, Transient
@@ -118,13 +120,16 @@ def test_every_failed_delivery_says_when_it_comes_again(
     assert re.search(r"event one \(s\), again in \d+\.\d s: Transient: 500", caplog.text)
 
 
-def test_slots_that_nobody_ran_are_listed(database: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slots_that_nobody_ran_are_listed(
+    database: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def three_days_later(store: AsyncEngine) -> None:
         for day in (20_000, 20_003):
             tick = Tick("nightly", day * DAY, {"id": "nightly", "cron": "0 0 * * *"})
-            await note_start(store, tick, day * DAY)
+            await note_start(store, tick, clock_at(day * DAY))
 
     with_store(database, three_days_later)
+    monkeypatch.setattr(sys, "argv", ["schedule"])
     schedule_command.main()
     assert capsys.readouterr().out.splitlines() == [
         "nightly: last 2024-10-07 00:00:00 UTC, 2 ran, 2 missed, 0 skipped",

@@ -55,7 +55,9 @@ async def ledger_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> 
             plain = dbapi_ledger(kind, request, folder)
             yield InThreads(plain)
         case _:
-            redis: Redis = producer_client(request.getfixturevalue("redis_url"))
+            # Fifty at once connect at once: on a busy machine that takes longer than a producer waits.
+            patience = "?socket_connect_timeout=20&socket_timeout=20"
+            redis: Redis = producer_client(request.getfixturevalue("redis_url") + patience)
             yield RedisLedger(redis)
             await redis.aclose()
 
@@ -127,6 +129,8 @@ async def eventually(attempt: Callable[[], Any]) -> Any:
             return await attempt()
         except InFlight as busy:
             await asyncio.sleep(busy.delay + 0.01)
+        except NotMade:  # this process got no turn for so long that it left the call alone
+            await asyncio.sleep(0.1)
     raise AssertionError("in flight forever")
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.pipelines import full_pipeline, full_producer
-from harness.waiting import until
+from harness.waiting import clock_at, until
 from harness.workers import at_work, counts, queue_at
 from studyhall.patterns.core.execution import CallNext
 from studyhall.patterns.core.job import RetryPolicy, cancelled
@@ -24,7 +24,7 @@ from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.schedule import Schedule, Schedules, ticking
-from studyhall.patterns.schedule.history import missed_slots, note_start, schedule_state
+from studyhall.patterns.schedule.history import missed, missed_slots, note_start, schedule_state
 from studyhall.patterns.schedule.keeper import UnknownSchedule, _spread
 from studyhall.patterns.schedule.slots import Tick, tick_of
 from studyhall.patterns.signed_payload import Signer
@@ -325,6 +325,19 @@ async def test_a_slot_noted_by_a_clock_that_was_ahead_silences_nobody(hall: Hall
     assert state.last_slot < future
 
 
+async def test_a_tick_on_its_way_while_the_next_one_starts_puts_the_count_back_by_nothing(hall: Hall) -> None:
+    """It had looked at the clock before the next slot came: that slot then counted as one of the future, the count
+    went back behind it, and the tick after it reported it as missed although it had run."""
+    first, slow, later, last = (Tick("a", slot, {"every": 0.3}) for slot in (600, 900, 1200, 1500))
+    await note_start(hall.store, first, clock_at(600))
+    await note_start(hall.store, later, clock_at(1200))
+    await note_start(hall.store, slow, clock_at(1210))
+    await note_start(hall.store, last, clock_at(1500))
+    state = await hall.state(hall.schedules(Schedule("a", "tick", every=0.3)))
+    assert (state.last_slot, state.ticks, state.missed) == (1500, 4, 0)
+    assert await missed(hall.store, "a") == []
+
+
 async def test_ten_days_without_a_worker_are_counted_to_the_last_tick_while_the_loop_goes_on(
     hall: Hall,
 ) -> None:
@@ -344,7 +357,7 @@ async def test_ten_days_without_a_worker_are_counted_to_the_last_tick_while_the_
     for _ in range(100):
         one.cadence.next_after(slot)
     asking = (time.perf_counter() - began) / 100
-    await note_start(hall.store, tick, slot)
+    await note_start(hall.store, tick, clock_at(slot))
     assert (await hall.state(hall.schedules(one))).missed == missed
     async with read(hall.store) as connection:
         known = [row.slot for row in await connection.execute(select(missed_slots).order_by("slot"))]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, Integer, String, Table, delete, select, update
@@ -67,14 +67,15 @@ async def missed(store: AsyncEngine, schedule_id: str, limit: int = 20) -> list[
         return list(await connection.scalars(slots.order_by(missed_slots.c.slot.desc()).limit(limit)))
 
 
-async def note_start(store: AsyncEngine, tick: Tick, now: int) -> None:
+async def note_start(store: AsyncEngine, tick: Tick, now: Callable[[], Awaitable[int]]) -> None:
     """Count the tick as started, and the slots between the last one and it as missed."""
     while True:  # again only when another tick of this schedule was noted meanwhile
         async with read(store) as connection:
             last = await connection.scalar(select(_t.last_slot).where(_t.id == tick.schedule))
         missed, latest = 0, list[int]()
-        # A last slot in the future was noted by a clock that was ahead: nothing is known about those between.
-        corrected = last is not None and last > now + EARLY
+        # A last slot in the future was noted by a clock that was ahead: nothing is known about those between. By
+        # the time of now: a tick that started while this one was on its way is later, but not in the future.
+        corrected = last is not None and last > tick.slot and last > await now() + EARLY
         if last is not None and tick.slot > last:
             first = max(last, tick.since)
             missed, latest = await asyncio.to_thread(tick.cadence.missed, first, tick.slot, REMEMBERED)

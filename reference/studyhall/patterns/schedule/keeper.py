@@ -29,6 +29,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from bullmq import Queue
@@ -214,8 +215,8 @@ class Schedules:
         fingerprint, when = self._fingerprint(schedule), str(schedule.cadence)
         same = entry is not None and entry["fingerprint"] == fingerprint
         score = await producer.redis.zscore(queue.toKey("repeat"), schedule.id)
-        now = await server_millis(producer.redis)
         row = (await history.past(store)).get(schedule.id)
+        now = await server_millis(producer.redis)  # after both: what they say was noted before it
         # A last slot in the future was noted by a clock that was ahead.
         last = row.last_slot if row and row.last_slot <= now + history.EARLY else 0
         slot = schedule.cadence.next_after(max(now, last))
@@ -287,7 +288,7 @@ class Schedules:
         wait = tick.slot + _spread(schedule, tick.slot) - now
         if wait > history.EARLY:
             raise Snooze(wait / 1000, "its slot has not come")
-        await history.note_start(store, tick, now)
+        await history.note_start(store, tick, partial(server_millis, run.job.queue.client))
         if schedule.when_late == "skip" and tick.cadence.next_after(tick.slot) <= now:
             await history.count_skipped(store, schedule.id)
             raise Cancelled("skipped: the next tick is due as well")
