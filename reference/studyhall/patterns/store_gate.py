@@ -16,8 +16,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from .core.errors import describe
@@ -38,14 +37,16 @@ def store_gate(gate: StoreGate | None = None) -> Step:
     gate = gate or StoreGate()
 
     async def store_gate(run: JobContext, call_next: CallNext) -> Any:
-        async with gate.passage():
-            try:
-                answer = await call_next(run)
-            except BaseException as error:
-                # From a store used past `begin`.
-                if is_outage(error) and not isinstance(error, StoreUnavailable):
-                    raise StoreUnavailable(describe(error)) from error
-                raise
+        entered = await gate.enter()
+        try:
+            answer = await call_next(run)
+        except BaseException as error:
+            gate.left(entered, error)
+            # From a store used past `begin`.
+            if is_outage(error) and not isinstance(error, StoreUnavailable):
+                raise StoreUnavailable(describe(error)) from error
+            raise
+        gate.left(entered)
         if run.ended is not Outcome.DUPLICATE:
             gate.back()
         return answer
@@ -61,18 +62,10 @@ class StoreGate:
         self._next = self._noticed = self._since = 0.0
         self._changed = asyncio.Event()
 
-    @asynccontextmanager
-    async def passage(self) -> AsyncIterator[None]:
-        """Returns when the caller may use the database. Raises `StoreUnavailable` after `PATIENCE`."""
-        entered = await self._enter()
-        try:
-            yield
-        except BaseException as error:
-            if entered >= self._noticed:  # not the many that were under way when the outage was noticed
-                self._away() if is_outage(error) else self._nothing_found_out()
-            raise
-        if entered >= self._noticed:
-            self._nothing_found_out()
+    def left(self, entered: float, error: BaseException | None = None) -> None:
+        """After `enter`, with what came of it."""
+        if entered >= self._noticed:  # not the many that were under way when the outage was noticed
+            self._away() if is_outage(error) else self._nothing_found_out()
 
     def back(self) -> None:
         """Something was written: let everybody in."""
@@ -81,7 +74,8 @@ class StoreGate:
             self._pause = 0.0
             self._wake()
 
-    async def _enter(self) -> float:
+    async def enter(self) -> float:
+        """Returns when the caller may use the database, for `left`. Raises `StoreUnavailable` after `PATIENCE`."""
         deadline = time.monotonic() + PATIENCE
         while (now := time.monotonic()) < self._next and self._pause:
             if now >= deadline:

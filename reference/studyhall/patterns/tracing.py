@@ -54,7 +54,10 @@ def traced() -> Step:
 
     async def traced(run: JobContext, call_next: CallNext) -> Any:
         error: BaseException | None = None
-        with continued(run.meta), executing(run.name, run.queue, run.job_id, run.attempt) as span:
+        meta = run.meta
+        if _off() and "traceparent" not in meta:  # nothing to record and nothing to pass on
+            return await call_next(run)
+        with continued(meta), executing(run.name, run.queue, run.job_id, run.attempt) as span:
             try:
                 return await call_next(run)
             except BaseException as raised:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -76,9 +77,20 @@ def _repairs(fields: Mapping[str, str]) -> dict[str, str]:
     return new
 
 
-@lru_cache(maxsize=256)  # most jobs of a queue bring the same
 def _options(text: str) -> tuple[str, list[str]]:
     """The options without what is not of BullMQ's form, and what that was."""
+    return (text, []) if _is_sound(_JOB_ID.sub("", text, 1)) else _cleaned(text)
+
+
+@lru_cache(maxsize=256)  # but for their ids, most jobs of a queue bring the same
+def _is_sound(text: str) -> bool:
+    try:
+        return not _cleaned(text)[1]
+    except (ValueError, TypeError, RecursionError):
+        return False
+
+
+def _cleaned(text: str) -> tuple[str, list[str]]:
     options = json.loads(text)
     if not isinstance(options, dict):
         raise TypeError(f"its options are a {type(options).__name__}")
@@ -167,6 +179,7 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
     "parent": _option_parent,
 }
 _BROKEN = object()
+_JOB_ID = re.compile(r',\s*"jobId":\s*"[^"\\]*"|"jobId":\s*"[^"\\]*",\s*')
 
 
 def _parsed(text: str) -> Any:
