@@ -31,7 +31,8 @@ def api_command(
         import uvicorn
 
         from .api import create_app
-        from .api.server import MAX_CONNECTIONS, MAX_HEADERS, Impatient, StoppingAtOnce
+        from .api.impatient import MAX_CONNECTIONS, MAX_HEADERS, Impatient
+        from .api.server import StoppingAtOnce
     except ImportError as missing:
         raise SettingsError(f"the API needs {missing.name}: pip install 'queuesmith[api]'") from None
     settings = settings_for(data_dir, quiet=False)

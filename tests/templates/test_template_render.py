@@ -43,6 +43,8 @@ def test_a_project_is_formatted_linted_safe_to_stop_and_made_of_the_proven_modul
     for module in modules:
         original = installed / "reference/studyhall/patterns" / module.relative_to(patterns)
         assert module.read_bytes() == original.read_bytes(), module
+    server = patterns.parent / "impatient.py"
+    assert server.read_bytes() == (ROOT / "reference/studyhall/api/impatient.py").read_bytes()
     for path in project.rglob("*"):
         assert not path.is_symlink()
         if path.is_file() and path not in modules:

@@ -84,9 +84,10 @@ class ProgressStream:
     async def run(self) -> None:
         """Read until cancelled. An outage of Redis is waited out; what it still has is not missed."""
         pause, task = 0.1, asyncio.current_task()
+        before = task.cancelling() if task is not None else 0
         try:
             # Asked for, because a cancellation can vanish inside redis-py (seen on 3.11).
-            while task is None or not task.cancelling():
+            while task is None or task.cancelling() <= before:
                 try:
                     await self._read_once()
                     pause = 0.1

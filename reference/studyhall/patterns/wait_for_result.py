@@ -83,10 +83,12 @@ class Results:
     async def wait(self, ref: JobRef, *, timeout: float, poll: float = 1.0) -> Any:
         """The job's result. Raises `JobFailed`, `Cancelled`, `StillRunning` or `JobUnknown`."""
         start, task = time.monotonic(), asyncio.current_task()
+        # Not 0 after a TaskGroup of the caller whose child failed (Python before 3.13).
+        before = task.cancelling() if task is not None else 0
         with self._stream.ending(ref.queue, ref.id) as ended:
             while True:
                 found = await self._look(ref, timeout - (time.monotonic() - start))
-                if task is not None and task.cancelling():
+                if task is not None and task.cancelling() > before:
                     # A cancellation can vanish inside redis-py (seen on 3.11): some of 105 waited on for a minute.
                     raise asyncio.CancelledError
                 spent = time.monotonic() - start

@@ -56,6 +56,7 @@ def serve(settings: Settings, on_stop: Callable[[], None] = lambda: None) -> Non
     import uvicorn  # here: a {@ process @} is up sooner without a web server
 
     from .api import create_api
+    from .impatient import MAX_CONNECTIONS, MAX_HEADERS, Impatient
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -64,13 +65,15 @@ def serve(settings: Settings, on_stop: Callable[[], None] = lambda: None) -> Non
 
     config = uvicorn.Config(
         create_api(settings),
+        http=Impatient,
         host=settings.host,
         port=settings.port,
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=STOP_SECONDS,
-        h11_max_incomplete_event_size=32 * 1024,
+        h11_max_incomplete_event_size=MAX_HEADERS,
+        limit_concurrency=MAX_CONNECTIONS,
     )
     Server(config).run()
 

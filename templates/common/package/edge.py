@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 
 from fastapi import FastAPI, HTTPException, Request
@@ -19,6 +20,7 @@ from .settings import Settings
 __all__ = ["caller", "guard"]
 
 MAX_BODY = 64 * 1024
+BODY_SECONDS = 30.0
 STATUS = {
     KeyReused: 422,
     FailedTwin: 409,
@@ -91,15 +93,24 @@ class Gate:
 
 def _counted(headers: Headers, receive: Receive) -> Receive:
     # Closed, or the client could go on sending and we would go on throwing it away.
-    too_large = HTTPException(413, f"the body is larger than {MAX_BODY:,} bytes", {"Connection": "close"})
+    close = {"Connection": "close"}
+    too_large = HTTPException(413, f"the body is larger than {MAX_BODY:,} bytes", close)
+    too_slow = HTTPException(408, "the body came too slowly", close)
     announced = headers.get("content-length", "")
-    got = 0
+    got, ended, deadline = 0, False, asyncio.get_running_loop().time() + BODY_SECONDS
 
     async def counted() -> Message:
-        nonlocal got
+        nonlocal got, ended
         if announced.isdecimal() and int(announced) > MAX_BODY:
             raise too_large
-        message = await receive()
+        if ended:
+            return await receive()  # waits for the end of the connection, as long as that takes
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await receive()
+        except TimeoutError:
+            raise too_slow from None
+        ended = not message.get("more_body", False)
         got += len(message.get("body", b""))
         if got > MAX_BODY:  # a chunked body does not say how long it is
             raise too_large

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+
+from {@ package @} import edge
+from {@ package @}.api import create_api
+from {@ package @}.settings import Settings
 
 from .example import BODY, OTHER_BODY, URL
 
@@ -46,6 +52,31 @@ def test_a_huge_body_is_refused(api: TestClient, chunked: bool) -> None:
     headers = {"content-type": "application/json"}
     answer = api.post(URL, content=pieces() if chunked else b" " * HUGE, headers=headers)
     assert answer.status_code == 413
+
+
+async def test_a_body_that_stops_coming_is_not_waited_for(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge, "BODY_SECONDS", 0.1)
+    headers = {"host": "localhost", "content-type": "application/json", "content-length": "9"}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": URL,
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }
+    sent: list[Any] = []
+
+    async def nothing_comes() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async with asyncio.timeout(10):
+        await create_api(settings)(scope, nothing_comes, send)
+    assert sent[0]["status"] == 408
 
 
 def test_another_host_name_is_not_served(api: TestClient) -> None:

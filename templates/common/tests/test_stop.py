@@ -1,8 +1,9 @@
 {@% set process = 'relay' if kind == 'event-driven' else 'worker' %@}
-"""SIGTERM ends the service in time, whatever a client is doing."""
+"""SIGTERM ends the service in time, whatever a client is doing; and it holds no more clients than it can."""
 
 from __future__ import annotations
 
+import contextlib
 {@% if kind == 'async-flow' %@}
 import json
 {@% endif %@}
@@ -11,6 +12,8 @@ import socket
 import time
 import urllib.error
 import urllib.request
+
+from {@ package @}.impatient import MAX_CONNECTIONS
 
 {@% if kind == 'async-flow' %@}
 from .example import BODY, URL
@@ -73,3 +76,18 @@ def test_an_open_connection_does_not_hold_up_the_end(processes: Processes) -> No
         service.send_signal(signal.SIGTERM)
         service.wait(STOP_SECONDS)
     assert time.monotonic() - began < STOP_SECONDS
+
+
+def test_half_sent_requests_are_limited_and_gone_ones_make_room(processes: Processes) -> None:
+    port = free_port()
+    processes.start("-m", "{@ package @}", "api", port=port)
+    until(lambda: answers(port), "service that is ready")
+    with contextlib.ExitStack() as held:
+        for _ in range(MAX_CONNECTIONS):
+            client = held.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+            with contextlib.suppress(ConnectionError):
+                client.sendall(b"GET /readyz HTTP/1.1\r\nX-Half")
+        for _ in range(20):
+            client = held.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+            assert client.recv(100).startswith(b"HTTP/1.1 503 ")
+    until(lambda: answers(port), "room for a request")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,8 +25,8 @@ from harness.api import TOKEN, StandingApi, api_at, standing_api
 from harness.ports import free_port
 from harness.processes import Spawner
 from harness.redis import RedisServer
-from harness.waiting import until
-from studyhall.api import gate, server
+from harness.waiting import until, until_sync
+from studyhall.api import gate, impatient
 from studyhall.settings import load
 
 SLOW = 0.4  # seconds that the tests' servers wait for a client
@@ -111,6 +112,28 @@ def test_event_streams_are_limited_per_client_and_a_closed_one_makes_room(api: S
         time.sleep(0.05)
 
 
+def test_half_sent_requests_beyond_the_limit_are_refused_and_gone_ones_make_room(api: StandingApi) -> None:
+    """uvicorn's own limit keeps every connection that has not sent a whole request."""
+    address = ("127.0.0.1", int(api.url.rpartition(":")[2]))
+    with contextlib.ExitStack() as held:
+        for _ in range(impatient.MAX_CONNECTIONS):
+            client = held.enter_context(socket.create_connection(address, 10))
+            with contextlib.suppress(ConnectionError):  # the last ones: the tests before have connections too
+                client.sendall(b"POST /orders HTTP/1.1\r\nHost: localhost\r\nX-Half")
+        for _ in range(20):
+            client = held.enter_context(socket.create_connection(address, 10))
+            assert client.recv(100).startswith(b"HTTP/1.1 503 ")
+            assert client.recv(100) == b""
+    until_sync(lambda: answers(api.url), 20, "room for a request")
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx2.get(f"{url}/healthz", timeout=10).status_code == 200
+    except httpx2.TransportError:
+        return False
+
+
 async def test_the_api_stops_at_once_on_sigterm_while_a_client_reads_its_events(
     spawn: Spawner, tmp_path: Path, redis: RedisServer
 ) -> None:
@@ -132,9 +155,9 @@ async def test_the_api_stops_at_once_on_sigterm_while_a_client_reads_its_events(
 
 
 @contextlib.asynccontextmanager
-async def impatient(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+async def impatient_server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     """A server with our protocol and gate, and little patience, in this process; its port."""
-    monkeypatch.setattr(server, "HEADER_SECONDS", SLOW)
+    monkeypatch.setattr(impatient, "HEADER_SECONDS", SLOW)
     monkeypatch.setattr(gate, "BODY_PAUSE", SLOW)
 
     async def echo(request: Request) -> PlainTextResponse:
@@ -147,11 +170,11 @@ async def impatient(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     config = uvicorn.Config(
         app,
         port=port,
-        http=server.Impatient,
+        http=impatient.Impatient,
         lifespan="off",
         log_config=None,
         timeout_graceful_shutdown=1,
-        h11_max_incomplete_event_size=server.MAX_HEADERS,
+        h11_max_incomplete_event_size=impatient.MAX_HEADERS,
     )
     running = uvicorn.Server(config)
     task = asyncio.create_task(running._serve())
@@ -174,7 +197,7 @@ HEAD = b"POST /echo HTTP/1.1\r\nHost: localhost\r\n"
 
 
 async def test_a_request_whose_headers_trickle_in_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with impatient(monkeypatch) as port, asyncio.timeout(30):
+    async with impatient_server(monkeypatch) as port, asyncio.timeout(30):
         for first in (b"", HEAD + b"Content-Length: 0\r\n\r\n"):  # at once, and on a connection kept alive
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(first)
@@ -191,7 +214,7 @@ async def test_a_request_whose_headers_trickle_in_is_not_waited_for(monkeypatch:
 
 
 async def test_a_body_that_stops_coming_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with impatient(monkeypatch) as port, asyncio.timeout(30):
+    async with impatient_server(monkeypatch) as port, asyncio.timeout(30):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(HEAD + b"Content-Length: 100\r\n\r\nhalf of it")
         assert b" 408 " in await reader.readline()
@@ -199,16 +222,16 @@ async def test_a_body_that_stops_coming_is_answered_408(monkeypatch: pytest.Monk
 
 
 async def test_headers_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with impatient(monkeypatch) as port, asyncio.timeout(30):
+    async with impatient_server(monkeypatch) as port, asyncio.timeout(30):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(HEAD + b"X-Long: " + b"x" * (2 * server.MAX_HEADERS))
+        writer.write(HEAD + b"X-Long: " + b"x" * (2 * impatient.MAX_HEADERS))
         with contextlib.suppress(ConnectionError):
             assert b" 400 " in await reader.readline()
         writer.close()
 
 
 async def test_a_slow_answer_is_not_mistaken_for_a_slow_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with impatient(monkeypatch) as port, httpx2.AsyncClient() as client:
+    async with impatient_server(monkeypatch) as port, httpx2.AsyncClient() as client:
         answers = [
             await client.post(f"http://localhost:{port}/echo", content=b"x" * size)
             for size in (0, 10, 60_000)

@@ -93,6 +93,41 @@ async def test_whatever_a_processor_raises_is_a_failed_attempt_and_its_neighbour
     assert len(failed.stacktrace) == 2
 
 
+async def breaks() -> None:
+    raise ValueError("in a child")
+
+
+async def in_a_task_group() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(breaks())
+
+
+async def cancels_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("raises", [in_a_task_group, cancels_itself])
+async def test_a_task_group_that_fails_is_a_failed_attempt_and_no_crash(redis_url, raises):
+    """Python before 3.13 leaves the task marked as cancelled. It was taken for the end of the event loop: the job came
+    back as stalled forever, and no attempt was counted."""
+    async with queue_at(redis_url, "q") as queue:
+        job = await queue.add("culprit", {}, {"attempts": 2})
+        async with at_work("q", processor_of(raises), url=redis_url):
+            assert await ended(queue, 1) == {"failed": 1}
+            failed = await queue.getJob(job.id)
+    assert (failed.attemptsMade, failed.stalledCounter) == (2, 0)
+
+
+def processor_of(raises: Callable[[], Any]) -> Callable[..., Any]:
+    async def process(job: Any, token: str) -> None:
+        await raises()
+
+    return process
+
+
 @pytest.mark.parametrize(("name", "signals"), [("waits", 1), ("blocks", 2)])
 async def test_a_real_ctrl_c_still_stops_the_process_and_releases_the_job(redis_url, spawn, name, signals):
     """Two for a processor that blocks: asyncio turns the first into a cancellation, which nobody sees there, and

@@ -87,6 +87,22 @@ async def test_all_steps_run_in_order_and_see_earlier_results(store: AsyncEngine
     assert await events(store) == ["created", "a started", "a done", "b started", "b done", "completed"]
 
 
+async def test_a_task_group_that_fails_in_a_step_is_a_failed_attempt(store: AsyncEngine) -> None:
+    """Python before 3.13 leaves the task marked as cancelled: the runner raised it and left the saga alone."""
+
+    async def breaks() -> None:
+        raise ValueError
+
+    async def grouped(ctx: StepContext) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(breaks())
+
+    world = World(a=[grouped, {}])
+    runner = await started(store, Saga("trip", [world.step("a")]))
+    assert (await settled(runner)).state == "completed"
+    assert world.calls == ["a", "a"]
+
+
 async def test_permanent_failure_undoes_the_started_step_too_in_reverse(store: AsyncEngine) -> None:
     world = World(a=[{"id": 1}], c=[Permanent("no")])
     steps = [world.step("a"), world.step("b"), world.step("c"), world.step("d")]

@@ -181,6 +181,22 @@ async def test_a_wait_ends_in_time_and_leaves_nothing_behind(bench: Bench) -> No
         assert await bench.results.wait(ref, timeout=20) == {"number": 1}, "the job was not harmed"
 
 
+async def test_a_wait_after_a_task_group_that_failed_is_a_wait_like_any_other(bench: Bench) -> None:
+    """Python before 3.13 leaves the caller's task marked as cancelled: the wait raised CancelledError at once."""
+
+    async def breaks() -> None:
+        raise ValueError
+
+    async def caller() -> object:
+        with contextlib.suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(breaks())
+        return await bench.results.wait(await bench.add(1), timeout=20)
+
+    async with bench.worker():
+        assert await asyncio.create_task(caller()) == {"number": 1}
+
+
 async def test_a_cancelled_job_is_told_as_cancelled(bench: Bench) -> None:
     ref = await bench.add(1)
     await cancel(bench.producer.redis, bench.store, ref.queue, ref.id, "changed my mind")

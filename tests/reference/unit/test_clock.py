@@ -75,6 +75,24 @@ async def test_a_cancellation_that_nobody_asked_for_does_not_end_it_and_a_real_o
     assert task.cancelled()
 
 
+async def test_a_task_group_that_fails_is_an_error_like_any_other() -> None:
+    """Python before 3.13 leaves its task marked as cancelled: the loop ended with it."""
+    rounds, errors = 0, list[BaseException]()
+
+    async def breaks() -> None:
+        raise ValueError
+
+    async def work() -> None:
+        nonlocal rounds
+        rounds += 1
+        async with asyncio.TaskGroup() as group:
+            group.create_task(breaks())
+
+    async with running(Periodic("work", work, every=0.01, on_error=errors.append)):
+        await until(lambda: rounds > 2, 5, "rounds after a task group that failed")
+    assert {type(error) for error in errors} == {ExceptionGroup}
+
+
 async def test_stop_lets_the_round_under_way_finish() -> None:
     entered, go_on, ended = asyncio.Event(), asyncio.Event(), False
 

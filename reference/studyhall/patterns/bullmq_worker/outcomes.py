@@ -63,10 +63,11 @@ class Outcomes:
         self._events.emit("completed", run.job, result)
         return found
 
-    async def settle(self, run: Run, error: BaseException, *, fetch: bool) -> Found | None:  # noqa: PLR0911
+    async def settle(  # noqa: PLR0911
+        self, run: Run, error: BaseException, *, fetch: bool, loop_ends: bool
+    ) -> Found | None:
         """Carry out what `error` asks for. Returns the next job if the script gave one, None if it cannot."""
         assert run.task is not None
-        loop_ends = run.cancelled is None and run.task.cancelling() > 0  # asyncio.run() cancels all tasks
         while run.task.cancelling():
             run.task.uncancel()
         if run.lost:
@@ -81,7 +82,7 @@ class Outcomes:
             case _ if run.draining:
                 await self.release(run)
                 return None
-            case Exception() | asyncio.CancelledError() if loop_ends:
+            case Exception() | asyncio.CancelledError() if loop_ends and run.cancelled is None:
                 # sys.exit() in a task that a processor started ends the loop, and nobody knows whose it was: released,
                 # the culprit would end every next worker too, and no budget would count it.
                 raise LockLost(

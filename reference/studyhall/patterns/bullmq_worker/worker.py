@@ -156,6 +156,7 @@ class ReliableWorker:
         self._token_prefix, self._token_numbers = uuid4().hex, itertools.count(1)
         self._state, self._paused = "new", False
         self._may_unblock = True
+        self._fetching: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
         self._stop, self._slot_free, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._halt, self._parked, self._resumed = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -172,9 +173,9 @@ class ReliableWorker:
         self._context = contextvars.copy_context()
         # In a task of its own, which is told to stop but never cancelled: a cancelled fetch would lose the job in
         # its reply, and a cancellation can vanish inside redis-py (seen on Python 3.11): run() went on.
-        taking = self._loop.create_task(self._take_jobs(), name=f"jobs of {self.name}")
+        self._fetching = self._loop.create_task(self._take_jobs(), name=f"jobs of {self.name}")
         try:
-            await asyncio.shield(taking)
+            await asyncio.shield(self._fetching)
             await self._closed.wait()
         except BaseException:
             await self.drain(0)
@@ -487,7 +488,12 @@ class ReliableWorker:
             # Our own coroutine is being closed: nothing can be awaited any more.
             if not self._loop.is_running():
                 raise
-            return await self._outcomes.settle(run, error, fetch=self._taking)
+            return await self._outcomes.settle(run, error, fetch=self._taking, loop_ends=self._loop_ends())
+
+    def _loop_ends(self) -> bool:
+        """asyncio.run() cancels every task at its end, and nobody else cancels these two. The job's own task says
+        nothing: a TaskGroup of Python 3.11 whose child failed leaves it marked as cancelled."""
+        return any(task is not None and task.cancelling() for task in (self._fetching, self._draining))
 
     async def _advance(self, job: Job) -> None:
         await bullmq_scheduler.advance(self.backend, job, self._clock.millis())

@@ -36,7 +36,7 @@ from uuid import uuid4
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ..core.clock import Periodic, told_to_end
+from ..core.clock import Periodic, apart, told_to_end
 from ..core.errors import describe
 from ..core.event import BrokerUnavailable, Event, InvalidEvent
 from ..core.job import RetryPolicy
@@ -217,7 +217,7 @@ class Relay:
         try:
             events = [Event.decode(row.body, max_bytes=len(row.body) * 4) for row in rows]
             async with asyncio.timeout(max(until - time.monotonic(), 0.1)):
-                return await self._publisher.publish(events)
+                return await apart(self._publisher.publish, events)
         except TimeoutError:
             slow = (
                 f"no answer within 70 % of the lease of {self._lease:g} s: slow, not away? Then raise `lease`"

@@ -43,7 +43,7 @@ from typing import Any
 from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from ..core.clock import Periodic, told_to_end
+from ..core.clock import Periodic, apart, told_to_end
 from ..core.errors import describe
 from ..core.group_commit import GroupCommit
 from ..core.job import RetryPolicy
@@ -230,10 +230,10 @@ class SagaRunner:
             async with _time_for(action):
                 if action.kind == "look up":
                     assert step.resolve is not None
-                    result = await step.resolve(context)
+                    result = await apart(step.resolve, context)
                 else:
                     call = step.undo if draft.saga.backward else step.do
-                    result = await call(context) if call else None
+                    result = await apart(call, context) if call else None
         except (Exception, asyncio.CancelledError) as error:
             if told_to_end():
                 raise
@@ -257,7 +257,7 @@ class SagaRunner:
         context = self._course.context(draft, action)
         try:
             async with _time_for(action), begin(self.store) as tx:
-                result = await call(context, tx) if call else None
+                result = await apart(call, context, tx) if call else None
                 self._reach("after", "effect", draft, action)
                 after = self._decided(draft, lambda draft: self._done(draft, action, result))
                 change = draft.unwritten()

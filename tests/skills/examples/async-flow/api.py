@@ -11,7 +11,7 @@ from patterns.dead_letter import reason_of
 from patterns.idempotency import result_of
 from patterns.producer import JobRef, JobRequest, Producer, QueueUnavailable
 from patterns.progress_stream import ProgressStream
-from patterns.request_dedup import RequestDedup
+from patterns.request_dedup import InvalidRequestKey, KeyReused, RequestDedup
 from patterns.typed_jobs import validated
 from patterns.wait_for_result import JobFailed, JobUnknown, Results, StillRunning
 from summaries import Summarise, jobs
@@ -46,6 +46,8 @@ async def create(body: Summarise, request: Request, idempotency_key: str | None 
         caller = "the user's id, from your authentication"
         dedup = RequestDedup(request.app.state.store, "summaries")
         return (await dedup.run(caller, idempotency_key, body.model_dump(), work)).value
+    except (KeyReused, InvalidRequestKey) as error:
+        raise HTTPException(422, str(error)) from error
     except QueueUnavailable as error:
         raise HTTPException(503, str(error), {"Retry-After": "5"}) from error
 
@@ -95,6 +97,10 @@ async def example(redis_url: str, store_url: str) -> None:
             body, header = {"text": "one two three four five six"}, {"idempotency-key": "click-1"}
             answers = [(await client.post("/summaries", json=body, headers=header)).json() for _ in range(3)]
             assert answers[0] == answers[1] == answers[2], answers
+            other = {"text": "another body under the same key"}
+            assert (await client.post("/summaries", json=other, headers=header)).status_code == 422
+            header = {"idempotency-key": "x" * 300}
+            assert (await client.post("/summaries", json=body, headers=header)).status_code == 422
             done = await client.get(f"/summaries/{answers[0]['key']}?wait=10")
             assert done.json() == {"summary": "one two three four five"}, done.text
             assert (await client.get("/summaries/nobody?wait=0")).status_code in (202, 404)
