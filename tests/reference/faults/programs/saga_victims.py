@@ -30,7 +30,7 @@ from typing import Any
 import psycopg  # noqa: F401  imported before the forks, so that they need not
 import sqlalchemy.dialects.postgresql.psycopg
 import sqlalchemy.dialects.sqlite.aiosqlite  # noqa: F401
-from sqlalchemy import Integer, String, bindparam, select
+from sqlalchemy import Integer, Text, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from studyhall.orders import saga as steps
@@ -153,11 +153,14 @@ async def naive(engine: AsyncEngine, payments: Payments, victim: dict[str, Any])
 
 def _without_fence() -> Any:
     """The same write, proving nothing."""
-    given = (bindparam("_fence", type_=Integer), bindparam("_cancel", type_=String))
-    names = (*saga_store._SAGA_CHANGES, "updated_at")
-    row = saga_store.sagas.update().where(saga_store.sagas.c.id == bindparam("_id"))
-    row = row.where(*(each.is_not(None) for each in given))
-    return row.values({name: bindparam(name) for name in names})
+
+    def hold(given: saga_store.Given) -> Any:
+        row = saga_store.sagas.update().where(saga_store.sagas.c.id == given("_id"))
+        row = row.where(*(given(name).is_not(None) for name in ("_fence", "_cancel")))
+        return row.values({name: given(name) for name in saga_store._SAGA_TYPES})
+
+    types: Any = {"_id": Text(), "_fence": Integer(), "_cancel": Text()}
+    return saga_store.batch(hold, **saga_store._SAGA_TYPES, **types)
 
 
 async def _claim_without_lease(engine: AsyncEngine, *, owner: str, **_: Any) -> list[saga_store.Held]:
