@@ -425,7 +425,7 @@ async def test_frozen_holder_wakes_after_its_lease_and_its_write_is_refused(
     for (fence, moment), order in held.items():
         victim = {"saga_id": order, "moment": moment, "step": "charge", "signal": "STOP"}
         # With a long deadline the call is still made after the pause, with a short one the lease ends soon.
-        deadline = 1.0 if moment == "after effect" else 60.0
+        deadline = 4.0 if moment == "after effect" else 60.0
         holders[fence, moment] = shop.victims([victim], fence=fence, deadline=deadline, margin=0.3)
     frozen = [json.loads(await holder.line('"frozen"'))["frozen"] for holder in holders.values()]
     # Those that froze before their call: somebody stops the order, so nobody else makes that call.

@@ -48,7 +48,9 @@ _POSTGRES_SESSION = (
     f"-c lock_timeout={int(LOCK_WAIT * 1000)} "
     # Who is frozen or unreachable in the middle of a transaction must not keep its row locks: the others are back soon
     # after `ANSWER` only if these end about then.
-    f"-c idle_in_transaction_session_timeout={int(ANSWER * 1000)}"
+    f"-c idle_in_transaction_session_timeout={int(ANSWER * 1000)} "
+    # It compiles a statement whose cost it overrates, each time it runs: half the time of a claim past a long backlog.
+    "-c jit=off"
 )
 # All are needed: keepalives speak only while nothing is on its way, the timeout counts only what is.
 _SOCKET_OPTIONS = {
