@@ -14,9 +14,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from redis.asyncio import Redis
 
 from harness.buses import SERVERS, open_bus, through
 from harness.rabbitmq import RabbitServer
+from harness.redis import RedisServer
 from harness.tcp_proxy import TcpProxy
 from harness.waiting import until
 from studyhall.patterns.core.event import Event
@@ -178,3 +180,40 @@ async def test_rabbitmq_alarm_stops_publishing_and_not_consuming(
     # The first publish met the alarm unprepared and landed late; the other two were not even sent.
     assert max(done[event.id] for event in late) <= 2
     await bus.close()
+
+
+@pytest.mark.parametrize("kind", ["redis", "redis-ordered"])
+async def test_full_redis_stops_publishing_and_not_consuming(own_redis: RedisServer, kind: str) -> None:
+    bus = open_bus(kind, own_redis.url, "full")
+    client: Redis = bus.redis  # type: ignore[attr-defined]
+    tries: Counter[str] = Counter()
+    done: set[str] = set()
+
+    async def some_fail(event: Event) -> None:
+        tries[event.id] += 1
+        if event.data["number"] % 10 == 0 or (event.data["number"] % 5 == 0 and tries[event.id] == 1):
+            raise RuntimeError("every tenth always, every fifth once")
+        done.add(event.id)
+
+    async def parked() -> bool:
+        return len(await bus.quarantined("mail")) == 10
+
+    batch = events(100)
+    await bus.subscribe("mail", ["order"])
+    async with consuming(bus, some_fail):  # one that runs when it happens
+        assert set(await bus.publish(batch[:50])) == {None}
+        await until(lambda: len(done) == 45, 30, lambda: f"the first half: {len(done)}")
+        assert set(await bus.publish(batch[50:])) == {None}
+        await client.config_set("maxmemory", "1mb")
+        await until(lambda: len(done) == 90, 60, lambda: f"the second half: {len(done)}")
+        await until(parked, 30, "those that always fail, in quarantine", every=0.2)
+        refused = await bus.publish(events(3, late=True))
+        assert {type(each) for each in refused} == {BrokerUnavailable}
+    await client.config_set("maxmemory", "0")
+    assert set(await bus.publish(late := events(3, late=True))) == {None}
+    await client.config_set("maxmemory", "1mb")
+    async with consuming(bus, some_fail):  # and one that starts meanwhile
+        await until(lambda: {event.id for event in late[1:]} <= done, 60, "what came before it was full")
+    await client.config_set("maxmemory", "0")
+    await bus.close()
+    await client.aclose()
