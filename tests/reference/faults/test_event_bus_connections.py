@@ -1,6 +1,6 @@
 """Connections of every event bus that are cut, or that swallow every byte; and a broker that is short of memory.
 
-Not Kafka: the mock brokers tell their clients addresses of their own, past any proxy.
+Kafka's mock brokers tell their clients addresses of their own, past any proxy: they stand still instead.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pytest
 from redis.asyncio import Redis
 
 from harness.buses import SERVERS, open_bus, through
+from harness.kafka import MockKafka
 from harness.rabbitmq import RabbitServer
 from harness.redis import RedisServer
 from harness.tcp_proxy import TcpProxy
@@ -130,6 +131,50 @@ async def test_connection_that_swallows_every_byte_is_replaced_within_20_seconds
         await until(lambda: {event.id for event in late} <= done, 60, "what was published meanwhile")
         assert asyncio.get_running_loop().time() - began < 20
     assert await direct.quarantined("mail") == []
+
+
+@pytest.mark.parametrize("kind", ["kafka", "kafka-ordered"])
+async def test_kafka_brokers_that_stand_still_are_no_crash_and_start_no_handler_beside_itself(
+    kind: str,
+) -> None:
+    brokers = MockKafka()
+    bus = open_bus(kind, brokers.bootstrap, f"t{uuid.uuid4().hex[:10]}")
+    running: Counter[str] = Counter()
+    done: Counter[str] = Counter()
+    most = beside = 0
+
+    async def slow(event: Event) -> None:
+        nonlocal most, beside
+        running[event.id] += 1
+        most, beside = max(most, sum(running.values())), max(beside, running[event.id])
+        try:
+            await asyncio.sleep(3)
+            done[event.id] += 1
+        finally:
+            running[event.id] -= 1
+
+    await bus.subscribe("mail", ["order"])
+    assert set(await bus.publish(events(16))) == {None}
+    try:
+        async with consuming(bus, slow, concurrency=8):
+            for seconds in (1, 1, 5):  # the last for longer than a member may be silent
+                await until(lambda: sum(running.values()) >= 1, 60, "handlers at work")
+                brokers.freeze()
+                answer = asyncio.create_task(bus.publish(events(1)))
+                await asyncio.sleep(seconds)
+                brokers.thaw()
+                (result,) = await asyncio.wait_for(answer, 20)
+                assert result is None or isinstance(result, BrokerUnavailable)
+            assert set(await bus.publish(after := events(1))) == {None}
+            await until(lambda: done[after[0].id], 90, lambda: f"what came after: {done.total()}")
+            await until(lambda: _finished(bus), 60, "nothing left", every=0.2)
+        assert await bus.quarantined("mail") == []
+    finally:
+        brokers.thaw()
+        await bus.close()
+        brokers.stop()
+    assert (most <= 8, beside) == (True, 1), f"{most} at once, {beside} of one event side by side"
+    assert max(done.values()) <= 3  # a member that was silent for too long is given its partitions again
 
 
 ALARMS = {
