@@ -1,6 +1,6 @@
 """Connections of every event bus that are cut, or that swallow every byte; and a broker that is short of memory.
 
-Not Kafka: the mock brokers tell their clients addresses of their own, past any proxy.
+Kafka's mock brokers tell their clients addresses of their own, past any proxy: they stand still instead.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from redis.asyncio import Redis
 
 from harness.buses import SERVERS, open_bus, through
+from harness.kafka import MockKafka
 from harness.rabbitmq import RabbitServer
+from harness.redis import RedisServer
 from harness.tcp_proxy import TcpProxy
 from harness.waiting import until
 from studyhall.patterns.core.event import Event
@@ -130,6 +133,50 @@ async def test_connection_that_swallows_every_byte_is_replaced_within_20_seconds
     assert await direct.quarantined("mail") == []
 
 
+@pytest.mark.parametrize("kind", ["kafka", "kafka-ordered"])
+async def test_kafka_brokers_that_stand_still_are_no_crash_and_start_no_handler_beside_itself(
+    kind: str,
+) -> None:
+    brokers = MockKafka()
+    bus = open_bus(kind, brokers.bootstrap, f"t{uuid.uuid4().hex[:10]}")
+    running: Counter[str] = Counter()
+    done: Counter[str] = Counter()
+    most = beside = 0
+
+    async def slow(event: Event) -> None:
+        nonlocal most, beside
+        running[event.id] += 1
+        most, beside = max(most, sum(running.values())), max(beside, running[event.id])
+        try:
+            await asyncio.sleep(3)
+            done[event.id] += 1
+        finally:
+            running[event.id] -= 1
+
+    await bus.subscribe("mail", ["order"])
+    assert set(await bus.publish(events(16))) == {None}
+    try:
+        async with consuming(bus, slow, concurrency=8):
+            for seconds in (1, 1, 5):  # the last for longer than a member may be silent
+                await until(lambda: sum(running.values()) >= 1, 60, "handlers at work")
+                brokers.freeze()
+                answer = asyncio.create_task(bus.publish(events(1)))
+                await asyncio.sleep(seconds)
+                brokers.thaw()
+                (result,) = await asyncio.wait_for(answer, 20)
+                assert result is None or isinstance(result, BrokerUnavailable)
+            assert set(await bus.publish(after := events(1))) == {None}
+            await until(lambda: done[after[0].id], 90, lambda: f"what came after: {done.total()}")
+            await until(lambda: _finished(bus), 60, "nothing left", every=0.2)
+        assert await bus.quarantined("mail") == []
+    finally:
+        brokers.thaw()
+        await bus.close()
+        brokers.stop()
+    assert (most <= 8, beside) == (True, 1), f"{most} at once, {beside} of one event side by side"
+    assert max(done.values()) <= 3  # a member that was silent for too long is given its partitions again
+
+
 ALARMS = {
     "memory": (["set_vm_memory_high_watermark", "0.000001"], ["set_vm_memory_high_watermark", "0.6"]),
     "disk": (["set_disk_free_limit", "1000000GB"], ["set_disk_free_limit", "20MB"]),
@@ -178,3 +225,40 @@ async def test_rabbitmq_alarm_stops_publishing_and_not_consuming(
     # The first publish met the alarm unprepared and landed late; the other two were not even sent.
     assert max(done[event.id] for event in late) <= 2
     await bus.close()
+
+
+@pytest.mark.parametrize("kind", ["redis", "redis-ordered"])
+async def test_full_redis_stops_publishing_and_not_consuming(own_redis: RedisServer, kind: str) -> None:
+    bus = open_bus(kind, own_redis.url, "full")
+    client: Redis = bus.redis  # type: ignore[attr-defined]
+    tries: Counter[str] = Counter()
+    done: set[str] = set()
+
+    async def some_fail(event: Event) -> None:
+        tries[event.id] += 1
+        if event.data["number"] % 10 == 0 or (event.data["number"] % 5 == 0 and tries[event.id] == 1):
+            raise RuntimeError("every tenth always, every fifth once")
+        done.add(event.id)
+
+    async def parked() -> bool:
+        return len(await bus.quarantined("mail")) == 10
+
+    batch = events(100)
+    await bus.subscribe("mail", ["order"])
+    async with consuming(bus, some_fail):  # one that runs when it happens
+        assert set(await bus.publish(batch[:50])) == {None}
+        await until(lambda: len(done) == 45, 30, lambda: f"the first half: {len(done)}")
+        assert set(await bus.publish(batch[50:])) == {None}
+        await client.config_set("maxmemory", "1mb")
+        await until(lambda: len(done) == 90, 60, lambda: f"the second half: {len(done)}")
+        await until(parked, 30, "those that always fail, in quarantine", every=0.2)
+        refused = await bus.publish(events(3, late=True))
+        assert {type(each) for each in refused} == {BrokerUnavailable}
+    await client.config_set("maxmemory", "0")
+    assert set(await bus.publish(late := events(3, late=True))) == {None}
+    await client.config_set("maxmemory", "1mb")
+    async with consuming(bus, some_fail):  # and one that starts meanwhile
+        await until(lambda: {event.id for event in late[1:]} <= done, 60, "what came before it was full")
+    await client.config_set("maxmemory", "0")
+    await bus.close()
+    await client.aclose()

@@ -425,7 +425,7 @@ async def test_frozen_holder_wakes_after_its_lease_and_its_write_is_refused(
     for (fence, moment), order in held.items():
         victim = {"saga_id": order, "moment": moment, "step": "charge", "signal": "STOP"}
         # With a long deadline the call is still made after the pause, with a short one the lease ends soon.
-        deadline = 1.0 if moment == "after effect" else 60.0
+        deadline = 4.0 if moment == "after effect" else 60.0
         holders[fence, moment] = shop.victims([victim], fence=fence, deadline=deadline, margin=0.3)
     frozen = [json.loads(await holder.line('"frozen"'))["frozen"] for holder in holders.values()]
     # Those that froze before their call: somebody stops the order, so nobody else makes that call.
@@ -480,4 +480,71 @@ async def test_repair_in_the_middle_of_a_call_is_refused_and_the_charge_is_never
     assert await shop.endings(driver) == {"exit 0": 1}
     assert (await shop.saga(order)).state == "completed"
     assert await shop.charge_calls() == 1, "a second call ran beside the first"
+    assert not await shop.disagreements()
+
+
+async def test_five_deaths_in_a_step_consume_none_of_its_two_attempts(
+    shop: Shop, figures: Callable[..., Path]
+) -> None:
+    """Every process that comes to the charge is killed in it, then the provider fails once: the second attempt is left.
+
+    The twin counts a death as an attempt, as a counter that is raised when a step begins does.
+    """
+    ours: dict[str, Any] = {"charge": {"attempts": 2}}
+    naive: dict[str, Any] = {"charge": {"attempts": 2, "crashes": 2}}
+    order, twin = await shop.place("buyer"), await shop.place("buyer")
+
+    async def die_in_the_charge(order_id: str, limits: dict[str, Any]) -> None:
+        victim = {"saga_id": order_id, "moment": "after intent", "step": "charge", "signal": "KILL"}
+        performance = shop.victims([victim], limits=limits)
+        assert await shop.endings(performance) == {"signal 9": 1}, str(performance)
+        await shop.end_leases()
+
+    for _ in range(5):
+        await die_in_the_charge(order, ours)
+    assert {step.name: (step.attempts, step.crashes) for step in (await shop.saga(order)).steps}["charge"] == (0, 4)
+    await shop.fault("unavailable")
+    await shop.endings(shop.victims([{"saga_id": order, "signal": None}], limits=ours))
+    saga, events = await shop.saga(order), await shop.events(order)
+    assert (saga.state, saga.steps[2].attempts) == ("completed", 2), events
+    assert (events.count((None, "taken over")), events.count(("charge", "failed"))) == (5, 1)
+
+    for _ in range(2):
+        await die_in_the_charge(twin, naive)
+    await shop.endings(shop.victims([{"saga_id": twin, "signal": None}], limits=naive))
+    assert (await shop.saga(twin)).state == "compensated", "an order that nobody refused is lost"
+    assert not await shop.disagreements()
+    figures(
+        "saga", name=f"deaths-{shop.kind}", kills=5, attempts=2, completed=1, naive_kills=2, naive_completed=0
+    )
+
+
+async def test_a_stuck_undo_beside_independent_ones_survives_kills(shop: Shop) -> None:
+    """The refund is refused until it gives up; whoever releases the seats then is killed in it, or right after it."""
+    limits: dict[str, Any] = {"reserve-seats": {"independent": True}, "charge": {"undo_attempts": 2}}
+    orders_of = {moment: await shop.place("fails-at-confirm") for moment in UNDO[1:]}
+    twin = await shop.place("fails-at-confirm")
+    await shop.fault("unavailable", "refund", times=2 * 4)
+    victims = [
+        {"saga_id": order, "moment": moment, "step": "reserve-seats", "signal": "KILL"}
+        for moment, order in orders_of.items()
+    ]
+    performance = shop.victims(victims, limits=limits)
+    assert await shop.endings(performance) == {"signal 9": len(victims)}, str(performance)
+    await shop.end_leases()
+    usual = {"charge": {"undo_attempts": 2}}
+    await shop.endings(shop.victims([{"saga_id": twin, "signal": None}], limits=usual))
+    await shop.finish(limits=limits)
+
+    for order in orders_of.values():
+        saga, events = await shop.saga(order), await shop.events(order)
+        assert saga.state == "needs_repair", events
+        assert [step.state for step in saga.steps[:3]] == ["done", "undone", "stuck"]
+        assert events.count(("reserve-seats", "undone")) == 1
+    assert [step.state for step in (await shop.saga(twin)).steps[:3]] == ["done", "done", "stuck"]
+    for order in (*orders_of.values(), twin):
+        await saga_repair.retry(shop.store, order, by="operator", note="the provider is back")
+    await shop.finish(limits=limits)
+    assert {(await shop.saga(order)).state for order in (*orders_of.values(), twin)} == {"compensated"}
+    assert await shop.seats_add_up()
     assert not await shop.disagreements()

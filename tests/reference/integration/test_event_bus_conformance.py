@@ -408,6 +408,7 @@ def _odd_ids() -> st.SearchStrategy[list[str]]:
     return st.lists(tricky | anything, min_size=1, max_size=40, unique=True)
 
 
+@pytest.mark.parametrize("kind", [*EVERY, *ORDERED], indirect=True)
 @settings(
     max_examples=8,
     deadline=None,
@@ -420,7 +421,7 @@ async def test_every_id_an_event_may_have_is_delivered_and_only_its_own_repeats_
 ) -> None:
     seen = Seen()
     # A bus of its own for every example: the brokers remember ids.
-    url = request.getfixturevalue(SERVERS[kind])
+    url = request.getfixturevalue(SERVERS[kind.removesuffix("-ordered")])
     bus = open_bus(kind, url, f"t{uuid.uuid4().hex[:10]}")
     batch = [event.model_copy(update={"id": each}) for each, event in zip(ids, events(len(ids)), strict=True)]
     copies = 1 if bus.capabilities.dedup_window > 0 else 2
@@ -553,6 +554,43 @@ async def test_replay_by_two_at_once_while_events_flow_loses_nothing(bus: EventB
     assert await bus.quarantined("mail") == []
     if bus.capabilities.broker != "kafka":  # whose dead topics cannot be taken from: see its limits
         assert (sum(replayed), max(Counter(seen.done).values())) == (20, 1)
+
+
+async def _remove_all(bus: Any) -> None:
+    """What an operator does by hand, or a limit that somebody set."""
+    if bus.capabilities.broker == "redis-streams":
+        for number in range(bus.partitions):
+            await bus.redis.xtrim(f"{bus.prefix}:order:{number}", maxlen=0, approximate=False)
+    elif bus.capabilities.broker == "nats-jetstream":
+        await (await bus._jetstream()).purge_stream(bus.prefix)
+    else:
+        async with bus._questions.fresh() as channel:
+            await (await channel.get_queue(f"{bus.prefix}.mail")).purge()
+
+
+# Not Kafka: the mock brokers know no DeleteRecords.
+@pytest.mark.parametrize("kind", ["redis", "redis-ordered", "rabbitmq", "nats", "nats-ordered"], indirect=True)
+async def test_events_that_somebody_else_removed_leave_a_true_lag_and_a_consumer_that_goes_on(
+    bus: EventBus, another: Opener
+) -> None:
+    gate = asyncio.Event()
+
+    async def held(event: Event) -> None:
+        await gate.wait()
+
+    seen = Seen(held)
+    await bus.subscribe("mail", ["order"])
+    await publish(bus, events(60))
+    async with consuming(bus, "mail", seen, concurrency=4):
+        await until(lambda: len(seen.started) == 4, 30, "four in hand")
+        await _remove_all(another())
+        gate.set()
+        await nothing_left(bus, "mail")
+        new = await publish(bus, events(8))
+        await until(lambda: set(new) <= set(seen.done), 30, "what came after")
+        await nothing_left(bus, "mail")
+    assert await bus.quarantined("mail") == []
+    assert len(seen.done) == len(set(seen.done))
 
 
 async def test_graceful_stop_finishes_what_is_in_flight_and_leaves_the_rest(

@@ -369,6 +369,21 @@ async def test_a_restart_of_postgres_costs_no_transaction_afterwards(own_postgre
     await close(engine)
 
 
+@pytest.mark.needs_postgres
+async def test_behind_a_pooler_of_transactions_nothing_is_left_to_a_session(postgres_url: str) -> None:
+    """PgBouncer in transaction mode: "prepared statement _pg3_0 does not exist", "unsupported startup parameter"."""
+    left = {}
+    for query in ("", "?pooler=transaction"):
+        store = open_store(f"{postgres_url}{query}")
+        async with begin(store) as tx:
+            for _ in range(10):
+                await tx.execute(text("SELECT 1"))
+            prepared = (await tx.execute(text("SELECT count(*) > 0 FROM pg_prepared_statements"))).scalar()
+            left[query] = prepared, (await tx.execute(text("SHOW lock_timeout"))).scalar()
+        await close(store)
+    assert left == {"": (True, "10s"), "?pooler=transaction": (False, "0")}
+
+
 async def test_a_table_of_somebody_else_is_refused_and_left_as_it_was(store_url: str) -> None:
     """It got our columns beside its own, and no primary key: an insert that counts on one then took duplicates."""
     engine = open_store(store_url)

@@ -13,6 +13,9 @@ When they do not hold
   tears one. `begin(store, durable=True)` waits for the disk; `?synchronous=full` in the URL makes every commit do so.
 - Outside `answers_within` a proxy that lives and passes nothing on passes those checks, and a statement waits
   forever. The limit cannot tell a slow statement from a silent server: give long ones a longer one.
+- Behind PgBouncer in transaction mode say `?pooler=transaction`: no prepared statements, which belong to a server
+  connection that the next transaction does not get, and no settings of the session, which it refuses at the start: put
+  them (`_POSTGRES_SESSION`) on the role, `ALTER ROLE … SET lock_timeout = …`. A relay is not woken there, it polls.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ _POSTGRES_SESSION = (
     f"-c lock_timeout={int(LOCK_WAIT * 1000)} "
     # Who is frozen or unreachable in the middle of a transaction must not keep its row locks: the others are back soon
     # after `ANSWER` only if these end about then.
-    f"-c idle_in_transaction_session_timeout={int(ANSWER * 1000)}"
+    f"-c idle_in_transaction_session_timeout={int(ANSWER * 1000)} "
+    # It compiles a statement whose cost it overrates, each time it runs: half the time of a claim past a long backlog.
+    "-c jit=off"
 )
 # All are needed: keepalives speak only while nothing is on its way, the timeout counts only what is.
 _SOCKET_OPTIONS = {
@@ -208,7 +213,8 @@ def _open_postgres(url: URL) -> AsyncEngine:
     except ImportError as error:
         raise StoreUnavailable("PostgreSQL needs a driver: pip install 'psycopg[binary]'.") from error
     where = url.render_as_string(hide_password=True)
-    url = url.set(drivername="postgresql+psycopg")
+    pooled = url.query.get("pooler") == "transaction"
+    url = url.set(drivername="postgresql+psycopg").difference_update_query(["pooler"])
     if "connect_timeout" not in url.query:
         url = url.update_query_dict({"connect_timeout": str(CONNECT_WAIT)})
     try:
@@ -218,7 +224,8 @@ def _open_postgres(url: URL) -> AsyncEngine:
     engine = create_async_engine(
         url,
         connect_args={
-            **({} if "options" in url.query else {"options": _POSTGRES_SESSION}),
+            **({} if pooled or "options" in url.query else {"options": _POSTGRES_SESSION}),
+            **({"prepare_threshold": None} if pooled else {}),
             "async_creator_fn": _connect,
         },
         pool_pre_ping=True,  # after a server restart the first job should not pay with an attempt

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import OutOfMemoryError, RedisError
 
 from ..core.event import Handler
 from ..core.job import RetryPolicy
@@ -75,7 +75,9 @@ class StreamConsumer:
     async def _read(self) -> None:
         async for _ in pauses(self.stop):
             try:
-                await self.subscribe()  # also after NOGROUP: data loss must not end the consumer
+                # A full Redis takes no new group, but the one that is there can be read.
+                with contextlib.suppress(OutOfMemoryError):
+                    await self.subscribe()  # also after NOGROUP: data loss must not end the consumer
                 await self._own_pending()
                 while not self.stop.is_set():
                     await self._read_new()

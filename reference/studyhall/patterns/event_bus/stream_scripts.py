@@ -156,8 +156,9 @@ return 1""")
 LEASE = Script("""
 local now, ttl, held = redis.call('TIME'), tonumber(ARGV[2]), {}
 local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
-redis.call('ZADD', KEYS[1], ms, ARGV[1])
+-- First, also because it takes no memory: a full Redis refuses a script that begins with a write that does.
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ms - ttl)
+redis.call('ZADD', KEYS[1], ms, ARGV[1])
 local fair = math.ceil((#KEYS - 1) / redis.call('ZCARD', KEYS[1]))
 for i = 2, #KEYS do
   if redis.call('GET', KEYS[i]) == ARGV[1] then

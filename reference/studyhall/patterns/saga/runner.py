@@ -95,6 +95,8 @@ class SagaRunner:
         self._probe = probe
         # Sagas that are driven side by side share their commits.
         self._commits = GroupCommit(self._write, max_batch=100, poison=POISON)
+        # More of them would only open and close connections beyond those that the pool keeps.
+        self._turns = asyncio.Semaphore(8)
         self._stopping = False
         self._rounds: Periodic | None = None
 
@@ -256,7 +258,7 @@ class SagaRunner:
         call: Any = action.step.undo if backward else action.step.do
         context = self._course.context(draft, action)
         try:
-            async with _time_for(action), begin(self.store) as tx:
+            async with _time_for(action), self._turns, begin(self.store) as tx:
                 result = await apart(call, context, tx) if call else None
                 self._reach("after", "effect", draft, action)
                 after = self._decided(draft, lambda draft: self._done(draft, action, result))

@@ -4,8 +4,8 @@
                                  it: {"saga_id", "pid"} per process, {"frozen": pid}, {"saga_id", "ended"}
 
 A plan has store, payment, mode ("saga" or "naive"), fence and lease (false: without them), deadline
-of a step, margin of the lease, timeout of a payment call, patience, and victims: [{"saga_id": one, or null for
-every due saga; "moment", "step", "signal": "KILL", "STOP" or null}].
+of a step, margin of the lease, timeout of a payment call, patience, limits: {step: {"attempts": …}}, and
+victims: [{"saga_id": one, or null for every due saga; "moment", "step", "signal": "KILL", "STOP" or null}].
 Each victim is a fork of this process, made after the imports: a process of its own that costs milliseconds.
 
 A customer named `fails-at-STEP…` makes that step fail for good AFTER its effect.
@@ -30,7 +30,7 @@ from typing import Any
 import psycopg  # noqa: F401  imported before the forks, so that they need not
 import sqlalchemy.dialects.postgresql.psycopg
 import sqlalchemy.dialects.sqlite.aiosqlite  # noqa: F401
-from sqlalchemy import Integer, String, bindparam, select
+from sqlalchemy import Integer, Text, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from studyhall.orders import saga as steps
@@ -43,7 +43,7 @@ from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep, runner
 from studyhall.patterns.saga import store as saga_store
 
-QUICK = RetryPolicy(base=0.02, cap=0.1, attempts=6)
+QUICK = RetryPolicy(base=0.02, cap=0.1)
 Moment = Callable[[str, str, str], None]
 
 
@@ -57,7 +57,9 @@ def dying(victim: dict[str, Any]) -> Moment:
     return probe
 
 
-def failing(step: SagaStep | DbStep, deadline: float) -> Any:
+def failing(
+    step: SagaStep | DbStep, deadline: float, attempts: int = 6, undo_attempts: int = 6, **limits: Any
+) -> Any:
     def wrap(do: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def then_fail(ctx: Any, *tx: Any) -> Any:
             result = await do(ctx, *tx)
@@ -68,12 +70,13 @@ def failing(step: SagaStep | DbStep, deadline: float) -> Any:
         return then_fail
 
     do = wrap(step.do) if step.do else None
-    return replace(step, do=do, deadline=deadline, retry=QUICK, undo_retry=QUICK)
+    retry, undo_retry = (replace(QUICK, attempts=most) for most in (attempts, undo_attempts))
+    return replace(step, do=do, deadline=deadline, retry=retry, undo_retry=undo_retry, **limits)
 
 
-def tight_saga(payments: Payments, deadline: float) -> Saga:
+def tight_saga(payments: Payments, deadline: float, limits: dict[str, dict[str, Any]]) -> Saga:
     real = steps.buy_pack(payments)
-    return Saga(real.name, [failing(step, deadline) for step in real.steps])
+    return Saga(real.name, [failing(step, deadline, **limits.get(step.name, {})) for step in real.steps])
 
 
 async def drive(plan: dict[str, Any], victim: dict[str, Any]) -> None:
@@ -84,7 +87,7 @@ async def drive(plan: dict[str, Any], victim: dict[str, Any]) -> None:
         else:
             runner = SagaRunner(
                 engine,
-                tight_saga(payments, plan["deadline"]),
+                tight_saga(payments, plan["deadline"], plan.get("limits", {})),
                 lease_margin=plan["margin"],
                 probe=dying(victim),
             )
@@ -153,11 +156,14 @@ async def naive(engine: AsyncEngine, payments: Payments, victim: dict[str, Any])
 
 def _without_fence() -> Any:
     """The same write, proving nothing."""
-    given = (bindparam("_fence", type_=Integer), bindparam("_cancel", type_=String))
-    names = (*saga_store._SAGA_CHANGES, "updated_at")
-    row = saga_store.sagas.update().where(saga_store.sagas.c.id == bindparam("_id"))
-    row = row.where(*(each.is_not(None) for each in given))
-    return row.values({name: bindparam(name) for name in names})
+
+    def hold(given: saga_store.Given) -> Any:
+        row = saga_store.sagas.update().where(saga_store.sagas.c.id == given("_id"))
+        row = row.where(*(given(name).is_not(None) for name in ("_fence", "_cancel")))
+        return row.values({name: given(name) for name in saga_store._SAGA_TYPES})
+
+    types: Any = {"_id": Text(), "_fence": Integer(), "_cancel": Text()}
+    return saga_store.batch(hold, **saga_store._SAGA_TYPES, **types)
 
 
 async def _claim_without_lease(engine: AsyncEngine, *, owner: str, **_: Any) -> list[saga_store.Held]:
