@@ -167,6 +167,20 @@ def added_alone(environment: Environment, add: Add, project: Path, layout: str, 
     assert not re.search(r"failed|error|skipped|warning", said), said
 
 
+def test_programs_that_the_tests_start_find_the_modules_too(
+    environment: Environment, add: Add, tmp_path: Path
+) -> None:
+    """Those of engine: below src/ they could not be imported."""
+    into, _ = src(tmp_path / "project")
+    told = add(tmp_path / "project", "retry", "--into", into)
+    (tmp_path / "project" / "tests" / "patterns" / "test_program.py").write_text(
+        "import subprocess, sys\n\n\ndef test_program():\n"
+        "    subprocess.run([sys.executable, '-m', 'shop.patterns.retry'], check=True)\n"
+    )
+    python = environment({*told["requirements"], *told["test_requirements"]})
+    run(python, "-m", "pytest", "-q", "tests/patterns/test_program.py", cwd=tmp_path / "project")
+
+
 @pytest.mark.parametrize("ident", EVERY)
 def test_every_pattern_brings_a_test_that_needs_no_other_pattern(ident: str) -> None:
     pattern = catalogue.find(ident)

@@ -122,9 +122,10 @@ def plain(
 ) -> Step:
     """Read the job's data as the payload itself, the way Node, an older version or another team writes it.
 
-    `key` makes the business key of a payload, of this queue and this name of jobs; without it the job is known by its id in its queue, and a producer
-    that adds the same request twice makes two jobs with two effects. `retry` decides, whatever `attempts` it set. A
-    job that fails is kept by the worker's rule: its producer's `removeOnFail: true` would leave no dead letter.
+    `key` makes the business key of a payload, among the jobs of this name on this queue; without it the job is known
+    by its id in its queue, and a producer that adds the same request twice makes two jobs with two effects. `retry`
+    decides, whatever `attempts` it set. A job that fails is kept by the worker's rule: its producer's `removeOnFail:
+    true` would leave no dead letter.
     """
     limit = deadline if isinstance(deadline, Deadline) else Deadline(deadline)
 
