@@ -120,8 +120,11 @@ class _Run:
         rows = {"none": self._try(FAULTS["none"])}
         self._slow = max(0.0, self.gone - TRIED)
         self._of = len(chosen)
-        # Those that mostly wait come first: others work meanwhile.
-        order = sorted(chosen, key=lambda fault: fault.seconds(spec) < 30)
+        # Those that mostly wait come first: others work meanwhile. Then the kills at a named moment: on a slow machine
+        # there may be no time for more.
+        order = sorted(
+            chosen, key=lambda fault: (fault.seconds(spec) < 30, not fault.name.startswith("kill-at"))
+        )
         with concurrent.futures.ThreadPoolExecutor(self._threads, "fault") as pool:
             futures = {pool.submit(self._one, fault, turn): fault for turn, fault in enumerate(order)}
             try:

@@ -199,9 +199,16 @@ def test_a_slow_try_without_a_fault_does_not_use_up_the_time_of_the_faults(
         return Row(fault.name, fault.does, "held", "")
 
     monkeypatch.setattr(run._Run, "_try", slow)
-    monkeypatch.setattr(
-        run._Run, "_one", lambda self, fault, turn: Row(fault.name, "", "", self._left_out(fault))
-    )
+    turns: dict[int, str] = {}
+
+    def one(self: run._Run, fault: Fault, turn: int) -> Row:
+        if fault.quick:
+            turns[turn] = fault.name
+        return Row(fault.name, fault.does, "", self._left_out(fault))
+
+    monkeypatch.setattr(run._Run, "_one", one)
     given = run._Run(load(write(tmp_path, GOOD)), run.Options(quick=True), tmp_path, lambda *_: None)
     left_out = {row.fault: row.measured for row in given.faults()}
     assert left_out["kill-random"] == left_out["term"] == ""
+    quick = [turns[turn] for turn in sorted(turns) if turns[turn] != "freeze"]
+    assert quick[:2] == ["kill-at-effect", "kill-at-commit"], "freeze waits most of its time"
