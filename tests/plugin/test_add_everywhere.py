@@ -1,7 +1,7 @@
 """`queuesmith add` in projects of every layout, in environments that have exactly the packages it prints.
 
 Each pattern is added alone. In every run all of them are imported, one environment for each list of packages, and
-three of them run their tests in each layout; `make faults` does that for all (minutes).
+three of them run their tests in each layout; `make full` does that for all (minutes).
 """
 
 from __future__ import annotations
