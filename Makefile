@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 JOBS ?= 3  # tests wait more than they compute
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults lint format sync lock bench bench-full guide screenshots new-pattern release clean
+.PHONY: help install demo test faults full lint format sync lock bench bench-full guide screenshots new-pattern release clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ test: $(STAMP) ## Run the tests, the quick fault suite included
 
 faults: $(STAMP) ## Run the full fault suite and rewrite the figures in reference/figures
 	@QUEUESMITH_FULL=1 QUEUESMITH_FIGURES=reference/figures $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 900 -m "fault or measured" $(ARGS)
+
+full: $(STAMP) ## Run what is too long for every day: each pattern in each layout, each template (an hour)
+	@QUEUESMITH_FULL=1 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 900 -m "full and not fault and not measured" $(ARGS)
 
 lint: $(STAMP) ## ruff and strict types
 	@$(BIN)/ruff format --check .

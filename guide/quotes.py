@@ -41,6 +41,8 @@ def quote(args: str) -> str:
     if Path(path).is_relative_to(PATTERNS):
         where = f"Lines {', '.join(spans)} of `patterns/{Path(path).relative_to(PATTERNS)}`:"
     body = "\n\n\n".join(parts) if any("\n" in part for part in parts) else "\n".join(parts)
+    if path.startswith("reference/stacks/"):
+        body = body.replace("from studyhall.patterns", "from patterns")
     return f"{where}\n\n```{_FENCES.get(Path(path).suffix, 'python')}\n{body}\n```".lstrip()
 
 

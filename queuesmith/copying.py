@@ -62,7 +62,8 @@ def put(options: argparse.Namespace, adoption: Adoption) -> list[Change]:
         raise Refused(
             f"edited since it was copied, or not from here: {names}. Nothing was written. Leave these as they are and "
             "write the others with --keep, overwrite them with --force, or see the diffs with --dry-run. A second "
-            "recipe goes into a folder of its own: --into src/app/nightly."
+            "recipe goes into a folder below this one and uses its patterns/: --into "
+            f"{adoption.project.path('nightly')}"
         )
     asks = can_ask and not options.keep
     return write(adoption, lambda one: options.force or (asks and _asked(one)))

@@ -72,6 +72,14 @@ class Project:
         """`name` in the folder that gets the modules, relative to the root."""
         return PurePosixPath(self.into, name).as_posix()
 
+    def with_modules(self) -> Project:
+        """The folder above this one that has modules already, or this one."""
+        packages = Record.read(self.root).packages
+        for into in (self.into, *(path.as_posix() for path in PurePosixPath(self.into).parents)):
+            if into in packages:
+                return Project(self.root, into, packages[into].get("prefix", prefix_of(self.root, into)))
+        return self
+
     @property
     def source(self) -> str:
         """The folder to import from, seen from the proofs."""

@@ -146,6 +146,8 @@ HERE = Path(__file__).resolve().parent
 for path in (HERE, (HERE / "{source}").resolve()):
     if str(path) not in sys.path:
         sys.path.insert(0, str(path))
+# The same for the programs that tests start.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), os.environ.get("PYTHONPATH")]))
 
 # As this folder's own fixtures: yours of the same name stay yours, and do not reach the tests here.
 for module in sorted((HERE / "proof_harness").glob("*.py")):

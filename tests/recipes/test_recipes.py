@@ -175,8 +175,7 @@ def flat(recipe: Recipe, tmp_path: Path, _own_python: None) -> Path:
     return tmp_path
 
 
-def own_test(folder: Path, **env: str) -> None:
-    file = "tests/test_service.py" if env else "test_service.py"
+def own_test(folder: Path, file: str = "test_service.py", **env: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:valkey", "-p", "no:cacheprovider", file]
     # A group of its own: on a timeout its workers must not stay behind.
     test = subprocess.Popen(
@@ -201,7 +200,33 @@ def own_test(folder: Path, **env: str) -> None:
 @pytest.mark.usefixtures("_own_python")
 def test_started_into_a_package_its_own_test_is_green(recipe: Recipe, tmp_path: Path) -> None:
     start(recipe, tmp_path, "--into", "src/app", "--queue", QUEUE, "--fields", FIELDS)
-    own_test(tmp_path, PYTHONPATH="src")
+    own_test(tmp_path, "tests/test_service.py", PYTHONPATH="src")
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("into", [".", "app"])
+@pytest.mark.usefixtures("_own_python")
+def test_a_second_recipe_lives_beside_the_first_on_its_modules_and_its_database(
+    into: str, tmp_path: Path
+) -> None:
+    known, below = recipes(), f"{into}/mails".removeprefix("./")
+    start(known["paid-call"], tmp_path, "--into", into)
+    again = [sys.executable, ROOT / "bin" / "queuesmith", "start", "unkeyed-call", "--into", into]
+    refused = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert f"--into {into}/nightly".replace("./", "") in refused.stderr
+    start(known["unkeyed-call"], tmp_path, "--into", below)
+    assert [path.parent.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("patterns")] == [into]
+    first = f"{into}." if into != "." else ""
+    # Two tables, not one under two definitions; and two providers, whose calls have the same keys.
+    both = f"import {first}worker as one, {first}mails.worker as two; print(one.results, two.results)"
+    done = subprocess.run(
+        [sys.executable, "-c", both], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["results", "mails_results"]
+    assert '"mails",' in (tmp_path / below / "worker.py").read_text()
+    assert load(tmp_path / "prove-mails.toml").effect.query.endswith("from mails_results group by 1")
+    own_test(tmp_path, "tests/test_mails.py")
 
 
 @every_recipe

@@ -12,7 +12,7 @@ async def submit(*tasks: Task):
     producer = Producer(os.environ["REDIS_URL"])
     for task in tasks:
         data, key = task.model_dump(mode="json"), str(task.date)
-        await producer.enqueue(JobRequest("task", data, key=key, queue=QUEUE))
+        await producer.enqueue(JobRequest(QUEUE, data, key=key, queue=QUEUE))
     await producer.close()
 
 

@@ -40,10 +40,10 @@ async def handle(ctx: JobContext, task: Task) -> Done:
 
 RULES = {"retry": surviving(3600), "deadline": 3600.0}  # of one run
 jobs = JobTypes()
-jobs.register(name="task", payload=Task, handler=handle, queue=QUEUE, **RULES)
+jobs.register(name=QUEUE, payload=Task, handler=handle, queue=QUEUE, **RULES)
 TOLD = '{"date": "0", "pages": 1}'  # instead of "0" the clock's own day, see below
 payload = Task.model_validate_json(TOLD)
-nightly = Schedule("nightly", "task", cron=CRON, tz=ZONE, payload=payload)
+nightly = Schedule(QUEUE, QUEUE, cron=CRON, tz=ZONE, payload=payload)
 # Raise the version with every change.
 schedules = Schedules(jobs, [nightly], owner=QUEUE, version=1)
 

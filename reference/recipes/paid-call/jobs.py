@@ -5,7 +5,7 @@ from patterns.typed_jobs import Payload
 QUEUE = "labels"
 
 
-class Task(Payload):
+class Task(Payload, extra="ignore"):  # senders may add fields
     parcel: str
     grams: int
 

@@ -5,7 +5,7 @@ from patterns.typed_jobs import Payload
 QUEUE = "messages"
 
 
-class Task(Payload):
+class Task(Payload, extra="ignore"):  # senders may add fields
     order: str
     phone: str
 

@@ -12,6 +12,7 @@ import time
 from contextlib import closing, suppress
 from typing import Any
 
+# [setup]
 import requests
 from celery import Celery
 from celery.signals import worker_init
@@ -51,6 +52,7 @@ def post(url: str, body: dict[str, Any], key: str) -> Any:
     return answer.json()
 
 
+# [/setup]
 # [tasks]
 @app.task(base=Job)
 def buy_label(parcel: str, address: str, crash: bool = False) -> Any:

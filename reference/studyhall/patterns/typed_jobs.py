@@ -101,6 +101,8 @@ def typed(jobs: JobTypes, otherwise: Step | None = None) -> Step:
     async def typed(run: JobContext, call_next: CallNext) -> Any:
         data = run.job.data
         if otherwise is not None and not _is_envelope(data):
+            # The same request in either form: they share their keys.
+            run.kind = run.name
             return await otherwise(run, call_next)
         job_type, run.payload = jobs.decode(run.name, data)
         run.handler, run.policy, run.deadline = job_type.handler, job_type.retry, job_type.deadline
@@ -120,9 +122,10 @@ def plain(
 ) -> Step:
     """Read the job's data as the payload itself, the way Node, an older version or another team writes it.
 
-    `key` makes the business key of a payload; without it the job is known by its id in its queue, and a producer
-    that adds the same request twice makes two jobs with two effects. `retry` decides, whatever `attempts` it set. A
-    job that fails is kept by the worker's rule: its producer's `removeOnFail: true` would leave no dead letter.
+    `key` makes the business key of a payload, among the jobs of this name on this queue; without it the job is known
+    by its id in its queue, and a producer that adds the same request twice makes two jobs with two effects. `retry`
+    decides, whatever `attempts` it set. A job that fails is kept by the worker's rule: its producer's `removeOnFail:
+    true` would leave no dead letter.
     """
     limit = deadline if isinstance(deadline, Deadline) else Deadline(deadline)
 
@@ -135,6 +138,8 @@ def plain(
         except ValidationError as error:
             raise MalformedPayload(_complaint(run.name, payload, error)) from None
         run.key = key(run.payload) if key else f"{run.queue}/{run.job_id}"
+        # Others name their jobs alike on every queue: order 7 is to be packed, and to be mailed.
+        run.kind = run.kind or f"{run.queue}/{run.name}"
         run.handler, run.policy, run.deadline = handler, retry, limit
         return await call_next(run)
 

@@ -20,7 +20,9 @@ from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import Permanent, Transient
 from studyhall.patterns.core.job import RetryPolicy
+from studyhall.patterns.core.request import JobRef
 from studyhall.patterns.dead_letter.archive import dead_letters
+from studyhall.patterns.idempotency import result_of
 from studyhall.patterns.idempotency.once import inboxes, once
 from studyhall.patterns.pipeline import JobContext, Pipeline
 from studyhall.patterns.producer import JobRequest
@@ -168,3 +170,27 @@ async def test_jobs_that_wait_from_the_old_code_run_after_the_upgrade(
         assert (await queue.getJob("old-1")).attemptsMade == 2
     await connection.aclose()
     assert sorted(shop.printed) == ["delayed", "failed once", "ranked", "waits"]
+
+
+async def test_the_same_key_under_the_same_name_is_another_request_on_another_queue(
+    redis_url: str, tmp_path: Path, shop: Shop, jobs: JobTypes
+) -> None:
+    """Order 7 is to be packed and to be mailed: equal data, and Node names both jobs `job`."""
+    step = plain(Label, shop.theirs, key=lambda label: label.parcel)
+    async with (
+        Desk.open(redis_url, tmp_path, jobs, signer=None) as desk,
+        queue_at(redis_url, "pack") as pack,
+        queue_at(redis_url, "mail") as mail,
+    ):
+        pipeline = Pipeline(step, once(inboxes(desk.store)))
+        async with at_work("pack", pipeline, url=redis_url), at_work("mail", pipeline, url=redis_url):
+            for queue, done in ((pack, 1), (mail, 1), (mail, 2)):
+                await queue.add("job", {"parcel": "7"}, {})
+
+                async def ended(queue: Any = queue, done: int = done) -> bool:
+                    return await counts(queue) == {"completed": done}
+
+                await until(ended, 30, "it ran")
+        results = [await result_of(desk.store)(JobRef(name, "job", "", "7")) for name in ("pack", "mail")]
+    assert shop.printed == ["7", "7"], "once on each queue"
+    assert [stored and stored.result for stored in results] == ["7", "7"]

@@ -66,7 +66,7 @@ def test_without_key_or_look_up_it_waits_for_a_human(ledger: DbApiLedger) -> Non
     def lost(key: str) -> None:
         raise TimeoutError("no answer")
 
-    calls = SyncOutsideCalls(ledger, "texts", longest=0.05)
+    calls = SyncOutsideCalls(ledger, "texts", longest=2)
     with pytest.raises(InFlight):
         calls.once("text/1", lost)
 

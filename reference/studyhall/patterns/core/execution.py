@@ -41,6 +41,7 @@ class JobContext:
     body: Any = None  # the payload as it stands in the queue
     handler: Callable[[JobContext, Any], Awaitable[Any]] | None = None
     key: str = ""  # of the business; the queue's own id where the job names none
+    kind: str = ""  # the jobs among which the key is one request; empty: those of this name
     policy: RetryPolicy | None = None
     deadline: Deadline | None = None
 
@@ -97,7 +98,7 @@ class JobContext:
     @property
     def scope(self) -> str:
         """The key within this type of job: the stages of one document have the same key."""
-        return f"{self.name}/{self.key}"
+        return f"{self.kind or self.name}/{self.key}"
 
     @property
     def fence(self) -> int:

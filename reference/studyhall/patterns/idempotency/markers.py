@@ -78,7 +78,9 @@ def result_of(store: AsyncEngine) -> Callable[[Any], Awaitable[Stored | None]]:
     """For `wait_for_result`: what the marker of the job of this `JobRef` says, after it has left Redis."""
 
     async def stored(ref: Any) -> Stored | None:
-        found = select(inbox.c.result, inbox.c.at).where(inbox.c.consumer == ref.name, inbox.c.key == ref.key)
+        # The second is that of `plain`, whose keys are those of one queue.
+        kinds = inbox.c.consumer.in_([ref.name, f"{ref.queue}/{ref.name}"])
+        found = select(inbox.c.result, inbox.c.at).where(kinds, inbox.c.key == ref.key)
         async with read(store) as connection:
             row = (await connection.execute(found)).first()
         return None if row is None or row.result is None else Stored(json.loads(row.result), row.at)
