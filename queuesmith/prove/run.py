@@ -14,6 +14,7 @@ from pathlib import Path
 
 from . import invariants, probes
 from .faults import FAULTS, Fault
+from .init import page_of
 from .invariants import Row
 from .spec import Spec, Wrong
 from .world import Batch, Crowd, World
@@ -49,6 +50,7 @@ class Card:
     seconds: float
     rows: list[Row] = field(default_factory=list)
     evidence: str = ""
+    stack: str = ""  # whose page tells how to mend it there
 
     @property
     def broken(self) -> list[Row]:
@@ -75,6 +77,7 @@ def prove(spec: Spec, options: Options, say: Say = lambda text, done, all: None)
         rows += invariants.judge_whole(run.worlds, bool(options.soak))
         seconds = time.monotonic() - run.began
         card = Card(spec.service.name, options.seed, run.server, spec.service.workers, seconds, rows)
+        card.stack = page_of(spec)
         return card
     finally:
         run.close()

@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import re
+import socket
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from . import probes
 from .probes import Unreadable
@@ -168,7 +170,8 @@ class World:
         self._own_ids: dict[str, str] = {}  # what the service calls it -> key
         self._own_pattern = re.compile(r"(?!)")
         self._key_pattern, self._make_key = _keys(spec.service.keys, f"{seed} {name}")
-        self.keeper = Keeper()
+        self.keeper = Keeper(self.marker)
+        self.keeper.remove(folder)
         self.redis = Redis(self.keeper, folder / "redis", spec.redis_config) if spec.redis else None
         self.postgres = Postgres(self.keeper) if spec.postgres else None
         self.rabbitmq = RabbitMQ(self.keeper, folder / "rabbitmq") if spec.rabbitmq else None
@@ -197,7 +200,7 @@ class World:
         for provider in self.providers.values():
             provider.start()
         if self.spec.service.setup:
-            code, said = self._run(self.spec.service.setup, {}, 120)
+            code, said = self.run(self.spec.service.setup, 120)
             if code:
                 raise Wrong(f"`setup` failed with {code}: {self.spec.service.setup}\n{said}")
         self.service.start()
@@ -228,6 +231,8 @@ class World:
             "instance": instance,
             "canary": self.canary,
             **{name: server.url for name, server in self.servers.items()},
+            **{f"{name}.host": "127.0.0.1" for name in self.servers},
+            **{f"{name}.port": server.port for name, server in self.servers.items()},
             **{f"provider.{name}": provider.url for name, provider in self.providers.items()},
         }
 
@@ -344,6 +349,10 @@ class World:
                 "submit", "sent" if taken else f"refused when sent ({_last(said)})", job.key, sent
             )
 
+    def run(self, command: Command, limit: float) -> tuple[int, str]:
+        """A command of the file -> its exit code, and what it said."""
+        return self._run(command, {}, limit)
+
     def _run(self, command: Command, values: Mapping[str, object], limit: float) -> tuple[int, str]:
         words = [fill(word, {**self.values(), **values}) for word in command.words]
         log = self.folder / f"submit-{uuid.uuid4().hex[:8]}.out"
@@ -375,7 +384,8 @@ class World:
             count = int(found.get(key, 0) or 0)
             if count > job.count:
                 if self.spec.effect.kind != "provider":
-                    again = "effect seen" if not job.count else "effect seen again"
+                    new = count - job.count
+                    again = f"effect seen{' again' if job.count else ''}{f' {new} times' if new > 1 else ''}"
                     self.timeline.add("effect", again, key)
                 job.seen += [now] * (count - job.count)
             job.count = count
@@ -461,6 +471,18 @@ class World:
             return False
 
         self.until(answers, self.spec.promises.recovery, 0.1)
+
+    def api_listens(self) -> str:
+        """Its address, if somebody accepts connections there."""
+        api = self.spec.service.api
+        if api is not None and api.ready.startswith("http"):
+            address = urlsplit(fill(api.ready, self.values()))
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection((address.hostname or "", address.port or 80), 1),
+            ):
+                return address.netloc
+        return ""
 
     def on_effect(self, strike: Callable[[Call], bool] | None) -> None:
         for provider in self.providers.values():
