@@ -172,10 +172,14 @@ class World:
         self._key_pattern, self._make_key = _keys(spec.service.keys, f"{seed} {name}")
         self.keeper = Keeper(self.marker)
         self.keeper.remove(folder)
-        self.redis = Redis(self.keeper, folder / "redis", spec.redis_config) if spec.redis else None
-        self.postgres = Postgres(self.keeper) if spec.postgres else None
-        self.rabbitmq = RabbitMQ(self.keeper, folder / "rabbitmq") if spec.rabbitmq else None
-        self.nats = Nats(self.keeper, folder / "nats") if spec.nats else None
+        try:
+            self.redis = Redis(self.keeper, folder / "redis", spec.redis_config) if spec.redis else None
+            self.postgres = Postgres(self.keeper) if spec.postgres else None
+            self.rabbitmq = RabbitMQ(self.keeper, folder / "rabbitmq") if spec.rabbitmq else None
+            self.nats = Nats(self.keeper, folder / "nats") if spec.nats else None
+        except Wrong:  # it is not installed
+            self.keeper.close()
+            raise
         self.providers = {
             one.name: PlayedProvider(one, self.timeline, seed, self.key_of, self.scale)
             for one in spec.providers
