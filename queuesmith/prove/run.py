@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import os
 import random
 import shutil
@@ -266,8 +267,15 @@ class _Run:
 
     def _open_world(self, name: str) -> World:
         options = self.options
+        ends = math.inf if options.only or options.soak else self.began + options.budget
         world = World(
-            self.spec, self.folder / name, options.seed, name, quick=options.quick, crowd=self.crowd
+            self.spec,
+            self.folder / name,
+            options.seed,
+            name,
+            quick=options.quick,
+            crowd=self.crowd,
+            ends=ends if self._baseline else math.inf,
         )
         self._open.append(world)
         self.worlds.append(world)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import math
 import os
 import random
 import re
@@ -137,7 +138,9 @@ class Crowd:
 
 
 class World:
-    """`warmup`: how long the service took from its start to its first effect, without any fault, and `normal`:
+    """`ends`: when the run's time is up, nothing more is waited for.
+
+    `warmup`: how long the service took from its start to its first effect, without any fault, and `normal`:
     how long its submit took. On a crowded machine that can be seconds, which no promise is about."""
 
     def __init__(
@@ -149,8 +152,10 @@ class World:
         *,
         quick: bool = False,
         crowd: Crowd | None = None,
+        ends: float = math.inf,
     ) -> None:
         self.spec, self.folder, self.seed, self.quick = spec, folder, seed, quick
+        self._ends = ends
         self.crowd = crowd or Crowd(1)
         self.scale = float(os.environ.get("QUEUESMITH_PROVE_SCALE", "1"))
         self.patience = min(spec.promises.recovery, 10.0) if quick else spec.promises.recovery
@@ -552,7 +557,7 @@ class World:
                 return True
             # without any fault: then they cannot start at all
             hopeless = batch.fault == "none" and all(slot.quick_ends >= 3 for slot in self.service.workers())
-            if began > deadline or hopeless:
+            if began > min(deadline, self._ends) or hopeless:
                 return False
             time.sleep(max(0.05, 2 * (time.monotonic() - began)))
 
