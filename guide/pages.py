@@ -308,6 +308,7 @@ def _directive(path: Path, match: re.Match[str]) -> str:
         "bench": cards.bench,
         "benchmark": lambda _: cards.benchmark(),
         "prove-cards": prove_cards.cards,
+        "prove-seeds": prove_cards.seeds,
         "section": section,
         "tree": lambda _: tree(),
         "patterns": lambda _: pattern_index(),

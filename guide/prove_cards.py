@@ -1,18 +1,24 @@
 """The cards on the page `prove`: what `queuesmith prove --json` said, cut to what is worth reading.
 
-queuesmith prove SERVICE --quick --seed 1 --json > card.json; python -m guide.prove_cards NAME card.json
+queuesmith prove SERVICE --seed 1 --json > card.json; python -m guide.prove_cards NAME card.json
+python -m guide.prove_cards seeds 1 20        the known-good service once per seed, on a machine that others keep busy
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cards"]
+__all__ = ["cards", "seeds"]
 
 FOLDER = Path(__file__).parent / "prove"
+GOOD = Path(__file__).parents[1] / "tests" / "prove" / "services" / "parcels.toml"
 MOST_STORY = 330
 
 
@@ -37,6 +43,43 @@ def cut(card: dict[str, Any]) -> dict[str, Any]:
 def cards(names: str) -> str:
     """`celery rq`: their cards as markdown."""
     return "\n\n".join(_markdown(json.loads((FOLDER / f"{name}.json").read_text())) for name in names.split())
+
+
+def run_seeds(numbers: Iterable[int]) -> None:
+    """What became of the known-good service: how many rows of each verdict, and how busy the machine was."""
+    from queuesmith.prove.run import Options, prove
+    from queuesmith.prove.spec import load
+
+    os.environ.setdefault("QUEUESMITH_PROVE_SCALE", "0.15")
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    spec, file = load(GOOD), FOLDER / "seeds.json"
+    promises = dataclasses.replace(spec.promises, recovery=30.0, wake=15.0, shutdown=30.0)
+    for number in numbers:
+        card = prove(dataclasses.replace(spec, promises=promises), Options(seed=number))
+        told = {
+            "seconds": round(card.seconds),
+            "load": round(os.getloadavg()[1], 1),
+            **Counter(row.verdict for row in card.rows),
+        }
+        known = json.loads(file.read_text()) if file.exists() else {}
+        known[str(number)] = told
+        lines = [f" {json.dumps(one)}: {json.dumps(known[one])}" for one in sorted(known, key=int)]
+        file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def seeds(_: str) -> str:
+    """The runs of the known-good service in one sentence."""
+    runs = list(json.loads((FOLDER / "seeds.json").read_text()).values())
+    counts = sum((Counter({name: run.get(name, 0) for name in VERDICTS}) for run in runs), Counter[str]())
+    loads = [run["load"] for run in runs]
+    others = ", ".join(f"{counts[name]} {name}" for name in VERDICTS[1:])
+    return (
+        f"{len(runs)} seeds, at a load of {min(loads):.0f} to {max(loads):.0f} on two processors: "
+        f"{counts['held']} rows held, {others}."
+    )
+
+
+VERDICTS = ("held", "broken", "unclear", "hit nothing")
 
 
 def _markdown(card: dict[str, Any]) -> str:
@@ -66,6 +109,9 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "seeds":
+        run_seeds(range(int(sys.argv[2]), int(sys.argv[3]) + 1))
+        sys.exit()
     name, path = sys.argv[1:]
     card = cut(json.loads(Path(path).read_text()))
     (FOLDER / f"{name}.json").write_text(json.dumps(card, indent=1) + "\n")

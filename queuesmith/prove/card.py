@@ -7,12 +7,13 @@ import json
 import textwrap
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 from xml.etree import ElementTree
 
 from queuesmith import catalogue
 
 from .faults import FAULTS
-from .invariants import INVARIANTS, READ, Row
+from .invariants import INVARIANTS, OWN, READ, Row
 from .run import Card
 
 __all__ = ["as_html", "as_json", "as_junit", "as_text"]
@@ -46,20 +47,29 @@ def as_text(card: Card, width: int = 118) -> str:
                 initial_indent="      ",
                 subsequent_indent="        ",
             )
-            if broken.story:
-                lines += textwrap.wrap(
-                    broken.story, width, initial_indent="        ", subsequent_indent="        "
-                )
+            read = f"Read: {', '.join(Path(page).stem for page in _pages(card, broken.invariant))}."
+            lines += textwrap.wrap(
+                f"{broken.story + '. ' if broken.story else ''}{read}",
+                width,
+                initial_indent="        ",
+                subsequent_indent="        ",
+                break_on_hyphens=False,
+            )
     if left := [row for row in card.rows if row.verdict == "not run"]:
         lines += ["", "  not run:", *(f"    {row.fault:<15}{row.measured}" for row in left)]
     if pages := reading(card):
-        lines += ["", "  what to read:", *(f"    {invariant:<18}{page}" for invariant, page in pages)]
+        lines += ["", "  what to read:"]
+        lines += [
+            f"    {'' if number else invariant:<18}{page}"
+            for invariant, links in pages.items()
+            for number, page in enumerate(links)
+        ]
     lines += ["", _summary(card)]
     return "\n".join(lines)
 
 
 def as_json(card: Card) -> str:
-    told = asdict(card) | {"verdict": "broken" if card.broken else "held", "read": dict(reading(card))}
+    told = asdict(card) | {"verdict": "broken" if card.broken else "held", "read": reading(card)}
     return json.dumps(told, indent=2)
 
 
@@ -80,15 +90,16 @@ def as_junit(card: Card) -> str:
         if row.verdict == "broken":
             told = "; ".join(f"{one.invariant}: {one.measured}" for one in row.broken)
             failure = ElementTree.SubElement(case, "failure", message=told)
-            failure.text = "\n".join(one.story for one in row.broken)
+            failure.text = "\n".join(
+                f"{one.story}\nread: {' '.join(_pages(card, one.invariant))}" for one in row.broken
+            )
         elif row.verdict != "held":
             ElementTree.SubElement(case, "skipped", message=f"{row.verdict}: {row.measured}")
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def as_html(card: Card) -> str:
-    rows = "\n".join(_html_row(row) for row in card.rows)
-    pages = "".join(f"<li>{html.escape(name)}: {html.escape(page)}</li>" for name, page in reading(card))
+    rows = "\n".join(_html_row(card, row) for row in card.rows)
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{html.escape(_title(card))}</title>
 <style>
@@ -103,27 +114,36 @@ td, th {{ text-align: left; padding: .4rem .6rem; vertical-align: top;
 <table><tr><th>fault</th><th>what was done</th><th>measured</th><th>verdict</th></tr>
 {rows}
 </table>
-{f"<h2>What to read</h2><ul>{pages}</ul>" if pages else ""}
 </html>
 """
 
 
-def reading(card: Card) -> list[tuple[str, str]]:
-    """Of every broken invariant: the page of the pattern that mends it."""
-    known, found = catalogue.patterns(), {}
-    for row in card.broken:
-        for broken in row.broken:
-            names = [name for name in READ[broken.invariant] if name in known]
-            pages = (f"skills/{known[name].skill}/references/{name}.md" for name in names)
-            found[broken.invariant] = " and ".join(pages)
-    return list(found.items())
+def reading(card: Card) -> dict[str, list[str]]:
+    """Of every broken invariant: the pages of the patterns that mend it."""
+    names = [broken.invariant for row in card.broken for broken in row.broken]
+    return {name: _pages(card, name) for name in names}
 
 
-def _html_row(row: Row) -> str:
-    told = "".join(
-        f"<small><b>{html.escape(one.invariant)}</b>: {html.escape(one.measured)}<br>{html.escape(one.story)}</small>"
-        for one in row.broken
-    )
+def _pages(card: Card, invariant: str) -> list[str]:
+    known = catalogue.patterns()
+    names = [name for name in READ[invariant] if name in known and not (card.stack and name in OWN)]
+    pages = [f"{known[name].skill}/references/{name}.md" for name in names]
+    if card.stack:
+        pages.insert(0, f"background-jobs/references/stacks/{card.stack}.md")
+    return [f"{catalogue.repository()}/blob/main/skills/{page}" for page in pages]
+
+
+def _html_row(card: Card, row: Row) -> str:
+    told = ""
+    for one in row.broken:
+        links = ", ".join(
+            f'<a href="{html.escape(page)}">{html.escape(Path(page).stem)}</a>'
+            for page in _pages(card, one.invariant)
+        )
+        told += (
+            f"<small><b>{html.escape(one.invariant)}</b> (promised: {html.escape(INVARIANTS[one.invariant])}): "
+            f"{html.escape(one.measured)}<br>{html.escape(one.story)}<br>Read: {links}</small>"
+        )
     verdict = html.escape(_MARKS[row.verdict])
     return (
         f"<tr><td>{html.escape(row.fault)}</td><td>{html.escape(row.does)}</td>"

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .spec import Wrong
+from .spec import Spec, Wrong
 
-__all__ = ["Found", "look_at", "write_first"]
+__all__ = ["Found", "look_at", "page_of", "write_first"]
 
 _SKIPPED = {".git", ".venv", "venv", "node_modules", "__pycache__", "dist", "build", ".tox"}
 _MOST_FILES = 3000
@@ -24,6 +24,8 @@ class Found:
     worker: str
     queue: str
     seen: str
+    setup: str = ""
+    src: bool = False  # its modules lie in src/
 
 
 # stack, pattern of a file's text, command ({file}, {module}, {name}), pattern of the queue's name
@@ -32,26 +34,70 @@ _STACKS = (
         "BullMQ for Python",
         r"from bullmq import[^\n]*Worker|import bullmq|ReliableWorker\(",
         "python {file}",
-        r"Worker\(\s*f?[\"']([\w:.-]+)",
+        r"Worker\(\s*(f?[\"'][\w:.-]+|\w+\s*,)",
     ),
     ("Celery", r"(\w+)\s*=\s*Celery\(", "celery -A {module} worker --concurrency 4", None),
     (
         "RQ",
         r"from rq import[^\n]*(?:Queue|Worker)",
         "rq worker --url {{redis}} {queue}",
-        r"Queue\(\s*[\"']([\w:.-]+)",
+        r"Queue\(\s*([\"'][\w:.-]+|\w+\s*[,)])",
     ),
     ("dramatiq", r"@dramatiq\.actor|import dramatiq", "dramatiq {module}", None),
     ("arq", r"class (\w*WorkerSettings\w*)", "arq {module}.{name}", None),
-    ("asynq", r"asynq\.NewServer\(", "go run {folder}", None),
+    # built first: `go run` does not hand a signal on
+    ("asynq", r"asynq\.NewServer\(", "{{dir}}/worker", None),
     (
         "BullMQ for Node",
         r"new Worker\s*(?:<[^>]*>)?\(",
         "node {file}",
-        r"new Worker\s*(?:<[^>]*>)?\(\s*[\"'`]([\w:.-]+)",
+        r"new Worker\s*(?:<[^>]*>)?\(\s*([\"'`][\w:.-]+|\w+\s*,)",
     ),
 )
 _SUFFIXES = {".py": "python", ".go": "go", ".js": "node", ".mjs": "node", ".cjs": "node", ".ts": "node"}
+
+
+# The page that tells how to mend it there: of its command, or of what its program imports.
+_PAGES = {
+    "Celery": "celery",
+    "RQ": "other-python",
+    "dramatiq": "other-python",
+    "arq": "other-python",
+    "asynq": "asynq",
+    "BullMQ for Node": "bullmq-ts",
+}
+_COMMANDS = {"celery": "Celery", "rq": "RQ", "dramatiq": "dramatiq", "arq": "arq"}
+
+
+def page_of(spec: Spec) -> str:
+    """`celery` for skills/…/stacks/celery.md; nothing for BullMQ in Python, and for unknown ones."""
+    words = spec.service.worker.run.words
+    for word in words:
+        if stack := _COMMANDS.get(Path(word).name):
+            return _PAGES[stack]
+    for word in words:
+        for name in (word, f"{word.replace('.', '/')}.py"):
+            path = spec.folder / name
+            if path.suffix in _SUFFIXES and path.is_file() and (found := _recognise(path)):
+                return _PAGES.get(found[0], "")
+    # A program that was built, or started by a script.
+    file, library, page = ("go.mod", "hibiken/asynq", "asynq")
+    if words[0] in ("node", "npm", "npx", "pnpm", "yarn", "bun", "tsx"):
+        file, library, page = "package.json", '"bullmq"', "bullmq-ts"
+    path = spec.folder / file
+    used = path.is_file() and library in path.read_text(encoding="utf-8", errors="replace")
+    return page if used else ""
+
+
+def _recognise(path: Path) -> tuple[str, re.Match[str], str, str | None, str] | None:
+    """Stack, match, command, pattern of the queue's name, and the text."""
+    text = path.read_text(encoding="utf-8", errors="replace")[:200_000]
+    kind = _SUFFIXES[path.suffix]
+    for stack, pattern, command, queue in _STACKS:
+        language = "go" if stack == "asynq" else "node" if stack.endswith("Node") else "python"
+        if kind == language and (match := re.search(pattern, text)):
+            return stack, match, command, queue, text
+    return None
 
 
 def look_at(folder: Path) -> Found | None:
@@ -59,29 +105,78 @@ def look_at(folder: Path) -> Found | None:
     for path in sorted(
         _files(folder), key=lambda path: ("worker" not in path.name, "test" in str(path), str(path))
     ):
-        text = path.read_text(encoding="utf-8", errors="replace")[:200_000]
-        kind = _SUFFIXES[path.suffix]
-        for stack, pattern, command, queue in _STACKS:
-            language = "go" if stack == "asynq" else "node" if stack.endswith("Node") else "python"
-            if kind == language and (match := re.search(pattern, text)):
-                named = re.search(queue, text) if queue else None
-                name = named[1] if named else ""
-                where = path.relative_to(folder)
-                words = {
-                    "file": where.as_posix(),
-                    "folder": f"./{where.parent.as_posix()}",
-                    "module": ".".join(where.with_suffix("").parts).removeprefix("src."),
-                    "name": match[1] if match.groups() else "",
-                    "queue": name or "default",
-                }
-                run = command.replace("{{redis}}", "\0").format(**words).replace("\0", "{redis}")
-                if path.suffix == ".ts":
-                    run = run.replace("node ", "npx tsx ")
-                return Found(stack, run, name, where.as_posix())
+        if found := _recognise(path):
+            stack, match, command, queue, text = found
+            named = re.search(queue, text) if queue else None
+            name = _value(folder, named[1]) if named else ""
+            where = path.relative_to(folder)
+            module = ".".join(where.with_suffix("").parts).removesuffix(".__init__")
+            run = command.format(
+                file=where.as_posix(),
+                module=module.removeprefix("src."),
+                name=match[1] if match.groups() else "",
+                queue=name or "default",
+            )
+            if path.suffix == ".ts":
+                run = run.replace("node ", "npx tsx ")
+            setup = f"go build -o {{dir}}/worker ./{where.parent.as_posix()}" if stack == "asynq" else ""
+            return Found(
+                stack, run, name, where.as_posix(), setup, path.suffix == ".py" and module.startswith("src.")
+            )
     package = folder / "package.json"
     if package.exists() and "bullmq" in json.loads(package.read_text()).get("dependencies", {}):
         return Found("BullMQ for Node", "npm run worker", "", "package.json")
     return None
+
+
+def _value(folder: Path, word: str) -> str:
+    """Of `"mails"`, or of `QUEUE,`: a name whose text stands somewhere in the repository, or nothing."""
+    word = word.strip(" ,)")
+    if not word.isidentifier():
+        return word.lstrip("f").strip("\"'`")
+    given = re.compile(rf"\b{word}\b[^=\n]{{0,40}}=\s*[\"'`]([\w:.-]+)")
+    for path in _files(folder):
+        if found := given.search(path.read_text(encoding="utf-8", errors="replace")[:200_000]):
+            return found[1]
+    return ""
+
+
+_ENV = re.compile(
+    r"""(?:environ(?:\.get\(|\[)|[gG]etenv\(|process\.env(?:\.|\[))\s*["'`]?([A-Z][A-Z0-9_]+)"""
+)
+_SENDERS = ("submit", "enqueue", "send", "produce", "producer", "publish", "client")
+
+
+def _environment(folder: Path, found: Found | None) -> tuple[dict[str, str], list[str]]:
+    """What is clear of the variables that the code reads, and the others."""
+    names = set()
+    for path in _files(folder):
+        if "test" not in path.name:
+            names |= set(_ENV.findall(path.read_text(encoding="utf-8", errors="replace")[:200_000]))
+    clear = {"PYTHONPATH": "src"} if found and found.src else {}
+    for name in sorted(names - {"REDIS_URL"}):
+        if "REDIS" in name or "BROKER" in name or name == "CELERY_RESULT_BACKEND":
+            part = next((part for part in ("HOST", "PORT") if name.endswith(part)), "")
+            clear[name] = f"{{redis.{part.lower()}}}" if part else "{redis}"
+    return clear, sorted(names - clear.keys() - {"REDIS_URL", "PORT", "PATH", "HOME"})
+
+
+def _sender(folder: Path, stack: str) -> str:
+    """A program that looks as if it sent a job, or the name of one to be written."""
+    suffix, run = ".py", "python"
+    if stack.endswith("Node"):
+        suffix, run = ".js", "node"
+    if stack == "asynq":
+        names = [
+            path.parent for path in _files(folder) if path.name == "main.go" and path.parent.name in _SENDERS
+        ]
+        where = names[0].relative_to(folder).as_posix() if names else "cmd/submit"
+        return f"go run ./{where} {{key}}"
+    for path in sorted(_files(folder), key=lambda path: (len(path.parts), path.name)):
+        text = path.read_text(encoding="utf-8", errors="replace")[:200_000]
+        if path.stem in _SENDERS and path.suffix[-2:] == suffix[-2:] and "argv" in text:
+            return f"{run} {path.relative_to(folder).as_posix()} {{key}}"
+    return f"{run} submit{suffix} {{key}}"
 
 
 def write_first(folder: Path, *, force: bool = False) -> int:
@@ -105,14 +200,15 @@ def _text(folder: Path, found: Found | None) -> str:
     lock, what = next(
         (value for name, value in locks.items() if found and found.stack.startswith(name)), ("30s", "lock")
     )
-    python = (
-        any((folder / name).exists() for name in ("pyproject.toml", "requirements.txt", "setup.py"))
-        or not found
-    )
-    python = python or ".py" in worker or "celery" in worker
-    submit = "python submit.py {key}" if python else "node submit.mjs {key}"
+    submit = _sender(folder, found.stack if found else "")
     bullmq = found is not None and found.stack.startswith("BullMQ")
-    queue = f'queue = "{found.queue or "jobs"}"' if found and bullmq else '# queue = "jobs"'
+    queue = f'queue = "{found.queue}"' if found and bullmq and found.queue else '# queue = "jobs"'
+    setup = f'setup = "{found.setup}"' if found and found.setup else '# setup = "python migrate.py"'
+    clear, unclear = _environment(folder, found)
+    env = '# env = { DATABASE_URL = "sqlite:///{dir}/app.db", API_TOKEN = "{canary}" }'
+    if clear:
+        env = "env = { " + ", ".join(f'{name} = "{value}"' for name, value in clear.items()) + " }"
+    reads = f"# It reads: {', '.join(unclear[:12])}.\n" if unclear else ""
     return f"""\
 # What `queuesmith prove` runs and what it compares. {f"Seen: {found.stack} in {found.seen}." if found else ""}
 # REDIS_URL is set for every process; {{redis}} is the same address, {{dir}} an empty folder, {{port}} a free port.
@@ -125,12 +221,13 @@ workers = 2
 # saves time), or
 # submit = {{ method = "POST", url = "http://127.0.0.1:{{port}}/jobs", json = {{ id = "{{key}}" }} }}
 submit = "{submit}"
-# Is there an api to start? {{port}} is its port.
+# Is there an api to start? {{port}} is its port, and so is its PORT.
 # api = {{ run = "python api.py --port {{port}}", ready = "http://127.0.0.1:{{port}}/healthz" }}
-# Are there tables to be made first?
-# setup = "python migrate.py"
+# Are there tables to be made, or programs to be built, first?
+{setup}
 # What else does it need? A {{canary}} in a secret or in the payload must never be seen in the logs.
-# env = {{ DATABASE_URL = "sqlite:///{{dir}}/app.db", API_TOKEN = "{{canary}}" }}
+# Say {{redis.host}} and {{redis.port}} where it wants them apart, {{postgres}} for a server of that kind.
+{reads}{env}
 # The BullMQ queue: failed jobs are looked for in it, and foreign ones are put on it.
 {queue}
 # After how long does another worker take over the job of a frozen one ({what})?
@@ -140,7 +237,8 @@ lock = "{lock}"
 # failing = "python submit.py {{key}} --invalid"
 
 # How is seen, per key, what happened? Rows of key and count: sql, or redis = "HGETALL done",
-# or http = "http://127.0.0.1:{{port}}/jobs/{{key}}", or command = "python count.py", or provider = "NAME".
+# or http = "http://127.0.0.1:{{port}}/jobs/{{key}}", or command = "python count.py", or log = "sent {{key}}",
+# or provider = "NAME".
 [effect]
 sql = "sqlite:///{{dir}}/app.db"
 query = "select id, count(*) from done group by 1"

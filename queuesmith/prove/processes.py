@@ -28,22 +28,47 @@ __all__ = [
     "send",
 ]
 
-# Reads "+pid" and "-pid"; when we end, by whatever signal, its input ends and it kills what is left.
+# Reads "+pid", "-pid", "/folder" and at last "."; when we end, by whatever signal, its input ends and it kills what is
+# left. Without the ".", we were killed: then those that left their parent go too, known by their environment, and the
+# folders.
 _KEEPER = """
-import os, signal, subprocess, sys
-pids = set()
+import glob, os, shutil, signal, subprocess, sys, time
+pids, folders, orderly = set(), [], False
 for line in sys.stdin:
-    (pids.add if line[0] == "+" else pids.discard)(int(line[1:]))
+    if line[0] in "+-":
+        (pids.add if line[0] == "+" else pids.discard)(int(line[1:]))
+    elif line[0] == "/":
+        folders.append(line.strip())
+    else:
+        orderly = True
 rows = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True).stdout.splitlines()
 table = [tuple(map(int, row.split())) for row in rows]
 pids &= {pid for pid, _ in table}
 while new := {pid for pid, parent in table if parent in pids} - pids:
     pids |= new
+for path in [] if orderly else glob.glob("/proc/[0-9]*/environ"):
+    try:
+        if sys.argv[1].encode() in open(path, "rb").read():
+            pids.add(int(path.split("/")[2]))
+    except OSError:
+        pass
 for pid in pids:
     try:
         os.kill(pid, signal.SIGKILL)
     except OSError:
         pass
+for folder in [] if orderly else folders:
+    for _ in range(25):  # the dying write until they are dead
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder):
+            break
+        time.sleep(0.2)
+    run = os.path.dirname(folder)
+    if "queuesmith-prove-" in os.path.basename(run):
+        try:
+            os.rmdir(run)  # when this was its last
+        except OSError:
+            pass
 """
 
 
@@ -52,11 +77,11 @@ _PIPE = 2**20
 
 
 class Keeper:
-    """Ends every child when this process ends, SIGKILL included."""
+    """Ends every child when this process ends, SIGKILL included: then also what has `marker` in its environment."""
 
-    def __init__(self) -> None:
+    def __init__(self, marker: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _KEEPER],
+            [sys.executable, "-c", _KEEPER, marker],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -70,8 +95,13 @@ class Keeper:
     def forget(self, pid: int) -> None:
         self._say(f"-{pid}\n")
 
+    def remove(self, folder: Path) -> None:
+        """If we are killed; who ends in an orderly way decides himself what is kept."""
+        self._say(f"{folder.resolve()}\n")
+
     def close(self) -> None:
         assert self._process.stdin is not None
+        self._say(".\n")
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         self._process.wait(10)

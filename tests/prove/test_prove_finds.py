@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -29,6 +30,7 @@ def broken(card: Card) -> dict[str, set[str]]:
         ("adds-again", "twice", "duplicated"),
         ("no-takeover", "kill-at-effect", "stuck"),
         ("deaf", "redis-kill", "stuck"),
+        ("chokes", "foreign", "stuck"),
         ("gives-up", "outage", "gave up"),
         ("swallows", "refused", "invisible failure"),
         ("dies-of-term", "term", "shutdown"),
@@ -74,6 +76,20 @@ def test_every_invariant_has_a_service_that_breaks_it() -> None:
         if mark.name == "parametrize"
     ]
     assert {case[2] for mark in marks for case in mark.args[1]} | {"memory"} == set(INVARIANTS)
+
+
+@pytest.mark.parametrize(("defect", "verdict"), [("", "held"), ("new-key", "broken")])
+def test_duplicates_may_be_promised_under_the_same_key(
+    defect: str, verdict: str, parcels: Parcels, card_of: CardOf
+) -> None:
+    """The carrier forgets its keys at once, so whatever is asked again is sold again."""
+    spec = parcels(defect, duplicates="same key")
+    routes = tuple(dataclasses.replace(route, key_ttl=0.0) for route in spec.providers[0].routes)
+    spec = dataclasses.replace(spec, providers=(dataclasses.replace(spec.providers[0], routes=routes),))
+    row = next(row for row in card_of(spec, "lost").rows if row.fault == "lost")
+    assert row.verdict == verdict, row
+    if defect:
+        assert "under 2 keys" in row.broken[0].measured
 
 
 def test_the_story_of_a_duplicate_names_the_moments(parcels: Parcels, card_of: CardOf) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +75,14 @@ def test_an_address_a_command_and_a_log(world: Any, shop: PlayedProvider) -> Non
     assert seen(Probe("http", f"{shop.url}/labels/{{key}}"), world) == {"k2": 1}
     assert seen(Probe("command", f"{sys.executable} -c \"print('k1 3')\""), world) == {"k1": 3}
     assert seen(Probe("log", "sold {key}"), world) == {"k1": 2}
+
+
+def test_of_several_providers_a_job_is_done_when_each_has_done_it(world: Any, shop: PlayedProvider) -> None:
+    world.providers = {"shop": shop, "mail": SimpleNamespace(counts=lambda: Counter({"k1": 2}))}
+    for key in ("k1", "k2"):
+        request = urllib.request.Request(f"{shop.url}/labels", f'{{"parcel": "{key}"}}'.encode())
+        urllib.request.urlopen(request, timeout=5).close()
+    assert seen(Probe("provider", "shop mail"), world) == {"k1": 1}
 
 
 def test_what_cannot_be_read_is_said(world: Any, tmp_path: Path) -> None:

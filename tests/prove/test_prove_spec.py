@@ -79,6 +79,18 @@ def test_with_one_provider_its_log_is_the_effect(tmp_path: Path) -> None:
     assert load(write(tmp_path, text)).effect.kind == "provider"
 
 
+def test_with_several_providers_the_effect_names_those_that_every_job_calls(tmp_path: Path) -> None:
+    providers = "".join(
+        f'[provider.{name}]\n"POST /" = {{ effect = "json:to" }}\n' for name in ("mail", "sms")
+    )
+    text = GOOD.partition("[effect]")[0] + providers
+    with pytest.raises(Wrong, match=r'Write \[effect\] with provider = \["mail", "sms"\]'):
+        load(write(tmp_path, text))
+    assert load(write(tmp_path, f'{text}[effect]\nprovider = ["mail", "sms"]\n')).effect.target == "mail sms"
+    with pytest.raises(Wrong, match='line 10: `provider` names "fax"; with an effect there is: mail, sms'):
+        load(write(tmp_path, f'{text}[effect]\nprovider = ["mail", "fax"]\n'))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "says"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from queuesmith.prove.spec import Request, Spec
+from queuesmith.prove.spec import Request, Spec, Wrong
 
 from .fault import fault, half, over
 
@@ -26,10 +26,10 @@ def twice(world: World, batch: Batch) -> None:
     over(world, batch)
 
 
-@fault("burst", "the same request many times at once", quick=True)
+@fault("burst", "the same request 20 times at once (a command 6 times with --quick)", quick=True)
 def burst(world: World, batch: Batch) -> None:
-    # A process each: more of them would measure how many this machine can start.
-    times = 20 if isinstance(world.spec.service.submit, Request) else 6
+    # A process each: in a minute there is no time for more.
+    times = 6 if world.quick and not isinstance(world.spec.service.submit, Request) else 20
     world.submit(world.new_jobs(batch, 1) * times, one_by_one=times)
     batch.hits.append(f"{times} equal requests")
     over(world, batch)
@@ -51,12 +51,22 @@ def failing(world: World, batch: Batch) -> None:
     over(world, batch)
 
 
-def _bullmq(spec: Spec) -> str:
-    return "" if spec.service.queue else "needs `queue` in [service]: the name of the BullMQ queue"
+def _foreign(spec: Spec) -> str:
+    known = spec.service.foreign or (spec.service.queue and spec.redis)
+    return "" if known else "needs `queue` (of BullMQ), or `foreign`: how to put there what nobody can read"
 
 
-@fault("foreign", "jobs on the queue that nobody can read: no data, broken JSON, an unknown name", _bullmq)
+@fault("foreign", "jobs on the queue that nobody can read: no data, broken JSON, an unknown name", _foreign)
 def foreign(world: World, batch: Batch) -> None:
+    if (command := world.spec.service.foreign) is not None:
+        code, said = world.run(command, 60)
+        if code:
+            raise Wrong(f"`foreign` failed with {code}{world.spec.line('service.foreign')}: {said[-600:]}")
+        world.timeline.add("fault", f"{command}")
+        world.submit(world.new_jobs(batch, half(world)))
+        batch.hits.append("what `foreign` put there")
+        over(world, batch)
+        return
     assert world.redis is not None
     base = f"{world.spec.service.prefix}:{world.spec.service.queue}"
     common = {"opts": "{}", "timestamp": str(int(time.time() * 1000)), "delay": "0", "priority": "0"}

@@ -2,7 +2,7 @@
 
 It keeps its promises, unless DEFECT names one that it breaks: each defect is one line's difference.
 
-    parcels.py worker NAME | api PORT | submit PARCEL [--crash]
+    parcels.py worker NAME | api | foreign
 """
 
 from __future__ import annotations
@@ -63,12 +63,11 @@ class Store:
         self.execute("insert into failed values (?, ?) on conflict do nothing", (parcel, reason))
 
 
-def submit(parcel: str, crash: bool) -> int:
-    note = os.environ.get("NOTE", "")
+def submit(*jobs: str) -> int:
     while True:
         try:
             with client() as server:
-                server.lpush(QUEUE, json.dumps({"parcel": parcel, "crash": crash, "note": note}))
+                server.lpush(QUEUE, *jobs)
                 return 0
         except redis.RedisError as error:
             if DEFECT != "submits-forever":
@@ -109,8 +108,14 @@ def buy(parcel: str) -> str:
 
 
 def handle(raw: str, database: Store, server: redis.Redis) -> None:
-    job = json.loads(raw)
-    parcel = job["parcel"]
+    try:
+        job = json.loads(raw)
+        parcel = job["parcel"]
+    except (ValueError, KeyError) as error:
+        if DEFECT == "chokes":
+            raise
+        database.fail(raw[:40], f"cannot be read: {error}")
+        return
     if DEFECT == "prints":
         print("handling", raw)
     if DEFECT == "leaks":
@@ -118,9 +123,11 @@ def handle(raw: str, database: Store, server: redis.Redis) -> None:
     if DEFECT != "no-crash-budget" and int(server.incr(f"tries:{parcel}")) > 3:
         database.fail(parcel, "its worker died three times")
         return
-    if job["crash"]:
+    if job.get("crash"):
         os._exit(7)
     try:
+        if job.get("grams", 0) < 0:
+            raise Refused("a parcel weighs something")
         label = buy(parcel)
         again = "" if DEFECT == "adds-again" else "on conflict do nothing"
         database.execute(f"insert into labels values (?, ?) {again}", (parcel, label))
@@ -192,7 +199,7 @@ class Api(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         job = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.answer(503 if submit(job["parcel"], job.get("crash", False)) else 202)
+        self.answer(503 if submit(json.dumps({**job, "note": os.environ.get("NOTE", "")})) else 202)
 
     def answer(self, status: int) -> None:
         self.send_response(status)
@@ -210,7 +217,7 @@ def serve(port: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "api":
-        serve(int(sys.argv[2]))
+        serve(int(os.environ["PORT"]))
     if sys.argv[1] == "worker":
         sys.exit(work(sys.argv[2]))
-    sys.exit(submit(sys.argv[2], "--crash" in sys.argv))
+    sys.exit(submit("{broken", "[]", '{"colour": "red"}'))
