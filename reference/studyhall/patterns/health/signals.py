@@ -2,9 +2,9 @@
 
 Promise: `measure` sees every state in which a job can wait (waiting, prioritized, overdue, paused), the age of the
 oldest job that should have started, the share that failed, who works on it, the dead letters, and how full Redis is,
-in a few short commands per queue whatever its size. `pages` lists a state of 100,000 jobs without holding Redis up: no command takes
-more than a page. A depth alarm on `wait` alone sees no prioritized job; listing 100,000 delayed jobs in one call
-blocks Redis.
+in a few short commands per queue whatever its size. `pages` lists a state of 100,000 jobs without holding Redis up: no
+command takes more than a page. A depth alarm on `wait` alone sees no prioritized job; listing 100,000 delayed jobs in
+one call blocks Redis.
 
 When it does NOT hold: numbers are read one after the other, so they may disagree by what happened meanwhile;
 a listing pages by rank, so a job that ends while you read can hide its neighbour until you list again. The
