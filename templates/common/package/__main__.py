@@ -1,6 +1,9 @@
 {@% set process = 'relay' if kind == 'event-driven' else 'worker' %@}
 {@% set operator = (['events', 'saga'] if kind == 'event-driven' else ['dlq'] + (['schedule'] if 'schedule' in patterns else [])) + ['health', 'purge', 'status'] %@}
-"""python -m {@ package @} run | api | {@ process @}, and for its operator: {@ operator | join(' | ') @}"""
+"""python -m {@ package @} run | api | {@ process @}
+
+And for whoever operates it: {@ operator | join(' | ') @}
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ STOP_SECONDS = 3  # what open requests and event streams get on SIGTERM
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="{@ package @}", description=__doc__)
-    parser.add_argument("--version", action="version", version=f"{@ project_name @} {__version__}")
+    version = f"{@ project_name @} {__version__}"
+    parser.add_argument("--version", action="version", version=version)
     parser.add_argument(
         "process",
         choices=[*PROCESSES, *COMMANDS],

@@ -103,6 +103,6 @@ async def sweep(app: App) -> None:
 
 
 async def _alert(letter: dead_letter.DeadLetter) -> None:
-    """One line each; whom to wake say RULES in upkeep.py. After the fix: `python -m {@ package @} dlq replay ID`."""
+    """One line each; RULES in upkeep.py say when to wake somebody. After the fix: `dlq replay ID`."""
     fields = {"queue": letter.queue, "job_id": letter.job_id, "reason": letter.reason}
     log.error("dead letter", extra={"fields": fields})
