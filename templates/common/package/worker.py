@@ -15,6 +15,7 @@ from .jobs import schedules
 from .patterns import dead_letter
 from .patterns.bullmq_worker import ReliableWorker
 from .patterns.core.clock import Periodic
+from .patterns.core.open_store import crowded
 from .patterns.deadline import within_deadline
 from .patterns.idempotency.once import inboxes, once
 from .patterns.observability import logged
@@ -82,6 +83,10 @@ async def work(settings: Settings) -> None:
             )
             for queue in app.jobs.queues
         ]
+{@% if metered %@}
+        for worker in workers:
+            metrics.count_stalls(worker)
+{@% endif %@}
         beside = [
             Periodic("sweeping failed jobs", partial(sweep, app), every=settings.sweep_seconds),
             *upkeep(app),
@@ -89,6 +94,9 @@ async def work(settings: Settings) -> None:
             ScheduleKeeper(recurring, app.producer, app.store),
 {@% endif %@}
         ]
+
+        if advice := await crowded(app.store, settings.concurrency * len(workers)):
+            log.warning(advice)
 
         async def ready() -> None:
             await asyncio.gather(*(worker.ready() for worker in workers))
