@@ -51,9 +51,12 @@ async def test_retries_say_when_and_stalls_and_crash_loops_are_counted(
     redis_url: str, store: AsyncEngine, lines: tuple[logging.Logger, io.StringIO]
 ) -> None:
     ran: list[float] = []
+    at_once: list[bool] = []
+    metrics = JobMetrics()
 
     async def handle(ctx: Any, payload: Number) -> None:
         ran.append(ctx.job.processedOn / 1000)
+        at_once.append('jobs_running{name="n",queue="q"} 0.0' not in metrics.render().decode())
         if len(ran) == 1:
             raise ValueError("not yet")
 
@@ -65,7 +68,7 @@ async def test_retries_say_when_and_stalls_and_crash_loops_are_counted(
         queue="q",
         retry=RetryPolicy(base=1, cap=1, floor=1, attempts=3),
     )
-    producer, metrics = full_producer(jobs, redis_url, timeout=10), JobMetrics()
+    producer = full_producer(jobs, redis_url, timeout=10)
     retried, stalled, condemned = [
         (await producer.enqueue(JobRequest("n", {"number": n}, key=f"k{n}"))).id for n in range(3)
     ]
@@ -90,6 +93,8 @@ async def test_retries_say_when_and_stalls_and_crash_loops_are_counted(
     assert -0.1 <= next_run - promised < 10
     assert not any("retry_at" in line for line in told if line is not failed)
     text = metrics.render().decode()
+    assert all(at_once)
+    assert 'jobs_running{name="n",queue="q"} 0.0' in text
     assert 'job_stalls_total{queue="q"} 2.0' in text
     assert 'job_errors_total{error="ValueError",queue="q"} 1.0' in text
     assert 'job_errors_total{error="CrashLoop",queue="q"} 1.0' in text

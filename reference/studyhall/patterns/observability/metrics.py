@@ -31,7 +31,8 @@ def measured(metrics: JobMetrics) -> Step:
     async def measured(run: JobContext, call_next: CallNext) -> Any:
         waited, started = max(0.0, run.waited), time.perf_counter()
         try:
-            return await call_next(run)
+            with metrics.running(run.queue, run.name):
+                return await call_next(run)
         except BaseException as raised:
             if run.conclude(raised).outcome in _FAILED:
                 metrics.failed(run.queue, raised)
