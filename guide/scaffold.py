@@ -15,6 +15,8 @@ _SHARED = [
     "core/connections.py",
     "core/open_store.py",
     "engine/server.py",
+    "health/exposition.py",
+    "health/senders.py",
     "idempotency/markers.py",
     "observability/lines.py",
     "parent_death.py",
@@ -41,6 +43,7 @@ CORE = {
         "event_schema.py",
         "inbox.py",
         "outbox/relay.py",
+        "replay.py",
         "saga/runner.py",
     ],
 }

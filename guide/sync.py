@@ -17,7 +17,7 @@ from typing import Any
 
 from bench import results as bench
 from bench.figures import number
-from guide import cards, quotes, scaffold, stacks
+from guide import cards, dashboards, quotes, scaffold, stacks
 from queuesmith.catalogue import ROOT, SKILLS, patterns
 
 BENCH = ROOT / "bench" / "results.json"
@@ -253,9 +253,14 @@ def main() -> int:
     )
     check = parser.parse_args().check
     stale = []
-    for path in [scaffold.PATH, *targets()]:
-        text = scaffold.rendered() if path == scaffold.PATH else rendered(path)
-        if text != path.read_text():
+    made = {
+        scaffold.PATH: scaffold.rendered,
+        dashboards.ALERTS: dashboards.alerts,
+        dashboards.DASHBOARD: dashboards.dashboard,
+    }
+    for path in [*made, *targets()]:
+        text = made[path]() if path in made else rendered(path)
+        if not path.exists() or text != path.read_text():
             stale.append(path.relative_to(ROOT))
             if not check:
                 path.write_text(text)

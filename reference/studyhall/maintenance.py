@@ -60,6 +60,12 @@ RULES = (
         because="failed jobs wait for a person: see studyhall dlq list",
     ),
     Rule(
+        "redis.memory",
+        raise_at=0.8,
+        clear_at=0.7,
+        because="Redis is nearly full, and then takes no job: give it memory, or find what fills it",
+    ),
+    Rule(
         "outbox.oldest",
         raise_at=60,
         clear_at=10,

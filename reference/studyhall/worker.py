@@ -21,6 +21,7 @@ from .patterns.cancel import CancelWatcher
 from .patterns.checkpoint import checkpointed
 from .patterns.claim_check import max_payload
 from .patterns.core.clock import Periodic
+from .patterns.core.open_store import crowded
 from .patterns.deadline import within_deadline
 from .patterns.deferred_reply import DeferredReplies, InteractionWebhook
 from .patterns.degraded.pending import Drainer
@@ -99,6 +100,11 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
             )
             for queue in queues or app.jobs.queues
         ]
+        for worker in workers:
+            metrics.count_stalls(worker)
+
+        if advice := await crowded(app.store, settings.concurrency * len(workers)):
+            log.warning(advice)
 
         async def ready() -> None:
             for worker in workers:

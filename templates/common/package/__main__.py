@@ -1,5 +1,9 @@
 {@% set process = 'relay' if kind == 'event-driven' else 'worker' %@}
-"""python -m {@ package @} run | api | {@ process @}"""
+{@% set operator = (['events', 'saga'] if kind == 'event-driven' else ['dlq'] + (['schedule'] if 'schedule' in patterns else [])) + ['health', 'purge', 'status'] %@}
+"""python -m {@ package @} run | api | {@ process @}
+
+And for whoever operates it: {@ operator | join(' | ') @}
+"""
 
 from __future__ import annotations
 
@@ -13,25 +17,42 @@ import subprocess
 import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from .patterns.core.open_store import WrongStoreUrl
-from .patterns.core.store import StoreUnavailable
-from .patterns.engine import EngineError
-from .patterns.observability import configure_logging
-from .patterns.parent_death import die_with_parent
-from .settings import PREFIX, Settings, SettingsError, environment, load
+from . import __version__
 
+if TYPE_CHECKING:  # the rest is imported where it is needed: --help and --version answer at once
+    from .settings import Settings
+
+PROCESSES = ("run", "api", "{@ process @}")
+COMMANDS = ({@% for name in operator %@}"{@ name @}"{@ ', ' if not loop.last @}{@% endfor %@})
 STOP_SECONDS = 3  # what open requests and event streams get on SIGTERM
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="{@ package @}", description=__doc__)
+    version = f"{@ project_name @} {__version__}"
+    parser.add_argument("--version", action="version", version=version)
     parser.add_argument(
-        "process", choices=["run", "api", "{@ process @}"], help="run: the API and a {@ process @}, for development"
+        "process",
+        choices=[*PROCESSES, *COMMANDS],
+        help="run: the API and a {@ process @}, for development; COMMAND --help tells more of the others",
     )
     parser.add_argument("--with-parent", type=int, help=argparse.SUPPRESS)  # end when this process does
+    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+        from .commands import main as command
+
+        return command(sys.argv[1:])
     given = parser.parse_args()
     process = given.process
+
+    from .patterns.core.open_store import WrongStoreUrl
+    from .patterns.core.store import StoreUnavailable
+    from .patterns.engine import EngineError
+    from .patterns.observability import configure_logging
+    from .patterns.parent_death import die_with_parent
+    from .settings import SettingsError, environment, load
+
     if given.with_parent:
         die_with_parent(given.with_parent)
     try:
@@ -80,6 +101,8 @@ def serve(settings: Settings, on_stop: Callable[[], None] = lambda: None) -> Non
 
 def run(settings: Settings) -> None:
     """The API here, a {@ process @} beside it. In production each is a process of its own."""
+    from .settings import PREFIX, SettingsError
+
     with contextlib.suppress(OSError), socket.create_connection((settings.host, settings.port), 1):
         raise SettingsError(f"port {settings.port} is taken, choose another one: {PREFIX}PORT=8001 make run")
     address = f"http://{settings.host}:{settings.port}"

@@ -21,17 +21,22 @@ from .app import App, open_app
 from .db import {@ job_name @}_results as results
 from .edge import caller, guard
 from .jobs import {@ job_class @}
+{@% if kind == 'async-flow' %@}
 from .patterns.core.errors import QueueUnavailable
+{@% endif %@}
 from .patterns.core.request import JobRequest
 from .patterns.core.store import ping, read
 from .patterns.dead_letter import dead_letters
+from .patterns.health import problems
+from .patterns.health.exposition import MEDIA_TYPE, exposition
 from .patterns.idempotency import Inbox, fingerprint
 {@% if kind == 'async-flow' %@}
 from .patterns.progress_stream import ProgressStream
 {@% endif %@}
 from .settings import Settings
+from .upkeep import measured, receivers, watching
 
-__all__ = ["create_api"]
+__all__ = ["create_api", "look"]
 
 JOB = "{@ job @}"
 IDENT = re.compile(r"[0-9a-f]{32}")
@@ -66,20 +71,22 @@ Opened = Annotated[App, Depends(_opened)]
 
 
 def create_api(settings: Settings) -> FastAPI:
+    tell = receivers(settings)  # here: a wrong address is an error at the start
+
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
         async with open_app(settings) as opened:
             api.state.opened, api.state.requests = opened, Inbox(opened.store, f"requests/{JOB}")
+            beside = [asyncio.create_task(watching(opened, tell).run())]
 {@% if kind == 'async-flow' %@}
             # One reader of the queues' events for all clients of this process.
             api.state.news = ProgressStream(opened.redis.url, opened.jobs.queues)
-            reading = asyncio.create_task(api.state.news.run())
-            yield
-            reading.cancel()
-            await asyncio.wait([reading], timeout=5)
-{@% else %@}
-            yield
+            beside.append(asyncio.create_task(api.state.news.run()))
 {@% endif %@}
+            yield
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside, timeout=5)
 
     # The stock pages of documentation load their scripts from another host; /openapi.json is ours.
     api = FastAPI(
@@ -94,6 +101,7 @@ def create_api(settings: Settings) -> FastAPI:
 {@% if kind == 'async-flow' %@}
     api.get(f"/{JOB}/{{ident}}/events", response_class=EventSourceResponse)(job_events)
 {@% endif %@}
+    api.get("/healthz")(alive)
     api.get("/readyz")(ready)
     api.get("/metrics")(metrics)
     return api
@@ -119,12 +127,12 @@ async def request_job(
 
 
 async def job_state(ident: str, app: Opened) -> State:
-    if (state := await _look(app, ident)) is None:
+    if (state := await look(app, ident)) is None:
         raise HTTPException(404, f"no {JOB} with this id")
     return state
 
 
-async def _look(app: App, ident: str) -> State | None:
+async def look(app: App, ident: str) -> State | None:
     if not IDENT.fullmatch(ident):
         return None
     # The database first: Redis forgets finished jobs after a while, and failed ones move to the dead letters.
@@ -157,7 +165,7 @@ async def job_events(ident: str, app: Opened, request: Request) -> AsyncIterator
     """Progress as server-sent events until the job ends. Whoever reconnects, to any instance, sees where it is."""
     news: ProgressStream = request.app.state.news
     ref = app.producer.ref(JobRequest(JOB, {}, key=ident))
-    last = await _look(app, ident)
+    last = await look(app, ident)
     if last is None:
         yield ServerSentEvent(event="unknown")
         return
@@ -168,7 +176,7 @@ async def job_events(ident: str, app: Opened, request: Request) -> AsyncIterator
         if event.job_id not in (ref.id, ""):
             continue  # somebody else's; without an id: a quiet moment, or a gap
         try:
-            state = await _look(app, ident) or last
+            state = await look(app, ident) or last
         except QueueUnavailable:
             continue  # Redis is away for a moment: the stream goes on when it is back
         if state != last:
@@ -179,28 +187,17 @@ async def job_events(ident: str, app: Opened, request: Request) -> AsyncIterator
 {@% endif %@}
 
 
+async def alive() -> dict[str, str]:
+    """The process answers. Nothing else is asked: a restart would not bring Redis back."""
+    return {"status": "ok"}
+
+
 async def ready(app: Opened) -> JSONResponse:
     """503 while Redis or the database does not answer, or a table has not the columns of this version."""
-    problems = {}
-    try:
-        async with app.producer.bounded():
-            await app.producer.redis.ping()
-    except QueueUnavailable:
-        problems["redis"] = "does not answer"
-    try:
-        async with asyncio.timeout(2):
-            await ping(app.store)
-    except Exception:
-        problems["database"] = "does not answer, or lacks a column"
-    return JSONResponse(problems, status_code=503 if problems else 200)
+    found = await problems(redis=app.producer.redis.ping, database=lambda: ping(app.store))
+    return JSONResponse(dict(found), status_code=503 if found else 200)
 
 
 async def metrics(app: Opened) -> PlainTextResponse:
-    """How many jobs wait, run and have failed, for Prometheus."""
-    lines = []
-    async with app.producer.bounded():
-        for queue in app.jobs.queues:
-            counts = await app.producer.queue(queue).getJobCounts()
-            for state, count in sorted(counts.items()):
-                lines.append(f'queue_jobs{{queue="{queue}",state="{state}"}} {count}\n')
-    return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")
+    """What ops/alerts.yml and ops/dashboard.json look at, for Prometheus."""
+    return PlainTextResponse(exposition((await measured(app))[0]), media_type=MEDIA_TYPE)

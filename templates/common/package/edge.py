@@ -21,6 +21,7 @@ __all__ = ["caller", "guard"]
 
 MAX_BODY = 64 * 1024
 BODY_SECONDS = 30.0
+PROBES = ("/healthz", "/readyz")
 STATUS = {
     KeyReused: 422,
     FailedTwin: 409,
@@ -76,7 +77,7 @@ class Gate:
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         # Another name for our address (DNS rebinding) would make a stranger's page same-origin with us. Probes call
         # by address, and learn nothing but whether we are ready.
-        if "*" not in self._hosts and name not in self._hosts and scope["path"] != "/readyz":
+        if "*" not in self._hosts and name not in self._hosts and scope["path"] not in PROBES:
             refused = JSONResponse({"detail": "this host name is not served, see ALLOWED_HOSTS"}, 421)
             await refused(scope, receive, send)
             return

@@ -60,6 +60,11 @@ class Settings(BaseModel):
     allowed_hosts: str = "localhost,127.0.0.1"  # names the API answers to, commas between; *: any
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "human"] = "json"
+    # Who is told of alerts, commas between: https://, slack+https:// or smtp://, see patterns/health/senders.py
+    alert_urls: str | None = Field(None, repr=False)
+    watch_seconds: Annotated[float, Field(ge=0.1, le=600)] = 15.0  # how often health is looked at
+    kept_days: Annotated[float, Field(ge=1, le=3650)] = 30.0  # {@ 'ended sagas, published events' if kind == 'event-driven' else 'dead letters' @}
+    clean_up_seconds: Annotated[float, Field(ge=1, le=86400)] = 3600.0  # how often what is older is deleted
 {@% if 'observability/metrics.py' in modules and kind != 'event-driven' %@}
     metrics_host: str = "127.0.0.1"
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0  # of a worker, 0: off

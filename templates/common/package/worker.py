@@ -12,9 +12,10 @@ from .app import App, open_app
 {@% if scheduled %@}
 from .jobs import schedules
 {@% endif %@}
-from .patterns import dead_letter, idempotency
+from .patterns import dead_letter
 from .patterns.bullmq_worker import ReliableWorker
 from .patterns.core.clock import Periodic
+from .patterns.core.open_store import crowded
 from .patterns.deadline import within_deadline
 from .patterns.idempotency.once import inboxes, once
 from .patterns.observability import logged
@@ -25,7 +26,6 @@ from .patterns.pipeline import Pipeline
 {@% if kind == 'async-flow' %@}
 from .patterns.progress import reporting
 {@% endif %@}
-from .patterns.retention import DEFAULT as KEPT
 {@% if scheduled %@}
 from .patterns.schedule import ScheduleKeeper, signing_id, ticking
 {@% endif %@}
@@ -34,11 +34,11 @@ from .patterns.signed_payload import signed
 from .patterns.stall_budget import QUEUE_LIMIT, crash_budget
 from .patterns.typed_jobs import typed
 from .settings import Settings
+from .upkeep import upkeep
 
 __all__ = ["work"]
 
 log = logging.getLogger(__name__)
-CLEAN_UP_SECONDS = 3600.0
 
 
 async def work(settings: Settings) -> None:
@@ -83,13 +83,20 @@ async def work(settings: Settings) -> None:
             )
             for queue in app.jobs.queues
         ]
+{@% if metered %@}
+        for worker in workers:
+            metrics.count_stalls(worker)
+{@% endif %@}
         beside = [
             Periodic("sweeping failed jobs", partial(sweep, app), every=settings.sweep_seconds),
-            Periodic("cleaning up", partial(clean_up, app), every=CLEAN_UP_SECONDS),
+            *upkeep(app),
 {@% if scheduled %@}
             ScheduleKeeper(recurring, app.producer, app.store),
 {@% endif %@}
         ]
+
+        if advice := await crowded(app.store, settings.concurrency * len(workers)):
+            log.warning(advice)
 
         async def ready() -> None:
             await asyncio.gather(*(worker.ready() for worker in workers))
@@ -103,13 +110,7 @@ async def sweep(app: App) -> None:
     await dead_letter.sweep(app.jobs.queues, app.producer.redis, app.store, alert=_alert)
 
 
-async def clean_up(app: App) -> None:
-    """Forget what cannot come back any more; any number of processes may do it."""
-    await idempotency.purge(app.store, KEPT.markers_age)
-    await dead_letter.purge(app.store, KEPT.letters_age)
-
-
 async def _alert(letter: dead_letter.DeadLetter) -> None:
-    """Whom to wake. Replay it after the fix: `dead_letter.replay`."""
+    """One line each; RULES in upkeep.py say when to wake somebody. After the fix: `dlq replay ID`."""
     fields = {"queue": letter.queue, "job_id": letter.job_id, "reason": letter.reason}
     log.error("dead letter", extra={"fields": fields})

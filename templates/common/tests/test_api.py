@@ -42,7 +42,7 @@ def test_watching_what_does_not_exist_ends_at_once(api: TestClient) -> None:
 def test_the_same_key_is_the_same_job(api: TestClient) -> None:
     key = {"Idempotency-Key": "once"}
     assert api.post(URL, json=BODY, headers=key).json() == api.post(URL, json=BODY, headers=key).json()
-    assert 'queue_jobs{queue="work",state="prioritized"} 1\n' in api.get("/metrics").text
+    assert 'queue_depth{queue="work",state="prioritized"} 1.0\n' in api.get("/metrics").text
 
 
 def test_wrong_input_is_refused(api: TestClient) -> None:

@@ -214,8 +214,8 @@ def test_probes_and_metrics(hall: StandingApi) -> None:
     assert hall.client.get("/healthz").json() == {"status": "ok"}
     assert hall.client.get("/readyz").json() == {"status": "ready", "problems": {}}
     text = hall.client.get("/metrics").text
-    assert 'studyhall_queue_depth{queue="documents",state="waiting"}' in text
-    assert "studyhall_redis_up 1" in text
+    assert 'queue_depth{queue="documents",state="waiting"}' in text
+    assert "redis_up 1" in text
 
 
 def test_admin_sees_queues_jobs_flows_and_what_each_job_went_through(hall: StandingApi) -> None:

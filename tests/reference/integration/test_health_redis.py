@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from bullmq import Queue
+from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -25,6 +26,7 @@ from studyhall.patterns.core.worker_connections import events_client
 from studyhall.patterns.dead_letter import counts
 from studyhall.patterns.health import Health, QueueHealth, measure, pages, problems
 from studyhall.patterns.health.alerts import Alert, Rule, evaluate, raised
+from studyhall.patterns.health.exposition import GAUGES, exposition, queue_samples
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -332,3 +334,42 @@ async def test_measuring_works_on_real_executions(redis_url: str, redis: Any, st
     assert seen.oldest == 0
     assert found.signals()["q.failure_rate"] == 0.5
     assert json.dumps(found.as_dict())
+
+
+async def test_memory_is_a_share_of_what_the_server_may_use_and_unknown_to_who_may_not_ask(
+    redis_url: str, redis: Any
+) -> None:
+    used = int((await redis.info("memory"))["used_memory"])
+    of_the_machine = (await measure(redis, [])).signals()["redis.memory"]
+    assert 0 < of_the_machine < 0.5
+    await redis.config_set("maxmemory", used * 4)
+    await redis.execute_command("ACL", "SETUSER", "plain", "on", "nopass", "~*", "&*", "+@all", "-@dangerous")
+    stranger = producer_client(redis_url.replace("redis://", "redis://plain:any@"))
+    try:
+        assert 0.2 < (await measure(redis, [])).signals()["redis.memory"] < 0.5
+        assert "redis.memory" not in (await measure(stranger, [])).signals()
+    finally:
+        await redis.config_set("maxmemory", 0)
+        await redis.execute_command("ACL", "DELUSER", "plain")
+        await stranger.aclose()
+
+
+async def test_what_is_measured_reads_as_prometheus_text(
+    redis_url: str, redis: Any, store: AsyncEngine
+) -> None:
+    async with queue_at(redis_url, "q") as queue:
+        await queue.add("n", {})
+    found = await measure(redis, ["q"], dead_letters=counts(store))
+    read = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(exposition(queue_samples(found)))
+        for sample in family.samples
+    }
+    assert read["queue_depth", "q", "waiting"] == read["queue_unattended", "q"] == 1
+    assert read["queue_workers", "q"] == read["dead_letters",] == 0
+    assert {name for name, *_ in read} <= GAUGES.keys()
+    odd = exposition([("queue_depth", {"queue": 'a"b\\c\nd'}, 1)])
+    (family,) = text_string_to_metric_families(odd)
+    assert family.samples[0].labels == {"queue": 'a"b\\c\nd'}
+    with pytest.raises(ValueError, match="not in GAUGES"):
+        exposition([("made_up", {}, 1)])

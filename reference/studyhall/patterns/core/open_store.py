@@ -6,6 +6,7 @@ Promises
   PostgreSQL connection after about `SILENCE` seconds. Inside `store.answers_within` every statement has a limit of
   its own as well: one that is not answered in time breaks its connection, which reads as a server that went away.
 - No error shows a statement's values: they are people's names and addresses.
+- `crowded` says at the start what would otherwise be timeouts under load: more jobs at once than connections.
 - `create_all` leaves a table alone that has one of our names and is not ours: `TableTaken`.
 
 When they do not hold
@@ -40,12 +41,30 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.schema import CreateColumn
 
 from .errors import Permanent
-from .store import ANSWER, LOCK_WAIT, Hop, StoreUnavailable, answer_limit, begin, hops, is_postgres, metadata
+from .store import (
+    ANSWER,
+    LOCK_WAIT,
+    Hop,
+    StoreUnavailable,
+    answer_limit,
+    begin,
+    hops,
+    is_postgres,
+    metadata,
+    read,
+)
 
-__all__ = ["SILENCE", "TableTaken", "WrongStoreUrl", "close", "create_all", "open_store"]
+__all__ = ["SILENCE", "TableTaken", "WrongStoreUrl", "close", "create_all", "crowded", "open_store"]
 
 CONNECT_WAIT = 5  # seconds until an unreachable server is an error
 SILENCE = 10  # seconds
+JOBS_PER_CONNECTION = (
+    50  # that end together, each with an effect of 200 ms: the last one has waited LOCK_WAIT
+)
+_CONNECTIONS = text(
+    "SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int, "
+    "(SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')"
+)
 _SCHEMA_LOCK = 0x51756575  # any number, the same in every process: serialises CREATE TABLE on PostgreSQL
 _POSTGRES_SESSION = (
     f"-c lock_timeout={int(LOCK_WAIT * 1000)} "
@@ -113,6 +132,30 @@ def _create_missing(tx: Connection) -> None:
         for index in table.indexes:
             if (table.name, index.name) not in found:
                 index.create(tx)
+
+
+async def crowded(store: AsyncEngine, concurrency: int) -> str | None:
+    """What to change when this process cannot have the connections for so many jobs at once; None: all is well.
+
+    A job holds one for its transactions only, so a few jobs share one; and PostgreSQL must have them all to give.
+    """
+    pool: Any = store.pool
+    most = pool.size() + max(0, pool._max_overflow)
+    if concurrency > most * JOBS_PER_CONNECTION:
+        return (
+            f"{concurrency} jobs at once share {most} connections to the database, and one that waits {LOCK_WAIT:g} s "
+            f"for its turn fails: run at most {most * JOBS_PER_CONNECTION} per process, and more processes"
+        )
+    if not is_postgres(store):
+        return None
+    async with read(store) as connection:
+        there, used = (await connection.execute(_CONNECTIONS)).one()
+    if there - used < most:
+        return (
+            f"PostgreSQL has {there} connections and {used} are taken, this process opens up to {most}: raise its "
+            "max_connections, start fewer processes, or put a pooler in between"
+        )
+    return None
 
 
 async def close(store: AsyncEngine) -> None:

@@ -1,14 +1,15 @@
 """How the queues are, measured so that neither a backlog nor the measuring hides.
 
 Promise: `measure` sees every state in which a job can wait (waiting, prioritized, overdue, paused), the age of the
-oldest job that should have started, the share that failed, who works on it, and the dead letters, in a few short
-commands per queue whatever its size. `pages` lists a state of 100,000 jobs without holding Redis up: no command takes
-more than a page. A depth alarm on `wait` alone sees no prioritized job; listing 100,000 delayed jobs in one call
-blocks Redis.
+oldest job that should have started, the share that failed, who works on it, the dead letters, and how full Redis is,
+in a few short commands per queue whatever its size. `pages` lists a state of 100,000 jobs without holding Redis up: no
+command takes more than a page. A depth alarm on `wait` alone sees no prioritized job; listing 100,000 delayed jobs in
+one call blocks Redis.
 
 When it does NOT hold: numbers are read one after the other, so they may disagree by what happened meanwhile;
 a listing pages by rank, so a job that ends while you read can hide its neighbour until you list again. The
-oldest age looks at the oldest job of each priority, by the order in which the queue will serve them.
+oldest age looks at the oldest job of each priority, by the order in which the queue will serve them. A server
+without `maxmemory` is compared with its machine's memory, not with the limit of a container around it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 
-__all__ = ["Health", "JobSummary", "QueueHealth", "measure", "pages", "problems"]
+__all__ = ["Health", "JobSummary", "QueueHealth", "measure", "memory_used", "pages", "problems"]
 
 WINDOW = 300.0  # seconds over which failures are counted
 KEPT = 1_000  # completed jobs that retention leaves: with so many, the window may be cut short
@@ -64,10 +65,13 @@ class QueueHealth:
 class Health:
     queues: list[QueueHealth]
     dead_letters: int  # not replayed yet
+    memory: float | None = None  # share of what the server may use, 0 to 1; None: we may not ask
 
     def signals(self) -> dict[str, float]:
         """Flat names for rules and metrics: `documents.oldest`, `dead_letters`."""
         named: dict[str, float] = {"dead_letters": self.dead_letters}
+        if self.memory is not None:
+            named["redis.memory"] = self.memory
         for queue in self.queues:
             for name in ("backlog", "oldest", "failure_rate", "unattended"):
                 named[f"{queue.queue}.{name}"] = float(getattr(queue, name))
@@ -78,7 +82,7 @@ class Health:
             {**asdict(queue), "backlog": queue.backlog, "unattended": queue.unattended}
             for queue in self.queues
         ]
-        return {"queues": rows, "dead_letters": self.dead_letters}
+        return {"queues": rows, "dead_letters": self.dead_letters, "memory": self.memory}
 
 
 CountDeadLetters = Callable[[float], Awaitable[tuple[int, Mapping[str, int]]]]
@@ -99,9 +103,20 @@ async def measure(
     client: Any = redis  # redis-py types every answer as text or bytes; ours are decoded
     found = [await _queue(client, name, f"{prefix}:{name}:", failures.get(name, 0), window) for name in names]
     connected = await _connected(client)
-    if connected is None:
-        return Health(found, total)
-    return Health([replace(one, workers=_workers(connected, prefix, one.queue)) for one in found], total)
+    if connected is not None:
+        found = [replace(one, workers=_workers(connected, prefix, one.queue)) for one in found]
+    return Health(found, total, await memory_used(redis))
+
+
+async def memory_used(redis: Redis) -> float | None:
+    """The share in use of `maxmemory`, or of the machine's memory where there is none. At 1 every add is refused."""
+    client: Any = redis
+    try:
+        found = await client.info("memory")
+    except NoPermissionError:
+        return None
+    limit = found.get("maxmemory") or found.get("total_system_memory")
+    return float(found["used_memory"]) / float(limit) if limit else None
 
 
 async def _connected(redis: Any) -> Counter[str] | None:

@@ -1,9 +1,10 @@
 """Observability: one structured line and one measurement per execution, and no secrets in either.
 
 Promise: every execution logs one line with job id, name, queue, attempt, outcome, duration, correlation id
-and worker, as a JSON object written in one piece. The payload is never part of it; errors, messages and extra
-fields are redacted (see `redaction`). The correlation id and the trace context travel from the producer to
-the worker and on to child jobs. Metric labels are bounded: names found in a queue cannot grow them forever.
+and worker, and of a job that comes back when (`retry_at`), as a JSON object written in one piece. The payload is never
+part of it; errors, messages and extra fields are redacted (see `redaction`). The correlation id and the trace context
+travel from the producer to the worker and on to child jobs. Metric labels are bounded: names found in a queue cannot
+grow them forever.
 
 Does not hold for handlers that somebody else adds to the root logger. Each process measures itself: scrape
 every worker.
@@ -61,13 +62,15 @@ def logged(log: logging.Logger | None = None) -> Step:
     @before("payload")
     async def logged(run: JobContext, call_next: CallNext) -> Any:
         error: BaseException | None = None
+        again: dict[str, str] = {}
         with correlation(run.meta.get("cid")):
             started = time.perf_counter()
             try:
                 return await call_next(run)
             except BaseException as raised:
-                run.conclude(raised)
+                delay = run.conclude(raised).delay
                 error = raised if run.outcome not in _QUIET else None
+                again = {"retry_at": _timestamp(time.time() + delay)} if delay is not None else {}
                 raise
             finally:
                 log_execution(
@@ -79,6 +82,7 @@ def logged(log: logging.Logger | None = None) -> Step:
                     outcome=run.ended,
                     duration=time.perf_counter() - started,
                     error=error,
+                    **again,
                 )
 
     return logged

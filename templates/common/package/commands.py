@@ -1,0 +1,361 @@
+{@% set jobs = kind != 'event-driven' %@}
+{@% set scheduled = jobs and 'schedule' in patterns %@}
+"""For whoever operates the service: what waits, what failed, and what to do about it.
+
+Every command prints a table, or JSON with --json; errors too. Times are in UTC.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+{@% if not jobs %@}
+import getpass
+{@% endif %@}
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import {@ 'asdict, ' if not jobs @}dataclass
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+from .api import look
+from .app import App, open_app
+{@% if not jobs %@}
+from .bus import open_bus
+from .consumers import GROUPS
+{@% endif %@}
+{@% if scheduled %@}
+from .jobs import schedules
+{@% endif %@}
+{@% if jobs %@}
+from .patterns import dead_letter
+{@% endif %@}
+from .patterns.core.errors import JobError, clean_text
+from .patterns.core.open_store import WrongStoreUrl
+from .patterns.core.redaction import redact
+{@% if scheduled %@}
+from .patterns.core.request import JobRequest
+{@% endif %@}
+from .patterns.engine import EngineError
+from .patterns.health.alerts import raised, rule_for
+from .patterns.observability import configure_logging
+{@% if jobs %@}
+from .patterns.retention import DAY
+{@% else %@}
+from .patterns.outbox import quarantine as outbox
+from .patterns.replay import logged, replay
+from .patterns.saga import repair
+from .patterns.saga import store as sagas
+{@% endif %@}
+from .settings import SettingsError, environment, load
+from .upkeep import RULES, clean_up, measured
+
+__all__ = ["main"]
+
+{@% if not jobs %@}
+OUTBOX = "outbox"  # what could not be published, beside what a group of consumers could not read
+MOST = 100_000
+{@% endif %@}
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`said` as JSON; `rows`, or else `said`, as a table. `code`: the exit code."""
+
+    said: Any
+    rows: list[Row] | None = None
+    code: int = 0
+
+
+Do = Callable[[App, argparse.Namespace], Awaitable[Answer]]
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        if "--json" in sys.argv:
+            print(json.dumps({"error": message}))
+            self.exit(2)
+        super().error(message)
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parser().parse_args(argv)
+    try:
+        settings = load(environment())
+        configure_logging("warning", style="human")
+
+        async def go() -> Answer:
+            async with open_app(settings) as app:
+                do: Do = options.do
+                return await do(app, options)
+
+        answer = asyncio.run(go())
+    except (JobError, SettingsError, EngineError, WrongStoreUrl) as error:
+        if options.json:
+            print(json.dumps({"error": str(error)}))
+        else:
+            print(f"error: {clean_text(str(error))}", file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps(answer.said, indent=2, default=str))
+    else:
+        rows = answer.rows if answer.rows is not None else answer.said
+        _show(rows if isinstance(rows, list) else [{"": name, "value": one} for name, one in rows.items()])
+    return answer.code
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="{@ package @}", description=__doc__)
+    groups = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(group: Any, name: str, do: Do, about: str) -> argparse.ArgumentParser:
+        one: argparse.ArgumentParser = group.add_parser(name, help=about, description=about)
+        one.add_argument("--json", action="store_true", help="for scripts")
+        one.set_defaults(do=do)
+        return one
+
+{@% if jobs %@}
+    dlq = groups.add_parser("dlq", help="jobs that failed for good").add_subparsers(required=True)
+    one = command(dlq, "list", dlq_list, "those that wait for a person, the newest first")
+    one.add_argument("--limit", type=int, default=50)
+    one.add_argument("--after", metavar="ID", help="next page: the last id of the page before")
+    command(dlq, "show", dlq_show, "one, with payload and stack trace").add_argument("id")
+    one = command(dlq, "replay", dlq_replay, "back into the queue, under their own ids")
+    one.add_argument("id", nargs="*")
+    one.add_argument("--all", action="store_true", help="all that wait, ten a second")
+    one = command(dlq, "purge", dlq_purge, "forget old ones for good")
+    one.add_argument("--older-than", type=float, required=True, metavar="DAYS")
+{@% if scheduled %@}
+    clock = groups.add_parser("schedule", help="what runs by the clock").add_subparsers(required=True)
+    command(clock, "list", schedule_list, "when each runs next, and what became of its ticks")
+    command(clock, "run", schedule_run, "one of them now, beside its ticks").add_argument("id")
+{@% endif %@}
+{@% else %@}
+    events = groups.add_parser("events", help="who is how far").add_subparsers(required=True)
+    command(events, "list", events_list, "the outbox and every group of consumers")
+    command(events, "quarantine", events_quarantine, "what could not be published or handled, and why")
+    one = command(events, "retry", events_retry, "these once more, after a fix: to this group alone")
+    one.add_argument("group", choices=[OUTBOX, *GROUPS])
+    one.add_argument("id", nargs="*")
+    one.add_argument("--all", action="store_true")
+    one = command(events, "replay", events_replay, "past events for one group; what it had is skipped")
+    one.add_argument("group", choices=list(GROUPS))
+    one.add_argument("--since", type=_moment, metavar="TIME", help="2026-11-30T12:00, in UTC")
+    one.add_argument("--before", type=_moment, metavar="TIME")
+    one.add_argument("--event", action="append", metavar="ID")
+    one.add_argument("--force", action="store_true", help="also what it had: repeats effects on purpose")
+    saga = groups.add_parser("saga", help="what each one is doing").add_subparsers(required=True)
+    one = command(saga, "list", saga_list, "the newest change first")
+    one.add_argument("--state", help="needs_repair: those that wait for a person")
+    command(saga, "show", saga_show, "its steps and all that happened").add_argument("id")
+    one = command(saga, "repair", saga_repair, "how a stuck one goes on")
+    one.add_argument("id")
+    one.add_argument("--note", required=True, help="what you found and did; kept in its history")
+    how = one.add_mutually_exclusive_group(required=True)
+    how.add_argument("--retry", action="store_true", help="the stuck step again, with all its attempts")
+    how.add_argument("--done", metavar="STEP", help="you did this step by hand")
+    how.add_argument("--undone", metavar="STEP", help="you took this step back by hand")
+    how.add_argument("--compensate", action="store_true", help="stop, and take back what was done")
+    one.add_argument("--result", type=json.loads, metavar="JSON", help="with --done: what the step returns")
+    one.add_argument("--force", action="store_true", help="also in the middle of a call")
+{@% endif %@}
+    command(groups, "health", health, "every signal and its limit; exit code 1 when one is over it")
+    command(groups, "purge", purge, "forget what is past its time, as KEPT_DAYS says")
+    command(groups, "status", status, "how far a request is").add_argument("id")
+    return parser
+
+
+async def health(app: App, options: argparse.Namespace) -> Answer:
+    _, signals = await measured(app)
+    standing = {alert.signal: alert.since for alert in await raised(app.store)}
+    rows = []
+    for name, value in signals.items():
+        rule = rule_for(name, RULES)
+        over = rule is not None and value >= rule.raise_at
+        row = {"signal": name, "value": round(value, 3), "limit": rule.raise_at if rule else ""}
+        because = rule.because if rule and (over or name in standing) else ""
+        rows.append({**row, "alert_since_at": standing.get(name), "over": over, "because": because})
+    healthy = not standing and not any(row["over"] for row in rows)
+    return Answer({"healthy": healthy, "signals": rows}, rows, 0 if healthy else 1)
+
+
+async def purge(app: App, options: argparse.Namespace) -> Answer:
+    return Answer(await clean_up(app))
+
+
+async def status(app: App, options: argparse.Namespace) -> Answer:
+    if (found := await look(app, options.id)) is None:
+        raise JobError(f"there is nothing with the id {options.id!r}")
+    return Answer(found.model_dump())
+
+
+{@% if jobs %@}
+async def dlq_list(app: App, options: argparse.Namespace) -> Answer:
+    await dead_letter.sweep(app.jobs.queues, app.producer.redis, app.store)
+    found = await dead_letter.list_dead_letters(app.store, limit=options.limit, after=options.after)
+    return Answer([_letter(one) for one in found])
+
+
+async def dlq_show(app: App, options: argparse.Namespace) -> Answer:
+    one, *earlier = await dead_letter.show(app.store, options.id)
+    trace = json.loads(one.snapshot["fields"].get("stacktrace") or "[]")[-1:]
+    said = {**_letter(one), "payload": redact(one.data), "trace": redact("".join(trace))}
+    return Answer({**said, "earlier": [_letter(each) for each in earlier]})
+
+
+async def dlq_replay(app: App, options: argparse.Namespace) -> Answer:
+    if bool(options.id) == options.all:
+        raise JobError("replay which? Name their ids, or --all")
+    redis = app.producer.redis
+    if options.all:
+        done = await dead_letter.replay_many(app.store, redis)
+        return Answer({"replayed": done.job_ids, "refused": done.refused}, code=1 if done.refused else 0)
+    back = [(await dead_letter.replay(app.store, redis, ident)).job_id for ident in options.id]
+    return Answer({"replayed": back, "refused": {}})
+
+
+async def dlq_purge(app: App, options: argparse.Namespace) -> Answer:
+    return Answer({"dead_letters": await dead_letter.purge(app.store, options.older_than * DAY)})
+
+
+def _letter(one: dead_letter.DeadLetter) -> Row:
+    names = ("id", "failed_at", "cause", "attempts_made", "name", "queue", "job_id", "reason")
+    return {name: getattr(one, name) for name in names}
+{@% if scheduled %@}
+
+
+async def schedule_list(app: App, options: argparse.Namespace) -> Answer:
+    rows = []
+    for one in await schedules(app.jobs, app.signer).states(app.producer, app.store):
+        next_at, last_at = (None if slot is None else slot / 1000 for slot in (one.next_slot, one.last_slot))
+        row = {"id": one.schedule.id, "next_at": next_at, "last_at": last_at, "ticks": one.ticks}
+        rows.append({**row, "missed": one.missed, "skipped": one.skipped, "when": str(one.schedule.cadence)})
+    return Answer(rows)
+
+
+async def schedule_run(app: App, options: argparse.Namespace) -> Answer:
+    one = schedules(app.jobs, app.signer)[options.id]
+    key = f"{one.id}-by-hand-{datetime.now(UTC):%Y%m%dT%H%M%S-%f}"
+    return Answer({"job": (await app.producer.enqueue(JobRequest(one.job, one.payload, key=key))).id})
+{@% endif %@}
+{@% else %@}
+async def events_list(app: App, options: argparse.Namespace) -> Answer:
+    lag = await outbox.lag(app.store)
+    rows = [{"group": OUTBOX, "waiting": lag.waiting, "quarantined": lag.quarantined}]
+    async with open_bus(app.settings, app.server.url) as bus:
+        for group in GROUPS:
+            aside = len(await bus.quarantined(group, MOST))
+            rows.append({"group": group, "waiting": await bus.lag(group), "quarantined": aside})
+    return Answer(rows)
+
+
+async def events_quarantine(app: App, options: argparse.Namespace) -> Answer:
+    rows = []
+    for given_up in await outbox.quarantined(app.store):
+        row = {"id": given_up.event_id, "group": OUTBOX, "tries": given_up.attempts, "at": None}
+        rows.append({**row, "type": given_up.type, "reason": given_up.reason})
+    async with open_bus(app.settings, app.server.url) as bus:
+        for group in GROUPS:
+            for entry in await bus.quarantined(group):
+                row = {"id": entry.id, "group": group, "tries": entry.deliveries, "at": entry.at.timestamp()}
+                what = entry.event.type if entry.event else entry.topic
+                rows.append({**row, "type": what, "reason": entry.reason})
+    return Answer(rows)
+
+
+async def events_retry(app: App, options: argparse.Namespace) -> Answer:
+    if bool(options.id) == options.all:
+        raise JobError("retry which? Name their ids, or --all")
+    if options.group == OUTBOX:
+        all_of_it = [row.event_id for row in await outbox.quarantined(app.store, limit=MOST)]
+        done = await outbox.requeue(app.store, options.id or all_of_it)
+    else:
+        async with open_bus(app.settings, app.server.url) as bus:
+            all_of_it = [entry.id for entry in await bus.quarantined(options.group, MOST)]
+            done = await bus.replay_quarantined(options.group, options.id or all_of_it)
+    return Answer({"retried": done}, code=1 if done < len(options.id) else 0)
+
+
+async def events_replay(app: App, options: argparse.Namespace) -> Answer:
+    if not (options.since or options.before or options.event):
+        raise JobError("replay which? Say --since, --before or --event")
+    past = logged(app.store, since=options.since, before=options.before, ids=options.event)
+    report = await replay(app.store, options.group, past, GROUPS[options.group], force=options.force)
+    return Answer(asdict(report), code=1 if report.failed else 0)
+
+
+async def saga_list(app: App, options: argparse.Namespace) -> Answer:
+    return Answer([_saga(one) for one in await sagas.list_sagas(app.store, state=options.state)])
+
+
+async def saga_show(app: App, options: argparse.Namespace) -> Answer:
+    one, past = await sagas.load(app.store, options.id), await sagas.history(app.store, options.id)
+    steps, history = redact([asdict(step) for step in one.steps]), [asdict(each) for each in past]
+    said = {**_saga(one), "data": redact(one.data), "steps": steps, "history": history}
+    return Answer(said, history)
+
+
+async def saga_repair(app: App, options: argparse.Namespace) -> Answer:
+    by = {"by": getpass.getuser(), "note": options.note, "force": options.force}
+    if options.retry:
+        await repair.retry(app.store, options.id, **by)
+    elif options.compensate:
+        await repair.compensate(app.store, options.id, **by)
+    elif options.done:
+        await repair.mark(app.store, options.id, options.done, "done", result=options.result, **by)
+    else:
+        await repair.mark(app.store, options.id, options.undone, "undone", **by)
+    return Answer(_saga(await sagas.load(app.store, options.id)))
+
+
+def _saga(one: sagas.SagaRow) -> Row:
+    return {name: getattr(one, name) for name in ("id", "state", "updated_at", "created_at", "name", "error")}
+
+
+def _moment(text: str) -> datetime:
+    when = datetime.fromisoformat(text)
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
+{@% endif %@}
+
+
+def _show(rows: list[Row]) -> None:
+    """What fits stands side by side, the rest below it; ids stay whole, to be copied."""
+    if not rows:
+        print("nothing")
+        return
+    wide = shutil.get_terminal_size((80, 24)).columns
+    cells = [{name: _cell(name, value) for name, value in row.items()} for row in rows]
+    sizes = {name: max(len(name), *(len(row[name]) for row in cells)) for name in cells[0]}
+    beside: list[str] = []
+    for name, size in sizes.items():
+        if sum(sizes[one] + 2 for one in beside) + size > wide:
+            break
+        beside.append(name)
+    print("  ".join(f"{name:<{sizes[name]}}" for name in beside).rstrip())
+    for row in cells:
+        print("  ".join(f"{row[name]:<{sizes[name]}}" for name in beside).rstrip())
+        for name in sizes:
+            if name not in beside and row[name]:
+                told = f"{name}: {row[name]}".strip(": ")
+                print(textwrap.fill(told, wide, **INDENT))
+
+
+INDENT: Any = {
+    "initial_indent": "    ",
+    "subsequent_indent": "      ",
+    "break_long_words": False,
+    "break_on_hyphens": False,
+}
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None or value == "":
+        return ""
+    if isinstance(value, float) and name.endswith("at"):
+        return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M:%S}"
+    # What somebody else wrote must not move the cursor.
+    return clean_text(value if isinstance(value, str) else json.dumps(value, default=str))

@@ -1,0 +1,199 @@
+{@% set jobs = kind != 'event-driven' %@}
+"""The day after: alerts that leave the process, room that comes back, commands that show and mend."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import Table, update
+
+{@% if jobs %@}
+from {@ package @} import __version__
+{@% else %@}
+from {@ package @} import __version__, upkeep
+{@% endif %@}
+from {@ package @}.api import create_api
+from {@ package @}.commands import main
+{@% if jobs %@}
+from {@ package @}.jobs import job_types
+{@% endif %@}
+from {@ package @}.patterns.core.open_store import close, open_store
+{@% if jobs %@}
+from {@ package @}.patterns.core.request import JobRequest
+{@% endif %@}
+from {@ package @}.patterns.core.store import begin
+{@% if jobs %@}
+from {@ package @}.patterns.dead_letter import dead_letters
+from {@ package @}.patterns.engine import ensure_redis
+from {@ package @}.patterns.producer import Producer
+from {@ package @}.patterns.typed_jobs import validated
+{@% else %@}
+from {@ package @}.patterns.health.alerts import Rule
+from {@ package @}.patterns.outbox import outbox
+from {@ package @}.patterns.saga.store import sagas
+{@% endif %@}
+from {@ package @}.settings import PREFIX, Settings, SettingsError, load
+
+from .example import BODY, URL
+from .processes import Processes, until
+
+
+@pytest.fixture
+def received() -> Iterator[tuple[str, list[Any]]]:
+    """Somebody to be told: its address, and what it got."""
+    got: list[Any] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/", got
+        server.shutdown()
+
+
+class Operator:
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *command: str, code: int = 0) -> Any:
+        assert main([*command, "--json"]) == code
+        return json.loads(self._capsys.readouterr().out)
+
+    def table(self, *command: str) -> list[str]:
+        main(command)
+        return self._capsys.readouterr().out.splitlines()
+
+
+@pytest.fixture
+def operator(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Operator:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    return Operator(capsys)
+
+
+async def age(settings: Settings, table: Table, column: str) -> None:
+    """As if it had happened in 1970."""
+    store = open_store(settings.store_url)
+    async with begin(store) as tx:
+        await tx.execute(update(table).values({column: 1.0}))
+    await close(store)
+
+
+{@% if jobs %@}
+async def forge(settings: Settings) -> None:
+    """A job that fails for good: nobody signed it."""
+    server = ensure_redis(settings.data_dir)
+    producer = Producer(server.url, validated(job_types()))
+    await producer.enqueue(JobRequest(URL.strip("/"), BODY, key="0" * 32))
+    await producer.close()
+    server.stop()
+
+
+def test_a_failed_job_is_told_shown_replayed_and_at_last_forgotten(
+    api: TestClient,
+    processes: Processes,
+    settings: Settings,
+    operator: Operator,
+    received: tuple[str, list[Any]],
+) -> None:
+    address, told = received
+    asyncio.run(forge(settings))
+    # Two of them, as in production: one incident is one alert all the same.
+    for _ in range(2):
+        processes.start(
+            "-m",
+            "{@ package @}",
+            "worker",
+            alert_urls=address,
+            watch_seconds=0.2,
+            clean_up_seconds=1,
+            sweep_seconds=0.2,
+        )
+    until(lambda: told, "alert")
+    (letter,) = operator("dlq", "list")
+    assert operator("dlq", "show", letter["id"])["payload"]
+    assert operator("health", code=1)["healthy"] is False
+    assert operator("status", "0" * 32)["state"] == "failed"
+    lines = operator.table("dlq", "list")
+    assert any(line.startswith(letter["id"]) for line in lines)
+    assert max(map(len, lines)) <= 80
+    assert len(operator("dlq", "replay", letter["id"])["replayed"]) == 1
+    until(lambda: len(operator("dlq", "list")) == 1, "it fails again")
+    assert [alert["signal"] for alert in told if alert["state"] == "raised"] == ["work.failure_rate"]
+    asyncio.run(age(settings, dead_letters, "archived_at"))
+    until(lambda: operator("dlq", "list") == [], "clean-up")
+{@% else %@}
+def test_events_and_sagas_are_shown_and_at_last_forgotten(
+    api: TestClient, processes: Processes, settings: Settings, operator: Operator
+) -> None:
+    ident = api.post(URL, json=BODY).json()["id"]
+    processes.start("-m", "{@ package @}", "relay", clean_up_seconds=1)
+    until(lambda: api.get(f"{URL}/{ident}").json()["status"] == "confirmed", "end of the saga")
+    until(lambda: "outbox_waiting 0.0\n" in api.get("/metrics").text, "empty outbox")
+
+    (saga,) = operator("saga", "list")
+    assert (saga["id"], saga["state"]) == (ident, "completed")
+    assert operator("saga", "show", ident)["history"]
+    refused = operator("saga", "repair", ident, "--retry", "--note", "why not", code=1)
+    assert "it has ended" in refused["error"]
+    assert {row["group"] for row in operator("events", "list")} == {"outbox", "notices"}
+    assert operator("events", "quarantine") == []
+    assert operator("events", "replay", "notices", "--since", "2020-01-01")["applied"] == 0
+    asyncio.run(age(settings, outbox, "published_at"))
+    asyncio.run(age(settings, sagas, "updated_at"))
+    until(lambda: operator("saga", "list") == [], "clean-up")
+
+
+def test_when_no_relay_runs_the_api_says_so_once(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch, received: tuple[str, list[Any]]
+) -> None:
+    address, told = received
+    monkeypatch.setattr(upkeep, "RULES", (Rule("outbox.oldest", raise_at=0.1, clear_at=0.05),))
+    settings = load({**env, f"{PREFIX}ALERT_URLS": address, f"{PREFIX}WATCH_SECONDS": "0.1"})
+    with TestClient(create_api(settings), base_url="http://localhost") as api:
+        api.post(URL, json=BODY)
+        until(lambda: told, "alert")
+    assert [alert["signal"] for alert in told] == ["outbox.oldest"]
+{@% endif %@}
+
+
+def test_errors_are_json_where_json_was_asked_for(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "nobody" in operator("status", "nobody", code=1)["error"]
+    monkeypatch.setattr(sys, "argv", ["{@ package @}", "status", "--json"])
+    with pytest.raises(SystemExit):
+        main(["status", "--json"])
+    assert "required" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_a_wrong_alert_address_is_an_error_at_the_start_that_does_not_repeat_it(env: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match=f"{PREFIX}ALERT_URLS") as wrong:
+        create_api(load({**env, f"{PREFIX}ALERT_URLS": "gopher://hunter2@example.org"}))
+    assert "hunter2" not in str(wrong.value)
+
+
+def test_the_version_is_said_at_once(env: dict[str, str]) -> None:
+    python = [sys.executable, "-X", "importtime"]
+    command = [*python, "-m", "{@ package @}", "--version"]
+    said = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == f"{@ project_name @} {__version__}"
+    assert "sqlalchemy" not in said.stderr  # what a command needs takes longer to import than it takes to run
