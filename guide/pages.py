@@ -156,7 +156,6 @@ def pattern_page(pattern: Pattern) -> str:
         "## What goes wrong without it" if lead or diagram else "",
         lead,
         diagram,
-        cards.loss(pattern.id),
         "## The promise",
         cards.card(pattern),
         _limits(pattern),
@@ -273,19 +272,13 @@ def antipattern_page(row: dict[str, Any]) -> str:
     """The mistake, its experiment (a naive twin that runs in the tests), what it cost there, what to do instead."""
     path, _, name = row["proof"].partition("::")
     twin_path, _, twin = row.get("twin", row["proof"]).partition("::")
-    entries = cards.of_proof(row["proof"])
-    figures = (
-        (cards.table(entries) + "\n\n" + cards.run(dict(entries)))
-        if entries
-        else f"Figures: {cards.UNMEASURED}; `make faults` writes them."
-    )
     parts = [
         f"# {row['title']}",
         '<p class="qs-kind">Anti-pattern</p>',
         row["text"],
         "## The experiment",
         f"{sources.proof_link(row['proof'])}, run by `pytest {path} -k {name}`.",
-        f'<section class="qs-card" data-measured="{cards.mode(dict(entries))}" markdown>\n\n{figures}\n\n</section>',
+        cards.box(dict(cards.of_proof(row["proof"]))),
         "## The naive version, as it runs there",
         sources.excerpt(twin_path, twin),
         "## Instead",
@@ -307,6 +300,8 @@ def _directive(path: Path, match: re.Match[str]) -> str:
         "figure": cards.figure,
         "bench": cards.bench,
         "benchmark": lambda _: cards.benchmark(),
+        "charts": cards.charts,
+        "peers": lambda _: cards.peers(),
         "prove-cards": prove_cards.cards,
         "section": section,
         "tree": lambda _: tree(),
@@ -362,7 +357,7 @@ def _branches(choices: list[dict[str, Any]]) -> str:
 
 def _leaf(address: str) -> str:
     if "/" in address:
-        return f'<a href="page:{address}">{html.escape(address.rpartition("/")[2])}</a>'
+        return f'<a href="page:{address.strip("/")}">{html.escape(address.rpartition("/")[2])}</a>'
     if address not in patterns():
         raise SystemExit(f"guide/decisions.toml leads to the pattern {address!r}, which does not exist")
     return f'<a href="page:patterns/{address}">{html.escape(patterns()[address].title)}</a>'
