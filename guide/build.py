@@ -79,7 +79,9 @@ def config(texts: dict[str, str]) -> dict[str, Any]:
         # no repo_url: the theme would ask that host for its stars from every page
         "theme": {"font": False, "language": "en", "features": FEATURES, "palette": palette},
         "extra_css": ["assets/guide.css"],
-        "extra_javascript": ["assets/guide.js", "assets/calculate.js", "assets/calculators.js"],
+        "extra_javascript": [
+            f"assets/{name}.js" for name in ("guide", "timeline", "calculate", "calculators")
+        ],
         "markdown_extensions": EXTENSIONS,
         "nav": nav,
     }

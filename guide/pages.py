@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from guide import cards, mermaid, prove_cards, sources
+from guide import cards, mermaid, prove_cards, sources, timelines
 from queuesmith import catalogue
 from queuesmith.catalogue import ROOT, SKILLS, Pattern, patterns, without_front_matter
 from queuesmith.recipes import recipes
@@ -155,6 +155,7 @@ def pattern_page(pattern: Pattern) -> str:
         f'<p class="qs-kind">Pattern <code>{pattern.id}</code> · {kind}</p>',
         "## What goes wrong without it" if lead or diagram else "",
         lead,
+        timelines.timeline(pattern.id),
         diagram,
         "## The promise",
         cards.card(pattern),
