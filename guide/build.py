@@ -24,6 +24,7 @@ from queuesmith.recipes import recipes
 
 HERE = Path(__file__).parent
 HREF = re.compile(r'href="(?P<kind>page|code):(?P<to>[^"#]*)(?P<anchor>#[^"]*)?"')
+EMPTY_HEADER = re.compile(r"<th(\b[^>]*)></th>")  # a corner of a table that heads nothing
 FEATURES = [
     "navigation.indexes",
     "navigation.top",
@@ -152,6 +153,7 @@ def finish(site: Path, texts: dict[str, str], *, drawn: bool) -> set[str]:
             )
 
         text = HREF.sub(relative, path.read_text())
+        text = EMPTY_HEADER.sub(r"<td\1></td>", text)
         mark = f' data-qs-base="{up or "./"}" data-qs-mermaid="{"yes" if drawn else "no"}"'
         path.write_text(text.replace("<html ", f"<html{mark} ", 1))
     return linked
