@@ -308,6 +308,7 @@ def _directive(path: Path, match: re.Match[str]) -> str:
         "tree": lambda _: tree(),
         "patterns": lambda _: pattern_index(),
         "antipatterns": lambda _: antipattern_index(),
+        "errors": lambda _: errors(),
         "diagram": lambda args: mermaid.drawn(args.split(" ")[0], args.partition(" ")[2]) or _no(path, args),
         "code": lambda args: sources.excerpt(*args.split("::")),
         "file": lambda args: f"[`{Path(args).name}`]({sources.link(args)})",
@@ -379,6 +380,29 @@ def pattern_index() -> str:
     for title, names in grouped():
         lines += [f"## {title}", "", *(f"- {pattern_link(name)}" for name in names), ""]
     return "\n".join(lines)
+
+
+def errors() -> str:
+    """Every error that the modules raise, with its docstring, which is its message, and the pattern to read."""
+    owner = {name: one for one in patterns().values() for name in (*one.own, *one.parts)}
+    known, rows = {"Exception", "RuntimeError", "ValueError", "LookupError"}, []
+    found = [
+        (path.relative_to(catalogue.MODULES).as_posix(), node)
+        for path in sorted(catalogue.MODULES.rglob("*.py"), key=lambda path: ("core" not in path.parts, path))
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    for module, node in found:
+        if known.isdisjoint(getattr(base, "id", "") for base in node.bases):
+            continue
+        known.add(node.name)
+        told = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split()).replace("|", "\\|")
+        link = f"[`{node.name}`]({sources.link(f'{MODULES}/{module}', node.lineno)})"
+        page = owner.get(module)
+        read = f"[{page.title}](page:patterns/{page.id})" if page else ""
+        if told and not node.name.startswith("_"):
+            rows.append((node.name, f"| {link} | {told} | {read} |"))
+    return "\n".join(["| error | says | read |", "|---|---|---|", *(line for _, line in sorted(rows))])
 
 
 def antipattern_index() -> str:

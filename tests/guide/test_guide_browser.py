@@ -35,6 +35,15 @@ SAMPLE = [
     "choosing/",
     "skills/background-jobs/",
 ]
+# What people type, and the page that answers.
+WANTED = {
+    "exactly once": "semantics",
+    "bullmq python alternative": "benchmark",
+    "job stalled more than allowable limit": "errors",
+    "missing lock for job": "errors",
+    "database is locked": "errors",
+    "QueueUnavailable": "errors",
+}
 DRAWN = "!document.querySelector('figure.qs-diagram:not([data-drawn])')"
 Open = Callable[..., Any]
 
@@ -109,7 +118,7 @@ def test_the_decision_tree_leads_to_a_pattern_by_keyboard(read: Open) -> None:
     page.wait_for_url("**/patterns/idempotency/")
 
 
-def test_the_search_finds_patterns(read: Open) -> None:
+def test_the_search_finds_patterns_questions_and_error_messages(read: Open) -> None:
     page = read("")
     dialog = 'body > div[style*="position: fixed"]'  # the theme draws its search there once it is ready
     page.locator(dialog).wait_for(state="attached")
@@ -118,6 +127,9 @@ def test_the_search_finds_patterns(read: Open) -> None:
     for pattern in CATALOGUE if full() else CATALOGUE[::10]:
         field.fill(pattern.title)
         page.locator(f"{dialog} a[href*='/patterns/{pattern.id}/']").first.wait_for()
+    for words, address in WANTED.items():
+        field.fill(words)
+        page.locator(f"{dialog} a[href*='/{address}/']").first.wait_for()
     field.fill("zzqqxx")
     page.locator(f"{dialog} a[href*='/patterns/']").first.wait_for(state="detached")
 
