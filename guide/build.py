@@ -24,6 +24,7 @@ from queuesmith.recipes import recipes
 
 HERE = Path(__file__).parent
 HREF = re.compile(r'href="(?P<kind>page|code):(?P<to>[^"#]*)(?P<anchor>#[^"]*)?"')
+EMPTY_HEADER = re.compile(r"<th(\b[^>]*)></th>")  # a corner of a table that heads nothing
 FEATURES = [
     "navigation.indexes",
     "navigation.top",
@@ -79,7 +80,9 @@ def config(texts: dict[str, str]) -> dict[str, Any]:
         # no repo_url: the theme would ask that host for its stars from every page
         "theme": {"font": False, "language": "en", "features": FEATURES, "palette": palette},
         "extra_css": ["assets/guide.css"],
-        "extra_javascript": ["assets/guide.js", "assets/calculate.js", "assets/calculators.js"],
+        "extra_javascript": [
+            f"assets/{name}.js" for name in ("guide", "timeline", "calculate", "calculators")
+        ],
         "markdown_extensions": EXTENSIONS,
         "nav": nav,
     }
@@ -150,6 +153,7 @@ def finish(site: Path, texts: dict[str, str], *, drawn: bool) -> set[str]:
             )
 
         text = HREF.sub(relative, path.read_text())
+        text = EMPTY_HEADER.sub(r"<td\1></td>", text)
         mark = f' data-qs-base="{up or "./"}" data-qs-mermaid="{"yes" if drawn else "no"}"'
         path.write_text(text.replace("<html ", f"<html{mark} ", 1))
     return linked

@@ -10,6 +10,8 @@ import functools
 import html
 import json
 import os
+import re
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 from bench import plots, report
 from bench import results as read
 from bench.figures import number
+from guide import charts as draw
 from guide import sources
 from queuesmith.catalogue import ROOT, Pattern
 
@@ -27,8 +30,22 @@ BENCH = os.environ.get("GUIDE_BENCH")  # the same for the results of the benchma
 BENCHES = (
     (Path(BENCH),) if BENCH else (ROOT / "bench" / "results.json", ROOT / "build" / "bench" / "results.json")
 )
-MOST_LOSSES = 4
-CARD_LINES, CARD_NUMBERS = 3, 7  # of a brief card: what is worth its tokens; the figures have their own files
+BRIEF = 2  # sentences of a brief card: what is worth its tokens; the figures have their own files
+STORES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
+# What a figure in a sentence is read as, in this order.
+SAID = (
+    (
+        re.compile(
+            r"(?<![\d.,])0(?= (?:lost|duplicated|failed|stalled|inconsistent|missed|kept|undone|out of)\b)"
+        ),
+        "nothing",
+    ),
+    (re.compile(r"(?<![\d.,])0 of (?=[\d,]+|them)"), "none of "),
+    (re.compile(r"(?<![\d.,])0(?= [a-z]{3})"), "no"),
+    (re.compile(r"(?<![\d.,])1 times\b"), "once"),
+    (re.compile(r"(?<![\d.,])2 times\b"), "twice"),
+    (re.compile(r"(?<![\d.,])1 ([a-z]{3,})s\b"), r"1 \1"),
+)
 UNMEASURED = "not measured yet"
 TWINS = (
     "naive",
@@ -53,7 +70,11 @@ def measured(pattern: str, folders: tuple[Path, ...] = FOLDERS) -> Measured:
         path = folder / f"{pattern}.json"
         if path.exists():
             entries: Measured = json.loads(path.read_text())
-            return {name: entries[name] for name in sorted(entries) if _current(entries[name])}
+            return {
+                name: entries[name] | {"pattern": pattern}
+                for name in sorted(entries)
+                if _current(entries[name])
+            }
     return {}
 
 
@@ -76,48 +97,97 @@ def of_proof(proof: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def card(pattern: Pattern, *, brief: bool = False) -> str:
-    """The guarantee card of a pattern. `brief` is for the pages of skills, where every word is read by a model."""
-    promise = f"**Promise.** {pattern.summary}\n\n"
-    entries = measured(pattern.id, (COMMITTED,)) if brief else measured(pattern.id)
-    if brief:
-        return promise + _brief(pattern, {k: v for k, v in entries.items() if v["mode"] == "full"})
+    """The guarantee card of a pattern: a promise, and what was measured in sentences.
+
+    `brief` is for the pages of skills, where every word is read by a model: the most telling ones of a full run.
+    """
+    promise = f"**Promise.** {pattern.summary}"
+    if not brief:
+        return box(measured(pattern.id), promise)
+    entries = {
+        name: entry for name, entry in measured(pattern.id, (COMMITTED,)).items() if entry["mode"] == "full"
+    }
+    if not entries:
+        return f"{promise}\n\n**Measured** by `{pattern.proof_files[0]}`: run `make faults`."
+    return f"{promise}\n\n**Measured.** {' '.join(sentences(pattern.id, entries)[:BRIEF])}"
+
+
+def box(entries: Measured, promise: str = "") -> str:
+    """Sentences; the raw figures, where they come from and how to repeat them are one click away."""
     head = f'<section class="qs-card" data-measured="{mode(entries)}" markdown>\n\n'
     if not entries:
-        text = f"Figures: {UNMEASURED}. `make faults` runs the proofs below and writes them."
-        return f"{head}{promise}{text}\n\n</section>"
-    return head + promise + table(entries.items()) + "\n\n" + run(entries) + "\n\n</section>"
+        text = f"Figures: {UNMEASURED}. `make faults` runs the proofs and writes them."
+        return f"{head}{promise}\n\n{text}\n\n</section>"
+    told = "\n".join(f"- {text}" for pattern in _by_pattern(entries) for text in sentences(*pattern))
+    raw = f"{table(entries.items())}\n\n{run(entries)}"
+    details = f'<details class="qs-raw" markdown><summary>Raw figures</summary>\n\n{raw}\n\n</details>'
+    return f"{head}{promise}\n\n{told}\n\n{details}\n\n</section>"
 
 
-def _brief(pattern: Pattern, entries: Measured) -> str:
-    """The most telling proofs, a line each; the same proof on two databases is one line."""
-    if not entries:
-        return f"**Measured** by `{pattern.proof_files[0]}`, run `make faults` in the Queuesmith repository."
-    merged: dict[str, dict[str, dict[str, Any]]] = {}  # proof -> database ("" if it needs none) -> figures
+def _by_pattern(entries: Measured) -> list[tuple[str, Measured]]:
+    """An anti-pattern's experiment may have written figures for several patterns."""
+    found: dict[str, Measured] = {}
     for name, entry in entries.items():
-        plain, _, store = name.rpartition("-")
-        known = store in ("sqlite", "postgresql")
-        merged.setdefault(plain if known else name, {})[store if known else ""] = entry["figures"]
-    first = sorted(merged, key=lambda name: (not any("kills" in one for one in merged[name].values()), name))
-    date = max(entry["date"] for entry in entries.values())
-    lines = [
-        f"**Measured** (full fault run of {date}, real kills; `naive` is the usual version under the same fault):",
-        "",
-    ]
-    for name in first[:CARD_LINES]:
-        (store, figures), *others = sorted(merged[name].items())  # PostgreSQL's, where both were measured
-        same = [other for other, numbers in others if numbers == figures]
-        on = f" ({', '.join([store, *same])})" if store else ""
-        lines.append(f"- {name.replace('-', ' ')}{on}: {_telling(figures)}")
-    return "\n".join(lines)
+        found.setdefault(entry["pattern"], {})[name] = entry
+    return list(found.items())
 
 
-def _telling(figures: dict[str, Any]) -> str:
-    plain = {key: value for key, value in figures.items() if isinstance(value, int | float | str)}
-    telling = ["jobs", "events", "orders", "kills", "lost", "duplicated"]
-    order = sorted(
-        plain, key=lambda key: (telling.index(key) if key in telling else len(telling), "naive" not in key)
-    )
-    return ", ".join(f"{key.replace('_', ' ')} {number(plain[key])}" for key in order[:CARD_NUMBERS])
+@functools.cache
+def templates() -> dict[str, dict[str, str]]:
+    return tomllib.loads((Path(__file__).parent / "sentences.toml").read_text())
+
+
+def sentences(pattern: str, entries: Measured) -> list[str]:
+    """One per experiment, in the order of sentences.toml; the same experiment on two databases is one."""
+    merged: dict[str, dict[str, str]] = {}
+    for name, entry in sorted(entries.items(), reverse=True):  # SQLite first: its twin always ran
+        plain, store = experiment(name)
+        merged.setdefault(plain, {})[store] = sentence(pattern, plain, entry["figures"])
+    order = [*templates().get(pattern, {})]
+    told = []
+    for plain in sorted(merged, key=lambda name: (order.index(name) if name in order else len(order), name)):
+        (store, text), *others = merged[plain].items()
+        same = [STORES[other] for other, said in others if said == text]
+        on = f" ({' and '.join([STORES[store], *same])})" if store else ""
+        told.append(f"{text.removesuffix('.')}{on}.")
+    return told
+
+
+def experiment(name: str) -> tuple[str, str]:
+    """`kills-sqlite` -> `kills`, `sqlite`."""
+    plain, _, store = name.rpartition("-")
+    return (plain, store) if store in STORES else (name, "")
+
+
+def sentence(pattern: str, name: str, figures: dict[str, Any]) -> str:
+    """What this experiment measured; the figures alone where nobody has put them into words."""
+    shown = ", ".join(f"{key.replace('_', ' ')} {number(value)}" for key, value in figures.items())
+    return filled(pattern, name, figures) or f"{name.replace('-', ' ').capitalize()}: {shown}."
+
+
+def filled(pattern: str, name: str, figures: dict[str, Any]) -> str:
+    """Its template with its figures; nothing where there is none, or it asks for others."""
+    try:
+        text = templates()[pattern][name].format_map({key: _shown(value) for key, value in figures.items()})
+    except KeyError:
+        return ""
+    for found, words in SAID:
+        text = found.sub(words, text)
+    return text
+
+
+class _Moments(dict[str, str]):
+    """Kills by the moment they hit: `{kills_by_point}` is how many moments."""
+
+    def __format__(self, _: str) -> str:
+        words = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight"]
+        return words[len(self)] if len(self) < len(words) else str(len(self))
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, dict):
+        return _Moments({key: number(inner) for key, inner in value.items()})
+    return number(value)
 
 
 def table(entries: Iterable[tuple[str, dict[str, Any]]]) -> str:
@@ -129,16 +199,6 @@ def table(entries: Iterable[tuple[str, dict[str, Any]]]) -> str:
         title = html.escape(name.replace("-", " "))
         lines.append(f"| [{title}]({link}) | {_cells(ours)} | {_cells(twin)} |")
     return "\n".join(lines)
-
-
-def loss(pattern: str) -> str:
-    """What the naive twins of a pattern's proofs lost or duplicated, below its drawing."""
-    shown = []
-    for name, entry in measured(pattern).items():
-        twin = {key: value for key, value in entry["figures"].items() if is_twin(key)}
-        if twin and "postgresql" not in name:  # the same experiment on another database
-            shown.append(f"{html.escape(name.replace('-', ' '))}: {_cells(twin).replace('<br>', ', ')}")
-    return "Measured without it. " + "; ".join(shown[:MOST_LOSSES]) + "." if shown else ""
 
 
 def is_twin(key: str) -> bool:
@@ -181,6 +241,22 @@ def benchmark() -> str:
         title = found["sections"][name]["title"]
         text = text.replace(f"![{title}]({name}.svg)", picture)
     return text.partition("\n\n")[2].strip()  # the page has its own title
+
+
+def charts(names: str) -> str:
+    """`damage recovery`: charts of the benchmark, beside each other where there is room."""
+    drawn = {"damage": draw.damage, "recovery": draw.recovery, "throughput": draw.throughput}
+    if not results():
+        return f"The benchmark: {UNMEASURED}; `make bench-full` writes it."
+    return f'<div class="qs-charts">{"".join(drawn[name](results()) for name in names.split())}</div>'
+
+
+def peers() -> str:
+    """The figures behind the charts, one click away."""
+    if not results():
+        return ""
+    head = '<details class="qs-raw" markdown><summary>The figures as a table</summary>'
+    return f"{head}\n\n{draw.table(results())}\n\n</details>"
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from guide import cards, mermaid, prove_cards, sources
+from guide import cards, mermaid, prove_cards, sources, timelines
 from queuesmith import catalogue
 from queuesmith.catalogue import ROOT, SKILLS, Pattern, patterns, without_front_matter
 from queuesmith.recipes import recipes
@@ -155,8 +155,8 @@ def pattern_page(pattern: Pattern) -> str:
         f'<p class="qs-kind">Pattern <code>{pattern.id}</code> · {kind}</p>',
         "## What goes wrong without it" if lead or diagram else "",
         lead,
+        timelines.timeline(pattern.id),
         diagram,
-        cards.loss(pattern.id),
         "## The promise",
         cards.card(pattern),
         _limits(pattern),
@@ -273,19 +273,13 @@ def antipattern_page(row: dict[str, Any]) -> str:
     """The mistake, its experiment (a naive twin that runs in the tests), what it cost there, what to do instead."""
     path, _, name = row["proof"].partition("::")
     twin_path, _, twin = row.get("twin", row["proof"]).partition("::")
-    entries = cards.of_proof(row["proof"])
-    figures = (
-        (cards.table(entries) + "\n\n" + cards.run(dict(entries)))
-        if entries
-        else f"Figures: {cards.UNMEASURED}; `make faults` writes them."
-    )
     parts = [
         f"# {row['title']}",
         '<p class="qs-kind">Anti-pattern</p>',
         row["text"],
         "## The experiment",
         f"{sources.proof_link(row['proof'])}, run by `pytest {path} -k {name}`.",
-        f'<section class="qs-card" data-measured="{cards.mode(dict(entries))}" markdown>\n\n{figures}\n\n</section>',
+        cards.box(dict(cards.of_proof(row["proof"]))),
         "## The naive version, as it runs there",
         sources.excerpt(twin_path, twin),
         "## Instead",
@@ -307,12 +301,15 @@ def _directive(path: Path, match: re.Match[str]) -> str:
         "figure": cards.figure,
         "bench": cards.bench,
         "benchmark": lambda _: cards.benchmark(),
+        "charts": cards.charts,
+        "peers": lambda _: cards.peers(),
         "prove-cards": prove_cards.cards,
         "prove-seeds": prove_cards.seeds,
         "section": section,
         "tree": lambda _: tree(),
         "patterns": lambda _: pattern_index(),
         "antipatterns": lambda _: antipattern_index(),
+        "errors": lambda _: errors(),
         "diagram": lambda args: mermaid.drawn(args.split(" ")[0], args.partition(" ")[2]) or _no(path, args),
         "code": lambda args: sources.excerpt(*args.split("::")),
         "file": lambda args: f"[`{Path(args).name}`]({sources.link(args)})",
@@ -363,7 +360,7 @@ def _branches(choices: list[dict[str, Any]]) -> str:
 
 def _leaf(address: str) -> str:
     if "/" in address:
-        return f'<a href="page:{address}">{html.escape(address.rpartition("/")[2])}</a>'
+        return f'<a href="page:{address.strip("/")}">{html.escape(address.rpartition("/")[2])}</a>'
     if address not in patterns():
         raise SystemExit(f"guide/decisions.toml leads to the pattern {address!r}, which does not exist")
     return f'<a href="page:patterns/{address}">{html.escape(patterns()[address].title)}</a>'
@@ -384,6 +381,29 @@ def pattern_index() -> str:
     for title, names in grouped():
         lines += [f"## {title}", "", *(f"- {pattern_link(name)}" for name in names), ""]
     return "\n".join(lines)
+
+
+def errors() -> str:
+    """Every error that the modules raise, with its docstring, which is its message, and the pattern to read."""
+    owner = {name: one for one in patterns().values() for name in (*one.own, *one.parts)}
+    known, rows = {"Exception", "RuntimeError", "ValueError", "LookupError"}, []
+    found = [
+        (path.relative_to(catalogue.MODULES).as_posix(), node)
+        for path in sorted(catalogue.MODULES.rglob("*.py"), key=lambda path: ("core" not in path.parts, path))
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    for module, node in found:
+        if known.isdisjoint(getattr(base, "id", "") for base in node.bases):
+            continue
+        known.add(node.name)
+        told = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split()).replace("|", "\\|")
+        link = f"[`{node.name}`]({sources.link(f'{MODULES}/{module}', node.lineno)})"
+        page = owner.get(module)
+        read = f"[{page.title}](page:patterns/{page.id})" if page else ""
+        if told and not node.name.startswith("_"):
+            rows.append((node.name, f"| {link} | {told} | {read} |"))
+    return "\n".join(["| error | says | read |", "|---|---|---|", *(line for _, line in sorted(rows))])
 
 
 def antipattern_index() -> str:

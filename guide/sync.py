@@ -9,15 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from bench import results as bench
 from bench.figures import number
-from guide import cards, dashboards, quotes, scaffold, stacks
+from guide import cards, charts, dashboards, quotes, scaffold, stacks
 from queuesmith.catalogue import ROOT, SKILLS, patterns
 
 BENCH = ROOT / "bench" / "results.json"
@@ -41,153 +38,38 @@ def pattern_map() -> str:
     return "\n".join(lines).rstrip()
 
 
-# The proofs the README shows: pattern, name of the proof, the fault, what was measured, and of the usual way beside
-# it. Every pattern's page shows all of its figures.
+# The experiments that the README shows, in the sentences of their cards. Every pattern's page shows all of its own.
 HEADLINES = (
-    (
-        "stall-budget",
-        "random-kills",
-        "{jobs} jobs, their worker SIGKILLed {kills} times",
-        "{lost} lost, {failed} failed, {duplicated} duplicated",
-        "{naive_duplicated} duplicated, {naive_failed} failed",
-    ),
-    (
-        "stall-budget",
-        "redis-killed",
-        "{jobs} jobs, Redis SIGKILLed {redis_kills} times",
-        "{lost} lost, {duplicated} duplicated, consuming again after {consuming_again_seconds} s",
-        "",
-    ),
-    (
-        "stall-budget",
-        "recovery",
-        "worker SIGKILLed, default settings",
-        "its jobs run again after {recovery_seconds} s",
-        "",
-    ),
-    (
-        "shutdown",
-        "sigterm",
-        "{sigterms} SIGTERMs in mid-job, {jobs} jobs",
-        "{lost} lost, {stalled} stalled, {duplicated} duplicated, slowest exit {slowest_exit_seconds} s",
-        "",
-    ),
-    (
-        "bullmq-worker",
-        "idle",
-        "a job after {idle_seconds} s of silence",
-        "starts after {ours} s",
-        "stock worker: after {stock} s",
-    ),
-    (
-        "bullmq-worker",
-        "close",
-        "worker closed {trials} times under load",
-        "{stranded} jobs stranded",
-        "stock worker: {stranded_stock} stranded",
-    ),
-    (
-        "idempotency",
-        "kills-sqlite",
-        "{events} deliveries, {kills} SIGKILLs at every point",
-        "{lost} lost, {duplicated} duplicated",
-        "SET NX: {naive_set_nx_lost} lost; with DEL: {naive_set_nx_del_lost} lost, "
-        "{naive_set_nx_del_duplicated} duplicated",
-    ),
-    (
-        "dead-letter",
-        "kills-sqlite",
-        "{jobs} dead jobs of {causes} causes, {kills} kills of {sweepers} sweepers",
-        "{dead_letters} letters, {lost} lost, {duplicated} duplicated",
-        "listener: sees {naive_filter_causes_seen} cause of {causes}",
-    ),
-    (
-        "checkpoint",
-        "kills",
-        "{rows} rows, {kills} kills",
-        "{reprocessed} rows done again, {kept_twice} kept twice",
-        "{naive_kept_twice} copies too many of {naive_rows} rows",
-    ),
-    (
-        "flow",
-        "killed-workers",
-        "{chains} chains of jobs, {kills} kills",
-        "{chains_cut} cut, {steps_duplicated} steps duplicated",
-        "{naive_chains_cut} chains cut",
-    ),
-    (
-        "schedule",
-        "leader-kills",
-        "{instances} instances, {leader_kills} leaders killed in mid-tick, {ticks} ticks",
-        "at most {most_effects_per_tick} effect per tick",
-        "",
-    ),
-    (
-        "outbox",
-        "kills-postgresql",
-        "{commits} commits, {rollbacks} rollbacks, relay SIGKILLed {kills} times",
-        "{lost} lost, {ghosts} ghosts, {out_of_order} out of order",
-        "",
-    ),
-    (
-        "saga",
-        "kills-postgresql",
-        "{orders} orders, {kills} SIGKILLs at every step",
-        "{inconsistent} inconsistent, {undone_twice} undone twice",
-        "{naive_inconsistent} inconsistent after {naive_kills} kills",
-    ),
-    (
-        "event-bus",
-        "consumer kills, redis",
-        "{events} events, consumer killed {kills} times",
-        "{lost} lost, {duplicated} duplicated",
-        "without inbox: {duplicated_without_inbox} duplicated",
-    ),
-    (
-        "engine",
-        "all-users-killed",
-        "{rounds} rounds of SIGKILL for all {users} users of the embedded Redis",
-        "{lost} of {acknowledged_writes} writes lost, {processes_left_behind} processes left behind",
-        "{naive_processes_left_behind} left behind",
-    ),
+    ("stall-budget", "random-kills"),
+    ("stall-budget", "redis-killed"),
+    ("stall-budget", "recovery"),
+    ("shutdown", "sigterm"),
+    ("bullmq-worker", "idle"),
+    ("bullmq-worker", "close"),
+    ("idempotency", "kills"),
+    ("dead-letter", "kills"),
+    ("checkpoint", "kills"),
+    ("flow", "killed-workers"),
+    ("schedule", "leader-kills"),
+    ("outbox", "kills"),
+    ("saga", "kills"),
+    ("event-bus", "consumer kills, redis"),
+    ("engine", "all-users-killed"),
 )
 
 
 def proven() -> str:
     """What the last full fault run measured, for the README."""
-    lines = ["| pattern | fault | measured | the usual way |", "|---|---|---|---|"]
-    for ident, name, *texts in HEADLINES:
-        entry = cards.measured(ident, (cards.COMMITTED,)).get(name)
-        if entry is None or entry["mode"] != "full":
-            continue
-        numbers = {key: number(value) for key, value in entry["figures"].items()}
-        fault, measured, usual = (text.format(**numbers) for text in texts)
-        proof = entry["proof"].split("::")[0]
-        lines.append(f"| [{ident}]({proof}) | {fault} | {measured} | {usual} |")
-    return "\n".join(lines)
-
-
-def side_by_side(only: str = "") -> str:
-    """The peers of the last published benchmark, all or those that are named."""
-    results = json.loads(BENCH.read_text())
-    lines = [
-        "| | no-op jobs/s, one process | 20 kills: lost | stuck | duplicated | a killed job runs again after, limits "
-        "lowered | at its defaults |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for ident, about in results["peers"].items():
-        if only and ident not in only.split():
-            continue
-        cells = [
-            _median(results, "throughput", ident, "noop"),
-            _median(results, "kills", ident, "lost"),
-            _median(results, "kills", ident, "stuck"),
-            _median(results, "kills", ident, "duplicated"),
-            _median(results, "recovery", ident, "lowered", " s"),
-            _median(results, "recovery", ident, "default", " s"),
-        ]
-        title = f"**{about['title']}**" if ident.startswith("queuesmith") else about["title"]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
+    lines = ["| pattern | measured |", "|---|---|"]
+    for ident, wanted in HEADLINES:
+        entries = {
+            name: entry
+            for name, entry in cards.measured(ident, (cards.COMMITTED,)).items()
+            if cards.experiment(name)[0] == wanted and entry["mode"] == "full"
+        }
+        for text in cards.sentences(ident, entries):
+            proof = next(iter(entries.values()))["proof"].split("::")[0]
+            lines.append(f"| [{ident}]({proof}) | {text} |")
     return "\n".join(lines)
 
 
@@ -200,18 +82,11 @@ def figure(path: str) -> str:
     return number(entry["figures"][key])
 
 
-def _median(results: dict[str, Any], section: str, row: str, key: str, unit: str = "") -> str:
-    found = bench.figure(results, section, row, key)
-    if not isinstance(found, list):
-        return f"{found}{unit}" if found and found.startswith(">") else found or "–"
-    return f"{number(round(statistics.median(found), 1))}{unit}"
-
-
 # Name of a region -> its text, from the page it is on and its arguments.
 REGIONS: dict[str, Callable[[Path, str], str]] = {
     "pattern-map": lambda _page, _: pattern_map(),
     "proven": lambda _page, _: proven(),
-    "side-by-side": lambda _page, args: side_by_side(args),
+    "side-by-side": lambda _page, args: charts.table(json.loads(BENCH.read_text()), args),
     "stack": lambda _page, args: stacks.table(args),
     "stacks": lambda _page, _: stacks.matrix(),
     "tokens": lambda _page, _: quotes.token_table(),

@@ -103,7 +103,7 @@
   function table(result) {
     const made = element("table");
     const head = element("tr");
-    for (const name of result.head) head.append(element("th", name, { scope: "col" }));
+    for (const name of result.head) head.append(name ? element("th", name, { scope: "col" }) : element("td", ""));
     made.append(element("thead"), element("tbody"));
     made.tHead.append(head);
     for (const row of result.rows) {

@@ -1,5 +1,5 @@
-// Draws the diagrams with the mermaid that is served beside this page, in the colours of the page. Without it the
-// text of each diagram stays.
+// Draws the diagrams with the mermaid that is served beside this page, in the colours of the page (without it the
+// text of each diagram stays), and makes what scrolls reachable by keyboard.
 "use strict";
 
 (function () {
@@ -43,11 +43,31 @@
     }
   }
 
+  // What the theme leaves out for a keyboard and a screen reader: a box that scrolls can be reached, and the button
+  // beside a block of code is no landmark.
+  function reach() {
+    document.querySelectorAll(".md-typeset__scrollwrap, .qs-calculator table, .qs-plot").forEach(function (box) {
+      if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+      else box.removeAttribute("tabindex");
+    });
+    document.querySelectorAll("nav.md-code__nav").forEach((nav) => nav.setAttribute("role", "presentation"));
+  }
+
+  function watch() {
+    let asked = 0;
+    const soon = () => { cancelAnimationFrame(asked); asked = requestAnimationFrame(reach); };
+    new MutationObserver(soon).observe(document.body, { childList: true, subtree: true });
+    window.addEventListener("resize", soon);
+    document.addEventListener("toggle", soon, true);
+    soon();
+  }
+
   function openForPrint() {
     document.querySelectorAll(".qs-tree details").forEach((branch) => { branch.open = true; });
   }
 
   function start() {
+    watch();
     let scheme = dark();
     let turn = draw();
     new MutationObserver(function () {

@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from guide import cards
 from harness.guide import Document, Guide, build_guide
 from harness.processes import ROOT
 from queuesmith import catalogue
@@ -215,6 +216,67 @@ def test_the_card_shows_the_figures_of_the_file_with_date_and_seed(bare: Guide) 
     assert 'data-measured="full"' in text
     for shown in ("98,765", "77", "2031-02-03", "424242"):
         assert shown in text
+
+
+def test_a_card_is_sentences_and_its_raw_figures_are_one_click_away(guide: Guide) -> None:
+    text = re.sub(r"</?(code|strong)>", "", guide.text("patterns/idempotency/"))
+    told, _, raw = text.partition('<details class="qs-raw"')
+    assert "240 deliveries, 48 kills at four moments: nothing lost, nothing duplicated." in told
+    assert "The usual SET NX lost 42" in told
+    assert "naive set nx lost" not in told
+    assert "naive set nx lost" in raw
+
+
+def test_every_experiment_has_a_sentence_that_its_figures_fill() -> None:
+    """A figure that nobody has put into words would be shown as a list of keys and values."""
+    wanting = [
+        f"{path.stem}/{name}"
+        for path in sorted(cards.COMMITTED.glob("*.json"))
+        for name, entry in json.loads(path.read_text()).items()
+        # the naive twin of some runs on SQLite only, and that one is shown
+        if not cards.filled(path.stem, cards.experiment(name)[0], entry["figures"]) and "postgres" not in name
+    ]
+    assert wanting == []
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("0 lost, 10 duplicated", "nothing lost, 10 duplicated"),
+        ("0 of 600 writes lost", "none of 600 writes lost"),
+        ("0 ghosts after 0.5 s and 1,000 jobs", "no ghosts after 0.5 s and 1,000 jobs"),
+        (
+            "killed 1 times, run 2 times, 1 jobs, 1 ms, 21 jobs",
+            "killed once, run twice, 1 job, 1 ms, 21 jobs",
+        ),
+    ],
+)
+def test_a_figure_in_a_sentence_reads_as_english(
+    given: str, read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cards, "templates", lambda: {"x": {"y": given}})
+    assert cards.sentence("x", "y", {}) == read
+
+
+def test_skill_pages_and_the_guide_tell_the_same_sentences(guide: Guide) -> None:
+    plain = re.sub(r"<[^>]+>", "", guide.text("patterns/outbox/"))
+    page = catalogue.find("outbox").page.read_text()
+    measured = re.search(r"\*\*Measured\.\*\* (.*)", page)
+    assert measured
+    for sentence in measured[1].replace("`", "").split(". "):
+        assert sentence.rstrip(".") in plain.replace("&gt;", ">")
+
+
+def test_home_is_a_quickstart_a_chooser_and_a_chart_of_the_peers(guide: Guide) -> None:
+    text = guide.text("")
+    assert re.search(r"kill</span> -9", text) or "kill -9 $!" in text
+    assert "token" not in re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL).lower()
+    assert "make guide" not in text
+    told = re.findall(r"<desc id=[^>]*>([^<]*)</desc>", text)
+    assert len(told) == 2
+    for peer in json.loads((ROOT / "bench" / "results.json").read_text())["peers"].values():
+        assert all(f"{peer['title']}: " in one for one in told), peer["title"]
+    assert "Queuesmith, full pipeline: nothing" in told[0]
 
 
 def test_what_was_not_measured_is_said_never_filled_in(bare: Guide) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from harness.axe import axe_source, serious
+from guide.timelines import timelines
+from harness.axe import axe_source, violations
 from harness.browser import Watched
 from harness.figures import full
 from harness.guide import Guide
@@ -25,6 +26,7 @@ CATALOGUE = list(catalogue.patterns().values())
 SAMPLE = [
     "",
     "patterns/saga/",
+    "benchmark/",
     "semantics/",
     "states/",
     "calculators/",
@@ -33,6 +35,15 @@ SAMPLE = [
     "choosing/",
     "skills/background-jobs/",
 ]
+# What people type, and the page that answers.
+WANTED = {
+    "exactly once": "semantics",
+    "bullmq python alternative": "benchmark",
+    "job stalled more than allowable limit": "errors",
+    "missing lock for job": "errors",
+    "database is locked": "errors",
+    "QueueUnavailable": "errors",
+}
 DRAWN = "!document.querySelector('figure.qs-diagram:not([data-drawn])')"
 Open = Callable[..., Any]
 
@@ -68,7 +79,8 @@ def test_pages_load_without_errors_or_foreign_requests_and_their_diagrams_are_dr
         page.wait_for_function(DRAWN)
         drawn += page.locator("figure.qs-diagram .qs-drawing svg").count()
         assert (
-            page.locator("figure.qs-diagram .qs-drawing:visible").count() == page.locator("figure").count()
+            page.locator("figure.qs-diagram .qs-drawing:visible").count()
+            == page.locator("figure.qs-diagram").count()
         ), address
     assert drawn >= 6
 
@@ -106,7 +118,7 @@ def test_the_decision_tree_leads_to_a_pattern_by_keyboard(read: Open) -> None:
     page.wait_for_url("**/patterns/idempotency/")
 
 
-def test_the_search_finds_patterns(read: Open) -> None:
+def test_the_search_finds_patterns_questions_and_error_messages(read: Open) -> None:
     page = read("")
     dialog = 'body > div[style*="position: fixed"]'  # the theme draws its search there once it is ready
     page.locator(dialog).wait_for(state="attached")
@@ -115,32 +127,103 @@ def test_the_search_finds_patterns(read: Open) -> None:
     for pattern in CATALOGUE if full() else CATALOGUE[::10]:
         field.fill(pattern.title)
         page.locator(f"{dialog} a[href*='/patterns/{pattern.id}/']").first.wait_for()
+    for words, address in WANTED.items():
+        field.fill(words)
+        page.locator(f"{dialog} a[href*='/{address}/']").first.wait_for()
     field.fill("zzqqxx")
     page.locator(f"{dialog} a[href*='/patterns/']").first.wait_for(state="detached")
 
 
 def test_phone_pages_do_not_scroll_sideways(guide: Guide, read: Open) -> None:
     page = read("", viewport={"width": 360, "height": 740})
-    for address in guide.addresses() if full() else SAMPLE[:5]:
+    for address in guide.addresses() if full() else SAMPLE[:6]:
         page.goto(f"{guide.url}{address}")
         page.wait_for_function(DRAWN)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, address
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_accessibility_check_finds_nothing_serious(guide: Guide, read: Open, scheme: str) -> None:
+def test_accessibility_check_finds_nothing(guide: Guide, read: Open, scheme: str) -> None:
     source = axe_source()
     page = read("", color_scheme=scheme, reduced_motion="reduce")
     found: list[str] = []
-    quick = ["patterns/retry/", "source/reference/studyhall/patterns/retry.py.html"]
-    for address in [*quick, *SAMPLE] if full() else quick if scheme == "light" else ["", "calculators/"]:
+    quick = {
+        "light": ["", "patterns/lease/", "source/reference/studyhall/patterns/retry.py.html"],
+        "dark": ["patterns/idempotency/", "benchmark/", "calculators/"],
+    }
+    for address in {*quick["light"], *quick["dark"], *SAMPLE} if full() else quick[scheme]:
         page.goto(f"{guide.url}{address}")
         page.wait_for_function(DRAWN)
+        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
         page.evaluate(source)
-        found += [f"{address}: {one}" for one in serious(page)]
+        found += [f"{address}: {one}" for one in violations(page)]
     assert found == []
     page.evaluate("document.querySelector('main').append(document.createElement('input'))")
-    assert any("label" in one for one in serious(page)), "the check finds an unlabelled field"
+    assert any("label" in one for one in violations(page)), "the check finds an unlabelled field"
+
+
+@pytest.mark.parametrize("ident", timelines())
+def test_the_kill_is_moved_by_keyboard_and_ours_survives_every_moment(read: Open, ident: str) -> None:
+    page = read(f"patterns/{ident}/")
+    figure = page.locator("figure.qs-timeline[data-ready]")
+    slider = figure.get_by_role("slider")
+    slider.focus()
+    page.keyboard.press("Home")
+    verdicts = []
+    for moment in timelines()[ident]["moment"]:
+        assert figure.locator("output").inner_text() == moment["at"] == slider.get_attribute("aria-valuetext")
+        for lane in ("usual", "ours"):
+            shown = figure.locator(f"[data-lane={lane}] .qs-outcome")
+            kind, word, text = moment[lane]
+            assert shown.inner_text() == f"{word} {text}"
+            assert shown.locator(f".qs-{kind}").count() == 1
+            verdicts.append((lane, kind))
+        page.keyboard.press("ArrowRight")
+    assert ("usual", "bad") in verdicts, "shows what is lost"
+    assert ("ours", "bad") not in verdicts
+    assert figure.locator(".qs-stepped").count() == 0
+
+
+def test_a_timeline_plays_only_where_motion_is_welcome(read: Open) -> None:
+    page = read("patterns/outbox/", reduced_motion="no-preference")
+    figure = page.locator("figure.qs-timeline[data-ready]")
+    figure.get_by_role("button", name="Play").click()
+    last = timelines()["outbox"]["moment"][-1]["at"]
+    page.wait_for_function(
+        "(at) => document.querySelector('.qs-timeline output').textContent === at", arg=last
+    )
+    figure.get_by_role("button", name="Play").wait_for()  # it stops at the end
+    still = read("patterns/outbox/", reduced_motion="reduce").locator("figure.qs-timeline[data-ready]")
+    assert still.get_by_role("slider").count() == 1
+    assert still.get_by_role("button").count() == 0
+
+
+def test_without_scripts_a_timeline_is_a_list_of_every_moment(read: Open) -> None:
+    page = read("patterns/saga/", java_script_enabled=False)
+    shown = page.locator(".qs-timeline .qs-stepped > li")
+    moments = timelines()["saga"]["moment"]
+    assert shown.count() == len(moments)
+    for place, moment in enumerate(moments):
+        text = shown.nth(place).inner_text()
+        assert all(words in text for words in (moment["at"], moment["usual"][2], moment["ours"][2]))
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_wide_tables_scroll_inside_the_page(read: Open, width: int) -> None:
+    page = read("benchmark/", viewport={"width": width, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.wait_for_function("document.querySelector('.md-typeset__scrollwrap')")
+    tables = page.evaluate(
+        """() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(
+            [...document.querySelectorAll("article table")].map((table) => {
+                const box = table.closest(".md-typeset__scrollwrap");
+                const wide = box.scrollWidth > box.clientWidth;
+                return [wide, getComputedStyle(box).overflowX, !wide || box.tabIndex === 0];
+            })))))"""
+    )
+    assert len(tables) > 8
+    assert all(overflow == "auto" and reachable for _, overflow, reachable in tables)
+    assert width > 390 or sum(wide for wide, *_ in tables) > 8
 
 
 @pytest.fixture

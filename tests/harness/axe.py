@@ -11,7 +11,7 @@ from typing import Any
 from .missing import missing
 from .processes import ROOT
 
-__all__ = ["axe_source", "serious"]
+__all__ = ["axe_source", "serious", "violations"]
 
 VERSION = "4.14.0"
 
@@ -37,10 +37,16 @@ def axe_source() -> str:
 
 def serious(page: Any) -> list[str]:
     """Serious and critical violations in a page in which `axe_source()` was evaluated."""
+    return violations(page, ("serious", "critical"))
+
+
+def violations(
+    page: Any, impacts: tuple[str, ...] = ("minor", "moderate", "serious", "critical")
+) -> list[str]:
     result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     assert len(result["passes"]) > 10, "the checker checked nothing"
     return [
         f"{one['id']} ({one['impact']}) at {[node['target'] for node in one['nodes']][:3]}"
         for one in result["violations"]
-        if one["impact"] in ("serious", "critical")
+        if one["impact"] in impacts
     ]

@@ -502,7 +502,9 @@ async def test_five_deaths_in_a_step_consume_none_of_its_two_attempts(
 
     for _ in range(5):
         await die_in_the_charge(order, ours)
-    assert {step.name: (step.attempts, step.crashes) for step in (await shop.saga(order)).steps}["charge"] == (0, 4)
+    assert {step.name: (step.attempts, step.crashes) for step in (await shop.saga(order)).steps}[
+        "charge"
+    ] == (0, 4)
     await shop.fault("unavailable")
     await shop.endings(shop.victims([{"saga_id": order, "signal": None}], limits=ours))
     saga, events = await shop.saga(order), await shop.events(order)

@@ -569,7 +569,9 @@ async def _remove_all(bus: Any) -> None:
 
 
 # Not Kafka: the mock brokers know no DeleteRecords.
-@pytest.mark.parametrize("kind", ["redis", "redis-ordered", "rabbitmq", "nats", "nats-ordered"], indirect=True)
+@pytest.mark.parametrize(
+    "kind", ["redis", "redis-ordered", "rabbitmq", "nats", "nats-ordered"], indirect=True
+)
 async def test_events_that_somebody_else_removed_leave_a_true_lag_and_a_consumer_that_goes_on(
     bus: EventBus, another: Opener
 ) -> None:
