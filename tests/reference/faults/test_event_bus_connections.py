@@ -165,7 +165,8 @@ async def test_kafka_brokers_that_stand_still_are_no_crash_and_start_no_handler_
                 brokers.thaw()
                 (result,) = await asyncio.wait_for(answer, 20)
                 assert result is None or isinstance(result, BrokerUnavailable)
-            assert set(await bus.publish(after := events(1))) == {None}
+            after = events(1)
+            assert set(await bus.publish(after)) == {None}
             await until(lambda: done[after[0].id], 90, lambda: f"what came after: {done.total()}")
             await until(lambda: _finished(bus), 60, "nothing left", every=0.2)
         assert await bus.quarantined("mail") == []
@@ -255,7 +256,8 @@ async def test_full_redis_stops_publishing_and_not_consuming(own_redis: RedisSer
         refused = await bus.publish(events(3, late=True))
         assert {type(each) for each in refused} == {BrokerUnavailable}
     await client.config_set("maxmemory", "0")
-    assert set(await bus.publish(late := events(3, late=True))) == {None}
+    late = events(3, late=True)
+    assert set(await bus.publish(late)) == {None}
     await client.config_set("maxmemory", "1mb")
     async with consuming(bus, some_fail):  # and one that starts meanwhile
         await until(lambda: {event.id for event in late[1:]} <= done, 60, "what came before it was full")
