@@ -23,7 +23,7 @@ SHORT_INIT = 8  # lines: an __init__ that only names what the package offers is 
 ABOVE: dict[str, tuple[int, int, str]] = {
     "bullmq-worker": (
         12,
-        2_170,
+        2_210,
         "a whole worker: fetching, locks, outcomes, one pipelined connection, the server's clock",
     ),
     "event-bus": (10, 1_860, "the consumer of Redis Streams with its scripts, beside the common part"),
@@ -32,11 +32,11 @@ ABOVE: dict[str, tuple[int, int, str]] = {
     "saga": (15, 2_850, "the runner, its course by the rules of outside-call, its store and what repairs it"),
     "schedule": (
         12,
-        1_970,
+        1_990,
         "the calendar, the keeper, what was missed, and the lease that keeps ticks apart",
     ),
 }
-PRODUCER = 880  # lines; the aim is 600
+PRODUCER = 900  # lines; the aim is 600
 
 # Who may import what is heavy, slow to import or not everybody's.
 HEAVY = {
