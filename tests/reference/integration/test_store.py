@@ -370,6 +370,21 @@ async def test_a_restart_of_postgres_costs_no_transaction_afterwards(own_postgre
 
 
 @pytest.mark.needs_postgres
+async def test_a_lock_that_another_process_keeps_is_an_outage_and_no_failure(postgres_url: str) -> None:
+    store = open_store(postgres_url)
+    async with begin(store) as tx:
+        await tx.execute(text("CREATE TABLE kept (id integer PRIMARY KEY)"))
+        await tx.execute(text("INSERT INTO kept VALUES (1)"))
+    async with begin(store) as holder:
+        await holder.execute(text("UPDATE kept SET id = 2"))
+        with pytest.raises(StoreBusy):
+            async with begin(store) as tx:
+                await tx.execute(text("SET LOCAL lock_timeout = '200ms'"))
+                await tx.execute(text("UPDATE kept SET id = 3"))
+    await close(store)
+
+
+@pytest.mark.needs_postgres
 async def test_behind_a_pooler_of_transactions_nothing_is_left_to_a_session(postgres_url: str) -> None:
     """PgBouncer in transaction mode: "prepared statement _pg3_0 does not exist", "unsupported startup parameter"."""
     left = {}
