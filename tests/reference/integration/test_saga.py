@@ -756,7 +756,7 @@ async def test_one_runner_has_cpu_left_at_300_sagas_a_second(
     seconds, cpu = time.perf_counter() - began, (time.process_time() - cpu) / count
     runner.stop()
     await running
-    assert cpu < 1 / 300, f"{cpu * 1000:.2f} ms of CPU for a saga"
+    assert cpu < 0.6 / 300, f"{cpu * 1000:.2f} ms of CPU for a saga"
     figures(
         "saga",
         name=f"rate-{store.dialect.name}",
