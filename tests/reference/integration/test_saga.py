@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import insert, select, text
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from harness.waiting import until
 from studyhall.maintenance import clean_up
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
 from studyhall.patterns.core.job import RetryPolicy
-from studyhall.patterns.core.open_store import create_all
+from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, is_postgres
 from studyhall.patterns.outside_call import NotMade
 from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep, StepContext
@@ -686,3 +687,81 @@ async def test_one_refused_change_does_not_take_the_others_of_its_commit_with_it
     states = {row.id: row.state for row in await saga_store.list_sagas(store)}
     assert states.pop("s2") == "compensating"
     assert set(states.values()) == {"completed"}
+
+
+@pytest.mark.needs_postgres
+async def test_a_full_connection_limit_delays_sagas_and_costs_no_attempt_and_no_crash(
+    postgres_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    once = RetryPolicy(base=0.05, cap=0.1, attempts=1)
+
+    async def inside(ctx: StepContext, tx: AsyncConnection) -> None:
+        await tx.execute(text("SELECT pg_sleep(0.05)"))
+
+    limits: dict[str, Any] = {"retry": once, "crashes": 1, "deadline": 1.0}
+    saga = Saga("s", [DbStep("first", inside, **limits), DbStep("second", inside, **limits)])
+    admin, user = open_store(postgres_url), f"app{uuid.uuid4().hex[:8]}"
+    await create_all(admin)
+    async with begin(admin) as tx:
+        await tx.execute(text(f"CREATE ROLE {user} LOGIN CONNECTION LIMIT 2"))
+        await tx.execute(text(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {user}"))
+        await tx.execute(text(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {user}"))
+        for number in range(20):
+            await SagaRunner(admin, saga).start(tx, "s", f"s-{number}", {})
+    store = open_store(postgres_url.replace("test@", f"{user}@"))
+    runner = SagaRunner(store, saga, lease_margin=0.5)
+    running = asyncio.create_task(runner.run_forever(poll=0.1))
+    try:
+        full = lambda: caplog.text.count("left to the next runner") >= 5  # noqa: E731
+        await until(full, 60, "drivers that get no connection")
+        async with begin(admin) as tx:
+            await tx.execute(text(f"ALTER ROLE {user} CONNECTION LIMIT -1"))
+
+        async def ended() -> bool:
+            return all(each.due_at is None for each in await saga_store.list_sagas(admin))
+
+        await until(ended, 60, "every saga has ended", every=0.2)
+    finally:
+        runner.stop()
+        await running
+    told = {line.event for n in range(20) for line in await saga_store.history(admin, f"s-{n}")}
+    assert {each.state for each in await saga_store.list_sagas(admin)} == {"completed"}, told
+    assert "taken over" not in told
+    await close(store)
+    await close(admin)
+
+
+async def test_one_runner_has_cpu_left_at_300_sagas_a_second(
+    store: AsyncEngine, scale: Callable[[int, int], int], figures: Callable[..., Path]
+) -> None:
+    """Three steps that do nothing. CPU of the process: seconds on the clock are also who else uses the machine."""
+    count = scale(200, 2_000)
+
+    async def nothing(ctx: StepContext) -> dict[str, Any]:
+        return {"done": True}
+
+    saga = Saga("s", [SagaStep(f"step-{n}", nothing, nothing, nothing) for n in range(3)])
+    runner = SagaRunner(store, saga)
+    for start in range(0, count, 100):
+        async with begin(store) as tx:
+            for number in range(start, start + 100):
+                await runner.start(tx, "s", f"s-{number}", {})
+    began, cpu = time.perf_counter(), time.process_time()
+    running = asyncio.create_task(runner.run_forever())
+
+    async def ended() -> bool:
+        return not await saga_store.list_sagas(store, state="running", limit=1)
+
+    await until(ended, 120, "every saga has ended", every=0.2)
+    seconds, cpu = time.perf_counter() - began, (time.process_time() - cpu) / count
+    runner.stop()
+    await running
+    assert cpu < 0.6 / 300, f"{cpu * 1000:.2f} ms of CPU for a saga"
+    figures(
+        "saga",
+        name=f"rate-{store.dialect.name}",
+        sagas=count,
+        steps=3,
+        sagas_per_second=round(count / seconds),
+        cpu_ms_per_saga=round(cpu * 1000, 2),
+    )

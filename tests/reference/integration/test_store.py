@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from sqlalchemy import Column, Connection, ForeignKey, Integer, Table, insert, select, text, update
+from sqlalchemy import Column, Connection, ForeignKey, Integer, Table, insert, make_url, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -370,18 +370,33 @@ async def test_a_restart_of_postgres_costs_no_transaction_afterwards(own_postgre
 
 
 @pytest.mark.needs_postgres
+async def test_a_lock_that_another_process_keeps_is_an_outage_and_no_failure(postgres_url: str) -> None:
+    store = open_store(postgres_url)
+    async with begin(store) as tx:
+        await tx.execute(text("CREATE TABLE kept (id integer PRIMARY KEY)"))
+        await tx.execute(text("INSERT INTO kept VALUES (1)"))
+    async with begin(store) as holder:
+        await holder.execute(text("UPDATE kept SET id = 2"))
+        with pytest.raises(StoreBusy):
+            async with begin(store) as tx:
+                await tx.execute(text("SET LOCAL lock_timeout = '200ms'"))
+                await tx.execute(text("UPDATE kept SET id = 3"))
+    await close(store)
+
+
+@pytest.mark.needs_postgres
 async def test_behind_a_pooler_of_transactions_nothing_is_left_to_a_session(postgres_url: str) -> None:
     """PgBouncer in transaction mode: "prepared statement _pg3_0 does not exist", "unsupported startup parameter"."""
-    left = {}
-    for query in ("", "?pooler=transaction"):
-        store = open_store(f"{postgres_url}{query}")
+    left, behind = {}, make_url(postgres_url).update_query_dict({"pooler": "transaction"})
+    for name, url in (("straight", postgres_url), ("pooled", behind.render_as_string(hide_password=False))):
+        store = open_store(url)
         async with begin(store) as tx:
             for _ in range(10):
                 await tx.execute(text("SELECT 1"))
             prepared = (await tx.execute(text("SELECT count(*) > 0 FROM pg_prepared_statements"))).scalar()
-            left[query] = prepared, (await tx.execute(text("SHOW lock_timeout"))).scalar()
+            left[name] = prepared, (await tx.execute(text("SHOW lock_timeout"))).scalar()
         await close(store)
-    assert left == {"": (True, "10s"), "?pooler=transaction": (False, "0")}
+    assert left == {"straight": (True, "10s"), "pooled": (False, "0")}
 
 
 async def test_a_table_of_somebody_else_is_refused_and_left_as_it_was(store_url: str) -> None:

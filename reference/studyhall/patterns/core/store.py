@@ -57,8 +57,9 @@ ANSWER = 12.0  # seconds: more than LOCK_WAIT, after which the server itself end
 
 # Disk full, locked by others, gone, broken, read-only: no fault of the statement that met it.
 _SQLITE_AWAY = ("FULL", "BUSY", "LOCKED", "CANTOPEN", "IOERR", "READONLY_", "PROTOCOL")
-# Connection, resources (disk, memory, connections), shutdown and start, the server's own input and output.
-_POSTGRES_AWAY = ("08", "53", "57P", "58")
+# Connection, resources (disk, memory, connections), a lock not had in time, shutdown and start, its own input and output.
+_POSTGRES_AWAY = ("08", "53", "55P03", "57P", "58")
+_BUSY = ("SQLITE_BUSY", "55P03")
 # A standby or a read-only file; inside `read` a mistake of the caller.
 _READ_ONLY = ("SQLITE_READONLY", "25006")
 
@@ -154,7 +155,8 @@ def _named_outage(*, writing: bool) -> Iterator[None]:
         if not is_outage(error, writing=writing):
             raise
         cause = (error.orig if isinstance(error, DBAPIError) else None) or error
-        if getattr(cause, "sqlite_errorname", "").startswith("SQLITE_BUSY"):
+        code = getattr(cause, "sqlite_errorname", "") or getattr(cause, "sqlstate", "") or ""
+        if code.startswith(_BUSY):
             raise StoreBusy(f"{StoreBusy.__doc__} Another process held it {LOCK_WAIT:g} s.") from error
         raise StoreUnavailable(f"{StoreUnavailable.__doc__} {describe(cause, 500)}") from error
 

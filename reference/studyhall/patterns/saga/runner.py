@@ -65,6 +65,7 @@ from .store import (
     claim,
     create,
     load,
+    release,
     write,
 )
 
@@ -97,6 +98,7 @@ class SagaRunner:
         self._commits = GroupCommit(self._write, max_batch=100, poison=POISON)
         # More of them would only open and close connections beyond those that the pool keeps.
         self._turns = asyncio.Semaphore(8)
+        self._left: list[SagaRow] = []  # whose driver here met a store that failed: to be released when it works
         self._stopping = False
         self._rounds: Periodic | None = None
 
@@ -180,6 +182,10 @@ class SagaRunner:
 
     async def _claim(self, limit: int, saga_id: str | None = None) -> list[Held]:
         names, seconds = list(self._sagas), self._course.lease()
+        if left := self._left[:]:
+            # Else the end of their leases would count as a crash, and with enough of those a step is given up.
+            await release(self.store, left, full_jitter(OUTAGE, 3))
+            del self._left[: len(left)]
         return await claim(
             self.store, owner=self.owner, names=names, seconds=seconds, limit=limit, saga_id=saga_id
         )
@@ -198,8 +204,9 @@ class SagaRunner:
         except (Exception, asyncio.CancelledError):
             if told_to_end():
                 raise
-            # The store failed between two steps. Nothing is lost: the lease ends, then the saga is due again.
+            # The store failed between two steps. Nothing is lost: it is released, or the lease ends.
             log.exception("saga %s: left to the next runner", held.saga.id)
+            self._left.append(held.saga)
 
     async def _settle(self, draft: Draft, then: Callable[[Draft], Action | None]) -> Action | None:
         """Write down what is known together with what comes next, in one commit."""
@@ -258,13 +265,16 @@ class SagaRunner:
         call: Any = action.step.undo if backward else action.step.do
         context = self._course.context(draft, action)
         try:
-            async with _time_for(action), self._turns, begin(self.store) as tx:
-                result = await apart(call, context, tx) if call else None
-                self._reach("after", "effect", draft, action)
-                after = self._decided(draft, lambda draft: self._done(draft, action, result))
-                change = draft.unwritten()
-                assert change is not None
-                await tx.run_sync(write, [change])
+            with answers_within(max(ANSWER, action.step.deadline)):
+                async with self._turns, begin(self.store) as tx:
+                    # Only now: to wait for a connection is no fault of the step.
+                    async with _time_for(action):
+                        result = await apart(call, context, tx) if call else None
+                    self._reach("after", "effect", draft, action)
+                    after = self._decided(draft, lambda draft: self._done(draft, action, result))
+                    change = draft.unwritten()
+                    assert change is not None
+                    await tx.run_sync(write, [change])
         except SagaLeaseLost:
             raise
         except CancelAsked as asked:

@@ -70,6 +70,7 @@ __all__ = [
     "record",
     "stuck",
     "redact",
+    "release",
     "write",
 ]
 
@@ -294,6 +295,11 @@ def _step(given: Given) -> Executable:
     )
 
 
+def _free(given: Given) -> Executable:
+    ours = (sagas.c.id == given("_id"), sagas.c.fence == given("_fence"), sagas.c.owner.is_not(None))
+    return update(sagas).where(*ours).values(owner=None, due_at=given("_due"))
+
+
 def _tell(given: Given) -> Executable:
     return saga_history.insert().from_select(_NOTES, select(*(given(name) for name in _NOTES)))
 
@@ -306,6 +312,7 @@ _SAGA_TYPES = {name: sagas.c[name].type for name in (*_SAGA_CHANGES, "updated_at
 _HOLD = batch(_hold, **_SAGA_TYPES, _id=Text(), _fence=Integer(), _cancel=Text())
 _STEP_TYPES = {name: steps.c[name].type for name in _STEP_CHANGES}
 _STEP = batch(_step, **_STEP_TYPES, _saga=Text(), _position=Integer())
+_FREE = batch(_free, _id=Text(), _fence=Integer(), _due=Double())
 _NOTE = batch(_tell, **{name: saga_history.c[name].type for name in _NOTES})
 
 
@@ -385,6 +392,12 @@ async def claim(
     if not is_postgres(store) and not await in_one_hop(store, look, write=False):
         return []
     return await in_one_hop(store, take, write=True)
+
+
+async def release(store: AsyncEngine, held: Sequence[SagaRow], seconds: float) -> None:
+    """For anybody, in so many seconds, what nobody has taken over since."""
+    rows = [{"_id": saga.id, "_fence": saga.fence, "_due": time.time() + seconds} for saga in held]
+    await in_one_hop(store, lambda tx: _send(tx, _FREE, rows), write=True)
 
 
 async def load(store: AsyncEngine, saga_id: str) -> SagaRow:
