@@ -203,10 +203,11 @@ def _examples(fields: tuple[Field, ...]) -> list[str]:
 
 
 def _told_apart(text: str, name: str) -> str:
-    """Tables and calls under the service's own name: it may share its database with others."""
+    """Tables, calls and the schedule under the service's own name: it may share its database with others."""
     if not name:
         return text
     text = re.sub(r'(?<=from )(results|imported)\b|(?<=")(results|imported)(?=")', rf"{name}_\1\2", text)
+    text = text.replace('Schedule("nightly"', f'Schedule("{name.lower().replace("_", "-")}"')
     return text.replace('"provider",', f'"{name}",')
 
 

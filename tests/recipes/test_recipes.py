@@ -203,6 +203,16 @@ def test_started_into_a_package_its_own_test_is_green(recipe: Recipe, tmp_path: 
     own_test(tmp_path, "tests/test_service.py", PYTHONPATH="src")
 
 
+def test_two_nightly_jobs_have_two_schedules(tmp_path: Path) -> None:
+    start(recipes()["nightly"], tmp_path, "--into", "app")
+    start(recipes()["nightly"], tmp_path, "--into", "app/Weekly_mail", "--queue", QUEUE)
+    both = "import app.worker, app.Weekly_mail.worker as two; print(app.worker.nightly.id, two.nightly.id)"
+    done = subprocess.run(
+        [sys.executable, "-c", both], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["nightly", "weekly-mail"]
+
+
 @pytest.mark.fault
 @pytest.mark.parametrize("into", [".", "app"])
 @pytest.mark.usefixtures("_own_python")

@@ -43,7 +43,7 @@ jobs = JobTypes()
 jobs.register(name=QUEUE, payload=Task, handler=handle, queue=QUEUE, **RULES)
 TOLD = '{"date": "0", "pages": 1}'  # instead of "0" the clock's own day, see below
 payload = Task.model_validate_json(TOLD)
-nightly = Schedule(QUEUE, QUEUE, cron=CRON, tz=ZONE, payload=payload)
+nightly = Schedule("nightly", QUEUE, cron=CRON, tz=ZONE, payload=payload)
 # Raise the version with every change.
 schedules = Schedules(jobs, [nightly], owner=QUEUE, version=1)
 
