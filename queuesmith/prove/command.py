@@ -26,7 +26,10 @@ def run(options: argparse.Namespace) -> int:
     try:
         return _run(options)
     except Wrong as error:
-        print(f"queuesmith prove: {error}", file=sys.stderr)
+        if options.json:
+            print(json.dumps({"error": str(error)}))
+        else:
+            print(f"queuesmith prove: {error}", file=sys.stderr)
         return 2
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -40,7 +43,27 @@ def _run(options: argparse.Namespace) -> int:
     file = Path(options.file)
     if file.is_dir():
         file /= "prove.toml"
-    spec = load(file)
+    spec, chosen = load(file), _chosen(options)
+    terminal = sys.stderr.isatty()
+    card = prove(spec, chosen, _progress if terminal else _line)
+    if terminal:
+        print("\r\033[K", end="", file=sys.stderr)
+    print(as_json(card) if options.json else as_text(card))
+    if options.junit:
+        options.junit.write_text(as_junit(card), encoding="utf-8")
+    if options.html:
+        options.html.write_text(as_html(card), encoding="utf-8")
+    if set(chosen.only) == {"none"}:
+        print("queuesmith prove: --only none tries the set-up alone, and no fault", file=sys.stderr)
+        return 1 if card.broken else 0
+    if not card.proved:
+        print("queuesmith prove: no fault hit anything: this run proves nothing", file=sys.stderr)
+        return 1 if card.broken else 2
+    unproved = [row.fault for row in card.rows if row.verdict in ("hit nothing", "unclear")]
+    return 1 if card.broken or (options.strict and unproved) else 0
+
+
+def _chosen(options: argparse.Namespace) -> Options:
     only = tuple(name for part in options.only for name in part.split(","))
     for name in only:
         if name not in FAULTS:
@@ -52,28 +75,11 @@ def _run(options: argparse.Namespace) -> int:
         soak = seconds(options.soak) if options.soak else 0.0
     except ValueError as error:
         raise Wrong(f"--soak: {error}") from None
+    for path in filter(None, (options.junit, options.html)):
+        if not path.parent.is_dir():  # said now, not after five minutes
+            raise Wrong(f"{path}: there is no folder {path.parent}")
     seed = random.SystemRandom().randrange(10_000) if options.seed is None else options.seed
-    terminal = sys.stderr.isatty()
-    card = prove(
-        spec,
-        Options(options.quick, soak, seed, only, options.keep, options.lanes),
-        _progress if terminal else _line,
-    )
-    if terminal:
-        print("\r\033[K", end="", file=sys.stderr)
-    print(as_json(card) if options.json else as_text(card))
-    if options.junit:
-        options.junit.write_text(as_junit(card), encoding="utf-8")
-    if options.html:
-        options.html.write_text(as_html(card), encoding="utf-8")
-    if set(only) == {"none"}:
-        print("queuesmith prove: --only none tries the set-up alone, and no fault", file=sys.stderr)
-        return 1 if card.broken else 0
-    if not card.proved:
-        print("queuesmith prove: no fault hit anything: this run proves nothing", file=sys.stderr)
-        return 1 if card.broken else 2
-    unproved = [row.fault for row in card.rows if row.verdict in ("hit nothing", "unclear")]
-    return 1 if card.broken or (options.strict and unproved) else 0
+    return Options(options.quick, soak, seed, only, options.keep, options.lanes)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -100,4 +106,6 @@ def _progress(text: str, done: int, of: int) -> None:
 
 
 def _line(text: str, done: int, of: int) -> None:
-    print(f"[{done}/{of}] {text}", file=sys.stderr, flush=True)
+    # whole, in one piece: several faults speak at a time
+    sys.stderr.write(f"[{done}/{of}] {text}\n")
+    sys.stderr.flush()

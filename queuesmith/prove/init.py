@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -124,7 +123,7 @@ def look_at(folder: Path) -> Found | None:
                 stack, run, name, where.as_posix(), setup, path.suffix == ".py" and module.startswith("src.")
             )
     package = folder / "package.json"
-    if package.exists() and "bullmq" in json.loads(package.read_text()).get("dependencies", {}):
+    if package.is_file() and '"bullmq"' in package.read_text(encoding="utf-8", errors="replace"):
         return Found("BullMQ for Node", "npm run worker", "", "package.json")
     return None
 

@@ -94,6 +94,14 @@ def test_a_wrong_set_up_is_exit_code_2_and_says_what_is_wrong(
     assert re.search(says, capsys.readouterr().err)
 
 
+def test_a_wrong_set_up_is_told_to_programs_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["prove", str(sample(tmp_path)), "--json"]
+    assert main([*argv, "--only", "lots"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"].startswith("--only lots")
+    assert main([*argv, "--html", str(tmp_path / "nowhere" / "card.html")]) == 2
+    assert "there is no folder" in json.loads(capsys.readouterr().out)["error"]
+
+
 def test_only_none_tries_the_set_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", str(sample(tmp_path)), "--only", "none"]) == 0
     assert "--only none tries the set-up alone, and no fault" in capsys.readouterr().err
