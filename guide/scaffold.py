@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib import import_module
 from pathlib import PurePosixPath
 
+from alembic.autogenerate import render_python_code
+from alembic.operations.ops import CreateIndexOp, CreateTableOp, UpgradeOps
+
 from queuesmith import catalogue
+from studyhall.patterns.core.store import metadata
 
 PATH = catalogue.ROOT / "templates" / "catalogue.yml"
 
@@ -53,7 +59,7 @@ BROKERS = {
     "nats": "event_bus/nats.py",
     "kafka": "event_bus/kafka.py",
 }
-APP = ["fastapi", "uvicorn"]  # what the generated code itself imports besides
+APP = ["alembic", "fastapi", "uvicorn"]  # what the generated code itself imports besides
 DEV = ["pytest", "pytest-asyncio", "pytest-timeout", "ruff", "mypy", "httpx2"]
 
 HEAD = """\
@@ -73,6 +79,7 @@ def rendered() -> str:
         "brokers": {broker: catalogue.closure([own]) for broker, own in BROKERS.items()},
         "patterns": {ident: _choice(one) for ident, one in sorted(patterns.items())} | _parts(),
         "packages": {name: catalogue.packages([name]) for name in modules},
+        "tables": {name: made for name in modules if (made := _tables(name))},
         "app": catalogue.packages([], also=APP),
         "dev": catalogue.packages([], also=DEV),
         "postgres": catalogue.packages([], also=["psycopg"]),
@@ -80,6 +87,19 @@ def rendered() -> str:
     # JSON is YAML; one line per entry so that a change is readable.
     body = ",\n".join(f"    {json.dumps(key)}: {_entry(value)}" for key, value in facts.items())
     return f"{HEAD}catalogue:\n  type: yaml\n  when: false\n  default: {{\n{body}\n  }}\n"
+
+
+def _tables(module: str) -> str:
+    """What the first revision of a service that uses this module does for its tables."""
+    text = (catalogue.MODULES / module).read_text(encoding="utf-8")
+    steps: list[str] = []
+    for name in re.findall(r'= Table\(\s*"(\w+)"', text):
+        import_module(f"studyhall.patterns.{module.removesuffix('.py').replace('/', '.')}")
+        table = metadata.tables[name]
+        indexes = sorted(table.indexes, key=lambda index: str(index.name))
+        made = UpgradeOps([CreateTableOp.from_table(table), *map(CreateIndexOp.from_index, indexes)])
+        steps += [line for line in render_python_code(made).splitlines() if not line.lstrip().startswith("#")]
+    return "\n".join(steps)
 
 
 def _choice(one: catalogue.Pattern) -> dict[str, object]:

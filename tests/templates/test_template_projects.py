@@ -63,7 +63,7 @@ def test_a_project_passes_its_own_tests_on_the_servers_it_names(
     env = {f"TEST_{name}": value for name, value in servers.items()}
     # One broker's run of the rest is enough: no broker has a part in it.
     bus_only = not full() and answers.get("broker") in ("rabbitmq", "nats")
-    files = "tests/test_api.py tests/test_saga.py" if bus_only else ""
+    files = "tests/test_api.py tests/test_saga.py tests/test_migrations.py" if bus_only else ""
     said = run("make", f"VENV={VENV}", "test", f"ARGS=-v {files}", cwd=project, env=env).stdout
     assert " passed" in said
     assert "skipped" not in said

@@ -37,7 +37,8 @@ async def open_app(settings: Settings) -> AsyncIterator[App]:
     try:
         store = open_store(settings.store_url)
         try:
-            await create_all(store)
+            if settings.create_tables:
+                await create_all(store)
             # Every job passes these steps on its way into the queue.
             producer = Producer(
                 redis.url,

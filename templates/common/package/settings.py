@@ -45,6 +45,7 @@ class Settings(BaseModel):
     data_dir: Path = Path(".data")  # embedded Redis and SQLite live here
     redis_url: str | None = None  # none: found on this machine or started, see patterns/engine/server.py
     database_url: str | None = None  # postgresql://... or sqlite:////path.db; none: SQLite in data_dir
+    create_tables: bool = True  # no: migrations/ does, with `make migrate` before the processes start
 {@% if kind == 'event-driven' %@}
     bus_url: str | None = None  # {@ {'redis': 'redis://...', 'rabbitmq': 'amqp://...', 'nats': 'nats://...', 'kafka': 'kafka://host:port'}[broker] @}; none: Redis Streams on our Redis
     bus_prefix: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")] = "events"  # of every name on the bus
