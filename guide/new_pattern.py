@@ -80,16 +80,16 @@ proofs:
 
 @@: what goes wrong without it, with the evidence.
 
-**Not for** @@: where something simpler is right.
-
-<!-- sync:card -->
-<!-- /sync -->
-
 <!-- sync:files -->
 <!-- /sync -->
 
 <!-- sync:quote MODULE#NAME_ -->
 <!-- /sync -->
+
+<!-- sync:card -->
+<!-- /sync -->
+
+**Not for** @@: where something simpler is right.
 
 **Prove it.** @@: the test that readers write in their own project.
 

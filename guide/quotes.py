@@ -18,7 +18,6 @@ from pathlib import Path, PurePosixPath
 from guide import cards
 from queuesmith.catalogue import MODULES, ROOT, Pattern, closure, find, imports, module_of, packages, patterns
 
-MOST_NAMED = 8  # modules that come along: more are a number
 PROSE, CODE = 4, 3  # characters per token: an offline estimate that errs on the high side
 PATTERNS = MODULES.relative_to(ROOT)
 _FENCES = {".ts": "ts", ".go": "go", ".toml": "toml"}
@@ -119,22 +118,21 @@ def card(pattern: Pattern) -> str:
 
 
 def files(pattern: Pattern) -> str:
-    """The command that brings all that the code on the page imports, and what to install."""
+    """The command that brings all that the code on the page imports, what to install, and where the detail is."""
     more = _more(pattern)
     modules = closure([*pattern.own, *(name for one in more for name in one.own)])
-    along = [name for name in modules if name not in pattern.own and not name.endswith("__init__.py")]
     command = f"queuesmith add {' '.join(one.id for one in (pattern, *more))} --into src/app"
-    text = f"**Get it**: `{command}` brings {_listed(pattern.own)}"
-    if len(along) > MOST_NAMED:
-        text += f" and {len(along)} modules that the code below imports."
-    else:
-        text += f", and what is imported: {_listed(along)}." if along else "."
+    text = f"**Get it**: `{command}`"
     if wanted := _requirements(modules):
-        text += " **Install** " + " ".join(f'`"{item}"`' for item in wanted) + "."
-    for part in pattern.parts:
-        needs = " ".join(f'`"{item}"`' for item in packages([part]))
-        text += f" `{pattern.id}.{PurePosixPath(part).stem}` adds `{part}`{needs and f' ({needs})'}."
-    return text
+        text += ". **Install** " + " ".join(f'`"{item}"`' for item in wanted)
+    if parts := [_part_of(pattern, part) for part in pattern.parts]:
+        text += f". Parts to add: {', '.join(parts)}"
+    return f"{text}. Options and limits: the docstrings of `patterns/{pattern.own[0]}`."
+
+
+def _part_of(pattern: Pattern, part: str) -> str:
+    needs = " ".join(f'`"{item}"`' for item in packages([part]) if item not in _requirements(pattern.modules))
+    return f"`{pattern.id}.{PurePosixPath(part).stem}`{needs and f' ({needs})'}"
 
 
 def imported(page: Path) -> set[str]:
@@ -179,10 +177,6 @@ def _requirements(names: Iterable[str]) -> list[str]:
     """What to install for these modules; the driver of PostgreSQL where one of them can use it."""
     names = list(names)
     return packages(names, postgres=any("psycopg" in imports(name)[1] for name in names))
-
-
-def _listed(names: Iterable[str]) -> str:
-    return " ".join(f"`{name}`" for name in names)
 
 
 def pattern_of(page: Path) -> Pattern:

@@ -138,7 +138,7 @@ def test_quoted_lines_are_the_lines_that_are_linked(guide: Guide) -> None:
             )
             assert plain.replace("&amp;", "&") == line, f"{pattern.id}: {match[1]}#L{match[2]}"
             checked += 1
-    assert checked > 20
+    assert checked > 8
 
 
 def test_styles_load_nothing_from_another_host(guide: Guide) -> None:

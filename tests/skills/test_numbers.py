@@ -40,6 +40,10 @@ GIVEN = {
     "skills/event-driven/references/event-bus.md": {"5 s"},  # redis-py's default
     "guide/pages/calculators.md": {"100 ms"},  # a model, not a machine
     "guide/pages/operations.md": {"70 %", "100 bytes"},  # advice; what the bench gives each job
+    "guide/decisions.toml": {"3 seconds"},  # what chat platforms give
+    "guide/pages/errors.md": {"5 s"},  # redis-py's default
+    "guide/sentences.toml": {"3 s", "100 ms"},  # what chat platforms give; how the experiment sets its clocks
+    "guide/timelines.toml": {"about a minute", "10 s", "15 s"},  # BullMQ's defaults; a story
     "bench/README.md": {"32 bytes"},  # the record's size
 }
 SECONDS = {

@@ -38,13 +38,12 @@ def test_quote_of_what_is_not_there_stops_the_sync(args: str) -> None:
         quotes.quote(args)
 
 
-def test_files_name_the_command_what_comes_along_and_what_to_install() -> None:
+def test_files_name_the_command_what_to_install_and_where_the_detail_is() -> None:
     text = quotes.files(catalogue.find("event-bus"))
-    assert "`queuesmith add event-bus --into src/app`" in text
-    assert "`event_bus/redis_streams.py`" in text
-    assert "`core/errors.py`" in text
-    assert "__init__" not in text
-    assert re.search(r"`event-bus.nats` adds `event_bus/nats.py` \(`\"nats-py>=", text)
+    assert "`queuesmith add event-bus inbox --into src/app`" in text
+    assert '`"sqlalchemy[asyncio]>=' in text
+    assert re.search(r"`event-bus.nats` \(`\"nats-py>=", text)
+    assert "the docstrings of `patterns/event_bus/bus.py`" in text
 
 
 def test_card_without_figures_says_where_they_would_come_from(

@@ -48,13 +48,13 @@ async def order(store, runner: SagaRunner, order_id: str, cents: int) -> None:
     runner.wake()  # if it runs in this process: it need not wait for its next poll
 
 
+# [/saga]
 async def cancel(store, runner: SagaRunner, order_id: str) -> None:
     async with begin(store) as tx:  # running or completed; False: it goes back already
         await runner.cancel(tx, order_id, by="customer", reason="changed my mind")
     runner.wake()
 
 
-# [/saga]
 # [run]
 import time
 
