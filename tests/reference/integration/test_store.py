@@ -371,6 +371,11 @@ async def test_a_restart_of_postgres_costs_no_transaction_afterwards(own_postgre
 
 @pytest.mark.needs_postgres
 async def test_a_lock_that_another_process_keeps_is_an_outage_and_no_failure(postgres_url: str) -> None:
+    async def second(store: AsyncEngine) -> None:
+        async with begin(store) as tx:
+            await tx.execute(text("SET LOCAL lock_timeout = '200ms'"))
+            await tx.execute(text("UPDATE kept SET id = 3"))
+
     store = open_store(postgres_url)
     async with begin(store) as tx:
         await tx.execute(text("CREATE TABLE kept (id integer PRIMARY KEY)"))
@@ -378,9 +383,7 @@ async def test_a_lock_that_another_process_keeps_is_an_outage_and_no_failure(pos
     async with begin(store) as holder:
         await holder.execute(text("UPDATE kept SET id = 2"))
         with pytest.raises(StoreBusy):
-            async with begin(store) as tx:
-                await tx.execute(text("SET LOCAL lock_timeout = '200ms'"))
-                await tx.execute(text("UPDATE kept SET id = 3"))
+            await second(store)
     await close(store)
 
 

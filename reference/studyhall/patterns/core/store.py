@@ -57,7 +57,7 @@ ANSWER = 12.0  # seconds: more than LOCK_WAIT, after which the server itself end
 
 # Disk full, locked by others, gone, broken, read-only: no fault of the statement that met it.
 _SQLITE_AWAY = ("FULL", "BUSY", "LOCKED", "CANTOPEN", "IOERR", "READONLY_", "PROTOCOL")
-# Connection, resources (disk, memory, connections), a lock not had in time, shutdown and start, its own input and output.
+# Connection, resources (disk, memory, connections), a lock not had in time, shutdown and start, its own files.
 _POSTGRES_AWAY = ("08", "53", "55P03", "57P", "58")
 _BUSY = ("SQLITE_BUSY", "55P03")
 # A standby or a read-only file; inside `read` a mistake of the caller.
