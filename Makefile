@@ -61,6 +61,8 @@ guide: $(STAMP) ## Build the pattern guide into build/guide; ARGS=--serve to rea
 
 lock: $(STAMP) ## Resolve requirements.lock and bootstrap.lock again from pyproject.toml
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header --all-extras pyproject.toml -o requirements.lock $(ARGS)
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --no-annotate --no-header --all-extras pyproject.toml -c requirements.lock --format pylock.toml -o build/pylock.toml
+	@$(BIN)/python .ci/lean_lock.py requirements.lock build/pylock.toml
 	@echo "uv==0.13.7" | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header - -o bootstrap.lock
 
 release: $(STAMP) ## Build dist/: the plugin as a zip, sdist, wheel and checksums; VERSION=0.2.0 must be the version
