@@ -6,6 +6,7 @@ Kafka's mock brokers tell their clients addresses of their own, past any proxy: 
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -264,3 +265,49 @@ async def test_full_redis_stops_publishing_and_not_consuming(own_redis: RedisSer
     await client.config_set("maxmemory", "0")
     await bus.close()
     await client.aclose()
+
+
+@pytest.mark.parametrize("overflow", ["reject-publish", "drop-head"])
+async def test_rabbitmq_length_limit_refuses_or_quarantines_and_loses_nothing(
+    rabbitmq_server: RabbitServer, overflow: str
+) -> None:
+    """A policy of an operator, which a quorum queue obeys before its own setting (reject-publish)."""
+    prefix = f"t{uuid.uuid4().hex[:10]}"
+    bus = open_bus("rabbitmq", rabbitmq_server.url, prefix)
+    tries: Counter[str] = Counter()
+    done: set[str] = set()
+
+    async def every_fifth_fails_once(event: Event) -> None:
+        tries[event.id] += 1
+        if event.data["number"] % 5 == 0 and tries[event.id] == 1:
+            raise RuntimeError("once")
+        done.add(event.id)
+
+    await bus.subscribe("mail", ["order"])
+    policy = json.dumps({"max-length": 20, "overflow": overflow})
+    await asyncio.to_thread(rabbitmq_server.ctl, "set_policy", prefix, f"^{prefix}.mail$", policy)
+    batch, refused = events(60), list[Event]()
+    try:
+        for event in batch:
+            (result,) = await bus.publish([event])
+            assert result is None or isinstance(result, BrokerUnavailable), repr(result)
+            refused += [] if result is None else [event]
+        parked = await bus.quarantined("mail")
+        assert all("length limit" in entry.reason for entry in parked)
+        pushed_out = [entry.event.id for entry in parked if entry.event]
+        assert (bool(refused), bool(pushed_out)) == (overflow == "reject-publish", overflow == "drop-head")
+        async with consuming(bus, every_fifth_fails_once):
+            for event in refused:  # as an outbox does
+                await until(lambda each=event: _taken(bus, each), 30, "room for one more")
+            await until(
+                lambda: len({*done, *pushed_out}) == 60,
+                60,
+                lambda: f"{len(done)} done, {len(pushed_out)} out",
+            )
+    finally:
+        await asyncio.to_thread(rabbitmq_server.ctl, "clear_policy", prefix)
+        await bus.close()
+
+
+async def _taken(bus: EventBus, event: Event) -> bool:
+    return await bus.publish([event]) == [None]

@@ -180,6 +180,32 @@ async def test_the_sweep_takes_what_nobody_needs_and_nothing_else(redis_url: str
         assert (await blobs.sweep("scans", needed)).deleted == 0, "a replayed letter finds its blob"
 
 
+async def test_the_sweep_leaves_the_blob_of_a_job_that_runs(redis_url: str, tmp_path: Path) -> None:
+    blobs, reading, swept = Blobs(tmp_path / "blobs"), asyncio.Event(), asyncio.Event()
+    read: list[bytes] = []
+
+    async def scan(ctx: JobContext, payload: Scan) -> None:
+        reading.set()
+        async with asyncio.timeout(30):
+            await swept.wait()
+        read.append(await blobs.read(payload.image))
+
+    jobs = JobTypes()
+    jobs.register(name="scan", payload=Scan, handler=scan, queue="scans")
+    async with Desk.open(redis_url, tmp_path, jobs) as desk:
+        claim = await blobs.put(b"slowly", ("scans", "scan.slow"))
+        request = JobRequest("scan", {"image": claim}, key="slow")
+        await desk.producer.enqueue(request)
+        async with desk.working():
+            async with asyncio.timeout(30):
+                await reading.wait()
+            age(tmp_path / "blobs")
+            found = await blobs.sweep("scans", needed_by_jobs(desk.producer.redis))
+            swept.set()
+            assert await desk.ended(request) == ["completed"]
+    assert (found.kept, found.deleted, read) == (1, 0, [b"slowly"])
+
+
 async def test_a_sweep_that_cannot_ask_deletes_nothing(tmp_path: Path) -> None:
     blobs = Blobs(tmp_path)
     claim = await blobs.put(b"x", OWNER)

@@ -43,6 +43,7 @@ SAFE: dict[str, Any] = {
     "x-overflow": "reject-publish",
     "x-dead-letter-strategy": "at-least-once",
 }
+WHY = {"delivery_limit": "its consumers died", "maxlen": "a length limit with drop-head pushed it out"}
 # Seconds. aiormq takes a connection for dead after three times this and a bit: 208 s with its default of 60.
 HEARTBEAT = 4
 
@@ -331,7 +332,7 @@ def _topic(message: AbstractIncomingMessage) -> str:
 def _shown(message: AbstractIncomingMessage) -> Quarantined:
     deaths = message.headers.get("x-death")
     died: Any = deaths[0].get("reason") if isinstance(deaths, list) and isinstance(deaths[0], dict) else None
-    why = "its consumers died" if died == "delivery_limit" else "its consumer could not settle it"
+    why = WHY.get(died, "its consumer could not settle it")
     reason = str(message.headers.get("reason") or f"dead-lettered by RabbitMQ ({died!r}): {why}")
     at = message.timestamp or datetime.now(UTC)
     deliveries = number(message, "deliveries")
