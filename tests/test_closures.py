@@ -29,7 +29,7 @@ ABOVE: dict[str, tuple[int, int, str]] = {
     "event-bus": (10, 1_860, "the consumer of Redis Streams with its scripts, beside the common part"),
     "fan-out": (9, 1_390, "the way in through the outbox, and the consumer's side with its retries"),
     "outbox": (12, 1_960, "the table, its claims, the relay, the quarantine and the wake-up of PostgreSQL"),
-    "saga": (15, 2_850, "the runner, its course by the rules of outside-call, its store and what repairs it"),
+    "saga": (15, 2_870, "the runner, its course by the rules of outside-call, its store and what repairs it"),
     "schedule": (
         12,
         1_990,
