@@ -96,6 +96,25 @@ def test_a_project_proves_itself_under_faults(
         assert re.search(rf"^  {name} .* held$", said, re.MULTILINE), said
 
 
+def test_the_first_revision_of_a_job_service_fits_its_tables_on_postgresql(
+    render: Render, run: Run, postgres_url: str
+) -> None:
+    """Those of event-driven ones are among the tests above, those on SQLite too."""
+    project = render(database="postgres", patterns=["schedule"])
+    make = ("make", f"VENV={VENV}", "test", "ARGS=-q tests/test_migrations.py")
+    assert "1 passed" in run(*make, cwd=project, env={"TEST_DATABASE_URL": postgres_url}).stdout
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["background-jobs", "event-driven"])
+def test_make_load_tells_what_the_machine_carries(render: Render, run: Run, kind: str) -> None:
+    said = run("make", f"VENV={VENV}", "load", "ARGS=25", cwd=render(kind=kind)).stdout
+    assert re.search(r"^ +25 +\d+ +\d+ ", said, re.MULTILINE), said
+    assert re.search(
+        r"^carries (25 requests a second, and was asked|0 requests a second; saturated)", said, re.M
+    )
+
+
 WITNESS = """
 import os
 

@@ -131,7 +131,8 @@ async def measured(app: App) -> tuple[list[Sample], dict[str, float]]:
         return [("redis_up", {}, 0)], {"redis.down": 1.0}
     return [("redis_up", {}, 1), *queue_samples(found)], {"redis.down": 0.0, **found.signals()}
 {@% else %@}
-    lag, stuck = await outbox.lag(app.store), await sagas.stuck(app.store)
+    lag = await outbox.lag(app.store)
+    stuck = len(await sagas.list_sagas(app.store, state="needs_repair", limit=1_000))
     found: list[Sample] = [
         ("outbox_waiting", {}, lag.waiting),
         ("outbox_oldest_seconds", {}, lag.oldest),

@@ -68,7 +68,6 @@ __all__ = [
     "note",
     "purge",
     "record",
-    "stuck",
     "redact",
     "release",
     "write",
@@ -443,13 +442,6 @@ async def list_sagas(store: AsyncEngine, *, state: str | None = None, limit: int
         query = query.where(sagas.c.state == state)
     async with read(store) as tx:
         return [SagaRow(**row) for row in (await tx.execute(query)).mappings()]
-
-
-async def stuck(store: AsyncEngine) -> int:
-    """How many wait for a human: alert on the first."""
-    waiting = select(func.count()).where(sagas.c.state == "needs_repair")
-    async with read(store) as tx:
-        return int(await tx.scalar(waiting) or 0)
 
 
 async def history(store: AsyncEngine, saga_id: str) -> list[HistoryRow]:
