@@ -26,9 +26,9 @@ def twice(world: World, batch: Batch) -> None:
     over(world, batch)
 
 
-@fault("burst", "the same request 20 times at once (a command 6 times with --quick)", quick=True)
+@fault("burst", "the same request many times at once", quick=True)
 def burst(world: World, batch: Batch) -> None:
-    # A process each: in a minute there is no time for more.
+    # 20; a process each takes its time, of which a minute has not enough.
     times = 6 if world.quick and not isinstance(world.spec.service.submit, Request) else 20
     world.submit(world.new_jobs(batch, 1) * times, one_by_one=times)
     batch.hits.append(f"{times} equal requests")

@@ -111,7 +111,7 @@ def handle(raw: str, database: Store, server: redis.Redis) -> None:
     try:
         job = json.loads(raw)
         parcel = job["parcel"]
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         if DEFECT == "chokes":
             raise
         database.fail(raw[:40], f"cannot be read: {error}")
