@@ -48,7 +48,7 @@ def test_skill_is_short_enough_to_be_read(path: Path) -> None:
     assert re.search(r" Not for ", quotes.description(text)), "says what it is not for"
 
 
-# Held at what was reached: most of it is their long lists of proofs, in the front matter.
+# Held at what was reached: long lists of proofs in the front matter, or two examples.
 LONGER = {
     "saga": 1_700,
     "deferred-reply": 1_650,
