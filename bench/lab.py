@@ -42,6 +42,7 @@ PEERS = HERE / "peers"
 ENVS = ROOT / "build" / "bench" / "envs"
 RECORD = struct.Struct("<4q")  # as in peers/shared/contest.py
 OURS = ("queuesmith", "queuesmith-bare")  # they run in the repository's own environment
+# Also the order of the rows.
 ORDER = (
     "stock",
     *OURS,
@@ -53,7 +54,7 @@ ORDER = (
     "dramatiq",
     "huey",
     "node",
-)  # also the order of the rows
+)
 
 
 class NotInstalled(Exception):

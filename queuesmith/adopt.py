@@ -67,9 +67,8 @@ class Adoption:
     patterns: list[str]
     changes: list[Change]
     requirements: list[str]  # to run the modules
-    test_requirements: list[str] = field(
-        default_factory=list
-    )  # to run the tests that come along, beside those
+    # To run the tests that come along, beside those.
+    test_requirements: list[str] = field(default_factory=list)
     on_request: list[str] = field(default_factory=list)  # for PostgreSQL alone
     added: list[str] = field(default_factory=list)  # patterns that were asked for now
 

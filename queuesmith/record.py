@@ -34,9 +34,8 @@ class Record:
 
     version: str = ""
     packages: dict[str, dict[str, Any]] = field(default_factory=dict)
-    renamed: dict[str, str] = field(
-        default_factory=dict
-    )  # folders found under another name; written with the next
+    # Folders found under another name; written with the next.
+    renamed: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, root: Path) -> Record:

@@ -3,7 +3,7 @@
 TITLE    heading in the report
 ABOUT    a sentence or two: what was done, and how to read the table
 COLUMNS  figure name -> `Column(label, unit, better, ratio)`
-ROUNDS   optional: at most so many rounds, for what takes long
+ROUNDS   optional: at most this many rounds, for what takes long
 measure  `def measure(lab) -> dict[str, dict[str, Value]]`: one round. Row -> figure name -> value. A row is the id of a
          peer, or any name of its own (then it is shown as it is written). None: the peer has no such thing.
          A peer that fails is left out after `lab.failed(peer, error)`; the others go on.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+# The order of the report.
 NAMES = (
     "ceiling",
     "throughput",
@@ -28,7 +29,7 @@ NAMES = (
     "scheduler",
     "relay",
     "streams",
-)  # the order of the report
+)
 FULL_ONLY = ("profile", "recovery")  # unless they are asked for by name
 
 

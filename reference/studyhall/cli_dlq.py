@@ -44,7 +44,7 @@ def _trace(letter: dead_letter.DeadLetter) -> str:
 def list_(
     queue: Annotated[str | None, typer.Option(help="Only this queue.")] = None,
     replayed: Annotated[bool, typer.Option("--replayed", help="Those already replayed instead.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many.")] = 50,
     after: Annotated[str | None, typer.Option(help="Next page: the last id of the page before.")] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -100,7 +100,7 @@ def replay(
     every: Annotated[bool, typer.Option("--all", help="Replay all that match --queue and --name.")] = False,
     queue: Annotated[str | None, typer.Option(help="With --all: only this queue.")] = None,
     name: Annotated[str | None, typer.Option(help="With --all: only jobs of this name.")] = None,
-    rate: Annotated[float, typer.Option(min=0.01, help="With --all: at most so many per second.")] = 10.0,
+    rate: Annotated[float, typer.Option(min=0.01, help="With --all: at most this many per second.")] = 10.0,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:

@@ -70,7 +70,7 @@ def status(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 @app.command()
 def quarantine(
     group: Annotated[str | None, typer.Option(help=f"Only one of {', '.join(GROUPS)}.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many per consumer.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many per consumer.")] = 50,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:

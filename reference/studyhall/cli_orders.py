@@ -118,7 +118,7 @@ def list_(
     status: Annotated[
         str | None, typer.Option(help="Only placed, processing, confirmed or cancelled ones.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many.")] = 50,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -186,7 +186,7 @@ def status(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @quarantine.command("list")
 def quarantine_list(
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many.")] = 50,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:

@@ -37,7 +37,7 @@ async def opened(data_dir: Path | None) -> AsyncIterator[AsyncEngine]:
 @app.command("list")
 def list_(
     state: Annotated[str | None, typer.Option(help=f"Only one state: {', '.join(STATES)}.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many.")] = 50,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:

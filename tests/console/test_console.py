@@ -120,7 +120,7 @@ def test_dead_letters_are_replayed_one_and_many_and_purged_by_word(
     letters_view(page, 3)
     page.get_by_label("Select all shown").check()
     page.get_by_role("button", name="Replay 3 selected dead letters…").click()
-    page.get_by_label("At most so many per second").fill("20")
+    page.get_by_label("At most this many per second").fill("20")
     page.get_by_role("button", name="Replay", exact=True).click()
     page.get_by_text("3 dead letters replayed.").wait_for()
     letters_view(page, 3)

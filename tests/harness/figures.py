@@ -45,9 +45,8 @@ def record(pattern: str, name: str, proof: str, seed: int, figures: dict[str, An
         "versions": versions(),
         "figures": figures,
     }
-    lock = os.open(
-        directory, os.O_RDONLY
-    )  # the directory is the lock: no lock file is left beside the figures
+    # The directory is the lock: no lock file is left beside the figures.
+    lock = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         merged = json.loads(path.read_text()) if path.exists() else {}

@@ -206,6 +206,5 @@ def test_what_a_worker_forks_is_killed_with_it(tmp_path: Path, capsys: pytest.Ca
     assert main([*service(tmp_path, first=first), "--only", "kill-random", "--json"]) == 1
     rows = {row["fault"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
     assert rows["kill-random"]["verdict"] == "held"
-    assert (
-        "sleep 600" in rows["left behind"]["broken"][0]["story"]
-    )  # after SIGTERM, which it does not hand on
+    # After SIGTERM, which it does not hand on.
+    assert "sleep 600" in rows["left behind"]["broken"][0]["story"]

@@ -39,9 +39,8 @@ class ApiState:
     replies: DeferredReplies
     streams: Streams
     history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=HISTORY))  # for charts
-    wrong_tokens: Rate = field(
-        default_factory=lambda: Rate(1 / 6, burst=10)
-    )  # ten guesses, then one every 6 s
+    # Ten guesses, then one every 6 s.
+    wrong_tokens: Rate = field(default_factory=lambda: Rate(1 / 6, burst=10))
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)  # what `replay many` did, the last few
 
 

@@ -54,9 +54,8 @@ def _decode(raw: bytes) -> str:
     except UnicodeDecodeError:
         pass
     try:
-        return _checked(
-            raw.decode("cp1252")
-        )  # what old Windows editors mean by "ANSI"; latin-1 plus curly quotes
+        # What old Windows editors mean by "ANSI"; latin-1 plus curly quotes.
+        return _checked(raw.decode("cp1252"))
     except UnicodeDecodeError:
         return _checked(raw.decode("latin-1"))
 

@@ -1,4 +1,4 @@
-"""What the orders tell the rest of the house. A renamed field means a new version and an upcaster."""
+"""What the orders tell other services. A renamed field means a new version and an upcaster."""
 
 from __future__ import annotations
 

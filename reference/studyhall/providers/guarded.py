@@ -14,7 +14,7 @@ __all__ = ["GuardedProvider"]
 
 
 class GuardedProvider:
-    """Every call of `provider` passes the breaker; `BreakerOpen` sends the job back, its attempts unspent."""
+    """Every call of `provider` passes the breaker; `BreakerOpen` sends the job back, and no attempt is consumed."""
 
     def __init__(self, provider: AIProvider, breaker: CircuitBreaker) -> None:
         self._provider, self._breaker = provider, breaker

@@ -1,7 +1,7 @@
 """What every AI provider can do, local or remote.
 
 The first three calls work in steps. After each step the provider awaits `on_progress`; for the long one, the
-concept graph, the step carries a `state` that can be stored and given back as `resume`, so a killed worker
+concept graph, the step carries a `state` that can be stored and passed back as `resume`, so a killed worker
 repeats one step at most.
 
 `key` is the idempotency key of the whole call; a provider derives one key per request from it. `deadline` is

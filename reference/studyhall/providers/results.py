@@ -1,4 +1,4 @@
-"""What a provider gives back. Frozen and validated, so a handler never stores a model's bad day."""
+"""What a provider returns. Frozen and validated, so a handler never stores a model's bad day."""
 
 from __future__ import annotations
 

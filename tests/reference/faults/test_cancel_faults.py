@@ -201,9 +201,9 @@ async def test_a_worker_killed_while_its_job_is_cancelled_leaves_a_cancelled_job
     worker.stop_signal()  # it cannot notice
     assert await bench.cancel(ref) == ["stopping"]
     worker.kill()
-    heir = await bench.worker()
+    successor = await bench.worker()
     assert cancelled(await bench.result(ref)), "the job came back as stalled and ended as cancelled"
-    assert [line for line in heir.lines() if '"start"' in line] == []
+    assert [line for line in successor.lines() if '"start"' in line] == []
     assert await bench.effects() == {}
 
 

@@ -148,15 +148,15 @@ async def test_a_frozen_run_that_wakes_up_after_it_was_taken_over_cannot_save(
         request = await imports.add(rows=rows, batch=batch, pause=0.4)
         await frozen.line('"first": 200')
         frozen.stop_signal()
-        heir = await imports.worker()
-        resumed = json.loads(await heir.line('"run"', 30))
-        await heir.line('"first": 400', 30)
+        successor = await imports.worker()
+        resumed = json.loads(await successor.line('"run"', 30))
+        await successor.line('"first": 400', 30)
         frozen.cont()  # its batch is finished in its memory; it now tries to save rows 200 to 299 again
         await frozen.line('"overtaken", "pid"', 20)
         await imports.finished(request)
         await frozen.line('"lost"', 20)
         kept = await imports.rows(program.kept)
-        assert resumed["start"] == 200, "the heir began with the batch that the frozen run was in"
+        assert resumed["start"] == 200, "the successor began with the batch that the frozen run was in"
         assert kept == list(range(rows)), "no row twice, none missing"
         worked = await imports.rows(program.worked)
         assert worked.count(200) == 2, "both runs worked on that batch, so the fault happened"

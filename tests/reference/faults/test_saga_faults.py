@@ -44,7 +44,7 @@ Death = tuple[str, str]
 
 
 @dataclass
-class Performance:
+class VictimRun:
     """A plan that is being performed, and what its processes said."""
 
     log: Path
@@ -96,24 +96,24 @@ class Shop:
     def kind(self) -> str:
         return self.store.dialect.name
 
-    def victims(self, victims: Sequence[dict[str, Any]], **plan: Any) -> Performance:
+    def victims(self, victims: Sequence[dict[str, Any]], **plan: Any) -> VictimRun:
         usual = {"mode": "saga", "deadline": 20.0, "margin": 20.0, "timeout": 8.0, "patience": 60.0}
         plan = {**usual, "store": self.url, "payment": self.payment, "victims": list(victims), **plan}
         path = self.directory / f"plan-{uuid4().hex}.json"
         path.with_suffix(".part").write_text(json.dumps(plan))
         path.with_suffix(".part").rename(path)
-        return Performance(path.with_suffix(".log"))
+        return VictimRun(path.with_suffix(".log"))
 
-    async def endings(self, performance: Performance) -> Counter[str]:
-        await performance.line("all ended", timeout=90)
-        told = [json.loads(line) for line in performance.lines() if line.startswith("{")]
+    async def endings(self, running: VictimRun) -> Counter[str]:
+        await running.line("all ended", timeout=90)
+        told = [json.loads(line) for line in running.lines() if line.startswith("{")]
         return Counter(line["ended"] for line in told if "ended" in line)
 
     async def finish(self, processes: int = 1, **plan: Any) -> None:
         """Processes that live on resume every saga until none is due."""
         rest: dict[str, Any] = {"saga_id": None, "signal": None}
-        performance = self.victims([dict(rest) for _ in range(processes)], **plan)
-        assert await self.endings(performance) == {"exit 0": processes}, str(performance)
+        running = self.victims([dict(rest) for _ in range(processes)], **plan)
+        assert await self.endings(running) == {"exit 0": processes}, str(running)
 
     async def end_leases(self) -> None:
         """Let the time pass that the leases of the dead still have: they are long, so that load ends none."""
@@ -262,8 +262,8 @@ async def test_killed_at_any_moment_money_seats_and_order_agree_in_the_end(
             break
         victims = [{"saga_id": o, "moment": m, "step": s, "signal": "KILL"} for o, (m, s) in wave.items()]
         for some in _dozens(victims):
-            died = await shop.endings(performance := shop.victims(some))
-            assert died == {"signal 9": len(some)}, f"some never came to their moment: {some}\n{performance}"
+            died = await shop.endings(running := shop.victims(some))
+            assert died == {"signal 9": len(some)}, f"some never came to their moment: {some}\n{running}"
         killed += len(wave)
         await shop.end_leases()
     await shop.finish(processes=2)
@@ -496,8 +496,8 @@ async def test_five_deaths_in_a_step_consume_none_of_its_two_attempts(
 
     async def die_in_the_charge(order_id: str, limits: dict[str, Any]) -> None:
         victim = {"saga_id": order_id, "moment": "after intent", "step": "charge", "signal": "KILL"}
-        performance = shop.victims([victim], limits=limits)
-        assert await shop.endings(performance) == {"signal 9": 1}, str(performance)
+        running = shop.victims([victim], limits=limits)
+        assert await shop.endings(running) == {"signal 9": 1}, str(running)
         await shop.end_leases()
 
     for _ in range(5):
@@ -531,8 +531,8 @@ async def test_a_stuck_undo_beside_independent_ones_survives_kills(shop: Shop) -
         {"saga_id": order, "moment": moment, "step": "reserve-seats", "signal": "KILL"}
         for moment, order in orders_of.items()
     ]
-    performance = shop.victims(victims, limits=limits)
-    assert await shop.endings(performance) == {"signal 9": len(victims)}, str(performance)
+    running = shop.victims(victims, limits=limits)
+    assert await shop.endings(running) == {"signal 9": len(victims)}, str(running)
     await shop.end_leases()
     usual = {"charge": {"undo_attempts": 2}}
     await shop.endings(shop.victims([{"saga_id": twin, "signal": None}], limits=usual))

@@ -30,9 +30,8 @@ async def test_sigterms_mid_job_spend_no_attempt_and_stall_nothing(
     rng = random.Random(seed)
     exits: list[float] = []
     async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
-        steady = await ledger.worker(
-            grace=grace, concurrency=2
-        )  # somebody to notice stalled jobs, were there any
+        # Somebody to notice stalled jobs, were there any.
+        steady = await ledger.worker(grace=grace, concurrency=2)
         # half of them end within the grace limit, half are cut and released
         for number in range(jobs):
             seconds = 0.2 if number % 2 else 0.3 + grace

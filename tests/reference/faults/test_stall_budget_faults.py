@@ -136,8 +136,8 @@ async def test_recovery_after_a_kill_at_default_settings_takes_less_than_ten_sec
         await victim.line('"start"')
         victim.kill()
         died = time.monotonic()
-        heir = await ledger.worker(lock=0)
-        await heir.line('"start"', 30)
+        successor = await ledger.worker(lock=0)
+        await successor.line('"start"', 30)
         recovery = time.monotonic() - died
         await ledger.idle()
         assert await ledger.entries() == {1: 1}
@@ -181,8 +181,8 @@ async def test_an_event_loop_blocked_longer_than_the_lock_runs_the_effect_once(
         await ledger.producer.enqueue(ledger_jobs.entry(1, seconds=1.0))
         await frozen.line('"start"')
         frozen.stop_signal()
-        heir = await ledger.worker(lock=1.5)
-        start = json.loads(await heir.line('"start"', 20))
+        successor = await ledger.worker(lock=1.5)
+        start = json.loads(await successor.line('"start"', 20))
         assert start["stalled"] >= 1, "the second run came from a lost lock, so the fault happened"
         frozen.cont()
         await ledger.idle()

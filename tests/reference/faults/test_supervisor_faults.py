@@ -64,14 +64,14 @@ async def test_a_killed_worker_process_is_restarted_and_sigterm_ends_everything_
     victim, sibling = (await ready(supervisor, 2))[:2]
     os.kill(victim, signal.SIGKILL)
     began = time.monotonic()
-    heir = (await ready(supervisor, 3))[2]
+    successor = (await ready(supervisor, 3))[2]
     seconds = time.monotonic() - began
     assert not alive(victim)
     assert alive(sibling), "its sibling goes on"
-    assert alive(heir)
+    assert alive(successor)
     assert any('"exit":-9' in line.replace(" ", "") for line in supervisor.lines()), "the death is in the log"
-    everything = below(supervisor.pid) or [sibling, heir]
-    assert {sibling, heir} <= set(everything)
+    everything = below(supervisor.pid) or [sibling, successor]
+    assert {sibling, successor} <= set(everything)
     supervisor.terminate()
     assert await supervisor.exited(30) == 0
     await gone(everything, 10, "no process is left")

@@ -59,9 +59,8 @@ class BrokenPayments(Payments):
 def studyhall(tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run a command on an own data directory: parsed JSON when it prints some, the result otherwise."""
     monkeypatch.setenv("DATABASE_URL", store_url)
-    monkeypatch.setattr(
-        logging, "raiseExceptions", False
-    )  # the handler a command leaves writes to its closed output
+    # The handler a command leaves writes to its closed output.
+    monkeypatch.setattr(logging, "raiseExceptions", False)
     app = typer.Typer()
     app.add_typer(cli_saga.app, name="saga")
     app.add_typer(cli_events.app, name="events")

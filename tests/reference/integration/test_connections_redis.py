@@ -510,9 +510,8 @@ async def test_a_restart_of_redis_is_one_line_when_it_goes_and_one_when_it_is_ba
         await until(lambda: len(done) > before, 30, "work to go on")
     gc.collect()  # asyncio tells of forgotten errors when their tasks are collected
     ours = [record for record in caplog.records if record.name.startswith(("studyhall", "asyncio"))]
-    lost = [
-        record for record in ours if "is no longer ours" in record.getMessage()
-    ]  # AOF: its last second is gone
+    # AOF: its last second is gone.
+    lost = [record for record in ours if "is no longer ours" in record.getMessage()]
     told = [record.getMessage() for record in ours if record not in lost]
     assert [record for record in ours if record.exc_info and record not in lost] == []
     assert len(told) <= 2 + away // 10, told

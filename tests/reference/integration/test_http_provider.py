@@ -244,11 +244,12 @@ def http_date(seconds: float) -> str:
     [
         ({"retry-after": "7"}, 7, 7),
         ({"retry-after": "1.5"}, 1.5, 1.5),
+        # Their clock is an hour ahead.
         (
             {"retry-after": http_date(3600 + 90), "date": http_date(3600)},
             89,
             91,
-        ),  # their clock is an hour ahead
+        ),
         ({"retry-after": "Fri, 31 Dec 1999 23:59:59 GMT"}, 1, 1),
         ({"retry-after": "0"}, 1, 1),
         ({"retry-after": "-5"}, 1, 1),

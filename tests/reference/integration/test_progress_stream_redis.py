@@ -184,9 +184,8 @@ async def test_a_restart_of_redis_is_waited_out(own_redis: RedisServer) -> None:
             )
             await client.aclose()
             await until(lambda number=number: number in reader.numbers("alpha"), what="seen")
-            await asyncio.sleep(
-                1.1 * (number == 0)
-            )  # the AOF is synced every second: this event is to survive
+            # The AOF is synced every second: this event is to survive.
+            await asyncio.sleep(1.1 * (number == 0))
             if number == 0:
                 await asyncio.to_thread(own_redis.restart)
         assert reader.numbers("alpha") == [0, 1], "each once, though the connection broke"

@@ -93,9 +93,8 @@ async def test_a_failed_request_may_be_retried_and_a_late_repeat_is_not_a_second
 
 async def test_fifty_at_once_are_one(store: AsyncEngine, figures: Callable[..., None]) -> None:
     orders = Orders()
-    others = [
-        RequestDedup(store, "orders") for _ in range(5)
-    ]  # as in five processes: nothing shared but the database
+    # As in five processes: nothing shared but the database.
+    others = [RequestDedup(store, "orders") for _ in range(5)]
     answers = await asyncio.gather(
         *(others[number % 5].run("ann", "same", {"n": 1}, orders.place) for number in range(50))
     )

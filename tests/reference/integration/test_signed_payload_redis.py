@@ -67,9 +67,8 @@ async def test_injected_and_altered_jobs_never_run_where_the_usual_worker_pays_t
             await tamper(desk, payout("emptied"), "data", lambda data: {**data, "sig": ""})
             envelope = {"v": 1, "payload": {"to": "mallory", "cents": 5}, "key": "m", "meta": {}}
             await queue.add("payout", envelope, {"jobId": "injected", "attempts": 3})
-            await queue.add(
-                "payout", donor, {"jobId": "copied", "attempts": 3}
-            )  # a genuine job under a new id
+            # A genuine job under a new id.
+            await queue.add("payout", donor, {"jobId": "copied", "attempts": 3})
             other = Signer(["a key of mallory's own making"]).sign("payout", "foreign", envelope)
             await queue.add("payout", other, {"jobId": "foreign", "attempts": 3})
             return [

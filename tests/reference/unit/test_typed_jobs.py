@@ -166,9 +166,8 @@ def test_refusals_never_quote_the_data(jobs: JobTypes) -> None:
     ):
         with pytest.raises(MalformedPayload) as caught:
             jobs.decode("pay", data)
-        shown = "".join(
-            traceback.format_exception(caught.value)
-        )  # causes are printed too, and quote their input
+        # Causes are printed too, and quote their input.
+        shown = "".join(traceback.format_exception(caught.value))
         assert secret not in shown
         assert "pay" in str(caught.value)
 

@@ -45,7 +45,7 @@ async function replaySome(ids, queue, refresh) {
       "form",
       { onsubmit: (event) => { event.preventDefault(); close(Number(rate.value)); } },
       h("p", null, "Each job goes back to its queue under its own id; what it already did is not done again. The cap keeps a burst from hurting what made them fail."),
-      h("label", { for: "replay-rate" }, "At most so many per second"),
+      h("label", { for: "replay-rate" }, "At most this many per second"),
       rate,
       h("div", { class: "actions" }, h("button", { type: "button", onclick: () => close(null) }, "Not now"), h("button", { type: "submit", class: "primary" }, "Replay")),
     ),

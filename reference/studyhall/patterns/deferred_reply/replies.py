@@ -72,9 +72,8 @@ QUEUE_SECONDS = 1.0  # a frozen queue may cost the first caller this much; the p
 PING, COMMAND = 1, 2
 LONGEST = (100, 100, 1_000, 100, 100)  # id, application, token, user, command
 PONG = {"type": 1}
-DISCORD: Mapping[str, Any] = {
-    "allowed_mentions": {"parse": []}
-}  # sent with every message: no answer pings anybody
+# Sent with every message: no answer pings anybody.
+DISCORD: Mapping[str, Any] = {"allowed_mentions": {"parse": []}}
 DEFERRED = {"type": 5}
 BUSY = "I cannot take questions right now. Please ask again in a minute."
 SLOW = "This takes longer than I have. Please try again later, or ask something shorter."

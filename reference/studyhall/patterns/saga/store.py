@@ -104,9 +104,8 @@ steps = Table(
     Column("saga_id", String(200), primary_key=True),
     Column("position", Integer, primary_key=True),
     Column("name", String(100), nullable=False),
-    Column(
-        "state", String(20), nullable=False, default="pending"
-    ),  # pending started done undoing stuck undone
+    # pending, started, done, undoing, stuck or undone
+    Column("state", String(20), nullable=False, default="pending"),
     Column("attempts", Integer, nullable=False, default=0),
     Column("undo_attempts", Integer, nullable=False, default=0),
     Column("since", Double),  # first try in the present direction

@@ -14,9 +14,8 @@ import redis
 
 def main(url: str, stream: str, group: str, mode: str) -> None:
     client = redis.Redis.from_url(url, decode_responses=True)
-    client.xgroup_create(
-        stream, group, id="$", mkstream=True
-    )  # only what comes from now on; fails if it exists
+    # Only what comes from now on; fails if it exists.
+    client.xgroup_create(stream, group, id="$", mkstream=True)
     print("ready", flush=True)
     while True:
         for _, entries in client.xreadgroup(group, "consumer-1", {stream: ">"}, count=5, block=500) or []:

@@ -8,9 +8,8 @@ async def operate(store, redis, alert) -> None:
     for letter in await list_dead_letters(store, queue="credits", limit=20):
         history = await show(store, letter.id)  # earlier deaths of the same job
         print(letter.id, letter.name, letter.cause, letter.reason, letter.attempts_made, len(history))
-        await replay(
-            store, redis, letter.id
-        )  # same id, payload, trace; fresh attempts. Refuses with a named error
+        # Same id, payload, trace; fresh attempts. Refuses with a named error.
+        await replay(store, redis, letter.id)
     await replay_many(store, redis, queue="mail", per_second=5)  # after the fix, gently
     await purge(store, 30 * 24 * 3600)  # seconds; idempotency markers are kept for longer, 60 days
 

@@ -65,9 +65,8 @@ async def place_order(degraded: DegradedProducer, store, order, add_order) -> st
 
 
 def drainer(store, producer) -> Drainer:
-    return Drainer(
-        store, producer
-    )  # beside the workers: run_until_signalled([*workers, drainer(...)], grace=25)
+    # Beside the workers: run_until_signalled([*workers, drainer(...)], grace=25)
+    return Drainer(store, producer)
 
 
 # [/degraded]

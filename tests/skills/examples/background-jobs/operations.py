@@ -13,9 +13,8 @@ class Extract(Payload):
 
 
 async def upload(producer: Producer, blobs: Blobs, upload_id: str, body: bytes) -> str:
-    claim = await blobs.put(
-        body, owner=("documents", job_id("extract", upload_id))
-    )  # blob first, then its job
+    # Blob first, then its job.
+    claim = await blobs.put(body, owner=("documents", job_id("extract", upload_id)))
     return (await producer.enqueue(JobRequest("extract", Extract(file=claim), key=upload_id))).id
 
 

@@ -12,9 +12,8 @@ def check(response) -> None:
     status = response.status_code
     if status == 429 or (status == 503 and "retry-after" in response.headers):
         wait = parse_retry_after(response.headers.get("retry-after"), time.time())
-        raise RateLimited(
-            f"HTTP {status}", retry_after=wait if wait is not None else 5.0
-        )  # consumes no attempt
+        # Consumes no attempt.
+        raise RateLimited(f"HTTP {status}", retry_after=wait if wait is not None else 5.0)
     if status in (408, 425) or status >= 500:
         raise Transient(f"HTTP {status}")
     if status >= 400:

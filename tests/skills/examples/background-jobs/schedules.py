@@ -38,9 +38,8 @@ async def rebuild_report(redis, store, compute, write) -> bool:
         async with Lease(redis, "report", ttl=10, cancel_on_loss=True) as held:
             report = await compute()  # renewed meanwhile
             async with begin(store) as tx:
-                await check_fence(
-                    tx, "report", held.fence
-                )  # first statement: a frozen holder is refused here
+                # First statement: a frozen holder is refused here.
+                await check_fence(tx, "report", held.fence)
                 await write(tx, report)
     except LeaseTaken:
         return False
