@@ -65,9 +65,9 @@ def test_a_project_is_made_in_two_seconds(installed: Path, tmp_path: Path) -> No
 # with the `__init__.py` of the packages, lines of code without comments, docstrings and blank lines. Ceilings: a module
 # that grows or comes to import another one is noticed here. Lower them when you can.
 BUDGET = {
-    "background-jobs": (19, 54, 7_580, 5_190),
-    "async-flow": (21, 56, 7_940, 5_460),
-    "event-driven": (15, 55, 7_825, 5_390),
+    "background-jobs": (19, 54, 7_640, 5_230),
+    "async-flow": (21, 56, 8_000, 5_500),
+    "event-driven": (15, 55, 7_930, 5_460),
 }
 
 
