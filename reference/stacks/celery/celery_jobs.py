@@ -42,7 +42,6 @@ CLAIM = 5.0
 DAY = 86_400.0
 
 
-# [settings]
 def reliable(longest: float) -> dict[str, Any]:
     """Settings for tasks of at most `longest` seconds: `app.conf.update(reliable(60))`."""
     return {
@@ -72,9 +71,6 @@ def reliable(longest: float) -> dict[str, Any]:
         "task_ignore_result": True,
         "accept_content": ["json"],
     }
-
-
-# [/settings]
 
 
 _CREATE = (
