@@ -32,7 +32,6 @@ GIVEN = {
     # Defaults of other people's queues, and what the prove.toml of a stack promises.
     "skills/background-jobs/references/stacks/asynq.md": {"30 s", "90 days", "up to a second"},
     "skills/background-jobs/references/stacks/bullmq-ts.md": {"30 s"},
-    "skills/background-jobs/references/stacks/celery.md": {"30 s"},
     "skills/background-jobs/references/stacks/other-python.md": {"7 days", "10 s", "10 minutes"},
     "skills/background-jobs/references/delayed.md": {"95 of 100"},  # the promise, as its proof asks for it
     "skills/background-jobs/references/progress.md": {"100 %"},

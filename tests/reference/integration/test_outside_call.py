@@ -417,6 +417,8 @@ def test_the_synchronous_twin_follows_the_same_rules(
                 return calls.once(key, print_label)
             except InFlight as busy:
                 time.sleep(busy.delay + 0.01)
+            except NotMade:  # on a busy machine it may get no turn for so long that it leaves the call alone
+                time.sleep(0.1)
         raise AssertionError("in flight forever")
 
     finds = SyncOutsideCalls(ledger, "finds", longest=LONGEST, look_up=lambda key: {"found": made[key]})

@@ -115,15 +115,14 @@ async def test_a_client_that_comes_back_misses_nothing_on_any_instance(
 
 
 async def test_one_reader_serves_all_clients(redis_url: str, queue: Any) -> None:
-    def connections() -> Any:
-        return queue.client.client_list()
+    async def reading() -> list[Any]:
+        return [one for one in await queue.client.client_list() if "xread" in one["cmd"]]
 
     async with streaming(redis_url) as stream:
         clients = [Reader(stream) for _ in range(100)]
         await queue("alpha", 1)
         await until(lambda: all(one.numbers("alpha") == [1] for one in clients), what="all have seen it")
-        reading = [one for one in await connections() if "xread" in one["cmd"]]
-        assert len(reading) == 1
+        assert len(await until(reading, what="the reader is back at its stream")) == 1
         assert stream.catch_ups == 0
         for one in clients:
             await one.stop()
