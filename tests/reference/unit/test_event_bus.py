@@ -69,6 +69,23 @@ async def test_free_waiting_ends_when_the_event_is_older_than_the_policy_allows(
     assert final.outcome is Outcome.EXPIRED
 
 
+async def test_a_task_group_that_failed_does_not_make_the_next_cancellation_look_like_ours() -> None:
+    async def grouped(_: Event) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(refuses())
+            await asyncio.sleep(5)
+
+    async def refuses() -> None:
+        raise ValueError("no")
+
+    first = await judge(grouped, EVENT.encode(), 1, POLICY, 5)
+    assert first is not None
+    # The same task, as of a lane: a cancellation of the handler's own making is a failed delivery.
+    second = await verdict(asyncio.CancelledError())
+    assert second is not None
+    assert second.delay is not None
+
+
 async def test_cancellation_from_outside_passes_through() -> None:
     async def forever(_: Event) -> None:
         await asyncio.Event().wait()

@@ -50,13 +50,16 @@ async def judge(
         died = f"delivered {deliveries - 1} times and never answered: its consumer died or hung"
         return Decision(Outcome.EXHAUSTED, died)
     event: Event | None = None
+    # Python before 3.13 leaves a task marked as cancelled by a TaskGroup of an earlier handler that failed in it.
+    task = asyncio.current_task()
+    marked = task.cancelling() if task else 0
     try:
         event = Event.decode(body)
         async with asyncio.timeout(time_limit):
             await handler(event)
         return None
     except asyncio.CancelledError as error:
-        if (task := asyncio.current_task()) is None or task.cancelling():
+        if task is None or task.cancelling() > marked:
             raise
         failure: BaseException = error  # the handler's own: it must not end the consumer
     except Exception as error:
