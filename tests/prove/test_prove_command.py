@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from harness.processes import start_tied
 from queuesmith import catalogue
 from queuesmith.cli import main
 from queuesmith.prove import processes
@@ -148,7 +149,7 @@ def test_nothing_outlives_a_run_that_is_ended(number: int, tmp_path: Path) -> No
     """No process, not even one that left its parent, and no folder."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    run = subprocess.Popen(
+    run = start_tied(
         [sys.executable, "-m", "queuesmith", "prove", str(sample(tmp_path, "orphans")), "--quick"],
         cwd=ROOT,
         stderr=subprocess.DEVNULL,

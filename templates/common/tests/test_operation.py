@@ -156,6 +156,7 @@ def test_events_and_sagas_are_shown_and_at_last_forgotten(
     assert "it has ended" in refused["error"]
     assert {row["group"] for row in operator("events", "list")} == {"outbox", "notices"}
     assert operator("events", "quarantine") == []
+    until(lambda: [row["waiting"] for row in operator("events", "list")] == [0, 0], "every notice taken")
     assert operator("events", "replay", "notices", "--since", "2020-01-01")["applied"] == 0
     asyncio.run(age(settings, outbox, "published_at"))
     asyncio.run(age(settings, sagas, "updated_at"))
