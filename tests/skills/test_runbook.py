@@ -141,7 +141,7 @@ async def stuck(store: AsyncEngine) -> dict[str, str]:
     async def cut(_key: str) -> None:
         raise ConnectionResetError
 
-    calls = OutsideCalls(StoreLedger(store), "carrier", longest=0.01)
+    calls = OutsideCalls(StoreLedger(store), "carrier", longest=1)
     with pytest.raises(InFlight) as waits:
         await calls.once("label/7", cut)
     await asyncio.sleep(waits.value.delay + 0.1)

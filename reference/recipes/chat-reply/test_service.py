@@ -54,6 +54,14 @@ def until(condition, seconds=120.0):
         time.sleep(0.1)
 
 
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
 def status(url, body=None):
     try:
         return urllib.request.urlopen(url, body, timeout=10).status
@@ -148,4 +156,5 @@ def test_every_command_is_answered_once_and_nobody_is_left_thinking(service):
     worker.terminate()
     assert worker.wait(30) == 0
     service.redis.stop()
+    until(lambda: gone(service.redis.pid))
     assert "I cannot take questions right now" in send("3")
