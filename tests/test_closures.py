@@ -26,17 +26,17 @@ ABOVE: dict[str, tuple[int, int, str]] = {
         2_210,
         "a whole worker: fetching, locks, outcomes, one pipelined connection, the server's clock",
     ),
-    "event-bus": (10, 1_860, "the consumer of Redis Streams with its scripts, beside the common part"),
-    "fan-out": (9, 1_390, "the way in through the outbox, and the consumer's side with its retries"),
-    "outbox": (12, 1_960, "the table, its claims, the relay, the quarantine and the wake-up of PostgreSQL"),
-    "saga": (15, 2_870, "the runner, its course by the rules of outside-call, its store and what repairs it"),
+    "event-bus": (11, 1_860, "the consumer of Redis Streams with its scripts, beside the common part"),
+    "fan-out": (10, 1_390, "the way in through the outbox, and the consumer's side with its retries"),
+    "outbox": (13, 1_960, "the table, its claims, the relay, the quarantine and the wake-up of PostgreSQL"),
+    "saga": (16, 2_870, "the runner, its course by the rules of outside-call, its store and what repairs it"),
     "schedule": (
-        12,
+        13,
         1_990,
         "the calendar, the keeper, what was missed, and the lease that keeps ticks apart",
     ),
 }
-PRODUCER = 900  # lines; the aim is 600
+PRODUCER = 600  # lines
 
 # Who may import what is heavy, slow to import or not everybody's.
 HEAVY = {

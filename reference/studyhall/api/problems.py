@@ -19,6 +19,7 @@ from studyhall.documents import DocumentRejected, TooLarge, WrongType
 from studyhall.jobs.reference import UnknownDocument
 from studyhall.orders.service import OrderRefused
 from studyhall.patterns.cancel import NoSuchJob
+from studyhall.patterns.core.correlation import current_correlation_id
 from studyhall.patterns.core.errors import (
     FailedTwin,
     Overloaded,
@@ -29,7 +30,6 @@ from studyhall.patterns.core.errors import (
     Transient,
 )
 from studyhall.patterns.core.redaction import redact_text
-from studyhall.patterns.core.request import current_correlation_id
 from studyhall.patterns.core.store import StoreUnavailable
 from studyhall.patterns.dead_letter import (
     AlreadyReplayed,

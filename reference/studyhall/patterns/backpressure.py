@@ -37,7 +37,7 @@ from .core.execution import CallNext, JobContext, Step
 
 __all__ = ["Admission", "Admit", "Limits", "Load", "Overloaded", "max_age"]
 
-LOWEST = 2_097_151  # the last priority that BullMQ takes
+LOWEST = 2_097_151  # the last priority that BullMQ takes: 2097152 throws in Node, passes in Python
 
 Admit = Callable[[str, int, int], Awaitable[None]]  # (queue, jobs, priority); raises to refuse
 

@@ -31,7 +31,7 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from .core.clock import Periodic
-from .core.errors import JobError
+from .core.failures import JobError
 from .core.job import CANCELLED, STOP, cancelled
 from .idempotency import Inbox, fingerprint
 

@@ -19,8 +19,8 @@ from typing import Any
 from sqlalchemy import BigInteger, Column, Float, Table, Text, delete
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from .core.errors import Permanent, Transient
 from .core.execution import CallNext, JobContext, Step, needs
+from .core.failures import Permanent, Transient
 from .core.job import Save
 from .core.store import begin, insert, metadata
 

@@ -28,8 +28,8 @@ from typing import Annotated, Any, BinaryIO
 from pydantic import BaseModel, ConfigDict, Field
 from redis.asyncio import Redis
 
-from .core.errors import Permanent
 from .core.execution import CallNext, JobContext, Step, before
+from .core.failures import Permanent
 from .core.plain_json import dumps
 from .core.request import AddNext, AddStep, Outgoing
 

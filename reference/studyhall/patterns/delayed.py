@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from redis.asyncio import Redis
 
-from .core.errors import InvalidDelay, JobError
+from .core.failures import InvalidDelay, JobError
 from .core.job import DAY
 from .core.request import JobRef
 

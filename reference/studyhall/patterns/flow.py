@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from bullmq import FlowProducer
 from redis.asyncio import Redis
 
-from .core.errors import Permanent
+from .core.failures import Permanent
 from .core.request import JobRequest, Outgoing
 
 __all__ = [

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from .core.errors import Permanent
+from .core.failures import Permanent
 
 __all__ = ["InvalidKey", "job_id"]
 

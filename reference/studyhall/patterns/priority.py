@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from .core.errors import Permanent
+from .core.failures import Permanent
 
-__all__ = ["LOWEST", "Priority", "UnknownPriority", "priority_of"]
-
-LOWEST = 2_097_151  # BullMQ packs the priority into a sorted-set score; 2097152 throws in Node, passes here
+__all__ = ["Priority", "UnknownPriority", "priority_of"]
 
 
 class UnknownPriority(Permanent):

@@ -1,8 +1,7 @@
 """The one way jobs get into a queue: named by business key, bounded, never hanging, and dressed by a list of steps.
 
     producer = Producer(
-        url, validated(jobs), tracing_adds(), small(), signing(signer),
-        admission=Admission(…), flows=Flows(),
+        url, validated(jobs), tracing_adds(), small(), signing(signer), admission=Admission(…), flows=Flows()
     )
     await producer.enqueue(JobRequest("resize", {"image": 7}, key="image-7"))
 
@@ -10,9 +9,6 @@ Promise: `enqueue` answers within `timeout` seconds whatever state Redis is in. 
 the queue, once per business key. When it raises `QueueUnavailable`, enqueue again with the same key: an add
 that landed although its answer was lost is the same job, not a second one. The same key with another payload is
 refused (`KeyTaken`), not silently taken for a repetition.
-
-A step is `async def step(jobs, call_next)`: it checks or fills in the `Outgoing` jobs, then `await call_next()`.
-Without steps the payload goes into the queue as it is, with the `queue` that the request names.
 
 It does not hold across the loss of Redis' data (see the outbox for work that must not depend on it), and a
 key is only remembered as long as the job is retained; later repeats are stopped by the idempotency marker.
@@ -22,48 +18,45 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from bullmq import Queue
 from redis.exceptions import RedisError
 
 from .core.connections import producer_client
-from .core.errors import FailedTwin, InvalidDelay, Permanent, QueueUnavailable
-from .core.request import AddNext, AddStep, JobRef, JobRequest, Outgoing, correlation, current_correlation_id
+from .core.failures import FailedTwin, InvalidDelay, Permanent, QueueUnavailable
+from .core.request import AddNext, AddStep, JobRef, JobRequest, Outgoing
 from .job_ids import job_id
 from .priority import priority_of
-from .retention import DEFAULT, Retention
 
-__all__ = [
-    "FailedTwin",
-    "InvalidMaxAge",
-    "JobRef",
-    "JobRequest",
-    "KeyTaken",
-    "Producer",
-    "QueueUnavailable",
-]
+__all__ = ["FailedTwin", "JobRef", "JobRequest", "KeyTaken", "Producer", "QueueUnavailable"]
 
 MAX_ADDS = 16  # at once, by one producer: more would only open more connections
-MAX_DELAY = 366 * 24 * 3600.0
+DAY = 24 * 3600
+MAX_DELAY = 366 * DAY
+# How long finished jobs stay, which otherwise is forever: what `retention.DEFAULT` says.
+KEPT = {
+    "removeOnComplete": {"count": 1_000, "age": DAY},
+    "removeOnFail": {"age": 14 * DAY},
+    "stackTraceLimit": 5,
+    "keepLogs": 50,
+}
 
 Admit = Callable[[str, int, int], Awaitable[None]]  # (queue, jobs, priority); raises to refuse
 
 
 class AddsFlows(Protocol):
-    """`flow.Flows` is one."""
-
     def check(self, request: JobRequest) -> None: ...
     async def add(self, producer: Any, root: Outgoing) -> None: ...
 
 
-class InvalidMaxAge(Permanent):
-    """`max_age` is not a number of seconds above 0. Leave it out for work that never gets too old."""
+class Keeps(Protocol):
+    def job_options(self) -> dict[str, Any]: ...
 
 
 class KeyTaken(Permanent):
@@ -71,7 +64,12 @@ class KeyTaken(Permanent):
 
 
 class Producer:
-    """Open one per process; close it at the end."""
+    """Open one per process; close it at the end.
+
+    A step is `async def step(jobs, call_next)`: it checks or fills in the `Outgoing` jobs, then `await call_next()`.
+    Without steps the payload goes into the queue as it is, with the `queue` that the request names. `admission` is
+    asked before every add and raises `Overloaded` to refuse. `flow.Flows()` adds requests with children.
+    """
 
     def __init__(
         self,
@@ -81,17 +79,13 @@ class Producer:
         flows: AddsFlows | None = None,
         prefix: str = "bull",
         timeout: float = 1.5,
-        retention: Retention = DEFAULT,
+        retention: Keeps | None = None,
     ) -> None:
-        """`admission` is asked before every add and raises `Overloaded` to refuse. `flows` adds requests with
-        children: `flow.Flows()`."""
         self._steps, self._flows = steps, flows
         self._queue_of = next((step.queue_of for step in steps if hasattr(step, "queue_of")), None)
-        self._timeout = timeout
-        self._turns = asyncio.Semaphore(MAX_ADDS)
-        self._retention = retention
-        self.admission = admission
-        self.prefix = prefix
+        self._timeout, self._turns = timeout, asyncio.Semaphore(MAX_ADDS)
+        self._kept = retention.job_options() if retention else KEPT
+        self.admission, self.prefix = admission, prefix
         self.redis = producer_client(url)
         self.options = {"connection": self.redis, "prefix": prefix}
         self._queues: dict[str, Queue] = {}
@@ -105,9 +99,7 @@ class Producer:
     def queue_of(self, name: str) -> str:
         """The queue in which jobs of that type live."""
         if self._queue_of is None:
-            raise ValueError(
-                f"which queue is {name} for? Name it: JobRequest(…, queue=…), or add validated(jobs)"
-            )
+            raise ValueError(f"which queue is {name} for? Say JobRequest(…, queue=…), or add validated(jobs)")
         return str(self._queue_of(name))
 
     def ref(self, request: JobRequest) -> JobRef:
@@ -117,23 +109,21 @@ class Producer:
 
     async def enqueue(self, request: JobRequest) -> JobRef:
         """Add one job, or one flow when the request has children: these run first, all or none are added."""
-        job = self._outgoing(request)
+        jobs = list(_all(job := self._outgoing(request)))
 
         async def add() -> None:
             async with self.bounded():
-                await self._admit([job])
-                if job.children:
-                    assert self._flows is not None
+                await self._admit(jobs)
+                if self._flows and job.children:
                     await self._flows.add(self, job)
-                    await self._refuse_twins(list(_all([job])))
-                    return
-                added = self.queue(job.ref.queue).add(job.ref.name, job.data, job.opts)
-                # Adding an id that is there is silently ignored by BullMQ, also one that sits in the failed set. So
-                # it is asked for in the same breath; both travel together.
-                await asyncio.gather(added, self._refuse_twins([job]))
+                    await self._refuse_twins(jobs)
+                else:
+                    added = self.queue(job.ref.queue).add(job.ref.name, job.data, job.opts)
+                    # BullMQ silently ignores an id that is there, also one in the failed set. So it is asked for in
+                    # the same breath; both travel together.
+                    await asyncio.gather(added, self._refuse_twins(jobs))
 
-        with correlation(current_correlation_id()):
-            await self._through(list(_all([job])), add)
+        await self._through(jobs, add)
         return job.ref
 
     async def enqueue_many(self, requests: Sequence[JobRequest]) -> list[JobRef]:
@@ -152,40 +142,28 @@ class Producer:
                     await asyncio.gather(self.queue(name).addBulk(bulk), self._refuse_twins(jobs))
 
         if outgoing:
-            with correlation(current_correlation_id()):
-                await self._through(outgoing, add)
+            await self._through(outgoing, add)
         return [job.ref for job in outgoing]
 
     async def checked(self, request: JobRequest) -> JobRequest:
         """The request as it can be stored and enqueued later: all of it validated, its payload as JSON."""
         job = self._outgoing(request)
-        await self.dress([job])
+        await self._through(list(_all(job)), partial(asyncio.sleep, 0))  # past the steps, into no queue
         return _as_json(job)
-
-    async def dress(self, jobs: Sequence[Outgoing]) -> None:
-        """Let the jobs pass the steps without adding them."""
-        await self._through(list(_all(jobs)), _nothing)
 
     async def admit(self, request: JobRequest) -> None:
         """Ask whether the queues take it, without adding it: `Overloaded` or `QueueUnavailable` if not."""
         async with self.bounded():
-            await self._admit([self._outgoing(request)], look=True)
+            await self._admit(list(_all(self._outgoing(request))), look=True)
 
     def outgoing(self, ref: JobRef, request: JobRequest) -> Outgoing:
-        """The job of this request, undressed: checked limits, and the options that every job gets."""
-        delay, max_age = request.delay, request.max_age
+        """The job of this request, undressed, with the options that every job gets."""
+        delay, data = request.delay, request.payload
         if not isinstance(delay, int | float) or not 0 <= delay <= MAX_DELAY:
             raise InvalidDelay(f"delay {str(delay)[:50]}: {InvalidDelay.__doc__}")
-        if max_age is not None and not (isinstance(max_age, int | float) and 0 < max_age < math.inf):
-            raise InvalidMaxAge(f"max_age {str(max_age)[:50]}: {InvalidMaxAge.__doc__}")
-        opts = {
-            "jobId": ref.id,
-            "priority": int(priority_of(request.priority)),
-            **self._retention.job_options(),
-        }
+        opts = {"jobId": ref.id, "priority": int(priority_of(request.priority)), **self._kept}
         if delay:
             opts["delay"] = int(delay * 1000)
-        data = request.payload
         return Outgoing(request, ref, dict(data) if isinstance(data, Mapping) else data, opts)
 
     def _outgoing(self, request: JobRequest) -> Outgoing:
@@ -193,18 +171,14 @@ class Producer:
             if self._flows is None:
                 raise ValueError("this request has children: Producer(…, flows=flow.Flows()) adds them")
             self._flows.check(request)
-        return self._tree(request)
-
-    def _tree(self, request: JobRequest) -> Outgoing:
         job = self.outgoing(self.ref(request), request)
-        job.children = [self._tree(child) for child in request.children]
+        job.children = [self._outgoing(child) for child in request.children]
         return job
 
     async def _through(self, jobs: Sequence[Outgoing], add: AddNext) -> None:
-        call = add
         for step in reversed(self._steps):
-            call = _link(step, jobs, call)
-        await call()
+            add = partial(step, jobs, add)
+        await add()
 
     async def _refuse_twins(self, jobs: Sequence[Outgoing]) -> None:
         async with self.redis.pipeline(transaction=False) as pipe:
@@ -227,11 +201,10 @@ class Producer:
             raise FailedTwin(f"{', '.join(failed[:5])}: {FailedTwin.__doc__}")
 
     async def _admit(self, jobs: Sequence[Outgoing], *, look: bool = False) -> None:
-        if self.admission is None:
-            return
-        wanted = Counter((job.ref.queue, job.opts["priority"]) for job in _all(jobs))
-        for (queue, priority), count in wanted.items():
-            await self.admission(queue, 0 if look else count, priority)
+        if self.admission:
+            wanted = Counter((job.ref.queue, job.opts["priority"]) for job in jobs)
+            for (queue, priority), count in wanted.items():
+                await self.admission(queue, 0 if look else count, priority)
 
     @asynccontextmanager
     async def bounded(self, timeout: float | None = None) -> AsyncIterator[None]:
@@ -246,24 +219,15 @@ class Producer:
         await self.redis.aclose()
 
 
-def _link(step: AddStep, jobs: Sequence[Outgoing], after: AddNext) -> AddNext:
-    return lambda: step(jobs, after)
-
-
-async def _nothing() -> None:
-    return None
-
-
-def _all(jobs: Sequence[Outgoing]) -> Iterator[Outgoing]:
-    for job in jobs:
-        yield job
-        yield from _all(job.children)
+def _all(job: Outgoing) -> Iterator[Outgoing]:
+    yield job
+    for child in job.children:
+        yield from _all(child)
 
 
 def _as_json(job: Outgoing) -> JobRequest:
-    return replace(
-        job.request, payload=_payload(job.data), children=[_as_json(child) for child in job.children]
-    )
+    children = [_as_json(child) for child in job.children]
+    return replace(job.request, payload=_payload(job.data), children=children)
 
 
 def _payload(data: Any) -> Any:

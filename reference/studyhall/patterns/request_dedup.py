@@ -23,7 +23,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from .core.errors import Permanent
+from .core.failures import Permanent
 from .idempotency import Inbox, KeyReused, fingerprint
 
 __all__ = ["Answer", "InvalidRequestKey", "KeyReused", "RequestDedup", "business_key"]

@@ -14,7 +14,7 @@ import hmac
 import time
 from collections.abc import Iterable
 
-from .core.errors import Permanent
+from .core.failures import Permanent
 
 __all__ = ["NotSigned", "sign", "verify"]
 

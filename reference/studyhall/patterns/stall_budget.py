@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .core.errors import Permanent
 from .core.execution import CallNext, JobContext, Step
+from .core.failures import Permanent
 
 __all__ = ["CRASH_LIMIT", "QUEUE_LIMIT", "CrashLoop", "check", "crash_budget"]
 

@@ -19,8 +19,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from .core.errors import describe
 from .core.execution import CallNext, JobContext, Step
+from .core.failures import describe
 from .core.job import Outcome
 from .core.store import StoreUnavailable, is_outage
 

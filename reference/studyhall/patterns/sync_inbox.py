@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .core.errors import KeyReused, Permanent, Transient
+from .core.failures import KeyReused, Permanent, Transient
 from .core.plain_json import dumps, fingerprint
 
 __all__ = ["KeyReused", "create", "once"]

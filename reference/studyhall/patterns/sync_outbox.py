@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from .core.errors import Permanent
 from .core.event import Event
+from .core.failures import Permanent
 
 __all__ = ["add", "create"]
 

@@ -24,10 +24,11 @@ from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from .core.errors import describe
+from .core.correlation import current_correlation_id
 from .core.execution import CallNext, JobContext, Step
+from .core.failures import describe
 from .core.redaction import redact_text
-from .core.request import AddNext, AddStep, Outgoing, current_correlation_id
+from .core.request import AddNext, AddStep, Outgoing
 
 __all__ = ["continued", "ended", "enqueueing", "executing", "to_file", "trace_meta", "traced", "tracing_adds"]
 

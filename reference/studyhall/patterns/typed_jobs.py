@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import difflib
 import inspect
+import math
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -23,13 +24,15 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from .core.errors import Permanent
+from .core.correlation import correlation, current_correlation_id
 from .core.execution import CallNext, JobContext, Step, gives
+from .core.failures import Permanent
 from .core.job import Deadline, RetryPolicy
 from .core.plain_json import NotJson, check
-from .core.request import AddNext, AddStep, Outgoing, current_correlation_id, new_correlation_id
+from .core.request import AddNext, AddStep, Outgoing
 
 __all__ = [
+    "InvalidMaxAge",
     "JobType",
     "JobTypes",
     "MalformedPayload",
@@ -58,6 +61,10 @@ class UnknownVersion(Permanent):
 
 class MalformedPayload(Permanent):
     """The data does not fit the job type's model. Fix the producer; the job never ran."""
+
+
+class InvalidMaxAge(Permanent):
+    """`max_age` is not a number of seconds above 0. Leave it out for work that never gets too old."""
 
 
 class Payload(BaseModel):
@@ -150,24 +157,29 @@ def validated(jobs: JobTypes) -> AddStep:
     """For a producer, as its first step: check the payload, and put it into the envelope that `typed` reads."""
 
     async def validated(outgoing: Sequence[Outgoing], call_next: AddNext) -> None:
-        now, cid = int(time.time() * 1000), current_correlation_id() or new_correlation_id()
-        for job in outgoing:
-            request, retry = job.request, jobs[job.ref.name].retry
-            meta = {"cid": cid, "at": now, **({"max_age": request.max_age} if request.max_age else {})}
-            body = jobs.encode(job.ref.name, request.payload)
-            job.data = {
-                **body,
-                **({"key": request.key} if request.key else {}),
-                "meta": {**meta, **request.meta},
-            }
-            job.data |= job.extras
-            job.opts["attempts"] = retry.attempts
-            # What a stock worker would do; ours computes the delay itself, with jitter.
-            job.opts["backoff"] = {"type": "exponential", "delay": int(retry.base * 1000)}
-        await call_next()
+        with correlation(current_correlation_id()) as cid:
+            for job in outgoing:
+                _envelop(job, jobs, cid)
+            await call_next()
 
     validated.queue_of = lambda name: jobs[name].queue  # type: ignore[attr-defined]
     return validated
+
+
+def _envelop(job: Outgoing, jobs: JobTypes, cid: str) -> None:
+    request, retry = job.request, jobs[job.ref.name].retry
+    meta: dict[str, Any] = {"cid": cid, "at": int(time.time() * 1000)}
+    if (worth := request.max_age) is not None:
+        if not (isinstance(worth, int | float) and 0 < worth < math.inf):
+            raise InvalidMaxAge(f"max_age {str(worth)[:50]}: {InvalidMaxAge.__doc__}")
+        meta["max_age"] = worth
+    job.data = jobs.encode(job.ref.name, request.payload)
+    if request.key:
+        job.data["key"] = request.key
+    job.data["meta"] = meta | dict(request.meta)
+    job.opts["attempts"] = retry.attempts
+    # What a stock worker would do; ours computes the delay itself, with jitter.
+    job.opts["backoff"] = {"type": "exponential", "delay": int(retry.base * 1000)}
 
 
 def _is_envelope(data: object) -> bool:

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from .core.errors import Cancelled, JobError, Unavailable
+from .core.failures import Cancelled, JobError, Unavailable
 from .core.job import cancelled
 from .core.request import JobRef
 

@@ -17,8 +17,8 @@ from studyhall.patterns.flow import FlowConflict, FlowTooLarge, UnknownPolicy, c
 from studyhall.patterns.job_ids import InvalidKey
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.priority import UnknownPriority
-from studyhall.patterns.producer import InvalidMaxAge, JobRequest, KeyTaken
-from studyhall.patterns.typed_jobs import JobTypes, MalformedPayload, Payload, UnknownJob
+from studyhall.patterns.producer import JobRequest, KeyTaken
+from studyhall.patterns.typed_jobs import InvalidMaxAge, JobTypes, MalformedPayload, Payload, UnknownJob
 
 
 class Note(Payload):

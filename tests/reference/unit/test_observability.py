@@ -22,10 +22,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, SecretStr
 
+from studyhall.patterns.core.correlation import correlation, current_correlation_id, new_correlation_id
 from studyhall.patterns.core.errors import Permanent, Transient
 from studyhall.patterns.core.job import Outcome
 from studyhall.patterns.core.redaction import MAX_TEXT, REDACTED, redact, redact_text
-from studyhall.patterns.core.request import correlation, current_correlation_id, new_correlation_id
 from studyhall.patterns.observability import bind, configure_logging, log_execution
 from studyhall.patterns.observability.metrics import MAX_SERIES, JobMetrics
 from studyhall.patterns.tracing import continued, trace_meta

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from studyhall.patterns.backpressure import LOWEST
 from studyhall.patterns.core.errors import Permanent
-from studyhall.patterns.priority import LOWEST, Priority, UnknownPriority, priority_of
+from studyhall.patterns.priority import Priority, UnknownPriority, priority_of
 
 
 def test_tiers_are_in_order_in_range_and_never_zero() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from redis.exceptions import ConnectionError, OutOfMemoryError, ReadOnlyError, ResponseError, TimeoutError
 
-from ..core.errors import describe
+from ..core.failures import describe
 
 __all__ = ["WorkerEvents", "is_outage"]
 

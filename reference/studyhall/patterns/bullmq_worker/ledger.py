@@ -19,12 +19,14 @@ from typing import Any, ClassVar, NamedTuple
 import msgpack
 from bullmq.abort_controller import AbortController
 from bullmq.job import Job
+from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, ResponseError
 
 from .events import is_outage
-from .server_clock import ServerClock
 
-__all__ = ["Found", "Ledger", "LockLost", "Refused", "Run"]
+__all__ = ["Found", "Ledger", "LockLost", "Refused", "Run", "ServerClock"]
+
+READ_CLOCK_EVERY = 1.0
 
 # In the order in which BullMQ's scripts expect them.
 _QUEUE_KEYS = (
@@ -77,6 +79,38 @@ class Found(NamedTuple):
     job_id: str = ""
     limited_ms: float = 0  # rate limit: nothing before that long from now
     next_at_ms: float = 0  # epoch of the next delayed job
+
+
+class ServerClock:
+    """The Redis server's time of day, the one clock that all instances share, without a round trip per look.
+
+    At most one answer's travel time behind, and independent of this machine's time of day: a worker whose clock is an
+    hour ahead, or is set while it runs, starts nothing early. It does not hold until the next `read` after the server's
+    own clock was set, after a failover to a server with another clock, and after this machine was suspended.
+    """
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()  # a guess until the first reading
+        self._read_at = float("-inf")
+
+    def millis(self) -> int:
+        """Epoch milliseconds."""
+        return int((time.monotonic() + self._offset) * 1000)
+
+    async def keep(self, redis: Redis) -> None:
+        """`read`, unless the last reading is fresh."""
+        if time.monotonic() - self._read_at > READ_CLOCK_EVERY:
+            await self.read(redis)
+
+    async def read(self, redis: Redis) -> None:
+        asked = time.monotonic()
+        seconds, micros = await redis.time()
+        server = int(seconds) + int(micros) / 1_000_000
+        self._read_at = time.monotonic()
+        earliest, latest = server - self._read_at, server - asked
+        # A slow answer leaves a wide gap and teaches nothing: only what contradicts the offset corrects it.
+        if not earliest <= self._offset <= latest:
+            self._offset = earliest
 
 
 @dataclass(slots=True)

@@ -27,7 +27,8 @@ from bullmq.abort_controller import AbortError
 from bullmq.custom_errors import DelayedError, UnrecoverableError, WaitingChildrenError
 from bullmq.job import Job
 
-from ..core.errors import MAX_TEXT, FailPermanently, RetryLater, clean_text, describe
+from ..core.errors import FailPermanently, RetryLater, clean_text, describe
+from ..core.failures import MAX_TEXT
 from .events import WorkerEvents
 from .ledger import Found, Ledger, LockLost, Refused, Run
 

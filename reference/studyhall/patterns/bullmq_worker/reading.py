@@ -21,7 +21,7 @@ from typing import Any
 
 from bullmq.job import Job
 
-from ..core.errors import describe
+from ..core.failures import describe
 
 __all__ = ["Reading", "read_job"]
 

@@ -51,11 +51,10 @@ from ..core.errors import FailPermanently, RetryLater
 from ..core.worker_connections import blocking_client, worker_client
 from .autopipeline import AutoPipeline
 from .events import WorkerEvents, is_outage
-from .ledger import Found, Ledger, LockLost, Run
+from .ledger import Found, Ledger, LockLost, Run, ServerClock
 from .locks import LockKeeper
 from .outcomes import BackoffStrategy, Outcomes
 from .reading import Reading, read_job
-from .server_clock import ServerClock
 
 __all__ = ["LOCK_LOST", "FailPermanently", "LockLost", "ReliableWorker", "RetryLater"]
 

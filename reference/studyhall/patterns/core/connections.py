@@ -6,46 +6,29 @@ was meant; no connection stays with a server that was demoted, whether Sentinel,
 new one.
 
 An `add` that timed out may still have landed: give every job a `jobId`, then repeating it is harmless.
-Options written into the URL (`?socket_timeout=1`) win over the numbers here: you asked for it.
-
-Redis Cluster: `NoCluster`, whose text says what works.
 
 URLs: `redis://`, `rediss://` (TLS), `unix:///path/to/socket?db=0`, and for Sentinel
-`redis+sentinel://[user:password@]host:port,host2:port/service/db` (`rediss+sentinel://` with TLS).
+`redis+sentinel://[user:password@]host:port,host2:port/service/db` (`rediss+sentinel://` with TLS). Options in the URL
+(`?socket_timeout=1`) win over the numbers here. Redis Cluster: `NoCluster`, whose text says what works.
 """
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import urlsplit
 
 import redis
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    ClusterCrossSlotError,
-    MasterDownError,
-    MovedError,
-    ReadOnlyError,
-    ResponseError,
-)
+from redis.exceptions import ClusterCrossSlotError, MasterDownError, MovedError, ReadOnlyError, ResponseError
 from redis.exceptions import ConnectionError as BrokenConnection
 from redis.exceptions import TimeoutError as Unanswered
 
-__all__ = [
-    "NoCluster",
-    "NotPrimary",
-    "producer_client",
-    # what other clients are built with
-    "build_client",
-    "meaning",
-    "no_repeat",
-    "sentinel_of",
-    "watched",
-]
+__all__ = ["NoCluster", "NotPrimary", "build_client", "meaning", "producer_client", "sentinel_of", "watched"]
 
 # A refused connection fails at once; these two bound a host that swallows packets and a frozen server.
 # The larger is what a caller waits at worst. With BullMQ's own client an `add` was still pending after 330 s.
@@ -60,8 +43,7 @@ TEXT = {"decode_responses": True, "encoding_errors": "replace"}
 
 
 class NotPrimary(BrokenConnection):
-    """The server at the other end cannot take writes any more. The connection is dropped: the next one may
-    reach the server that took over, this one never will."""
+    """The server cannot take writes any more. The connection is dropped: the next may reach its successor."""
 
 
 class NoCluster(RuntimeError):
@@ -75,11 +57,8 @@ def meaning(error: Exception) -> Exception:
     text = str(error)
     # A script on a 6.2 replica answers "ERR Error running script … -READONLY …". UNBLOCKED ends the waits of a
     # server that is being demoted, NOREPLICAS is a primary on the wrong side of a network split.
-    if (
-        isinstance(error, ReadOnlyError | MasterDownError)
-        or "-READONLY " in text
-        or text.startswith(("NOREPLICAS", "UNBLOCKED"))
-    ):
+    demoted = "-READONLY " in text or text.startswith(("NOREPLICAS", "UNBLOCKED"))
+    if demoted or isinstance(error, ReadOnlyError | MasterDownError):
         return NotPrimary(f"this server does not take writes any more: {text}")
     if isinstance(error, ClusterCrossSlotError | MovedError) or text.startswith(("CROSSSLOT", "MOVED ")):
         return NoCluster(f"{' '.join(str(NoCluster.__doc__).split())} ({text})")
@@ -90,8 +69,7 @@ def producer_client(url: str) -> Redis:
     """For code that adds jobs: an answer or an error in time, for a 503 or an outbox row.
 
     One repeat, for a broken connection alone: after a restart of Redis every pooled connection is dead, and
-    the first request to notice must not pay for it. So give every job an id: adding
-    it again is then harmless.
+    the first request to notice must not pay for it.
     """
     options: dict[str, Any] = {
         "retry": Retry(NoBackoff(), 1, supported_errors=(BrokenConnection,)),
@@ -112,11 +90,7 @@ def build_client(kind: type[C], url: str, **options: Any) -> C:
     if sentinel := sentinel_of(url):
         hosts, service, server, asked = sentinel
         # Ask the next one soon.
-        limits = {
-            "retry": no_repeat(),
-            "socket_connect_timeout": 0.5,
-            "socket_timeout": 0.5,
-        }
+        limits = {"retry": Retry(NoBackoff(), 0), "socket_connect_timeout": 0.5, "socket_timeout": 0.5}
         manager: Any = Sentinel(  # type: ignore[no-untyped-call]
             hosts, sentinel_kwargs={**limits, **asked}, **{**options, **server}
         )
@@ -129,19 +103,7 @@ def build_client(kind: type[C], url: str, **options: Any) -> C:
 
 class _Watched:
     """On top of redis-py's connection of whatever kind: leaves a server whose answer says that it is no primary.
-
-    redis-py does so for Sentinel alone. Behind one fixed address a pooled connection stayed with the demoted
-    server: READONLY for 40 s and longer, until somebody closed it.
-    """
-
-    async def on_connect_check_health(self, *args: Any, **options: Any) -> None:
-        connection: Any = super()
-        try:
-            await connection.on_connect_check_health(*args, **options)
-        except ResponseError:
-            # Most likely CLIENT SETNAME, which would fail every connection. A name is a courtesy: go without.
-            self.client_name = None
-            await connection.on_connect_check_health(*args, **options)
+    redis-py does so for Sentinel alone. Behind one fixed address it stayed, READONLY for 40 s and longer."""
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         # redis-py sends under `asyncio.wait_for`, which on Python 3.11 swallows a cancellation that comes while the
@@ -181,32 +143,21 @@ def watched(client: C, watch: type) -> C:
     return client
 
 
-def no_repeat() -> Retry:
-    return Retry(NoBackoff(), 0)
-
-
 def sentinel_of(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any], dict[str, Any]] | None:
     """(sentinel hosts, service name, options for the server, options for the sentinels), or None."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("redis+sentinel", "rediss+sentinel"):
+    scheme, found, rest = url.partition("+sentinel://")
+    if not found:
         return None
-    login, _, hosts = parts.netloc.rpartition("@")
-    pairs = [
-        host.rpartition(":") if ":" in host else (host, ":", "26379") for host in hosts.split(",") if host
-    ]
+    parts = urlsplit(f"{scheme}://{rest}")
+    login, at, hosts = parts.netloc.rpartition("@")
     service, _, db = parts.path.strip("/").partition("/")
-    if not pairs or not service:
+    if not hosts or not service:
         raise ValueError(
             "a Sentinel URL needs hosts and the service name: redis+sentinel://host:26379,host2:26379/mymaster/0"
         )
-    user, _, password = login.partition(":")
-    query = dict(parse_qsl(parts.query))
-    server: dict[str, Any] = {
-        "db": int(db or 0),
-        "username": unquote(user) or None,
-        "password": unquote(password) or None,
-    }
-    asked: dict[str, Any] = {"password": query["sentinel_password"]} if "sentinel_password" in query else {}
-    if parts.scheme == "rediss+sentinel":
+    pairs = [(urlsplit(f"//{host}").hostname or "", urlsplit(f"//{host}").port) for host in hosts.split(",")]
+    server: dict[str, Any] = {**parse_url(f"redis://{login}{at}/{db}?{parts.query}")}
+    asked = {"password": server.pop("sentinel_password")} if "sentinel_password" in server else {}
+    if scheme == "rediss":
         server["ssl"], asked["ssl"] = True, True
-    return [(host.strip("[]"), int(port)) for host, _, port in pairs], service, server, asked
+    return [(host, port or 26379) for host, port in pairs], service, server, asked

@@ -7,7 +7,19 @@ then lands in the dead letters is visible, while work that is dropped is not.
 
 from __future__ import annotations
 
-import re
+from .failures import (
+    Cancelled,
+    FailedTwin,
+    InvalidDelay,
+    JobError,
+    KeyReused,
+    Permanent,
+    QueueUnavailable,
+    Transient,
+    Unavailable,
+    clean_text,
+    describe,
+)
 
 __all__ = [
     # outcomes of a job
@@ -36,18 +48,6 @@ __all__ = [
     "describe",
 ]
 
-MAX_TEXT = 8_192
-# PostgreSQL refuses NUL, UTF-8 has no lone surrogates, and other control characters rewrite a terminal's lines.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-
-
-class JobError(Exception):
-    """Root of everything a handler raises on purpose."""
-
-
-class Transient(JobError):
-    """May pass by itself (network, 5xx, timeout): retry with backoff, consuming an attempt."""
-
 
 class DeadlineExceeded(Transient):
     """The work ran into its time limit. Raise it, let it grow per attempt, or checkpoint smaller steps."""
@@ -61,24 +61,8 @@ class DeadlineExceeded(Transient):
         self.abandoned = abandoned
 
 
-class Unavailable(Transient):
-    """Something that every job needs is away (the database): wait for its return, consuming no attempt."""
-
-
-class Permanent(JobError):
-    """Will never pass (bad input, 4xx, forged job): fail now, whatever attempts are left."""
-
-
-class InvalidDelay(Permanent):
-    """The delay is not a number of seconds between 0 and a year."""
-
-
 class ForgedJob(Permanent):
     """The job is unsigned, was altered, or was signed with a key this worker does not accept."""
-
-
-class KeyReused(Permanent):
-    """The key was used for another payload. One key names one request: take a new key or the same payload."""
 
 
 class RateLimited(JobError):
@@ -105,24 +89,12 @@ class Snooze(JobError):
         self.delay = delay
 
 
-class Cancelled(JobError):
-    """Somebody asked for this job to stop. It ends as cancelled and never comes back as a retry."""
-
-
 class Expired(Permanent):
     """The job waited longer than its result is worth. Raise its max_age, or add workers."""
 
 
 class Overloaded(ResourceBusy):
     """The queue is too long to take more. Nothing was stored; send it again after `retry_after` seconds."""
-
-
-class QueueUnavailable(JobError):
-    """The queue did not answer in time. Nothing is lost: try again with the same key."""
-
-
-class FailedTwin(JobError):
-    """A job with this key failed and was not archived yet. Replay it from the dead letters instead."""
 
 
 class RetryLater(Exception):
@@ -144,18 +116,3 @@ class FailPermanently(Exception):
     def __init__(self, reason: str, *, trace: str | None = None) -> None:
         super().__init__(reason)
         self.reason, self.trace = reason, trace
-
-
-def clean_text(text: str, limit: int = MAX_TEXT) -> str:
-    """The text as every database, broker and terminal takes it, cut at `limit` characters."""
-    clean = _UNSAFE.sub("\ufffd", text[: limit + 1])
-    return clean if len(clean) <= limit else clean[:limit] + "…"
-
-
-def describe(error: BaseException, limit: int = MAX_TEXT) -> str:
-    """What the error says, or its class if it says nothing: never raises, whatever its `__str__` does."""
-    try:
-        text = str(error)
-    except BaseException:  # a panic of Rust code is no Exception
-        text = ""
-    return clean_text(text or type(error).__name__, limit)

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .errors import Permanent, Transient
+from .failures import Permanent, Transient
 
 __all__ = [
     "MAX_BYTES",

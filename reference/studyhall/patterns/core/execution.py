@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from .errors import JobError, Transient
+from .failures import JobError, Transient
 from .job import Deadline, Decision, Outcome, RetryPolicy, Save, provider_key, stop_reason
 
 __all__ = ["CallNext", "JobContext", "MissingStep", "Step", "before", "gives", "needs", "uncancel"]

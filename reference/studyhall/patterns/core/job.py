@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from .errors import Cancelled
+from .failures import Cancelled
 
 __all__ = [
     # the rules of one kind of job

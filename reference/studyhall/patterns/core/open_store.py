@@ -40,7 +40,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.schema import CreateColumn
 
-from .errors import Permanent
+from .failures import Permanent
 from .store import (
     ANSWER,
     LOCK_WAIT,

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from .errors import Permanent, describe
+from .failures import Permanent, describe
 
 __all__ = ["NotJson", "check", "dumps", "fingerprint"]
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from .errors import describe
+from .failures import describe
 
 __all__ = ["REDACTED", "redact", "redact_text"]
 

@@ -33,7 +33,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from .errors import Permanent, Unavailable, describe
+from .failures import Permanent, Unavailable, describe
 
 __all__ = [
     "NestedBegin",

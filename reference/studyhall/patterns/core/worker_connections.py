@@ -24,7 +24,7 @@ from redis.exceptions import ResponseError
 from redis.retry import Retry as SyncRetry
 from redis.sentinel import Sentinel as SyncSentinel
 
-from .connections import CONNECT_SECONDS, C, build_client, meaning, no_repeat, sentinel_of, watched
+from .connections import CONNECT_SECONDS, C, build_client, meaning, sentinel_of, watched
 
 __all__ = ["blocking_client", "events_client", "lock_client", "worker_client"]
 
@@ -36,16 +36,17 @@ BLOCKING_SECONDS = 30.0
 def worker_client(url: str, kind: type[C], *, name: str | None = None) -> C:
     """For a worker's own commands, in its own class of client. No retries: only it knows what may be repeated."""
     # RESP2: no push messages may stand between the pipelined replies, which are matched by order alone.
-    return build_client(
+    client = build_client(
         kind,
         url,
-        retry=no_repeat(),
+        retry=Retry(NoBackoff(), 0),
         protocol=2,
         client_name=name,
         max_connections=500,  # beyond it redis-py raises instead of waiting; processors log and read at once
         socket_connect_timeout=2.0,
         socket_timeout=5.0,
     )
+    return watched(client, _Named)
 
 
 def blocking_client(url: str, *, name: str | None = None, patience: float = BLOCKING_SECONDS) -> Redis:
@@ -54,14 +55,15 @@ def blocking_client(url: str, *, name: str | None = None, patience: float = BLOC
     `patience` is how long an answer may take, and must exceed the longest block time. It is also how long a
     connection that died without a word (a NAT forgot it) goes unnoticed.
     """
-    return build_client(
+    client = build_client(
         Redis,
         url,
-        retry=no_repeat(),
+        retry=Retry(NoBackoff(), 0),
         client_name=name,
         socket_connect_timeout=2.0,
         socket_timeout=patience,
     )
+    return watched(client, _Named)
 
 
 def events_client(url: str) -> Redis:
@@ -97,8 +99,21 @@ def lock_client(url: str, *, name: str | None = None) -> redis.Redis:
     return watched(made, _WatchedSync)
 
 
+class _Named:
+    """A connection with a name, or without where the server refuses it."""
+
+    async def on_connect_check_health(self, *args: Any, **options: Any) -> None:
+        connection: Any = super()
+        try:
+            await connection.on_connect_check_health(*args, **options)
+        except ResponseError:
+            # Most likely CLIENT SETNAME, which would fail every connection. A name is a courtesy: go without.
+            self.client_name = None
+            await connection.on_connect_check_health(*args, **options)
+
+
 class _WatchedSync:
-    """The same for the thread that renews locks."""
+    """The same for the thread that renews locks, and what `connections` does for the others."""
 
     def on_connect_check_health(self, *args: Any, **options: Any) -> None:
         connection: Any = super()

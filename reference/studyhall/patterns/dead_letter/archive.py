@@ -33,7 +33,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ..core.errors import Permanent
+from ..core.failures import Permanent
 from ..core.store import begin, metadata, read
 
 __all__ = [

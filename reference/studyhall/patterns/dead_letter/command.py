@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 from ..core.connections import producer_client
-from ..core.errors import JobError
+from ..core.failures import JobError
 from ..core.open_store import close, open_store
 from .archive import list_dead_letters
 from .replayer import replay, replay_many

@@ -34,7 +34,7 @@ from redis.client import NEVER_DECODE
 from sqlalchemy import and_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ..core.errors import clean_text
+from ..core.failures import clean_text
 from ..core.store import begin, insert
 from .archive import DeadLetter, dead_letter_of, dead_letters, parsed
 

@@ -20,21 +20,15 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import Column, Double, Index, Integer, String, Table, Text, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.clock import Periodic
+from ..core.correlation import correlation, current_correlation_id, new_correlation_id
 from ..core.errors import Expired, FailedTwin, Permanent, QueueUnavailable
-from ..core.request import (
-    Enqueues,
-    JobRef,
-    JobRequest,
-    correlation,
-    current_correlation_id,
-    new_correlation_id,
-)
+from ..core.request import JobRef, JobRequest
 from ..core.store import begin, insert, metadata, read
 
 __all__ = ["Drained", "Drainer", "Pending", "add", "drain", "forget", "pending", "pending_jobs", "release"]
@@ -57,6 +51,15 @@ pending_jobs = Table(
 )
 Index("pending_jobs_due", pending_jobs.c.due_at, pending_jobs.c.accepted_at)
 row = pending_jobs.c
+
+
+class Enqueues(Protocol):
+    """What is needed of a producer; `producer.Producer` is one."""
+
+    async def enqueue(self, request: JobRequest) -> JobRef: ...
+    async def admit(self, request: JobRequest) -> None: ...
+    async def checked(self, request: JobRequest) -> JobRequest: ...
+    def ref(self, request: JobRequest) -> JobRef: ...
 
 
 @dataclass(frozen=True, slots=True)

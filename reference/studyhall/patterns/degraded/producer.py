@@ -23,7 +23,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.errors import FailedTwin, Overloaded, QueueUnavailable, ResourceBusy
-from ..core.request import Enqueues, JobRef, JobRequest
+from ..core.request import JobRef, JobRequest
 from ..core.store import begin, read
 from . import pending as pending_jobs
 
@@ -53,7 +53,12 @@ class DegradedProducer:
     """
 
     def __init__(
-        self, producer: Enqueues, store: AsyncEngine, *, most: int = 10_000, retry_every: float = 2.0
+        self,
+        producer: pending_jobs.Enqueues,
+        store: AsyncEngine,
+        *,
+        most: int = 10_000,
+        retry_every: float = 2.0,
     ) -> None:
         self.producer, self._store, self._most, self._retry_every = producer, store, most, retry_every
         self._away_until = 0.0  # an outage was seen: not every caller has to find out for itself

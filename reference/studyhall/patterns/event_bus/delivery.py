@@ -19,8 +19,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from ..core.errors import clean_text
 from ..core.event import MAX_BYTES, Event, EventTooLarge, Handler, topic_of
+from ..core.failures import clean_text
 from ..core.job import Decision, Outcome, RetryPolicy
 from ..core.redaction import redact_text
 from ..retry import decide

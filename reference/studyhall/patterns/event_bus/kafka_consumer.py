@@ -19,8 +19,8 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from ..core.errors import JobError
 from ..core.event import Handler
+from ..core.failures import JobError
 from ..core.job import RetryPolicy
 from .delivery import Lanes, judge, log, set_within, text
 

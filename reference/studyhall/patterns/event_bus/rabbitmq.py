@@ -27,8 +27,8 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractIncomingMessage
 from aio_pika.exceptions import ChannelNotFoundEntity, PublishError
 
-from ..core.errors import Transient
 from ..core.event import BrokerUnavailable, Event, Handler, topic_of
+from ..core.failures import Transient
 from ..core.job import RetryPolicy
 from .bus import EVENTS, Capabilities, Quarantined
 from .delivery import checked_name, encoded, text, wire_id

@@ -31,7 +31,7 @@ from sqlalchemy.engine import Row
 from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from ..core.errors import KeyReused, Transient
+from ..core.failures import KeyReused, Transient
 from ..core.group_commit import GroupCommit
 from ..core.plain_json import NotJson, dumps, fingerprint
 from ..core.store import begin, in_one_hop, is_postgres, metadata, read

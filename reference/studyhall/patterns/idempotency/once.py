@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from ..core.errors import Cancelled, clean_text
 from ..core.execution import CallNext, JobContext, Step, gives, needs, uncancel
+from ..core.failures import Cancelled, clean_text
 from ..core.job import CANCELLED, Done, Outcome, cancelled, stop_reason
 from .markers import Inbox, fingerprint
 

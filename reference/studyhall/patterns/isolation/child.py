@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from ..core.errors import Permanent
+from ..core.failures import Permanent
 from ..parent_death import die_with_parent
 
 __all__ = ["HEADER", "OUT_OF_MEMORY", "serve"]

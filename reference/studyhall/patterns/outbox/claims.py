@@ -30,7 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.sql.elements import ColumnElement
 
-from ..core.errors import clean_text
+from ..core.failures import clean_text
 from ..core.store import in_one_hop, is_postgres
 from .table import BUS, MAX_REASON, NEVER, clock, not_given_up, outbox, unpublished
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ..core.errors import clean_text
+from ..core.failures import clean_text
 from ..core.store import begin, is_postgres, read
 from .table import BUS, MAX_REASON, NEVER, clock, outbox, unpublished
 

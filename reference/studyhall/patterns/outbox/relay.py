@@ -37,8 +37,8 @@ from uuid import uuid4
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..core.clock import Periodic, apart, told_to_end
-from ..core.errors import describe
 from ..core.event import BrokerUnavailable, Event, InvalidEvent
+from ..core.failures import describe
 from ..core.job import RetryPolicy
 from ..core.redaction import redact_text
 from ..core.store import answers_within

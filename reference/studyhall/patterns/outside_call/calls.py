@@ -31,7 +31,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ..core.errors import Permanent
+from ..core.failures import Permanent
 from .ledger import ENDED, NOTHING_HAPPENED, Call, InFlight, Ledger, Next, NotMade, Rules
 
 __all__ = ["OutsideCalls"]

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from ..core.errors import JobError
+from ..core.failures import JobError
 from ..core.open_store import close, open_store
 from .calls import OutsideCalls
 from .store import StoreLedger

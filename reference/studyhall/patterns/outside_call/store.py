@@ -9,7 +9,7 @@ from sqlalchemy import Column, Connection, Double, Index, Integer, String, Table
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..core.store import in_one_hop, is_postgres, metadata
-from . import sql
+from . import dbapi as sql
 from .ledger import Call
 
 __all__ = ["StoreLedger", "outside_calls"]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..core.errors import Permanent
+from ..core.failures import Permanent
 from .ledger import ENDED, NOTHING_HAPPENED, Call, InFlight, Next, NotMade, Rules, SyncLedger
 
 __all__ = ["SyncOutsideCalls"]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ..core.errors import Permanent
+from ..core.failures import Permanent
 from ..core.job import RetryPolicy, provider_key
 from ..outside_call.ledger import NOTHING_HAPPENED, Call, InFlight, Next, Rules, State
 from ..retry import NEVER, decide

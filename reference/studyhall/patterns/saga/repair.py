@@ -21,7 +21,7 @@ from typing import Any, Literal
 from sqlalchemy import Row, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from ..core.errors import Permanent
+from ..core.failures import Permanent
 from ..core.store import begin
 from .definition import Saga
 from .store import UnknownSaga, record, redact, sagas, steps

@@ -44,7 +44,7 @@ from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.clock import Periodic, apart, told_to_end
-from ..core.errors import describe
+from ..core.failures import describe
 from ..core.group_commit import GroupCommit
 from ..core.job import RetryPolicy
 from ..core.store import ANSWER, answers_within, begin, in_one_hop

@@ -43,7 +43,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from ..core.errors import Permanent, clean_text
+from ..core.failures import Permanent, clean_text
 from ..core.redaction import redact_text
 from ..core.store import begin, in_one_hop, insert, is_postgres, metadata, read
 
