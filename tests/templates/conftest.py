@@ -57,7 +57,8 @@ def export(folder: Path, *, proofs: bool = True) -> None:
     parts = ["templates", "skills", "reference/studyhall/patterns", "queuesmith", "bin"]
     for part in [*parts, *(["tests/harness", "tests/reference"] if proofs else [])]:
         shutil.copytree(ROOT / part, folder / part, ignore=built, dirs_exist_ok=True)
-    for part in ("copier.yml", "pyproject.toml"):
+    for part in ("copier.yml", "pyproject.toml", "reference/studyhall/api/impatient.py"):
+        (folder / part).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / part, folder / part)
 
 

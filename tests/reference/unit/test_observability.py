@@ -341,7 +341,7 @@ def test_a_line_is_cheap(figures: Callable[..., object]) -> None:
     """In a process of its own, without pytest's handlers, and in CPU time, for the machine may be busy."""
     program = """
 import json, logging, os, time
-from studyhall.patterns.core.request import *
+from studyhall.patterns.core.correlation import *
 from studyhall.patterns.observability import *
 from studyhall.patterns.observability.metrics import *
 configure_logging("INFO", open(os.devnull, "w"))
