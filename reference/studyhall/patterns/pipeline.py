@@ -21,8 +21,10 @@ performs outside its `Done.save`: give those a provider idempotency key (`ctx.pr
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from .core.errors import Cancelled, Expired, FailPermanently, RetryLater, clean_text
@@ -49,7 +51,9 @@ class Pipeline:
         self._run = _composed(steps)
 
     async def __call__(self, job: Any, token: str) -> Any:
-        run = JobContext(job, token, self._services, self._judge)
+        run = JobContext(
+            job, token, self._services, self._judge, str(job.id), str(job.name), str(job.queue.name)
+        )
         try:
             return await self._run(run)
         except BaseException as error:
@@ -81,6 +85,9 @@ def _composed(steps: Sequence[Step]) -> CallNext:
 
 
 def _link(step: Step, after: CallNext) -> CallNext:
+    if "call_next" in inspect.signature(step).parameters:
+        # No frame of its own: every job passes every step.
+        return partial(step, call_next=after)  # type: ignore[call-arg]
     return lambda run: step(run, after)
 
 

@@ -65,7 +65,11 @@ class StoreGate:
     def left(self, entered: float, error: BaseException | None = None) -> None:
         """After `enter`, with what came of it."""
         if entered >= self._noticed:  # not the many that were under way when the outage was noticed
-            self._away() if is_outage(error) else self._nothing_found_out()
+            if error is not None and is_outage(error):
+                self._away()
+            elif self._pause:  # nothing to write, or failed of something else: the next one may try at once
+                self._next = 0.0
+                self._wake()
 
     def back(self) -> None:
         """Something was written: let everybody in."""
@@ -93,12 +97,6 @@ class StoreGate:
             log.warning("the database is away: jobs wait for it and consume no attempt")
         self._pause = min(self._pause * 2 or FIRST, LONGEST)
         self._next = self._noticed + self._pause * (0.5 + random.random())
-
-    def _nothing_found_out(self) -> None:
-        """It had nothing to write, or failed of something else: the next one may try at once."""
-        if self._pause:
-            self._next = 0.0
-            self._wake()
 
     def _wake(self) -> None:
         self._changed.set()

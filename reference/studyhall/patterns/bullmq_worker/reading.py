@@ -26,6 +26,7 @@ from ..core.failures import describe
 __all__ = ["Reading", "read_job"]
 
 LARGEST = 2**53  # what JSON, Lua and msgpack agree on
+_is_count = re.compile("[0-9]{1,16}|-[0-9]{1,15}").fullmatch
 COUNTERS = ("ats", "atm", "stc", "delay", "priority", "processedOn", "finishedOn")
 
 
@@ -191,7 +192,3 @@ def _parsed(text: str) -> Any:
 
 def _texts(table: dict[str, Any], *names: str) -> bool:
     return all(isinstance(table.get(name), str) for name in names)
-
-
-def _is_count(text: str) -> bool:
-    return len(text) <= 16 and text.isascii() and (text.isdigit() or text.removeprefix("-").isdigit())

@@ -34,6 +34,9 @@ class JobContext:
     token: str
     services: Any
     judge: Callable[[JobContext, BaseException], Decision]
+    job_id: str = ""
+    name: str = ""
+    queue: str = ""
     started: float = field(default_factory=time.monotonic)
 
     # by the step that decodes the job
@@ -57,18 +60,6 @@ class JobContext:
     # how it ended
     outcome: Outcome | None = None
     _decision: tuple[BaseException, Decision] | None = None
-
-    @property
-    def job_id(self) -> str:
-        return str(self.job.id)
-
-    @property
-    def name(self) -> str:
-        return str(self.job.name)
-
-    @property
-    def queue(self) -> str:
-        return str(self.job.queue.name)
 
     @property
     def meta(self) -> dict[str, Any]:
