@@ -1,4 +1,6 @@
-"""Leave in a lock file the hashes of what can be installed here: CPython 3.11 to 3.13, common machines, and sources.
+"""Leave in a lock file the hashes of what is installed here: CPython 3.11 to 3.13 on Linux with glibc and on macOS.
+
+Sources only of what has no wheel there. Elsewhere (Windows, Alpine) the tests do not run anyway.
 
     python lean_lock.py requirements.lock pylock.toml
 
@@ -11,25 +13,25 @@ import tomllib
 from pathlib import Path
 
 PYTHON = re.compile(r"-(?:(?:py2\.)?py3|cp31[123]-cp31[123]|cp3\d+-abi3|py3\d?)-")
-MACHINE = re.compile(
-    r"-any\.whl$|manylinux.*_(?:x86_64|aarch64)|musllinux.*_(?:x86_64|aarch64)|macosx|win_(?:amd64|arm64)"
-)
+MACHINE = re.compile(r"-any\.whl$|manylinux.*_(?:x86_64|aarch64)|macosx")
 
 
 def wanted(name: str) -> bool:
-    return not name.endswith(".whl") or bool(PYTHON.search(name) and MACHINE.search(name))
+    return bool(PYTHON.search(name) and MACHINE.search(name))
 
 
 def main() -> None:
     lock, details = Path(sys.argv[1]), tomllib.loads(Path(sys.argv[2]).read_text())
     unneeded = set()
     for package in details["packages"]:
-        for file in package.get("wheels", []):
-            if not wanted(file.get("name") or file["url"].rpartition("/")[2]):
-                unneeded.add(file["hashes"]["sha256"])
+        wheels = {file["hashes"]["sha256"]: file for file in package.get("wheels", [])}
+        kept = {sha for sha, file in wheels.items() if wanted(file.get("name") or file["url"].rpartition("/")[2])}
+        unneeded |= wheels.keys() - kept
+        if kept and "sdist" in package:
+            unneeded.add(package["sdist"]["hashes"]["sha256"])
     lines = lock.read_text().splitlines()
-    kept = [line for line in lines if line.strip(" \\").removeprefix("--hash=sha256:") not in unneeded]
-    text = "\n".join(kept) + "\n"
+    left = [line for line in lines if line.strip(" \\").removeprefix("--hash=sha256:") not in unneeded]
+    text = "\n".join(left) + "\n"
     # The last hash of a package has no backslash.
     text = re.sub(r" \\\n(?! )", "\n", text)
     lock.write_text(text)
