@@ -25,7 +25,9 @@ def main() -> None:
     unneeded = set()
     for package in details["packages"]:
         wheels = {file["hashes"]["sha256"]: file for file in package.get("wheels", [])}
-        kept = {sha for sha, file in wheels.items() if wanted(file.get("name") or file["url"].rpartition("/")[2])}
+        kept = {
+            sha for sha, file in wheels.items() if wanted(file.get("name") or file["url"].rpartition("/")[2])
+        }
         unneeded |= wheels.keys() - kept
         if kept and "sdist" in package:
             unneeded.add(package["sdist"]["hashes"]["sha256"])

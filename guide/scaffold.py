@@ -75,10 +75,10 @@ def rendered() -> str:
     )
     facts = {
         "version": catalogue.version(),
-        "core": {kind: catalogue.closure(own) for kind, own in CORE.items()},
-        "brokers": {broker: catalogue.closure([own]) for broker, own in BROKERS.items()},
+        "core": {kind: " ".join(catalogue.closure(own)) for kind, own in CORE.items()},
+        "brokers": {broker: " ".join(catalogue.closure([own])) for broker, own in BROKERS.items()},
         "patterns": {ident: _choice(one) for ident, one in sorted(patterns.items())} | _parts(),
-        "packages": {name: catalogue.packages([name]) for name in modules},
+        "packages": {name: found for name in modules if (found := catalogue.packages([name]))},
         "tables": {name: made for name in modules if (made := _tables(name))},
         "app": catalogue.packages([], also=APP),
         "dev": catalogue.packages([], also=DEV),
@@ -102,18 +102,18 @@ def _tables(module: str) -> str:
     return "\n".join(steps)
 
 
-def _choice(one: catalogue.Pattern) -> dict[str, object]:
-    return {"title": one.title, "skill": one.skill, "own": list(one.own), "modules": one.modules}
+def _choice(one: catalogue.Pattern) -> dict[str, str]:
+    return {"title": one.title, "own": one.own[0], "modules": " ".join(one.modules)}
 
 
-def _parts() -> dict[str, dict[str, object]]:
+def _parts() -> dict[str, dict[str, str]]:
     """Parts are chosen by themselves: `observability.metrics`."""
     found = {}
     for one in catalogue.patterns().values():
         for module in one.parts:
             part = catalogue.find(f"{one.id}.{PurePosixPath(module).stem}")
             title = f"{one.title}: {PurePosixPath(module).stem}"
-            found[part.id] = {**_choice(part), "title": title, "own": [module]}
+            found[part.id] = {**_choice(part), "title": title, "own": module}
     return dict(sorted(found.items()))
 
 

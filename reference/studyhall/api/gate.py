@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from studyhall.patterns.core.correlation import correlation, new_correlation_id
+from studyhall.patterns.core.job import correlation, new_correlation_id
 from studyhall.settings import Settings
 
 from .problems import Problem, problem

@@ -19,7 +19,6 @@ from studyhall.documents import DocumentRejected, TooLarge, WrongType
 from studyhall.jobs.reference import UnknownDocument
 from studyhall.orders.service import OrderRefused
 from studyhall.patterns.cancel import NoSuchJob
-from studyhall.patterns.core.correlation import current_correlation_id
 from studyhall.patterns.core.errors import (
     FailedTwin,
     Overloaded,
@@ -29,6 +28,7 @@ from studyhall.patterns.core.errors import (
     ResourceBusy,
     Transient,
 )
+from studyhall.patterns.core.job import current_correlation_id
 from studyhall.patterns.core.redaction import redact_text
 from studyhall.patterns.core.store import StoreUnavailable
 from studyhall.patterns.dead_letter import (

@@ -24,9 +24,9 @@ from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from .core.correlation import current_correlation_id
 from .core.execution import CallNext, JobContext, Step
 from .core.failures import describe
+from .core.job import current_correlation_id
 from .core.redaction import redact_text
 from .core.request import AddNext, AddStep, Outgoing
 

@@ -24,10 +24,9 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from .core.correlation import correlation, current_correlation_id
 from .core.execution import CallNext, JobContext, Step, gives
 from .core.failures import Permanent
-from .core.job import Deadline, RetryPolicy
+from .core.job import Deadline, RetryPolicy, correlation, current_correlation_id
 from .core.plain_json import NotJson, check
 from .core.request import AddNext, AddStep, Outgoing
 

@@ -1,4 +1,4 @@
-{@% set used = catalogue.core[kind] + (catalogue.patterns['schedule'].modules if kind != 'event-driven' and 'schedule' in patterns else []) %@}
+{@% set used = (catalogue.core[kind] ~ ' ' ~ (catalogue.patterns['schedule'].modules if kind != 'event-driven' and 'schedule' in patterns else '')).split() %@}
 {@% set types = {'str': 'sa.String(length=500)', 'int': 'sa.Integer()', 'float': 'sa.Float()', 'bool': 'sa.Boolean()'} %@}
 """The tables as they were when the service was made. Never edit it: a change is the next revision."""
 

@@ -34,6 +34,9 @@ from .jobs import schedules
 from .patterns import dead_letter
 {@% endif %@}
 from .patterns.core.errors import JobError, clean_text
+{@% if jobs %@}
+from .patterns.core.job import DAY
+{@% endif %@}
 from .patterns.core.open_store import WrongStoreUrl
 from .patterns.core.redaction import redact
 {@% if scheduled %@}
@@ -42,9 +45,7 @@ from .patterns.core.request import JobRequest
 from .patterns.engine import EngineError
 from .patterns.health.alerts import raised, rule_for
 from .patterns.observability import configure_logging
-{@% if jobs %@}
-from .patterns.retention import DAY
-{@% else %@}
+{@% if not jobs %@}
 from .patterns.outbox import quarantine as outbox
 from .patterns.replay import logged, replay
 from .patterns.saga import repair

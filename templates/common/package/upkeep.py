@@ -28,12 +28,11 @@ from .patterns.core.clock import Periodic
 {@% if jobs %@}
 from .patterns.core.errors import QueueUnavailable
 {@% endif %@}
+from .patterns.core.job import DAY
 from .patterns.health.alerts import Alert, Rule, evaluate
 from .patterns.health.exposition import Sample{@ ', queue_samples' if jobs @}
 from .patterns.health.senders import Sender, sender, to_all
-{@% if jobs %@}
-from .patterns.retention import DAY
-{@% else %@}
+{@% if not jobs %@}
 from .patterns.outbox import quarantine as outbox
 from .patterns.saga import store as sagas
 {@% endif %@}
@@ -43,11 +42,10 @@ __all__ = ["RULES", "clean_up", "measured", "receivers", "upkeep", "watching"]
 
 log = logging.getLogger(__name__)
 {@% if jobs %@}
-# A replayed dead letter must still find the mark that it was done: see retention.py.
+# A replayed dead letter must still find the mark that it was done.
 MARKERS_LONGER = 30 * DAY
 PATIENCE = 30.0  # seconds that a queue may be without a worker: a deployment is no incident
 {@% else %@}
-DAY = 24 * 3600.0
 # Events may be replayed as long as the outbox has them: the marks that they were handled outlive them.
 MARKERS_LONGER = 30 * DAY
 {@% endif %@}

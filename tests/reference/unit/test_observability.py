@@ -22,9 +22,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, SecretStr
 
-from studyhall.patterns.core.correlation import correlation, current_correlation_id, new_correlation_id
 from studyhall.patterns.core.errors import Permanent, Transient
-from studyhall.patterns.core.job import Outcome
+from studyhall.patterns.core.job import Outcome, correlation, current_correlation_id, new_correlation_id
 from studyhall.patterns.core.redaction import MAX_TEXT, REDACTED, redact, redact_text
 from studyhall.patterns.observability import bind, configure_logging, log_execution
 from studyhall.patterns.observability.metrics import MAX_SERIES, JobMetrics
@@ -341,7 +340,7 @@ def test_a_line_is_cheap(figures: Callable[..., object]) -> None:
     """In a process of its own, without pytest's handlers, and in CPU time, for the machine may be busy."""
     program = """
 import json, logging, os, time
-from studyhall.patterns.core.correlation import *
+from studyhall.patterns.core.job import *
 from studyhall.patterns.observability import *
 from studyhall.patterns.observability.metrics import *
 configure_logging("INFO", open(os.devnull, "w"))

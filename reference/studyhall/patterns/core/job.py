@@ -1,6 +1,5 @@
-"""The job model: the rules of a kind of job, and how one execution ends; what is asked for is in `request`. Only data.
-
-Every pattern speaks these types, so none has to import another for a name. Only the standard library here.
+"""The job model: the rules of a kind of job, how one execution ends, and on whose behalf; what is asked for is in
+`request`. Every pattern speaks these types, so none has to import another for a name. Only the standard library here.
 """
 
 from __future__ import annotations
@@ -8,7 +7,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Awaitable, Callable
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -31,11 +34,18 @@ __all__ = [
     "cancelled",
     "provider_key",
     "stop_reason",
+    # on whose behalf
+    "correlation",
+    "current_correlation_id",
+    "new_correlation_id",
 ]
 
 DAY = 24 * 3600.0
 CANCELLED = "cancelled"  # the only field of a cancelled job's result
 STOP = "cancelled: "  # how a running processor is told; other cancellations are drains and lost locks
+
+_GOOD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_correlation: ContextVar[str] = ContextVar("correlation_id", default="")
 
 Save = Callable[[Any], Awaitable[object]]  # an effect, given the transaction it belongs to
 
@@ -128,3 +138,23 @@ def stop_reason(error: BaseException) -> str | None:
 def provider_key(business_key: str, step: str) -> str:
     """The idempotency key to send to an outside service: equal in every retry, replay and process."""
     return hashlib.sha256(json.dumps([business_key, step]).encode()).hexdigest()[:40]
+
+
+def new_correlation_id() -> str:
+    return uuid.uuid4().hex
+
+
+def current_correlation_id() -> str:
+    """The id of the request or job that this code works for; empty outside of one."""
+    return _correlation.get()
+
+
+@contextmanager
+def correlation(ident: object = None) -> Iterator[str]:
+    """Work under this correlation id, or a new one when `ident` is none that we would write into a log."""
+    given = ident if isinstance(ident, str) and _GOOD_ID.fullmatch(ident) else new_correlation_id()
+    was = _correlation.set(given)
+    try:
+        yield given
+    finally:
+        _correlation.reset(was)

@@ -26,8 +26,8 @@ from sqlalchemy import Column, Double, Index, Integer, String, Table, Text, dele
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..core.clock import Periodic
-from ..core.correlation import correlation, current_correlation_id, new_correlation_id
 from ..core.errors import Expired, FailedTwin, Permanent, QueueUnavailable
+from ..core.job import correlation, current_correlation_id, new_correlation_id
 from ..core.request import JobRef, JobRequest
 from ..core.store import begin, insert, metadata, read
 

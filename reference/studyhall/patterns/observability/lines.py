@@ -24,10 +24,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, TextIO
 
-from ..core.correlation import correlation, current_correlation_id
 from ..core.execution import CallNext, JobContext, Step, before
 from ..core.failures import clean_text
-from ..core.job import Outcome
+from ..core.job import Outcome, correlation, current_correlation_id
 from ..core.redaction import redact, redact_text
 
 __all__ = ["HumanLines", "JsonLines", "bind", "configure_logging", "log_execution", "logged"]
