@@ -24,9 +24,10 @@ from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, ping
 from studyhall.patterns.core.worker_connections import events_client
 from studyhall.patterns.dead_letter import counts
-from studyhall.patterns.health import Health, QueueHealth, measure, pages, problems
+from studyhall.patterns.health import Health, QueueHealth, measure, problems
 from studyhall.patterns.health.alerts import Alert, Rule, evaluate, raised
 from studyhall.patterns.health.exposition import GAUGES, exposition, queue_samples
+from studyhall.patterns.health.listing import pages
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .signals import Health, JobSummary, QueueHealth, measure, memory_used, pages, problems
+from .signals import Health, QueueHealth, measure, memory_used, problems
 
-__all__ = ["Health", "JobSummary", "QueueHealth", "measure", "memory_used", "pages", "problems"]
+__all__ = ["Health", "QueueHealth", "measure", "memory_used", "problems"]

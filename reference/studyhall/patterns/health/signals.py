@@ -2,12 +2,9 @@
 
 Promise: `measure` sees every state in which a job can wait (waiting, prioritized, overdue, paused), the age of the
 oldest job that should have started, the share that failed, who works on it, the dead letters, and how full Redis is,
-in a few short commands per queue whatever its size. `pages` lists a state of 100,000 jobs without holding Redis up: no
-command takes more than a page. A depth alarm on `wait` alone sees no prioritized job; listing 100,000 delayed jobs in
-one call blocks Redis.
+in a few short commands per queue whatever its size. A depth alarm on `wait` alone sees no prioritized job.
 
-When it does NOT hold: numbers are read one after the other, so they may disagree by what happened meanwhile;
-a listing pages by rank, so a job that ends while you read can hide its neighbour until you list again. The
+When it does NOT hold: numbers are read one after the other, so they may disagree by what happened meanwhile. The
 oldest age looks at the oldest job of each priority, by the order in which the queue will serve them. A server
 without `maxmemory` is compared with its machine's memory, not with the limit of a container around it.
 """
@@ -19,20 +16,18 @@ import base64
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 
-__all__ = ["Health", "JobSummary", "QueueHealth", "measure", "memory_used", "pages", "problems"]
+__all__ = ["Health", "QueueHealth", "measure", "memory_used", "problems"]
 
 WINDOW = 300.0  # seconds over which failures are counted
 KEPT = 1_000  # completed jobs that retention leaves: with so many, the window may be cut short
 MOST_PRIORITIES = 32
-LISTS = frozenset({"wait", "paused", "active"})
-SETS = frozenset({"prioritized", "delayed", "completed", "failed", "waiting-children"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,53 +198,6 @@ async def _ready_since(redis: Any, key: str) -> float:
     children = await redis.hkeys(f"{key}:processed")
     moments += [float(await redis.hget(child, "finishedOn") or 0) for child in children[-20:]]
     return max(moments) / 1000
-
-
-@dataclass(frozen=True, slots=True)
-class JobSummary:
-    """A job without its payload."""
-
-    id: str
-    name: str
-    added: float  # seconds since 1970
-    due: float | None  # of a delayed job
-    attempts: int
-    reason: str | None  # of a failed one
-
-
-async def pages(
-    redis: Redis, queue: str, state: str, *, size: int = 200, prefix: str = "bull"
-) -> AsyncIterator[list[JobSummary]]:
-    """The jobs of one state, next to be served first, page by page. Stop whenever you have seen enough."""
-    if state not in LISTS | SETS or not 1 <= size <= 1_000:
-        known = ", ".join(sorted(LISTS | SETS))
-        raise ValueError(f"state {state!r} is not one of {known}, or the page is not 1 to 1,000 jobs")
-    client: Any = redis
-    base = f"{prefix}:{queue}:"
-    start = 0
-    while True:
-        if state in LISTS:  # newest first in Redis: read from the tail
-            ids = [(job, 0.0) for job in await client.lrange(base + state, -start - size, -start - 1)][::-1]
-        else:
-            ids = await client.zrange(base + state, start, start + size - 1, withscores=True)
-        if not ids:
-            return
-        async with client.pipeline(transaction=False) as batch:
-            for job, _ in ids:
-                batch.hmget(base + job, "name", "timestamp", "atm", "failedReason")
-            fields = await batch.execute()
-        yield [
-            JobSummary(
-                job,
-                name or "",
-                float(added or 0) / 1000,
-                score // 0x1000 / 1000 if state == "delayed" else None,
-                int(attempts or 0),
-                reason,
-            )
-            for (job, score), (name, added, attempts, reason) in zip(ids, fields, strict=True)
-        ]
-        start += len(ids)
 
 
 async def problems(limit: float = 2.0, **parts: Callable[[], Awaitable[object]]) -> Mapping[str, str]:
