@@ -50,7 +50,6 @@ class Call:
     port: int
     answer: str = ""
     effect: bool = False
-    effect_at: float = 0.0
     done_at: float = 0.0
 
     @property
@@ -223,7 +222,7 @@ class PlayedProvider:
         ident = f"{self.name}-{sum(one.effect for one in self.calls) + 1:05d}"
         values = {"id": ident, "subject": call.subject, "key": call.idempotency}
         result = {"id": ident, "status": "ok"} if route.reply is None else fill_all(route.reply, values)
-        call.effect, call.effect_at = bool(route.effect), self._timeline.now()
+        call.effect = bool(route.effect)
         self._results[(call.subject, "")] = self._results[known] = result
         # looked up by the one or by the other
         self._results[(call.idempotency or call.subject, "")] = result

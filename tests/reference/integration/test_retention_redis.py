@@ -22,7 +22,7 @@ from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.dead_letter import dead_letters
 from studyhall.patterns.idempotency import Inbox, fingerprint
 from studyhall.patterns.pipeline import JobContext
-from studyhall.patterns.producer import JobRequest
+from studyhall.patterns.producer import KEPT, JobRequest
 from studyhall.patterns.retention import Retention
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -44,6 +44,10 @@ def sums(*, fail: bool = False) -> JobTypes:
 
 def request(n: int) -> JobRequest:
     return JobRequest("sum", {"n": n}, key=f"k{n}")
+
+
+def test_a_producer_keeps_jobs_by_the_same_rule_where_nothing_is_said() -> None:
+    assert retention.DEFAULT.job_options() == KEPT
 
 
 async def test_failed_jobs_cost_redis_nothing_lasting_where_the_default_keeps_them_for_ever(

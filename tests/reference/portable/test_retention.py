@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from studyhall.patterns.producer import KEPT
 from studyhall.patterns.retention import Retention
 
 
@@ -12,10 +11,6 @@ def test_every_job_says_how_long_it_is_kept() -> None:
     options = Retention(completed_count=10, completed_age=60).job_options()
     assert options["removeOnComplete"] == {"count": 10, "age": 60}
     assert "count" not in options["removeOnFail"], "a burst of failures must not evict what nobody has seen"
-
-
-def test_a_producer_keeps_jobs_by_the_same_rule_where_nothing_is_said() -> None:
-    assert Retention().job_options() == KEPT
 
 
 def test_markers_must_outlive_whatever_can_come_back() -> None:
