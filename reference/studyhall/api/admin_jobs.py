@@ -14,7 +14,7 @@ from studyhall.patterns import dead_letter, health
 from studyhall.patterns.core.job import cancelled
 from studyhall.patterns.core.redaction import redact, redact_text
 from studyhall.patterns.dead_letter import counts, dead_letters, find
-from studyhall.patterns.health.signals import LISTS
+from studyhall.patterns.health.listing import LISTS
 
 from .problems import Problem
 from .state import Admin, ApiState, State
