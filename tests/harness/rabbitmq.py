@@ -19,7 +19,7 @@ from .missing import need_binary
 from .ports import free_port
 from .processes import start_tied
 
-__all__ = ["RabbitServer"]
+__all__ = ["RabbitServer", "await_port"]
 
 HOW = "apt-get install rabbitmq-server (brew install rabbitmq); no service has to run"
 # Debian's wrapper in /usr/sbin switches user and insists on the system's directories; this does neither.
@@ -98,9 +98,9 @@ class RabbitServer:
                 # Ours and already running, or the node starts a daemon that outlives the tests and listens
                 # on every address.
                 self._epmd = start_tied([self._epmd_binary], env=environment, **quiet)
-                _await_port(self._epmd, self._epmd_port, log, 20)
+                await_port(self._epmd, self._epmd_port, log, 20)
             self._process = start_tied([self._script], env=environment, cwd=self.directory, **quiet)
-        _await_port(self._process, self.port, log, 90)
+        await_port(self._process, self.port, log, 90)
 
     def _environment(self) -> dict[str, str]:
         home = self.directory
@@ -133,7 +133,7 @@ def _erlang() -> tuple[str, ...]:
     return tuple(str(path.parent) for path in Path("/usr/lib/erlang").glob("erts-*/bin/epmd"))
 
 
-def _await_port(process: subprocess.Popen[bytes], port: int, log: Path, seconds: float) -> None:
+def await_port(process: subprocess.Popen[bytes], port: int, log: Path, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < deadline:
         try:
