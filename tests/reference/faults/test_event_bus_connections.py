@@ -1,7 +1,4 @@
-"""Connections of every event bus that are cut, or that swallow every byte; and a broker that is short of memory.
-
-Kafka's mock brokers tell their clients addresses of their own, past any proxy: they stand still instead.
-"""
+"""Connections of every event bus that are cut, or that swallow every byte; and a broker that is short of memory."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ import pytest
 from redis.asyncio import Redis
 
 from harness.buses import SERVERS, open_bus, through
-from harness.kafka import MockKafka
+from harness.kafka import KafkaServer, MockKafka
 from harness.rabbitmq import RabbitServer
 from harness.redis import RedisServer
 from harness.tcp_proxy import TcpProxy
@@ -30,7 +27,10 @@ from studyhall.patterns.event_bus import BrokerUnavailable, EventBus
 pytestmark = pytest.mark.fault
 
 QUICK = RetryPolicy(base=0.05, cap=0.1, attempts=3)
-KINDS = ("redis", "redis-ordered", "nats", "nats-ordered", "rabbitmq")
+KINDS = (
+    *("redis", "redis-ordered", "nats", "nats-ordered", "rabbitmq", "kafka-ordered"),
+    pytest.param("kafka", marks=pytest.mark.full),
+)
 Line = tuple[EventBus, EventBus, TcpProxy]
 
 
@@ -57,12 +57,17 @@ async def consuming(
 
 
 @pytest.fixture
-async def line(request: pytest.FixtureRequest, tcp_proxy: Callable[[int], TcpProxy]) -> AsyncIterator[Line]:
+async def line(request: pytest.FixtureRequest, tcp_proxy: Callable[..., TcpProxy]) -> AsyncIterator[Line]:
     """A bus behind a proxy, the same bus without it, and the proxy."""
     kind, prefix = str(request.param), f"t{uuid.uuid4().hex[:10]}"
-    url = request.getfixturevalue(SERVERS[kind.removesuffix("-ordered")])
-    proxy = tcp_proxy(urlsplit(url).port or 0)
-    buses = [open_bus(kind, each, prefix) for each in (through(proxy, url), url)]
+    if kind.startswith("kafka"):
+        server: KafkaServer = request.getfixturevalue("kafka_server")
+        proxy, behind, url = tcp_proxy(server.proxied_port, server.proxy_port), server.behind, server.url
+    else:
+        url = request.getfixturevalue(SERVERS[kind.removesuffix("-ordered")])
+        proxy = tcp_proxy(urlsplit(url).port or 0)
+        behind = through(proxy, url)
+    buses = [open_bus(kind, each, prefix) for each in (behind, url)]
     await buses[1].subscribe("mail", ["order"])
     yield buses[0], buses[1], proxy
     for bus in buses:
@@ -136,10 +141,10 @@ async def test_connection_that_swallows_every_byte_is_replaced_within_20_seconds
 
 @pytest.mark.parametrize("kind", ["kafka", "kafka-ordered"])
 async def test_kafka_brokers_that_stand_still_are_no_crash_and_start_no_handler_beside_itself(
-    kind: str,
+    kind: str, any_kafka: KafkaServer | MockKafka
 ) -> None:
-    brokers = MockKafka()
-    bus = open_bus(kind, brokers.bootstrap, f"t{uuid.uuid4().hex[:10]}")
+    brokers = any_kafka
+    bus = open_bus(kind, brokers.url, f"t{uuid.uuid4().hex[:10]}")
     running: Counter[str] = Counter()
     done: Counter[str] = Counter()
     most = beside = 0
@@ -174,7 +179,6 @@ async def test_kafka_brokers_that_stand_still_are_no_crash_and_start_no_handler_
     finally:
         brokers.thaw()
         await bus.close()
-        brokers.stop()
     assert (most <= 8, beside) == (True, 1), f"{most} at once, {beside} of one event side by side"
     assert max(done.values()) <= 3  # a member that was silent for too long is given its partitions again
 

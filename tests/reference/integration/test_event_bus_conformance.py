@@ -204,7 +204,7 @@ async def test_waits_are_counted_for_the_group_and_not_in_one_process(bus: Event
 
 
 @pytest.mark.parametrize("kind", [*EVERY, *ORDERED], indirect=True)
-async def test_attempts_are_counted_over_restarts_where_declared(bus: EventBus, another: Opener) -> None:
+async def test_attempts_are_counted_over_restarts(bus: EventBus, another: Opener) -> None:
     calls: list[str] = []
 
     async def broken(event: Event) -> None:
@@ -219,18 +219,15 @@ async def test_attempts_are_counted_over_restarts_where_declared(bus: EventBus, 
 
     await bus.subscribe("mail", ["order"])
     await publish(bus, events(1))
-    # Stopped in its backoff: most of the time where attempts are counted, so that it comes again soon. Elsewhere
-    # always: a second call in one life, while the quarantine is looked at, would be one more than lives.
+    # Stopped in its backoff, most of the time.
     policy = RetryPolicy(base=1, cap=1, attempts=3)
-    if not bus.capabilities.counts_over_restarts:
-        policy = RetryPolicy(base=60, cap=60, attempts=3, floor=1)
     for life in range(4):
         async with consuming(another(), "mail", broken, policy=policy):
             await until(partial(called_or_parked, life), 30, f"call {life + 1} or quarantine", every=0.1)
         if await parked():
             break
-    assert await parked() == bus.capabilities.counts_over_restarts
-    assert len(calls) == (3 if bus.capabilities.counts_over_restarts else 4)
+    assert await parked()
+    assert len(calls) == 3
 
 
 class _Unspeakable(Exception):
