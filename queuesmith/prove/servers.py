@@ -1,4 +1,4 @@
-"""The servers of one world alone, Redis (or Valkey), PostgreSQL, RabbitMQ, NATS, Kafka: loopback, free ports, own data."""
+"""The servers of one world alone, Redis (or Valkey), PostgreSQL and brokers: loopback, free ports, own data."""
 
 from __future__ import annotations
 

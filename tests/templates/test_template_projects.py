@@ -42,7 +42,7 @@ every_combination = pytest.mark.parametrize(
 
 @pytest.fixture
 def servers(answers: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, str]:
-    """DATABASE_URL and BUS_URL of what this combination names, started for real (Kafka without Java: librdkafka's brokers)."""
+    """DATABASE_URL and BUS_URL of what this combination names, started for real (Kafka where Java is)."""
     found = {}
     if answers.get("database") == "postgres":
         found["DATABASE_URL"] = request.getfixturevalue("postgres_url")

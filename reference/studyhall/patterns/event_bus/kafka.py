@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from ..core.event import BrokerUnavailable, Event, Handler, topic_of
@@ -270,7 +270,6 @@ class KafkaBus:
                 **self._config,
                 "group.id": f"{self.prefix}.look.{uuid4().hex}",  # never joined, never committed
                 "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
                 "enable.partition.eof": True,
             }
         )
@@ -281,9 +280,9 @@ class KafkaBus:
             deadline = time.monotonic() + 3 * self.confirm_within
             while unread:
                 message: Any = consumer.poll(0.2)
-                if message is None or (error := message.error()) is None:
-                    found += [] if message is None else [message]
-                elif error.code() == KafkaError._PARTITION_EOF:
+                if message is not None and message.error() is None:
+                    found.append(message)
+                elif message is not None and message.error().code() == KafkaError._PARTITION_EOF:
                     unread.discard((message.topic(), message.partition()))
                 if time.monotonic() > deadline:
                     raise BrokerUnavailable(f"Kafka did not show all of the quarantine of {group} in time")
@@ -307,7 +306,7 @@ class KafkaBus:
 
     def _places(self, consumer: Consumer, ending: str, *, exact: bool = False) -> list[Any]:
         return [
-            TopicPartition(name, number)
+            TopicPartition(name, number, OFFSET_BEGINNING)
             for name, topic in consumer.list_topics(timeout=self.confirm_within).topics.items()
             if (name == ending if exact else name.startswith(f"{self.prefix}.") and name.endswith(ending))
             for number in topic.partitions
