@@ -26,7 +26,7 @@ from .ports import free_port
 from .processes import Spawned, spawn_python, start_tied
 from .rabbitmq import await_port
 
-__all__ = ["KafkaServer", "MockKafka"]
+__all__ = ["KafkaCluster", "KafkaServer", "MockKafka"]
 
 
 class KafkaServer:
@@ -58,17 +58,6 @@ class KafkaServer:
         server = cls()
         server.restart()
         return server
-
-    @classmethod
-    def cluster(cls, size: int = 3) -> list[KafkaServer]:
-        """Each topic on all of them, and written by a majority before it is confirmed."""
-        controllers = [free_port() for _ in range(size)]
-        servers = [cls(controllers, node) for node in range(1, size + 1)]
-        for server in servers:
-            server.launch()
-        for server in servers:
-            server.wait()
-        return servers
 
     @property
     def url(self) -> str:
@@ -117,6 +106,41 @@ class KafkaServer:
     def _signal(self, number: int) -> None:
         if self._process is not None:
             os.kill(self._process.pid, number)
+
+
+class KafkaCluster:
+    """Three brokers, each topic on all of them, written by two before it is confirmed. Used like one."""
+
+    def __init__(self) -> None:
+        controllers = [free_port() for _ in range(3)]
+        self._servers = [KafkaServer(controllers, node) for node in (1, 2, 3)]
+        self._killed = self._servers[0]
+        self.url = ",".join(server.url for server in self._servers)
+
+    @classmethod
+    def start(cls) -> KafkaCluster:
+        cluster = cls()
+        for server in cluster._servers:
+            server.launch()
+        for server in cluster._servers:
+            server.wait()
+        return cluster
+
+    def kill(self) -> None:
+        """SIGKILL to the leader of a partition of the first topic."""
+        from confluent_kafka.admin import AdminClient
+
+        topics = AdminClient({"bootstrap.servers": self.url}).list_topics(timeout=30).topics
+        first = min(name for name in topics if not name.startswith("__"))
+        self._killed = self._servers[topics[first].partitions[0].leader - 1]
+        self._killed.kill()
+
+    def restart(self) -> None:
+        self._killed.restart()
+
+    def stop(self) -> None:
+        for server in self._servers:
+            server.stop()
 
 
 class MockKafka:

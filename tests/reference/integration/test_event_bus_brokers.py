@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,10 +15,13 @@ from typing import Any
 
 import aio_pika
 import pytest
+from confluent_kafka import ConsumerGroupState
+from confluent_kafka.admin import AdminClient
 from faststream.redis import RedisBroker, StreamSub
 from redis.asyncio import Redis
 
 from harness.buses import open_bus
+from harness.kafka import KafkaServer
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.event import Event
@@ -356,3 +360,65 @@ async def test_rabbitmq_itself_dead_letters_what_is_returned_too_often(rabbitmq_
     assert await bus.replay_quarantined("mail", [entry.id]) == 1
     assert await bus.lag("mail") == 1
     await bus.close()
+
+
+@pytest.mark.parametrize("kind", ["kafka", "kafka-ordered"])
+async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(
+    kind: str, kafka_server: KafkaServer
+) -> None:
+    prefix = f"t{uuid.uuid4().hex[:10]}"
+    first, second = (open_bus(kind, kafka_server.url, prefix) for _ in range(2))
+    admin = AdminClient({"bootstrap.servers": kafka_server.url})
+    gate, leave = asyncio.Event(), asyncio.Event()
+    runs: Counter[str] = Counter()
+    started: dict[str, int] = {"first": 0, "second": 0}
+
+    def handler(name: str) -> Callable[[Event], Awaitable[None]]:
+        async def slow(event: Event) -> None:
+            runs[event.id] += 1
+            started[name] += 1
+            await gate.wait()
+
+        return slow
+
+    async def state() -> ConsumerGroupState:
+        (asked,) = admin.describe_consumer_groups([f"{prefix}.mail"]).values()
+        group = await asyncio.to_thread(asked.result, 20)
+        return group.state
+
+    async def rebalancing() -> bool:
+        return await state() != ConsumerGroupState.STABLE
+
+    async def publish(count: int) -> None:
+        batch = events(count)
+        sent.update(event.id for event in batch)
+        assert set(await first.publish(batch)) == {None}
+
+    sent: set[str] = set()
+    await first.subscribe("mail", ["order"])
+    await publish(30)
+    async with consuming(first, "mail", handler("first"), concurrency=64):
+        await until(lambda: started["first"] == 30, 30, "all in hand of the only member")
+        joined = asyncio.create_task(
+            second.consume("mail", ["order"], handler("second"), stop=leave, concurrency=64)
+        )
+        await until(rebalancing, 30, "a second member")
+        await asyncio.sleep(0.5)  # were its events going to be taken, this is when
+        assert started["second"] == 0
+        gate.set()
+        while not started["second"]:  # it has partitions once it gets new ones
+            await publish(12)
+            await asyncio.sleep(0.1)
+        gate.clear()
+        before = started["second"]
+        await publish(30)
+        await until(lambda: started["second"] > before, 30, "something in its hand")
+        leave.set()
+        await asyncio.sleep(0.5)
+        assert not joined.done()
+        gate.set()
+        await asyncio.wait_for(joined, 30)
+        await until(lambda: set(runs) == sent, 30, "all events")
+    assert set(runs.values()) == {1}
+    for bus in (first, second):
+        await bus.close()
