@@ -567,7 +567,8 @@ async def _remove_all(bus: Any) -> None:
         everything = [
             TopicPartition(f"{bus.prefix}.order", number, OFFSET_END) for number in range(bus.partitions)
         ]
-        for removed in AdminClient(bus._config).delete_records(everything).values():
+        admin = AdminClient(bus._config)  # its answers end with it
+        for removed in admin.delete_records(everything).values():
             await asyncio.to_thread(removed.result, 20)
     else:
         async with bus._questions.fresh() as channel:

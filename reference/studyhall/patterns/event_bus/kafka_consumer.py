@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from ..core.errors import JobError
 from ..core.event import Handler
@@ -36,6 +36,8 @@ POLL = 0.2  # seconds; also how long an idle member needs to notice `stop`
 HASTE = 0.02  # seconds, while starts wait to be recorded between two polls
 WINDOW = 2_000  # events in memory, running or in backoff, before reading pauses
 REBALANCE_PATIENCE = 30.0  # seconds a rebalance waits for running handlers
+COMMIT_PATIENCE = 5.0  # seconds, for the last commit of a partition that is released
+PASSING = (KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION)
 MOST_COUNTED = 200  # events of a partition; brokers take 4,096 bytes of metadata
 METADATA = re.compile(r"(held|left) (\d+)((?: \d+:\d+)*)")
 Place = tuple[str, int]
@@ -124,7 +126,7 @@ class KafkaMember:
             finally:
                 await self._lanes.abort()
                 with contextlib.suppress(KafkaException):
-                    await self._in_thread(self._commit)
+                    await self._in_thread(self._commit_last)
                 await self._in_thread(self.consumer.close)
 
     # in the consumer's thread
@@ -146,7 +148,8 @@ class KafkaMember:
         # A rebalance may happen between the first message and the last: its partition is another's by now.
         return [m for m in found if m.error() is None and (m.topic(), m.partition()) not in self._given_up]
 
-    def _commit(self) -> None:
+    def _commit(self) -> bool:
+        """False: refused by a rebalance that will pass."""
         ready = []
         for (topic, number), place in list(self._places.items()):
             if place.next >= 0 and (position := place.position()) != place.committed:
@@ -156,10 +159,17 @@ class KafkaMember:
                 self.consumer.commit(offsets=ready, asynchronous=False)
             except KafkaException as error:  # tried again with the next poll; at worst events come twice
                 log.warning("Kafka did not take a commit: %s", error)
-                return
+                return error.args[0].code() not in PASSING
             for each in ready:
                 if place_ := self._places.get((each.topic, each.partition)):
                     place_.committed = each.offset, each.metadata or ""
+        return True
+
+    def _commit_last(self) -> None:
+        """No next poll will repeat it: what was done before a rebalance would be done again after it."""
+        deadline = time.monotonic() + COMMIT_PATIENCE
+        while not self._commit() and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def _assigned(self, consumer: Consumer, gained: list[Any]) -> None:
         try:
@@ -175,7 +185,7 @@ class KafkaMember:
         done = asyncio.run_coroutine_threadsafe(self._let_go(places), self._loop)
         with contextlib.suppress(TimeoutError):
             done.result(REBALANCE_PATIENCE)
-        self._commit()
+        self._commit_last()
         self._lost(consumer, lost)
 
     def _lost(self, consumer: Consumer, lost: list[Any]) -> None:
