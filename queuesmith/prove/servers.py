@@ -23,7 +23,7 @@ from . import kafka
 from .processes import Child, Keeper, family, free_port, send
 from .spec import Wrong
 
-__all__ = ["Kafka", "Nats", "Postgres", "RabbitMQ", "Redis", "Server"]
+__all__ = ["Kafka", "Nats", "Postgres", "RabbitMQ", "Redis", "Server", "rabbitmq_environment"]
 
 
 class Server(ABC):
@@ -306,11 +306,7 @@ class RabbitMQ(Server):
             raise Wrong(
                 "the file asks for RabbitMQ: install it (Debian: rabbitmq-server); no service has to run"
             )
-        home, env = self.folder.resolve(), self._environment()
-        (home / "enabled_plugins").write_text("[].\n")
-        (home / "rabbitmq.conf").write_text(
-            f"listeners.tcp.1 = 127.0.0.1:{self.port}\ndisk_free_limit.absolute = 20MB\n"
-        )
+        env = rabbitmq_environment(self.folder.resolve(), self.port, self._dist, self._epmd_port)
         if self._epmd is None:
             self._epmd = self._run([epmd], env=env)
         return self._run([self._script], env=env)
@@ -321,21 +317,28 @@ class RabbitMQ(Server):
         if self._epmd:
             self._epmd.kill()
 
-    def _environment(self) -> dict[str, str]:
-        home = self.folder.resolve()
-        return {
-            "HOME": str(home),
-            "RABBITMQ_NODENAME": f"prove{self.port}@localhost",
-            "RABBITMQ_BASE": str(home),
-            "RABBITMQ_MNESIA_BASE": str(home / "data"),
-            "RABBITMQ_LOG_BASE": str(home / "logs"),
-            "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
-            "RABBITMQ_PID_FILE": str(home / "pid"),
-            "RABBITMQ_DIST_PORT": str(self._dist),
-            "RABBITMQ_SERVER_START_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} -noinput",
-            "ERL_EPMD_PORT": str(self._epmd_port),
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
-            # The script then becomes the Erlang machine instead of staying its parent.
-            "RUNNING_UNDER_SYSTEMD": "true",
-        }
+
+def rabbitmq_environment(home: Path, port: int, dist: int, epmd: int) -> dict[str, str]:
+    """Of a node and its epmd on these ports, with all it reads and writes in `home`."""
+    (home / "enabled_plugins").write_text("[].\n")
+    (home / "rabbitmq.conf").write_text(
+        f"listeners.tcp.1 = 127.0.0.1:{port}\n"
+        "disk_free_limit.absolute = 20MB\n"
+        "raft.wal_max_size_bytes = 16000000\n"
+    )
+    return {
+        "HOME": str(home),
+        "RABBITMQ_NODENAME": f"node{port}@localhost",
+        "RABBITMQ_BASE": str(home),
+        "RABBITMQ_MNESIA_BASE": str(home / "data"),
+        "RABBITMQ_LOG_BASE": str(home / "logs"),
+        "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
+        "RABBITMQ_PID_FILE": str(home / "pid"),
+        "RABBITMQ_DIST_PORT": str(dist),
+        "RABBITMQ_SERVER_START_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} -noinput",
+        "ERL_EPMD_PORT": str(epmd),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        # The script then becomes the Erlang machine instead of staying its parent: one pid to kill.
+        "RUNNING_UNDER_SYSTEMD": "true",
+    }

@@ -1,15 +1,21 @@
-"""Every event-bus adapter under one name each, for the conformance suite and the processes it starts."""
+"""Every event-bus adapter under one name each, and what their suites have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+from studyhall.patterns.core.event import Event
+from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.event_bus import EventBus
 
 from .tcp_proxy import TcpProxy
 
-__all__ = ["BUSES", "SERVERS", "open_bus", "through"]
+__all__ = ["BUSES", "QUICK", "SERVERS", "consuming", "events", "open_bus", "through"]
+
+QUICK = RetryPolicy(base=0.05, cap=0.1, attempts=3)
 
 # Dead members are replaced after a second or so instead of half a minute: tests wait for it.
 TAKEOVER = 1.5
@@ -62,3 +68,31 @@ def through(proxy: TcpProxy, url: str) -> str:
 
 def open_bus(kind: str, url: str, prefix: str) -> EventBus:
     return BUSES[kind](url, prefix)
+
+
+def events(count: int, subject: str | None = None, **data: Any) -> list[Event]:
+    return [
+        Event(
+            source="/test",
+            type="order.placed.v1",
+            subject=subject or f"order-{n}",
+            data={"number": n, **data},
+        )
+        for n in range(count)
+    ]
+
+
+@asynccontextmanager
+async def consuming(
+    bus: EventBus, group: str, handler: Callable[[Event], Awaitable[None]], **options: Any
+) -> AsyncIterator[asyncio.Event]:
+    """One member, until the event it gives is set or the block ends."""
+    stop = asyncio.Event()
+    options = {"policy": QUICK, **options}
+    task = asyncio.create_task(bus.consume(group, ["order"], handler, stop=stop, **options))
+    try:
+        yield stop
+        assert stop.is_set() or not task.done(), "a consumer outlives whatever happens to its broker"
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 60)

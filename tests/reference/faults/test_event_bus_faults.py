@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness.buses import BUSES, SERVERS, open_bus
+from harness.buses import BUSES, QUICK, SERVERS, events, open_bus
 from harness.kafka import KafkaCluster
 from harness.nats import NatsServer
 from harness.processes import Spawned, Spawner
@@ -23,14 +23,12 @@ from harness.rabbitmq import RabbitServer
 from harness.redis import RedisServer
 from harness.waiting import until
 from studyhall.patterns.core.event import Event
-from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.event_bus import BrokerUnavailable
 
 pytestmark = pytest.mark.fault
 
 PROGRAMS = Path(__file__).parent / "programs"
 EVERY = tuple(kind for kind in BUSES if not kind.endswith("-ordered"))
-QUICK = RetryPolicy(base=0.05, cap=0.1, attempts=3)
 
 
 class Scene:
@@ -84,13 +82,6 @@ async def scene(request: pytest.FixtureRequest, tmp_path: Path, spawn: Spawner) 
     made = Scene(kind, url, f"sqlite:///{tmp_path}/store.db", spawn)
     yield made
     await made.close()
-
-
-def events(count: int, **data: Any) -> list[Event]:
-    return [
-        Event(source="/test", type="order.placed.v1", subject=f"order-{n}", data={"number": n, **data})
-        for n in range(count)
-    ]
 
 
 @pytest.mark.parametrize("scene", EVERY, indirect=True)

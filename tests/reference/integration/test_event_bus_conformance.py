@@ -10,7 +10,6 @@ import random
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -21,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from harness.buses import BUSES, SERVERS, open_bus
+from harness.buses import BUSES, QUICK, SERVERS, consuming, events, open_bus
 from harness.missing import missing
 from harness.waiting import until
 from studyhall.patterns.core.errors import Permanent, ResourceBusy
@@ -30,7 +29,6 @@ from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.event_bus import EventBus
 from studyhall.patterns.event_bus.delivery import partition_of
 
-QUICK = RetryPolicy(base=0.05, cap=0.1, attempts=3)
 EVERY = tuple(kind for kind in BUSES if not kind.endswith("-ordered"))
 ORDERED = tuple(kind for kind in BUSES if kind.endswith("-ordered"))
 
@@ -65,18 +63,6 @@ def bus(another: Opener) -> EventBus:
     return another()
 
 
-def events(count: int, *, subject: str | None = None, **data: Any) -> list[Event]:
-    return [
-        Event(
-            source="/test",
-            type="order.placed.v1",
-            subject=subject or f"order-{n}",
-            data={"number": n, **data},
-        )
-        for n in range(count)
-    ]
-
-
 class Seen:
     """A handler that remembers. `act` decides what happens after that."""
 
@@ -90,20 +76,6 @@ class Seen:
         if self._act is not None:
             await self._act(event)
         self.done.append(event.id)
-
-
-@asynccontextmanager
-async def consuming(
-    bus: EventBus, group: str, handler: Callable[[Event], Awaitable[None]], **options: Any
-) -> AsyncIterator[asyncio.Event]:
-    stop = asyncio.Event()
-    options = {"policy": QUICK, **options}
-    task = asyncio.create_task(bus.consume(group, ["order"], handler, stop=stop, **options))
-    try:
-        yield stop
-    finally:
-        stop.set()
-        await asyncio.wait_for(task, 40)
 
 
 async def publish(bus: EventBus, batch: list[Event]) -> list[str]:
