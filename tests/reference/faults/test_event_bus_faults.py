@@ -200,12 +200,13 @@ def _more(count: Callable[[], int], than: int) -> bool:
 async def test_broker_killed_mid_stream_loses_no_accepted_event(
     broker: Any, scale: Callable[[int, int], int], figures: Callable[..., Path]
 ) -> None:
-    kills, per_kill = scale(1, 5), 300
+    kills = scale(1, 5)
     bus = open_bus(broker.kind.removeprefix("three "), broker.url, "orders")
     await bus.subscribe("mail", ["order"])
     seen: Counter[str] = Counter()
     accepted: set[str] = set()
     refused = 0
+    over = asyncio.Event()
 
     async def note(event: Event) -> None:
         seen[event.id] += 1
@@ -213,10 +214,9 @@ async def test_broker_killed_mid_stream_loses_no_accepted_event(
     async def produce() -> None:
         """As an outbox does: what was not accepted is published again under the same id."""
         nonlocal refused
-        for number in range(0, kills * per_kill, 10):
-            waiting = events(10, wave=number)
-            # Not ahead of the consumer: there must be something left to publish at every kill.
-            await until(partial(_reached, seen, number - 100), 120, "the consumer to keep up")
+        while not over.is_set():
+            waiting = events(10)
+            await until(partial(_reached, seen, len(accepted) - 100), 120, "the consumer to keep up")
             while waiting:
                 results = await bus.publish(waiting)
                 accepted.update(e.id for e, failed in zip(waiting, results, strict=True) if failed is None)
@@ -233,17 +233,17 @@ async def test_broker_killed_mid_stream_loses_no_accepted_event(
     def felt() -> int:  # one broker is missed, of three the other two go on
         return len(accepted) if broker.kind == "three kafka" else refused
 
-    for kill in range(kills):
-        await until(partial(_reached, seen, kill * per_kill + 100), 60, "events before the kill")
+    for _ in range(kills):
+        await until(partial(_reached, seen, len(seen) + 100), 60, "events before the kill")
         await asyncio.to_thread(broker.kill)
         await until(partial(_more, felt, felt()), 60, "a publish that meets the kill")
         await asyncio.to_thread(broker.restart)
+    over.set()
     await asyncio.wait_for(producer, 120)
     await until(lambda: accepted <= set(seen), 60, "every accepted event")
     stop.set()
     await asyncio.wait_for(consumer, 40)
     await bus.close()
-    assert len(accepted) == kills * per_kill
     assert set(seen) == accepted
     figures(
         "event-bus",
