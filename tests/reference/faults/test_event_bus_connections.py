@@ -123,7 +123,7 @@ async def test_connection_that_swallows_every_byte_is_replaced_within_20_seconds
     assert await direct.quarantined("mail") == []
 
 
-@pytest.mark.parametrize("kind", ["kafka", "kafka-ordered"])
+@pytest.mark.parametrize("kind", [pytest.param("kafka", marks=pytest.mark.full), "kafka-ordered"])
 async def test_kafka_brokers_that_stand_still_are_no_crash_and_start_no_handler_beside_itself(
     kind: str, any_kafka: KafkaServer | MockKafka
 ) -> None:

@@ -380,7 +380,8 @@ def _odd_ids() -> st.SearchStrategy[list[str]]:
     return st.lists(tricky | anything, min_size=1, max_size=40, unique=True)
 
 
-@pytest.mark.parametrize("kind", [*EVERY, *ORDERED], indirect=True)
+# Kafka's ids are the same in order or not, and each example makes topics: once is enough.
+@pytest.mark.parametrize("kind", sorted({*EVERY, *ORDERED} - {"kafka"}), indirect=True)
 @settings(
     max_examples=8,
     deadline=None,
