@@ -1,4 +1,4 @@
-"""The servers of one world alone, Redis (or Valkey), PostgreSQL, RabbitMQ, NATS: loopback, free ports, own data."""
+"""The servers of one world alone, Redis (or Valkey), PostgreSQL and brokers: loopback, free ports, own data."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from typing import Any
 
 import redis
 
+from . import kafka
 from .processes import Child, Keeper, family, free_port, send
 from .spec import Wrong
 
-__all__ = ["Nats", "Postgres", "RabbitMQ", "Redis", "Server"]
+__all__ = ["Kafka", "Nats", "Postgres", "RabbitMQ", "Redis", "Server", "rabbitmq_environment"]
 
 
 class Server(ABC):
@@ -270,6 +271,20 @@ class Nats(Server):
         return self._run([binary, *f"-a 127.0.0.1 -p {self.port} -js -sd {self.folder}/data".split()])
 
 
+class Kafka(Server):
+    """One broker. `url` is what clients call bootstrap servers."""
+
+    name, patience = "Kafka", 90.0
+
+    def __init__(self, keeper: Keeper, folder: Path) -> None:
+        super().__init__(keeper, folder)
+        self.url = f"127.0.0.1:{self.port}"
+        self._command = kafka.command(folder, self.port, [free_port()])
+
+    def launch(self) -> Child:
+        return self._run(self._command)
+
+
 class RabbitMQ(Server):
     """A node with an epmd of its own: a shared one would be started as a daemon and outlive the run."""
 
@@ -291,11 +306,7 @@ class RabbitMQ(Server):
             raise Wrong(
                 "the file asks for RabbitMQ: install it (Debian: rabbitmq-server); no service has to run"
             )
-        home, env = self.folder.resolve(), self._environment()
-        (home / "enabled_plugins").write_text("[].\n")
-        (home / "rabbitmq.conf").write_text(
-            f"listeners.tcp.1 = 127.0.0.1:{self.port}\ndisk_free_limit.absolute = 20MB\n"
-        )
+        env = rabbitmq_environment(self.folder.resolve(), self.port, self._dist, self._epmd_port)
         if self._epmd is None:
             self._epmd = self._run([epmd], env=env)
         return self._run([self._script], env=env)
@@ -306,21 +317,28 @@ class RabbitMQ(Server):
         if self._epmd:
             self._epmd.kill()
 
-    def _environment(self) -> dict[str, str]:
-        home = self.folder.resolve()
-        return {
-            "HOME": str(home),
-            "RABBITMQ_NODENAME": f"prove{self.port}@localhost",
-            "RABBITMQ_BASE": str(home),
-            "RABBITMQ_MNESIA_BASE": str(home / "data"),
-            "RABBITMQ_LOG_BASE": str(home / "logs"),
-            "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
-            "RABBITMQ_PID_FILE": str(home / "pid"),
-            "RABBITMQ_DIST_PORT": str(self._dist),
-            "RABBITMQ_SERVER_START_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} -noinput",
-            "ERL_EPMD_PORT": str(self._epmd_port),
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
-            # The script then becomes the Erlang machine instead of staying its parent.
-            "RUNNING_UNDER_SYSTEMD": "true",
-        }
+
+def rabbitmq_environment(home: Path, port: int, dist: int, epmd: int) -> dict[str, str]:
+    """Of a node and its epmd on these ports, with all it reads and writes in `home`."""
+    (home / "enabled_plugins").write_text("[].\n")
+    (home / "rabbitmq.conf").write_text(
+        f"listeners.tcp.1 = 127.0.0.1:{port}\n"
+        "disk_free_limit.absolute = 20MB\n"
+        "raft.wal_max_size_bytes = 16000000\n"
+    )
+    return {
+        "HOME": str(home),
+        "RABBITMQ_NODENAME": f"node{port}@localhost",
+        "RABBITMQ_BASE": str(home),
+        "RABBITMQ_MNESIA_BASE": str(home / "data"),
+        "RABBITMQ_LOG_BASE": str(home / "logs"),
+        "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
+        "RABBITMQ_PID_FILE": str(home / "pid"),
+        "RABBITMQ_DIST_PORT": str(dist),
+        "RABBITMQ_SERVER_START_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} -noinput",
+        "ERL_EPMD_PORT": str(epmd),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        # The script then becomes the Erlang machine instead of staying its parent: one pid to kill.
+        "RUNNING_UNDER_SYSTEMD": "true",
+    }

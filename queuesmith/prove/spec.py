@@ -29,7 +29,7 @@ __all__ = [
     "seconds",
 ]
 
-SERVERS = ("redis", "postgres", "rabbitmq", "nats")
+SERVERS = ("redis", "postgres", "rabbitmq", "nats", "kafka")
 PLACEHOLDERS = (
     *("key", "keys", "dir", "port", "instance", "canary", *SERVERS),
     *(f"{server}.{part}" for server in SERVERS for part in ("host", "port")),
@@ -160,6 +160,7 @@ class Spec:
     postgres: bool = False
     rabbitmq: bool = False
     nats: bool = False
+    kafka: bool = False
 
     @property
     def folder(self) -> Path:
@@ -206,7 +207,7 @@ def load(path: Path) -> Spec:
             if hole not in (*PLACEHOLDERS, *names) and not where.startswith("provider."):
                 top.wrong(
                     where,
-                    f"{{{hole}}} is not known. Known: {', '.join(f'{{{one}}}' for one in (*PLACEHOLDERS[:10], *names))}"
+                    f"{{{hole}}} is not known. Known: {', '.join(f'{{{one}}}' for one in (*PLACEHOLDERS[:11], *names))}"
                     f"; a brace of your own is written {{{{{hole}}}}}",
                 )
     providers = tuple(_provider(top, name, one) for name, one in top.table("provider", {}).tables())
@@ -228,6 +229,7 @@ def load(path: Path) -> Spec:
         postgres=servers.take("postgres", bool, "postgres" in used),
         rabbitmq=servers.take("rabbitmq", bool, "rabbitmq" in used),
         nats=servers.take("nats", bool, "nats" in used),
+        kafka=servers.take("kafka", bool, "kafka" in used),
     )
     servers.end()
     top.end()

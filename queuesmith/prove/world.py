@@ -26,9 +26,9 @@ from . import probes
 from .probes import Unreadable
 from .processes import Child, Keeper, free_port, marked
 from .provider import Call, PlayedProvider
-from .servers import Nats, Postgres, RabbitMQ, Redis, Server
+from .servers import Kafka, Nats, Postgres, RabbitMQ, Redis, Server
 from .service import ServiceRunner
-from .spec import Command, Spec, Submit, Wrong, fill, fill_all
+from .spec import SERVERS, Command, Spec, Submit, Wrong, fill, fill_all
 from .timeline import Event, Timeline
 
 __all__ = ["Aborted", "Batch", "Crowd", "Job", "World"]
@@ -182,6 +182,7 @@ class World:
             self.postgres = Postgres(self.keeper) if spec.postgres else None
             self.rabbitmq = RabbitMQ(self.keeper, folder / "rabbitmq") if spec.rabbitmq else None
             self.nats = Nats(self.keeper, folder / "nats") if spec.nats else None
+            self.kafka = Kafka(self.keeper, folder / "kafka") if spec.kafka else None
         except Wrong:  # it is not installed
             self.keeper.close()
             raise
@@ -196,12 +197,12 @@ class World:
 
     @property
     def servers(self) -> dict[str, Server]:
-        found = {"redis": self.redis, "postgres": self.postgres, "rabbitmq": self.rabbitmq, "nats": self.nats}
+        found = {name: getattr(self, name) for name in SERVERS}
         return {name: server for name, server in found.items() if server is not None}
 
     @property
     def broker(self) -> Server | None:
-        return self.rabbitmq or self.nats
+        return self.rabbitmq or self.nats or self.kafka
 
     def start(self) -> None:
         for server in self.servers.values():

@@ -1,15 +1,21 @@
-"""Every event-bus adapter under one name each, for the conformance suite and the processes it starts."""
+"""Every event-bus adapter under one name each, and what their suites have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+from studyhall.patterns.core.event import Event
+from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.event_bus import EventBus
 
 from .tcp_proxy import TcpProxy
 
-__all__ = ["BUSES", "SERVERS", "open_bus", "through"]
+__all__ = ["BUSES", "QUICK", "SERVERS", "consuming", "events", "open_bus", "through"]
+
+QUICK = RetryPolicy(base=0.05, cap=0.1, attempts=3)
 
 # Dead members are replaced after a second or so instead of half a minute: tests wait for it.
 TAKEOVER = 1.5
@@ -38,7 +44,8 @@ def _kafka(url: str, prefix: str, **options: Any) -> EventBus:
     from studyhall.patterns.event_bus.kafka import KafkaBus
 
     # The mock brokers create topics when asked about them and know no CreateTopics.
-    return KafkaBus(url, prefix=prefix, create_topics=False, session_timeout=3.0, **options)
+    address = url.removeprefix("mock:")
+    return KafkaBus(address, prefix=prefix, create_topics=address == url, session_timeout=3.0, **options)
 
 
 # Each imports its own client only: a process that is killed in a test should be back soon.
@@ -51,7 +58,7 @@ BUSES: dict[str, Callable[[str, str], EventBus]] = {
     "kafka": _kafka,
     "kafka-ordered": lambda url, prefix: _kafka(url, prefix, ordered=True),
 }
-SERVERS = {"redis": "redis_url", "rabbitmq": "rabbitmq_url", "nats": "nats_url", "kafka": "kafka_bootstrap"}
+SERVERS = {"redis": "redis_url", "rabbitmq": "rabbitmq_url", "nats": "nats_url", "kafka": "kafka_url"}
 
 
 def through(proxy: TcpProxy, url: str) -> str:
@@ -61,3 +68,31 @@ def through(proxy: TcpProxy, url: str) -> str:
 
 def open_bus(kind: str, url: str, prefix: str) -> EventBus:
     return BUSES[kind](url, prefix)
+
+
+def events(count: int, subject: str | None = None, **data: Any) -> list[Event]:
+    return [
+        Event(
+            source="/test",
+            type="order.placed.v1",
+            subject=subject or f"order-{n}",
+            data={"number": n, **data},
+        )
+        for n in range(count)
+    ]
+
+
+@asynccontextmanager
+async def consuming(
+    bus: EventBus, group: str, handler: Callable[[Event], Awaitable[None]], **options: Any
+) -> AsyncIterator[asyncio.Event]:
+    """One member, until the event it gives is set or the block ends."""
+    stop = asyncio.Event()
+    options = {"policy": QUICK, **options}
+    task = asyncio.create_task(bus.consume(group, ["order"], handler, stop=stop, **options))
+    try:
+        yield stop
+        assert stop.is_set() or not task.done(), "a consumer outlives whatever happens to its broker"
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 60)

@@ -1,38 +1,158 @@
-"""A Kafka cluster as far as one runs without Java: librdkafka's mock brokers, in a process of their own.
+"""A real Kafka broker or three on free loopback ports, with the jars that `queuesmith prove` fetches.
 
-They speak the real protocol over TCP to the real client: groups, rebalances, commits, keyed partitions,
-idempotent producers. They keep everything in memory, so a restart forgets it, and their transactions are not
-honest (aborted messages are delivered), so nothing here may claim either.
+A broker answers after 3 s of CPU, killed and started again after 4 s. Without Java or Maven the suites that need no
+kill run on librdkafka's mock brokers, which speak the real protocol over TCP to the real client: groups, rebalances,
+commits, keyed partitions, idempotent producers. They keep everything in memory and know no CreateTopics.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from .missing import missing
-from .processes import Spawned, spawn_python
+from queuesmith.prove.kafka import HOW, command
+from queuesmith.prove.spec import Wrong
 
-__all__ = ["MockKafka"]
+from .missing import missing
+from .ports import free_port
+from .processes import Spawned, spawn_python, start_tied
+from .rabbitmq import await_port
+
+__all__ = ["KafkaCluster", "KafkaServer", "MockKafka"]
+
+
+class KafkaServer:
+    """`start()`, then `url`. `kill()` is SIGKILL, `restart()` comes back on the same ports and data.
+
+    Kafka's clients go to the address a broker names, past any proxy: `behind` is a second address, which leads to a
+    proxy that listens on `proxy_port` and is to forward to `proxied_port`.
+    """
+
+    def __init__(self, controllers: Sequence[int] = (), node: int = 1) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="test-kafka-"))
+        controllers = controllers or (free_port(),)
+        self.port, self.proxied_port, self.proxy_port = free_port(), free_port(), free_port()
+        names = {"PLAINTEXT": self.port, "BEHIND": self.proxied_port, "CONTROLLER": controllers[node - 1]}
+        more = {
+            "listeners": ",".join(f"{name}://127.0.0.1:{port}" for name, port in names.items()),
+            "advertised.listeners": f"PLAINTEXT://{self.url},BEHIND://{self.behind}",
+            "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in names),
+        }
+        try:
+            self._command = command(self.directory, self.port, controllers, node, more)
+        except Wrong as error:
+            shutil.rmtree(self.directory)
+            missing(f"Kafka ({error})", HOW)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def start(cls) -> KafkaServer:
+        server = cls()
+        server.restart()
+        return server
+
+    @property
+    def url(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def behind(self) -> str:
+        return f"127.0.0.1:{self.proxy_port}"
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None
+
+    def launch(self) -> None:
+        with (self.directory / "log").open("ab") as out:
+            self._process = start_tied(self._command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+
+    def wait(self) -> None:
+        assert self._process is not None
+        await_port(self._process, self.port, self.directory / "log", 120)
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash of the machine would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(20)
+            self._process = None
+
+    def restart(self) -> None:
+        """Up again on the same ports and data (killed first if it still runs)."""
+        self.kill()
+        self.launch()
+        self.wait()
+
+    def freeze(self) -> None:
+        """SIGSTOP: connections stay open, nobody answers. `thaw()` ends it."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None:
+            os.kill(self._process.pid, number)
+
+
+class KafkaCluster:
+    """Three brokers, each topic on all of them, written by two before it is confirmed. Used like one."""
+
+    def __init__(self) -> None:
+        controllers = [free_port() for _ in range(3)]
+        self._servers = [KafkaServer(controllers, node) for node in (1, 2, 3)]
+        self._killed = self._servers[0]
+        self.url = ",".join(server.url for server in self._servers)
+
+    @classmethod
+    def start(cls) -> KafkaCluster:
+        cluster = cls()
+        for server in cluster._servers:
+            server.launch()
+        for server in cluster._servers:
+            server.wait()
+        return cluster
+
+    def kill(self) -> None:
+        """SIGKILL to the leader of a partition of the first topic."""
+        from confluent_kafka.admin import AdminClient
+
+        topics = AdminClient({"bootstrap.servers": self.url}).list_topics(timeout=30).topics
+        first = min(name for name in topics if not name.startswith("__"))
+        self._killed = self._servers[topics[first].partitions[0].leader - 1]
+        self._killed.kill()
+
+    def restart(self) -> None:
+        self._killed.restart()
+
+    def stop(self) -> None:
+        for server in self._servers:
+            server.stop()
 
 
 class MockKafka:
     def __init__(self) -> None:
-        try:
-            import confluent_kafka  # noqa: F401
-        except ImportError:
-            missing("confluent-kafka", "pip install 'queuesmith[brokers]'")
         self._directory = tempfile.TemporaryDirectory(prefix="test-kafka-")
         self._process: Spawned = spawn_python(
             Path(__file__).with_name("kafka_brokers.py"), log=Path(self._directory.name) / "log"
         )
-        self.bootstrap = self._process.line_sync("brokers-at", timeout=30).split()[1]
+        # So marked for `buses`, also in other processes.
+        self.url = f"mock:{self._process.line_sync('brokers-at', timeout=30).split()[1]}"
 
     def freeze(self) -> None:
-        """SIGSTOP: connections stay open, nobody answers. `thaw()` ends it; what they hold is still there."""
         self._process.stop_signal()
 
     def thaw(self) -> None:
@@ -44,13 +164,31 @@ class MockKafka:
 
 
 @pytest.fixture(scope="session")
-def kafka_server() -> Iterator[MockKafka]:
-    server = MockKafka()
+def any_kafka() -> Iterator[KafkaServer | MockKafka]:
+    """One broker for the whole run (one per xdist worker)."""
+    if find_spec("confluent_kafka") is None:
+        missing("confluent-kafka", "pip install 'queuesmith[brokers]'")
+    server: KafkaServer | MockKafka
+    try:
+        server = KafkaServer.start()
+    except pytest.skip.Exception:
+        server = MockKafka()
     yield server
     server.stop()
 
 
 @pytest.fixture
-def kafka_bootstrap(kafka_server: MockKafka) -> str:
-    """`host:port` of the shared brokers. Topics of earlier tests are still there: use names of your own."""
-    return kafka_server.bootstrap
+def kafka_server(any_kafka: KafkaServer | MockKafka) -> Iterator[KafkaServer]:
+    """The real one. Kill, freeze, restart it as you like: its data stays."""
+    if isinstance(any_kafka, MockKafka):
+        missing("Kafka", HOW)
+    yield any_kafka
+    any_kafka.thaw()
+    if not any_kafka.alive:
+        any_kafka.restart()
+
+
+@pytest.fixture
+def kafka_url(any_kafka: KafkaServer | MockKafka) -> str:
+    """Bootstrap servers of the shared broker. Topics of earlier tests are still there: use names of your own."""
+    return any_kafka.url

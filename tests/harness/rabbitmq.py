@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from queuesmith.prove.servers import rabbitmq_environment
+
 from .missing import need_binary
 from .ports import free_port
 from .processes import start_tied
 
-__all__ = ["RabbitServer"]
+__all__ = ["RabbitServer", "await_port"]
 
 HOW = "apt-get install rabbitmq-server (brew install rabbitmq); no service has to run"
 # Debian's wrapper in /usr/sbin switches user and insists on the system's directories; this does neither.
@@ -98,42 +100,20 @@ class RabbitServer:
                 # Ours and already running, or the node starts a daemon that outlives the tests and listens
                 # on every address.
                 self._epmd = start_tied([self._epmd_binary], env=environment, **quiet)
-                _await_port(self._epmd, self._epmd_port, log, 20)
+                await_port(self._epmd, self._epmd_port, log, 20)
             self._process = start_tied([self._script], env=environment, cwd=self.directory, **quiet)
-        _await_port(self._process, self.port, log, 90)
+        await_port(self._process, self.port, log, 90)
 
     def _environment(self) -> dict[str, str]:
-        home = self.directory
-        (home / "enabled_plugins").write_text("[].\n")
-        (home / "rabbitmq.conf").write_text(
-            f"listeners.tcp.1 = 127.0.0.1:{self.port}\n"
-            "disk_free_limit.absolute = 20MB\n"
-            "raft.wal_max_size_bytes = 16000000\n"
-        )
-        return {
-            **os.environ,
-            "HOME": str(home),
-            "RABBITMQ_NODENAME": f"test{self.port}@localhost",
-            "RABBITMQ_BASE": str(home),
-            "RABBITMQ_MNESIA_BASE": str(home / "data"),
-            "RABBITMQ_LOG_BASE": str(home / "logs"),
-            "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
-            "RABBITMQ_PID_FILE": str(home / "pid"),
-            "RABBITMQ_DIST_PORT": str(self._dist),
-            "RABBITMQ_SERVER_START_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} -noinput",
-            "ERL_EPMD_PORT": str(self._epmd_port),
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
-            # The script then becomes the Erlang machine instead of staying its parent: one pid to kill.
-            "RUNNING_UNDER_SYSTEMD": "true",
-        }
+        own = rabbitmq_environment(self.directory, self.port, self._dist, self._epmd_port)
+        return {**os.environ, **own}
 
 
 def _erlang() -> tuple[str, ...]:
     return tuple(str(path.parent) for path in Path("/usr/lib/erlang").glob("erts-*/bin/epmd"))
 
 
-def _await_port(process: subprocess.Popen[bytes], port: int, log: Path, seconds: float) -> None:
+def await_port(process: subprocess.Popen[bytes], port: int, log: Path, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < deadline:
         try:

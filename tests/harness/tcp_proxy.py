@@ -25,8 +25,8 @@ T = TypeVar("T")
 class TcpProxy:
     """`port` leads to `target`. Every method returns when it has taken effect."""
 
-    def __init__(self, target: int, host: str = "127.0.0.1") -> None:
-        self.target, self.host, self.port = target, host, 0
+    def __init__(self, target: int, port: int = 0, host: str = "127.0.0.1") -> None:
+        self.target, self.host, self.port = target, host, port
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tcp-proxy", daemon=True)
         self._thread.start()
@@ -131,8 +131,8 @@ class _Link:
 
 
 @contextlib.contextmanager
-def proxy_to(port: int) -> Iterator[TcpProxy]:
-    proxy = TcpProxy(port)
+def proxy_to(port: int, at: int = 0) -> Iterator[TcpProxy]:
+    proxy = TcpProxy(port, at)
     try:
         yield proxy
     finally:
@@ -140,7 +140,7 @@ def proxy_to(port: int) -> Iterator[TcpProxy]:
 
 
 @pytest.fixture
-def tcp_proxy() -> Iterator[Callable[[int], TcpProxy]]:
-    """`tcp_proxy(port)`: a proxy in front of that port, gone when the test ends."""
+def tcp_proxy() -> Iterator[Callable[..., TcpProxy]]:
+    """`tcp_proxy(port, at=0)`: a proxy in front of that port, gone when the test ends."""
     with contextlib.ExitStack() as proxies:
-        yield lambda port: proxies.enter_context(proxy_to(port))
+        yield lambda port, at=0: proxies.enter_context(proxy_to(port, at))

@@ -24,7 +24,8 @@ def _needs_redis(spec: Spec) -> str:
 
 
 def _needs_broker(spec: Spec) -> str:
-    return "" if spec.rabbitmq or spec.nats else "needs `rabbitmq = true` or `nats = true` in [servers]"
+    here = spec.rabbitmq or spec.nats or spec.kafka
+    return "" if here else "needs `rabbitmq = true`, `nats = true` or `kafka = true` in [servers]"
 
 
 def _away(

@@ -1,7 +1,4 @@
-"""Connections of every event bus that are cut, or that swallow every byte; and a broker that is short of memory.
-
-Kafka's mock brokers tell their clients addresses of their own, past any proxy: they stand still instead.
-"""
+"""Connections of every event bus that are cut, or that swallow every byte; and a broker that is short of memory."""
 
 from __future__ import annotations
 
@@ -9,60 +6,65 @@ import asyncio
 import json
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
 
 import pytest
 from redis.asyncio import Redis
 
-from harness.buses import SERVERS, open_bus, through
-from harness.kafka import MockKafka
+from harness.buses import SERVERS, consuming, events, open_bus, through
+from harness.kafka import KafkaServer, MockKafka
 from harness.rabbitmq import RabbitServer
 from harness.redis import RedisServer
 from harness.tcp_proxy import TcpProxy
 from harness.waiting import until
 from studyhall.patterns.core.event import Event
-from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.event_bus import BrokerUnavailable, EventBus
 
 pytestmark = pytest.mark.fault
 
-QUICK = RetryPolicy(base=0.05, cap=0.1, attempts=3)
-KINDS = ("redis", "redis-ordered", "nats", "nats-ordered", "rabbitmq")
+KINDS = (
+    *("redis", "redis-ordered", "nats", "nats-ordered", "rabbitmq", "kafka-ordered"),
+    pytest.param("kafka", marks=pytest.mark.full),
+)
 Line = tuple[EventBus, EventBus, TcpProxy]
 
 
-def events(count: int, **data: Any) -> list[Event]:
-    return [
-        Event(source="/test", type="order.placed.v1", subject=f"order-{n}", data={"number": n, **data})
-        for n in range(count)
-    ]
+class Hands:
+    """A handler that takes its time, and remembers how many of it ran at once."""
 
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.most, self.beside = seconds, 0, 0
+        self.running: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()
 
-@asynccontextmanager
-async def consuming(
-    bus: EventBus, handler: Callable[[Event], Awaitable[None]], **options: Any
-) -> AsyncIterator[None]:
-    stop = asyncio.Event()
-    options = {"policy": QUICK, **options}
-    task = asyncio.create_task(bus.consume("mail", ["order"], handler, stop=stop, **options))
-    try:
-        yield
-        assert not task.done(), "a consumer outlives what happens to its connection"
-    finally:
-        stop.set()
-        await asyncio.wait_for(task, 60)
+    async def __call__(self, event: Event) -> None:
+        self.running[event.id] += 1
+        self.most = max(self.most, self.running.total())
+        self.beside = max(self.beside, self.running[event.id])
+        try:
+            await asyncio.sleep(self.seconds)
+            self.done[event.id] += 1
+        finally:
+            self.running[event.id] -= 1
+
+    def never_beside_itself(self, concurrency: int) -> None:
+        assert self.most <= concurrency
+        assert self.beside == 1, f"{self.beside} of one event side by side"
 
 
 @pytest.fixture
-async def line(request: pytest.FixtureRequest, tcp_proxy: Callable[[int], TcpProxy]) -> AsyncIterator[Line]:
+async def line(request: pytest.FixtureRequest, tcp_proxy: Callable[..., TcpProxy]) -> AsyncIterator[Line]:
     """A bus behind a proxy, the same bus without it, and the proxy."""
     kind, prefix = str(request.param), f"t{uuid.uuid4().hex[:10]}"
-    url = request.getfixturevalue(SERVERS[kind.removesuffix("-ordered")])
-    proxy = tcp_proxy(urlsplit(url).port or 0)
-    buses = [open_bus(kind, each, prefix) for each in (through(proxy, url), url)]
+    if kind.startswith("kafka"):
+        server: KafkaServer = request.getfixturevalue("kafka_server")
+        proxy, behind, url = tcp_proxy(server.proxied_port, server.proxy_port), server.behind, server.url
+    else:
+        url = request.getfixturevalue(SERVERS[kind.removesuffix("-ordered")])
+        proxy = tcp_proxy(urlsplit(url).port or 0)
+        behind = through(proxy, url)
+    buses = [open_bus(kind, each, prefix) for each in (behind, url)]
     await buses[1].subscribe("mail", ["order"])
     yield buses[0], buses[1], proxy
     for bus in buses:
@@ -74,33 +76,20 @@ async def line(request: pytest.FixtureRequest, tcp_proxy: Callable[[int], TcpPro
 @pytest.mark.parametrize("line", KINDS, indirect=True)
 async def test_cut_connections_are_no_crashes_and_start_no_handler_beside_itself(line: Line) -> None:
     bus, direct, proxy = line
-    running: Counter[str] = Counter()
-    done: Counter[str] = Counter()
-    most = beside = 0
-
-    async def slow(event: Event) -> None:
-        nonlocal most, beside
-        running[event.id] += 1
-        most, beside = max(most, sum(running.values())), max(beside, running[event.id])
-        try:
-            await asyncio.sleep(5)
-            done[event.id] += 1
-        finally:
-            running[event.id] -= 1
-
+    hands = Hands(5)
     batch = events(16)
     assert set(await direct.publish(batch)) == {None}
-    async with consuming(bus, slow, concurrency=8):
+    async with consuming(bus, "mail", hands, concurrency=8):
         for _ in range(5):  # more often than there are attempts, and all within one run of a handler
-            await until(lambda: sum(running.values()) >= 4, 60, "handlers at work")
+            await until(lambda: hands.running.total() >= 4, 60, "handlers at work")
             await asyncio.sleep(0.8)
             proxy.cut()
-        await until(lambda: len(done) == 16, 90, lambda: f"all events: {len(done)}")
+        await until(lambda: len(hands.done) == 16, 90, lambda: f"all events: {len(hands.done)}")
         await until(lambda: _finished(direct), 60, "nothing left", every=0.2)
     assert await direct.quarantined("mail") == []
-    assert (most <= 8, beside) == (True, 1), f"{most} at once, {beside} of one event side by side"
+    hands.never_beside_itself(8)
     # A connection cut between effect and acknowledgement shows the event again: at least once, not five times.
-    assert max(done.values()) <= 2
+    assert max(hands.done.values()) <= 2
 
 
 async def _finished(bus: EventBus) -> bool:
@@ -120,7 +109,7 @@ async def test_connection_that_swallows_every_byte_is_replaced_within_20_seconds
         return results == [None] * len(batch)
 
     before, after, late = events(5), events(5), events(5)
-    async with consuming(bus, note):
+    async with consuming(bus, "mail", note):
         await until(lambda: taken(before), 20, "a first publish")
         await until(lambda: {event.id for event in before} <= done, 30, "events before")
         proxy.swallow()
@@ -134,32 +123,19 @@ async def test_connection_that_swallows_every_byte_is_replaced_within_20_seconds
     assert await direct.quarantined("mail") == []
 
 
-@pytest.mark.parametrize("kind", ["kafka", "kafka-ordered"])
+@pytest.mark.parametrize("kind", [pytest.param("kafka", marks=pytest.mark.full), "kafka-ordered"])
 async def test_kafka_brokers_that_stand_still_are_no_crash_and_start_no_handler_beside_itself(
-    kind: str,
+    kind: str, any_kafka: KafkaServer | MockKafka
 ) -> None:
-    brokers = MockKafka()
-    bus = open_bus(kind, brokers.bootstrap, f"t{uuid.uuid4().hex[:10]}")
-    running: Counter[str] = Counter()
-    done: Counter[str] = Counter()
-    most = beside = 0
-
-    async def slow(event: Event) -> None:
-        nonlocal most, beside
-        running[event.id] += 1
-        most, beside = max(most, sum(running.values())), max(beside, running[event.id])
-        try:
-            await asyncio.sleep(3)
-            done[event.id] += 1
-        finally:
-            running[event.id] -= 1
-
+    brokers = any_kafka
+    bus = open_bus(kind, brokers.url, f"t{uuid.uuid4().hex[:10]}")
+    hands = Hands(3)
     await bus.subscribe("mail", ["order"])
     assert set(await bus.publish(events(16))) == {None}
     try:
-        async with consuming(bus, slow, concurrency=8):
+        async with consuming(bus, "mail", hands, concurrency=8):
             for seconds in (1, 1, 5):  # the last for longer than a member may be silent
-                await until(lambda: sum(running.values()) >= 1, 60, "handlers at work")
+                await until(lambda: hands.running.total() >= 1, 60, "handlers at work")
                 brokers.freeze()
                 answer = asyncio.create_task(bus.publish(events(1)))
                 await asyncio.sleep(seconds)
@@ -168,15 +144,16 @@ async def test_kafka_brokers_that_stand_still_are_no_crash_and_start_no_handler_
                 assert result is None or isinstance(result, BrokerUnavailable)
             after = events(1)
             assert set(await bus.publish(after)) == {None}
-            await until(lambda: done[after[0].id], 90, lambda: f"what came after: {done.total()}")
+            await until(lambda: hands.done[after[0].id], 90, lambda: f"what came after: {hands.done.total()}")
             await until(lambda: _finished(bus), 60, "nothing left", every=0.2)
         assert await bus.quarantined("mail") == []
     finally:
         brokers.thaw()
         await bus.close()
-        brokers.stop()
-    assert (most <= 8, beside) == (True, 1), f"{most} at once, {beside} of one event side by side"
-    assert max(done.values()) <= 3  # a member that was silent for too long is given its partitions again
+    hands.never_beside_itself(8)
+    assert (
+        max(hands.done.values()) <= 3
+    )  # a member that was silent for too long is given its partitions again
 
 
 ALARMS = {
@@ -208,7 +185,7 @@ async def test_rabbitmq_alarm_stops_publishing_and_not_consuming(
     try:
         await asyncio.to_thread(rabbitmq_server.ctl, *raised)
         # The failing ones are five times as many as may run at once: they must not fill every place.
-        async with consuming(bus, every_fifth_fails_once, concurrency=8):
+        async with consuming(bus, "mail", every_fifth_fails_once, concurrency=8):
             await until(lambda: good <= set(done), 60, lambda: f"the {len(good)} good ones: {len(done)}")
             assert set(done) == good
             late = events(3, late=True)
@@ -247,7 +224,7 @@ async def test_full_redis_stops_publishing_and_not_consuming(own_redis: RedisSer
 
     batch = events(100)
     await bus.subscribe("mail", ["order"])
-    async with consuming(bus, some_fail):  # one that runs when it happens
+    async with consuming(bus, "mail", some_fail):  # one that runs when it happens
         assert set(await bus.publish(batch[:50])) == {None}
         await until(lambda: len(done) == 45, 30, lambda: f"the first half: {len(done)}")
         assert set(await bus.publish(batch[50:])) == {None}
@@ -260,7 +237,7 @@ async def test_full_redis_stops_publishing_and_not_consuming(own_redis: RedisSer
     late = events(3, late=True)
     assert set(await bus.publish(late)) == {None}
     await client.config_set("maxmemory", "1mb")
-    async with consuming(bus, some_fail):  # and one that starts meanwhile
+    async with consuming(bus, "mail", some_fail):  # and one that starts meanwhile
         await until(lambda: {event.id for event in late[1:]} <= done, 60, "what came before it was full")
     await client.config_set("maxmemory", "0")
     await bus.close()
@@ -296,7 +273,7 @@ async def test_rabbitmq_length_limit_refuses_or_quarantines_and_loses_nothing(
         assert all("length limit" in entry.reason for entry in parked)
         pushed_out = [entry.event.id for entry in parked if entry.event]
         assert (bool(refused), bool(pushed_out)) == (overflow == "reject-publish", overflow == "drop-head")
-        async with consuming(bus, every_fifth_fails_once):
+        async with consuming(bus, "mail", every_fifth_fails_once):
             for event in refused:  # as an outbox does
                 await until(lambda each=event: _taken(bus, each), 30, "room for one more")
             await until(

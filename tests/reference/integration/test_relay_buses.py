@@ -15,7 +15,6 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.buses import BUSES, SERVERS, open_bus
-from harness.kafka import MockKafka
 from harness.tcp_proxy import TcpProxy
 from harness.waiting import until
 from studyhall.patterns.core.event import MAX_BYTES, Event
@@ -50,9 +49,9 @@ def server(
     kind: str, request: pytest.FixtureRequest, tcp_proxy: Callable[[int], TcpProxy]
 ) -> Iterator[Server]:
     if kind.startswith("kafka"):  # its clients go to the address the brokers name, past any proxy
-        brokers = MockKafka()
-        yield Server(brokers.bootstrap, brokers.freeze, brokers.thaw)
-        brokers.stop()
+        broker = request.getfixturevalue("any_kafka")
+        yield Server(broker.url, broker.freeze, broker.thaw)
+        broker.thaw()
         return
     parts = urlsplit(request.getfixturevalue(SERVERS[kind.removesuffix("-ordered")]))
     assert parts.port is not None

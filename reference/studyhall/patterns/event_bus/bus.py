@@ -4,16 +4,15 @@ Promise: an event that `publish` accepted reaches every subscribed group at leas
 only after its handler returned; a failing one comes back with backoff, a bounded number of times, and then
 lies in the group's quarantine with the reason, from where it can be replayed to that group alone. A poison
 event delays nobody but itself, and where order is kept what `poison_delays` says. A connection that breaks, or that
-swallows every byte, is replaced within 20 seconds, and neither ends a handler nor starts it beside itself
-(proven on Redis Streams, RabbitMQ and NATS).
+swallows every byte, is replaced within 20 seconds, and neither ends a handler nor starts it beside itself.
+The bound counts handlers that raise and those that kill their process, over restarts of consumers and broker.
 
 When it does NOT hold
 - Not exactly once: a process that dies between effect and acknowledgement sees the event again. Record
   (event id, group) together with the effect (inbox).
 - An entry of `publish` that is an exception means "not known to be stored": it may have landed. Publish it
   again, and let the inbox, or the broker where `dedup_window` is above 0, drop the second copy.
-- The bound on deliveries counts handlers that raise, on all brokers. Of an event that kills its process Kafka counts
-  nothing, and with `ordered=True` it begins again after every restart of the consumer.
+- A process that dies counts for every event that it had in hand. On Kafka its first death counts for none.
 - A renamed group is a new one: it gets what is kept of the past again, and its inbox knows none of it. The old one
   stays on the broker and goes on collecting until it is deleted there.
 - What a broker cannot do is in its `Capabilities`, and the conformance suite checks the gaps as well.
@@ -48,11 +47,6 @@ class Capabilities:
     ordered_per_key: bool = False  # events with one subject reach a group in publish order, one at a time
     poison_delays: Literal["itself", "its key", "its partition"] = "itself"  # what waits for a failing event
     dedup_window: float = 0.0  # seconds in which a second publish of an id is dropped; 0: never dropped
-    counts_crashes: bool = True  # a delivery that ended with a dead process counts towards quarantine
-    counts_over_restarts: bool = (
-        True  # a consumer that is stopped and started again goes on with the same count
-    )
-    survives_restart: bool = True  # broker killed and started again: accepted events are still there
     transactions: bool = False  # publish and acknowledge as one unit
     limits: tuple[str, ...] = ()
 

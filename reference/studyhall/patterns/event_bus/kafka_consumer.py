@@ -3,21 +3,27 @@
 Promise: the committed offset of a partition never passes an event whose handler has not answered. A slow handler
 does not cost the membership (polling goes on meanwhile), and a rebalance waits for handlers that are running.
 
+Kafka counts no deliveries, so each commit carries in its metadata how far its partition was read, whether it was
+released, and the attempts of unsettled events. Who takes over a partition that nobody released knows that its owner
+died, and records every start up to there before the handler runs: a crash then counts for the events that ran.
+
 When it does NOT hold: a process that is frozen for longer than the session timeout is replaced, and finishes the
-handlers it was in next to its successor.
+handlers it was in next to its successor. The crash that opens a series counts for no event, and none does
+while the brokers take no commit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from ..core.event import Handler
 from ..core.failures import JobError
@@ -27,8 +33,13 @@ from .delivery import Lanes, judge, log, set_within, text
 __all__ = ["KafkaMember", "headers_of"]
 
 POLL = 0.2  # seconds; also how long an idle member needs to notice `stop`
+HASTE = 0.02  # seconds, while starts wait to be recorded between two polls
 WINDOW = 2_000  # events in memory, running or in backoff, before reading pauses
 REBALANCE_PATIENCE = 30.0  # seconds a rebalance waits for running handlers
+COMMIT_PATIENCE = 5.0  # seconds, for the last commit of a partition that is released
+PASSING = (KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION)
+MOST_COUNTED = 200  # events of a partition; brokers take 4,096 bytes of metadata
+METADATA = re.compile(r"(held|left) (\d+)((?: \d+:\d+)*)")
 Place = tuple[str, int]
 
 
@@ -41,10 +52,22 @@ class Partition:
     """Which of the offsets read so far are unsettled. `gone`: no longer ours, or we are stopping."""
 
     open: set[int] = field(default_factory=set)
+    tried: dict[int, int] = field(default_factory=dict)  # attempts begun, beyond those in the event's headers
+    suspects_end: int = 0  # before it lies what killed the last owner, if that died
     next: int = -1
     running: int = 0
-    committed: int = -1
+    committed: tuple[int, str] = (-1, "")
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @classmethod
+    def taken_over(cls, offset: int, metadata: str | None) -> Partition:
+        if offset < 0 or not (told := METADATA.fullmatch(metadata or "")):
+            return cls()
+        counts = (pair.split(":") for pair in told[3].split())
+        return cls(
+            tried={offset + int(at): int(count) for at, count in counts},
+            suspects_end=offset + int(told[2]) if told[1] == "held" else 0,
+        )
 
     def read(self, offset: int) -> None:
         self.open.add(offset)
@@ -52,6 +75,15 @@ class Partition:
 
     def settled_up_to(self) -> int:
         return min(self.open, default=self.next)
+
+    def position(self) -> tuple[int, str]:
+        """Offset and metadata of a commit."""
+        offset = self.settled_up_to()
+        left = self.gone.is_set() and offset >= self.suspects_end
+        tried = sorted((at, count) for at, count in list(self.tried.items()) if count)[:MOST_COUNTED]
+        counts = (f" {at - offset}:{count}" for at, count in tried)
+        end = max(self.next, self.suspects_end)
+        return offset, f"{'left' if left else 'held'} {end - offset}{''.join(counts)}"
 
 
 @dataclass
@@ -71,23 +103,30 @@ class KafkaMember:
     _lanes: Lanes = field(default_factory=Lanes)
     _given_up: set[Place] = field(default_factory=set)
     _paused: bool = False
+    _unrecorded: list[tuple[Partition, int, int, asyncio.Future[None]]] = field(default_factory=list)
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._slots = asyncio.Semaphore(self.concurrency)
         # One thread for every call: rebalance callbacks then never meet a half-done commit.
         with ThreadPoolExecutor(1, thread_name_prefix="kafka-consumer") as self._thread:
-            self.consumer.subscribe(list(self.topics), on_revoke=self._revoked, on_lost=self._lost)
+            self.consumer.subscribe(
+                list(self.topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+            )
             try:
                 while not self.stop.is_set():
-                    for message in await self._in_thread(self._pull):
+                    messages = await self._in_thread(self._pull)
+                    for message in messages:
+                        self._place(message).read(message.offset())
+                    # Before the first of them starts: should it kill us, the next owner must know how far we came.
+                    await self._record()
+                    for message in messages:
                         self._start(message)
-                    await self._in_thread(self._commit)
                 await self._let_go(list(self._places))
             finally:
                 await self._lanes.abort()
                 with contextlib.suppress(KafkaException):
-                    await self._in_thread(self._commit)
+                    await self._in_thread(self._commit_last)
                 await self._in_thread(self.consumer.close)
 
     # in the consumer's thread
@@ -99,7 +138,8 @@ class KafkaMember:
             change = self.consumer.pause if self._paused else self.consumer.resume
             change(self.consumer.assignment())
         self._given_up.clear()
-        if (first := self.consumer.poll(POLL)) is None:
+        suspicious = any(place.settled_up_to() < place.suspects_end for place in self._places.values())
+        if (first := self.consumer.poll(HASTE if suspicious else POLL)) is None:
             return []
         found: list[Any] = [first, *self.consumer.consume(max(1, min(room, 500)), 0)]
         for each in found:
@@ -108,27 +148,44 @@ class KafkaMember:
         # A rebalance may happen between the first message and the last: its partition is another's by now.
         return [m for m in found if m.error() is None and (m.topic(), m.partition()) not in self._given_up]
 
-    def _commit(self) -> None:
+    def _commit(self) -> bool:
+        """False: refused by a rebalance that will pass."""
         ready = []
         for (topic, number), place in list(self._places.items()):
-            if (offset := place.settled_up_to()) > place.committed:
-                ready.append(TopicPartition(topic, number, offset))
+            if place.next >= 0 and (position := place.position()) != place.committed:
+                ready.append(TopicPartition(topic, number, position[0], position[1]))
         if ready:
             try:
                 self.consumer.commit(offsets=ready, asynchronous=False)
             except KafkaException as error:  # tried again with the next poll; at worst events come twice
                 log.warning("Kafka did not take a commit: %s", error)
-                return
+                return error.args[0].code() not in PASSING
             for each in ready:
                 if place_ := self._places.get((each.topic, each.partition)):
-                    place_.committed = each.offset
+                    place_.committed = each.offset, each.metadata or ""
+        return True
+
+    def _commit_last(self) -> None:
+        """No next poll will repeat it: what was done before a rebalance would be done again after it."""
+        deadline = time.monotonic() + COMMIT_PATIENCE
+        while not self._commit() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _assigned(self, consumer: Consumer, gained: list[Any]) -> None:
+        try:
+            gained = consumer.committed(gained, timeout=10)
+        except KafkaException as error:
+            log.warning("Kafka did not tell what was committed, attempts begin again: %s", error)
+            return
+        for each in gained:
+            self._places[each.topic, each.partition] = Partition.taken_over(each.offset, each.metadata)
 
     def _revoked(self, consumer: Consumer, lost: list[Any]) -> None:
         places = [(each.topic, each.partition) for each in lost]
         done = asyncio.run_coroutine_threadsafe(self._let_go(places), self._loop)
         with contextlib.suppress(TimeoutError):
             done.result(REBALANCE_PATIENCE)
-        self._commit()
+        self._commit_last()
         self._lost(consumer, lost)
 
     def _lost(self, consumer: Consumer, lost: list[Any]) -> None:
@@ -147,19 +204,35 @@ class KafkaMember:
         while any(place.running for place in revoked):
             await asyncio.sleep(0.01)
 
+    async def _record(self) -> None:
+        """Commit, and let go ahead who waited for it."""
+        waiting, self._unrecorded = self._unrecorded, []
+        for place, offset, begun, _ in waiting:
+            place.tried[offset] = begun
+        await self._in_thread(self._commit)
+        for *_, recorded in waiting:
+            if not recorded.done():
+                recorded.set_result(None)
+
+    def _place(self, message: Any) -> Partition:
+        return self._places.setdefault((message.topic(), message.partition()), Partition())
+
     def _start(self, message: Any) -> None:
-        where = message.topic(), message.partition()
-        place = self._places.setdefault(where, Partition())
-        place.read(message.offset())
-        key = f"{where} {text(message.key())}" if self.ordered else None
+        place = self._place(message)
+        key = f"{message.topic()} {message.partition()} {text(message.key())}" if self.ordered else None
         self._lanes.start(key, lambda: self._work(place, message))
 
     async def _work(self, place: Partition, message: Any) -> None:
-        headers = headers_of(message)
-        deliveries = int(headers.get("spent", 0)) + 1
+        headers, offset = headers_of(message), message.offset()
+        before = int(headers.get("spent", 0))
+        deliveries = before + place.tried.get(offset, 0) + 1
         wait = float(headers.get("due", 0)) - time.time()
         while not (wait > 0 and await set_within(place.gone, wait)):
             async with self._slots:
+                if offset < place.suspects_end:
+                    recorded = self._loop.create_future()
+                    self._unrecorded.append((place, offset, deliveries - before, recorded))
+                    await recorded
                 if place.gone.is_set():
                     return  # not settled, so not committed: the next owner gets it
                 place.running += 1
@@ -171,6 +244,7 @@ class KafkaMember:
                 return
             wait, spent = again
             deliveries += spent
+            place.tried[offset] = deliveries - before - 1
 
     async def _once(self, place: Partition, message: Any, deliveries: int) -> tuple[float, int] | None:
         """None when the event is settled, else (seconds to wait, attempts consumed) before the next try in place."""
@@ -194,6 +268,7 @@ class KafkaMember:
             if verdict.delay is None:
                 log.warning("quarantined an event of %s: %s", message.topic(), verdict.reason)
         place.open.discard(message.offset())
+        place.tried.pop(message.offset(), None)
         return None
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
