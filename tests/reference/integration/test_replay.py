@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import Column, Integer, String, Table, delete, insert, select
+from sqlalchemy import Column, Integer, String, Table, delete, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from harness.buses import open_bus
+from harness.waiting import until
 from studyhall.patterns.core.errors import Transient
 from studyhall.patterns.core.event import Event
-from studyhall.patterns.core.store import begin, metadata, read
+from studyhall.patterns.core.store import begin, is_postgres, metadata, read
+from studyhall.patterns.idempotency import inbox
+from studyhall.patterns.idempotency import purge as forget
 from studyhall.patterns.inbox import handle_once
 from studyhall.patterns.outbox import add
 from studyhall.patterns.outbox.quarantine import purge
@@ -178,6 +187,95 @@ async def test_purged_and_unpublished_events_are_not_replayed(store: AsyncEngine
     async with begin(store) as tx:
         await add(tx, event(99))
     assert [e.id async for e in logged(store)] == []
+
+
+async def test_replay_beside_the_running_consumer_loses_nothing_and_repeats_no_effect(
+    store: AsyncEngine, redis_url: str
+) -> None:
+    """Nor does a renamed group that keeps the name of its inbox, though it gets everything again."""
+    await publish(store, 20, lambda consumer, e: consumer == "feed" and e.data["n"] % 3 == 0)
+    assert len(await applied(store, "feed")) == 13
+    bus, stop, delivered = (
+        open_bus("redis-ordered", redis_url, f"t{uuid.uuid4().hex[:10]}"),
+        asyncio.Event(),
+        0,
+    )
+    feed: Any = effect_of("feed")
+
+    async def handle(e: Event) -> None:
+        nonlocal delivered
+        await handle_once(store, "feed", e, feed)
+        delivered += 1
+
+    async with begin(store) as tx:
+        await add(tx, *(event(n) for n in range(20, 60)))
+    live = asyncio.create_task(bus.consume("feed", ["order"], handle, stop=stop))
+    relay, replays = Relay(store, bus, batch=4), 0
+    while await relay.run_once() or delivered < 40:
+        # Everything there is, also what the consumer is being given right now.
+        report = await replay(store, "feed", logged(store), feed)
+        assert not report.failed
+        replays += report.applied
+    assert replays >= 7
+    renamed = asyncio.create_task(bus.consume("feed-2", ["order"], handle, stop=stop))
+    await until(lambda: delivered >= 80, 60, "the renamed group has had everything")
+    stop.set()
+    await asyncio.gather(live, renamed)
+    await bus.redis.aclose()  # type: ignore[attr-defined]
+    assert Counter(await applied(store, "feed")) == Counter(f"e-{n}" for n in range(60))
+    payouts = await applied(store, "payouts")
+    assert payouts == ALL, "another consumer noticed"
+
+
+async def test_a_forced_replay_meets_the_live_delivery_of_the_same_event_and_comes_after_it(
+    store: AsyncEngine,
+) -> None:
+    await publish(store, 4, lambda consumer, _e: consumer == "feed")
+    begun, go_on, effect = asyncio.Event(), asyncio.Event(), effect_of("feed")
+
+    async def slow(tx: AsyncConnection, e: Event) -> None:
+        await effect(tx, e)  # type: ignore[misc]
+        begun.set()
+        await go_on.wait()
+
+    live = asyncio.create_task(handle_once(store, "feed", event(0), slow))
+    await begun.wait()
+    forced = asyncio.create_task(replay(store, "feed", logged(store), effect, force=True))  # type: ignore[arg-type]
+
+    async def waits() -> bool:
+        if not is_postgres(store):  # it waits in the process for its turn to write
+            return True
+        async with read(store) as connection:
+            return bool((await connection.execute(text("SELECT 1 FROM pg_locks WHERE NOT granted"))).all())
+
+    await until(waits, 30, "the replay waits for the live one")
+    go_on.set()
+    await live
+    report = await forced
+    assert (report.failed, report.held, report.applied) == ({}, [], 4)
+    assert await applied(store, "feed") == ["e-0", *ALL[:4]]
+
+
+async def test_duplicates_around_a_purge_repeat_only_what_is_older_than_the_markers_are_kept(
+    store: AsyncEngine,
+) -> None:
+    """The stated price, and no more than that: one more effect, however many copies come late."""
+    feed: Any = effect_of("feed")
+    old, new = [event(n) for n in range(10)], [event(n) for n in range(10, 20)]
+    for each in old:
+        await handle_once(store, "feed", each, feed)
+    async with begin(store) as tx:
+        await tx.execute(update(inbox).values(at=time.time() - 3600))
+    for each in new:
+        await handle_once(store, "feed", each, feed)
+    copies = [handle_once(store, "feed", each, feed) for _ in range(3) for each in (*new, *old)]
+    answers = await asyncio.gather(forget(store, 1800), *copies, forget(store, 1800), return_exceptions=True)
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    assert all(isinstance(error, Transient) for error in errors), errors  # delivered again, then
+    for each in old:
+        await handle_once(store, "feed", each, feed)
+    seen = Counter(await applied(store, "feed"))
+    assert seen == Counter({each.id: 2 for each in old} | {each.id: 1 for each in new})
 
 
 @pytest.mark.parametrize("deliveries", [1, 5])
