@@ -734,15 +734,14 @@ async def test_a_full_connection_limit_delays_sagas_and_costs_no_attempt_and_no_
     await close(admin)
 
 
-# Thirty-two side by side share the claim and the commits of outside steps. A DbStep: begin, effect, record and commit,
-# and a ping when the machine stood still meanwhile.
+# Outside steps share their commits. A DbStep: begin, effect, record and commit, and a ping on a slow machine.
 @pytest.mark.parametrize(
     ("step", "postgres", "sqlite"), [(SagaStep, 1.0, 0.5), (DbStep, 11.0, 18.0)], ids=["outside", "inside"]
 )
 async def test_a_saga_waits_for_the_store_a_few_times_only(
     store: AsyncEngine, monkeypatch: pytest.MonkeyPatch, step: Any, postgres: float, sqlite: float
 ) -> None:
-    """Answers of the server, or changes of threads: what a runner's rate comes from, whoever else uses the machine."""
+    """For answers of the server, or changes of threads: a runner's rate comes from it, on any machine."""
     count, waits = 64, 0
 
     async def nothing(ctx: StepContext, tx: AsyncConnection | None = None) -> None:

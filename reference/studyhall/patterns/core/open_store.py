@@ -213,13 +213,12 @@ def _sqlite_connection_class() -> Any:
         async def close(self) -> None:
             try:
                 self._cursor.close()
-            except (
-                sqlite3.ProgrammingError
-            ):  # its caller was cancelled, and the thread is still in the statement
+            except sqlite3.ProgrammingError:
+                # Its caller was cancelled, and the thread is still in the statement.
                 await super().close()
 
     class Connection(aiosqlite.Connection):
-        """Changes threads to run a statement, not to open and close its cursor, which was two changes of three."""
+        """Changes threads to run a statement, not to open and close its cursor."""
 
         @classmethod
         def open(cls, database: str, **options: Any) -> Connection:
@@ -313,7 +312,7 @@ def _open_postgres(url: URL) -> AsyncEngine:
 
 
 def _ping_what_lay_idle(engine: Engine) -> None:
-    """After a server restart the first job should not pay with an attempt; under load a ping is a wait for nothing."""
+    """After a server restart the first job should not pay with an attempt."""
 
     @event.listens_for(engine, "checkin")
     def _returned(_connection: object, record: ConnectionPoolEntry) -> None:
