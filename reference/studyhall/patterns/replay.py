@@ -2,7 +2,7 @@
 
 Promise: events are read from the outbox (which keeps them until purge) in their old order and handed to ONE
 consumer's effect, never to the bus. What that consumer had already is skipped, so replaying too much is
-safe. With `force` it is applied again: the old marker goes and the new one comes in the transaction of the
+safe, also while the consumer runs. With `force` it is applied again, and its marker renewed in the transaction of the
 effect. A failing event holds back the later ones of its subject and is reported; the others go on.
 
 When it does NOT hold
@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from .core.event import Event
-from .core.store import begin, read
+from .core.store import begin, insert, read
 from .idempotency import Inbox, fingerprint, inbox
 from .outbox import BUS, outbox
 
@@ -113,10 +113,11 @@ async def _unless_done(store: AsyncEngine, consumer: str, event: Event, effect: 
 
 async def _again(store: AsyncEngine, consumer: str, event: Event, effect: Effect) -> bool:
     marker = {"consumer": consumer, "key": event.id}
+    new = {"fingerprint": fingerprint(event.fact), "result": "null", "at": time.time()}
     async with begin(store) as tx:
-        await tx.execute(delete(inbox).filter_by(**marker))
-        values = {**marker, "fingerprint": fingerprint(event.fact), "result": "null", "at": time.time()}
-        await tx.execute(insert(inbox).values(values))  # first: a live duplicate waits for our commit
+        # First, and whether it is there or not: a live delivery waits for our commit, or we for that one's.
+        upsert = insert(tx, inbox).values(**marker, **new)
+        await tx.execute(upsert.on_conflict_do_update(index_elements=list(marker), set_=new))
         result = json.dumps(await effect(tx, event))
         await tx.execute(inbox.update().filter_by(**marker).values(result=result))
     return True

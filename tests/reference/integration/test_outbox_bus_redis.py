@@ -15,13 +15,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.event import MAX_BYTES, Event
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.store import begin, metadata, read
 from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
 from studyhall.patterns.event_schema import EventTypes
 from studyhall.patterns.inbox import Effect, consumer
 from studyhall.patterns.outbox import add
-from studyhall.patterns.outbox.quarantine import quarantined
 from studyhall.patterns.outbox.relay import Relay
 
 seen_by = Table(
@@ -141,25 +140,3 @@ async def test_what_a_consumer_cannot_read_is_quarantined_with_its_reason_and_re
         retries_of_bad=sum(entry.deliveries - 1 for entry in aside),
         replayed_after_fix=replayed,
     )
-
-
-async def test_an_event_too_large_for_the_bus_stays_in_the_outbox_quarantine(
-    store: AsyncEngine, bus: RedisStreamsBus
-) -> None:
-    async with begin(store) as tx:
-        await add(tx, event("huge", order="x" * MAX_BYTES), event("fine", order="o"))
-    relay = Relay(store, bus)
-    await relay.run_once()
-    assert relay.counts.published == 1
-    [row] = await quarantined(store)
-    assert row.event_id == "huge"
-    assert row.reason.startswith("too-large:")
-
-
-async def test_a_consumer_that_gets_an_event_ten_times_applies_it_once(
-    store: AsyncEngine, bus: RedisStreamsBus
-) -> None:
-    handle = consumer(store, "feed", registry(), effect_of("feed"))
-    for _ in range(10):
-        await handle(event("e-1", order="o"))
-    assert await seen(store, "feed") == ["e-1"]

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
-import pytest
-from sqlalchemy import Column, Integer, String, Table, delete, insert, select
+from sqlalchemy import Column, Integer, String, Table, delete, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from harness.buses import open_bus
+from harness.waiting import until
 from studyhall.patterns.core.errors import Transient
 from studyhall.patterns.core.event import Event
-from studyhall.patterns.core.store import begin, metadata, read
+from studyhall.patterns.core.store import begin, is_postgres, metadata, read
+from studyhall.patterns.idempotency import inbox
+from studyhall.patterns.idempotency import purge as forget
 from studyhall.patterns.inbox import handle_once
 from studyhall.patterns.outbox import add
 from studyhall.patterns.outbox.quarantine import purge
@@ -180,9 +188,80 @@ async def test_purged_and_unpublished_events_are_not_replayed(store: AsyncEngine
     assert [e.id async for e in logged(store)] == []
 
 
-@pytest.mark.parametrize("deliveries", [1, 5])
-async def test_inbox_applies_an_event_once_per_consumer(store: AsyncEngine, deliveries: int) -> None:
-    for _ in range(deliveries):
-        for consumer in CONSUMERS:
-            await handle_once(store, consumer, event(1), effect_of(consumer))  # type: ignore[arg-type]
-    assert [await applied(store, consumer) for consumer in CONSUMERS] == [["e-1"]] * 3
+async def test_replay_beside_the_running_consumer_loses_nothing_and_repeats_no_effect(
+    store: AsyncEngine, redis_url: str
+) -> None:
+    """Nor does a renamed group that keeps the name of its inbox, though it gets everything again."""
+    await publish(store, 20, lambda consumer, e: consumer == "feed" and e.data["n"] % 3 == 0)
+    bus, stop = open_bus("redis-ordered", redis_url, f"t{uuid.uuid4().hex[:10]}"), asyncio.Event()
+    feed: Any = effect_of("feed")
+    delivered: list[str] = []
+
+    async def handle(e: Event) -> None:
+        await handle_once(store, "feed", e, feed)
+        delivered.append(e.id)
+
+    async with begin(store) as tx:
+        await add(tx, *(event(n) for n in range(20, 60)))
+    live = asyncio.create_task(bus.consume("feed", ["order"], handle, stop=stop))
+    relay = Relay(store, bus, batch=4)
+    while await relay.run_once() or len(delivered) < 40:
+        # Everything there is, also what the consumer is being given right now.
+        assert not (await replay(store, "feed", logged(store), feed)).failed
+    renamed = asyncio.create_task(bus.consume("feed-2", ["order"], handle, stop=stop))
+    await until(lambda: len(delivered) >= 80, 60, "the renamed group has had everything")
+    stop.set()
+    await asyncio.gather(live, renamed)
+    await bus.redis.aclose()  # type: ignore[attr-defined]
+    assert Counter(await applied(store, "feed")) == Counter(f"e-{n}" for n in range(60))
+    assert await applied(store, "payouts") == ALL, "another consumer noticed"
+
+
+async def test_a_forced_replay_comes_after_the_live_delivery_of_the_same_event(store: AsyncEngine) -> None:
+    await publish(store, 4, lambda consumer, _e: consumer == "feed")
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    effect: Any = effect_of("feed")
+
+    async def slow(tx: AsyncConnection, e: Event) -> None:
+        await effect(tx, e)
+        begun.set()
+        await go_on.wait()
+
+    live = asyncio.create_task(handle_once(store, "feed", event(0), slow))
+    await begun.wait()
+    forced = asyncio.create_task(replay(store, "feed", logged(store), effect, force=True))
+
+    async def waits() -> bool:
+        if not is_postgres(store):  # in the process, for its turn to write
+            return True
+        async with read(store) as connection:
+            return bool((await connection.execute(text("SELECT 1 FROM pg_locks WHERE NOT granted"))).all())
+
+    await until(waits, 30, "the replay waits for the live one")
+    go_on.set()
+    await live
+    report = await forced
+    assert (report.failed, report.applied) == ({}, 4)
+    assert await applied(store, "feed") == ["e-0", *ALL[:4]]
+
+
+async def test_duplicates_around_a_purge_repeat_only_what_is_older_than_the_markers_are_kept(
+    store: AsyncEngine,
+) -> None:
+    """The stated price: one more effect, however many copies come late."""
+    feed: Any = effect_of("feed")
+
+    async def deliver(*numbers: int) -> None:
+        for n in numbers:
+            await handle_once(store, "feed", event(n), feed)
+
+    await deliver(*range(10))
+    async with begin(store) as tx:
+        await tx.execute(update(inbox).values(at=time.time() - 3600))
+    await deliver(*range(10, 20))
+    copies = [deliver(n) for _ in range(3) for n in range(20)]
+    answers = await asyncio.gather(forget(store, 1800), *copies, forget(store, 1800), return_exceptions=True)
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    assert all(isinstance(error, Transient) for error in errors), errors
+    await deliver(*range(10))  # as a bus does after such an error
+    assert Counter(await applied(store, "feed")) == {f"e-{n}": 2 if n < 10 else 1 for n in range(20)}

@@ -13,8 +13,9 @@ When it does NOT hold
 - An entry of `publish` that is an exception means "not known to be stored": it may have landed. Publish it
   again, and let the inbox, or the broker where `dedup_window` is above 0, drop the second copy.
 - A process that dies counts for every event that it had in hand. On Kafka its first death counts for none.
-- A renamed group is a new one: it gets what is kept of the past again, and its inbox knows none of it. The old one
-  stays on the broker and goes on collecting until it is deleted there.
+- A renamed group is a new one: it gets what is kept of the past again (on RabbitMQ nothing). Keep its inbox's name,
+  and that repeats no effect. The old one stays on the broker with its backlog and its quarantine, and goes on
+  collecting: consume it until its `lag` is 0, then delete it there.
 - What a broker cannot do is in its `Capabilities`, and the conformance suite checks the gaps as well.
 
 Topic = first word of the event's type (`order.placed.v2` → `order`): everything that happens to one kind of

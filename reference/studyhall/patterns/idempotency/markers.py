@@ -12,7 +12,7 @@ When it does not hold
 - Effects outside the database (a charge, an e-mail) cannot join the transaction. Send `provider_key(key,
   step)` as the provider's idempotency key; without such a provider the effect is at-least-once.
 - After `purge`, a late duplicate runs again. Keep markers longer than anything can come back: the longest
-  retry schedule, the retention of failed jobs and of dead letters that may be replayed.
+  retry schedule, failed jobs and dead letters that may be replayed, events that a bus or an outbox keeps.
 - `seen` followed by `record` lets two concurrent duplicates both do the work in between. That is right for
   work whose only effect is its result (the first one recorded stands for both). For any other: `once`.
 """

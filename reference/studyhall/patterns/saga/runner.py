@@ -98,9 +98,8 @@ class SagaRunner:
         self._commits = GroupCommit(self._write, max_batch=100, poison=POISON)
         # More of them would only open and close connections beyond those that the pool keeps.
         self._turns = asyncio.Semaphore(8)
-        self._left: list[
-            SagaRow
-        ] = []  # whose driver here met a store that failed: to be released when it works
+        # Whose driver here met a store that failed: to be released when it works.
+        self._left: list[SagaRow] = []
         self._stopping = False
         self._rounds: Periodic | None = None
 
