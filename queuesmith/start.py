@@ -12,9 +12,14 @@ from .copying import installs, print_json, put
 from .project import Project
 from .recipes import Recipe, files_of, find, planned, recipes, top_of
 
-__all__ = ["start"]
+__all__ = ["program", "start"]
 
 SERVER = "redis://127.0.0.1:6379"
+
+
+def program() -> str:
+    """What to type for this command: from a plugin or a checkout it is not on PATH."""
+    return "queuesmith" if shutil.which("queuesmith") else shlex.quote(sys.argv[0])
 
 
 def start(options: argparse.Namespace) -> int:
@@ -78,13 +83,11 @@ def _next(recipe: Recipe, project: Project) -> list[str]:
         del told["REDIS_URL"]
     env = " ".join(f"{name}={shlex.quote(value)}" for name, value in told.items())
     api = [f"{env} {path}{run.format('api')} 8000"] if "api.py" in recipe.files else []
-    # From a plugin or a checkout it is not on PATH.
-    command = "queuesmith" if shutil.which("queuesmith") else shlex.quote(sys.argv[0])
     return [
         f"{path}python -m pytest -q {test}",
         *api,
         f"{env} {path}{run.format('worker')}",
-        f"{command} prove {'' if proof == 'prove.toml' else f'{proof} '}--quick",
+        f"{program()} prove {'' if proof == 'prove.toml' else f'{proof} '}--quick",
     ]
 
 

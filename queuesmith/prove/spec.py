@@ -155,6 +155,7 @@ class Spec:
     failures: Probe | None = None
     providers: tuple[Provider, ...] = ()
     promises: Promises = field(default_factory=Promises)
+    outage: float = 6.0
     redis: bool = True
     redis_config: Mapping[str, str] = field(default_factory=dict)
     postgres: bool = False
@@ -214,6 +215,9 @@ def load(path: Path) -> Spec:
     redis = servers.take("redis", (bool, dict), True)
     promises = _promises(top.table("promises", {}))
     service = _service(top.table("service"), path)
+    faults = top.table("faults", {})
+    outage = faults.time("outage", Spec.outage)
+    faults.end()
     effect = _probe(top, "effect", providers, needed=True)
     assert effect is not None
     spec = Spec(
@@ -223,6 +227,7 @@ def load(path: Path) -> Spec:
         failures=_probe(top, "failures", providers, needed=False),
         providers=providers,
         promises=promises,
+        outage=outage,
         redis=redis is not False,
         redis_config={name: str(value) for name, value in redis.items()} if isinstance(redis, dict) else {},
         postgres=servers.take("postgres", bool, "postgres" in used),
@@ -335,8 +340,10 @@ _EXAMPLES = {
 
 def _service(table: Table, path: Path) -> Service:
     keys = table.take("keys", str, "text")
-    if keys not in ("text", "number", "uuid"):
-        table.wrong("keys", f'`keys` is "{keys}"; write "text", "number" or "uuid"')
+    if keys not in ("text", "number", "uuid", "date") and not all(f"%{part}" in keys for part in "Ymd"):
+        table.wrong(
+            "keys", f'`keys` is "{keys}"; write "text", "number", "uuid", "date" or a form of dates, "%Y%m%d"'
+        )
     service = Service(
         name=table.take("name", str, path.resolve().parent.name),
         worker=_program(table, "worker"),
