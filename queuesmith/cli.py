@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import re
@@ -70,8 +71,23 @@ def _refuse(words: Sequence[str], why: str, code: int = 2) -> int:
     return code
 
 
+_COMMANDS = ("list", "start", "add", "diff", "adopt", "new", "prove")
+# What people type instead.
+_MEANS = {
+    **dict.fromkeys(("recipe", "recipes"), "start"),
+    **dict.fromkeys(("init", "create"), "new"),
+    **dict.fromkeys(("test", "check", "verify"), "prove"),
+    **dict.fromkeys(("update", "upgrade"), "diff --apply"),
+}
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        if asked := re.match(r"argument COMMAND: invalid choice: '([\w-]+)'", message):
+            means = _MEANS.get(asked[1]) or (difflib.get_close_matches(asked[1], _COMMANDS, 1) or [""])[0]
+            message = f"there is no command {asked[1]}; " + (
+                f"did you mean: queuesmith {means}" if means else f"there are {', '.join(_COMMANDS)}"
+            )
         raise Refused(f"{message}\n{self.format_usage().rstrip()}\nMore: {self.prog} --help")
 
 

@@ -25,7 +25,7 @@ __all__ = ["Field", "Recipe", "files_of", "find", "parse_fields", "planned", "re
 FOLDER = ROOT / "reference" / "recipes"
 _VALUES = {"str": "text", "int": "1", "float": "1.5", "bool": "true"}
 # An argument of submit.py, and what every pydantic model has.
-_TAKEN = ("keys", "copy", "json", "dict", "schema", "validate", "construct", "file")
+_TAKEN = ("keys", "unreadable", "copy", "json", "dict", "schema", "validate", "construct", "file")
 
 
 @dataclass(frozen=True, slots=True)

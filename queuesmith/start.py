@@ -10,7 +10,7 @@ import sys
 from .adopt import Adoption
 from .copying import installs, print_json, put
 from .project import Project
-from .recipes import Recipe, files_of, find, planned, recipes, top_of
+from .recipes import Recipe, files_of, find, parse_fields, planned, recipes, top_of
 
 __all__ = ["program", "start"]
 
@@ -44,10 +44,16 @@ def start(options: argparse.Namespace) -> int:
         )
         return 0
     _say(options, adoption, [change.path for change in written])
-    print("\nThen:")
+    print(f"\n{_key(recipe, options.fields or '')}\n\nThen:")
     print("\n".join(f"  {command}" for command in _next(recipe, project)))
     print(f"\nWhat it survives, what to change: {recipe.page}")
     return 0
+
+
+def _key(recipe: Recipe, fields: str) -> str:
+    first = (parse_fields(fields) if fields else recipe.fields)[0].name
+    other = ", or what `key_of` in jobs.py returns" if "def key_of" in recipe.files["jobs.py"] else ""
+    return f"Key: {first}, the first field{other}. The same key again is a duplicate."
 
 
 def _say(options: argparse.Namespace, adoption: Adoption, written: list[str]) -> None:

@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 from queuesmith import catalogue
 
 from .faults import FAULTS
-from .invariants import INVARIANTS, OWN, READ, Row
-from .run import NOT_QUICK, TIME_UP, Card
+from .invariants import INVARIANTS, OWN, READ, TIME_UP, Row
+from .run import NOT_QUICK, Card
 
 __all__ = ["as_html", "as_json", "as_junit", "as_text"]
 

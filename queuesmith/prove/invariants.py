@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from .faults import Fault
     from .world import Batch, Job, World
 
-__all__ = ["INVARIANTS", "OWN", "READ", "Broken", "Row", "end", "judge", "judge_whole"]
+__all__ = ["INVARIANTS", "OWN", "READ", "TIME_UP", "Broken", "Row", "end", "judge", "judge_whole"]
+
+# Why a fault that could have been run was not, or was not watched for this many seconds.
+TIME_UP, LOOKED = "time was up", 5.0
 
 INVARIANTS = {
     "lost": "nothing that was taken is lost",
@@ -144,6 +147,9 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
             else f"no job was taken: {_said(batch)}"
         )
         return Row(fault.name, fault.does, "hit nothing", f"{why}; {measured}")
+    if unclear and watched < LOOKED and missing:
+        # It was hit, and nobody looked whether it recovered.
+        return Row(fault.name, fault.does, "not run", TIME_UP)
     if unclear:
         return Row(fault.name, fault.does, "unclear", unclear)
     return Row(fault.name, fault.does, "held", measured)

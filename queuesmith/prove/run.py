@@ -16,14 +16,13 @@ from pathlib import Path
 from . import invariants, probes
 from .faults import FAULTS, Fault
 from .init import page_of
-from .invariants import Row
+from .invariants import TIME_UP, Row
 from .spec import Spec, Wrong
 from .world import Batch, Crowd, World
 
-__all__ = ["NOT_QUICK", "TIME_UP", "Card", "Options", "prove"]
+__all__ = ["NOT_QUICK", "Card", "Options", "prove"]
 
-# Why a fault was not run that could have been.
-TIME_UP, NOT_QUICK = "time was up", "not with --quick"
+NOT_QUICK = "not with --quick"
 
 # Worlds that only wait for a recovery, beside those at work.
 WAITING = 4
