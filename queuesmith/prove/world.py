@@ -69,7 +69,6 @@ class Batch:
     unhit: str = ""  # why nothing was hit
     facts: list[str] = field(default_factory=list)
     broken: list[tuple[str, str]] = field(default_factory=list)  # (invariant, measured)
-    skipped: str = ""
 
     def broke(self, invariant: str, measured: str) -> None:
         self.broken.append((invariant, measured))
