@@ -203,9 +203,8 @@ def _duplicated(world: World, batch: Batch) -> list[Broken]:
     for key, job in batch.jobs.items():
         for provider in world.providers.values():
             calls = provider.effects(key)
-            routes = {str(call.route) for call in calls}
-            for route in routes:
-                made = [call for call in calls if str(call.route) == route]
+            for effect in {(str(call.route), call.thing) for call in calls}:
+                made = [call for call in calls if (str(call.route), call.thing) == effect]
                 keys = {call.idempotency for call in made}
                 if len(made) > 1 and not (promise == "same key" and len(keys) == 1 and "" not in keys):
                     under = (

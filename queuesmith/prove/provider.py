@@ -54,6 +54,11 @@ class Call:
     done_at: float = 0.0
 
     @property
+    def thing(self) -> str:
+        """What it is that may be made once for a job: `k1-0001/a` and `k1-0001/b` are two, where the file says so."""
+        return self.subject if self.route and self.route.several else ""
+
+    @property
     def failed(self) -> bool:
         """Did the caller get no good answer?"""
         return self.answer not in ("", "ok", "found", "not found")
@@ -123,7 +128,12 @@ class PlayedProvider:
         return bool(calls) and calls[-1].answer in ("lost", "cut")
 
     def counts(self) -> Counter[str]:
-        return Counter(call.key for call in self.calls if call.effect and call.key)
+        """Of the effect that was made most often, per key."""
+        found = Counter[str]()
+        made = Counter((call.key, call.thing) for call in self.calls if call.effect and call.key)
+        for (key, _), count in made.items():
+            found[key] = max(found[key], count)
+        return found
 
     def start(self) -> None:
         self._thread.start()

@@ -28,7 +28,7 @@ NOT_QUICK = "not with --quick"
 WAITING = 4
 # Without any fault a submit may take its time: no promise is about that.
 PATIENT = 30.0
-# What the try without a fault takes of the time; the rest of a slow one is added, or no fault would come.
+# What the try without a fault takes of a minute; the rest of a slow one is added, or no fault would come.
 TRIED = 8.0
 
 
@@ -130,7 +130,8 @@ class _Run:
         spec, only = self.spec, self.options.only
         chosen = [fault for name, fault in FAULTS.items() if name != "none" and (not only or name in only)]
         rows = {"none": self._try(FAULTS["none"])}
-        self._slow = max(0.0, self.gone - TRIED)
+        # A minute is little: what a slow machine took for that is not counted.
+        self._slow = max(0.0, self.gone - TRIED) if self.options.quick else 0.0
         self._of = len(chosen)
         # Those that mostly wait come first: others work meanwhile.
         order = sorted(chosen, key=lambda fault: fault.seconds(spec) < 30)

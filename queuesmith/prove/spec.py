@@ -113,6 +113,7 @@ class Route:
     path: str
     keyed_by: str = ""
     effect: str = ""
+    several: bool = False
     lookup: str = ""
     answers: tuple[tuple[str, float], ...] = (("ok", 1.0),)
     latency: tuple[float, float] = (0.02, 0.08)
@@ -467,6 +468,7 @@ def _provider(top: Table, name: str, table: Table) -> Provider:
                 found[2],
                 keyed_by=_source(one, "keyed_by"),
                 effect=_source(one, "effect"),
+                several=one.take("several", bool, False),
                 lookup=_source(one, "lookup"),
                 answers=_answers(one),
                 latency=_latency(one),

@@ -270,3 +270,49 @@ def test_recipe_holds_under_every_quick_fault(
     killed = [row.verdict for row in card.rows if row.fault.startswith("kill")]
     assert "held" in killed, as_text(card)
     assert not card.broken, as_text(card)
+
+
+@pytest.mark.fault
+@pytest.mark.usefixtures("_own_python")
+def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_calls_once(
+    tmp_path: Path,
+) -> None:
+    start(recipes()["nightly"], tmp_path, "--into", ".")
+    page = (ROOT / "skills/background-jobs/references/combine.md").read_text()
+    outside, lines = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "outside.py").write_text(outside)
+    added = re.search(r"queuesmith (add outside-call.*) --into", page)
+    assert added
+    add = [sys.executable, ROOT / "bin" / "queuesmith", *added[1].split(), "--into", "."]
+    subprocess.run(add, cwd=tmp_path, capture_output=True, check=True)
+    in_handle, in_pipeline, at_end = lines.split("\n\n")
+    worker = (tmp_path / "worker.py").read_text()
+    for old, new in (
+        ("    async def save(tx):", f"{in_handle}\n\n    async def save(tx):"),
+        ("        within_deadline(),\n", f"        within_deadline(),\n{in_pipeline}\n"),
+        ("    pipeline = Pipeline(", "    outside = Outside(store)\n    pipeline = Pipeline("),
+        ("    await producer.close()\n", f"{at_end}    await producer.close()\n"),
+        ("from jobs import", "from outside import Outside\nfrom jobs import"),
+    ):
+        assert old in worker
+        worker = worker.replace(old, new)
+    (tmp_path / "worker.py").write_text(worker)
+    told = re.search(r"```toml\n\[service\.env\]\n(.*?)\n\n(.*?)```", page, re.DOTALL)
+    assert told
+    proof = (tmp_path / "prove.toml").read_text()
+    (tmp_path / "prove.toml").write_text(
+        proof.replace("[service.env]\n", f"[service.env]\nOUTSIDE_LONGEST = '2'\n{told[1]}\n") + told[2]
+    )
+    card = prove(load(tmp_path / "prove.toml"), Options(seed=3, only=("kill-at-effect",)))
+    shutil.rmtree(card.evidence, ignore_errors=True)
+    assert {row.verdict for row in card.rows} == {"held"}, as_text(card)
+
+
+@pytest.mark.fault
+@pytest.mark.usefixtures("_own_python")
+def test_a_webhook_that_nobody_can_read_is_seen_as_failed_whatever_its_id(tmp_path: Path) -> None:
+    """Its job's id is a hash: the dead letter is found by what the job carried."""
+    start(recipes()["webhook"], tmp_path, "--into", ".", "--fields", "event: str")
+    card = prove(load(tmp_path / "prove.toml"), Options(seed=3, only=("failing",)))
+    shutil.rmtree(card.evidence, ignore_errors=True)
+    assert {row.verdict for row in card.rows} == {"held"}, as_text(card)
