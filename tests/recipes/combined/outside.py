@@ -5,7 +5,6 @@
 import os
 
 import httpx2 as httpx
-
 from patterns.outside_call import OutsideCalls
 from patterns.outside_call.http import answer_of
 from patterns.outside_call.store import StoreLedger
