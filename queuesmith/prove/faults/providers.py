@@ -61,8 +61,8 @@ def _answers(
         world.submit(jobs)
         # Until every job has called once, or is done without: the fault is over then, not the jobs.
         world.until(lambda: asked.times.keys() >= wanted or not still_open(world, batch), 20, 0.05)
-        if asked.first and (wait := asked.first + asked.lasts - world.timeline.now()) > 0:
-            world.pause(wait / world.scale)
+        if asked.first and asked.lasts:
+            world.pause((asked.first + asked.lasts - world.timeline.now()) / world.scale)
             batch.facts.append(f"{asked.lasts:g} s long")
         calls = [call for one in world.providers.values() for call in one.calls if call.key in wanted]
         if said := Counter(call.answer for call in calls if call.failed):
