@@ -74,7 +74,9 @@ def _say(options: argparse.Namespace, adoption: Adoption, written: list[str]) ->
 
 
 def _install(adoption: Adoption) -> list[str]:
-    return installs(adoption.project, sorted({*adoption.requirements, *adoption.test_requirements}))
+    needed = {*adoption.requirements, *adoption.test_requirements}
+    # No test of a recipe is a coroutine; installed, it warns about its settings.
+    return installs(adoption.project, sorted(one for one in needed if not one.startswith("pytest-asyncio")))
 
 
 def _next(recipe: Recipe, project: Project) -> list[str]:

@@ -166,7 +166,10 @@ def test_start_says_what_the_key_is(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["start", "paid-call", "--dry-run", "--fields", "photo: str, width: int"]) == 0
-    assert "Key: photo, the first field, or what `key_of` in jobs.py returns." in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "Key: photo, the first field, or what `key_of` in jobs.py returns." in out
+    assert "httpx2" in out
+    assert "pytest-asyncio" not in out
 
 
 # ---- as a service
