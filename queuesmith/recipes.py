@@ -176,7 +176,7 @@ def _filled(recipe: Recipe, text: str, queue: str, fields: tuple[Field, ...]) ->
     text = re.sub(
         rf'^((?:QUEUE|queue) = )"{re.escape(recipe.queue)}"', rf'\1"{queue}"', text, flags=re.MULTILINE
     )
-    if fields[0].type == "int":
+    if fields[0].type == "int" and not re.search(r"^keys = ", text, flags=re.MULTILINE):
         text = re.sub(r"^\[service\]$", '[service]\nkeys = "number"', text, flags=re.MULTILINE)
     return text
 

@@ -293,23 +293,16 @@ def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_call
 ) -> None:
     start(recipes()["nightly"], tmp_path, "--into", ".")
     page = (ROOT / "skills/background-jobs/references/combine.md").read_text()
-    outside, lines = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "outside.py").write_text(outside)
+    (tmp_path / "outside.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0])
     added = re.search(r"queuesmith (add outside-call.*) --into", page)
     assert added
     add = [sys.executable, ROOT / "bin" / "queuesmith", *added[1].split(), "--into", "."]
     subprocess.run(add, cwd=tmp_path, capture_output=True, check=True)
-    in_handle, in_pipeline, at_end = lines.split("\n\n")
-    worker = (tmp_path / "worker.py").read_text()
-    for old, new in (
-        ("    async def save(tx):", f"{in_handle}\n\n    async def save(tx):"),
-        ("        within_deadline(),\n", f"        within_deadline(),\n{in_pipeline}\n"),
-        ("    pipeline = Pipeline(", "    outside = Outside(store)\n    pipeline = Pipeline("),
-        ("    await producer.close()\n", f"{at_end}    await producer.close()\n"),
-        ("from jobs import", "from outside import Outside\nfrom jobs import"),
-    ):
-        assert old in worker
-        worker = worker.replace(old, new)
+    worker = "from outside import Outside\n" + (tmp_path / "worker.py").read_text()
+    for part in re.findall(r"```diff\n(.*?)```", page, re.DOTALL)[0].split(" …\n"):
+        old = "".join(line[1:] for line in part.splitlines(keepends=True) if line[0] == " ")
+        assert worker.count(old) == 1, old
+        worker = worker.replace(old, "".join(line[1:] for line in part.splitlines(keepends=True)))
     (tmp_path / "worker.py").write_text(worker)
     told = re.search(r"```toml\n\[service\.env\]\n(.*?)\n\n(.*?)```", page, re.DOTALL)
     assert told
