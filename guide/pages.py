@@ -24,6 +24,7 @@ MODULES = catalogue.MODULES.relative_to(ROOT).as_posix()
 # Reference pages that are no pattern: skill/page -> address.
 READING = {
     "background-jobs/choosing": "choosing",
+    "background-jobs/combine": "combine",
     "background-jobs/migrate": "migrate",
     "background-jobs/prove-it": "prove-it/jobs",
     "background-jobs/runbook": "runbook",

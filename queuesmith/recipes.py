@@ -25,7 +25,7 @@ __all__ = ["Field", "Recipe", "files_of", "find", "parse_fields", "planned", "re
 FOLDER = ROOT / "reference" / "recipes"
 _VALUES = {"str": "text", "int": "1", "float": "1.5", "bool": "true"}
 # An argument of submit.py, and what every pydantic model has.
-_TAKEN = ("keys", "copy", "json", "dict", "schema", "validate", "construct", "file")
+_TAKEN = ("keys", "unreadable", "copy", "json", "dict", "schema", "validate", "construct", "file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def _filled(recipe: Recipe, text: str, queue: str, fields: tuple[Field, ...]) ->
     text = re.sub(
         rf'^((?:QUEUE|queue) = )"{re.escape(recipe.queue)}"', rf'\1"{queue}"', text, flags=re.MULTILINE
     )
-    if fields[0].type == "int":
+    if fields[0].type == "int" and not re.search(r"^keys = ", text, flags=re.MULTILINE):
         text = re.sub(r"^\[service\]$", '[service]\nkeys = "number"', text, flags=re.MULTILINE)
     return text
 

@@ -10,11 +10,16 @@ import sys
 from .adopt import Adoption
 from .copying import installs, print_json, put
 from .project import Project
-from .recipes import Recipe, files_of, find, planned, recipes, top_of
+from .recipes import Recipe, files_of, find, parse_fields, planned, recipes, top_of
 
-__all__ = ["start"]
+__all__ = ["program", "start"]
 
 SERVER = "redis://127.0.0.1:6379"
+
+
+def program() -> str:
+    """What to type for this command: from a plugin or a checkout it is not on PATH."""
+    return "queuesmith" if shutil.which("queuesmith") else shlex.quote(sys.argv[0])
 
 
 def start(options: argparse.Namespace) -> int:
@@ -39,10 +44,16 @@ def start(options: argparse.Namespace) -> int:
         )
         return 0
     _say(options, adoption, [change.path for change in written])
-    print("\nThen:")
+    print(f"\n{_key(recipe, options.fields or '')}\n\nThen:")
     print("\n".join(f"  {command}" for command in _next(recipe, project)))
     print(f"\nWhat it survives, what to change: {recipe.page}")
     return 0
+
+
+def _key(recipe: Recipe, fields: str) -> str:
+    first = (parse_fields(fields) if fields else recipe.fields)[0].name
+    other = ", or what `key_of` in jobs.py returns" if "def key_of" in recipe.files["jobs.py"] else ""
+    return f"Key: {first}, the first field{other}. The same key again is a duplicate."
 
 
 def _say(options: argparse.Namespace, adoption: Adoption, written: list[str]) -> None:
@@ -63,7 +74,9 @@ def _say(options: argparse.Namespace, adoption: Adoption, written: list[str]) ->
 
 
 def _install(adoption: Adoption) -> list[str]:
-    return installs(adoption.project, sorted({*adoption.requirements, *adoption.test_requirements}))
+    needed = {*adoption.requirements, *adoption.test_requirements}
+    # No test of a recipe is a coroutine; installed, it warns about its settings.
+    return installs(adoption.project, sorted(one for one in needed if not one.startswith("pytest-asyncio")))
 
 
 def _next(recipe: Recipe, project: Project) -> list[str]:
@@ -78,13 +91,11 @@ def _next(recipe: Recipe, project: Project) -> list[str]:
         del told["REDIS_URL"]
     env = " ".join(f"{name}={shlex.quote(value)}" for name, value in told.items())
     api = [f"{env} {path}{run.format('api')} 8000"] if "api.py" in recipe.files else []
-    # From a plugin or a checkout it is not on PATH.
-    command = "queuesmith" if shutil.which("queuesmith") else shlex.quote(sys.argv[0])
     return [
         f"{path}python -m pytest -q {test}",
         *api,
         f"{env} {path}{run.format('worker')}",
-        f"{command} prove {'' if proof == 'prove.toml' else f'{proof} '}--quick",
+        f"{program()} prove {'' if proof == 'prove.toml' else f'{proof} '}--quick",
     ]
 
 

@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 from queuesmith import catalogue
 
 from .faults import FAULTS
-from .invariants import INVARIANTS, OWN, READ, Row
-from .run import Card
+from .invariants import INVARIANTS, OWN, READ, TIME_UP, Row
+from .run import NOT_QUICK, Card
 
 __all__ = ["as_html", "as_json", "as_junit", "as_text"]
 
@@ -70,6 +70,7 @@ def as_text(card: Card, width: int = 118) -> str:
 
 def as_json(card: Card) -> str:
     told = asdict(card) | {"verdict": "broken" if card.broken else "held", "read": reading(card)}
+    told["rest"] = card.rest
     return json.dumps(told, indent=2)
 
 
@@ -161,5 +162,11 @@ def _summary(card: Card) -> str:
     faults = sum(row.fault in FAULTS and row.verdict in ("held", "broken") for row in card.rows)
     parts = [f"{counts['held']} held", f"{counts['broken']} broken"]
     parts += [f"{counts[name]} {name}" for name in ("hit nothing", "unclear") if counts[name]]
-    end = f" Evidence: {card.evidence}" if card.evidence else ""
-    return f"{', '.join(parts)}; {faults} faults hit.{end}"
+    told = [f"{', '.join(parts)}; {faults} faults hit."]
+    left = {why: [row.fault for row in card.rows if row.measured == why] for why in (TIME_UP, NOT_QUICK)}
+    told += [f"Not run ({why}): {', '.join(names)}." for why, names in left.items() if names]
+    if card.rest:
+        told.append(f"Run the rest: {card.command} --only {','.join(card.rest)}")
+    if card.evidence:
+        told.append(f"Evidence: {card.evidence}")
+    return "\n".join(told)

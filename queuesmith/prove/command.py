@@ -1,4 +1,4 @@
-"""`queuesmith prove`: exit code 0, 1 when an invariant is broken, 2 when the set-up is wrong."""
+"""`queuesmith prove`: exit code 0 when nothing is broken, 1 when an invariant is, 2 when the set-up is wrong."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import argparse
 import difflib
 import json
 import random
+import shlex
 import signal
 import sys
 from pathlib import Path
+
+from queuesmith.start import program
 
 from .card import as_html, as_json, as_junit, as_text
 from .faults import FAULTS
@@ -46,6 +49,9 @@ def _run(options: argparse.Namespace) -> int:
     spec, chosen = load(file), _chosen(options)
     terminal = sys.stderr.isatty()
     card = prove(spec, chosen, _progress if terminal else _line)
+    card.command = (
+        f"{program()} prove{'' if options.file == 'prove.toml' else f' {shlex.quote(options.file)}'}"
+    )
     if terminal:
         print("\r\033[K", end="", file=sys.stderr)
     print(as_json(card) if options.json else as_text(card))

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from .faults import Fault
     from .world import Batch, Job, World
 
-__all__ = ["INVARIANTS", "OWN", "READ", "Broken", "Row", "end", "judge", "judge_whole"]
+__all__ = ["INVARIANTS", "OWN", "READ", "TIME_UP", "Broken", "Row", "end", "judge", "judge_whole"]
+
+# Why a fault that could have been run was not, or was not watched for this many seconds.
+TIME_UP, LOOKED = "time was up", 5.0
 
 INVARIANTS = {
     "lost": "nothing that was taken is lost",
@@ -35,7 +38,7 @@ INVARIANTS = {
 }
 # What to read, by invariant: patterns of the catalogue.
 READ = {
-    "lost": ("bullmq-worker", "outbox"),
+    "lost": ("bullmq-worker", "retry", "outbox"),
     "duplicated": ("idempotency",),
     "stuck": ("bullmq-worker", "stall-budget"),
     "gave up": ("retry", "stall-budget"),
@@ -83,8 +86,6 @@ class Row:
 
 def judge(world: World, batch: Batch, fault: Fault) -> Row:
     """One fault. Called when the run is over: a duplicate may come late."""
-    if batch.skipped:
-        return Row(fault.name, fault.does, "not run", batch.skipped)
     jobs = batch.expected()
     broken = [Broken(name, measured) for name, measured in batch.broken]
     broken += _duplicated(world, batch)
@@ -94,7 +95,8 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
     promised = world.spec.promises.recovery + world.warmup
     if missing and not batch.broken and watched < promised * 0.95 and not _all_failed(missing):
         unclear = (
-            f"{len(missing)} not done after {watched:.0f} s, promised {world.spec.promises.recovery:g} s"
+            f"{len(missing)} not done when the run's time was up, {watched:.0f} s after the fault, promised "
+            f"{world.spec.promises.recovery:g} s"
         )
     else:
         broken += _not_done(world, missing, fault)
@@ -143,10 +145,11 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
             else f"no job was taken: {_said(batch)}"
         )
         return Row(fault.name, fault.does, "hit nothing", f"{why}; {measured}")
+    if unclear and watched < LOOKED and missing:
+        # It was hit, and nobody looked whether it recovered.
+        return Row(fault.name, fault.does, "not run", TIME_UP)
     if unclear:
-        return Row(
-            fault.name, fault.does, "unclear", f"{unclear}{': run without --quick' if world.quick else ''}"
-        )
+        return Row(fault.name, fault.does, "unclear", unclear)
     return Row(fault.name, fault.does, "held", measured)
 
 
@@ -200,9 +203,8 @@ def _duplicated(world: World, batch: Batch) -> list[Broken]:
     for key, job in batch.jobs.items():
         for provider in world.providers.values():
             calls = provider.effects(key)
-            routes = {str(call.route) for call in calls}
-            for route in routes:
-                made = [call for call in calls if str(call.route) == route]
+            for effect in {(str(call.route), call.thing) for call in calls}:
+                made = [call for call in calls if (str(call.route), call.thing) == effect]
                 keys = {call.idempotency for call in made}
                 if len(made) > 1 and not (promise == "same key" and len(keys) == 1 and "" not in keys):
                     under = (
@@ -236,9 +238,11 @@ def _not_done(world: World, missing: list[Job], fault: Fault) -> list[Broken]:
         return []
     visible = [job for job in missing if job.reason]
     silent = {job.key: job for job in missing if not job.reason}
-    waiting = {key: places[0] for key, places in _in_redis(world, set(silent)).items()}
-    logged = world.in_logs(set(silent) - set(waiting))
-    lost = [job for key, job in silent.items() if key not in waiting and key not in logged]
+    completed = _completed(world, set(silent))
+    open_keys = set(silent) - completed
+    waiting = {key: places[0] for key, places in _in_redis(world, open_keys).items()}
+    logged = world.in_logs(open_keys - set(waiting))
+    lost = [silent[key] for key in silent if key in open_keys and key not in waiting and key not in logged]
     allowed = world.spec.promises.failed == "visible" or fault.may_fail
     told = []
     if visible and not allowed:
@@ -263,6 +267,14 @@ def _not_done(world: World, missing: list[Job], fault: Fault) -> list[Broken]:
         told.append(
             Broken("stuck", f"{len(waiting)} still in Redis ({waiting[key]})", world.timeline.story(key))
         )
+    if completed:
+        told.append(
+            Broken(
+                "lost",
+                f"{len(completed)} completed without their effect: nobody will try again (an error that was caught?)",
+                world.timeline.story(min(completed)),
+            )
+        )
     if lost:
         told.append(
             Broken(
@@ -272,6 +284,14 @@ def _not_done(world: World, missing: list[Job], fault: Fault) -> list[Broken]:
             )
         )
     return told
+
+
+def _completed(world: World, keys: set[str]) -> set[str]:
+    try:
+        states = probes.bullmq_states(world, keys)
+    except Exception:  # as below
+        return set()
+    return {key for key, (state, _) in states.items() if state == "completed"}
 
 
 def _in_redis(world: World, keys: set[str]) -> dict[str, list[str]]:

@@ -53,6 +53,11 @@ class Call:
     done_at: float = 0.0
 
     @property
+    def thing(self) -> str:
+        """What it is that may be made once for a job: `k1-0001/a` and `k1-0001/b` are two, where the file says so."""
+        return self.subject if self.route and self.route.several else ""
+
+    @property
     def failed(self) -> bool:
         """Did the caller get no good answer?"""
         return self.answer not in ("", "ok", "found", "not found")
@@ -96,11 +101,14 @@ class PlayedProvider:
         self.scripts: list[Callable[[Call], str | None]] = []
         self.on_effect: Callable[[Call], bool] | None = None
         self.in_flight = 0
-        self.linger = 0.0  # so much longer takes every call, to be hit in the middle
+        self.linger = 0.0  # about so much longer takes every call, to be hit in the middle
         self._routes = [(route, _pattern(route.path)) for route in provider.routes]
         self._timeline, self._seed, self._key_of, self._scale = timeline, seed, key_of, scale
         self._applied: dict[tuple[str, str], float] = {}  # (route, idempotency key) -> when
         self._results: dict[tuple[str, str], Any] = {}
+        self._made: dict[
+            str, list[Any]
+        ] = {}  # subject, or idempotency key -> what it was answered with, each time
         self._tries: Counter[str] = Counter()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"provider {self.name}", daemon=True)
@@ -119,7 +127,12 @@ class PlayedProvider:
         return bool(calls) and calls[-1].answer in ("lost", "cut")
 
     def counts(self) -> Counter[str]:
-        return Counter(call.key for call in self.calls if call.effect and call.key)
+        """Of the effect that was made most often, per key."""
+        found = Counter[str]()
+        made = Counter((call.key, call.thing) for call in self.calls if call.effect and call.key)
+        for (key, _), count in made.items():
+            found[key] = max(found[key], count)
+        return found
 
     def start(self) -> None:
         self._thread.start()
@@ -178,12 +191,12 @@ class PlayedProvider:
         if route is None:
             return self._said(call, "404", _response(404, {"error": f"no route for {line}"}))
         if route.lookup:
-            known = self._results.get((subject, "")) if subject else None
-            return self._said(
-                call,
-                "found" if known else "not found",
-                _response(200 if known else 404, known or {"error": "not found"}),
-            )
+            found = self._made.get(subject, []) if subject else []
+            if route.reply is not None:
+                answer = _response(200, _listed(route.reply, found))
+            else:
+                answer = _response(200, found[-1]) if found else _response(404, {"error": "not found"})
+            return self._said(call, "found" if found else "not found", answer)
         call.answer = next(filter(None, (script(call) for script in self.scripts)), "ok")
         if call.answer == "mix":
             call.answer = self._mixed(route, call)
@@ -191,7 +204,8 @@ class PlayedProvider:
 
     async def _perform(self, route: Route, call: Call) -> bytes | None:
         spread = random.Random(f"{self._seed} latency {call.subject} {len(self.calls)}")
-        pause = spread.uniform(*route.latency) + self.linger
+        # Not all equally: the first one's end is to find others at work.
+        pause = spread.uniform(*route.latency) + spread.uniform(0.4, 2) * self.linger
         if call.answer == "hang":
             await asyncio.sleep(HANG * self._scale)
             return self._said(call, "no answer", None)
@@ -223,9 +237,10 @@ class PlayedProvider:
         values = {"id": ident, "subject": call.subject, "key": call.idempotency}
         result = {"id": ident, "status": "ok"} if route.reply is None else fill_all(route.reply, values)
         call.effect = bool(route.effect)
-        self._results[(call.subject, "")] = self._results[known] = result
+        self._results[known] = result
         # looked up by the one or by the other
-        self._results[(call.idempotency or call.subject, "")] = result
+        for name in {call.subject, call.idempotency} - {""}:
+            self._made.setdefault(name, []).append(result)
         self._applied[known] = time.monotonic()
         under = f" under key {call.idempotency[:40]}" if call.idempotency else ""
         self._timeline.add("call", f"{call.line} done{under}", call.key)
@@ -253,6 +268,15 @@ class PlayedProvider:
                 request.path = {name: unquote(value) for name, value in found.groupdict().items()}
                 return route
         return None
+
+
+def _listed(reply: Any, found: list[Any]) -> Any:
+    """`{ data = ["{found}"] }` -> all that was found, in that place."""
+    if isinstance(reply, Mapping):
+        return {name: _listed(one, found) for name, one in reply.items()}
+    if isinstance(reply, list):
+        return [one for part in reply for one in (found if part == "{found}" else [_listed(part, found)])]
+    return reply
 
 
 def _pattern(path: str) -> re.Pattern[str]:

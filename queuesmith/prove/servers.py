@@ -15,13 +15,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import redis
+from typing import TYPE_CHECKING, Any
 
 from . import kafka
 from .processes import Child, Keeper, family, free_port, send
 from .spec import Wrong
+
+if TYPE_CHECKING:
+    import redis
 
 __all__ = ["Kafka", "Nats", "Postgres", "RabbitMQ", "Redis", "Server", "rabbitmq_environment"]
 
@@ -94,6 +95,9 @@ class Redis(Server):
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
     def client(self, timeout: float = 5) -> redis.Redis:
+        # Here: who asks for the list of faults need not have it.
+        import redis
+
         return redis.Redis.from_url(
             self.url,
             decode_responses=True,
@@ -118,7 +122,9 @@ class Redis(Server):
         )
 
     def answers(self) -> bool:
-        with contextlib.suppress(redis.RedisError), self.client(1) as client:
+        from redis import RedisError
+
+        with contextlib.suppress(RedisError), self.client(1) as client:
             return not client.info("persistence")["loading"]
         return False
 

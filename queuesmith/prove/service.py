@@ -74,18 +74,30 @@ class ServiceRunner:
         self._offsets: dict[Path, int] = {}
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._supervise, self._tail)]
 
-    def start(self) -> None:
+    def start(self, *, resting: bool = False) -> None:
+        """`resting`: the workers come with `wake`, or after a backlog was sent."""
         self.started = self._timeline.now()
         self._logs.mkdir(parents=True, exist_ok=True)
         service = self.spec.service
         if service.api:
             self._add(Running("api", service.api, 1))
         for number in range(1, service.workers + 1):
-            self._add(Running(f"worker {number}", service.worker, number))
+            self._add(Running(f"worker {number}", service.worker, number), resting=resting)
         for thread in self._threads:
             thread.start()
-        for slot in self._slots:
-            self.wait_ready(slot, START_WITHIN)
+        self._wait_ready()
+
+    def wake(self) -> None:
+        if all(slot.child for slot in self.all()):
+            return
+        self.started = self._timeline.now()
+        self.resume_all()
+        self._wait_ready()
+
+    def _wait_ready(self) -> None:
+        for slot in self.all():
+            if slot.child is not None:
+                self.wait_ready(slot, START_WITHIN)
 
     def check_stays(self, limit: float = 20) -> None:
         """Wrong if one of them ends at once, again and again: then there is nothing to be hit."""
@@ -219,6 +231,8 @@ class ServiceRunner:
         with self._lock:
             for slot in self._slots:
                 slot.wanted, slot.ended, slot.quick_ends = True, 0.0, 0
+                if slot.child is None:
+                    self._launch(slot)
 
     def add_copies(self, program: Program | None = None) -> list[Running]:
         """One more of every process (of every worker, of another program)."""
@@ -268,10 +282,11 @@ class ServiceRunner:
 
     # in the background
 
-    def _add(self, slot: Running) -> None:
+    def _add(self, slot: Running, *, resting: bool = False) -> None:
         with self._lock:
             self._slots.append(slot)
-            self._launch(slot)
+            if not resting:
+                self._launch(slot)
 
     def _launch(self, slot: Running) -> None:
         values = self._values(slot.instance)

@@ -113,6 +113,7 @@ class Route:
     path: str
     keyed_by: str = ""
     effect: str = ""
+    several: bool = False
     lookup: str = ""
     answers: tuple[tuple[str, float], ...] = (("ok", 1.0),)
     latency: tuple[float, float] = (0.02, 0.08)
@@ -155,6 +156,7 @@ class Spec:
     failures: Probe | None = None
     providers: tuple[Provider, ...] = ()
     promises: Promises = field(default_factory=Promises)
+    outage: float = 6.0
     redis: bool = True
     redis_config: Mapping[str, str] = field(default_factory=dict)
     postgres: bool = False
@@ -215,6 +217,9 @@ def load(path: Path) -> Spec:
     redis = servers.take("redis", (bool, dict), True)
     promises = _promises(top.table("promises", {}))
     service = _service(top.table("service"), path)
+    faults = top.table("faults", {})
+    outage = faults.time("outage", Spec.outage)
+    faults.end()
     effect = _probe(top, "effect", providers, needed=True)
     assert effect is not None
     spec = Spec(
@@ -224,6 +229,7 @@ def load(path: Path) -> Spec:
         failures=_probe(top, "failures", providers, needed=False),
         providers=providers,
         promises=promises,
+        outage=outage,
         redis=redis is not False,
         redis_config={name: str(value) for name, value in redis.items()} if isinstance(redis, dict) else {},
         postgres=servers.take("postgres", bool, "postgres" in used),
@@ -337,8 +343,10 @@ _EXAMPLES = {
 
 def _service(table: Table, path: Path) -> Service:
     keys = table.take("keys", str, "text")
-    if keys not in ("text", "number", "uuid"):
-        table.wrong("keys", f'`keys` is "{keys}"; write "text", "number" or "uuid"')
+    if keys not in ("text", "number", "uuid", "date") and not all(f"%{part}" in keys for part in "Ymd"):
+        table.wrong(
+            "keys", f'`keys` is "{keys}"; write "text", "number", "uuid", "date" or a form of dates, "%Y%m%d"'
+        )
     service = Service(
         name=table.take("name", str, path.resolve().parent.name),
         worker=_program(table, "worker"),
@@ -462,6 +470,7 @@ def _provider(top: Table, name: str, table: Table) -> Provider:
                 found[2],
                 keyed_by=_source(one, "keyed_by"),
                 effect=_source(one, "effect"),
+                several=one.take("several", bool, False),
                 lookup=_source(one, "lookup"),
                 answers=_answers(one),
                 latency=_latency(one),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import datetime
 import math
 import os
 import random
@@ -68,7 +69,6 @@ class Batch:
     unhit: str = ""  # why nothing was hit
     facts: list[str] = field(default_factory=list)
     broken: list[tuple[str, str]] = field(default_factory=list)  # (invariant, measured)
-    skipped: str = ""
 
     def broke(self, invariant: str, measured: str) -> None:
         self.broken.append((invariant, measured))
@@ -110,13 +110,19 @@ class Crowd:
             self._leave()
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """For one that has a place and is to wait: another may work meanwhile."""
+    def aside(self, *, punctual: bool = False) -> Iterator[None]:
+        """For one that has a place and is to wait: another may work meanwhile.
+
+        `punctual`: it comes back at once, and there is one too many then.
+        """
         self._leave()
         try:
             yield
         finally:
-            self._take(-1)
+            if punctual:
+                self._leave(-1)
+            else:
+                self._take(-1)
 
     def check(self) -> None:
         if self.over.is_set():
@@ -131,9 +137,9 @@ class Crowd:
             self._free -= 1
             self._changed.notify_all()
 
-    def _leave(self) -> None:
+    def _leave(self, places: int = 1) -> None:
         with self._changed:
-            self._free += 1
+            self._free += places
             self._changed.notify_all()
 
 
@@ -165,6 +171,7 @@ class World:
         self.unreadable = ""
         self.resting: set[str] = set()  # kinds of places in Redis where done jobs stay
         self.warmup = self.normal = 0.0
+        self.early = False  # can a job be sent before any worker has run?
         self.left: dict[int, str] = {}
         self.marker = f"QUEUESMITH_PROVE_RUN={uuid.uuid4().hex}"
         self.canary = f"canary{random.Random(f'{seed} canary').getrandbits(48):012x}"
@@ -204,7 +211,8 @@ class World:
     def broker(self) -> Server | None:
         return self.rabbitmq or self.nats or self.kafka
 
-    def start(self) -> None:
+    def start(self, *, resting: bool = False) -> None:
+        """`resting`: without the workers."""
         for server in self.servers.values():
             server.start()
         for provider in self.providers.values():
@@ -213,7 +221,7 @@ class World:
             code, said = self.run(self.spec.service.setup, 120)
             if code:
                 raise Wrong(f"`setup` failed with {code}: {self.spec.service.setup}\n{said}")
-        self.service.start()
+        self.service.start(resting=resting)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
@@ -407,7 +415,11 @@ class World:
             self.timeline.add("effect", f"failed visibly ({reason[:80]})", key)
 
     def failures(self, keys: set[str]) -> dict[str, str]:
-        """Key -> the reason that can be read somewhere: where the file says, in BullMQ's failed set, or in the logs."""
+        """Key -> the reason that can be read: where the file says, in BullMQ's failed set, else in the logs.
+
+        Not in the logs where one of those is known: a job that prints its error and counts as completed has not failed
+        visibly.
+        """
         found: dict[str, str] = {}
         if not keys:
             return found
@@ -420,6 +432,8 @@ class World:
                 found |= {
                     key: f"in [failures]: {value}" for key, value in read.items() if value and key in keys
                 }
+        if self.spec.failures or self.spec.service.queue:
+            return found
         meant = {key for key in keys - found.keys() if self._known[key].expects == "failed"}
         return found | self.in_logs(meant)
 
@@ -444,7 +458,9 @@ class World:
     # waiting
 
     def pause(self, seconds: float) -> None:
-        self.wait(seconds * self.scale)
+        """As long as that and no longer; others work meanwhile."""
+        with self.crowd.aside(punctual=True):
+            self.wait(seconds * self.scale)
 
     def wait_aside(self, seconds: float) -> None:
         """While others work; it may take longer."""
@@ -522,7 +538,12 @@ class World:
         self.linger(0.5)
         self.submit(jobs)
         self.service.resume_all()
-        return self.until(lambda: self._at_work(jobs, done), limit, 0.002)
+        began = time.monotonic()
+        working = self.until(lambda: self._at_work(jobs, done), limit, 0.002)
+        if working:
+            # The machine may be slower by now: a worker that is killed will take as long to come back.
+            self.warmup = max(self.warmup, time.monotonic() - began)
+        return working
 
     def _at_work(self, jobs: list[Job], done: int) -> bool:
         self.look()
@@ -562,13 +583,19 @@ class World:
                 return False
             time.sleep(max(0.05, 2 * (time.monotonic() - began)))
 
-    def rounds(self, batch: Batch, most: int, expects: str = "done") -> Iterator[list[Job]]:
-        """Portions of jobs, each to be hit once, as long as time is left for this fault."""
+    @property
+    def sends_many(self) -> bool:
+        """Are a hundred jobs sent in no time?"""
+        submit = self.spec.service.submit
+        return not isinstance(submit, Command) or "{keys}" in submit.words
+
+    def rounds(self, most: int) -> Iterator[int]:
+        """How many jobs to send, to be hit once, as long as time is left for this fault."""
         began, size = time.monotonic(), max(2, self.spec.service.jobs // (1 if self.quick else 2))
         for number in range(1 if self.quick else most):
             if number and time.monotonic() - began > 20 * self.scale:
                 return
-            yield self.new_jobs(batch, size, expects)
+            yield size
 
 
 # What ids look like, the exact ones first: they stand in longer names, too.
@@ -589,6 +616,15 @@ def _keys(kind: str, seed: str) -> tuple[re.Pattern[str], Callable[[int], str]]:
         return (
             re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"),
             lambda number: str(uuid.UUID(int=random.Random(f"{run} {number}").getrandbits(128), version=4)),
+        )
+    if kind == "date" or "%" in kind:
+        form = "%Y-%m-%d" if kind == "date" else kind
+        # Days that no log line of today is about.
+        first = datetime.date(2200 + rng.randrange(600), 1, 1)
+        shape = re.sub(r"%[a-zA-Z]", lambda part: r"\d{4}" if part[0] == "%Y" else r"\d{2}", re.escape(form))
+        return (
+            re.compile(rf"(?<!\d){shape}(?!\d)"),
+            lambda number: (first + datetime.timedelta(number)).strftime(form),
         )
     tag = f"k{rng.getrandbits(16):04x}"
     return re.compile(rf"{tag}-\d{{4}}"), lambda number: f"{tag}-{number:04d}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from queuesmith.prove import clock
 from queuesmith.prove.card import as_text
 from queuesmith.prove.faults import FAULTS
 from queuesmith.prove.faults.servers import _enqueued
+from queuesmith.prove.probes import http
 from queuesmith.prove.provider import Call, PlayedProvider
 from queuesmith.prove.run import Card
 from queuesmith.prove.spec import Probe, Provider, Route, Spec, load
@@ -185,3 +187,42 @@ def test_the_same_seed_answers_the_same() -> None:
     assert answers(7, keys) == answers(7, keys[::-1])
     assert answers(7, keys) != answers(8, keys)
     assert {one for told in answers(7, keys).values() for one in told} == {"ok", "lost", "500"}
+
+
+def test_a_look_up_may_answer_with_a_list_and_one_job_may_have_several_effects() -> None:
+    make = Route("POST", "/thumbs", effect="json:reference", several=True, latency=(0.0, 0.0))
+    find = Route("GET", "/thumbs", lookup="query:reference", reply={"data": ["{found}"], "more": False})
+    provider = PlayedProvider(
+        Provider("resizer", (make, find)), Timeline(), 1, lambda text: "k1" * ("k1" in text), 1.0
+    )
+    provider.start()
+    try:
+
+        def found(reference: str) -> object:
+            return json.loads(http("GET", f"{provider.url}/thumbs?reference={reference}")[1])
+
+        assert found("k1-a") == {"data": [], "more": False}
+        for reference in ("k1-a", "k1-b"):
+            http("POST", f"{provider.url}/thumbs", body={"reference": reference})
+        assert found("k1-a") == {"data": [{"id": "resizer-00001", "status": "ok"}], "more": False}
+        assert provider.counts() == {"k1": 1}
+        http("POST", f"{provider.url}/thumbs", body={"reference": "k1-b"})
+        assert provider.counts() == {"k1": 2}
+    finally:
+        provider.close()
+
+
+def test_who_waits_for_a_fixed_time_comes_back_at_once_and_others_work_meanwhile() -> None:
+    crowd = Crowd(1)
+    with crowd.place():
+        with crowd.aside(punctual=True):
+            crowd._take(5)  # another one has the only place
+        assert crowd._free == -1
+        crowd._leave()
+    assert crowd._free == 1
+
+
+def test_a_long_outage_is_survived_and_its_length_is_on_the_card(parcels: Parcels, card_of: CardOf) -> None:
+    card = card_of(dataclasses.replace(parcels(recovery=20.0), outage=20.0), "outage")
+    assert verdicts(card)["outage"] == "held", as_text(card)
+    assert "3 s long" in next(row.measured for row in card.rows if row.fault == "outage")

@@ -19,10 +19,11 @@ from harness.processes import start_tied
 from queuesmith import catalogue
 from queuesmith.cli import main
 from queuesmith.prove import processes
-from queuesmith.prove.card import reading
+from queuesmith.prove.card import as_json, as_text, reading
+from queuesmith.prove.faults import FAULTS
 from queuesmith.prove.init import _PAGES, look_at, page_of
-from queuesmith.prove.invariants import READ, Broken, Row
-from queuesmith.prove.run import Card
+from queuesmith.prove.invariants import READ, TIME_UP, Broken, Row
+from queuesmith.prove.run import NOT_QUICK, Card
 from queuesmith.prove.spec import load
 
 SERVICES = Path(__file__).parent / "services"
@@ -270,3 +271,39 @@ def test_list_names_faults_and_invariants(capsys: pytest.CaptureFixture[str]) ->
     out = capsys.readouterr().out
     assert re.search(r"kill-at-effect +\* SIGKILL", out)
     assert "Retry-After is kept" in out
+
+
+def test_the_list_of_faults_needs_no_package() -> None:
+    blocked = "import sys; sys.modules['redis'] = None; from queuesmith.cli import main; sys.exit(main(sys.argv[1:]))"
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", blocked, "prove", *words]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert "kill-at-effect" in run("--list").stdout
+    assert "prove needs the package redis" in run(str(SERVICES / "parcels.toml")).stderr
+
+
+def test_the_summary_names_what_was_not_run_and_the_command_that_runs_it() -> None:
+    rows = [
+        Row("kill-at-effect", "", "held", "hit worker 1"),
+        Row("lost", "", "unclear", "2 not done when the run's time was up"),
+        Row("freeze", "", "not run", TIME_UP),
+        Row("quiet", "", "not run", NOT_QUICK),
+        Row("poison", "", "not run", "needs `poison` in [service]"),
+    ]
+    card = Card("shop", 1, "Redis", 2, 52.0, rows, command="queuesmith prove shop.toml")
+    assert as_text(card).splitlines()[-4:] == [
+        "1 held, 0 broken, 1 unclear; 1 faults hit.",
+        "Not run (time was up): freeze.",
+        "Not run (not with --quick): quiet.",
+        "Run the rest: queuesmith prove shop.toml --only lost,freeze",
+    ]
+    assert json.loads(as_json(card))["rest"] == ["lost", "freeze"]
+
+
+def test_kills_a_redis_restart_an_outage_and_duplicates_come_first() -> None:
+    """On a busy machine a minute has time for five or six."""
+    first = list(FAULTS)[1:6]
+    assert set(first) == {"kill-at-effect", "kill-at-commit", "redis-restart", "outage", "twice"}
+    assert all(FAULTS[name].quick for name in first)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from queuesmith.prove.card import as_text
 from queuesmith.prove.invariants import INVARIANTS
 from queuesmith.prove.run import Card
-from queuesmith.prove.spec import Spec
+from queuesmith.prove.spec import Spec, load
 
 pytestmark = pytest.mark.fault
+SERVICES = Path(__file__).parent / "services"
 Parcels = Callable[..., Spec]
 CardOf = Callable[..., Card]
 
@@ -102,3 +105,29 @@ def test_the_story_of_a_duplicate_names_the_moments(parcels: Parcels, card_of: C
     assert sent < bought < killed
     assert story.rindex("POST /labels done") > killed, story
     assert again == bought
+
+
+def test_an_error_that_is_printed_and_caught_is_no_visible_failure_and_its_job_is_lost(
+    card_of: CardOf, tmp_path: Path
+) -> None:
+    """Seen on a repair: BullMQ counts such a job as completed, and nobody will ever try again."""
+    folder = shutil.copytree(SERVICES / "stock_bullmq", tmp_path / "service")
+    worker = (folder / "worker.py").read_text()
+    caught = """try:
+        return await asyncio.to_thread(buy, job.data["parcel"])
+    except Exception as error:
+        print("failed", job.data["parcel"], error)"""
+    kept = 'return await asyncio.to_thread(buy, job.data["parcel"])'
+    assert kept in worker
+    (folder / "worker.py").write_text(worker.replace(kept, caught))
+    (folder / "prove.toml").write_text(
+        (folder / "prove.toml").read_text() + '\n[promises]\nrecovery = "4s"\nshutdown = "5s"\n'
+    )
+    card = card_of(load(folder / "prove.toml"), "refused", "outage")
+    broken = {
+        row.fault: {one.invariant: one.measured for one in row.broken}
+        for row in card.rows
+        if row.verdict == "broken"
+    }
+    assert "nowhere to be seen" in broken["refused"]["invisible failure"], as_text(card)
+    assert "completed without their effect" in broken["outage"]["lost"], as_text(card)

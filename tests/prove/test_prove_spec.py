@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from queuesmith.prove import probes, run
-from queuesmith.prove.faults import Fault
+from queuesmith.prove.faults import FAULTS, Fault
 from queuesmith.prove.invariants import Row
 from queuesmith.prove.spec import Command, Request, Wrong, fill, load, seconds
-from queuesmith.prove.world import Batch, World
+from queuesmith.prove.world import Batch, World, _keys
 
 GOOD = """\
 [service]
@@ -224,3 +225,31 @@ def test_a_slow_try_without_a_fault_does_not_use_up_the_time_of_the_faults(
     assert left_out["kill-random"] == left_out["term"] == ""
     quick = [turns[turn] for turn in sorted(turns) if turns[turn] != "freeze"]
     assert quick[:2] == ["kill-at-effect", "kill-at-commit"], "freeze waits most of its time"
+
+
+@pytest.mark.parametrize(
+    ("keys", "form"),
+    [
+        ("date", r"2\d{3}-\d\d-\d\d"),
+        ("%Y%m%d", r"2\d{7}"),
+        ("uuid", r"[0-9a-f-]{36}"),
+        ("number", r"\d{9}"),
+        ("text", r"k[0-9a-f]{4}-\d{4}"),
+    ],
+)
+def test_keys_have_the_form_that_the_service_takes_and_are_found_inside_longer_text(
+    keys: str, form: str, tmp_path: Path
+) -> None:
+    spec = load(write(tmp_path, GOOD.replace("[service]", f'[service]\nkeys = "{keys}"')))
+    pattern, make = _keys(spec.service.keys, "1 lost")
+    made = [make(number) for number in range(1, 400)]
+    assert len(set(made)) == 399
+    assert all(re.fullmatch(form, key) and pattern.findall(f"label/{key}: x") == [key] for key in made)
+
+
+def test_an_outage_lasts_as_long_as_the_file_says(tmp_path: Path) -> None:
+    usual, longer = load(write(tmp_path, GOOD)), load(write(tmp_path, GOOD + '\n[faults]\noutage = "60s"\n'))
+    assert (usual.outage, longer.outage) == (6.0, 60.0)
+    assert FAULTS["outage"].seconds(longer) - FAULTS["outage"].seconds(usual) == 54
+    with pytest.raises(Wrong, match="did you mean `outage`"):
+        load(write(tmp_path, GOOD + '\n[faults]\noutages = "60s"\n'))

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.figures import full
 from queuesmith import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +36,7 @@ def project(request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "pyproject.toml").touch()
     assert cli.main(["add", *named(example), "--into", str(folder), "--no-tests"]) == 0, capsys.readouterr()
     for one in example.parent.glob("*.py"):
-        shutil.copy(one, folder / one.name.replace("kill9", "test_kill9"))
+        shutil.copy(one, folder / one.name)
     return folder
 
 
@@ -69,48 +68,3 @@ def test_example_does_what_its_page_says(project: Path, name: str, redis_url: st
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-KILLS = [EXAMPLES / skill / "kill9.py" for skill in ("background-jobs", "event-driven")]
-
-
-@pytest.mark.fault
-@pytest.mark.parametrize("project", KILLS, indirect=True, ids=["jobs", "events"])
-def test_kill_9_test_that_readers_copy_passes(project: Path) -> None:
-    """It asserts itself that its kills came while work was left."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:valkey", "-p", "no:cacheprovider", "test_kill9.py"],
-        cwd=project,
-        env={**environment(), "KILLS": "3" if full() else "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.fault
-@pytest.mark.full
-@pytest.mark.parametrize("project", KILLS[:1], indirect=True, ids=["jobs"])
-def test_kill_9_test_notices_an_effect_outside_the_transaction(project: Path) -> None:
-    """The naive twin: the same handler with its effect beside the marker's transaction. The copied test must fail."""
-    jobs = project / "jobs.py"
-    text = jobs.read_text()
-    assert 'return Done({"added": payload.cents}, save)' in text
-    naive = "    from patterns.core.store import begin\n    import asyncio\n\n    async with begin(ctx.store) as tx:\n"
-    naive += (
-        "        await save(tx)\n    await asyncio.sleep(0.05)\n    return Done({'added': payload.cents})"
-    )
-    jobs.write_text(text.replace('    return Done({"added": payload.cents}, save)', naive))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:valkey", "-p", "no:cacheprovider", "test_kill9.py"],
-        cwd=project,
-        env={**environment(), "KILLS": "2"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "assert 2" in done.stdout, "duplicated effects: more than the number of jobs"

@@ -202,8 +202,8 @@ def test_no_other_language_is_shown_unchecked() -> None:
         text = path.read_text()
         quoted = {block for _, region in QUOTE.findall(text) for _, block in BLOCK.findall(region)}
         loose = {language for language, block in BLOCK.findall(text) if block not in quoted}
-        # toml: tests/prove loads it. yaml: a step of somebody's workflow.
-        assert loose <= {"python", "sh", "text", "mermaid", "toml", "yaml"}, path
+        # toml: tests/prove loads it. yaml: a step of somebody's workflow. diff: tests/recipes applies it.
+        assert loose <= {"python", "sh", "text", "mermaid", "toml", "yaml", "diff"}, path
 
 
 def test_commands_that_the_skills_name_exist() -> None:

@@ -1,4 +1,7 @@
-"""The faults by kind; the order here is that of the card: what breaks most services first."""
+"""The faults by kind. The order is that of the card and of the run: what breaks most services first.
+
+So a run whose time is up has killed a worker, restarted Redis, cut off a provider and sent requests twice.
+"""
 
 from . import providers, senders, servers, workers
 from .fault import Fault
@@ -10,19 +13,19 @@ FAULTS: dict[str, Fault] = {
     for one in (
         workers.none,
         workers.kill_at_effect,
-        providers.lost,
-        senders.twice,
-        senders.burst,
-        workers.kill_random,
-        workers.term,
-        servers.redis_restart,
         workers.kill_at_commit,
+        servers.redis_restart,
+        providers.outage,
+        senders.twice,
+        servers.broker_kill,
+        providers.lost,
+        workers.term,
+        workers.kill_random,
         senders.failing,
         providers.refused,
-        providers.outage,
+        senders.burst,
         providers.rate_limited,
         servers.redis_kill,
-        servers.broker_kill,
         workers.freeze,
         workers.kill_all,
         servers.redis_gone,

@@ -24,6 +24,7 @@ __all__ = [
     "nothing",
     "over",
     "still_open",
+    "strike",
 ]
 Run = Callable[["World", "Batch"], None]
 
@@ -31,7 +32,8 @@ Run = Callable[["World", "Batch"], None]
 @dataclass(frozen=True)
 class Fault:
     """`needs(spec)`: what the file would have to say for it to be possible. `cost`: about how many seconds it takes
-    on a service that keeps its promises. `may_fail`: a job may end as a visible failure, no promise is broken."""
+    on a service that keeps its promises, beside its `lock`, if it waits for that to run out. `may_fail`: a job may
+    end as a visible failure, no promise is broken. `backlog`: the jobs are sent before any worker runs."""
 
     name: str
     does: str
@@ -40,9 +42,12 @@ class Fault:
     quick: bool = False
     cost: float = 6.0
     may_fail: bool = False
+    backlog: bool = False
 
     def seconds(self, spec: Spec) -> float:
-        return self.cost + (spec.service.lock if self.name == "freeze" else 0)
+        locked = self.name == "freeze" or self.name.startswith("kill-")
+        longer = spec.outage if self.name == "outage" else 0.0
+        return self.cost + longer + (spec.service.lock if locked else 0.0)
 
 
 def nothing(spec: Spec) -> str:
@@ -75,6 +80,31 @@ def half(world: World) -> int:
 def still_open(world: World, batch: Batch) -> int:
     world.look()
     return len(batch.open())
+
+
+def strike(
+    world: World,
+    batch: Batch,
+    jobs: int,
+    whom: Callable[[], str],
+    done: int = 0,
+    mend: Callable[[], None] = lambda: None,
+) -> bool:
+    """`whom()` is hit, and named, while they are at work and `done` are done.
+
+    Quick jobs may be over by then: once more, with four times as many, when `mend()` has undone it.
+    """
+    for times in (1, 4, 16) if world.sends_many else (1,):
+        if times > 1:
+            mend()
+        if not world.backlog(world.new_jobs(batch, jobs * times), done) and still_open(world, batch):
+            break  # nobody takes them: more would not be taken either
+        hits, name = len(batch.hits), whom()
+        if name:
+            hit_work(world, batch, name)
+        if len(batch.hits) > hits:
+            return True
+    return False
 
 
 def hit_work(world: World, batch: Batch, whom: str) -> None:

@@ -14,21 +14,18 @@ if TYPE_CHECKING:
     from queuesmith.prove.provider import Call
     from queuesmith.prove.world import Batch, World
 
-OUTAGE = 6.0
-
 
 class Asked:
     """The calls of one fault's jobs so far."""
 
-    def __init__(self, world: World, keys: list[str]) -> None:
-        self.keys, self.times, self.first = keys, Counter[str](), 0.0
-        self._scale = world.scale
+    def __init__(self, keys: list[str], lasts: float) -> None:
+        self.keys, self.lasts, self.times, self.first = keys, lasts, Counter[str](), 0.0
 
     def first_time(self, call: Call) -> bool:
         return self.times[call.key] == 1
 
-    def early(self, call: Call, seconds: float) -> bool:
-        return call.at - self.first < seconds * self._scale
+    def early(self, call: Call) -> bool:
+        return call.at - self.first < self.lasts
 
 
 def _answers(
@@ -38,7 +35,7 @@ def _answers(
     *,
     failing: int = 0,
     times: int = 1,
-    lasts: float = 0.0,
+    lasts: Callable[[Spec], float] = lambda spec: 0.0,
     needs: Callable[[Spec], str] = effective,
     **options: bool | float,
 ) -> Fault:
@@ -48,7 +45,7 @@ def _answers(
     def run(world: World, batch: Batch) -> None:
         jobs = world.new_jobs(batch, failing, "failed")
         jobs += world.new_jobs(batch, failing or world.spec.service.jobs * times)
-        asked = Asked(world, [job.key for job in jobs])
+        asked = Asked([job.key for job in jobs], lasts(world.spec) * world.scale)
         wanted = set(asked.keys)
 
         def script(call: Call) -> str | None:
@@ -64,8 +61,9 @@ def _answers(
         world.submit(jobs)
         # Until every job has called once, or is done without: the fault is over then, not the jobs.
         world.until(lambda: asked.times.keys() >= wanted or not still_open(world, batch), 20, 0.05)
-        if asked.first:
-            world.wait(max(0.0, asked.first + lasts * world.scale - world.timeline.now()))
+        if asked.first and asked.lasts:
+            world.pause((asked.first + asked.lasts - world.timeline.now()) / world.scale)
+            batch.facts.append(f"{asked.lasts:g} s long")
         calls = [call for one in world.providers.values() for call in one.calls if call.key in wanted]
         if said := Counter(call.answer for call in calls if call.failed):
             batch.hits.append(", ".join(f"{count} x {answer}" for answer, count in said.items()))
@@ -83,11 +81,10 @@ slow = _answers("slow", "every first answer takes 6 s, the effect comes after 3 
 rate_limited = _answers("429", "429 with Retry-After, once per job", _once("429"), quick=True)
 outage = _answers(
     "outage",
-    "500 to every call for 6 s",
-    lambda asked, call: "500" if asked.early(call, OUTAGE) else None,
-    lasts=OUTAGE,
+    "500 to every call for 6 s, or [faults] outage",
+    lambda asked, call: "500" if asked.early(call) else None,
+    lasts=lambda spec: spec.outage,
     quick=True,
-    cost=12,
 )
 hang = _answers(
     "hang",
@@ -110,6 +107,11 @@ def _mix(spec: Spec) -> str:
     return effective(spec) or ("" if mixed else 'the file gives no mix: answers = "ok 92%, lost 3%, …"')
 
 
-mixed = _answers(
-    "answers", "answers in the file's own mix", lambda asked, call: "mix", times=2, needs=_mix, cost=8
-)
+def _mixed(asked: Asked, call: Call) -> str:
+    """Each bad answer of the mix once, to the first jobs; by chance alone, 24 calls may well be good ones."""
+    bad = [answer for answer, _ in call.route.answers if answer != "ok"] if call.route else []
+    place = asked.keys.index(call.key)
+    return bad[place] if place < len(bad) and asked.first_time(call) else "mix"
+
+
+mixed = _answers("answers", "answers in the file's own mix", _mixed, times=2, needs=_mix, cost=8)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from queuesmith.prove import clock
 from queuesmith.prove.spec import Program, Spec
 
-from .fault import at_work, effective, fault, half, hit_work, over, still_open
+from .fault import at_work, effective, fault, half, hit_work, over, still_open, strike
 
 if TYPE_CHECKING:
     from queuesmith.prove.provider import Call
+    from queuesmith.prove.service import Running
     from queuesmith.prove.world import Batch, World
 
 AHEAD = 3600
@@ -21,7 +22,13 @@ AHEAD = 3600
 @fault("none", "no fault at all: does the set-up work?", quick=True, cost=3)
 def none(world: World, batch: Batch) -> None:
     first, *others = world.new_jobs(batch, half(world))
-    world.submit([first])
+    # Can one be sent before any worker has run? Then other faults need not start the workers twice.
+    wait = world.submit_later([first])
+    world.early = world.until(lambda: first.accepted or first.refused, 8, 0.05) and first.accepted
+    world.service.wake()
+    wait()
+    if not first.accepted:
+        world.submit([first])
     # A submit that does not work is not tried again for every one of them: each may take its time.
     if first.accepted:
         world.submit(others)
@@ -33,10 +40,11 @@ def none(world: World, batch: Batch) -> None:
     "SIGKILL to the worker after a provider's effect, before its answer",
     effective,
     quick=True,
-    cost=8,
+    cost=3,
 )
 def kill_at_effect(world: World, batch: Batch) -> None:
-    for jobs in world.rounds(batch, 2):
+    for size in world.rounds(2):
+        jobs = world.new_jobs(batch, size)
         keys, struck = {job.key for job in jobs}, threading.Event()
 
         def strike(call: Call, keys: set[str] = keys, struck: threading.Event = struck) -> bool:
@@ -68,48 +76,69 @@ def _own_effect(spec: Spec) -> str:
     "SIGKILL to all workers the moment an effect is seen, before the job is acknowledged",
     _own_effect,
     quick=True,
-    cost=8,
+    cost=3,
+    backlog=True,
 )
 def kill_at_commit(world: World, batch: Batch) -> None:
-    for jobs in world.rounds(batch, 2):
-        if world.backlog(jobs, done=1):
-            world.service.kill(*world.service.workers(), why=" when an effect was seen")
-            hit_work(world, batch, "all workers")
+    def kill() -> str:
+        world.service.kill(*world.service.workers(), why=" when an effect was seen")
+        return "all workers"
+
+    for size in world.rounds(2):
+        strike(world, batch, size, kill, done=1)
         over(world, batch, settle=True)
 
 
-@fault("kill-random", "SIGKILL to all workers at a random moment of their work", quick=True, cost=8)
+@fault(
+    "kill-random",
+    "SIGKILL to all workers at a random moment of their work",
+    quick=True,
+    cost=3,
+    backlog=True,
+)
 def kill_random(world: World, batch: Batch) -> None:
-    for jobs in world.rounds(batch, 2):
-        if world.backlog(jobs):
-            moment = time.monotonic() + world.rng.random() * 0.2
-            while time.monotonic() < moment and still_open(world, batch) > len(jobs) // 2:
-                time.sleep(0.005)
-            world.service.kill(*world.service.workers())
-            hit_work(world, batch, "all workers")
+    def kill() -> str:
+        moment, half_done = time.monotonic() + world.rng.random() * 0.2, still_open(world, batch) // 2
+        while time.monotonic() < moment and still_open(world, batch) > half_done:
+            time.sleep(0.005)
+        world.service.kill(*world.service.workers())
+        return "all workers"
+
+    for size in world.rounds(2):
+        strike(world, batch, size, kill)
         over(world, batch, settle=True)
 
 
-@fault("kill-all", "SIGKILL to everything at one moment: workers, api and Redis", cost=8)
+@fault("kill-all", "SIGKILL to everything at one moment: workers, api and Redis", cost=3, backlog=True)
 def kill_all(world: World, batch: Batch) -> None:
-    world.backlog(world.new_jobs(batch, world.spec.service.jobs), done=1)
-    if world.redis:
-        world.timeline.add("fault", "SIGKILL Redis")
-        world.redis.kill()
-    world.service.kill(*world.service.all())
-    hit_work(world, batch, "everything")
-    if world.redis:
-        world.pause(1)
-        world.redis.start()
-        world.timeline.add("fault", "Redis is back")
+    def kill() -> str:
+        # Redis last: while it dies the workers could end their work.
+        world.service.kill(*world.service.all())
+        if world.redis:
+            world.timeline.add("fault", "SIGKILL Redis")
+            world.redis.kill()
+        return "everything"
+
+    def mend() -> None:
+        if world.redis:
+            world.pause(1)
+            world.redis.start()
+            world.timeline.add("fault", "Redis is back")
+
+    def again() -> None:
+        mend()
+        world.wait_for_api()
+
+    strike(world, batch, world.spec.service.jobs, kill, done=1, mend=again)
+    mend()
     over(world, batch)
 
 
-@fault("term", "SIGTERM to the workers in the middle of their work, as in a deploy", quick=True)
+@fault("term", "SIGTERM to the workers in the middle of their work, as in a deploy", quick=True, backlog=True)
 def term(world: World, batch: Batch) -> None:
     promises, slowest = world.spec.promises, 0.0
-    for _ in range(1 if world.quick else 2):
-        working = world.backlog(world.new_jobs(batch, world.spec.service.jobs))
+    for size in world.rounds(2):
+        working = world.backlog(world.new_jobs(batch, size))
         if working and (slot := at_work(world)):
             world.until(lambda slot=slot: world.service.up(slot, world.warmup), 10)  # type: ignore[misc]
             hit_work(world, batch, slot.name)
@@ -129,15 +158,26 @@ def term(world: World, batch: Batch) -> None:
     "freeze",
     "SIGSTOP to a worker in the middle of its work for longer than its lock, then SIGCONT",
     quick=True,
+    cost=4,
+    backlog=True,
 )
 def freeze(world: World, batch: Batch) -> None:
-    working = world.backlog(world.new_jobs(batch, world.spec.service.jobs))
-    if working and (slot := at_work(world)):
-        world.service.freeze(slot)
-        world.pause(0.5)
-        hit_work(world, batch, slot.name)
+    frozen: list[Running] = []
+
+    def freeze_one() -> str:
+        if slot := at_work(world):
+            frozen.append(slot)
+            world.service.freeze(slot)
+            world.pause(0.5)
+        return slot.name if slot else ""
+
+    def thaw() -> None:
+        while frozen:
+            world.service.thaw(frozen.pop())
+
+    if strike(world, batch, world.spec.service.jobs, freeze_one, mend=thaw):
         world.wait_aside(world.spec.service.lock + 2 * world.scale)
-        world.service.thaw(slot)
+    thaw()
     over(world, batch)
 
 

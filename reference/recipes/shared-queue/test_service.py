@@ -52,7 +52,8 @@ def work_until(env, done):
     worker = subprocess.Popen([sys.executable, *WORKER], cwd=ROOT, env=env)
     try:
         deadline = time.monotonic() + 60
-        while not done() and time.monotonic() < deadline:
+        while not done():
+            assert time.monotonic() < deadline, "not done within 60 s"
             time.sleep(0.05)
         worker.terminate()
         assert worker.wait(30) == 0

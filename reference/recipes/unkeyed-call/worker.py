@@ -70,7 +70,7 @@ async def main():
     provider = Provider(store)
     pipeline = Pipeline(
         logged(),
-        plain(Task, handle, key=key_of, retry=surviving(3600), deadline=90),
+        plain(Task, handle, key=key_of, kind=QUEUE, retry=surviving(3600), deadline=90),
         crash_budget(5),
         once(inboxes(store)),
         within_deadline(),

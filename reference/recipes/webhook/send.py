@@ -1,6 +1,7 @@
 """python send.py CHARGE… --amount 1: what the sender does, for tests."""
 
 import argparse
+import json
 import os
 import urllib.request
 
@@ -21,6 +22,11 @@ if __name__ == "__main__":
     parser.add_argument("keys", nargs="+", metavar=first)
     for name in others:
         parser.add_argument(f"--{name}", required=Task.model_fields[name].is_required())
+    parser.add_argument("--unreadable", action="store_true")
     given = vars(parser.parse_args())
+    unreadable = given.pop("unreadable")
     for key in given.pop("keys"):
-        send(Task.model_validate({first: key, **given}).model_dump_json().encode())
+        task = Task.model_validate({first: key, **given}).model_dump(mode="json")
+        if unreadable:  # signed and taken; no worker can read it: a dead letter
+            task[first] = [task[first]]
+        send(json.dumps(task).encode())

@@ -59,8 +59,11 @@ DOCUMENTS = RetryPolicy(base=1, cap=30, attempts=5)  # local work: come back soo
 AI = RetryPolicy(base=5, cap=300, attempts=3)  # a call costs money, and a provider's incident lasts minutes
 
 
-def surviving(seconds: float, *, base: float = 1.0, cap: float = 60.0) -> RetryPolicy:
-    """Bridges an outage of that long at the worst draw of every pause, with as few attempts as do."""
+def surviving(seconds: float, *, base: float = 1.0, cap: float = 30.0) -> RetryPolicy:
+    """Bridges an outage of that long at the worst draw of every pause, with as few attempts as do.
+
+    After its end the last job waits for `cap` seconds at most.
+    """
     floor, attempts, pause, left = 0.5, 1, base, seconds
     while left > 0 and pause < cap:
         left, pause, attempts = left - floor * pause, 2 * pause, attempts + 1
@@ -68,8 +71,8 @@ def surviving(seconds: float, *, base: float = 1.0, cap: float = 60.0) -> RetryP
     return RetryPolicy(base, cap, attempts, max(DAY, 2 * seconds), floor)
 
 
-def forever(*, base: float = 1.0, cap: float = 300.0) -> RetryPolicy:
-    """Never gives up: for events, which nobody sends again. A permanent error still ends it."""
+def forever(*, base: float = 1.0, cap: float = 60.0) -> RetryPolicy:
+    """Never gives up: for events, which nobody sends again. A permanent error still ends it. `cap`: as above."""
     return RetryPolicy(base, cap, NEVER, math.inf, 0.5)
 
 

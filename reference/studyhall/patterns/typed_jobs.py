@@ -123,13 +123,15 @@ def plain(
     handler: Handler[P],
     *,
     key: Callable[[P], str] | None = None,
+    kind: str = "",
     retry: RetryPolicy = DEFAULT,
     deadline: float | Deadline = MINUTE,
 ) -> Step:
     """Read the job's data as the payload itself, the way Node, an older version or another team writes it.
 
     `key` makes the business key of a payload, among the jobs of this name on this queue; without it the job is known
-    by its id in its queue, and a producer that adds the same request twice makes two jobs with two effects. `retry`
+    by its id in its queue, and a producer that adds the same request twice makes two jobs with two effects. `kind`: one
+    key, one effect, whatever the jobs are named, because old senders say `refund` and new ones `task`. `retry`
     decides, whatever `attempts` it set. A job that fails is kept by the worker's rule: its producer's `removeOnFail:
     true` would leave no dead letter.
     """
@@ -145,7 +147,7 @@ def plain(
             raise MalformedPayload(_complaint(run.name, payload, error)) from None
         run.key = key(run.payload) if key else f"{run.queue}/{run.job_id}"
         # Others name their jobs alike on every queue: order 7 is to be packed, and to be mailed.
-        run.kind = run.kind or f"{run.queue}/{run.name}"
+        run.kind = run.kind or kind or f"{run.queue}/{run.name}"
         run.handler, run.policy, run.deadline = handler, retry, limit
         return await call_next(run)
 

@@ -194,3 +194,23 @@ async def test_the_same_key_under_the_same_name_is_another_request_on_another_qu
         results = [await result_of(desk.store)(JobRef(name, "job", "", "7")) for name in ("pack", "mail")]
     assert shop.printed == ["7", "7"], "once on each queue"
     assert [stored and stored.result for stored in results] == ["7", "7"]
+
+
+async def test_of_one_kind_the_same_key_is_one_request_whatever_the_jobs_are_named(
+    redis_url: str, tmp_path: Path, shop: Shop, jobs: JobTypes
+) -> None:
+    """Seen on a repair: what was running says `refund`, the new sender says `task`."""
+    step = plain(Label, shop.theirs, key=lambda label: label.parcel, kind="labels")
+    async with (
+        Desk.open(redis_url, tmp_path, jobs, signer=None) as desk,
+        queue_at(redis_url, "labels") as queue,
+        at_work("labels", Pipeline(step, once(inboxes(desk.store))), url=redis_url),
+    ):
+        for done, name in enumerate(("refund", "task"), 1):
+            await queue.add(name, {"parcel": "7"}, {})
+
+            async def ended(done: int = done) -> bool:
+                return await counts(queue) == {"completed": done}
+
+            await until(ended, 30, "it ran")
+    assert shop.printed == ["7"]

@@ -31,7 +31,8 @@ def pipeline(store) -> Pipeline:
 from patterns.idempotency import Inbox, fingerprint
 
 
-async def remember(store, name: str, done: list[dict]) -> None:  # the data of jobs `name` that took effect
+# `done`: the data of jobs that took effect. `name`: theirs; with `plain` its `kind`, or QUEUE/NAME
+async def remember(store, name: str, done: list[dict]) -> None:
     markers = Inbox(store, name)
     for data in done:
         await markers.record(data["payment"], fingerprint(data), None)
