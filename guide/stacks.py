@@ -31,12 +31,12 @@ SERVICES = ROOT / "reference" / "stacks"
 BUILT = ROOT / "build" / "stacks"
 TWINS = ("default", "kept")
 # What a reader calls it, and its commands.
-STACKS = {"celery": "Celery", "bullmq-ts": "BullMQ (TypeScript)", "asynq": "asynq (Go)"}
+STACKS = {"celery": "Celery", "bullmq-ts": "BullMQ (TypeScript)", "asynq": "asynq (Go)", "sqs": "SNS + SQS"}
 # The faults of the card, the same for every stack. `python -m guide.stacks STACK NAME…` runs any other.
 CARD = (
     *("kill-at-effect", "kill-random", "kill-at-commit", "kill-all", "term", "freeze", "poison"),
     *("lost", "slow", "429", "outage", "refused", "failing", "twice", "burst"),
-    *("redis-restart", "redis-kill", "redis-full", "store-away"),
+    *("redis-restart", "redis-kill", "redis-full", "broker-freeze", "store-away"),
 )
 
 
@@ -47,7 +47,7 @@ class NotHere(Exception):
 def install(stack: str) -> Path:
     """Its folder, ready to run."""
     source, built = SERVICES / stack, BUILT / stack
-    if stack == "celery":
+    if (source / "requirements.txt").is_file():
         _python(source / "requirements.txt", built)
         return source
     tool = {"bullmq-ts": "npm", "asynq": "go"}[stack]
