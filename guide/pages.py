@@ -28,6 +28,7 @@ READING = {
     "background-jobs/prove-it": "prove-it/jobs",
     "background-jobs/runbook": "runbook",
     "background-jobs/stacks": "stacks",
+    "background-jobs/which-queue": "which-queue",
     "event-driven/prove-it": "prove-it/events",
     "review-jobs/checklist": "checklist",
 }

@@ -25,7 +25,7 @@ from queuesmith.prove.faults import FAULTS
 from queuesmith.prove.run import Card, Options, prove
 from queuesmith.prove.spec import load
 
-__all__ = ["STACKS", "NotHere", "install", "matrix", "run", "table"]
+__all__ = ["STACKS", "NotHere", "install", "matrix", "results_of", "run", "table"]
 
 SERVICES = ROOT / "reference" / "stacks"
 BUILT = ROOT / "build" / "stacks"
@@ -143,7 +143,7 @@ def _told(row: Any) -> str:
     return f"{float(took[1]):.0f} s" if took and float(took[1]) >= 1 else ""
 
 
-def _results(stack: str) -> dict[str, Any]:
+def results_of(stack: str) -> dict[str, Any]:
     path = SERVICES / stack / "results.json"
     return json.loads(path.read_text()) if path.is_file() else {}
 
@@ -157,7 +157,7 @@ def _cell(results: dict[str, Any], twin: str, fault: str) -> str:
 
 def table(stack: str) -> str:
     """For the stack's page: the faults that its defaults do not survive, and how the modules did."""
-    results = _results(stack)
+    results = results_of(stack)
     if not set(TWINS) <= results.keys():
         return "Not measured yet."
     faults = [name for name in CARD if results["default"]["rows"].get(name, [""])[0] == "broken"]
@@ -177,7 +177,7 @@ def table(stack: str) -> str:
 
 def matrix() -> str:
     """All stacks beside each other, every fault."""
-    told = {stack: found for stack in STACKS if set(TWINS) <= (found := _results(stack)).keys()}
+    told = {stack: found for stack in STACKS if set(TWINS) <= (found := results_of(stack)).keys()}
     heads = [
         f"{STACKS[stack]}, {'default' if twin == 'default' else 'with the modules'}"
         for stack in told
@@ -196,7 +196,7 @@ def main() -> int:
     for twin in [word for word in TWINS if word in words] or TWINS:
         card = run(stack, twin, *only, keep=bool(only))
         print(as_text(card), flush=True)
-        found, new = _results(stack), summary(card)
+        found, new = results_of(stack), summary(card)
         if only and twin in found:
             new["rows"] = {**found[twin]["rows"], **new["rows"]}
         if not only or twin in found:
