@@ -48,7 +48,7 @@ def install(stack: str) -> Path:
     """Its folder, ready to run."""
     source, built = SERVICES / stack, BUILT / stack
     if (source / "requirements.txt").is_file():
-        _python(source / "requirements.txt", built)
+        python_with(source / "requirements.txt", built)
         return source
     tool = {"bullmq-ts": "npm", "asynq": "go"}[stack]
     if shutil.which(tool) is None:
@@ -74,7 +74,7 @@ _BUILD = {
 }
 
 
-def _python(requirements: Path, built: Path) -> None:
+def python_with(requirements: Path, built: Path) -> None:
     mark = built / "installed.txt"
     if _same(requirements, mark):
         return

@@ -1,4 +1,4 @@
-"""Which queue, which broker: one table of each, from the runs alone (bench, fault suite, stacks). No figure is typed."""
+"""Which queue, which broker: a table of each, from the runs (bench, fault suite, stacks). No figure is typed."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ def queues() -> str:
     bench = json.loads((ROOT / "bench" / "results.json").read_text())
     kills = median_of(bench, "kills", "queuesmith", "kills")
     lines = [
-        f"| queue | no-op jobs/s | starts after (p50, p99) | worker | {kills} kills: lost / stuck / duplicated | semantics seen | "
-        "a killed job again after, as set / default | breaks of the card, default → with modules | needs |",
+        f"| queue | no-op jobs/s | starts after (p50, p99) | worker | {kills} kills: lost / stuck / duplicated | "
+        "semantics seen | a killed job again after, as set / default | "
+        "breaks of the card, default → with modules | needs |",
         "|---|---:|---:|---:|---|---|---|---|---|",
     ]
     for ident, (language, server, stack) in QUEUES.items():
@@ -88,8 +89,8 @@ def _breaks(stack: str) -> str:
 
 def brokers() -> str:
     lines = [
-        "| broker | consumer kills: lost / duplicated / without inbox | seconds for all | broker kills: lost / delivered "
-        "twice | needs, keeps |",
+        "| broker | consumer kills: lost / duplicated / without inbox | seconds for all | "
+        "broker kills: lost / delivered twice | needs, keeps |",
         "|---|---|---:|---|---|",
     ]
     found = cards.measured("event-bus", (cards.COMMITTED,))

@@ -78,6 +78,7 @@ _BURY = (
     "ON CONFLICT DO NOTHING"
 )
 _UNBURY = "DELETE FROM dead_letters WHERE queue = ? AND key = ? RETURNING body, ordered"
+_IS_DEAD = "SELECT 1 FROM dead_letters WHERE queue = ? AND key = ?"
 _DEAD = "SELECT queue, key, reason FROM dead_letters ORDER BY at LIMIT ?"
 
 
@@ -128,7 +129,7 @@ def declare(queues: Iterable[str], topics: Mapping[str, Sequence[str]], visibili
             more = {"MessageRetentionPeriod": "1209600", "VisibilityTimeout": str(visibility), **fifo}
             if queue == name:
                 # Counts every delivery, waits and crashes too: far above `ATTEMPTS`, for what never reaches our code.
-                policy = {"deadLetterTargetArn": arns[_dead(name)], "maxReceiveCount": 200}
+                policy = {"deadLetterTargetArn": arns[_dead(name)], "maxReceiveCount": 1000}
                 more["RedrivePolicy"] = json.dumps(policy)
             url = sqs.create_queue(QueueName=queue, Attributes=more)["QueueUrl"]
             asked = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
@@ -279,6 +280,9 @@ class Worker:
                     _bury(
                         db, queue, message_id, body, group, f"not a message of ours: {type(error).__name__}"
                     )
+                    return None
+                # A copy of it: sent again by a relay that died, or delivered again.
+                if execute(db, _IS_DEAD, queue, key).fetchone():
                     return None
                 starts, failures, first = execute(db, _START, queue, key, time.time()).fetchone()
                 if starts > CRASHES:
