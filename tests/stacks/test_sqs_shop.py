@@ -22,7 +22,7 @@ from queuesmith.prove.probes import http
 SOURCE = stacks.SERVICES / "sqs"
 BEFORE = """
 import json, os, signal, sqlite3, threading, time
-import sqs_jobs
+from contextlib import closing
 from sqs_jobs import Worker, create, dead_letters, declare, enqueue, redrive
 from studyhall.patterns.core.errors import Permanent, Snooze, Transient
 
@@ -34,17 +34,20 @@ def connect():
     return sqlite3.connect(store, timeout=30, isolation_level=None)
 
 def rows(query):
-    return db.execute(query).fetchall()
+    with closing(connect()) as own:
+        return own.execute(query).fetchall()
 
 def work(worker, enough):
     def watch():
-        deadline = time.monotonic() + 90
-        while time.monotonic() < deadline and not enough():
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.monotonic() + 60
+        try:
+            while time.monotonic() < deadline and not enough():
+                time.sleep(0.05)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
     threading.Thread(target=watch, daemon=True).start()
     worker.run()
-    assert enough(), "not within 90 s"
+    assert enough(), "not within 60 s"
 
 db = connect()
 create(db)
@@ -120,22 +123,25 @@ def test_without_the_heartbeat_it_is_delivered_again_while_it_runs(run: Run) -> 
     run(SLOW + "worker._beat = lambda: None\nwork(worker, lambda: len(seen) == 2)")
 
 
-def test_a_failed_message_of_a_group_is_not_passed_and_other_groups_go_on(run: Run) -> None:
+def test_after_a_failed_message_none_of_its_group_is_begun_and_other_groups_go_on(run: Run) -> None:
+    """Of one delivery: moto forgets the order of messages that come again together."""
     run("""
-        declare(["steps.fifo"], {"events.fifo": ["steps.fifo"]}, 5)
-        done = []
+        declare(["steps.fifo"], {"events.fifo": ["steps.fifo"]}, 30)
+        begun = []
         def step(of, n):
-            # The first of group a waits until all of b is done.
-            if of == "a" and n == 0 and ("b", 2) not in done:
+            begun.append((of, n))
+            if of == "a" and n == 1:
                 raise Snooze(1)
-            done.append((of, n))
         for n in range(3):
             for of in "ab":
                 enqueue(db, "events.fifo", f"{of}/{n}", group=of, of=of, n=n)
-        worker = Worker(connect, {"steps.fifo": step}, longest=60, visibility=5, topics=["events.fifo"])
-        work(worker, lambda: len(done) == 6)
+        worker = Worker(connect, {"steps.fifo": step}, longest=60, visibility=30, topics=["events.fifo"])
+        while worker.relay(db):
+            pass
+        got = worker._receive("steps.fifo", 10)
         for of in "ab":
-            assert [n for one, n in done if one == of] == [0, 1, 2], done
+            worker._in_order("steps.fifo", [one for one in got if one["Attributes"]["MessageGroupId"] == of])
+        assert begun == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2)], begun
         """)
 
 
