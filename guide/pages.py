@@ -25,6 +25,7 @@ MODULES = catalogue.MODULES.relative_to(ROOT).as_posix()
 READING = {
     "background-jobs/choosing": "choosing",
     "background-jobs/migrate": "migrate",
+    "background-jobs/moving": "moving",
     "background-jobs/prove-it": "prove-it/jobs",
     "background-jobs/runbook": "runbook",
     "background-jobs/stacks": "stacks",
