@@ -116,19 +116,19 @@ def table(results: dict[str, Any], only: str = "") -> str:
         if only and ident not in only.split():
             continue
         cells = [
-            _median(results, "throughput", ident, "noop"),
-            _median(results, "kills", ident, "lost"),
-            _median(results, "kills", ident, "stuck"),
-            _median(results, "kills", ident, "duplicated"),
-            _median(results, "recovery", ident, "lowered", " s"),
-            _median(results, "recovery", ident, "default", " s"),
+            median_of(results, "throughput", ident, "noop"),
+            median_of(results, "kills", ident, "lost"),
+            median_of(results, "kills", ident, "stuck"),
+            median_of(results, "kills", ident, "duplicated"),
+            median_of(results, "recovery", ident, "lowered", " s"),
+            median_of(results, "recovery", ident, "default", " s"),
         ]
         title = f"**{about['title']}**" if ident.startswith("queuesmith") else about["title"]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _median(results: dict[str, Any], section: str, row: str, key: str, unit: str = "") -> str:
+def median_of(results: dict[str, Any], section: str, row: str, key: str, unit: str = "") -> str:
     found = read.figure(results, section, row, key)
     if not isinstance(found, list):
         return f"{found}{unit}" if found and found.startswith(">") else found or "–"

@@ -26,9 +26,11 @@ READING = {
     "background-jobs/choosing": "choosing",
     "background-jobs/combine": "combine",
     "background-jobs/migrate": "migrate",
+    "background-jobs/moving": "moving",
     "background-jobs/prove-it": "prove-it/jobs",
     "background-jobs/runbook": "runbook",
     "background-jobs/stacks": "stacks",
+    "background-jobs/which-queue": "which-queue",
     "event-driven/prove-it": "prove-it/events",
     "review-jobs/checklist": "checklist",
 }

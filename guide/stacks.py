@@ -25,18 +25,18 @@ from queuesmith.prove.faults import FAULTS
 from queuesmith.prove.run import Card, Options, prove
 from queuesmith.prove.spec import load
 
-__all__ = ["STACKS", "NotHere", "install", "matrix", "run", "table"]
+__all__ = ["STACKS", "NotHere", "install", "matrix", "results_of", "run", "table"]
 
 SERVICES = ROOT / "reference" / "stacks"
 BUILT = ROOT / "build" / "stacks"
 TWINS = ("default", "kept")
 # What a reader calls it, and its commands.
-STACKS = {"celery": "Celery", "bullmq-ts": "BullMQ (TypeScript)", "asynq": "asynq (Go)"}
+STACKS = {"celery": "Celery", "bullmq-ts": "BullMQ (TypeScript)", "asynq": "asynq (Go)", "sqs": "SNS + SQS"}
 # The faults of the card, the same for every stack. `python -m guide.stacks STACK NAME…` runs any other.
 CARD = (
     *("kill-at-effect", "kill-random", "kill-at-commit", "kill-all", "term", "freeze", "poison"),
     *("lost", "slow", "429", "outage", "refused", "failing", "twice", "burst"),
-    *("redis-restart", "redis-kill", "redis-full", "store-away"),
+    *("redis-restart", "redis-kill", "redis-full", "broker-freeze", "store-away"),
 )
 
 
@@ -47,8 +47,8 @@ class NotHere(Exception):
 def install(stack: str) -> Path:
     """Its folder, ready to run."""
     source, built = SERVICES / stack, BUILT / stack
-    if stack == "celery":
-        _python(source / "requirements.txt", built)
+    if (source / "requirements.txt").is_file():
+        python_with(source / "requirements.txt", built)
         return source
     tool = {"bullmq-ts": "npm", "asynq": "go"}[stack]
     if shutil.which(tool) is None:
@@ -74,7 +74,7 @@ _BUILD = {
 }
 
 
-def _python(requirements: Path, built: Path) -> None:
+def python_with(requirements: Path, built: Path) -> None:
     mark = built / "installed.txt"
     if _same(requirements, mark):
         return
@@ -143,7 +143,7 @@ def _told(row: Any) -> str:
     return f"{float(took[1]):.0f} s" if took and float(took[1]) >= 1 else ""
 
 
-def _results(stack: str) -> dict[str, Any]:
+def results_of(stack: str) -> dict[str, Any]:
     path = SERVICES / stack / "results.json"
     return json.loads(path.read_text()) if path.is_file() else {}
 
@@ -157,7 +157,7 @@ def _cell(results: dict[str, Any], twin: str, fault: str) -> str:
 
 def table(stack: str) -> str:
     """For the stack's page: the faults that its defaults do not survive, and how the modules did."""
-    results = _results(stack)
+    results = results_of(stack)
     if not set(TWINS) <= results.keys():
         return "Not measured yet."
     faults = [name for name in CARD if results["default"]["rows"].get(name, [""])[0] == "broken"]
@@ -177,7 +177,7 @@ def table(stack: str) -> str:
 
 def matrix() -> str:
     """All stacks beside each other, every fault."""
-    told = {stack: found for stack in STACKS if set(TWINS) <= (found := _results(stack)).keys()}
+    told = {stack: found for stack in STACKS if set(TWINS) <= (found := results_of(stack)).keys()}
     heads = [
         f"{STACKS[stack]}, {'default' if twin == 'default' else 'with the modules'}"
         for stack in told
@@ -196,7 +196,7 @@ def main() -> int:
     for twin in [word for word in TWINS if word in words] or TWINS:
         card = run(stack, twin, *only, keep=bool(only))
         print(as_text(card), flush=True)
-        found, new = _results(stack), summary(card)
+        found, new = results_of(stack), summary(card)
         if only and twin in found:
             new["rows"] = {**found[twin]["rows"], **new["rows"]}
         if not only or twin in found:

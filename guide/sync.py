@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.figures import number
-from guide import cards, charts, dashboards, quotes, scaffold, stacks
+from guide import cards, charts, dashboards, quotes, scaffold, stacks, which
 from queuesmith.catalogue import ROOT, SKILLS, patterns
 
 BENCH = ROOT / "bench" / "results.json"
@@ -89,6 +89,7 @@ REGIONS: dict[str, Callable[[Path, str], str]] = {
     "side-by-side": lambda _page, args: charts.table(json.loads(BENCH.read_text()), args),
     "stack": lambda _page, args: stacks.table(args),
     "stacks": lambda _page, _: stacks.matrix(),
+    "which": lambda _page, args: which.brokers() if args == "brokers" else which.queues(),
     "tokens": lambda _page, _: quotes.token_table(),
     "quote": lambda _page, args: quotes.quote(args),
     "card": lambda page, _: quotes.card(quotes.pattern_of(page)),

@@ -1,4 +1,4 @@
-"""`queuesmith add celery-inbox | bullmq-ts | asynq`: the modules of reference/stacks that are worth copying.
+"""`queuesmith add celery-inbox | sqs-jobs | bullmq-ts | asynq`: the modules of reference/stacks that are worth copying.
 
 Nothing is written before everything is decided, and a file that differs is never overwritten unasked.
 """
@@ -30,6 +30,7 @@ STACKS = {
     "celery-inbox": Stack(
         "celery", ("celery_jobs.py",), "pip install 'celery[redis]>=5.5'", ("sync-inbox", "outside-call")
     ),
+    "sqs-jobs": Stack("sqs", ("sqs_jobs.py",), "pip install boto3", ("sync-inbox", "outside-call")),
     "bullmq-ts": Stack("bullmq-ts", ("inbox.ts", "reliable.ts"), "npm install bullmq@6 ioredis@5 pg zod"),
     "asynq": Stack(
         "asynq", ("reliable/inbox.go", "reliable/tasks.go"), "go get github.com/hibiken/asynq@v0.26.0"

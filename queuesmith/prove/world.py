@@ -27,7 +27,7 @@ from . import probes
 from .probes import Unreadable
 from .processes import Child, Keeper, free_port, marked
 from .provider import Call, PlayedProvider
-from .servers import Kafka, Nats, Postgres, RabbitMQ, Redis, Server
+from .servers import Kafka, Nats, Postgres, RabbitMQ, Redis, Server, Sqs
 from .service import ServiceRunner
 from .spec import SERVERS, Command, Spec, Submit, Wrong, fill, fill_all
 from .timeline import Event, Timeline
@@ -190,6 +190,7 @@ class World:
             self.rabbitmq = RabbitMQ(self.keeper, folder / "rabbitmq") if spec.rabbitmq else None
             self.nats = Nats(self.keeper, folder / "nats") if spec.nats else None
             self.kafka = Kafka(self.keeper, folder / "kafka") if spec.kafka else None
+            self.sqs = Sqs(self.keeper, folder / "sqs") if spec.sqs else None
         except Wrong:  # it is not installed
             self.keeper.close()
             raise
@@ -204,12 +205,12 @@ class World:
 
     @property
     def servers(self) -> dict[str, Server]:
-        found = {name: getattr(self, name) for name in SERVERS}
+        found: dict[str, Server | None] = {name: getattr(self, name) for name in SERVERS}
         return {name: server for name, server in found.items() if server is not None}
 
     @property
     def broker(self) -> Server | None:
-        return self.rabbitmq or self.nats or self.kafka
+        return self.rabbitmq or self.nats or self.kafka or self.sqs
 
     def start(self, *, resting: bool = False) -> None:
         """`resting`: without the workers."""

@@ -1,4 +1,4 @@
-"""`queuesmith add celery-inbox | bullmq-ts | asynq`."""
+"""`queuesmith add celery-inbox | sqs-jobs | bullmq-ts | asynq`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ def test_an_edited_module_is_not_overwritten(tmp_path: Path) -> None:
     assert not (tmp_path / "reliable.ts").exists()
 
 
-def test_celery_gets_the_patterns_that_its_module_imports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "file"), [("celery-inbox", "celery_jobs.py"), ("sqs-jobs", "sqs_jobs.py")])
+def test_a_python_stack_gets_the_patterns_that_its_module_imports(
+    name: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "src" / "app"
     package.mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text("")
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["add", "celery-inbox", "--into", "src/app", "--no-tests"]) == 0
-    text = (package / "patterns" / "celery_jobs.py").read_text()
+    assert cli.main(["add", name, "--into", "src/app", "--no-tests"]) == 0
+    text = (package / "patterns" / file).read_text()
     assert "studyhall" not in text
     for module in ("sync_inbox.py", "core/errors.py", "outside_call/sync.py", "outside_call/dbapi.py"):
         assert (package / "patterns" / module).is_file()

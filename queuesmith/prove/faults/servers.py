@@ -25,17 +25,28 @@ def _needs_redis(spec: Spec) -> str:
 
 def _needs_broker(spec: Spec) -> str:
     here = spec.rabbitmq or spec.nats or spec.kafka
-    return "" if here else "needs `rabbitmq = true`, `nats = true` or `kafka = true` in [servers]"
+    return "" if here else "needs {rabbitmq}, {nats} or {kafka}; the local SQS keeps nothing"
+
+
+def _freezable(spec: Spec) -> str:
+    return "" if spec.sqs else _needs_broker(spec)
 
 
 def _away(
-    name: str, does: str, away: float, strike: str, mend: str, *, broker: bool = False, quick: bool = False
+    name: str,
+    does: str,
+    away: float,
+    strike: str,
+    mend: str,
+    needs: Callable[[Spec], str] = _needs_redis,
+    *,
+    quick: bool = False,
 ) -> Fault:
     """The server is hit in the middle of work, and mended `away` seconds later. `strike`, `mend`: its methods."""
 
-    @fault(name, does, _needs_broker if broker else _needs_redis, quick=quick, cost=away + 5, backlog=True)
+    @fault(name, does, needs, quick=quick, cost=away + 5, backlog=True)
     def run(world: World, batch: Batch) -> None:
-        server: Server | None = world.broker if broker else world.redis
+        server: Server | None = world.redis if needs is _needs_redis else world.broker
         assert server is not None
         world.backlog(world.new_jobs(batch, half(world)))
         working = still_open(world, batch)
@@ -82,11 +93,11 @@ redis_full = _away(
 redis_demoted = _away(
     "redis-demoted", "Redis is a replica for 4 s: writes are refused with READONLY", 4, "demote", "promote"
 )
-broker_restart = _away("broker-restart", "the broker is restarted", 0.2, "shutdown", "start", broker=True)
+broker_restart = _away("broker-restart", "the broker is restarted", 0.2, "shutdown", "start", _needs_broker)
 broker_kill = _away(
-    "broker-kill", "the broker is killed, and away for 4 s", 4, "kill", "start", broker=True, quick=True
+    "broker-kill", "the broker is killed, and away for 4 s", 4, "kill", "start", _needs_broker, quick=True
 )
-broker_freeze = _away("broker-freeze", "the broker is frozen for 8 s", 8, "freeze", "thaw", broker=True)
+broker_freeze = _away("broker-freeze", "the broker is frozen for 8 s", 8, "freeze", "thaw", _freezable)
 
 
 @fault("redis-gone", "Redis is not there when the service starts, and comes 4 s later", _needs_redis, cost=8)

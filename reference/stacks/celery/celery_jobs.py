@@ -25,14 +25,15 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 from celery import Celery, Task, bootsteps
 
 from studyhall.patterns import sync_inbox
 from studyhall.patterns.core.errors import Permanent, RateLimited, ResourceBusy, Snooze, describe
+from studyhall.patterns.sync_inbox import execute, is_sqlite, transaction
 
 __all__ = ["Job", "Relay", "create", "dead_letters", "enqueue", "reliable", "replay", "transaction"]
 
@@ -105,22 +106,22 @@ _REPLAY = (
 def create(db: Any) -> None:
     sync_inbox.create(db)
     for statement in _CREATE:
-        _run(db, statement)
+        execute(db, statement)
 
 
 def enqueue(db: Any, task: str, key: str, **payload: Any) -> None:
     """In the caller's transaction. The same key again is the same job."""
-    _run(db, _ADD, key, task, json.dumps(payload), time.time(), time.time())
+    execute(db, _ADD, key, task, json.dumps(payload), time.time(), time.time())
 
 
 def dead_letters(db: Any, limit: int = 100) -> list[tuple[str, str, str]]:
     """(key, task, reason), the oldest first."""
-    return [tuple(row) for row in _run(db, _DEAD, limit).fetchall()]
+    return [tuple(row) for row in execute(db, _DEAD, limit).fetchall()]
 
 
 def replay(db: Any, key: str) -> None:
     """With all its attempts. An outside call that was refused is resolved first: `calls.resolve(key, again=True)`."""
-    if _run(db, _REPLAY, time.time(), time.time(), key).rowcount != 1:
+    if execute(db, _REPLAY, time.time(), time.time(), key).rowcount != 1:
         raise Permanent(f"{key!r} is no dead letter: see dead_letters()")
 
 
@@ -133,7 +134,7 @@ class Job(Task):  # type: ignore[misc]
     def __call__(self, **payload: Any) -> None:
         key = self.request.id
         with closing(self.connect()) as db:
-            row = _run(db, _START, key).fetchone()
+            row = execute(db, _START, key).fetchone()
             if row is None:
                 return
             starts, attempts, first = row
@@ -149,7 +150,7 @@ class Job(Task):  # type: ignore[misc]
 
                 with transaction(db):
                     sync_inbox.once(db, self.name, key, payload, take_effect)
-                    _run(db, _END, "done", "", key)
+                    execute(db, _END, "done", "", key)
             # The soft time limit is one of these.
             except Exception as error:
                 self._failed(db, key, attempts, first, error)
@@ -163,10 +164,10 @@ class Job(Task):  # type: ignore[misc]
             return
         else:
             wait, attempts = random.random() * min(CAP, BASE * 2**attempts), attempts + 1
-        _run(db, _LATER, time.time() + max(wait, 0.1), attempts, reason, key)
+        execute(db, _LATER, time.time() + max(wait, 0.1), attempts, reason, key)
 
     def _bury(self, db: Any, key: str, reason: str) -> None:
-        _run(db, _END, "dead", reason, key)
+        execute(db, _END, "dead", reason, key)
         log.error("dead letter %s: %s", key, reason)
 
 
@@ -207,31 +208,10 @@ class Relay(bootsteps.StartStopStep):  # type: ignore[misc]
 def relay(db: Any, app: Celery, resend: float) -> int:
     """Send what is due; how many were sent. A crash before the end of this leaves it due again after a few seconds."""
     now = time.time()
-    claim = _CLAIM.replace("FOR UPDATE SKIP LOCKED", "") if _is_sqlite(db) else _CLAIM
-    rows = _run(db, claim, now + CLAIM, now).fetchall()
+    claim = _CLAIM.replace("FOR UPDATE SKIP LOCKED", "") if is_sqlite(db) else _CLAIM
+    rows = execute(db, claim, now + CLAIM, now).fetchall()
     for key, task, payload, sends in rows:
         app.send_task(task, kwargs=json.loads(payload), task_id=key)
         # Each time later than the time before: a backlog of an hour must not be sent again every minute.
-        _run(db, _SENT, now + resend * 2 ** min(sends - 1, 10), key, now + CLAIM)
+        execute(db, _SENT, now + resend * 2 ** min(sends - 1, 10), key, now + CLAIM)
     return len(rows)
-
-
-@contextmanager
-def transaction(db: Any) -> Iterator[Any]:
-    _run(db, "BEGIN IMMEDIATE" if _is_sqlite(db) else "BEGIN")
-    try:
-        yield db
-        _run(db, "COMMIT")
-    except BaseException:
-        _run(db, "ROLLBACK")
-        raise
-
-
-def _is_sqlite(db: Any) -> bool:
-    return type(db).__module__.startswith("sqlite3")
-
-
-def _run(db: Any, statement: str, *values: Any) -> Any:
-    cursor = db.cursor()
-    cursor.execute(statement if _is_sqlite(db) else statement.replace("?", "%s"), values)
-    return cursor

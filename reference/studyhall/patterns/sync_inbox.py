@@ -23,7 +23,7 @@ from typing import Any
 from .core.failures import KeyReused, Permanent, Transient
 from .core.plain_json import dumps, fingerprint
 
-__all__ = ["KeyReused", "create", "once"]
+__all__ = ["KeyReused", "create", "execute", "is_sqlite", "once", "transaction"]
 
 _CREATE = (
     "CREATE TABLE IF NOT EXISTS inbox (consumer TEXT NOT NULL, key TEXT NOT NULL, fingerprint VARCHAR(64) NOT NULL, "
@@ -38,13 +38,13 @@ _RESULT = "UPDATE inbox SET result = ? WHERE consumer = ? AND key = ?"
 def once(connection: Any, consumer: str, key: str, payload: Any, effect: Callable[[Any], Any]) -> Any:
     """Run `effect(connection)` unless it was done before; either way return the result of the run that counted."""
     mark = fingerprint(payload)
-    with _transaction(connection):
+    with transaction(connection):
         # The marker goes first: a concurrent duplicate waits here for our commit and then finds the row.
-        if _execute(connection, _CLAIM, consumer, key, mark, time.time()).rowcount == 1:
+        if execute(connection, _CLAIM, consumer, key, mark, time.time()).rowcount == 1:
             result = dumps(effect(connection))
-            _execute(connection, _RESULT, result, consumer, key)
+            execute(connection, _RESULT, result, consumer, key)
             return json.loads(result)
-        row = _execute(connection, _STORED, consumer, key).fetchone()
+        row = execute(connection, _STORED, consumer, key).fetchone()
     if row is None:
         raise Transient("The marker was purged while its duplicate was being answered: try again.")
     if row[0] != mark:
@@ -53,28 +53,29 @@ def once(connection: Any, consumer: str, key: str, payload: Any, effect: Callabl
 
 
 def create(connection: Any) -> None:
-    with _transaction(connection):
+    with transaction(connection):
         for statement in _CREATE:
-            _execute(connection, statement)
+            execute(connection, statement)
 
 
 @contextmanager
-def _transaction(connection: Any) -> Iterator[None]:
+def transaction(connection: Any) -> Iterator[None]:
+    """Joins the one that is open; otherwise begins one and commits it."""
     begin, commit, rollback = "SAVEPOINT once", "RELEASE SAVEPOINT once", "ROLLBACK TO SAVEPOINT once"
     if not _in_transaction(connection):
         begin, commit, rollback = (
-            "BEGIN IMMEDIATE" if _is_sqlite(connection) else "BEGIN",
+            "BEGIN IMMEDIATE" if is_sqlite(connection) else "BEGIN",
             "COMMIT",
             "ROLLBACK",
         )
         if not getattr(connection, "autocommit", True):  # psycopg begins by itself
             begin = "SELECT 1"
-    _execute(connection, begin)
+    execute(connection, begin)
     try:
         yield
-        _execute(connection, commit)
+        execute(connection, commit)
     except BaseException:
-        _execute(connection, rollback)
+        execute(connection, rollback)
         raise
 
 
@@ -83,16 +84,17 @@ def _in_transaction(connection: Any) -> bool:
         if not connection.in_atomic_block:
             raise Permanent("with Django call once() inside transaction.atomic()")
         return True
-    if _is_sqlite(connection):
+    if is_sqlite(connection):
         return bool(connection.in_transaction)
     return bool(connection.info.transaction_status)  # psycopg; 0 is idle
 
 
-def _is_sqlite(connection: Any) -> bool:
+def is_sqlite(connection: Any) -> bool:
     return type(connection).__module__.startswith("sqlite3")
 
 
-def _execute(connection: Any, statement: str, *values: Any) -> Any:
+def execute(connection: Any, statement: str, *values: Any) -> Any:
+    """A cursor. `?` in the statement stands for a value, whatever the driver's own mark is."""
     cursor = connection.cursor()
-    cursor.execute(statement if _is_sqlite(connection) else statement.replace("?", "%s"), values)
+    cursor.execute(statement if is_sqlite(connection) else statement.replace("?", "%s"), values)
     return cursor
