@@ -28,7 +28,7 @@ from .problems import Problem
 __all__ = ["Admin", "Console", "JobId", "QueueName", "State"]
 
 HISTORY = 180  # samples of the queues, five seconds apart: a quarter of an hour
-LOOK_AGAIN = 15.0  # seconds after which the keys are looked through for new queues
+LOOK_AGAIN = 3.0  # seconds after which the keys are looked through for new queues, longer if that takes long
 FIRST_LOOK = 0.2  # seconds that a request waits for the first look at a large server
 MOST_QUEUES = 500
 SECONDS = 5.0  # for a command of the console, the slowest of several
@@ -55,7 +55,7 @@ class Console:
     running: dict[str, dict[str, Any]] = field(default_factory=dict)  # actions on many jobs, the last few
     _tables: frozenset[str] | None = None
     _found: list[str] = field(default_factory=list)
-    _looked: float = -LOOK_AGAIN
+    _look_at: float = 0.0
     _looking: asyncio.Task[None] | None = None
 
     @property
@@ -91,7 +91,7 @@ class Console:
         """The queues. A server with millions of keys is looked through beside; the answer has those found so far."""
         if self.queues is not None:
             return list(self.queues)
-        if self._looking is None and time.monotonic() > self._looked + LOOK_AGAIN:
+        if self._looking is None and time.monotonic() > self._look_at:
             self._looking = asyncio.create_task(self._look(), name="look for queues")
         if (looking := self._looking) is not None:
             await asyncio.wait({looking}, timeout=FIRST_LOOK)
@@ -116,13 +116,15 @@ class Console:
         start, end = f"{self.producer.prefix}:", ":meta"
         match = re.sub(r"([*?\[\]\\])", r"\\\1", start) + "*" + end
         names: set[str] = set()
+        began = time.monotonic()
         cursor = None
         while cursor != 0 and len(names) < MOST_QUEUES:
             async with self.bounded():
                 cursor, keys = await self.redis.scan(cursor or 0, match=match, count=2_000)
             names |= {name for key in keys if ":" not in (name := key[len(start) : -len(end)])}
             self._found = sorted(names | set(self._found))
-        self._found, self._looked = sorted(names), time.monotonic()
+        self._found, ended = sorted(names), time.monotonic()
+        self._look_at = ended + max(LOOK_AGAIN, 20 * (ended - began))
 
 
 def _state(request: Request) -> Console:

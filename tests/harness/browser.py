@@ -57,9 +57,8 @@ class ConsoleServer:
         while True:
             with contextlib.suppress(URLError, OSError), urlopen(f"{self.url}/console.json", timeout=2):
                 return
-            assert self._child.returncode is None and time.monotonic() < deadline, (
-                f"no console: {self._child}"
-            )
+            if self._child.returncode is not None or time.monotonic() > deadline:
+                raise AssertionError(f"the console did not start: {self._child}")
             time.sleep(0.05)
 
     def close(self) -> None:
