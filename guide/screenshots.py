@@ -74,7 +74,7 @@ def _page(browser: Any, hall: StudyHall, size: dict[str, int], theme: str) -> An
     context = browser.new_context(
         base_url=hall.url, viewport=size, color_scheme=theme, reduced_motion="reduce"
     )
-    context.add_init_script(f"sessionStorage.setItem('studyhall.admin-token', '{TOKEN}')")
+    context.add_init_script(f"sessionStorage.setItem('queuesmith.console-token', '{TOKEN}')")
     return context.new_page()
 
 

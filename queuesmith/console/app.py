@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
-from studyhall.patterns.core.open_store import open_store
+from studyhall.patterns.core.open_store import close, open_store
 from studyhall.patterns.core.store import StoreUnavailable
 from studyhall.patterns.producer import Producer
 
@@ -42,8 +42,9 @@ def console(
 ) -> FastAPI:
     """Mount it or serve it. Everything but its own files needs `token`; an empty one switches it off.
 
-    `redis` and `database` are URLs, or the producer and the store that a service has open already. `queues` limits
-    it to these; without it every queue under `prefix` is found by its keys.
+    A mounted app has no life of its own: `async with app.router.lifespan_context(app)` in that of the service fills
+    the charts and closes what was opened. `redis` and `database` are URLs, or the producer and the store that a
+    service has open already. `queues` limits it to these; without it every queue under `prefix` is found by its keys.
     """
     producer = redis if isinstance(redis, Producer) else Producer(redis, prefix=prefix)
     store = open_store(database) if isinstance(database, str) else database
@@ -51,14 +52,16 @@ def console(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        # A mounted app has no life of its own: there the charts know what was asked for meanwhile.
         samples = asyncio.create_task(sampling(state), name="charts")
         try:
             yield
         finally:
             samples.cancel()
             await state.tasks.drain(2.0)
-            await producer.close()
+            if producer is not redis:
+                await producer.close()
+            if store is not None and store is not database:
+                await close(store)
 
     api = FastAPI(title=f"{name} console", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     install(api)

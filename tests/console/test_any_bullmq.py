@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -107,6 +108,7 @@ def test_100000_jobs_in_each_state_are_shown_without_holding_redis(
         )
         redis.config_set("slowlog-max-len", 100_000)
         redis.config_set("slowlog-log-slower-than", 0)
+        redis.slowlog_reset()
         for _round in range(3):
             for path in paths:
                 began = time.monotonic()
@@ -129,9 +131,10 @@ def test_100000_jobs_in_each_state_are_shown_without_holding_redis(
         assert all(row["due"] > time.time() for row in pages["jobs"])
         took: dict[str, list[int]] = {}
         for one in redis.slowlog_get(100_000):
-            took.setdefault(" ".join(one["command"].decode().split()[:2]), []).append(one["duration"])
+            kind = " ".join(one["command"].decode().split()[:2])  # a script by its hash, a job by its queue
+            took.setdefault(re.sub(r"-\d+\b.*", "", kind), []).append(one["duration"])
         assert "cmdstat_keys" not in redis.info("commandstats")
-    assert len(took) > 20
+    assert sum(map(len, took.values())) > 5_000
     # A fifth: the machine may be busy elsewhere in the middle of a command, but not each time.
     slow = {name: sum(t > SLOW_MICROSECONDS for t in all_) / len(all_) for name, all_ in took.items()}
     print({path: f"{1000 * seconds:.0f} ms" for path, seconds in best.items()})
