@@ -18,6 +18,7 @@ from fastapi.security.http import HTTPAuthorizationCredentials
 from sqlalchemy import inspect
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from studyhall.patterns.core.errors import QueueUnavailable
 from studyhall.patterns.core.store import read
 from studyhall.patterns.in_process_tasks import Tasks
 from studyhall.patterns.producer import Producer
@@ -69,8 +70,13 @@ class Console:
     @asynccontextmanager
     async def bounded(self) -> AsyncIterator[None]:
         """Redis answers within this, or the request ends with `QueueUnavailable`."""
-        async with self.producer.bounded(SECONDS):
-            yield
+        try:
+            async with self.producer.bounded(SECONDS):
+                yield
+        except QueueUnavailable as error:
+            raise QueueUnavailable(
+                "Redis does not answer. What is shown of its queues may be old."
+            ) from error
 
     def database(self) -> AsyncEngine:
         if self.store is None:
@@ -105,6 +111,8 @@ class Console:
         if self.queues is None:
             async with self.bounded():
                 there = bool(await self.redis.exists(self.key(queue, "meta")))
+            if there and queue not in self._found:
+                self._found = sorted([*self._found, queue])
         else:
             there = queue in self.queues
         if not there:
@@ -124,7 +132,7 @@ class Console:
             names |= {name for key in keys if ":" not in (name := key[len(start) : -len(end)])}
             self._found = sorted(names | set(self._found))
         self._found, ended = sorted(names), time.monotonic()
-        self._look_at = ended + max(LOOK_AGAIN, 20 * (ended - began))
+        self._look_at = ended + min(30.0, max(LOOK_AGAIN, 10 * (ended - began)))
 
 
 def _state(request: Request) -> Console:

@@ -132,14 +132,14 @@ def test_100000_jobs_in_each_state_are_shown_without_holding_redis(
         took: dict[str, list[int]] = {}
         for one in redis.slowlog_get(100_000):
             kind = " ".join(one["command"].decode().split()[:2])  # a script by its hash, a job by its queue
-            took.setdefault(re.sub(r"-\d+\b.*", "", kind), []).append(one["duration"])
+            took.setdefault(re.sub(r"-\d+\b.*| \d+$", "", kind), []).append(one["duration"])
         assert "cmdstat_keys" not in redis.info("commandstats")
     assert sum(map(len, took.values())) > 5_000
-    # A fifth: the machine may be busy elsewhere in the middle of a command, but not each time.
-    slow = {name: sum(t > SLOW_MICROSECONDS for t in all_) / len(all_) for name, all_ in took.items()}
+    # The median: a machine that is busy elsewhere stops a command in its middle, but not every other time.
+    middle = {kind: sorted(times)[len(times) // 2] for kind, times in took.items()}
     print({path: f"{1000 * seconds:.0f} ms" for path, seconds in best.items()})
-    print("median µs", sorted(((sorted(t)[len(t) // 2], name) for name, t in took.items()), reverse=True)[:5])
-    assert {name: share for name, share in slow.items() if share > 0.2} == {}
+    print("median µs", sorted(((time, kind) for kind, time in middle.items()), reverse=True)[:5])
+    assert {kind: time for kind, time in middle.items() if time > SLOW_MICROSECONDS} == {}
     assert max(best.values()) < 1.0, "300 ms, and as much again twice for a loaded machine"
 
 
@@ -270,7 +270,7 @@ def test_redis_away_is_said_and_the_token_is_as_good_as_before(
         fill(own, "mail", "failed", 3)
         own.kill()
         page = open_page(console, "#/overview")
-        page.watched.expect("503", "401")
+        page.watched.expect("503", "401", "ERR_CONNECTION_REFUSED", "ERR_EMPTY_RESPONSE")
         page.get_by_role("button", name="Enter the admin token").first.click()
         field = page.get_by_label("Token: the token")
         field.fill("not the token at all")
@@ -323,7 +323,7 @@ def test_an_operator_pages_searches_retries_and_sends_the_address(
     page.get_by_role("button", name="Retry 4,999").click()
     page.get_by_text("4,999 jobs retried.").wait_for(timeout=60_000)
     page.goto("/#/jobs/posts?state=delayed")
-    page.locator("tbody time", has_text="in 1").first.wait_for()
+    page.locator("tbody time", has_text=re.compile(r"^in (59|60) min")).first.wait_for()
 
     page.goto("/#/overview")
     card = page.locator("[data-key=posts]")

@@ -251,7 +251,7 @@ function drawLine() {
   const words = {
     connecting: ["warn", "wait", "Connecting…"],
     live: ["ok", "done", "Live"],
-    polling: live.stream ? ["warn", "wait", "Polling: no event stream"] : ["ok", "done", "Asked every few seconds"],
+    polling: live.stream ? ["warn", "wait", "Polling: no event stream"] : ["ok", "done", "Up to date"],
     offline: ["bad", "warn", "No connection"],
   }[live.state];
   const state = document.getElementById("link-state");
