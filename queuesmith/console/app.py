@@ -26,7 +26,7 @@ __all__ = ["console", "include"]
 STATIC = Path(__file__).with_name("static")
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 VIEWS = ("overview", "jobs", "workers", "schedules")
-STORED = {"letters": "dead_letters", "sagas": "sagas", "outbox": "outbox"}  # view -> its table
+STORED = {"letters": "dead_letters", "sagas": "saga", "outbox": "outbox"}  # view -> its table
 
 
 def console(
