@@ -42,7 +42,7 @@ def caller(request: Request) -> str:
 def guard(api: FastAPI, settings: Settings, body: type[BaseModel]) -> None:
     """Nothing reaches `api` unchecked, and no error tells what was sent."""
     if settings.admin_token and find_spec("queuesmith") is None:
-        raise SettingsError(f"{PREFIX}ADMIN_TOKEN: the console needs its package, pip install -e '.[console]'")
+        raise SettingsError(f"{PREFIX}ADMIN_TOKEN: the console needs pip install -e '.[console]'")
     known = {"body", "header", "path", "idempotency-key", *body.model_fields}
 
     async def invalid(_: Request, error: Exception) -> JSONResponse:
@@ -68,7 +68,7 @@ def guard(api: FastAPI, settings: Settings, body: type[BaseModel]) -> None:
 
 @asynccontextmanager
 async def console_at(api: FastAPI, settings: Settings, redis_url: str) -> AsyncIterator[None]:
-    """The operator's console at /console, if there is an admin token: queues, jobs, workers and what is in the store."""
+    """The operator's console at /console, if there is an admin token: queues, jobs, workers, what the store keeps."""
     if not settings.admin_token:
         yield
         return
