@@ -54,14 +54,9 @@ def _show(hall: StudyHall, browser: Any, folder: Path) -> None:
         for sample in ("water-cycle.md", "plate-tectonics.docx", "photosynthesis.pdf"):
             hall.upload(SAMPLES / sample)
         light.wait_for_timeout(9_000)
-    document = hall.upload(SAMPLES / "water-cycle.md", "The water cycle.md")
+    hall.upload(SAMPLES / "water-cycle.md", "The water cycle.md")
     hall.upload(SAMPLES / "plate-tectonics.docx", "Plate tectonics.docx")
     _save(light, "overview")
-    dark = _page(browser, hall, DESKTOP, "dark")
-    dark.goto(f"/#/jobs/graphs/graph-generation.{document}")
-    dark.locator(".detail .timeline li").nth(2).wait_for()
-    dark.wait_for_timeout(700)
-    _save(dark, "job-dark")
 
 
 def _order(hall: StudyHall, pack: str, card: str) -> None:
