@@ -20,7 +20,7 @@ from harness.browser import TOKEN, StudyHall, launched  # noqa: E402
 SAMPLES = ROOT / "reference" / "samples"
 TARGET = ROOT / "guide" / "assets" / "screenshots"
 DESKTOP = {"width": 1280, "height": 800}
-LARGEST = 40_000
+LARGEST = 18_000
 
 
 def main() -> None:

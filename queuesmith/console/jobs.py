@@ -19,6 +19,7 @@ from studyhall.patterns import cancel as cancelling
 from studyhall.patterns.core.job import cancelled
 from studyhall.patterns.core.redaction import redact, redact_text
 from studyhall.patterns.dead_letter import dead_letters, find
+from studyhall.patterns.dead_letter.archive import parsed
 
 from .problems import Problem
 from .state import Admin, Console, JobId, QueueName, State
@@ -174,23 +175,23 @@ async def job(console: State, _: Admin, queue: QueueName, job_id: JobId) -> dict
     if not fields:
         fields = {name: str(value) for name, value in deaths[0].snapshot["fields"].items()}
         found = {"state": "dead"}
-    traces = _parsed(fields.get("stacktrace")) or []
+    traces = parsed(fields.get("stacktrace")) or []
     row = _row(queue, job_id, found["state"], fields.get("returnvalue"), *(fields.get(name) for name in ROW))
     return {
         **row,
         **{name: value for name, value in found.items() if name != "state"},
         "starts": int(fields.get("ats") or 0),
         "stalls": int(fields.get("stc") or 0),
-        "options": redact(_parsed(fields.get("opts"))),
-        "payload": _shown(_unsigned(_parsed(fields.get("data"))), fields.get("data")),
-        "result": _shown(_parsed(fields.get("returnvalue")), fields.get("returnvalue")),
+        "options": redact(parsed(fields.get("opts"))),
+        "payload": _shown(_unsigned(parsed(fields.get("data"))), fields.get("data")),
+        "result": _shown(parsed(fields.get("returnvalue")), fields.get("returnvalue")),
         "parent": _ident(console, fields.get("parentKey", "")) or None,
         "attempts_failed": [
             {"attempt": number, "error": redact_text(str(trace))} for number, trace in enumerate(traces, 1)
         ],
         "logs": [redact_text(line) for line in logs],
         "logged": logged,
-        "cancellable": console.store is not None and _is_ours(_parsed(fields.get("data"))),
+        "cancellable": console.store is not None and _is_ours(parsed(fields.get("data"))),
         "timeline": happened,
         "deaths": [
             {"id": one.id, "at": one.failed_at, "cause": one.cause, "reason": redact_text(one.reason)}
@@ -329,7 +330,7 @@ async def page_of(
         if state == "delayed":
             row["due"] = score // 0x1000 / 1000
         if whole:
-            data, result, traces, opts = (_parsed(text) for text in values[len(ROW) + 1 :])
+            data, result, traces, opts = (parsed(text) for text in values[len(ROW) + 1 :])
             row |= {"payload": redact(_unsigned(data)), "result": redact(result), "options": redact(opts)}
             row["attempts_failed"] = [redact_text(str(trace)) for trace in traces or []]
         rows.append(row)
@@ -364,7 +365,7 @@ async def _node(console: Console, key: str) -> dict[str, Any]:
     name, progress, result = await console.redis.hmget(key, "name", "progress", "returnvalue")
     state = (await where(console, queue, ident))["state"] if name else "unknown"
     state = _told(state, result)
-    done = _parsed(progress)
+    done = parsed(progress)
     percent = (
         100.0 if state == "completed" else float(done.get("percent", 0)) if isinstance(done, dict) else 0.0
     )
@@ -414,7 +415,7 @@ def _row(
     delay: str | None,
     worker: str | None,
 ) -> dict[str, Any]:
-    done = _parsed(progress)
+    done = parsed(progress)
     return {
         "queue": queue,
         "id": ident,
@@ -436,7 +437,7 @@ def _row(
 
 def _told(state: str, result: str | None) -> str:
     """For BullMQ a cancelled job is a completed one with that result; for people it is not."""
-    ended = state == "completed" and cancelled(_parsed(result)) is not None
+    ended = state == "completed" and cancelled(parsed(result)) is not None
     return "cancelled" if ended else state
 
 
@@ -459,12 +460,5 @@ def _unsigned(data: Any) -> Any:
 def _seconds(milliseconds: str | None) -> float | None:
     try:
         return float(milliseconds) / 1000 if milliseconds else None
-    except ValueError:
-        return None
-
-
-def _parsed(text: str | None) -> Any:
-    try:
-        return json.loads(text or "null")
     except ValueError:
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import json
 import time
 import uuid
 from datetime import datetime
@@ -21,6 +20,7 @@ from studyhall.patterns.core.errors import QueueUnavailable
 from studyhall.patterns.core.redaction import redact
 from studyhall.patterns.core.store import StoreUnavailable
 from studyhall.patterns.dead_letter import counts
+from studyhall.patterns.dead_letter.archive import parsed
 
 from .problems import Problem
 from .state import Admin, Console, JobId, QueueName, State
@@ -213,7 +213,7 @@ async def schedules(console: State, _: Admin) -> dict[str, Any]:
                         "last_job": f"repeat:{ident}:{int(last)}" if last and started else None,
                         "ran": int(fields.get("ic") or 0),
                         "starts": created / 1000 if created else None,
-                        "payload": redact(_parsed(fields.get("data"))),
+                        "payload": redact(parsed(fields.get("data"))),
                     }
                 )
     return {"schedules": rows, "total": total}
@@ -262,12 +262,5 @@ def _last(fields: dict[str, str], due: float) -> float | None:
 def _number(text: str | None) -> float | None:
     try:
         return float(text) if text else None
-    except ValueError:
-        return None
-
-
-def _parsed(text: str | None) -> Any:
-    try:
-        return json.loads(text or "null")
     except ValueError:
         return None
