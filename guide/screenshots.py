@@ -77,7 +77,7 @@ def _save(page: Any, name: str) -> None:
     from PIL import Image
 
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    picture = picture.resize((picture.width * 3 // 4, picture.height * 3 // 4), Image.Resampling.LANCZOS)
+    picture = picture.resize((picture.width * 9 // 16, picture.height * 9 // 16), Image.Resampling.LANCZOS)
     for quality in (70, 60, 50, 45):
         out = io.BytesIO()
         picture.save(out, "WEBP", quality=quality, method=6)
