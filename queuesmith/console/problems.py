@@ -25,8 +25,8 @@ from studyhall.patterns.core.errors import (
     ResourceBusy,
     Transient,
 )
-from studyhall.patterns.core.redaction import redact_text
 from studyhall.patterns.core.job import current_correlation_id
+from studyhall.patterns.core.redaction import redact_text
 from studyhall.patterns.core.store import StoreUnavailable
 from studyhall.patterns.dead_letter import (
     AlreadyReplayed,
