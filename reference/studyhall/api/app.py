@@ -10,9 +10,13 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
+from queuesmith.console import Console
+from queuesmith.console.app import include
+from queuesmith.console.gate import Gate
+from queuesmith.console.problems import install
+from queuesmith.console.queues import sampling
 from studyhall.app import open_app
 from studyhall.orders.service import seed_packs
-from studyhall.patterns.core.errors import QueueUnavailable
 from studyhall.patterns.core.store import begin
 from studyhall.patterns.dead_letter import reason_of
 from studyhall.patterns.deferred_reply import DeferredReplies
@@ -20,29 +24,17 @@ from studyhall.patterns.idempotency import result_of
 from studyhall.patterns.in_process_tasks import Tasks
 from studyhall.patterns.progress_stream import ProgressStream
 from studyhall.patterns.request_dedup import RequestDedup
-from studyhall.patterns.timers import every
 from studyhall.patterns.wait_for_result import Results
 from studyhall.settings import Settings
 
-from . import (
-    admin_dead_letters,
-    admin_jobs,
-    admin_state,
-    documents,
-    events,
-    interactions,
-    orders,
-    probes,
-    reading,
-)
-from .gate import Gate
-from .problems import install
+from . import admin_state, documents, events, interactions, orders, probes, reading
+from .problems import MEANINGS
 from .state import ApiState, Streams
 
 __all__ = ["create_app"]
 
-SAMPLE_SECONDS = 5.0
-CONSOLE = Path(__file__).resolve().parent.parent / "console"
+VIEWS = Path(__file__).resolve().parent.parent / "console"  # what the console has for StudyHall alone
+FORM_OVERHEAD = 16 * 1024  # multipart headers around a file
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -53,7 +45,7 @@ def create_app(settings: Settings) -> FastAPI:
                 await seed_packs(tx)
             stream = ProgressStream(app.redis.url, app.jobs.queues)
             tasks = Tasks()
-            api.state.studyhall = state = ApiState(
+            api.state.studyhall = ApiState(
                 app=app,
                 stream=stream,
                 results=Results(
@@ -66,20 +58,25 @@ def create_app(settings: Settings) -> FastAPI:
                 streams=Streams(settings.event_streams, settings.event_streams_per_client),
             )
 
-            async def sample() -> None:
-                with contextlib.suppress(QueueUnavailable):
-                    state.history.append(await admin_jobs.measured(state))
-
+            api.state.console = console = Console(
+                app.producer,
+                settings.admin_token or "",
+                app.store,
+                app.jobs.queues,
+                adds=False,  # a worker refuses what was not signed here
+                token_name="STUDYHALL_ADMIN_TOKEN",
+                tasks=tasks,
+            )
             reader = asyncio.create_task(stream.run(), name="event streams")
             # A timer of this process for what this process shows: three instances have three charts, as they should.
-            sampling = asyncio.create_task(every(SAMPLE_SECONDS, sample), name="charts")
+            charts = asyncio.create_task(sampling(console), name="charts")
             try:
                 yield
             finally:
                 await tasks.drain(settings.grace_seconds)
                 reader.cancel()
-                sampling.cancel()
-                await asyncio.wait({reader, sampling}, timeout=5)
+                charts.cancel()
+                await asyncio.wait({reader, charts}, timeout=5)
 
     api = FastAPI(
         title="StudyHall",
@@ -89,20 +86,15 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,  # the stock pages load their scripts from another host
         redoc_url=None,
     )
-    install(api)
-    for part in (
-        probes,
-        documents,
-        orders,
-        interactions,
-        events,
-        admin_jobs,
-        admin_dead_letters,
-        admin_state,
-        reading,
-    ):
+    install(api, MEANINGS)
+    for part in (probes, documents, orders, interactions, events, admin_state, reading):
         api.include_router(part.router)
-    if CONSOLE.is_dir():
-        api.mount("/", StaticFiles(directory=CONSOLE, html=True), name="console")
-    api.add_middleware(Gate, settings=settings)
+    api.mount("/studyhall", StaticFiles(directory=VIEWS), name="views")
+    include(api, None, name="StudyHall", views=["documents", "breakers"], extra="studyhall", live=True)
+    api.add_middleware(
+        Gate,
+        hosts=settings.allowed_hosts.split(","),
+        rate=settings.request_rate,
+        bodies={"/documents": settings.max_document_bytes + FORM_OVERHEAD},
+    )
     return api

@@ -11,13 +11,14 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from queuesmith.console.state import Admin
 from studyhall import db
 from studyhall.jobs import STAGES
 from studyhall.patterns.core.redaction import redact, redact_text
 from studyhall.patterns.core.store import read
 from studyhall.patterns.progress_stream import GAP, IDLE, JobEvent, sse
 
-from .state import Admin, Caller, Client, State, Streams
+from .state import Caller, Client, State, Streams
 
 __all__ = ["router"]
 

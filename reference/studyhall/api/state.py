@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
-from collections import Counter, deque
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from collections import Counter
+from dataclasses import dataclass
+from typing import Annotated
 
 from fastapi import Depends, Header, Request
-from fastapi.security import HTTPBearer
-from fastapi.security.http import HTTPAuthorizationCredentials
 
 from studyhall.app import App
 from studyhall.patterns.deferred_reply import DeferredReplies
@@ -19,13 +16,9 @@ from studyhall.patterns.progress_stream import ProgressStream
 from studyhall.patterns.request_dedup import RequestDedup
 from studyhall.patterns.wait_for_result import Results
 
-from .gate import Rate
 from .problems import Problem
 
-__all__ = ["Admin", "ApiState", "Caller", "Client", "RequestKey", "State", "Streams"]
-
-
-HISTORY = 180  # samples of the queues, five seconds apart: a quarter of an hour
+__all__ = ["ApiState", "Caller", "Client", "RequestKey", "State", "Streams"]
 
 
 @dataclass(slots=True)
@@ -38,10 +31,6 @@ class ApiState:
     orders: RequestDedup
     replies: DeferredReplies
     streams: Streams
-    history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=HISTORY))  # for charts
-    # Ten guesses, then one every 6 s.
-    wrong_tokens: Rate = field(default_factory=lambda: Rate(1 / 6, burst=10))
-    replays: dict[str, dict[str, Any]] = field(default_factory=dict)  # what `replay many` did, the last few
 
 
 class Streams:
@@ -90,32 +79,9 @@ def _caller(
     return x_user
 
 
-_bearer = HTTPBearer(auto_error=False, description="STUDYHALL_ADMIN_TOKEN")
-
-
-def _admin(request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> str:
-    """A header, never a cookie or an address: no other site can make a browser send it."""
-    state, client = _state(request), _client(request)
-    token = state.app.settings.admin_token
-    if not token:
-        raise Problem(403, "admin-off", "Admin is off. Set STUDYHALL_ADMIN_TOKEN and restart to turn it on.")
-    # Asked first, so that who is guessing does not learn from it when a guess was right.
-    state.wrong_tokens.check(client, take=0)
-    if given is None or not hmac.compare_digest(given.credentials.encode(), token.encode()):
-        state.wrong_tokens.wait(client, take=1 if given else 0)
-        raise Problem(
-            401,
-            "wrong-token",
-            "Send the admin token as `Authorization: Bearer …`.",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
-    return "admin"
-
-
 State = Annotated[ApiState, Depends(_state)]
 Caller = Annotated[str, Depends(_caller)]
 Client = Annotated[str, Depends(_client)]
-Admin = Annotated[str, Depends(_admin)]
 RequestKey = Annotated[
     str | None,
     Header(

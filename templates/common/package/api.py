@@ -19,7 +19,7 @@ from sqlalchemy import select
 
 from .app import App, open_app
 from .db import {@ job_name @}_results as results
-from .edge import caller, guard
+from .edge import caller, console_at, guard
 from .jobs import {@ job_class @}
 {@% if kind == 'async-flow' %@}
 from .patterns.core.errors import QueueUnavailable
@@ -75,7 +75,7 @@ def create_api(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
-        async with open_app(settings) as opened:
+        async with open_app(settings) as opened, console_at(api, settings, opened.redis.url):
             api.state.opened, api.state.requests = opened, Inbox(opened.store, f"requests/{JOB}")
             beside = [asyncio.create_task(watching(opened, tell).run())]
 {@% if kind == 'async-flow' %@}

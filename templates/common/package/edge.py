@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -15,9 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .patterns.core.errors import FailedTwin, QueueUnavailable, Transient
 from .patterns.idempotency import KeyReused
-from .settings import Settings
+from .settings import PREFIX, Settings, SettingsError
 
-__all__ = ["caller", "guard"]
+__all__ = ["caller", "console_at", "guard"]
 
 MAX_BODY = 64 * 1024
 BODY_SECONDS = 30.0
@@ -39,6 +41,8 @@ def caller(request: Request) -> str:
 
 def guard(api: FastAPI, settings: Settings, body: type[BaseModel]) -> None:
     """Nothing reaches `api` unchecked, and no error tells what was sent."""
+    if settings.admin_token and find_spec("queuesmith") is None:
+        raise SettingsError(f"{PREFIX}ADMIN_TOKEN: the console needs pip install -e '.[console]'")
     known = {"body", "header", "path", "idempotency-key", *body.model_fields}
 
     async def invalid(_: Request, error: Exception) -> JSONResponse:
@@ -60,6 +64,27 @@ def guard(api: FastAPI, settings: Settings, body: type[BaseModel]) -> None:
     for kind in STATUS:
         api.add_exception_handler(kind, known_error)
     api.add_middleware(Gate, hosts=settings.hosts)
+
+
+@asynccontextmanager
+async def console_at(api: FastAPI, settings: Settings, redis_url: str) -> AsyncIterator[None]:
+    """The operator's console at /console, if there is an admin token: queues, jobs, workers, what the store keeps."""
+    if not settings.admin_token:
+        yield
+        return
+    from queuesmith.console import console
+
+    made = console(
+        redis_url,
+        token=settings.admin_token,
+        database=settings.store_url,
+        hosts=settings.hosts,
+        name="{@ project_name @}",
+        adds=False,  # jobs are signed by the API
+    )
+    api.mount("/console", made)
+    async with made.router.lifespan_context(made):
+        yield
 
 
 class Gate:

@@ -59,6 +59,7 @@ class Settings(BaseModel):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     allowed_hosts: str = "localhost,127.0.0.1"  # names the API answers to, commas between; *: any
+    admin_token: str | None = Field(None, repr=False, min_length=12)  # of /console; none: there is no console
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "human"] = "json"
     # Who is told of alerts, commas between: https://, slack+https:// or smtp://, see patterns/health/senders.py

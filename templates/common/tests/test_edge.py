@@ -43,6 +43,19 @@ def test_requests_without_a_key_are_as_many_as_were_sent(api: TestClient) -> Non
     assert len({api.post(URL, json=BODY).json()["id"] for _ in range(3)}) == 3
 
 
+def test_the_console_is_at_its_place_and_needs_the_token(settings: Settings) -> None:
+    pytest.importorskip("queuesmith", reason="pip install -e '.[console]'")
+    token = "a-token-of-the-tests"
+    watched = settings.model_copy(update={"admin_token": token})
+    with TestClient(create_api(watched), base_url="http://localhost") as api:
+        assert "<title>Console</title>" in api.get("/console").text
+        views = api.get("/console/console.json").json()["views"]
+        assert {"overview", "{@ 'sagas' if kind == 'event-driven' else 'letters' @}"} <= set(views)
+        queues = "/console/admin/queues"
+        assert api.get(queues).status_code == 401
+        assert api.get(queues, headers={"Authorization": f"Bearer {token}"}).status_code == 200
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_huge_body_is_refused(api: TestClient, chunked: bool) -> None:
     def pieces() -> Iterator[bytes]:

@@ -73,7 +73,7 @@ def test_the_same_key_is_the_same_upload_and_another_body_is_refused(hall: Stand
     assert again.headers["idempotency-replayed"] == "true"
     other = upload(hall, TEXT + b"more", **{"idempotency-key": "upload-1"})
     assert other.status_code == 422
-    assert other.json()["type"] == "urn:studyhall:problem:key-reused"
+    assert other.json()["type"] == "urn:queuesmith:problem:key-reused"
     mine = upload(hall, **{"idempotency-key": "upload-1", "x-user": "bob"})
     assert mine.json()["id"] != first.json()["id"], "keys are per user"
 

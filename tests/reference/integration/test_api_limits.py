@@ -26,8 +26,8 @@ from harness.ports import free_port
 from harness.processes import Spawner
 from harness.redis import RedisServer
 from harness.waiting import until, until_sync
-from studyhall.api import gate, impatient
-from studyhall.settings import load
+from queuesmith.console import gate
+from studyhall.api import impatient
 
 SLOW = 0.4  # seconds that the tests' servers wait for a client
 
@@ -99,7 +99,7 @@ def test_event_streams_are_limited_per_client_and_a_closed_one_makes_room(api: S
         refused = api.client.get("/events")
         assert (refused.status_code, refused.json()["type"]) == (
             503,
-            "urn:studyhall:problem:too-many-streams",
+            "urn:queuesmith:problem:too-many-streams",
         )
         assert refused.headers["retry-after"]
         assert api.client.get("/documents").status_code == 200
@@ -164,7 +164,8 @@ async def impatient_server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int
         return PlainTextResponse(str(len(await request.body())))
 
     app: Any = gate.Gate(
-        Starlette(routes=[Route("/echo", echo, methods=["POST"])], exception_handlers=_handlers()), load({})
+        Starlette(routes=[Route("/echo", echo, methods=["POST"])], exception_handlers=_handlers()),
+        ["localhost"],
     )
     port = free_port()
     config = uvicorn.Config(

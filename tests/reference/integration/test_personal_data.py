@@ -12,7 +12,7 @@ from sqlalchemy import Column, Connection, Float, Integer, String, Table, bindpa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from harness.pipelines import Desk
-from studyhall.api.problems import problem_of
+from queuesmith.console.problems import problem_of
 from studyhall.patterns import dead_letter
 from studyhall.patterns.core.errors import Permanent, Transient
 from studyhall.patterns.core.job import RetryPolicy

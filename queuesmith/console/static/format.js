@@ -31,7 +31,22 @@ export function clock(since) {
 
 export function full(since) {
   const date = moment(since);
-  return date ? date.toLocaleString() : "";
+  return date ? date.toLocaleString([], { dateStyle: "medium", timeStyle: "medium" }) : "";
+}
+
+/** "in 5 min (14:03:22)", or with the day when that is not today. */
+export function ahead(at) {
+  const date = moment(at);
+  if (!date) return "–";
+  const left = (date.getTime() - Date.now()) / 1000;
+  const when = date.toDateString() === new Date().toDateString() ? clock(at) : full(at);
+  return left > 0 ? `in ${seconds(left)} (${when})` : `overdue by ${seconds(-left)}`;
+}
+
+/** The zone in which every time here is told. */
+export function zone() {
+  const offset = new Date().toLocaleTimeString("en", { timeZoneName: "shortOffset" }).split(" ").pop().replace("GMT", "UTC");
+  return `Times in ${Intl.DateTimeFormat().resolvedOptions().timeZone} (${offset})`;
 }
 
 export function count(value) {

@@ -1,19 +1,20 @@
 // The frame: which view is shown, keys, theme, token, and the line to the server.
-import { access, admin, forget, offer, onAccess, recheck, token } from "./api.js";
+import { access, address, admin, forget, get, offer, onAccess, recheck, token } from "./api.js";
 import { empty, h, icon, modal, replace, set, text, toast } from "./dom.js";
-import { count } from "./format.js";
+import { count, zone } from "./format.js";
 import { Live } from "./live.js";
 import { queues } from "./queues.js";
-import { breakers } from "./views/breakers.js";
-import { documents } from "./views/documents.js";
 import { events } from "./views/events.js";
 import { jobs } from "./views/jobs.js";
 import { letters } from "./views/letters.js";
 import { outbox } from "./views/outbox.js";
 import { overview } from "./views/overview.js";
 import { sagas } from "./views/sagas.js";
+import { schedules } from "./views/schedules.js";
+import { workers } from "./views/workers.js";
 
-const VIEWS = [overview, documents, jobs, letters, sagas, outbox, breakers, events];
+let VIEWS = [overview, jobs, workers, schedules, letters, sagas, outbox, events];
+let about = { name: "", token: "" };
 const EVERY = { live: 4000, connecting: 2500, polling: 2500, offline: 2500 };
 const AT_MOST_EVERY = 600; // however many events arrive
 
@@ -28,29 +29,30 @@ let due = null;
 // ---- views
 
 function route() {
-  const [id, ...rest] = decodeURI(location.hash.replace(/^#\/?/, "")).split("/");
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
+  const [id, ...rest] = path.split("/");
   const view = VIEWS.find((one) => one.id === id) ?? VIEWS[0];
-  return { view, params: rest.map(decodeURIComponent) };
+  return { view, params: rest.map(decodeURIComponent), query: new URLSearchParams(query) };
 }
 
 function show({ focus = true } = {}) {
-  const { view, params } = route();
+  const { view, params, query } = route();
   const gated = view.admin && access.state !== "accepted";
   const now = `${view.id}${gated ? ` gate ${access.state} ${access.detail}` : ""}`;
   if (shown.route === now && shown.handle?.navigate) {
-    shown.handle.navigate(params);
+    shown.handle.navigate(params, query);
     refresh();
     return;
   }
   shown.handle?.unmount?.();
   const changed = shown.view !== view;
-  document.title = `${view.title} · StudyHall console`;
+  document.title = `${view.title} · ${about.name} console`;
   for (const link of document.querySelectorAll("#nav a")) set(link, "aria-current", link.dataset.view === view.id ? "page" : null);
   const heading = h("h1", { tabindex: -1 }, view.title);
   const tools = h("div", { class: "view-tools" });
   const body = h("div", { class: "view-body" });
   replace(main, h("div", { class: "view-head" }, h("div", null, heading, h("p", null, view.about)), tools), body);
-  shown = { view, route: now, handle: gated ? gate(body) : view.mount({ body, tools, params, live, refresh: refreshSoon }) };
+  shown = { view, route: now, handle: gated ? gate(body) : view.mount({ body, tools, params, query, live, refresh: refreshSoon }) };
   if (changed) scrollTo(0, 0);
   if (focus && changed) heading.focus({ preventScroll: true });
   refresh();
@@ -59,14 +61,14 @@ function show({ focus = true } = {}) {
 function gate(body) {
   const ask = h("button", { type: "button", class: "primary", onclick: openToken }, "Enter the admin token");
   const said = {
-    none: ["This view needs the admin token", "The token is the value of STUDYHALL_ADMIN_TOKEN that the API was started with."],
-    refused: ["The token was refused", "It is not the value of STUDYHALL_ADMIN_TOKEN that the API was started with. Enter it again."],
-    off: ["The admin part is switched off", "Start the API with STUDYHALL_ADMIN_TOKEN set to a long random value, then enter it here."],
+    none: ["This view needs the admin token", `It is ${about.token}.`],
+    refused: ["The token was refused", `It is not ${about.token}. Enter it again.`],
+    off: ["The admin part is switched off", `Start it with ${about.token} set to a long random value, then enter it here.`],
     checking: ["Checking the token…", ""],
   }[access.state] ?? ["This view needs the admin token", ""];
   body.append(empty(said[0], said[1], access.state === "checking" ? null : ask));
   // A token that could not be checked, or a server without one, may be fine after its next restart.
-  return { refresh: async () => { if (token()) await admin("/admin/queues"); } };
+  return { refresh: async () => { if (token()) await admin("/admin/session"); } };
 }
 
 async function refresh() {
@@ -155,7 +157,7 @@ async function openToken() {
     return h(
       "form",
       { onsubmit: submit },
-      h("label", { for: "token-field" }, "Token (STUDYHALL_ADMIN_TOKEN of the API)"),
+      h("label", { for: "token-field" }, `Token: ${about.token}`),
       field,
       note,
       result,
@@ -164,13 +166,13 @@ async function openToken() {
   });
 }
 
-onAccess(() => {
+function accessChanged() {
   const words = { none: "Enter admin token", checking: "Checking token…", accepted: "Admin: accepted", refused: "Admin: refused", off: "Admin: off" };
   text(document.getElementById("token-label"), words[access.state]);
   if (access.state === "accepted") queues.start();
   else if (access.state !== "checking") queues.stop();
   if (access.state !== "checking" || !document.querySelector("dialog")) show({ focus: false });
-});
+}
 
 // ---- theme
 
@@ -180,7 +182,7 @@ function openTheme() {
   const next = (root.dataset.theme ?? system) === "dark" ? "light" : "dark";
   root.dataset.theme = next;
   try {
-    localStorage.setItem("studyhall.theme", next);
+    localStorage.setItem("queuesmith.theme", next);
   } catch {
     // Storage is switched off: the choice lasts as long as the page.
   }
@@ -194,10 +196,10 @@ function themeLabel() {
 
 // ---- keys. One letter each, so they can be switched off (some people speak to their browser).
 
-const KEYS = [
-  ...VIEWS.map((view, index) => [String(index + 1), view.title, () => (location.hash = `#/${view.id}`)]),
+const keys = () => [
+  ...VIEWS.slice(0, 9).map((view, index) => [String(index + 1), view.title, () => (location.hash = `#/${view.id}`)]),
   ["/", "Search in this view", () => main.querySelector("[data-search]")?.focus()],
-  ["u", "Upload a document", () => { location.hash = "#/documents"; setTimeout(() => main.querySelector("#choose-files")?.focus(), 50); }],
+  ...VIEWS.flatMap((view) => view.keys ?? []),
   ["r", "Refresh now", () => refresh()],
   ["t", "Light or dark theme", openTheme],
   ["a", "Enter the admin token", openToken],
@@ -206,7 +208,7 @@ const KEYS = [
 
 function keysOn() {
   try {
-    return localStorage.getItem("studyhall.keys") !== "off";
+    return localStorage.getItem("queuesmith.keys") !== "off";
   } catch {
     return true;
   }
@@ -214,10 +216,10 @@ function keysOn() {
 
 function openHelp() {
   modal("Shortcuts", (close) => {
-    const list = h("dl", { class: "keys" }, KEYS.map(([key, what]) => [h("dt", null, h("kbd", null, key)), h("dd", null, what)]));
+    const list = h("dl", { class: "keys" }, keys().map(([key, what]) => [h("dt", null, h("kbd", null, key)), h("dd", null, what)]));
     const on = h("input", { type: "checkbox", id: "keys-on", checked: keysOn(), onchange: () => {
       try {
-        localStorage.setItem("studyhall.keys", on.checked ? "on" : "off");
+        localStorage.setItem("queuesmith.keys", on.checked ? "on" : "off");
       } catch {
         toast("This browser keeps no settings.", "bad");
       }
@@ -236,7 +238,7 @@ function openHelp() {
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]") || !keysOn()) return;
   if (event.target.matches("input:not([type=checkbox]), select, textarea")) return;
-  const found = KEYS.find(([key]) => key === event.key);
+  const found = keys().find(([key]) => key === event.key);
   if (!found) return;
   event.preventDefault();
   found[2]();
@@ -249,7 +251,7 @@ function drawLine() {
   const words = {
     connecting: ["warn", "wait", "Connecting…"],
     live: ["ok", "done", "Live"],
-    polling: ["warn", "wait", "Polling: no event stream"],
+    polling: live.stream ? ["warn", "wait", "Polling: no event stream"] : ["ok", "done", "Up to date"],
     offline: ["bad", "warn", "No connection"],
   }[live.state];
   const state = document.getElementById("link-state");
@@ -260,7 +262,8 @@ function drawLine() {
   }
   const banner = document.getElementById("banner");
   if (live.state === "offline") {
-    if (banner.hidden) {
+    if (banner.hidden || banner.dataset.trouble) {
+      delete banner.dataset.trouble;
       const retry = h("button", { type: "button", class: "small-button", onclick: () => live.now() }, "Try now");
       replace(banner, icon("warn"), h("span", null, "The server does not answer. What you see may be old. ", h("span", { id: "retry-in", "aria-live": "off" })), retry);
       set(banner, "hidden", false);
@@ -268,8 +271,14 @@ function drawLine() {
     const left = Math.max(0, Math.ceil((live.retryAt - Date.now()) / 1000));
     text(document.getElementById("retry-in"), left ? `Next try in ${left} s.` : "Trying…");
     wasOffline = true;
+  } else if (queues.trouble) {
+    // Not the console's own server: what it looks at. The token is as good as before, views of the database work.
+    if (banner.dataset.trouble !== queues.trouble) replace(banner, icon("warn"), h("span", null, queues.trouble));
+    banner.dataset.trouble = queues.trouble;
+    set(banner, "hidden", false);
   } else if (live.state !== "connecting") {
     set(banner, "hidden", true);
+    delete banner.dataset.trouble;
     if (wasOffline) {
       wasOffline = false;
       toast("Connected again.");
@@ -284,19 +293,39 @@ live.addEventListener("event", (event) => {
   shown.handle?.event?.(event.detail);
 });
 
-// ---- go
+// ---- go: the server tells which views it has something for, and may bring its own
 
-drawNav();
+async function start() {
+  const order = ["overview", "documents", "jobs", "workers", "schedules", "letters", "sagas", "outbox", "breakers", "events"];
+  for (let pause = 500; ; pause = Math.min(5000, 2 * pause)) {
+    try {
+      about = await get("/console.json");
+      break;
+    } catch {
+      live.polled(false);
+      await new Promise((resolve) => setTimeout(resolve, pause));
+    }
+  }
+  const own = await Promise.all(about.extra.map(async (path) => (await import(address(path))).view));
+  const known = VIEWS.filter((view) => about.views.includes(view.id) || (view === events && about.live));
+  VIEWS = [...known, ...own].sort((a, b) => order.indexOf(a.id) - order.indexOf(b.id));
+  text(document.getElementById("brand"), about.name);
+  drawNav();
+  addEventListener("hashchange", () => show());
+  onAccess(accessChanged);
+  if (token()) recheck();
+  show({ focus: false });
+  live.run(about.live);
+}
+
 themeLabel();
 text(document.getElementById("token-label"), "Enter admin token");
+text(document.getElementById("zone"), zone());
 document.getElementById("open-token").addEventListener("click", openToken);
 document.getElementById("toggle-theme").addEventListener("click", openTheme);
 document.getElementById("open-help").addEventListener("click", openHelp);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeLabel);
-addEventListener("hashchange", () => show());
 addEventListener("online", () => live.now());
 document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
-if (token()) recheck();
-show({ focus: false });
-live.run();
+start();

@@ -44,7 +44,7 @@ function mount({ body, refresh }) {
         const alarm = name === "oldest" ? answer.oldest >= 30 : name === "quarantined" && answer.quarantined > 0;
         figures[name].show(history[name], SLOTS, words[name], alarm);
       }
-      replace(hint, answer.oldest >= 30 ? h("p", { class: "note tone-warn" }, "Events wait and nobody publishes them. Is an event worker running? Start one: studyhall event-worker") : null);
+      replace(hint, answer.oldest >= 30 ? h("p", { class: "note tone-warn" }, "Events wait and nobody publishes them. Is an event worker running? Start one.") : null);
       const rows = answer.events;
       replace(nothing, rows.length ? null : empty("Nothing is in quarantine", "An event that cannot be published after all its tries is set aside here, with those behind it."));
       list.hidden = rows.length === 0;

@@ -1,12 +1,19 @@
 // The one way to the server: same origin only, the token in a header (never in an address), errors in words.
 
-const KEY = "studyhall.admin-token"; // sessionStorage: gone with the tab
+const KEY = "queuesmith.console-token"; // sessionStorage: gone with the tab
+const BASE = new URL(".", import.meta.url); // wherever the console is mounted
+
+/** "/admin/queues" -> its address under our own */
+export function address(path) {
+  return new URL(path.replace(/^\//, ""), BASE);
+}
 
 export class ApiError extends Error {
-  constructor(status, message, retryAfter = null) {
+  constructor(status, message, retryAfter = null, kind = "") {
     super(message);
     this.status = status; // 0: no answer at all
     this.retryAfter = retryAfter;
+    this.kind = kind;
   }
 }
 
@@ -55,7 +62,7 @@ export async function offer(value) {
 export async function recheck() {
   become("checking");
   try {
-    await admin("/admin/queues");
+    await admin("/admin/session"); // asks nothing of Redis, which may be away while the token is right
     return true;
   } catch (error) {
     if (access.state === "checking") become("none", error.message);
@@ -86,11 +93,25 @@ export async function admin(path, options = {}) {
     if (error.status === 401) {
       keep(null);
       become("refused", error.message);
-    } else if (error.status === 403) {
+    } else if (error.kind === "admin-off") {
       become("off", error.message);
     }
     throw error;
   }
+}
+
+/** A file for the person: it cannot be a plain link, because the token goes in a header. */
+export async function download(path, name) {
+  const answer = await fetch(address(path), { headers: { Authorization: `Bearer ${token()}` }, credentials: "omit", cache: "no-store" });
+  if (!answer.ok) throw new ApiError(answer.status, `The server answered ${answer.status}.`);
+  save(await answer.blob(), name);
+}
+
+export function save(blob, name) {
+  const url = URL.createObjectURL(blob);
+  const link = Object.assign(document.createElement("a"), { href: url, download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
 async function request(path, { method = "GET", json, form, authorised = false, signal, headers = {} } = {}) {
@@ -100,7 +121,7 @@ async function request(path, { method = "GET", json, form, authorised = false, s
   if (method !== "GET") sent["Idempotency-Key"] ??= unique(); // a repeated send of this very request counts once
   let answer;
   try {
-    answer = await fetch(path, {
+    answer = await fetch(address(path), {
       method,
       headers: sent,
       body: form ?? (json === undefined ? undefined : JSON.stringify(json)),
@@ -116,7 +137,7 @@ async function request(path, { method = "GET", json, form, authorised = false, s
   if (answer.ok) return body;
   const words = typeof body?.detail === "string" ? body.detail : body?.title;
   const after = Number(answer.headers.get("Retry-After")) || null;
-  throw new ApiError(answer.status, words || `The server answered ${answer.status}.`, after);
+  throw new ApiError(answer.status, words || `The server answered ${answer.status}.`, after, String(body?.type ?? "").split(":").pop());
 }
 
 function unique() {

@@ -1,5 +1,5 @@
 import { admin } from "../api.js";
-import { cell, empty, h, icon, keyed, modal, pill, replace, set, setPill, stateName, table, text, toast, tone } from "../dom.js";
+import { cell, empty, h, icon, keyed, modal, pill, replace, set, setPill, split, stateName, table, text, toast, tone } from "../dom.js";
 import { ago, clock, full } from "../format.js";
 
 const STATES = ["needs_repair", "running", "compensating", "completed", "compensated"];
@@ -112,17 +112,11 @@ function mount({ body, params, refresh }) {
   const stateField = h("select", { id: "saga-state", "data-search": "" }, h("option", { value: "" }, "All states"), STATES.map((state) => h("option", { value: state }, stateName(state))));
   const list = table("Sagas", ["Saga", "State", "Why*", "Changed*"]);
   const nothing = h("div", null, h("p", { class: "muted" }, "Looking…"));
-  const side = h("div", { hidden: true });
-  const split = h("div", { class: "split" }, h("div", null, nothing, list), side);
+  const frame = split(nothing, list);
   list.hidden = true;
   stateField.addEventListener("change", refresh);
-  replace(body, h("form", { class: "filters", onsubmit: (event) => event.preventDefault() }, h("div", null, h("label", { for: "saga-state" }, "State"), stateField)), split);
-  const open = () => {
-    replace(side, id ? detail(id, refresh) : null);
-    side.hidden = !id;
-    split.classList.toggle("with-detail", Boolean(id));
-    if (id) side.firstElementChild.hidden = true;
-  };
+  replace(body, h("form", { class: "filters", onsubmit: (event) => event.preventDefault() }, h("div", null, h("label", { for: "saga-state" }, "State"), stateField)), frame);
+  const open = () => frame.open(id ? detail(id, refresh) : null);
   open();
   return {
     navigate: (next) => {
@@ -140,12 +134,11 @@ function mount({ body, params, refresh }) {
         one ? admin(`/admin/sagas/${encodeURIComponent(one)}`).catch((error) => { if (error.status === 404) return null; throw error; }) : null,
       ]);
       const sagas = answer;
-      replace(nothing, sagas.length ? null : stateField.value ? empty(`No saga is ${stateName(stateField.value)}`, "Choose another state to see the others.") : empty("No sagas yet", "Order a study pack, and its payment, reservation and delivery appear here step by step:", h("code", null, "studyhall order buy biology-101")));
+      replace(nothing, sagas.length ? null : stateField.value ? empty(`No saga is ${stateName(stateField.value)}`, "Choose another state to see the others.") : empty("No sagas yet", "Work across several systems appears here step by step, with what was taken back."));
       list.hidden = sagas.length === 0;
       keyed(list.body, sagas, (row) => row.id, sagaRow, (node, row) => { node.show(row); node.classList.toggle("chosen", row.id === id); });
       if (one !== id || !id) return;
-      const card = side.firstElementChild;
-      card.hidden = false;
+      const card = frame.lastElementChild.firstElementChild;
       if (saga) card.show(saga);
       else replace(card, empty("There is no such saga", h("a", { href: "#/sagas" }, "Close")));
     },

@@ -13,7 +13,8 @@ function remember(event) {
 
 function words({ data }) {
   if (data === null || typeof data !== "object") return String(data);
-  const { queue, job_id: job, ...rest } = data;
+  const { queue, job_id: job, at: _, until, ...rest } = data; // the line begins with its time
+  if (until) rest.until = clock(Number(until) / 1000);
   const said = Object.entries(rest)
     .filter(([, value]) => value !== null && value !== "" && value !== undefined)
     .map(([key, value]) => `${key} ${typeof value === "object" ? JSON.stringify(value) : value}`);
@@ -37,7 +38,7 @@ function mount({ body, tools }) {
         ? null
         : wanted && seen.length
           ? empty("No event matches", "Clear the search to see all of them.")
-          : empty("Nothing has happened yet", h("p", null, h("a", { href: "#/documents" }, "Upload a document"), ": every step of its flow shows up here as it happens.")),
+          : empty("Nothing has happened yet", "Every step of every job shows up here as it happens."),
     );
     feed.hidden = rows.length === 0;
     keyed(feed, rows, (event) => event.number, (event) => h("li", null, h("time", null, clock(event.at)), h("span", null, eventPill(event.name)), h("span", { class: "mono" }, words(event))));

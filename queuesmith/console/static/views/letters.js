@@ -1,6 +1,6 @@
 import { admin } from "../api.js";
-import { cell, confirmByWord, empty, h, icon, keyed, modal, pill, replace, set, table, text, toast } from "../dom.js";
-import { ago, full, plural, short } from "../format.js";
+import { cell, confirmByWord, block, empty, h, icon, keyed, modal, pill, replace, set, split, table, text, toast } from "../dom.js";
+import { ago, count, full, plural, short } from "../format.js";
 
 function letterRow(letter, chosen, changed) {
   const box = h("input", { type: "checkbox", "aria-label": `Select ${letter.name} ${letter.job_id}` });
@@ -37,9 +37,9 @@ async function replayOne(id, refresh) {
   refresh();
 }
 
-async function replaySome(ids, queue, refresh) {
+async function replaySome(ids, queue, total, refresh) {
   const rate = h("input", { id: "replay-rate", type: "number", min: 0.1, max: 100, step: 0.1, value: 5, required: true });
-  const what = ids.length ? plural(ids.length, "dead letter") : queue ? `all dead letters of ${queue}` : "all dead letters";
+  const what = ids.length ? plural(ids.length, "dead letter") : `all ${plural(total, "dead letter")}${queue ? ` of ${queue}` : ""}`;
   const perSecond = await modal(`Replay ${what}`, (close) =>
     h(
       "form",
@@ -108,6 +108,8 @@ function detail(id, refresh) {
     if (now === shape) return;
     shape = now;
     const earlier = letter.earlier ?? [];
+    const payload = block("Payload, secrets masked", "payload");
+    payload.show(JSON.stringify(letter.payload ?? null, null, 2));
     replace(
       node,
       h("div", { class: "card-head" }, h("h2", null, letter.name || "(no name)"), pill(letter.replayed_at ? "replayed" : "failed")),
@@ -127,21 +129,22 @@ function detail(id, refresh) {
       ),
       earlier.length ? [h("h3", null, "Earlier deaths of this job"), h("ul", null, earlier.map((one) => h("li", { class: "small" }, `${full(one.failed_at)}: ${one.reason}`)))] : null,
       letter.attempts_failed.length
-        ? [h("h3", null, "Failed tries"), h("ol", { class: "timeline" }, letter.attempts_failed.map((one) => h("li", { class: "tone-bad" }, icon("fail"), h("div", { class: "timeline-head" }, h("strong", null, `Try ${one.attempt}`)), h("p", { class: "small mono" }, one.error))))]
+        ? [h("h3", null, "Failed tries"), h("ol", { class: "timeline" }, letter.attempts_failed.map((one) => h("li", { class: "tone-bad" }, icon("fail"), h("div", { class: "timeline-head" }, h("strong", null, `Try ${one.attempt}`)), h("pre", { class: "trace" }, one.error))))]
         : null,
       h("h3", null, "Payload, secrets masked"),
-      h("pre", { class: "payload", tabindex: 0, role: "region", "aria-label": "Payload, secrets masked" }, JSON.stringify(letter.payload ?? null, null, 2)),
+      payload,
       h("div", { class: "card-head card-foot" }, h("a", { href: "#/letters" }, "Close"), letter.replayed_at ? null : h("button", { type: "button", class: "primary small-button", onclick: () => replayOne(id, refresh) }, "Replay this one")),
     );
   };
   return node;
 }
 
-function mount({ body, tools, params, refresh }) {
+function mount({ body, tools, params, query, refresh }) {
   let id = params[0];
   const chosen = new Set();
   let letters = [];
   let shown = [];
+  let total = 0;
   const all = h("input", { type: "checkbox", id: "letters-all" });
   const replayChosen = h("button", { type: "button", class: "primary", disabled: true }, "Replay selected");
   const replayAll = h("button", { type: "button" }, "Replay all…");
@@ -151,8 +154,8 @@ function mount({ body, tools, params, refresh }) {
   const search = h("input", { id: "letter-search", type: "search", "data-search": "", placeholder: "name, id or reason" });
   const list = table("Dead letters", ["Select", "Job", "Why*", "Tries*", "Failed"]);
   const nothing = h("div", null, h("p", { class: "muted" }, "Looking…"));
-  const side = h("div", { hidden: true });
-  const split = h("div", { class: "split" }, h("div", null, nothing, list), side);
+  const sum = h("p", { class: "muted small status-line", role: "status" });
+  const frame = split(nothing, sum, list);
   list.hidden = true;
   const changed = () => {
     text(replayChosen, chosen.size ? `Replay ${plural(chosen.size, "selected dead letter")}…` : "Replay selected");
@@ -169,14 +172,23 @@ function mount({ body, tools, params, refresh }) {
     draw();
   });
   replayChosen.addEventListener("click", async () => {
-    await replaySome([...chosen], "", refresh);
+    await replaySome([...chosen], "", 0, refresh);
     chosen.clear();
     changed();
   });
-  replayAll.addEventListener("click", () => replaySome([], queueField.value, refresh));
+  replayAll.addEventListener("click", () => replaySome([], queueField.value, total, refresh));
   purgeOld.addEventListener("click", () => purge(refresh));
-  for (const field of [queueField, kind]) field.addEventListener("change", refresh);
-  search.addEventListener("input", () => { pick(); changed(); });
+  const asked = () => {
+    const now = new URLSearchParams(Object.entries({ queue: queueField.value, replayed: kind.value, q: search.value.trim() }).filter(([, value]) => value));
+    return now.size ? `?${now}` : "";
+  };
+  const filtered = () => history.replaceState(null, "", `#/letters${id ? `/${encodeURIComponent(id)}` : ""}${asked()}`);
+  for (const field of [queueField, kind]) field.addEventListener("change", () => { filtered(); refresh(); });
+  search.addEventListener("input", () => { filtered(); pick(); changed(); });
+  kind.value = query.get("replayed") ?? "";
+  search.value = query.get("q") ?? "";
+  if (query.get("queue")) replace(queueField, h("option", { value: "" }, "All queues"), h("option", { value: query.get("queue") }, query.get("queue")));
+  queueField.value = query.get("queue") ?? "";
   replace(tools, replayChosen, replayAll, purgeOld);
   replace(
     body,
@@ -185,7 +197,7 @@ function mount({ body, tools, params, refresh }) {
       h("div", null, h("label", { for: "letter-kind" }, "Which"), kind),
       h("div", null, h("label", { for: "letter-search" }, "Search"), search),
       h("div", { class: "check" }, all, h("label", { for: "letters-all" }, "Select all shown"))),
-    split,
+    frame,
   );
   const draw = () => {
     keyed(list.body, shown, (letter) => letter.id, (letter) => letterRow(letter, chosen, changed), (node, letter) => { node.show(letter); node.classList.toggle("chosen", letter.id === id); });
@@ -197,11 +209,7 @@ function mount({ body, tools, params, refresh }) {
     list.hidden = shown.length === 0;
     draw();
   };
-  const open = () => {
-    replace(side, id ? detail(id, refresh) : null);
-    side.hidden = !id;
-    split.classList.toggle("with-detail", Boolean(id));
-  };
+  const open = () => frame.open(id ? detail(id, refresh) : null);
   open();
   return {
     navigate: (next) => {
@@ -214,12 +222,16 @@ function mount({ body, tools, params, refresh }) {
     refresh: async () => {
       const wanted = new URLSearchParams({ limit: "200" });
       if (kind.value) wanted.set("replayed", "true");
+      if (queueField.value) wanted.set("queue", queueField.value);
       const one = id;
       const [answer, letter] = await Promise.all([
         admin(`/admin/dead-letters?${wanted}`),
         one ? admin(`/admin/dead-letters/${encodeURIComponent(one)}`).catch((error) => { if (error.status === 404) return null; throw error; }) : null,
       ]);
       letters = answer.dead_letters;
+      total = answer.total;
+      text(replayAll, total ? `Replay all ${count(total)}…` : "Replay all…");
+      text(sum, letters.length < total ? `The newest ${count(letters.length)} of ${plural(total, "dead letter")}. Choose a queue to see others.` : letters.length ? plural(total, "dead letter") : "");
       const names = [...new Set(letters.map((row) => row.queue))].sort();
       if (queueField.value && !names.includes(queueField.value)) names.push(queueField.value);
       if ([...queueField.options].slice(1).map((option) => option.value).join() !== names.join()) {
@@ -232,8 +244,9 @@ function mount({ body, tools, params, refresh }) {
       set(replayAll, "disabled", Boolean(kind.value) || letters.length === 0);
       changed();
       if (one && one === id) {
-        if (letter) side.firstElementChild.show(letter);
-        else replace(side.firstElementChild, empty("There is no such dead letter", h("a", { href: "#/letters" }, "Close")));
+        const card = frame.lastElementChild.firstElementChild;
+        if (letter) card.show(letter);
+        else replace(card, empty("There is no such dead letter", h("a", { href: "#/letters" }, "Close")));
       }
     },
   };

@@ -6,12 +6,19 @@ export const SLOTS = 90; // samples kept: three minutes
 
 class Queues extends EventTarget {
   #timer = null;
+  #seeded = false;
+  trouble = "";
   history = new Map(); // queue -> {depth: [], oldest: [], rate: [], failures: []}
   rows = [];
   totals = {};
 
   start() {
     if (this.#timer === null) this.#sample();
+  }
+
+  /** Do not wait for the next turn. */
+  again() {
+    if (this.#timer !== null) this.#sample();
   }
 
   stop() {
@@ -22,18 +29,48 @@ class Queues extends EventTarget {
   async #sample() {
     clearTimeout(this.#timer);
     this.#timer = setTimeout(() => this.#sample(), EVERY);
+    if (!this.#seeded) {
+      this.#seeded = true; // what the server saw before this page was opened
+      for (const sample of await admin("/admin/history").catch(() => [])) this.#keep(sample.queues);
+    }
     if (document.hidden) return;
     try {
       this.#take(await admin("/admin/queues"));
-    } catch {
+      this.#say("");
+    } catch (error) {
       // The banner tells about a server that is away; a gap in the drawing is honest.
+      if (error.status) this.#say(error.message);
       if (access.state !== "accepted") this.stop();
     }
   }
 
+  #say(trouble) {
+    if (this.trouble === trouble) return;
+    this.trouble = trouble;
+    this.dispatchEvent(new Event("sample"));
+  }
+
   #take(answer) {
     this.rows = answer.queues;
-    for (const row of this.rows) {
+    this.known = true;
+    this.#keep(this.rows);
+    const sum = (field) => this.rows.reduce((total, row) => total + (Number(row[field]) || 0), 0);
+    this.totals = {
+      letters: answer.dead_letters ?? 0,
+      backlog: sum("backlog"),
+      active: sum("active"),
+      delayed: sum("delayed"),
+      failed: sum("failed"),
+      rate: sum("rate"),
+      oldest: Math.max(0, ...this.rows.map((row) => Number(row.oldest) || 0)),
+      unattended: this.rows.filter((row) => row.unattended).length,
+      memory: answer.memory,
+    };
+    this.dispatchEvent(new Event("sample"));
+  }
+
+  #keep(rows) {
+    for (const row of rows) {
       row.rate = row.completed_last_minute;
       if (!this.history.has(row.queue)) this.history.set(row.queue, { depth: [], oldest: [], rate: [], failures: [] });
       const kept = this.history.get(row.queue);
@@ -42,16 +79,6 @@ class Queues extends EventTarget {
         if (kept[name].length > SLOTS) kept[name].shift();
       }
     }
-    const sum = (field) => this.rows.reduce((total, row) => total + (Number(row[field]) || 0), 0);
-    this.totals = {
-      letters: answer.dead_letters ?? 0,
-      backlog: sum("backlog"),
-      active: sum("active"),
-      delayed: sum("delayed"),
-      rate: sum("rate"),
-      oldest: Math.max(0, ...this.rows.map((row) => Number(row.oldest) || 0)),
-    };
-    this.dispatchEvent(new Event("sample"));
   }
 }
 

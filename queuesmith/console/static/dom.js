@@ -67,6 +67,8 @@ const ICONS = {
   outbox: "M2.5 9v4h11V9M8 10V2.5M5 5.5l3-3 3 3",
   breakers: "M8 2v5M4.7 4.4a5 5 0 1 0 6.6 0",
   events: "M2 8h3l2-4.5 2.5 9L11.5 8H14",
+  workers: "M8 8a2.500 2.500 0 1 0-.01 0M3 13.500a5 5 0 0 1 10 0",
+  schedules: "M3 4h10v9H3zM3 7h10M6 2.500v3M10 2.500v3",
   done: "M3 8.5l3.2 3L13 4.5",
   run: "M5 3.500l7.5 4.5-7.5 4.500z",
   wait: "M8 4.500V8l2.5 1.500M8 2a6 6 0 1 0 .01 0",
@@ -108,11 +110,14 @@ const STATES = {
   compensating: ["warn", "back"],
   undoing: ["warn", "back"],
   paused: ["warn", "pause"],
+  unattended: ["bad", "warn"],
+  overdue: ["bad", "warn"],
+  idle: ["idle", "none"],
   compensated: ["idle", "back"],
   undone: ["idle", "back"],
   cancelled: ["idle", "none"],
 };
-const NAMES = { needs_repair: "needs repair", "waiting-children": "waits its turn", wait: "waiting", dead: "dead letter", prioritized: "waiting, prioritized" };
+const NAMES = { needs_repair: "needs repair", "waiting-children": "waits its turn", wait: "waiting", dead: "dead letter", unattended: "nobody is working", prioritized: "waiting, prioritized" };
 
 export function tone(state) {
   return (STATES[state] ?? ["idle", "wait"])[0];
@@ -165,6 +170,43 @@ export function table(caption, columns) {
 
 export function cell(label, ...children) {
   return h("td", { role: "cell", class: label.endsWith("*") ? "extra" : "", "data-label": label.replace("*", "") }, ...children);
+}
+
+/** A list and one detail beside it. On a narrow screen the detail takes the list's place; afterwards it is where it was. */
+export function split(...list) {
+  const side = h("div", { class: "side-detail", hidden: true });
+  const node = h("div", { class: "split" }, h("div", null, ...list), side);
+  let before = 0;
+  node.open = (card) => {
+    const narrow = matchMedia("(max-width: 1179px)").matches;
+    const was = !side.hidden;
+    if (narrow && card && !was) before = scrollY;
+    replace(side, card);
+    side.hidden = !card;
+    node.classList.toggle("with-detail", Boolean(card));
+    if (narrow && card) side.scrollIntoView({ block: "start" });
+    else if (narrow && was) scrollTo(0, before);
+  };
+  return node;
+}
+
+/** Text as it is, wrapped, with a button that copies it. */
+export function block(label, part) {
+  const pre = h("pre", { class: "payload", tabindex: 0, role: "region", "aria-label": label, "data-part": part });
+  const copy = h("button", { type: "button", class: "quiet small-button copy" }, "Copy", h("span", { class: "hidden-text" }, ` ${label}`));
+  copy.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(pre.textContent);
+    } catch {
+      // Not https and not this machine: the clipboard is closed to scripts, a selection is not.
+      getSelection().selectAllChildren(pre);
+      if (!document.execCommand("copy")) return toast("Selected: press Ctrl+C.");
+    }
+    return toast("Copied.");
+  });
+  const node = h("div", { class: "block" }, pre, copy);
+  node.show = (value) => text(pre, value);
+  return node;
 }
 
 /** Nothing to show: say what to do about it. */

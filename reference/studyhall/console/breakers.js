@@ -73,4 +73,4 @@ function mount({ body }) {
   };
 }
 
-export const breakers = { id: "breakers", title: "Breakers", icon: "breakers", admin: true, about: "Who is left alone after failing, and how fast work may go.", mount };
+export const view = { id: "breakers", title: "Breakers", icon: "breakers", admin: true, about: "Who is left alone after failing, and how fast work may go.", mount };

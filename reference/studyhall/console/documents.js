@@ -171,4 +171,4 @@ function mount({ body, params, refresh }) {
   };
 }
 
-export const documents = { id: "documents", title: "Documents", icon: "documents", admin: false, about: "Upload a document and watch it become text, a graph, a quiz and explanations.", mount };
+export const view = { id: "documents", title: "Documents", icon: "documents", admin: false, about: "Upload a document and watch it become text, a graph, a quiz and explanations.", mount, keys: [["u", "Upload a document", () => { location.hash = "#/documents"; setTimeout(() => document.querySelector("#choose-files")?.focus(), 50); }]] };

@@ -5,25 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import uuid
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from sqlalchemy import func, select
 
 from studyhall.patterns import dead_letter
 from studyhall.patterns.core.errors import JobError
 from studyhall.patterns.core.job import DAY
 from studyhall.patterns.core.redaction import redact, redact_text
+from studyhall.patterns.core.store import read
 
+from .actions import started
 from .problems import Problem
-from .state import Admin, ApiState, State
+from .state import Admin, Console, State
 
 __all__ = ["router"]
 
 router = APIRouter(prefix="/admin/dead-letters", tags=["admin"])
 DeadLetterId = Annotated[str, Path(pattern=r"^[^\x00-\x1f/]{1,300}$")]
-REPLAYS_KEPT = 20
 
 
 class ReplayMany(BaseModel):
@@ -53,37 +54,44 @@ class Purge(BaseModel):
 
 @router.get("")
 async def dead_letters(
-    api: State,
+    console: State,
     _: Admin,
     queue: Annotated[str | None, Query(max_length=100)] = None,
     replayed: bool = False,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     after: Annotated[str | None, Query(max_length=300, description="last id of the page before")] = None,
 ) -> dict[str, Any]:
-    """Newest first. `next` is the `after` of the next page."""
+    """Newest first. `next` is the `after` of the next page, `total` how many there are."""
+    table = dead_letter.dead_letters
+    same: list[Any] = [table.c.replayed_at.is_not(None) if replayed else table.c.replayed_at.is_(None)]
+    if queue:
+        same.append(table.c.queue == queue)
+    async with read(console.database()) as connection:
+        total = (await connection.execute(select(func.count()).select_from(table).where(*same))).scalar_one()
     found = await dead_letter.list_dead_letters(
-        api.app.store, queue=queue, replayed=replayed, limit=limit, after=after
+        console.database(), queue=queue, replayed=replayed, limit=limit, after=after
     )
     return {
         "dead_letters": [_brief(one) for one in found],
         "next": found[-1].id if len(found) == limit else None,
+        "total": total,
     }
 
 
 @router.get("/replays/{replay_id}")
 async def replay_state(
-    api: State, _: Admin, replay_id: Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
+    console: State, _: Admin, replay_id: Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
 ) -> dict[str, Any]:
     """How far a replay of many is. Known to the process that runs it, until it stops."""
-    if replay_id not in api.replays:
+    if replay_id not in console.running:
         raise Problem(404, "not-found", "There is no such replay in this process.")
-    return api.replays[replay_id]
+    return console.running[replay_id]
 
 
 @router.get("/{dead_letter_id}")
-async def show(api: State, _: Admin, dead_letter_id: DeadLetterId) -> dict[str, Any]:
+async def show(console: State, _: Admin, dead_letter_id: DeadLetterId) -> dict[str, Any]:
     """One dead letter: payload with secrets masked, stack traces, earlier deaths of the same job."""
-    found = await dead_letter.show(api.app.store, dead_letter_id)
+    found = await dead_letter.show(console.database(), dead_letter_id)
     traces = json.loads(found[0].snapshot["fields"].get("stacktrace") or "[]")
     return {
         **_brief(found[0]),
@@ -97,39 +105,29 @@ async def show(api: State, _: Admin, dead_letter_id: DeadLetterId) -> dict[str, 
 
 
 @router.post("/{dead_letter_id}/replay")
-async def replay(api: State, _: Admin, dead_letter_id: DeadLetterId) -> dict[str, str]:
+async def replay(console: State, _: Admin, dead_letter_id: DeadLetterId) -> dict[str, str]:
     """Put the job back into its queue, under its own id. 409 if it is not dead any more."""
-    async with api.app.producer.bounded(5.0):
-        done = await dead_letter.replay(api.app.store, api.app.producer.redis, dead_letter_id)
+    async with console.bounded():
+        done = await dead_letter.replay(console.database(), console.redis, dead_letter_id)
     return {"queue": done.queue, "job_id": done.job_id}
 
 
 @router.post("/replay", status_code=202)
-async def replay_many(api: State, _: Admin, wanted: ReplayMany) -> dict[str, str]:
+async def replay_many(console: State, _: Admin, wanted: ReplayMany) -> dict[str, str]:
     """Start replaying many, at most `per_second`. What is not done when this process stops stays a dead letter."""
-    ident = uuid.uuid4().hex
-    state: dict[str, Any] = {
-        "id": ident,
-        "state": "running",
-        "replayed": [],
-        "refused": {},
-        "at": time.time(),
-    }
-    api.tasks.start(_replay(api, wanted, state), name=f"replay {ident}")
-    api.replays[ident] = state
-    for old in list(api.replays)[:-REPLAYS_KEPT]:
-        del api.replays[old]
-    return {"id": ident, "href": f"/admin/dead-letters/replays/{ident}"}
+    state = started(console, {"replayed": [], "refused": {}})
+    console.tasks.start(_replay(console, wanted, state), name=f"replay {state['id']}")
+    return {"id": state["id"], "href": f"/admin/dead-letters/replays/{state['id']}"}
 
 
 @router.post("/purge")
-async def purge(api: State, _: Admin, wanted: Purge) -> dict[str, int]:
+async def purge(console: State, _: Admin, wanted: Purge) -> dict[str, int]:
     """Forget dead letters older than so many days, for good."""
-    return {"purged": await dead_letter.purge(api.app.store, wanted.older_than_days * DAY)}
+    return {"purged": await dead_letter.purge(console.database(), wanted.older_than_days * DAY)}
 
 
-async def _replay(api: ApiState, wanted: ReplayMany, state: dict[str, Any]) -> None:
-    store, redis = api.app.store, api.app.producer.redis
+async def _replay(console: Console, wanted: ReplayMany, state: dict[str, Any]) -> None:
+    store, redis = console.database(), console.redis
     try:
         if wanted.every:
             done = await dead_letter.replay_many(

@@ -9,13 +9,13 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
+from collections.abc import Collection, Mapping
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from studyhall.patterns.core.job import correlation, new_correlation_id
-from studyhall.settings import Settings
 
 from .problems import Problem, problem
 
@@ -23,7 +23,6 @@ __all__ = ["Gate", "Rate"]
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_BODY = 64 * 1024
-FORM_OVERHEAD = 16 * 1024  # multipart headers around a file
 MAX_CLIENTS = 10_000
 BODY_PAUSE, BODY_SECONDS = 20.0, 300.0  # between two pieces of a body, and for all of it
 SECRET_NAMES = frozenset(
@@ -45,11 +44,20 @@ SECURITY_HEADERS = {
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    """`hosts`: the names it answers to, `*` for any. `rate`: requests per second and address that change something.
+    `bodies`: paths that may take more than `MAX_BODY` bytes."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: Collection[str],
+        rate: float = 50.0,
+        bodies: Mapping[str, int] | None = None,
+    ) -> None:
         self._app = app
-        self._uploads = settings.max_document_bytes + FORM_OVERHEAD
-        self._hosts = {host.strip().lower() for host in settings.allowed_hosts.split(",") if host.strip()}
-        self._rate = Rate(settings.request_rate)
+        self._bodies = bodies or {}
+        self._hosts = {host.strip().lower() for host in hosts if host.strip()}
+        self._rate = Rate(rate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,7 +88,9 @@ class Gate:
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if "*" not in self._hosts and name not in self._hosts:
             # Another name for our address (DNS rebinding) would make a stranger's page same-origin with us.
-            raise Problem(421, "unknown-host", "This host name is not served; see STUDYHALL_ALLOWED_HOSTS.")
+            raise Problem(
+                421, "unknown-host", "This host name is not served; see the setting of allowed hosts."
+            )
         query = scope.get("query_string", b"").decode("latin-1")
         if any(key.lower() in SECRET_NAMES for key, _ in parse_qsl(query, keep_blank_values=True)):
             raise Problem(
@@ -100,7 +110,7 @@ class Gate:
         self._rate.check(scope["client"][0] if scope.get("client") else "")
 
     def _counted(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
-        limit = self._uploads if scope["path"] == "/documents" else MAX_BODY
+        limit = self._bodies.get(scope["path"], MAX_BODY)
         # Closed, or the client could go on sending and we would go on throwing it away.
         close = {"Connection": "close"}
         too_large = Problem(413, "too-large", f"The body is larger than {limit:,} bytes.", headers=close)

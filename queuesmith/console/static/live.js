@@ -1,6 +1,6 @@
 // Server-sent events by fetch: unlike EventSource it can carry the token, and it tells why it was refused.
 // Cut off (restart of the server, a lost network) it comes back with growing pauses and asks for what it missed.
-import { access, token } from "./api.js";
+import { access, address, token } from "./api.js";
 
 const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 5000;
@@ -15,8 +15,11 @@ export class Live extends EventTarget {
   state = "connecting";
   retryAt = 0;
 
-  async run() {
-    for (;;) {
+  /** `stream`: whether the server has one; without it the views are asked for again and again. */
+  async run(stream) {
+    this.stream = stream;
+    if (!stream) this.#become("polling");
+    while (stream) {
       let reached = false;
       try {
         await this.#listen(() => (reached = true));
@@ -61,7 +64,7 @@ export class Live extends EventTarget {
     if (all) headers.Authorization = `Bearer ${token()}`;
     let watchdog = setTimeout(() => stop.abort(), 10000);
     try {
-      const answer = await fetch(all ? "/admin/events" : "/events", { headers, signal: stop.signal, credentials: "omit", cache: "no-store" });
+      const answer = await fetch(address(all ? "/admin/events" : "/events"), { headers, signal: stop.signal, credentials: "omit", cache: "no-store" });
       if (!answer.ok || !answer.body) throw new Error(`events: ${answer.status}`);
       connected();
       this.#become("live");

@@ -1,0 +1,171 @@
+"""What an operator does to jobs: retry, promote, remove, one or many, by BullMQ's own scripts, so that workers in
+every language agree. Many are done in the background, a small batch at a time, no more than were confirmed."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from redis.exceptions import RedisError
+
+from studyhall.patterns.core.redaction import redact_text
+
+from .jobs import LISTS, where
+from .problems import Problem
+from .state import Admin, Console, JobId, QueueName, State
+
+__all__ = ["router", "started"]
+
+router = APIRouter(prefix="/admin", tags=["admin"])
+KEPT = 20
+BATCH = 100  # by one script: about 2 ms
+Action = Literal["retry", "promote", "remove"]
+FITS: dict[str, frozenset[str]] = {
+    "retry": frozenset({"failed", "completed"}),
+    "promote": frozenset({"delayed"}),
+    "remove": frozenset(
+        {"wait", "paused", "prioritized", "delayed", "waiting-children", "failed", "completed"}
+    ),
+}
+
+
+class Many(BaseModel):
+    """These `ids`, or the first `count` of the state: the number that the person saw and confirmed."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    action: Action
+    queue: Annotated[str, Field(pattern=r"^[^\x00-\x1f:/]{1,200}$")]
+    state: Literal["wait", "paused", "prioritized", "delayed", "waiting-children", "failed", "completed"]
+    ids: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=500)] = []
+    count: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+
+    @model_validator(mode="after")
+    def fitting(self) -> Many:
+        if bool(self.ids) == bool(self.count):
+            raise ValueError("give ids, or the count of all of them")
+        if self.state not in FITS[self.action]:
+            raise ValueError(f"{self.action} is for jobs that are {' or '.join(sorted(FITS[self.action]))}")
+        return self
+
+
+@router.post("/jobs/{queue}/{job_id}/{action}")
+async def act(console: State, _: Admin, queue: QueueName, job_id: JobId, action: Action) -> dict[str, str]:
+    """Retry a failed or completed job, promote a delayed one, remove one that does not run."""
+    await console.known(queue)
+    async with console.bounded():
+        await _one(console, action, queue, job_id)
+    return {"queue": queue, "job_id": job_id, "done": action}
+
+
+@router.post("/actions", status_code=202)
+async def act_on_many(console: State, _: Admin, wanted: Many) -> dict[str, str]:
+    """Start it; how far it is: the `href` of the answer. What is not done when this process stops is left as it is."""
+    await console.known(wanted.queue)
+    state = started(console, {"done": 0, "of": len(wanted.ids) or wanted.count, "refused": {}})
+    console.tasks.start(_many(console, wanted, state), name=f"{wanted.action} {state['id']}")
+    return {"id": state["id"], "href": f"/admin/actions/{state['id']}"}
+
+
+@router.get("/actions/{action_id}")
+async def action_state(
+    console: State, _: Admin, action_id: Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
+) -> dict[str, Any]:
+    """How far it is. Known to the process that runs it, until it stops."""
+    if action_id not in console.running:
+        raise Problem(404, "not-found", "There is no such action in this process.")
+    return console.running[action_id]
+
+
+def started(console: Console, state: dict[str, Any]) -> dict[str, Any]:
+    made = {"id": uuid.uuid4().hex, "state": "running", "at": time.time(), **state}
+    console.running[made["id"]] = made
+    for old in list(console.running)[:-KEPT]:
+        del console.running[old]
+    return made
+
+
+async def _one(console: Console, action: Action, queue: str, job_id: str, state: str | None = None) -> None:
+    found = state or (await where(console, queue, job_id))["state"]
+    if found not in FITS[action]:
+        why = "it runs right now" if found == "active" else f"it is {found}"
+        raise Problem(409, "conflict", f"{action} is not possible: {why}.")
+    # A job of BullMQ needs its payload and options; we need the script alone.
+    handle: Any = console.producer.queue(queue)
+    try:
+        if action == "promote":
+            await handle.backend.promote(job_id)
+        elif action == "remove":
+            if not await handle.remove(job_id, {"removeChildren": True}):
+                raise Problem(
+                    409, "conflict", "A worker holds it, or a schedule needs it. It was not removed."
+                )
+        else:
+            job = await handle.getJob(job_id)
+            if job is None:
+                raise Problem(404, "not-found", "The job is gone.")
+            await job.retry(found)
+    except (Problem, RedisError, OSError):
+        raise
+    except Exception as error:  # BullMQ raises nothing more special
+        raise Problem(409, "conflict", redact_text(str(error))) from error
+
+
+async def _many(console: Console, wanted: Many, state: dict[str, Any]) -> None:
+    try:
+        if wanted.ids:
+            for job_id in dict.fromkeys(wanted.ids):
+                try:
+                    async with console.bounded():
+                        await _one(console, wanted.action, wanted.queue, job_id)
+                    state["done"] += 1
+                except Problem as refused:
+                    state["refused"][job_id] = str(refused.detail)
+        else:
+            await _all(console, wanted, state)
+        state["state"] = "done"
+    except BaseException as error:
+        state["state"] = f"stopped: {redact_text(str(error)) or type(error).__name__}"
+        raise
+
+
+async def _all(console: Console, wanted: Many, state: dict[str, Any]) -> None:
+    """Batch by batch, those that were there at the start: what fails again meanwhile is not retried in a circle."""
+    handle: Any = console.producer.queue(wanted.queue)
+    key, now = console.key(wanted.queue, wanted.state), int(time.time() * 1000)
+    while state["done"] < state["of"]:
+        most = min(BATCH, state["of"] - state["done"])
+        async with console.bounded():
+            if wanted.action == "retry":
+                left = await console.redis.zcount(key, "-inf", now)
+                await handle.backend.retryJobs(wanted.state, most, now)
+                moved = min(most, left)
+            elif wanted.action == "promote":
+                left = await console.redis.zcard(key)
+                await handle.backend.promoteJobs(most)
+                moved = min(most, left)
+            elif wanted.state == "waiting-children" or wanted.state in LISTS:
+                moved = await _remove_next(console, wanted, most)
+            else:
+                moved = len(await handle.clean(0, most, wanted.state))
+        if not moved:
+            break
+        state["done"] += moved
+
+
+async def _remove_next(console: Console, wanted: Many, most: int) -> int:
+    """One by one: BullMQ's script that cleans a list reads all of it first."""
+    key = console.key(wanted.queue, wanted.state)
+    listed = wanted.state in LISTS
+    ids = await (console.redis.lrange(key, -most, -1) if listed else console.redis.zrange(key, 0, most - 1))
+    moved = 0
+    for job_id in ids[:20]:
+        try:
+            await _one(console, "remove", wanted.queue, job_id, wanted.state)
+            moved += 1
+        except Problem:
+            continue
+    return moved

@@ -1,0 +1,266 @@
+"""The queues as a whole: how each is doing, who works on them, what runs by the clock, pause and resume."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import time
+import uuid
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from croniter import croniter
+from fastapi import APIRouter
+from redis.exceptions import NoPermissionError
+
+from studyhall.patterns import dead_letter, health
+from studyhall.patterns.core.errors import QueueUnavailable
+from studyhall.patterns.core.redaction import redact
+from studyhall.patterns.core.store import StoreUnavailable
+from studyhall.patterns.dead_letter import counts
+from studyhall.patterns.dead_letter.archive import parsed
+
+from .problems import Problem
+from .state import Admin, Console, JobId, QueueName, State
+
+__all__ = ["measured", "router", "sampling"]
+
+router = APIRouter(prefix="/admin", tags=["admin"])
+SAMPLE_SECONDS = 5.0
+SHOWN_ACTIVE = 100  # running jobs per queue in the view of the workers
+SHOWN_SCHEDULES = 200
+LATE = 10.0  # seconds after which a tick that nobody took is overdue
+
+
+@router.get("/session")
+async def session(console: State, _: Admin) -> dict[str, Any]:
+    """The token is right. Asks no server: one that is away says nothing about a token."""
+    return {"token": "accepted", "adds": console.adds}
+
+
+@router.get("/queues")
+async def queues(console: State, _: Admin) -> dict[str, Any]:
+    """Counts by state, age of the oldest job that should run, share of failures, ends in the last minute, workers."""
+    found = await measured(console)
+    last = console.history[-1]["at"] if console.history else 0.0
+    if found["at"] >= last + SAMPLE_SECONDS:
+        console.history.append(found)
+    return found
+
+
+@router.get("/history")
+async def history(console: State, _: Admin) -> list[dict[str, Any]]:
+    """The same every five seconds for the last quarter of an hour, as this process saw it: for charts."""
+    return list(console.history)
+
+
+async def measured(console: Console) -> dict[str, Any]:
+    since = (time.time() - 60) * 1000
+    names = await console.names()
+    letters = counts(console.store) if console.store and "dead_letters" in await console.tables() else None
+    async with console.bounded():
+        found = await health.measure(
+            console.redis, names, dead_letters=letters, prefix=console.producer.prefix
+        )
+        async with console.redis.pipeline(transaction=False) as pipe:
+            for queue in names:
+                ended = console.key(queue, "completed")
+                pipe.zcount(ended, since, "+inf").zcard(ended)
+                pipe.zcount(console.key(queue, "failed"), since, "+inf")
+            ends = iter(await pipe.execute())
+    recent = await dead_letter.list_dead_letters(console.database(), limit=200) if letters else []
+    rows = found.as_dict()
+    for row in rows["queues"]:
+        row["completed_last_minute"], row["completed"], failed = next(ends), next(ends), next(ends)
+        died = sum(one.queue == row["queue"] and one.failed_at * 1000 > since for one in recent)
+        row["failed_last_minute"] = failed + died
+    return {**rows, "at": time.time()}
+
+
+async def sampling(console: Console) -> None:
+    """Keeps the charts going while nobody looks."""
+    while True:
+        with contextlib.suppress(QueueUnavailable, StoreUnavailable):
+            console.history.append(await measured(console))
+        await asyncio.sleep(SAMPLE_SECONDS)
+
+
+@router.post("/queues/{queue}/pause")
+async def pause(console: State, _: Admin, queue: QueueName) -> dict[str, bool]:
+    """No worker takes a job from it any more, in whatever language; what runs is finished."""
+    await console.known(queue)
+    async with console.bounded():
+        await console.producer.queue(queue).pause()
+    return {"paused": True}
+
+
+@router.post("/queues/{queue}/resume")
+async def resume(console: State, _: Admin, queue: QueueName) -> dict[str, bool]:
+    await console.known(queue)
+    async with console.bounded():
+        # Jobs that an older BullMQ put aside are brought back 7,000 at a time.
+        while await console.producer.queue(queue).resume():
+            pass
+    return {"paused": False}
+
+
+@router.get("/workers")
+async def workers(console: State, _: Admin) -> dict[str, Any]:
+    """Who is connected to work, what runs, since when and on which of them; `workers` is null where this user of
+    Redis may not list connections."""
+    names = await console.names()
+    async with console.bounded():
+        try:
+            clients = await console.redis.client_list()
+        except NoPermissionError:
+            clients = None
+        active = [row for queue in names for row in await _active(console, queue)]
+        async with console.redis.pipeline(transaction=False) as pipe:
+            for queue in names:
+                pipe.llen(console.key(queue, "active"))
+            running = sum(await pipe.execute())
+    found = None if clients is None else [one for queue in names for one in _workers(console, queue, clients)]
+    return {"workers": found, "active": active, "running": running, "queues": names, "at": time.time()}
+
+
+def _workers(console: Console, queue: str, clients: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """BullMQ names a worker's connection after its queue: in Node in base64, in Python as it is. A Queuesmith worker
+    has one of each, so only the form that more connections have is counted."""
+    forms = []
+    for shown in (base64.b64encode(queue.encode()).decode(), queue):
+        own = f"{console.producer.prefix}:{shown}"
+        named = [one for one in clients if one["name"] == own or one["name"].startswith(f"{own}:w:")]
+        forms.append([(one, one["name"][len(own) + 3 :]) for one in named])
+    return [
+        {
+            "queue": queue,
+            "name": name,
+            "address": one.get("addr", ""),
+            "library": " ".join(filter(None, (one.get("lib-name"), one.get("lib-ver")))),
+            "connected": int(one.get("age") or 0),
+            "idle": int(one.get("idle") or 0),
+        }
+        for one, name in max(forms, key=len)
+    ]
+
+
+async def _active(console: Console, queue: str) -> list[dict[str, Any]]:
+    ids = await console.redis.lrange(console.key(queue, "active"), -SHOWN_ACTIVE, -1)
+    async with console.redis.pipeline(transaction=False) as pipe:
+        for ident in ids:
+            pipe.hmget(console.key(queue, ident), "name", "processedOn", "pb", "ats")
+            pipe.pttl(console.key(queue, ident, "lock"))
+        found = await pipe.execute()
+    return [
+        {
+            "queue": queue,
+            "id": ident,
+            "name": name or "",
+            "started_at": float(started) / 1000 if started else None,
+            "worker": worker or None,
+            "starts": int(starts or 0),
+            # Nobody holds it: its worker is gone, the next stalled check gives it to another.
+            "held": lock > 0,
+        }
+        for ident, (name, started, worker, starts), lock in zip(ids, found[::2], found[1::2], strict=True)
+    ]
+
+
+@router.get("/schedules")
+async def schedules(console: State, _: Admin) -> dict[str, Any]:
+    """BullMQ's job schedulers: what runs by the clock, next and last, and what is overdue."""
+    rows, total, now = [], 0, time.time()
+    async with console.bounded():
+        for queue in await console.names():
+            key = console.key(queue, "repeat")
+            due = await console.redis.zrange(key, 0, SHOWN_SCHEDULES - 1, withscores=True)
+            total += await console.redis.zcard(key)
+            async with console.redis.pipeline(transaction=False) as pipe:
+                for ident, _score in due:
+                    pipe.hgetall(console.key(queue, "repeat", ident))
+                found = await pipe.execute()
+            async with console.redis.pipeline(transaction=False) as pipe:
+                lasts = [_last(fields, score) for fields, (_ident, score) in zip(found, due, strict=True)]
+                for (ident, _score), last in zip(due, lasts, strict=True):
+                    job = console.key(queue, "repeat", ident, str(int(last or 0)))
+                    pipe.hmget(job, "finishedOn", "failedReason", "processedOn")
+                ends = await pipe.execute()
+            for (ident, score), fields, last, (ended, failed, started) in zip(
+                due, found, lasts, ends, strict=True
+            ):
+                created = _number(fields.get("startDate"))
+                known = last if last and (started or int(fields.get("ic") or 1) > 1) else None
+                rows.append(
+                    {
+                        "queue": queue,
+                        "id": ident,
+                        "name": fields.get("name") or "",
+                        "pattern": fields.get("pattern"),
+                        "every": _number(fields.get("every")),
+                        "tz": fields.get("tz"),
+                        "next": score / 1000,
+                        "overdue": now - score / 1000 > LATE,
+                        "last": known / 1000 if known else None,
+                        "last_state": "failed"
+                        if failed
+                        else "completed"
+                        if ended
+                        else "active"
+                        if started
+                        else None,
+                        "last_job": f"repeat:{ident}:{int(last)}" if last and started else None,
+                        "ran": int(fields.get("ic") or 0),
+                        "starts": created / 1000 if created else None,
+                        "payload": redact(parsed(fields.get("data"))),
+                    }
+                )
+    return {"schedules": rows, "total": total}
+
+
+@router.post("/schedules/{queue}/{schedule_id}/run")
+async def run_now(console: State, _: Admin, queue: QueueName, schedule_id: JobId) -> dict[str, str]:
+    """One run more, beside the regular ones. A signed payload is good for its own tick only: then the next tick is
+    brought forward instead."""
+    await console.known(queue)
+    handle: Any = console.producer.queue(queue)
+    async with console.bounded():
+        found = await handle.getJobScheduler(schedule_id)
+        if found is None:
+            raise Problem(404, "not-found", f"There is no schedule {schedule_id!r} in {queue}.")
+        template = found.get("template") or {}
+        data = template.get("data")
+        if isinstance(data, dict) and "sig" in data:
+            ident, done = f"repeat:{schedule_id}:{int(found['next'])}", "brought forward"
+            job = await handle.getJob(ident)
+            if job is None:
+                raise Problem(409, "conflict", "Its next tick is no longer waiting. Look again.")
+            await job.promote()
+            return {"job_id": ident, "done": done}
+        # No long number in it: those are redacted in logs, because they could be that of a card.
+        ident = f"{schedule_id}-by-hand-{uuid.uuid4().hex[:12]}"
+        opts = {name: value for name, value in (template.get("opts") or {}).items() if name != "repeat"}
+        await handle.add(found.get("name") or schedule_id, data, {**opts, "jobId": ident})
+    return {"job_id": ident, "done": "added"}
+
+
+def _last(fields: dict[str, str], due: float) -> float | None:
+    """The tick before this one, by the schedule's own rule."""
+    if every := _number(fields.get("every")):
+        return due - every
+    try:
+        zone = ZoneInfo(fields.get("tz") or "UTC")
+        before = croniter(
+            fields["pattern"], datetime.fromtimestamp(due / 1000, zone), second_at_beginning=True
+        )
+        return float(before.get_prev(float)) * 1000
+    except (KeyError, ValueError, OSError):
+        return None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None

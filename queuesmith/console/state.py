@@ -1,0 +1,165 @@
+"""What the console's endpoints share: the server, the store if there is one, which queues, and who is asking."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import Depends, Path, Request
+from fastapi.security import HTTPBearer
+from fastapi.security.http import HTTPAuthorizationCredentials
+from sqlalchemy import inspect
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from studyhall.patterns.core.errors import QueueUnavailable
+from studyhall.patterns.core.store import read
+from studyhall.patterns.in_process_tasks import Tasks
+from studyhall.patterns.producer import Producer
+
+from .gate import Rate
+from .problems import Problem
+
+__all__ = ["Admin", "Console", "JobId", "QueueName", "State"]
+
+HISTORY = 180  # samples of the queues, five seconds apart: a quarter of an hour
+LOOK_AGAIN = 3.0  # seconds after which the keys are looked through for new queues, longer if that takes long
+FIRST_LOOK = 0.2  # seconds that a request waits for the first look at a large server
+MOST_QUEUES = 500
+SECONDS = 5.0  # for a command of the console, the slowest of several
+
+QueueName = Annotated[str, Path(pattern=r"^[^\x00-\x1f:/]{1,200}$")]
+JobId = Annotated[str, Path(pattern=r"^[^\x00-\x1f/]{1,200}$")]
+
+
+@dataclass(slots=True)
+class Console:
+    """`queues`: those to show; none: found by their keys. `adds`: whether jobs can be added here, which makes no sense
+    where workers refuse what the service has not signed."""
+
+    producer: Producer
+    token: str
+    store: AsyncEngine | None = None
+    queues: Sequence[str] | None = None
+    adds: bool = True
+    token_name: str = "the token that the console was started with"
+    tasks: Tasks = field(default_factory=Tasks)
+    history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=HISTORY))  # for charts
+    # Ten guesses, then one every 6 s.
+    wrong_tokens: Rate = field(default_factory=lambda: Rate(1 / 6, burst=10))
+    running: dict[str, dict[str, Any]] = field(default_factory=dict)  # actions on many jobs, the last few
+    _tables: frozenset[str] | None = None
+    _found: list[str] = field(default_factory=list)
+    _look_at: float = 0.0
+    _looking: asyncio.Task[None] | None = None
+
+    @property
+    def redis(self) -> Any:
+        """redis-py types every answer as text or bytes; ours are decoded."""
+        return self.producer.redis
+
+    def key(self, queue: str, *parts: str) -> str:
+        return ":".join((self.producer.prefix, queue, *parts))
+
+    @asynccontextmanager
+    async def bounded(self) -> AsyncIterator[None]:
+        """Redis answers within this, or the request ends with `QueueUnavailable`."""
+        try:
+            async with self.producer.bounded(SECONDS):
+                yield
+        except QueueUnavailable as error:
+            raise QueueUnavailable(
+                "Redis does not answer. What is shown of its queues may be old."
+            ) from error
+
+    def database(self) -> AsyncEngine:
+        if self.store is None:
+            raise Problem(404, "no-database", "The console was started without a database: --database URL.")
+        return self.store
+
+    async def tables(self) -> frozenset[str]:
+        """Of the database: which views there are something for."""
+        if self.store is None:
+            return frozenset()
+        if self._tables is None:
+            async with read(self.store) as connection:
+                found = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
+            self._tables = frozenset(found)
+        return self._tables
+
+    async def names(self) -> list[str]:
+        """The queues. A server with millions of keys is looked through beside; the answer has those found so far."""
+        if self.queues is not None:
+            return list(self.queues)
+        if self._looking is None and time.monotonic() > self._look_at:
+            self._looking = asyncio.create_task(self._look(), name="look for queues")
+        if (looking := self._looking) is not None:
+            await asyncio.wait({looking}, timeout=FIRST_LOOK)
+            if looking.done():
+                self._looking = None
+                looking.result()  # QueueUnavailable, if Redis is away
+        return self._found
+
+    async def known(self, queue: str) -> str:
+        """The queue, or a problem that says there is none. Its own key is asked: it may be new."""
+        if self.queues is None:
+            async with self.bounded():
+                there = bool(await self.redis.exists(self.key(queue, "meta")))
+            if there and queue not in self._found:
+                self._found = sorted([*self._found, queue])
+        else:
+            there = queue in self.queues
+        if not there:
+            raise Problem(404, "not-found", f"There is no queue {queue!r} here.")
+        return queue
+
+    async def _look(self) -> None:
+        # Every queue that was ever added to has this key. A step of 2,000 keys holds the server for about 1 ms.
+        start, end = f"{self.producer.prefix}:", ":meta"
+        match = re.sub(r"([*?\[\]\\])", r"\\\1", start) + "*" + end
+        names: set[str] = set()
+        began = time.monotonic()
+        cursor = None
+        while cursor != 0 and len(names) < MOST_QUEUES:
+            async with self.bounded():
+                cursor, keys = await self.redis.scan(cursor or 0, match=match, count=2_000)
+            names |= {name for key in keys if ":" not in (name := key[len(start) : -len(end)])}
+            self._found = sorted(names | set(self._found))
+        self._found, ended = sorted(names), time.monotonic()
+        self._look_at = ended + min(30.0, max(LOOK_AGAIN, 10 * (ended - began)))
+
+
+def _state(request: Request) -> Console:
+    state: Console = request.app.state.console
+    return state
+
+
+_bearer = HTTPBearer(auto_error=False, description="the admin token")
+
+
+def _admin(request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> str:
+    """A header, never a cookie or an address: no other site can make a browser send it."""
+    console, client = _state(request), request.client.host if request.client else ""
+    if not console.token:
+        raise Problem(403, "admin-off", f"Admin is off. Set {console.token_name} and restart to turn it on.")
+    # Asked first, so that who is guessing does not learn from it when a guess was right.
+    console.wrong_tokens.check(client, take=0)
+    if given is None or not hmac.compare_digest(given.credentials.encode(), console.token.encode()):
+        console.wrong_tokens.wait(client, take=1 if given else 0)
+        raise Problem(
+            401,
+            "wrong-token",
+            "Send the admin token as `Authorization: Bearer …`.",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+    return "admin"
+
+
+State = Annotated[Console, Depends(_state)]
+Admin = Annotated[str, Depends(_admin)]

@@ -1,0 +1,406 @@
+import { admin, download, save } from "../api.js";
+import { bar, block, cell, confirmAction, confirmByWord, empty, h, icon, keyed, modal, pill, replace, set, setPill, split, stateName, table, text, toast, tone } from "../dom.js";
+import { flowGraph } from "../flow.js";
+import { ago, ahead, clock, count, full, plural, seconds, short } from "../format.js";
+import { queues } from "../queues.js";
+
+const STATES = ["active", "wait", "paused", "prioritized", "delayed", "waiting-children", "failed", "completed"];
+const ENDED = new Set(["completed", "failed", "cancelled", "dead", "gone"]);
+const SIZE = 50;
+// Which actions fit a state; the words for one job and for many.
+const ACTIONS = {
+  retry: { states: ["failed", "completed"], word: "Retry", done: "retried" },
+  promote: { states: ["delayed"], word: "Run now", done: "put in line" },
+  remove: { states: ["wait", "paused", "prioritized", "delayed", "waiting-children", "failed", "completed"], word: "Remove", done: "removed", danger: true },
+};
+
+/** The view's own address: queue and job in the path, filters behind it, so that it can be sent to somebody. */
+function address({ queue = "", id = "", state = "", q = "", page = 0 }) {
+  const path = ["#/jobs", queue, queue && id].filter(Boolean).map((part, index) => (index ? encodeURIComponent(part) : part)).join("/");
+  const query = new URLSearchParams(Object.entries({ state, q, page: page || "" }).filter(([, value]) => value));
+  return query.size ? `${path}?${query}` : path;
+}
+
+/** What a person wants to know about its time, by state. */
+function moment(job) {
+  if (job.state === "delayed") return ahead(job.due);
+  if (job.state === "active") return `for ${seconds(Date.now() / 1000 - job.started_at)}`;
+  if (job.ended_at) return `ended ${ago(job.ended_at)}`;
+  return `added ${ago(job.added_at)}`;
+}
+
+function jobRow(job, wanted, chosen, changed) {
+  const box = h("input", { type: "checkbox", "aria-label": `Select ${job.name} ${job.id}` });
+  box.addEventListener("change", () => {
+    if (box.checked) chosen.add(job.id);
+    else chosen.delete(job.id);
+    changed();
+  });
+  const state = pill(job.state);
+  const line = bar(`Progress of ${job.name} ${job.id}`);
+  const link = h("a", { class: "title" }, job.name || "(no name)");
+  const age = h("time");
+  const tries = h("span", { class: "number" });
+  const node = h("tr", { role: "row" }, cell("Select", box), cell("Job", h("div", null, link, h("div", { class: "small muted mono" }, short(job.id)))), cell("Queue*", h("span", null, job.queue)), cell("State", state), cell("Progress*", line), cell("Tries*", tries), cell("When", age));
+  node.show = (one) => {
+    setPill(state, one.state);
+    line.show(percentOf(one), one.state);
+    text(tries, one.attempts_made);
+    text(age, moment(one));
+    set(age, "title", full(one.due ?? one.ended_at ?? one.started_at ?? one.added_at));
+    const now = wanted();
+    set(link, "href", address({ ...now, queue: one.queue, id: one.id }));
+    box.checked = chosen.has(one.id);
+    node.firstElementChild.hidden = !now.queue || !now.state || now.state === "active";
+  };
+  return node;
+}
+
+function percentOf(job) {
+  return job.state === "completed" ? 100 : (job.progress?.percent ?? 0);
+}
+
+const TITLES = { added: "Added", waiting: "In line", "waiting-children": "Waits for the stage before", active: "Started", delayed: "Put off", completed: "Completed", failed: "Failed for good", stalled: "Its worker went silent: taken over" };
+
+/** What the event stream knows, the error of every failed try beside its end, and earlier deaths. */
+function moments(job) {
+  const errors = job.attempts_failed.map((one) => one.error);
+  const rows = job.timeline.map((entry) => ({ at: entry.at, state: entry.event, title: TITLES[entry.event] ?? entry.event, detail: entry.event === "failed" ? entry.detail : "" }));
+  let tries = 0;
+  rows.forEach((row, index) => {
+    if (row.state !== "active") return;
+    tries += 1;
+    row.title = `Started, try ${tries}`;
+    const next = rows[index + 1]?.state;
+    if (next && next !== "completed" && next !== "stalled" && errors.length) row.detail = errors.shift();
+  });
+  for (const error of errors) rows.push({ at: null, state: "failed", title: "A try failed", detail: error });
+  for (const death of job.deaths) rows.push({ at: death.at, state: "failed", title: `Dead letter (${death.cause})`, detail: death.reason });
+  rows.sort((a, b) => (a.at ?? Infinity) - (b.at ?? Infinity));
+  return rows.map((row, index) => ({ ...row, key: `${index}:${row.state}` }));
+}
+
+function momentRow(entry) {
+  const time = h("time");
+  const what = h("strong");
+  const more = h("pre", { class: "trace" });
+  const node = h("li", null, icon("wait"), h("div", { class: "timeline-head" }, what, time), more);
+  node.show = (now) => {
+    const colour = now.state === "waiting-children" ? "idle" : tone(now.state);
+    set(node, "class", `tone-${colour}`);
+    node.querySelector(".icon").replaceWith(icon({ ok: "done", bad: "fail", run: "run", warn: "wait" }[colour] ?? "none"));
+    text(what, now.title);
+    text(time, now.at ? clock(now.at) : "");
+    text(more, now.detail);
+    more.hidden = !now.detail;
+  };
+  return node;
+}
+
+async function act(action, queue, id, refresh) {
+  const { word, done, danger } = ACTIONS[action];
+  if (danger && !(await confirmAction("Remove this job?", "It is deleted with its payload, its logs and the jobs of its flow that it waits for. This cannot be undone.", "Remove it", "Keep it"))) return;
+  try {
+    await admin(`/admin/jobs/${encodeURIComponent(queue)}/${encodeURIComponent(id)}/${action}`, { method: "POST" });
+    toast(`${word}: the job was ${done}.`);
+  } catch (error) {
+    toast(error.message, "bad");
+  }
+  refresh();
+}
+
+function detail(queue, id, refresh, back) {
+  const title = h("h2", { tabindex: -1 });
+  const state = pill("waiting");
+  const line = bar("Progress");
+  const message = h("p", { class: "small muted" });
+  const trouble = h("p", { class: "note tone-bad", hidden: true });
+  const facts = h("dl", { class: "facts" });
+  const timeline = h("ol", { class: "timeline", "aria-label": "Timeline" });
+  const parts = { result: block("Result, secrets masked", "result"), trace: block("Stack trace of the last try", "trace"), logs: block("Logs", "logs"), payload: block("Payload, secrets masked", "payload"), options: block("Options", "options") };
+  const section = (name, heading) => h("div", { hidden: true, "data-section": name }, h("h3", null, heading), parts[name]);
+  const sections = { result: section("result", "Result, secrets masked"), trace: section("trace", "Stack trace of the last try"), logs: section("logs", "Logs"), payload: section("payload", "Payload, secrets masked"), options: section("options", "Options") };
+  const graph = flowGraph("Flow of this job");
+  const flowPart = h("div", { hidden: true }, h("h3", null, "Flow"), h("div", { class: "flow-frame" }, graph));
+  const stop = h("button", { type: "button", class: "danger small-button", hidden: true }, "Cancel this job");
+  const buttons = Object.entries(ACTIONS).map(([name, { word, danger }]) => [name, h("button", { type: "button", class: `small-button ${danger ? "danger" : "primary"}`, hidden: true, onclick: () => act(name, queue, id, refresh) }, word)]);
+  const close = h("a", { href: back() }, "Close");
+  let whole = null;
+  const keep = h("button", { type: "button", class: "small-button", onclick: () => save(new Blob([JSON.stringify(whole, null, 2)], { type: "application/json" }), `${queue}-${id}.json`) }, "Save as JSON");
+  stop.addEventListener("click", async () => {
+    if (!(await confirmAction("Cancel this job?", "If it runs it is told to stop; if it waits it never starts. Nothing it did before is taken back.", "Cancel the job", "Leave it"))) return;
+    try {
+      await admin(`/admin/jobs/${encodeURIComponent(queue)}/${encodeURIComponent(id)}/cancel`, { method: "POST", json: { reason: "cancelled in the console" } });
+      toast("Cancelled: if it runs, it stops now.");
+    } catch (error) {
+      toast(error.message, "bad");
+    }
+    refresh();
+  });
+  const node = h(
+    "section",
+    { class: "card detail", "aria-label": "Job" },
+    h("div", { class: "card-head" }, title, state),
+    line,
+    message,
+    trouble,
+    facts,
+    sections.result,
+    h("h3", null, "Timeline"),
+    timeline,
+    sections.trace,
+    sections.logs,
+    flowPart,
+    sections.payload,
+    sections.options,
+    h("div", { class: "card-head card-foot" }, close, h("div", { class: "actions" }, keep, buttons.map(([, button]) => button), stop)),
+  );
+  const put = (name, value) => {
+    sections[name].hidden = !value;
+    if (value) parts[name].show(value);
+  };
+  const json = (value) => (value === null || value === undefined ? "" : typeof value === "string" ? value : JSON.stringify(value, null, 2));
+  node.show = (job) => {
+    whole = job;
+    const ended = job.state;
+    set(close, "href", back());
+    text(title, job.name || "(no name)");
+    setPill(state, ended);
+    line.show(percentOf(job), ended);
+    text(message, ended === "cancelled" ? `cancelled: ${job.result?.cancelled}` : [job.progress?.stage, job.progress?.message].filter(Boolean).join(": "));
+    text(trouble, job.reason ?? "");
+    trouble.hidden = !job.reason;
+    const rows = [
+      ["Id", h("span", { class: "mono" }, job.id)],
+      ["Queue", job.queue],
+      ["Due", job.due ? `${full(job.due)}, ${ahead(job.due)}` : null],
+      ["In line", job.position ? `number ${count(job.position)}` : null],
+      ["Tries", `${job.attempts_made}${job.options?.attempts ? ` of ${job.options.attempts}` : ""}${job.stalls ? `, taken over ${plural(job.stalls, "time")}` : ""}`],
+      ["Added", full(job.added_at)],
+      ["Started", job.started_at ? full(job.started_at) : null],
+      ["Ended", job.ended_at ? full(job.ended_at) : null],
+      ["Took", job.started_at && job.ended_at ? seconds(job.ended_at - job.started_at) : null],
+      ["Worker", job.worker],
+      ["Trace", job.payload?.meta?.cid ? h("span", { class: "mono" }, job.payload.meta.cid) : null],
+    ].filter(([, value]) => value !== null && value !== undefined);
+    const shape = JSON.stringify(rows.map(([name, value]) => [name, value.textContent ?? value]));
+    if (facts.dataset.shape !== shape) {
+      facts.dataset.shape = shape;
+      replace(facts, rows.map(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
+    }
+    keyed(timeline, moments(job), (entry) => entry.key, momentRow, (one, entry) => one.show(entry));
+    put("result", ended === "cancelled" ? "" : json(job.result));
+    put("trace", job.attempts_failed.at(-1)?.error ?? "");
+    const more = job.logged - job.logs.length;
+    put("logs", [more > 0 ? `(${count(more)} earlier lines)` : null, ...job.logs].filter(Boolean).join("\n"));
+    put("payload", json(job.payload ?? "null"));
+    put("options", job.options && Object.keys(job.options).length ? json(job.options) : "");
+    for (const [name, button] of buttons) set(button, "hidden", !ACTIONS[name].states.includes(ended));
+    set(stop, "hidden", ENDED.has(ended) || !job.cancellable);
+    if (job.flow) {
+      flowPart.hidden = job.flow.nodes.length < 2;
+      graph.show(job.flow.nodes.map((one) => ({ ...one, after: job.flow.edges.filter((edge) => edge.to === one.id).map((edge) => edge.from) })));
+    }
+  };
+  return node;
+}
+
+async function look(queue, id) {
+  const path = `${encodeURIComponent(queue)}/${encodeURIComponent(id)}`;
+  const missing = (error) => { if (error.status === 404) return null; throw error; };
+  const [job, flow] = await Promise.all([admin(`/admin/jobs/${path}`).catch(missing), admin(`/admin/flows/${path}`).catch(missing)]);
+  return job && { ...job, flow };
+}
+
+/** Many at once: the number is said before, and what was done afterwards. */
+async function actOnMany(action, queue, state, ids, total, refresh) {
+  const { word, done, danger } = ACTIONS[action];
+  const number = ids.length || total;
+  const what = `${ids.length ? "" : "all "}${plural(number, `${stateName(state)} job`)} of ${queue}`;
+  const sure = danger
+    ? await confirmByWord(`${word} ${what}?`, "They are deleted with their payloads and logs. This cannot be undone.", "remove", `Remove ${count(number)}`)
+    : await confirmAction(`${word}: ${what}?`, state === "completed" ? "They were done. Each runs again." : "They go in line at once, however many that is for the workers.", `${word} ${count(number)}`, "Not now");
+  if (!sure) return;
+  try {
+    const { href } = await admin("/admin/actions", { method: "POST", json: { action, queue, state, ...(ids.length ? { ids } : { count: total }) } });
+    for (;;) {
+      await new Promise((resolve) => setTimeout(resolve, 400));
+      const now = await admin(href);
+      refresh();
+      if (now.state === "running") continue;
+      const refused = Object.values(now.refused);
+      toast(`${plural(now.done, "job")} ${done}.${now.state === "done" ? "" : ` ${now.state}`}`, now.state === "done" ? "ok" : "bad");
+      if (refused.length) toast(`${plural(refused.length, "job")} not: ${refused[0]}`, "bad");
+      break;
+    }
+  } catch (error) {
+    toast(error.message, "bad");
+  }
+  refresh();
+}
+
+async function addJob(queue, refresh) {
+  const field = (id, label, props = {}) => [h("label", { for: id }, label), h("input", { id, autocomplete: "off", ...props })];
+  const data = h("textarea", { id: "new-data", rows: 6, class: "mono", spellcheck: "false" });
+  data.value = "{}";
+  const wrong = h("p", { class: "note tone-bad", role: "alert", hidden: true });
+  const parts = { queue: field("new-queue", "Queue", { value: queue, required: true, list: "new-queues" }), name: field("new-name", "Name of the job", { required: true, maxlength: 200 }), id: field("new-id", "Id (optional; a second job with it is refused)"), delay: field("new-delay", "Delay in seconds", { type: "number", min: 0, value: 0 }), attempts: field("new-attempts", "Tries at most", { type: "number", min: 1, max: 100, value: 1 }), priority: field("new-priority", "Priority (0: none, 1: first)", { type: "number", min: 0, max: 2097151, value: 0 }) };
+  const value = (name) => parts[name][1].value.trim();
+  const made = await modal("Add a job", (close) => {
+    const submit = async (event) => {
+      event.preventDefault();
+      try {
+        const json = { queue: value("queue"), name: value("name"), data: JSON.parse(data.value || "null"), job_id: value("id") || null, delay: Number(value("delay")), attempts: Number(value("attempts")), priority: Number(value("priority")) };
+        close(await admin("/admin/jobs", { method: "POST", json }));
+      } catch (error) {
+        text(wrong, error instanceof SyntaxError ? `The payload is not JSON: ${error.message}` : error.message);
+        set(wrong, "hidden", false);
+      }
+    };
+    return h(
+      "form",
+      { onsubmit: submit },
+      h("p", { class: "small muted" }, "Added by BullMQ's own script: workers in Node and Python take it. Workers that check signatures refuse it."),
+      h("datalist", { id: "new-queues" }, queues.rows.map((row) => h("option", { value: row.queue }))),
+      parts.queue, parts.name, h("label", { for: "new-data" }, "Payload, as JSON"), data, parts.id, parts.delay, parts.attempts, parts.priority, wrong,
+      h("div", { class: "actions" }, h("button", { type: "button", onclick: () => close(null) }, "Cancel"), h("button", { type: "submit", class: "primary" }, "Add it")),
+    );
+  });
+  if (!made) return;
+  toast(`Added as ${made.id}.`);
+  location.hash = address({ queue: made.queue, id: made.id });
+  refresh();
+}
+
+function mount({ body, tools, params, query, refresh }) {
+  let wanted = {};
+  let answer = { jobs: [], total: 0, next: null, looked: 0 };
+  let further = [];
+  let adds = false;
+  const chosen = new Set();
+  const read = ([queue = "", id = ""], asked) => ({ queue, id, state: asked.get("state") ?? "", q: asked.get("q") ?? "", page: Math.max(0, Number(asked.get("page")) || 0) });
+  const go = (changes) => { location.hash = address({ ...wanted, id: "", page: 0, ...changes }); };
+  const queueField = h("select", { id: "job-queue" }, h("option", { value: "" }, "All queues"));
+  const stateField = h("select", { id: "job-state" }, h("option", { value: "" }, "Any state"), STATES.map((state) => h("option", { value: state }, stateName(state))));
+  const nameField = h("input", { id: "job-name", type: "search", "data-search": "", placeholder: "id, or part of a name" });
+  const list = table("Jobs", ["Select", "Job", "Queue*", "State", "Progress*", "Tries*", "When"]);
+  const nothing = h("div", null, h("p", { class: "muted" }, "Looking…"));
+  const shown = h("p", { class: "number", role: "status" });
+  const turn = (label, by) => h("button", { type: "button", class: "small-button", onclick: () => go({ page: wanted.page + by }) }, label);
+  const [before, after] = [turn("Previous page", -1), turn("Next page", 1)];
+  const onward = h("button", { type: "button", class: "small-button", hidden: true }, "Look further");
+  const pager = h("nav", { class: "pager", "aria-label": "Pages of jobs" }, shown, before, after, onward);
+  const frame = split(nothing, list, pager);
+  const many = Object.entries(ACTIONS).map(([name, { danger }]) => [name, h("button", { type: "button", hidden: true, class: danger ? "danger" : "", onclick: async () => {
+    await actOnMany(name, wanted.queue, wanted.state, [...chosen], answer.total, refresh);
+    chosen.clear();
+    draw();
+  } })]);
+  const add = h("button", { type: "button", hidden: true, onclick: () => addJob(wanted.queue, refresh) }, "Add a job…");
+  const keep = h("button", { type: "button", onclick: () => {
+    const asked = new URLSearchParams(Object.entries({ queue: wanted.queue, state: wanted.state }).filter(([, value]) => value));
+    download(`/admin/jobs/export?${asked}`, `${[wanted.queue, wanted.state, "jobs"].filter(Boolean).join("-")}.json`).catch((error) => toast(error.message, "bad"));
+  } }, "Export as JSON");
+  list.hidden = true;
+  replace(tools, many.map(([, button]) => button), add, keep);
+  replace(
+    body,
+    h("form", { class: "filters", role: "search", "aria-label": "Filter jobs", onsubmit: (event) => { event.preventDefault(); search(); } },
+      h("div", null, h("label", { for: "job-queue" }, "Queue"), queueField),
+      h("div", null, h("label", { for: "job-state" }, "State"), stateField),
+      h("div", null, h("label", { for: "job-name" }, "Id or name"), nameField)),
+    frame,
+  );
+  const fill = () => {
+    const names = queues.rows.map((row) => row.queue);
+    if (wanted.queue && !names.includes(wanted.queue)) names.push(wanted.queue);
+    if (queueField.options.length !== names.length + 1) replace(queueField, h("option", { value: "" }, "All queues"), names.map((name) => h("option", { value: name }, name)));
+    if (document.activeElement !== queueField) queueField.value = wanted.queue;
+    if (document.activeElement !== stateField) stateField.value = wanted.state;
+  };
+  const open = () => frame.open(wanted.id ? detail(wanted.queue, wanted.id, refresh, () => address({ ...wanted, id: "" })) : null);
+  let typing = null;
+  const search = () => {
+    clearTimeout(typing);
+    if (nameField.value.trim() === wanted.q) return;
+    wanted = { ...wanted, q: nameField.value.trim(), page: 0 };
+    history.replaceState(null, "", address(wanted)); // no step back for every letter
+    further = [];
+    refresh();
+  };
+  queueField.addEventListener("change", () => go({ queue: queueField.value }));
+  stateField.addEventListener("change", () => go({ state: stateField.value }));
+  const draw = () => {
+    const word = nameField.value.trim().toLowerCase();
+    const rows = [...answer.jobs, ...further].filter((row) => !word || row.name.toLowerCase().includes(word) || row.id.toLowerCase().includes(word));
+    const filtered = Boolean(wanted.queue || wanted.q || wanted.state);
+    const rest = answer.next !== null && `Looked through ${count(answer.looked)} of ${plural(answer.total, "job")} so far.`;
+    replace(nothing, rows.length ? null : rest ? empty("Nothing found yet", rest) : wanted.page ? empty("This page is empty", "Jobs have moved on since.") : filtered ? empty("No job matches", "Choose another state or queue, or clear the search.") : empty("No jobs", "There is nothing in the queues."));
+    list.hidden = rows.length === 0;
+    const selecting = wanted.queue && wanted.state && wanted.state !== "active";
+    list.querySelector("th").hidden = !selecting;
+    keyed(list.body, rows, (row) => `${row.queue}/${row.id}`, (row) => jobRow(row, () => wanted, chosen, draw), (node, row) => { node.show(row); node.classList.toggle("chosen", row.id === wanted.id && row.queue === wanted.queue); });
+    const from = wanted.page * SIZE;
+    text(shown, wanted.q ? `${plural(rows.length, "job")} found${rest ? `. ${rest}` : ` among ${count(answer.total)}.`}` : answer.total ? `${count(from + 1)}–${count(from + answer.jobs.length)} of ${plural(answer.total, "job")}` : "");
+    set(before, "hidden", Boolean(wanted.q) || wanted.page === 0);
+    set(after, "hidden", Boolean(wanted.q) || from + SIZE >= answer.total);
+    set(onward, "hidden", !wanted.q || answer.next === null);
+    for (const [name, button] of many) {
+      const { states, word: verb } = ACTIONS[name];
+      const number = chosen.size || (wanted.q ? 0 : answer.total);
+      set(button, "hidden", !selecting || !states.includes(wanted.state) || !number);
+      text(button, chosen.size ? `${verb} ${count(number)} selected…` : `${verb} all ${count(number)}…`);
+    }
+    set(add, "hidden", !adds);
+  };
+  const ask = (more = {}) => admin(`/admin/jobs?${new URLSearchParams(Object.entries({ queue: wanted.queue, state: wanted.state, q: wanted.q, page: wanted.q ? 0 : wanted.page, size: SIZE, ...more }).filter(([, value]) => value !== ""))}`);
+  onward.addEventListener("click", async () => {
+    const next = await ask({ offset: answer.next }).catch((error) => toast(error.message, "bad"));
+    if (!next) return;
+    further.push(...next.jobs);
+    answer = { ...answer, next: next.next, looked: next.looked };
+    draw();
+  });
+  nameField.addEventListener("input", () => {
+    draw(); // at once: the next Tab must find the right row
+    clearTimeout(typing);
+    typing = setTimeout(search, 300);
+  });
+  admin("/admin/session").then((session) => { adds = session.adds; draw(); }).catch(() => {});
+  wanted = read(params, query);
+  nameField.value = wanted.q;
+  fill();
+  open();
+  return {
+    navigate: (next, asked) => {
+      const now = read(next, asked);
+      const moved = now.queue !== wanted.queue || now.id !== wanted.id;
+      if (now.queue !== wanted.queue || now.state !== wanted.state || now.q !== wanted.q) {
+        chosen.clear();
+        further = [];
+      }
+      wanted = now;
+      if (document.activeElement !== nameField) nameField.value = wanted.q;
+      fill();
+      if (moved) open();
+    },
+    unmount: () => clearTimeout(typing),
+    event: refresh,
+    failed: (error) => replace(nothing, h("p", { class: "note tone-bad", role: "alert" }, error.message)),
+    refresh: async () => {
+      fill();
+      const now = wanted;
+      // Who looked further keeps what was found: the list is not asked for again from its beginning.
+      const [found, job] = await Promise.all([further.length ? answer : ask(), now.id ? look(now.queue, now.id) : null]);
+      if (now.queue !== wanted.queue || now.id !== wanted.id || now.state !== wanted.state || now.q !== wanted.q || now.page !== wanted.page) return;
+      answer = found;
+      draw();
+      if (!now.id) return;
+      const card = frame.lastElementChild.firstElementChild;
+      if (job) card.show(job);
+      else replace(card, empty("This job is gone", "It was removed, or ended long ago. Failed for good? Then it may be a dead letter.", h("a", { href: address({ ...wanted, id: "" }) }, "Close")));
+    },
+  };
+}
+
+export const jobs = { id: "jobs", title: "Jobs", icon: "jobs", admin: true, about: "Every job with its progress, its tries, its result and what went wrong.", mount };
