@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from evals import run as evals
+from guide.stacks import NotHere
+from harness.missing import missing
+from queuesmith.prove.faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = {
@@ -69,3 +75,50 @@ def failed(case: dict[str, Any], text: str) -> set[str]:
         if bool(re.search(grader["pattern"], text, re.IGNORECASE))
         != (grader.get("match", "contains") == "contains")
     }
+
+
+# ---- graded by faults
+
+
+def turn(skill: str) -> str:
+    used = {"type": "tool_use", "name": "Skill", "input": {"skill": f"queuesmith:{skill}"}}
+    return json.dumps({"type": "assistant", "message": {"content": [used]}})
+
+
+def test_a_case_without_a_service_fails_when_a_skill_is_called(tmp_path: Path) -> None:
+    assert evals.run("heap", lambda folder, prompt: "no JSON\n{}\n" + turn("somebody-elses"), tmp_path) == []
+    assert evals.run("heap", lambda folder, prompt: turn("background-jobs"), tmp_path) == [
+        "called background-jobs"
+    ]
+
+
+def test_graded_cases_are_whole_and_their_grader_is_not_shown() -> None:
+    stacks = {case["stack"] for case in evals.CASES.values() if "good" in case}
+    assert stacks == {"celery", "bullmq-ts", "django"}
+    for case in evals.CASES.values():
+        assert not GIVEN_AWAY.findall(case["prompt"].replace("dead_letters", ""))
+        if "good" in case:
+            assert set(case["faults"]) <= set(FAULTS)
+            assert (ROOT / case["good"] / "prove.toml").is_file()
+            assert evals.NOT_SHOWN("", ["prove.toml", "shop.py"]) == {"prove.toml"}
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if case["stack"] == "django" else pytest.mark.full)
+        for name, case in evals.CASES.items()
+        if "good" in case
+    ],
+)
+def test_faults_clear_the_good_service_and_catch_the_naive_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "0.15")
+    if name == "django-orders":
+        monkeypatch.setitem(evals.CASES[name], "faults", ["kill-at-effect"])
+    try:
+        assert evals.checked(name, tmp_path) == []
+    except NotHere as error:
+        missing(evals.CASES[name]["stack"], str(error))

@@ -28,7 +28,7 @@ PORTABLE, CLAUDE, MARKET = (
     manifest(name)
     for name in ("plugin.json", ".claude-plugin/plugin.json", ".claude-plugin/marketplace.json")
 )
-# Where other clients differ. Fields: schemas/plugin.schema.json of cursor/plugins (closed), docs/extensions of gemini-cli.
+# Where other clients differ. Fields: schemas/plugin.schema.json of cursor/plugins, docs/extensions of gemini-cli.
 OTHERS = {name: manifest(name) for name in (".cursor-plugin/plugin.json", "gemini-extension.json")}
 
 
