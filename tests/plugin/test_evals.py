@@ -103,21 +103,13 @@ def test_graded_cases_are_whole_and_their_grader_is_not_shown() -> None:
             assert evals.NOT_SHOWN("", ["prove.toml", "shop.py"]) == {"prove.toml"}
 
 
-@pytest.mark.fault
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if case["stack"] == "django" else pytest.mark.full)
-        for name, case in evals.CASES.items()
-        if "good" in case
-    ],
-)
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [name for name, case in evals.CASES.items() if "good" in case])
 def test_faults_clear_the_good_service_and_catch_the_naive_one(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "0.15")
-    if name == "django-orders":
-        monkeypatch.setitem(evals.CASES[name], "faults", ["kill-at-effect"])
     try:
         assert evals.checked(name, tmp_path) == []
     except NotHere as error:
