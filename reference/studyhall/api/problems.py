@@ -149,13 +149,13 @@ def problem_of(error: Exception) -> JSONResponse:
             wait = getattr(error, "retry_after", 2.0 if status == 503 else None)
             headers = {"Retry-After": str(max(1, math.ceil(wait)))} if wait is not None else {}
             inner = isinstance(error, INNER) and not isinstance(error, Permanent)
-            said = (
+            detail = (
                 "A part of StudyHall does not answer. Try again soon." if inner else redact_text(str(error))
             )
             if status >= 500:
                 log.warning(
                     "not available", extra={"fields": {"problem": slug, "error": type(error).__name__}}
                 )
-            return problem(status, slug, said, headers)
+            return problem(status, slug, detail, headers)
     log.error("a request failed", exc_info=error)
     return problem(500, "internal", "Something went wrong here; the log has it under the correlation id.")
