@@ -29,7 +29,6 @@ GIVEN_AWAY = re.compile(
 
 
 def test_every_skill_has_a_case() -> None:
-    assert len(CASES) >= 8
     assert {tag for case in CASES.values() for tag in case["tags"]} == SKILLS
 
 
@@ -53,7 +52,7 @@ def test_graders_need_no_model_and_their_patterns_are_valid(name: str) -> None:
         if grader["type"] == "regex":
             re.compile(grader["pattern"])
     checks = [grader.get("match", "contains") for grader in case["graders"] if grader["type"] == "regex"]
-    if "file_exists" in kinds and name not in {"start-from-nothing", "deploy-leaves-stuck-jobs"}:
+    if "file_exists" in kinds and name != "start-from-nothing":
         assert "not_contains" in checks, "at least one trap is looked for"
 
 
