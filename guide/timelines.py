@@ -19,7 +19,30 @@ LANES = ("usual", "ours")
 
 @functools.cache
 def timelines() -> dict[str, dict[str, Any]]:
-    return tomllib.loads((Path(__file__).with_name("timelines.toml")).read_text())
+    given = tomllib.loads((Path(__file__).with_name("timelines.toml")).read_text())
+    return {ident: derived(told) for ident, told in given.items()}
+
+
+def derived(told: dict[str, Any]) -> dict[str, Any]:
+    """A pattern's lanes and moments: each verdict follows from what is durable when the fault hits."""
+    lanes = {name: [step.partition(" | ") for step in told[name]] for name in LANES}
+    moments = []
+    for place, at in enumerate(told["at"]):
+        reached = told["reached"][place] if "reached" in told else place
+        verdicts = {name: verdict(told["then"], lanes[name][: place + 1]) for name in LANES}
+        moments.append({"at": at, "after": reached, "hit": reached == place} | verdicts)
+    titled = {
+        name: {"title": lane[0][0], "steps": [step[0] for step in lane[1:]]} for name, lane in lanes.items()
+    }
+    return {"fault": told["fault"], "lanes": titled, "moments": moments}
+
+
+def verdict(then: list[list[str]], done: list[tuple[str, str, str]]) -> list[str]:
+    durable = {fact for _, _, facts in done for fact in facts.split()}
+    for needed, *outcome in then:
+        if all((fact.lstrip("!") in durable) != fact.startswith("!") for fact in needed.split()):
+            return outcome
+    raise ValueError(f"no row of `then` for {durable}")
 
 
 def timeline(ident: str) -> str:
@@ -27,16 +50,13 @@ def timeline(ident: str) -> str:
     given = timelines().get(ident)
     if given is None:
         return ""
-    lanes = {name: {"title": given[name][0], "steps": given[name][1:]} for name in LANES}
-    moments = [{"after": place} | moment for place, moment in enumerate(given["moment"])]
     listed = "".join(
         f"<li><strong>{escape(moment['at'])}</strong>"
-        + "".join(_verdict(lanes[name]["title"], moment[name]) for name in LANES)
+        + "".join(_verdict(given["lanes"][name]["title"], moment[name]) for name in LANES)
         + "</li>"
-        for moment in moments
+        for moment in given["moments"]
     )
-    data = json.dumps({"fault": given["fault"], "lanes": lanes, "moments": moments}, ensure_ascii=False)
-    safe = data.replace("<", "\\u003c")
+    safe = json.dumps(given, ensure_ascii=False).replace("<", "\\u003c")
     return (
         f'<figure class="qs-timeline" data-timeline="{escape(ident)}">'
         f"<figcaption>Move the {escape(given['fault'])}: what happens next?</figcaption>"
@@ -45,6 +65,6 @@ def timeline(ident: str) -> str:
     )
 
 
-def _verdict(title: str, verdict: list[str]) -> str:
-    kind, word, text = (escape(part) for part in verdict)
+def _verdict(title: str, outcome: list[str]) -> str:
+    kind, word, text = (escape(part) for part in outcome)
     return f'<p>{escape(title)}: <b class="qs-{kind}">{word}</b>. {text}</p>'

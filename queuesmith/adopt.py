@@ -106,10 +106,10 @@ def plan(
     for name in sorted(modules):
         files[f"{project.modules}/{name}"] = f"{OURS}/{name}"
     changes = [change_of(project, record, path, origin) for path, origin in sorted(files.items())]
-    mine = dict(own or {})
+    own_files = dict(own or {})
     if project.prefix and not (project.root / project.into).exists():
-        mine.setdefault(project.path("__init__.py"), "")
-    changes += [_own(project, path, text) for path, text in sorted(mine.items())]
+        own_files.setdefault(project.path("__init__.py"), "")
+    changes += [_own(project, path, text) for path, text in sorted(own_files.items())]
     chosen = sorted({*before, *(pattern.id for pattern in patterns)})
     needed = requirements_of(project, sorted(modules), changes, also)
     return Adoption(project, chosen, changes, *needed, added=[pattern.id for pattern in patterns])

@@ -107,7 +107,7 @@ def _command(commands: Any, name: str, help: str, examples: str) -> argparse.Arg
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="queuesmith",
-        description="Proven background-job and event patterns, into new and existing projects.",
+        description="Adds proven background-job and event patterns to new and existing projects.",
         epilog="queuesmith new my-service --defaults; queuesmith list retry; queuesmith add retry --into src/app",
     )
     parser.add_argument("--version", action="version", version=f"queuesmith {catalogue.version()}")
@@ -117,15 +117,15 @@ def _parser() -> argparse.ArgumentParser:
     listing = _command(
         commands,
         "list",
-        "the patterns; what one promises and needs: list PATTERN",
+        "list the patterns; `list PATTERN` shows what it promises and needs",
         """
         queuesmith list
         queuesmith list retry outbox        what they promise, bring along and need
         queuesmith list --skill event-driven
         """,
     )
-    listing.add_argument("patterns", nargs="*", metavar="PATTERN", help="tell all about these")
-    listing.add_argument("--skill", choices=KINDS, help="only these")
+    listing.add_argument("patterns", nargs="*", metavar="PATTERN", help="show these in detail")
+    listing.add_argument("--skill", choices=KINDS, help="only the patterns of this skill")
     listing.set_defaults(run=_list)
     _add_start(commands)
     _add_copying(commands)
@@ -178,7 +178,7 @@ def _add_copying(commands: Any) -> None:
         metavar="FOLDER",
         help="gets patterns/; a package like src/app, or . for scripts beside each other; made if it is missing",
     )
-    add.add_argument("--package", metavar="NAME", help="import name, if it is guessed wrong: app.patterns")
+    add.add_argument("--package", metavar="NAME", help="the import name, if the guess is wrong: app.patterns")
     add.add_argument("--no-tests", action="store_true", help="leave the tests out")
     add.add_argument("--keep", action="store_true", help="leave files that were edited as they are")
     add.add_argument("--force", action="store_true", help="overwrite files that were edited")
@@ -188,7 +188,7 @@ def _add_copying(commands: Any) -> None:
     diff = _command(
         commands,
         "diff",
-        "what changed upstream, and here, since the patterns were copied",
+        "show what changed upstream and here since the patterns were copied",
         """
         queuesmith diff                              exit code 1: something changed upstream
         queuesmith diff --apply                      take it; edited files stay as they are
@@ -196,23 +196,27 @@ def _add_copying(commands: Any) -> None:
         """,
     )
     diff.add_argument("folder", nargs="?", type=Path, default=Path(), help="the project (default: here)")
-    diff.add_argument("--apply", action="store_true", help="take what changed upstream")
-    diff.add_argument("--force", action="store_true", help="with --apply: also over files that were edited")
+    diff.add_argument("--apply", action="store_true", help="apply the upstream changes")
+    diff.add_argument("--force", action="store_true", help="with --apply: overwrite edited files too")
     diff.add_argument(
-        "--accept", type=Path, action="append", metavar="FILE", help="merged by hand; may be repeated"
+        "--accept",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="mark FILE as merged by hand; may be repeated",
     )
     diff.set_defaults(run=copying.diff, dry_run=False)
 
     adopt = _command(
         commands,
         "adopt",
-        "record copies of our modules that were made by hand, so that diff knows them",
+        "record modules that were copied by hand, so that `diff` can compare them",
         """
         queuesmith adopt                    look through the project
         queuesmith adopt --into src/app     look there alone
         """,
     )
-    adopt.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="where they are")
+    adopt.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="the folder to search")
     adopt.add_argument("--dry-run", action="store_true", help="show what would be recorded")
     adopt.set_defaults(run=copying.adopt)
 
@@ -221,26 +225,28 @@ def _add_new(commands: Any) -> None:
     new = _command(
         commands,
         "new",
-        "a new service from the templates (needs copier)",
+        "create a new service from the templates (needs copier)",
         """
         queuesmith new my-service --defaults
         queuesmith new mails --job send-mail --fields "to: str, text: str" --database postgres
         queuesmith new shop --event order.placed --broker nats
         """,
     )
-    new.add_argument("folder", type=Path, help="a new or empty one; the project is named after it")
-    new.add_argument("--kind", choices=KINDS, help="default: asked, or background-jobs")
+    new.add_argument("folder", type=Path, help="a new or empty folder; the project takes its name")
+    new.add_argument("--kind", choices=KINDS, help="default: it asks; with --defaults background-jobs")
     new.add_argument("--job", help="the first job, like send-report")
     new.add_argument("--event", help="the first event, like order.placed (event-driven)")
     new.add_argument("--fields", help='what it carries, like "customer: str, pages: int"')
     new.add_argument("--package", help="name of the Python package")
-    new.add_argument("--python", choices=("3.11", "3.12", "3.13"), help="lowest version it has to run on")
+    new.add_argument(
+        "--python", choices=("3.11", "3.12", "3.13"), help="the lowest Python version to support"
+    )
     new.add_argument("--broker", choices=("redis", "rabbitmq", "nats", "kafka"), help="event-driven only")
     new.add_argument("--database", choices=("sqlite", "postgres"))
-    new.add_argument("--pattern", action="append", default=[], help="one more pattern; may be repeated")
+    new.add_argument("--pattern", action="append", default=[], help="an additional pattern; may be repeated")
     new.add_argument("--ci", choices=("github", "none"))
     new.add_argument("--no-container", action="store_true", help="no Dockerfile and compose.yaml")
-    new.add_argument("--defaults", action="store_true", help="ask nothing")
+    new.add_argument("--defaults", action="store_true", help="accept the defaults without asking")
     new.set_defaults(run=_new)
 
 
@@ -356,10 +362,10 @@ def _list(options: argparse.Namespace) -> int:
         return 0
     width = max((len(one.id) for one in rows), default=0)
     for skill in KINDS:
-        mine = sorted((one for one in rows if one.skill == skill), key=lambda one: one.id)
-        if mine:
+        of_skill = sorted((one for one in rows if one.skill == skill), key=lambda one: one.id)
+        if of_skill:
             print(f"\n{skill}")
-        for one in mine:
+        for one in of_skill:
             print(f"  {one.id:<{width}}  {one.title}")
     print("\nAdd one to a project:  queuesmith add PATTERN --into src/app")
     return 0
@@ -393,8 +399,8 @@ def _new(options: argparse.Namespace) -> int:
         if done is None or done.returncode:
             _undo(folder, missing)
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["copier gave no reason"]
-        why = re.sub(r"^\w+: (Validation error for question '(\w+)': )?", r"\2: ", said[-1])
+        reasons = done.stderr.strip().splitlines() or ["copier gave no reason"]
+        why = re.sub(r"^\w+: (Validation error for question '(\w+)': )?", r"\2: ", reasons[-1])
         why = re.sub(r"^\[Errno \d+\] ", "", why.removeprefix(": "))
         raise Refused(f"{why}\nNothing was made.")
     if options.json:

@@ -231,9 +231,9 @@ def _older() -> dict[str, str]:
     if not (ROOT / ".git").exists() or not (git := shutil.which("git")):
         return {}
     command = [git, "-C", str(ROOT), "log", "--format=", "--raw", "--no-abbrev", "--no-renames", "--", OURS]
-    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     found = {}
-    for line in said.splitlines():
+    for line in output.splitlines():
         change, _, path = line.partition("\t")
         if path.endswith(".py"):
             found[change.split()[3]] = module_name(path)

@@ -115,12 +115,12 @@ class Gate:
         close = {"Connection": "close"}
         too_large = Problem(413, "too-large", f"The body is larger than {limit:,} bytes.", headers=close)
         too_slow = Problem(408, "too-slow", "The body came too slowly. Send it again.", headers=close)
-        said = headers.get("content-length", "")
+        length = headers.get("content-length", "")
         got, ended, end = 0, False, time.monotonic() + BODY_SECONDS
 
         async def counted() -> Message:
             nonlocal got, ended
-            if said.isdigit() and int(said) > limit:
+            if length.isdigit() and int(length) > limit:
                 raise too_large
             if ended:
                 return await receive()  # waits for the end of the connection, as long as that takes

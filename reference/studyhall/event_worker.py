@@ -92,8 +92,8 @@ async def reconcile_events(
 
     async def published() -> AsyncIterator[Expected]:
         row, after = outbox.c, 0
-        mine = (row.destination == BUS, row.type.startswith(f"{TOPIC}."), row.published_at.is_not(None))
-        recent = (*mine, row.reason.is_(None), row.created_at > time.time() - LOOK_BACK)
+        published = (row.destination == BUS, row.type.startswith(f"{TOPIC}."), row.published_at.is_not(None))
+        recent = (*published, row.reason.is_(None), row.created_at > time.time() - LOOK_BACK)
         while True:
             page = select(row.position, row.event_id, row.published_at).where(*recent, row.position > after)
             async with read(store) as connection:

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from guide import cards
+from guide import cards, timelines
 from harness.guide import Document, Guide, build_guide
 from harness.processes import ROOT
 from queuesmith import catalogue
@@ -319,3 +319,28 @@ def test_pages_have_no_second_copy_of_a_skill_text() -> None:
         for sentence in re.split(r"(?<=[.:])\s", " ".join(path.read_text().split())):
             if len(sentence) > 80 and "{{" not in sentence:
                 assert sentence not in skills, f"{path.name}: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        (
+            ["take | taken", "charge | charge", "SET NX | marker", "ack | acknowledged"],
+            "fine fine duplicated fine fine",
+        ),
+        (
+            ["take | taken", "SET NX | marker", "charge | charge", "ack | acknowledged"],
+            "fine fine lost fine fine",
+        ),
+        (
+            ["take | taken", "SET NX | marker", "ack | acknowledged", "charge | charge"],
+            "fine fine lost lost fine",
+        ),
+    ],
+    ids=["effect first", "marker first", "acknowledged first"],
+)
+def test_a_verdict_of_a_timeline_follows_from_what_is_durable(steps: list[str], words: str) -> None:
+    """Not written beside the moment: the same rows judge any order of the steps."""
+    told = tomllib.loads((ROOT / "guide" / "timelines.toml").read_text())["idempotency"]
+    moments = timelines.derived(told | {"usual": ["title", *steps]})["moments"]
+    assert [moment["usual"][1] for moment in moments] == words.split()

@@ -170,7 +170,7 @@ def test_the_kill_is_moved_by_keyboard_and_ours_survives_every_moment(read: Open
     slider.focus()
     page.keyboard.press("Home")
     verdicts = []
-    for moment in timelines()[ident]["moment"]:
+    for moment in timelines()[ident]["moments"]:
         assert figure.locator("output").inner_text() == moment["at"] == slider.get_attribute("aria-valuetext")
         for lane in ("usual", "ours"):
             shown = figure.locator(f"[data-lane={lane}] .qs-outcome")
@@ -188,7 +188,7 @@ def test_a_timeline_plays_only_where_motion_is_welcome(read: Open) -> None:
     page = read("patterns/outbox/", reduced_motion="no-preference")
     figure = page.locator("figure.qs-timeline[data-ready]")
     figure.get_by_role("button", name="Play").click()
-    last = timelines()["outbox"]["moment"][-1]["at"]
+    last = timelines()["outbox"]["moments"][-1]["at"]
     page.wait_for_function(
         "(at) => document.querySelector('.qs-timeline output').textContent === at", arg=last
     )
@@ -201,7 +201,7 @@ def test_a_timeline_plays_only_where_motion_is_welcome(read: Open) -> None:
 def test_without_scripts_a_timeline_is_a_list_of_every_moment(read: Open) -> None:
     page = read("patterns/saga/", java_script_enabled=False)
     shown = page.locator(".qs-timeline .qs-stepped > li")
-    moments = timelines()["saga"]["moment"]
+    moments = timelines()["saga"]["moments"]
     assert shown.count() == len(moments)
     for place, moment in enumerate(moments):
         text = shown.nth(place).inner_text()

@@ -35,7 +35,7 @@ from studyhall.patterns.typed_jobs import JobTypes, typed, validated
 from .waiting import until
 from .workers import at_work
 
-__all__ = ["KEYS", "Desk", "full_pipeline", "full_producer"]
+__all__ = ["KEYS", "JobSetup", "full_pipeline", "full_producer"]
 
 KEYS = ["the-first-signing-key-of-the-tests"]
 
@@ -89,8 +89,8 @@ class _Lines(logging.Handler):
         self.lines.append(json.loads(self.format(record)))
 
 
-class Desk:
-    """`async with Desk.open(url, tmp_path, jobs) as desk`: a producer, a store and workers on demand."""
+class JobSetup:
+    """`async with JobSetup.open(url, tmp_path, jobs) as setup`: a producer, a store and workers on demand."""
 
     store: AsyncEngine
     signer: Signer
@@ -107,20 +107,20 @@ class Desk:
     @contextlib.asynccontextmanager
     async def open(
         cls, url: str, directory: Path | str, jobs: JobTypes, *, signer: Signer | None = None, **options: Any
-    ) -> AsyncIterator[Desk]:
+    ) -> AsyncIterator[JobSetup]:
         """`directory`: a folder for SQLite, or a database URL. `options` go to the Producer."""
-        desk = cls(url, jobs)
-        desk.store = open_store(
-            directory if isinstance(directory, str) else f"sqlite:///{directory / 'desk.db'}"
+        setup = cls(url, jobs)
+        setup.store = open_store(
+            directory if isinstance(directory, str) else f"sqlite:///{directory / 'setup.db'}"
         )
-        await create_all(desk.store)
-        desk.signer = signer or Signer(KEYS)
-        desk.producer = full_producer(jobs, url, signer=desk.signer, **{"timeout": 10.0, **options})
+        await create_all(setup.store)
+        setup.signer = signer or Signer(KEYS)
+        setup.producer = full_producer(jobs, url, signer=setup.signer, **{"timeout": 10.0, **options})
         try:
-            yield desk
+            yield setup
         finally:
-            await desk.producer.close()
-            await close(desk.store)
+            await setup.producer.close()
+            await close(setup.store)
 
     @property
     def lines(self) -> list[dict[str, Any]]:

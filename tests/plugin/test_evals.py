@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from evals import run as evals
+from guide.stacks import NotHere
+from harness.missing import missing
+from queuesmith.prove.faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = {
@@ -23,7 +29,6 @@ GIVEN_AWAY = re.compile(
 
 
 def test_every_skill_has_a_case() -> None:
-    assert len(CASES) >= 8
     assert {tag for case in CASES.values() for tag in case["tags"]} == SKILLS
 
 
@@ -47,7 +52,7 @@ def test_graders_need_no_model_and_their_patterns_are_valid(name: str) -> None:
         if grader["type"] == "regex":
             re.compile(grader["pattern"])
     checks = [grader.get("match", "contains") for grader in case["graders"] if grader["type"] == "regex"]
-    if "file_exists" in kinds and name not in {"start-from-nothing", "deploy-leaves-stuck-jobs"}:
+    if "file_exists" in kinds and name != "start-from-nothing":
         assert "not_contains" in checks, "at least one trap is looked for"
 
 
@@ -69,3 +74,42 @@ def failed(case: dict[str, Any], text: str) -> set[str]:
         if bool(re.search(grader["pattern"], text, re.IGNORECASE))
         != (grader.get("match", "contains") == "contains")
     }
+
+
+# ---- graded by faults
+
+
+def turn(skill: str) -> str:
+    used = {"type": "tool_use", "name": "Skill", "input": {"skill": f"queuesmith:{skill}"}}
+    return json.dumps({"type": "assistant", "message": {"content": [used]}})
+
+
+def test_a_case_without_a_service_fails_when_a_skill_is_called(tmp_path: Path) -> None:
+    assert evals.run("heap", lambda folder, prompt: "no JSON\n{}\n" + turn("somebody-elses"), tmp_path) == []
+    assert evals.run("heap", lambda folder, prompt: turn("background-jobs"), tmp_path) == [
+        "called background-jobs"
+    ]
+
+
+def test_graded_cases_are_whole_and_their_grader_is_not_shown() -> None:
+    stacks = {case["stack"] for case in evals.CASES.values() if "good" in case}
+    assert stacks == {"celery", "bullmq-ts", "django"}
+    for case in evals.CASES.values():
+        assert not GIVEN_AWAY.findall(case["prompt"].replace("dead_letters", ""))
+        if "good" in case:
+            assert set(case["faults"]) <= set(FAULTS)
+            assert (ROOT / case["good"] / "prove.toml").is_file()
+            assert evals.NOT_SHOWN("", ["prove.toml", "shop.py"]) == {"prove.toml"}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [name for name, case in evals.CASES.items() if "good" in case])
+def test_faults_clear_the_good_service_and_catch_the_naive_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "0.15")
+    try:
+        assert evals.checked(name, tmp_path) == []
+    except NotHere as error:
+        missing(evals.CASES[name]["stack"], str(error))

@@ -1,4 +1,4 @@
-"""The manifests: three files that must agree, and an icon that our own code draws."""
+"""The manifests: five files that must agree, and an icon that our own code draws."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ PORTABLE, CLAUDE, MARKET = (
     manifest(name)
     for name in ("plugin.json", ".claude-plugin/plugin.json", ".claude-plugin/marketplace.json")
 )
+# Where other clients differ. Fields: schemas/plugin.schema.json of cursor/plugins, docs/extensions of gemini-cli.
+OTHERS = {name: manifest(name) for name in (".cursor-plugin/plugin.json", "gemini-extension.json")}
 
 
 def test_version_and_description_are_the_same_everywhere() -> None:
@@ -35,6 +37,12 @@ def test_version_and_description_are_the_same_everywhere() -> None:
     assert PORTABLE["version"] == CLAUDE["version"] == PROJECT["version"]
     for key in ("name", "description", "author", "homepage", "repository", "license", "keywords"):
         assert PORTABLE[key] == CLAUDE[key], key
+    for name, other in OTHERS.items():
+        assert {
+            key: PORTABLE[key] for key in other if key not in ("author", "displayName")
+        }.items() <= other.items(), name
+        assert {"name", "version", "description"} <= set(other)
+    assert set(OTHERS[".cursor-plugin/plugin.json"]["author"]) <= {"name", "email"}
     assert "version" not in MARKET["plugins"][0], "the version lives in plugin.json alone"
 
 

@@ -100,9 +100,9 @@ async def list_orders(
     api: State, caller: Caller, limit: Annotated[int, Query(ge=1, le=100)] = 20
 ) -> list[OrderView]:
     """The caller's orders, newest first."""
-    mine = select(db.orders).where(db.orders.c.customer == caller)
+    own_orders = select(db.orders).where(db.orders.c.customer == caller)
     async with read(api.app.store) as connection:
-        rows = await connection.execute(mine.order_by(db.orders.c.placed_at.desc()).limit(limit))
+        rows = await connection.execute(own_orders.order_by(db.orders.c.placed_at.desc()).limit(limit))
         return [OrderView(**_shown(dict(row))) for row in rows.mappings()]
 
 

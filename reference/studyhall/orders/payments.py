@@ -72,10 +72,10 @@ class Payments:
 
 def _mapped(answer: httpx2.Response, body: dict[str, Any]) -> Exception:
     detail = body.get("error") or {}
-    said = f"payment provider: {answer.status_code} {detail.get('code', '')}: {detail.get('message', '')}"
+    reason = f"payment provider: {answer.status_code} {detail.get('code', '')}: {detail.get('message', '')}"
     if answer.status_code == 429:
         wait = parse_retry_after(answer.headers.get("Retry-After"), time.time())
-        return RateLimited(said, retry_after=1.0 if wait is None else wait)
+        return RateLimited(reason, retry_after=1.0 if wait is None else wait)
     if answer.status_code >= 500 or answer.status_code in (408, 425):
-        return Transient(said)
-    return Declined(said) if answer.status_code == 402 else Permanent(said)
+        return Transient(reason)
+    return Declined(reason) if answer.status_code == 402 else Permanent(reason)

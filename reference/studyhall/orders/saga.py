@@ -80,8 +80,8 @@ async def reserve(ctx: StepContext, tx: AsyncConnection) -> dict[str, Any]:
 
 
 async def release(ctx: StepContext, tx: AsyncConnection) -> None:
-    mine = delete(seat_reservations).where(seat_reservations.c.order_id == ctx.saga_id)
-    row = (await tx.execute(mine.returning(seat_reservations.c.pack_id, seat_reservations.c.seats))).one()
+    reserved = delete(seat_reservations).where(seat_reservations.c.order_id == ctx.saga_id)
+    row = (await tx.execute(reserved.returning(seat_reservations.c.pack_id, seat_reservations.c.seats))).one()
     back = update(packs).where(packs.c.id == row.pack_id)
     await tx.execute(back.values(seats_free=packs.c.seats_free + row.seats))
 

@@ -35,9 +35,9 @@ def verify(
     """Raise `NotSigned` unless this header signs exactly these bytes: the body as it came, never re-serialised."""
     parts = [part.strip().partition("=")[::2] for part in header.split(",")]
     at = dict(parts).get("t", "")
-    said = [mac.encode() for name, mac in parts if name == "v1"]  # several while the sender rotates
+    signatures = [mac.encode() for name, mac in parts if name == "v1"]  # several while the sender rotates
     known = [_mac(secret, at, body).encode() for secret in secrets]
-    if not any(hmac.compare_digest(one, mac) for one in known for mac in said):
+    if not any(hmac.compare_digest(one, mac) for one in known for mac in signatures):
         raise NotSigned(str(NotSigned.__doc__))
     # Only now: what is signed is a number that the sender wrote.
     age = (time.time() if now is None else now) - (float(at) if at.isdecimal() else 0.0)

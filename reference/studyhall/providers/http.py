@@ -192,12 +192,12 @@ class HttpProvider:
 
 def _error(name: str, response: httpx2.Response, body: bytes) -> Exception:
     status, code = response.status_code, _error_code(body)
-    said = f"{name} answered {status}" + (f" ({code})" if code else "")
+    reason = f"{name} answered {status}" + (f" ({code})" if code else "")
     if status == 429 and code not in NO_CREDIT:
-        return RateLimited(said, retry_after=retry_after(response.headers))
+        return RateLimited(reason, retry_after=retry_after(response.headers))
     if status >= 500 or status in (408, 409, 425):
-        return ProviderDown(said)
-    return ProviderRefused(f"{said}. {ProviderRefused.__doc__}")
+        return ProviderDown(reason)
+    return ProviderRefused(f"{reason}. {ProviderRefused.__doc__}")
 
 
 def _error_code(body: bytes) -> str:

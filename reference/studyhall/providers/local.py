@@ -308,15 +308,15 @@ def _explanation(link: Link, where: dict[str, set[int]], found: Sequence[str]) -
     if together:
         quotes = [found[index] for index in together[:2]]
         times = "one sentence" if len(together) == 1 else f"{len(together)} sentences"
-        said = f"“{link.source}” and “{link.target}” meet in {times} of the text: {' '.join(quotes)}"
+        text = f"“{link.source}” and “{link.target}” meet in {times} of the text: {' '.join(quotes)}"
     elif near := [(a, b) for a in sorted(source) for b in sorted(target) if abs(a - b) == 1][:1]:
         quotes = [found[index] for index in sorted(near[0])]
-        said = f"The text goes from “{link.source}” to “{link.target}” in one step: {' '.join(quotes)}"
+        text = f"The text goes from “{link.source}” to “{link.target}” in one step: {' '.join(quotes)}"
     else:
         quotes = [found[min(places)] for places in (source, target) if places]
-        said = (
+        text = (
             f"The text treats “{link.source}” and “{link.target}” apart. {' '.join(quotes)}"
             if quotes
             else f"The text does not say how “{link.source}” and “{link.target}” belong together."
         )
-    return Explanation(source=link.source, target=link.target, text=said, quotes=tuple(quotes))
+    return Explanation(source=link.source, target=link.target, text=text, quotes=tuple(quotes))

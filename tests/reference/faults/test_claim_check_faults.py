@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.pipelines import Desk
+from harness.pipelines import JobSetup
 from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns.claim_check import Blobs, needed_by_jobs
@@ -40,9 +40,9 @@ async def test_killed_producers_leave_no_job_without_its_blob_and_no_blob_for_ev
         folder = tmp_path / way / "blobs"
         (tmp_path / way).mkdir()
         blobs = Blobs(folder)
-        async with Desk.open(redis_url, tmp_path / way, program.job_types(blobs)) as desk:
-            desk.signer = None  # type: ignore[assignment]  # the killed producers of this proof do not sign
-            await desk.producer.queue(program.QUEUE).obliterate(True)
+        async with JobSetup.open(redis_url, tmp_path / way, program.job_types(blobs)) as setup:
+            setup.signer = None  # type: ignore[assignment]  # the killed producers of this proof do not sign
+            await setup.producer.queue(program.QUEUE).obliterate(True)
             for number in range(kills):
                 arguments = [f"--redis={redis_url}", f"--blobs={folder}", f"--start={number * 10**6}"]
                 victim = spawn(PROGRAM, *arguments, *(["--naive"] if way == "naive" else []))
@@ -50,14 +50,14 @@ async def test_killed_producers_leave_no_job_without_its_blob_and_no_blob_for_ev
                 await asyncio.sleep(0.3 + rng.random() * 0.2)
                 victim.kill()
             sweeps = 0
-            needed = needed_by_jobs(desk.producer.redis, needed_by_dead_letters(desk.store))
+            needed = needed_by_jobs(setup.producer.redis, needed_by_dead_letters(setup.store))
             for path in folder.rglob("*"):  # hours later
                 os.utime(path, (time.time() - 7200, time.time() - 7200))
             swept = await blobs.sweep(program.QUEUE, needed)
             sweeps += swept.deleted
-            async with desk.working(signer=None):
-                await until(lambda desk=desk: _idle(desk), 60, "all jobs ended", every=0.1)  # type: ignore[misc]
-            counts = await desk.counts(program.QUEUE)
+            async with setup.working(signer=None):
+                await until(lambda setup=setup: _idle(setup), 60, "all jobs ended", every=0.1)  # type: ignore[misc]
+            counts = await setup.counts(program.QUEUE)
             left = sum(path.is_file() for path in folder.rglob("*"))
             outcome[way] = {
                 "jobs": counts.get("completed", 0) + counts.get("failed", 0),
@@ -83,6 +83,6 @@ async def test_killed_producers_leave_no_job_without_its_blob_and_no_blob_for_ev
     )
 
 
-async def _idle(desk: Desk) -> bool:
-    counts = await desk.counts(program.QUEUE)
+async def _idle(setup: JobSetup) -> bool:
+    counts = await setup.counts(program.QUEUE)
     return not set(counts) & {"waiting", "prioritized", "active", "delayed"}

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Column, Connection, Integer, Table, Text, event, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from harness.pipelines import Desk
+from harness.pipelines import JobSetup
 from harness.postgres import PostgresServer
 from harness.waiting import until
 from studyhall.patterns import store_gate
@@ -50,7 +50,7 @@ def jobs_for(handler: Callable[[JobContext, Work], Awaitable[Any]]) -> JobTypes:
     jobs = JobTypes()
     retry = RetryPolicy(base=0.05, cap=0.2, attempts=3)
     jobs.register(
-        name="work", payload=Work, handler=handler, queue="desk", retry=retry, deadline=Deadline(30.0)
+        name="work", payload=Work, handler=handler, queue="setup", retry=retry, deadline=Deadline(30.0)
     )
     return jobs
 
@@ -79,10 +79,10 @@ class Runs:
 class Disk:
     """Fills up for SQLite: no file may grow by another page, which is SQLITE_FULL without root or a mount."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, setup: JobSetup) -> None:
         self.full = False
-        writer = store_module.hops[desk.store.sync_engine].writer
-        for engine in (writer, desk.store.sync_engine):
+        writer = store_module.hops[setup.store.sync_engine].writer
+        for engine in (writer, setup.store.sync_engine):
             event.listen(engine, "begin", self._limit)
 
     def _limit(self, connection: Connection) -> None:
@@ -90,44 +90,44 @@ class Disk:
         connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
 
 
-async def stored(desk: Desk) -> list[int]:
-    async with read(desk.store) as connection:
+async def stored(setup: JobSetup) -> list[int]:
+    async with read(setup.store) as connection:
         return sorted((await connection.scalars(select(orders.c.n))).all())
 
 
-def count(desk: Desk, outcome: str) -> int:
-    return sum(line["outcome"] == outcome for line in desk.lines)
+def count(setup: JobSetup, outcome: str) -> int:
+    return sum(line["outcome"] == outcome for line in setup.lines)
 
 
-async def everything_done_once(desk: Desk, runs: Runs) -> None:
-    await until(lambda: _completed(desk, JOBS), 120, lambda: f"all done, now {desk.lines[-1:]}", every=0.1)
-    assert await desk.counts("desk") == {"completed": JOBS}, "no job failed"
-    assert await stored(desk) == list(range(JOBS)), "each took effect once"
+async def everything_done_once(setup: JobSetup, runs: Runs) -> None:
+    await until(lambda: _completed(setup, JOBS), 120, lambda: f"all done, now {setup.lines[-1:]}", every=0.1)
+    assert await setup.counts("setup") == {"completed": JOBS}, "no job failed"
+    assert await stored(setup) == list(range(JOBS)), "each took effect once"
     assert runs.attempts == {1}, "no attempt was consumed"
-    outcomes = Counter(line["outcome"] for line in desk.lines)
+    outcomes = Counter(line["outcome"] for line in setup.lines)
     assert set(outcomes) <= {"snoozed", "completed"}, outcomes
 
 
-async def _completed(desk: Desk, number: int) -> bool:
-    return (await desk.counts("desk")).get("completed", 0) == number
+async def _completed(setup: JobSetup, number: int) -> bool:
+    return (await setup.counts("setup")).get("completed", 0) == number
 
 
 async def test_a_full_disk_fails_no_job_and_is_not_hammered(redis_url: str, tmp_path: Path) -> None:
     runs = Runs()
-    async with Desk.open(redis_url, tmp_path, jobs_for(runs.handle)) as desk:
-        disk = Disk(desk)
-        await desk.producer.enqueue_many([request(n) for n in range(JOBS)])
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(runs.handle)) as setup:
+        disk = Disk(setup)
+        await setup.producer.enqueue_many([request(n) for n in range(JOBS)])
         disk.full = True
-        async with desk.working(concurrency=SLOTS, lock=30):
+        async with setup.working(concurrency=SLOTS, lock=30):
             await until(
-                lambda: count(desk, "snoozed") > PROBES, 60, "jobs met the full disk, some after a pause"
+                lambda: count(setup, "snoozed") > PROBES, 60, "jobs met the full disk, some after a pause"
             )
-            assert (await desk.counts("desk")).get("failed", 0) == 0
-            assert await stored(desk) == []
-            tries = count(desk, "snoozed")
+            assert (await setup.counts("setup")).get("failed", 0) == 0
+            assert await stored(setup) == []
+            tries = count(setup, "snoozed")
             assert tries <= 2 * SLOTS, f"{tries} executions met the outage, {JOBS} jobs waited"
             disk.full = False
-            await everything_done_once(desk, runs)
+            await everything_done_once(setup, runs)
         assert runs.total <= JOBS + 2 * SLOTS, "work was repeated for what was under way, not for every job"
 
 
@@ -136,16 +136,16 @@ async def test_postgres_stopped_and_started_again_fails_no_job(
     redis_url: str, own_postgres: PostgresServer
 ) -> None:
     runs = Runs()
-    async with Desk.open(redis_url, own_postgres.url, jobs_for(runs.handle)) as desk:
-        await desk.producer.enqueue_many([request(n) for n in range(JOBS)])
-        async with desk.working(concurrency=SLOTS, lock=30):
-            await until(lambda: count(desk, "completed") >= SLOTS, 60, "work is under way")
+    async with JobSetup.open(redis_url, own_postgres.url, jobs_for(runs.handle)) as setup:
+        await setup.producer.enqueue_many([request(n) for n in range(JOBS)])
+        async with setup.working(concurrency=SLOTS, lock=30):
+            await until(lambda: count(setup, "completed") >= SLOTS, 60, "work is under way")
             await asyncio.to_thread(own_postgres.kill)
-            before = count(desk, "snoozed")
-            await until(lambda: count(desk, "snoozed") >= before + PROBES, 60, "jobs met the outage")
+            before = count(setup, "snoozed")
+            await until(lambda: count(setup, "snoozed") >= before + PROBES, 60, "jobs met the outage")
             await asyncio.to_thread(own_postgres.restart)
-            await everything_done_once(desk, runs)
-        assert count(desk, "snoozed") <= 3 * SLOTS, (
+            await everything_done_once(setup, runs)
+        assert count(setup, "snoozed") <= 3 * SLOTS, (
             "the outage was met by what was under way, then by single jobs"
         )
 
@@ -155,29 +155,29 @@ async def test_naive_an_outage_that_counts_as_failure_empties_the_queue_into_the
 ) -> None:
     for module in (store_module, store_gate):
         monkeypatch.setattr(module, "is_outage", lambda _error, **_options: False)
-    async with Desk.open(redis_url, tmp_path, jobs_for(Runs().handle)) as desk:
-        disk = Disk(desk)
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(Runs().handle)) as setup:
+        disk = Disk(setup)
         disk.full = True
         requests = [request(n) for n in range(50)]
-        await desk.producer.enqueue_many(requests)
-        async with desk.working(concurrency=SLOTS, lock=30):
-            assert await desk.ended(*requests) == ["failed"] * 50
+        await setup.producer.enqueue_many(requests)
+        async with setup.working(concurrency=SLOTS, lock=30):
+            assert await setup.ended(*requests) == ["failed"] * 50
 
 
 async def test_a_cancellation_during_an_outage_is_not_a_failure(redis_url: str, tmp_path: Path) -> None:
     async def asked_to_stop(_ctx: JobContext, _payload: Work) -> None:
         raise Cancelled("the owner closed the account: " + "x" * 9_000)
 
-    async with Desk.open(redis_url, tmp_path, jobs_for(asked_to_stop)) as desk:
-        disk = Disk(desk)
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(asked_to_stop)) as setup:
+        disk = Disk(setup)
         disk.full = True
-        async with desk.working():
-            ref = await desk.producer.enqueue(request(1))
-            await until(lambda: desk.outcomes(ref.id), what="its end cannot be written")
-            assert desk.outcomes(ref.id) == ["snoozed"]
+        async with setup.working():
+            ref = await setup.producer.enqueue(request(1))
+            await until(lambda: setup.outcomes(ref.id), what="its end cannot be written")
+            assert setup.outcomes(ref.id) == ["snoozed"]
             disk.full = False
-            assert await desk.ended(request(1)) == ["completed"]
-        assert cancelled((await desk.job(request(1))).returnvalue) is not None
+            assert await setup.ended(request(1)) == ["completed"]
+        assert cancelled((await setup.job(request(1))).returnvalue) is not None
 
 
 async def test_a_job_older_than_its_retry_policy_survives_an_outage(redis_url: str, tmp_path: Path) -> None:
@@ -186,14 +186,14 @@ async def test_a_job_older_than_its_retry_policy_survives_an_outage(redis_url: s
     jobs = JobTypes()
     retry = RetryPolicy(base=0.05, cap=0.2, attempts=1, max_age=0.001)
     jobs.register(
-        name="work", payload=Work, handler=runs.handle, queue="desk", retry=retry, deadline=Deadline(30.0)
+        name="work", payload=Work, handler=runs.handle, queue="setup", retry=retry, deadline=Deadline(30.0)
     )
-    async with Desk.open(redis_url, tmp_path, jobs) as desk:
-        disk = Disk(desk)
+    async with JobSetup.open(redis_url, tmp_path, jobs) as setup:
+        disk = Disk(setup)
         disk.full = True
-        async with desk.working():
-            ref = await desk.producer.enqueue(request(1))
-            await until(lambda: desk.outcomes(ref.id), what="it met the outage")
+        async with setup.working():
+            ref = await setup.producer.enqueue(request(1))
+            await until(lambda: setup.outcomes(ref.id), what="it met the outage")
             disk.full = False
-            assert await desk.ended(request(1)) == ["completed"]
-        assert desk.outcomes(ref.id)[0] == "snoozed"
+            assert await setup.ended(request(1)) == ["completed"]
+        assert setup.outcomes(ref.id)[0] == "snoozed"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.pipelines import Desk
+from harness.pipelines import JobSetup
 from harness.waiting import until
 from harness.workers import at_work, queue_at
 from studyhall.patterns.core.job import RetryPolicy
@@ -224,17 +224,17 @@ async def test_a_foreign_job_ends_in_one_visible_state_in_the_pipeline_too(
     jobs.register(
         name="work", payload=Work, handler=nothing, queue="q", retry=RetryPolicy(base=0.01, attempts=2)
     )
-    async with Desk.open(redis_url, tmp_path, jobs) as desk:
-        ref = await desk.producer.enqueue(JobRequest("work", {}, key="good"))
+    async with JobSetup.open(redis_url, tmp_path, jobs) as setup:
+        ref = await setup.producer.enqueue(JobRequest("work", {}, key="good"))
         with redis_server.client() as client:
             good = client.hgetall(f"bull:q:{ref.id}")
             for shape in SHAPES:
                 data = json.dumps({**json.loads(good["data"]), "key": shape})
                 put(client, "q", shape, {**good, **options(), "data": data})
             ids = [ref.id, *SHAPES]
-            async with desk.working(lock=2, signer=None):
+            async with setup.working(lock=2, signer=None):
                 await until(lambda: all_ended(client, "q", ids), 40, lambda: open_ones(client, "q", ids))
             assert states(client, "q")[ref.id] == ["completed"]
-            lines = {line["job_id"]: line["outcome"] for line in desk.lines}
+            lines = {line["job_id"]: line["outcome"] for line in setup.lines}
         assert lines["attempts text"] == lines["atm text"] == "completed"
         assert lines["data null"] == "permanent"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness.pipelines import Desk
+from harness.pipelines import JobSetup
 from harness.redis import RedisServer
 from harness.workers import queue_at
 from studyhall.patterns import dead_letter
@@ -69,13 +69,13 @@ def age(folder: Path, seconds: float = 7200) -> None:
 async def test_a_stored_payload_reaches_the_worker_whole(redis_url: str, tmp_path: Path) -> None:
     blobs, read = Blobs(tmp_path / "blobs"), list[bytes]()
     content = os.urandom(3_000_000)
-    async with Desk.open(redis_url, tmp_path, scan_jobs(blobs, read)) as desk, desk.working():
+    async with JobSetup.open(redis_url, tmp_path, scan_jobs(blobs, read)) as setup, setup.working():
         claim = await blobs.put(content, OWNER)
         request = JobRequest("scan", {"image": claim}, key="k")
-        await desk.producer.enqueue(request)
-        assert await desk.ended(request) == ["completed"]
+        await setup.producer.enqueue(request)
+        assert await setup.ended(request) == ["completed"]
         assert read == [content]
-        assert len(json.dumps((await desk.job(request)).data)) < 1_000
+        assert len(json.dumps((await setup.job(request)).data)) < 1_000
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ async def test_a_blob_that_is_not_what_was_stored_fails_its_job_for_good(
     redis_url: str, tmp_path: Path, harm: Callable[[Path], object], error: type[Exception]
 ) -> None:
     blobs, read = Blobs(tmp_path / "blobs"), list[bytes]()
-    async with Desk.open(redis_url, tmp_path, scan_jobs(blobs, read)) as desk:
+    async with JobSetup.open(redis_url, tmp_path, scan_jobs(blobs, read)) as setup:
         claim = await blobs.put(b"page" * 1000, OWNER)
         harm(tmp_path / "blobs" / claim.ref)
         request = JobRequest("scan", {"image": claim}, key="k")
-        await desk.producer.enqueue(request)
-        async with desk.working():
-            assert await desk.ended(request) == ["failed"]
-        job = await desk.job(request)
+        await setup.producer.enqueue(request)
+        async with setup.working():
+            assert await setup.ended(request) == ["failed"]
+        job = await setup.job(request)
         assert job.failedReason.startswith(error.__name__)
         assert (job.attemptsMade, read) == (1, [])
 
@@ -134,23 +134,23 @@ def test_the_limit_is_in_bytes_as_stored() -> None:
 async def test_the_sweep_takes_what_nobody_needs_and_nothing_else(redis_url: str, tmp_path: Path) -> None:
     folder = tmp_path / "blobs"
     blobs, read = Blobs(folder), list[bytes]()
-    async with Desk.open(redis_url, tmp_path, scan_jobs(blobs, read)) as desk:
-        needed = needed_by_jobs(desk.producer.redis, needed_by_dead_letters(desk.store))
+    async with JobSetup.open(redis_url, tmp_path, scan_jobs(blobs, read)) as setup:
+        needed = needed_by_jobs(setup.producer.redis, needed_by_dead_letters(setup.store))
 
         async def add(key: str, **fields: Any) -> tuple[JobRequest, Path]:
             claim = await blobs.put(key.encode(), ("scans", f"scan.{key}"))
             request = JobRequest("scan", {"image": claim, **fields}, key=key)
-            await desk.producer.enqueue(request)
+            await setup.producer.enqueue(request)
             return request, folder / claim.ref
 
         done, done_blob = await add("done")
         dead, dead_blob = await add("dead", fail=True)
-        async with desk.working():
-            assert await desk.ended(done, dead) == ["completed", "failed"]
-        await dead_letter.sweep(["scans"], desk.producer.redis, desk.store)
+        async with setup.working():
+            assert await setup.ended(done, dead) == ["completed", "failed"]
+        await dead_letter.sweep(["scans"], setup.producer.redis, setup.store)
         _waiting, waiting_blob = await add("waiting")
         gone, gone_blob = await add("gone")
-        await (await desk.job(gone)).remove()
+        await (await setup.job(gone)).remove()
         orphan = folder / (await blobs.put(b"its producer died before the add", ("scans", "scan.never"))).ref
         half = orphan.with_suffix(".part")
         half.write_bytes(b"its producer died while writing")
@@ -168,15 +168,15 @@ async def test_the_sweep_takes_what_nobody_needs_and_nothing_else(redis_url: str
         assert (swept.kept, swept.deleted) == (3, 3)
         assert swept.freed > 0
 
-        await (await desk.job(done)).remove()
+        await (await setup.job(done)).remove()
         age(folder)
         assert (await blobs.sweep("scans", needed)).deleted == 2, "its owner left, and the young one got old"
         age(folder)
         await blobs.sweep("scans", needed)
         assert sorted(path.name for path in (folder / "scans").iterdir()) == ["scan.dead", "scan.waiting"]
 
-        [letter] = await dead_letter.list_dead_letters(desk.store)
-        await dead_letter.replay(desk.store, desk.producer.redis, letter.id)
+        [letter] = await dead_letter.list_dead_letters(setup.store)
+        await dead_letter.replay(setup.store, setup.producer.redis, letter.id)
         assert (await blobs.sweep("scans", needed)).deleted == 0, "a replayed letter finds its blob"
 
 
@@ -192,17 +192,17 @@ async def test_the_sweep_leaves_the_blob_of_a_job_that_runs(redis_url: str, tmp_
 
     jobs = JobTypes()
     jobs.register(name="scan", payload=Scan, handler=scan, queue="scans")
-    async with Desk.open(redis_url, tmp_path, jobs) as desk:
+    async with JobSetup.open(redis_url, tmp_path, jobs) as setup:
         claim = await blobs.put(b"slowly", ("scans", "scan.slow"))
         request = JobRequest("scan", {"image": claim}, key="slow")
-        await desk.producer.enqueue(request)
-        async with desk.working():
+        await setup.producer.enqueue(request)
+        async with setup.working():
             async with asyncio.timeout(30):
                 await reading.wait()
             age(tmp_path / "blobs")
-            found = await blobs.sweep("scans", needed_by_jobs(desk.producer.redis))
+            found = await blobs.sweep("scans", needed_by_jobs(setup.producer.redis))
             swept.set()
-            assert await desk.ended(request) == ["completed"]
+            assert await setup.ended(request) == ["completed"]
     assert (found.kept, found.deleted, read) == (1, 0, [b"slowly"])
 
 
@@ -266,12 +266,12 @@ async def test_large_payloads_fill_redis_where_claims_do_not(
         client.flushall()
     empty = memory()
     blobs = Blobs(tmp_path / "blobs")
-    async with Desk.open(server.url, tmp_path, scan_jobs(blobs, [])) as desk:
+    async with JobSetup.open(server.url, tmp_path, scan_jobs(blobs, [])) as setup:
         with pytest.raises(PayloadTooLarge, match="limit is 65,536"):
-            await desk.producer.enqueue(JobRequest("inline", {"image": text}, key="k"))
+            await setup.producer.enqueue(JobRequest("inline", {"image": text}, key="k"))
         for n in range(jobs):
             claim = await blobs.put(text.encode(), ("scans", f"scan.{n}"))
-            await desk.producer.enqueue(JobRequest("scan", {"image": claim}, key=str(n)))
+            await setup.producer.enqueue(JobRequest("scan", {"image": claim}, key=str(n)))
     ours = memory() - empty
     assert naive > jobs * size * 0.9, "the naive twin put no weight on Redis: nothing proven"
     assert ours < naive / 50

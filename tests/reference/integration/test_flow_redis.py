@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.pipelines import Desk
+from harness.pipelines import JobSetup
 from studyhall.jobs import STAGES, study_flow
 from studyhall.patterns import dead_letter
 from studyhall.patterns.cancel import cancel
@@ -53,12 +53,12 @@ async def test_a_chain_runs_in_order_across_queues_and_each_gets_the_result_befo
     redis_url: str, tmp_path: Path
 ) -> None:
     flows = Flows()
-    async with Desk.open(redis_url, tmp_path, flows.jobs) as desk:
+    async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup:
         steps = [step("a"), step("b", "right"), step("c")]
-        await desk.producer.enqueue(chain(*steps))
-        assert await desk.counts("left") == {"prioritized": 1, "waiting-children": 1}
-        async with desk.working():
-            await desk.ended(*steps)
+        await setup.producer.enqueue(chain(*steps))
+        assert await setup.counts("left") == {"prioritized": 1, "waiting-children": 1}
+        async with setup.working():
+            await setup.ended(*steps)
         assert flows.ran == ["a", "b", "c"]
         assert flows.given["c"] == ({"bull:right:right.b": {"by": "b"}}, {})
 
@@ -66,9 +66,9 @@ async def test_a_chain_runs_in_order_across_queues_and_each_gets_the_result_befo
 async def test_a_parent_runs_once_after_all_its_children(redis_url: str, tmp_path: Path) -> None:
     flows = Flows()
     children = [step(f"c{n}", "right") for n in range(20)]
-    async with Desk.open(redis_url, tmp_path, flows.jobs) as desk, desk.working():
-        await desk.producer.enqueue(fan_in(step("merge"), children))
-        await desk.ended(step("merge"))
+    async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup, setup.working():
+        await setup.producer.enqueue(fan_in(step("merge"), children))
+        await setup.ended(step("merge"))
         assert flows.ran[-1] == "merge"
         assert sorted(flows.ran[:-1]) == sorted(f"c{n}" for n in range(20))
         assert len(flows.given["merge"][0]) == 20
@@ -77,18 +77,18 @@ async def test_a_parent_runs_once_after_all_its_children(redis_url: str, tmp_pat
 async def test_wait_keeps_the_parent_until_the_child_is_replayed(redis_url: str, tmp_path: Path) -> None:
     flows = Flows()
     flows.broken = {"b"}
-    async with Desk.open(redis_url, tmp_path, flows.jobs) as desk, desk.working():
+    async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup, setup.working():
         steps = [step("a"), step("b"), step("c"), step("d", "right")]
-        await desk.producer.enqueue(chain(*steps))
-        assert await desk.ended(step("b")) == ["failed"]
-        swept = await dead_letter.sweep(desk.jobs.queues, desk.producer.redis, desk.store)
+        await setup.producer.enqueue(chain(*steps))
+        assert await setup.ended(step("b")) == ["failed"]
+        swept = await dead_letter.sweep(setup.jobs.queues, setup.producer.redis, setup.store)
         assert swept.archived == 1
-        assert [await desk.state(one) for one in steps[2:]] == ["waiting-children", "waiting-children"]
+        assert [await setup.state(one) for one in steps[2:]] == ["waiting-children", "waiting-children"]
         assert flows.ran == ["a"]
         flows.broken.clear()
-        [letter] = await dead_letter.list_dead_letters(desk.store)
-        await dead_letter.replay(desk.store, desk.producer.redis, letter.id)
-        await desk.ended(steps[-1])
+        [letter] = await dead_letter.list_dead_letters(setup.store)
+        await dead_letter.replay(setup.store, setup.producer.redis, letter.id)
+        await setup.ended(steps[-1])
         assert flows.ran == ["a", "b", "c", "d"], "the flow went on where it stood, nothing ran twice"
 
 
@@ -97,16 +97,16 @@ async def test_fail_takes_the_parent_along_and_replaying_the_child_brings_both_b
 ) -> None:
     flows = Flows()
     flows.broken = {"child"}
-    async with Desk.open(redis_url, tmp_path, flows.jobs) as desk, desk.working():
+    async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup, setup.working():
         [child] = on_failure("fail", step("child"))
-        await desk.producer.enqueue(fan_in(step("parent", "right"), [child]))
-        assert await desk.ended(step("child"), step("parent", "right")) == ["failed", "failed"]
-        assert "child bull:left:left.child failed" in (await desk.job(step("parent", "right"))).failedReason
-        await dead_letter.sweep(desk.jobs.queues, desk.producer.redis, desk.store)
+        await setup.producer.enqueue(fan_in(step("parent", "right"), [child]))
+        assert await setup.ended(step("child"), step("parent", "right")) == ["failed", "failed"]
+        assert "child bull:left:left.child failed" in (await setup.job(step("parent", "right"))).failedReason
+        await dead_letter.sweep(setup.jobs.queues, setup.producer.redis, setup.store)
         flows.broken.clear()
-        done = await dead_letter.replay_many(desk.store, desk.producer.redis, per_second=1000)
+        done = await dead_letter.replay_many(setup.store, setup.producer.redis, per_second=1000)
         assert "left.child" in done.job_ids
-        assert await desk.ended(step("child"), step("parent", "right")) == ["completed", "completed"]
+        assert await setup.ended(step("child"), step("parent", "right")) == ["completed", "completed"]
         assert flows.ran == ["child", "parent"]
 
 
@@ -115,10 +115,10 @@ async def test_ignore_lets_the_parent_go_on_and_tells_it_what_is_missing(
 ) -> None:
     flows = Flows()
     flows.broken = {"nice-to-have"}
-    async with Desk.open(redis_url, tmp_path, flows.jobs) as desk, desk.working():
+    async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup, setup.working():
         optional = on_failure(OnFailure.IGNORE, step("nice-to-have"))
-        await desk.producer.enqueue(fan_in(step("report", "right"), [step("needed"), *optional]))
-        assert await desk.ended(step("report", "right")) == ["completed"]
+        await setup.producer.enqueue(fan_in(step("report", "right"), [step("needed"), *optional]))
+        assert await setup.ended(step("report", "right")) == ["completed"]
         results, missing = flows.given["report"]
         assert results == {"bull:left:left.needed": {"by": "needed"}}
         assert "nice-to-have is broken" in missing["bull:left:left.nice-to-have"]
@@ -127,21 +127,21 @@ async def test_ignore_lets_the_parent_go_on_and_tells_it_what_is_missing(
 async def test_adding_a_flow_again_at_any_moment_changes_nothing(redis_url: str, tmp_path: Path) -> None:
     flows = Flows()
     steps = [step("a"), step("b", "right"), step("c")]
-    async with Desk.open(redis_url, tmp_path, flows.jobs) as desk:
+    async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup:
         for _ in range(3):
-            await desk.producer.enqueue(chain(*steps))
-        async with desk.working("left"):
-            await desk.ended(step("a"))
-        await desk.producer.enqueue(chain(*steps))  # a is done, b waits for a worker
-        async with desk.working("right"):
-            await desk.ended(step("b", "right"))
-        await desk.producer.enqueue(chain(*steps))  # c waits for a worker
-        async with desk.working():
-            await desk.ended(*steps)
-            await desk.producer.enqueue(chain(*steps))  # all done
+            await setup.producer.enqueue(chain(*steps))
+        async with setup.working("left"):
+            await setup.ended(step("a"))
+        await setup.producer.enqueue(chain(*steps))  # a is done, b waits for a worker
+        async with setup.working("right"):
+            await setup.ended(step("b", "right"))
+        await setup.producer.enqueue(chain(*steps))  # c waits for a worker
+        async with setup.working():
+            await setup.ended(*steps)
+            await setup.producer.enqueue(chain(*steps))  # all done
             await asyncio.sleep(0.3)
         assert flows.ran == ["a", "b", "c"]
-        assert await desk.counts("left") == {"completed": 2}
+        assert await setup.counts("left") == {"completed": 2}
 
 
 async def test_a_child_of_another_living_flow_is_refused_before_anything_is_added(
@@ -149,15 +149,15 @@ async def test_a_child_of_another_living_flow_is_refused_before_anything_is_adde
 ) -> None:
     """BullMQ adds the second parent without its child: it would wait forever, and nobody is told."""
     flows = Flows()
-    async with Desk.open(redis_url, tmp_path, flows.jobs) as desk:
-        await desk.producer.enqueue(fan_in(step("first", "right"), [step("shared")]))
-        before = await desk.counts("right")
+    async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup:
+        await setup.producer.enqueue(fan_in(step("first", "right"), [step("shared")]))
+        before = await setup.counts("right")
         with pytest.raises(
             FlowConflict, match=r"left\.shared belongs to the flow of bull:right:right\.first"
         ):
-            await desk.producer.enqueue(fan_in(step("second", "right"), [step("shared"), step("own")]))
-        assert await desk.counts("right") == before
-        assert await desk.counts("left") == {"prioritized": 1}
+            await setup.producer.enqueue(fan_in(step("second", "right"), [step("shared"), step("own")]))
+        assert await setup.counts("right") == before
+        assert await setup.counts("left") == {"prioritized": 1}
 
 
 def test_studyhall_adds_its_four_stages_as_one_flow_that_waits_for_replays() -> None:
@@ -172,11 +172,11 @@ def test_studyhall_adds_its_four_stages_as_one_flow_that_waits_for_replays() -> 
 
 async def test_cancelling_one_step_cancels_what_waits_for_it(redis_url: str, tmp_path: Path) -> None:
     flows = Flows()
-    async with Desk.open(redis_url, tmp_path, flows.jobs) as desk:
+    async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup:
         steps = [step("a"), step("b"), step("c", "right")]
-        await desk.producer.enqueue(chain(*steps))
-        first = desk.producer.ref(step("a"))
-        await cancel(desk.producer.redis, desk.store, first.queue, first.id, reason="changed my mind")
-        async with desk.working():
-            assert await desk.ended(*steps) == ["completed"] * 3
+        await setup.producer.enqueue(chain(*steps))
+        first = setup.producer.ref(step("a"))
+        await cancel(setup.producer.redis, setup.store, first.queue, first.id, reason="changed my mind")
+        async with setup.working():
+            assert await setup.ended(*steps) == ["completed"] * 3
         assert flows.ran == []

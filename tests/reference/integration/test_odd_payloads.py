@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from harness.pipelines import Desk, full_producer
+from harness.pipelines import JobSetup, full_producer
 from harness.waiting import until
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.plain_json import NotJson
@@ -71,7 +71,7 @@ async def ignore(_ctx: JobContext, _payload: Any) -> None:
 
 def jobs_of(model: type[BaseModel]) -> JobTypes:
     jobs = JobTypes()
-    jobs.register(name="odd", payload=model, handler=ignore, queue="desk")
+    jobs.register(name="odd", payload=model, handler=ignore, queue="setup")
     return jobs
 
 
@@ -139,21 +139,21 @@ async def test_what_a_foreign_producer_wrote_fails_once_by_name_and_its_neighbou
 ) -> None:
     payload, name = RAW[raw]
     jobs = jobs_of(Strict)
-    async with Desk.open(redis_url, tmp_path, jobs) as desk:
+    async with JobSetup.open(redis_url, tmp_path, jobs) as setup:
         odd, good = JobRequest("odd", {}, key="odd"), JobRequest("odd", {}, key="good")
-        refs = await desk.producer.enqueue_many([odd, good])
+        refs = await setup.producer.enqueue_many([odd, good])
         data = f'{{"v":1,"key":"odd","meta":{{}},"payload":{payload}}}'
-        await desk.producer.redis.hset(f"bull:desk:{refs[0].id}", "data", data)
-        async with desk.working(signer=None):
-            assert await desk.ended(good) == ["completed"]
-            await until(lambda: _failed(desk), what="the odd one failed")
-        fields = await desk.producer.redis.hgetall(f"bull:desk:{refs[0].id}")
+        await setup.producer.redis.hset(f"bull:setup:{refs[0].id}", "data", data)
+        async with setup.working(signer=None):
+            assert await setup.ended(good) == ["completed"]
+            await until(lambda: _failed(setup), what="the odd one failed")
+        fields = await setup.producer.redis.hgetall(f"bull:setup:{refs[0].id}")
         assert fields["failedReason"].startswith(name), fields["failedReason"]
         assert fields["atm"] == "1", "what can never pass is not tried again"
 
 
-async def _failed(desk: Desk) -> bool:
-    return (await desk.counts("desk")).get("failed") == 1
+async def _failed(setup: JobSetup) -> bool:
+    return (await setup.counts("setup")).get("failed") == 1
 
 
 @pytest.mark.parametrize("raw", ["nan", "lone surrogate", "beyond double"])

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Column, Connection, Float, Integer, String, Table, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from harness.pipelines import Desk
+from harness.pipelines import JobSetup
 from queuesmith.console.problems import problem_of
 from studyhall.patterns import dead_letter
 from studyhall.patterns.core.errors import Permanent, Transient
@@ -132,19 +132,19 @@ async def test_no_value_of_a_statement_reaches_log_redis_or_dead_letter(
 
     jobs = JobTypes()
     retry = RetryPolicy(base=0.01, cap=0.01, attempts=2)
-    jobs.register(name="person", payload=Person, handler=store_person, queue="desk", retry=retry)
+    jobs.register(name="person", payload=Person, handler=store_person, queue="setup", retry=retry)
     request = JobRequest("person", {"how": how}, key="k")
-    async with Desk.open(redis_url, store_url, jobs) as desk:
-        ref = await desk.producer.enqueue(request)
-        async with desk.working():
-            assert await desk.ended(request) == ["failed"]
-        fields = await desk.producer.redis.hgetall(f"bull:desk:{ref.id}")
+    async with JobSetup.open(redis_url, store_url, jobs) as setup:
+        ref = await setup.producer.enqueue(request)
+        async with setup.working():
+            assert await setup.ended(request) == ["failed"]
+        fields = await setup.producer.redis.hgetall(f"bull:setup:{ref.id}")
         clean(fields["failedReason"], fields["stacktrace"])
         assert "save" in fields["stacktrace"] or "Traceback" in fields["stacktrace"], "still a trace"
-        await dead_letter.sweep(["desk"], desk.producer.redis, desk.store)
-        [letter] = await dead_letter.list_dead_letters(desk.store)
+        await dead_letter.sweep(["setup"], setup.producer.redis, setup.store)
+        [letter] = await dead_letter.list_dead_letters(setup.store)
         clean(letter.reason, letter.snapshot["fields"]["stacktrace"])
-        clean(*map(str, desk.lines), written())
+        clean(*map(str, setup.lines), written())
 
 
 @pytest.mark.parametrize("how", [*FAULTS, "cut_off"])

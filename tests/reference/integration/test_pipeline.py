@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Column, Integer, Table, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from harness.pipelines import Desk
+from harness.pipelines import JobSetup
 from harness.waiting import until
 from studyhall.patterns import dead_letter, idempotency
 from studyhall.patterns.core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, Transient
@@ -46,7 +46,7 @@ def jobs_for(handler: Handler, *, attempts: int = 3, seconds: float = 30.0) -> J
         name="work",
         payload=Work,
         handler=handler,
-        queue="desk",
+        queue="setup",
         retry=RetryPolicy(base=0.05, cap=0.2, attempts=attempts),
         deadline=Deadline(seconds),
     )
@@ -57,8 +57,8 @@ def work(n: int = 0, **options: Any) -> JobRequest:
     return JobRequest("work", {"n": n}, key=options.pop("key", f"k{n}"), **options)
 
 
-async def effect_count(desk: Desk) -> int:
-    async with read(desk.store) as connection:
+async def effect_count(setup: JobSetup) -> int:
+    async with read(setup.store) as connection:
         return int(await connection.scalar(select(func.count()).select_from(effects)) or 0)
 
 
@@ -96,47 +96,47 @@ def raise_(error: BaseException) -> None:
 
 
 async def test_completed_leaves_effect_result_line_and_count(redis_url: str, tmp_path: Path) -> None:
-    async with Desk.open(redis_url, tmp_path, jobs_for(add_effect)) as desk, desk.working():
-        ref = await desk.producer.enqueue(work(1))
-        assert await desk.ended(work(1)) == ["completed"]
-        assert (await desk.job(work(1))).returnvalue == {"n": 1, "attempt": 1}
-        assert await effect_count(desk) == 1
-        await until(lambda: desk.lines, what="the line")
-        [line] = desk.lines
-        assert (line["job_id"], line["name"], line["queue"]) == (ref.id, "work", "desk")
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(add_effect)) as setup, setup.working():
+        ref = await setup.producer.enqueue(work(1))
+        assert await setup.ended(work(1)) == ["completed"]
+        assert (await setup.job(work(1))).returnvalue == {"n": 1, "attempt": 1}
+        assert await effect_count(setup) == 1
+        await until(lambda: setup.lines, what="the line")
+        [line] = setup.lines
+        assert (line["job_id"], line["name"], line["queue"]) == (ref.id, "work", "setup")
         assert (line["attempt"], line["outcome"]) == (1, "completed")
         assert line["duration_ms"] >= 0
         assert line["correlation_id"]
         assert "ann@example.com" not in json.dumps(line), "the payload is not part of the line"
         assert (
-            'jobs_total{name="work",outcome="completed",queue="desk"} 1.0' in desk.metrics.render().decode()
+            'jobs_total{name="work",outcome="completed",queue="setup"} 1.0' in setup.metrics.render().decode()
         )
 
 
 async def test_duplicate_gets_the_stored_result_without_a_second_effect(
     redis_url: str, tmp_path: Path
 ) -> None:
-    async with Desk.open(redis_url, tmp_path, jobs_for(add_effect)) as desk, desk.working():
-        await desk.producer.enqueue(work(1))
-        await desk.ended(work(1))
-        await (await desk.job(work(1))).remove()  # retention took it: the id is free again
-        ref = await desk.producer.enqueue(work(1))
-        await desk.ended(work(1))
-        assert (await desk.job(work(1))).returnvalue == {"n": 1, "attempt": 1}
-        assert await effect_count(desk) == 1
-        assert desk.outcomes(ref.id) == ["completed", "duplicate"]
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(add_effect)) as setup, setup.working():
+        await setup.producer.enqueue(work(1))
+        await setup.ended(work(1))
+        await (await setup.job(work(1))).remove()  # retention took it: the id is free again
+        ref = await setup.producer.enqueue(work(1))
+        await setup.ended(work(1))
+        assert (await setup.job(work(1))).returnvalue == {"n": 1, "attempt": 1}
+        assert await effect_count(setup) == 1
+        assert setup.outcomes(ref.id) == ["completed", "duplicate"]
 
 
 async def test_the_same_key_with_another_payload_is_an_error_and_not_somebody_elses_result(
     redis_url: str, tmp_path: Path
 ) -> None:
-    async with Desk.open(redis_url, tmp_path, jobs_for(add_effect)) as desk, desk.working():
-        await desk.producer.enqueue(work(1, key="same"))
-        await desk.ended(work(1, key="same"))
-        await (await desk.job(work(1, key="same"))).remove()
-        await desk.producer.enqueue(work(2, key="same"))
-        assert await desk.ended(work(2, key="same")) == ["failed"]
-        assert "KeyReused" in (await desk.job(work(2, key="same"))).failedReason
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(add_effect)) as setup, setup.working():
+        await setup.producer.enqueue(work(1, key="same"))
+        await setup.ended(work(1, key="same"))
+        await (await setup.job(work(1, key="same"))).remove()
+        await setup.producer.enqueue(work(2, key="same"))
+        assert await setup.ended(work(2, key="same")) == ["failed"]
+        assert "KeyReused" in (await setup.job(work(2, key="same"))).failedReason
 
 
 @pytest.mark.parametrize(
@@ -162,11 +162,11 @@ async def test_whatever_a_handler_raises_is_a_failed_attempt_and_the_line_says_s
             call()
 
     requests = [work(n) for n in range(5)]
-    async with Desk.open(redis_url, tmp_path, jobs_for(handler, attempts=2)) as desk, desk.working():
-        refs = await desk.producer.enqueue_many(requests)
-        assert await desk.ended(*requests) == ["failed"] + ["completed"] * 4
-        assert desk.outcomes(refs[0].id) == ["retry", "exhausted"]
-        assert reason in (await desk.job(work(0))).failedReason
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(handler, attempts=2)) as setup, setup.working():
+        refs = await setup.producer.enqueue_many(requests)
+        assert await setup.ended(*requests) == ["failed"] + ["completed"] * 4
+        assert setup.outcomes(refs[0].id) == ["retry", "exhausted"]
+        assert reason in (await setup.job(work(0))).failedReason
 
 
 async def test_retries_come_with_jittered_delays_and_end_exhausted(redis_url: str, tmp_path: Path) -> None:
@@ -174,19 +174,19 @@ async def test_retries_come_with_jittered_delays_and_end_exhausted(redis_url: st
         raise Transient("provider down")
 
     requests = [work(n) for n in range(30)]
-    async with Desk.open(redis_url, tmp_path, jobs_for(fails, attempts=2)) as desk:
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(fails, attempts=2)) as setup:
         delays: list[int] = []
-        async with desk.working(concurrency=30) as [worker]:
+        async with setup.working(concurrency=30) as [worker]:
             worker.on("delayed", lambda _job, error: delays.append(round(error.delay * 1000)))
-            await desk.producer.enqueue_many(requests)
-            assert await desk.ended(*requests) == ["failed"] * 30
+            await setup.producer.enqueue_many(requests)
+            assert await setup.ended(*requests) == ["failed"] * 30
         for request in requests:
-            assert desk.outcomes(desk.producer.ref(request).id) == ["retry", "exhausted"]
-            assert (await desk.job(request)).attemptsMade == 2
+            assert setup.outcomes(setup.producer.ref(request).id) == ["retry", "exhausted"]
+            assert (await setup.job(request)).attemptsMade == 2
         assert len(delays) == 30
         assert max(delays) <= 50, "within base * 2**0"
         assert len(set(delays)) > 5, "spread over the range, not one delay for all"
-        assert "attempt 2 of 2 failed" in (await desk.job(requests[0])).failedReason
+        assert "attempt 2 of 2 failed" in (await setup.job(requests[0])).failedReason
 
 
 async def test_an_unknown_exception_is_retried_like_a_transient_one(redis_url: str, tmp_path: Path) -> None:
@@ -194,10 +194,10 @@ async def test_an_unknown_exception_is_retried_like_a_transient_one(redis_url: s
         if ctx.attempt == 1:
             raise KeyError("a bug")
 
-    async with Desk.open(redis_url, tmp_path, jobs_for(fails_once)) as desk, desk.working():
-        ref = await desk.producer.enqueue(work())
-        assert await desk.ended(work()) == ["completed"]
-        assert desk.outcomes(ref.id) == ["retry", "completed"]
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(fails_once)) as setup, setup.working():
+        ref = await setup.producer.enqueue(work())
+        assert await setup.ended(work()) == ["completed"]
+        assert setup.outcomes(ref.id) == ["retry", "completed"]
 
 
 @pytest.mark.parametrize(
@@ -214,37 +214,37 @@ async def test_waiting_spends_no_attempt(redis_url: str, tmp_path: Path, wait: E
         if len(attempts) < 4:
             raise wait
 
-    async with Desk.open(redis_url, tmp_path, jobs_for(waits, attempts=2)) as desk, desk.working():
-        ref = await desk.producer.enqueue(work())
-        assert await desk.ended(work()) == ["completed"]
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(waits, attempts=2)) as setup, setup.working():
+        ref = await setup.producer.enqueue(work())
+        assert await setup.ended(work()) == ["completed"]
         assert attempts == [1, 1, 1, 1]
-        assert desk.outcomes(ref.id) == ["snoozed"] * 3 + ["completed"]
+        assert setup.outcomes(ref.id) == ["snoozed"] * 3 + ["completed"]
 
 
 async def test_permanent_fails_now_with_attempts_left(redis_url: str, tmp_path: Path) -> None:
     async def never(ctx: JobContext, payload: Work) -> None:
         raise Permanent(f"card declined for ann@example.com with {SECRET}")
 
-    async with Desk.open(redis_url, tmp_path, jobs_for(never)) as desk, desk.working():
-        ref = await desk.producer.enqueue(work())
-        assert await desk.ended(work()) == ["failed"]
-        assert desk.outcomes(ref.id) == ["permanent"]
-        reason = (await desk.job(work())).failedReason
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(never)) as setup, setup.working():
+        ref = await setup.producer.enqueue(work())
+        assert await setup.ended(work()) == ["failed"]
+        assert setup.outcomes(ref.id) == ["permanent"]
+        reason = (await setup.job(work())).failedReason
         assert "card declined" in reason
-        for text in (reason, json.dumps(desk.lines)):
+        for text in (reason, json.dumps(setup.lines)):
             assert SECRET not in text, "secrets are redacted in Redis and in the log"
             assert "ann@example.com" not in text
 
 
 async def test_expired_work_is_dropped_visibly(redis_url: str, tmp_path: Path) -> None:
-    async with Desk.open(redis_url, tmp_path, jobs_for(add_effect)) as desk:
-        ref = await desk.producer.enqueue(work(max_age=0.05))
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(add_effect)) as setup:
+        ref = await setup.producer.enqueue(work(max_age=0.05))
         await asyncio.sleep(0.1)  # it gets too old while nobody works
-        async with desk.working():
-            assert await desk.ended(work()) == ["failed"]
-        assert "Expired" in (await desk.job(work())).failedReason
-        assert await effect_count(desk) == 0
-        assert desk.outcomes(ref.id) == ["expired"]
+        async with setup.working():
+            assert await setup.ended(work()) == ["failed"]
+        assert "Expired" in (await setup.job(work())).failedReason
+        assert await effect_count(setup) == 0
+        assert setup.outcomes(ref.id) == ["expired"]
 
 
 async def test_a_delayed_job_and_a_replayed_one_have_their_whole_max_age(
@@ -262,19 +262,21 @@ async def test_a_delayed_job_and_a_replayed_one_have_their_whole_max_age(
         return "done"
 
     jobs = JobTypes()
-    jobs.register(name="work", payload=Work, handler=waits_once, queue="desk", retry=RetryPolicy(max_age=2.5))
+    jobs.register(
+        name="work", payload=Work, handler=waits_once, queue="setup", retry=RetryPolicy(max_age=2.5)
+    )
     later, dies = JobRequest("work", {}, key="later", delay=3.0), JobRequest("work", {}, key="dies")
-    async with Desk.open(redis_url, tmp_path, jobs) as desk:
-        await desk.producer.enqueue(later)
-        ref = await desk.producer.enqueue(dies)
+    async with JobSetup.open(redis_url, tmp_path, jobs) as setup:
+        await setup.producer.enqueue(later)
+        ref = await setup.producer.enqueue(dies)
         stamp = int((time.time() - 3600) * 1000)
-        await desk.producer.redis.hset(f"bull:desk:{ref.id}", "timestamp", str(stamp))
-        async with desk.working():
-            assert await desk.ended(dies) == ["failed"]
-            await dead_letter.sweep(["desk"], desk.producer.redis, desk.store)
-            (letter,) = await dead_letter.find(desk.store, dead_letters.c.queue == "desk")
-            await dead_letter.replay(desk.store, desk.producer.redis, letter.id)
-            assert await desk.ended(later, dies) == ["completed", "completed"]
+        await setup.producer.redis.hset(f"bull:setup:{ref.id}", "timestamp", str(stamp))
+        async with setup.working():
+            assert await setup.ended(dies) == ["failed"]
+            await dead_letter.sweep(["setup"], setup.producer.redis, setup.store)
+            (letter,) = await dead_letter.find(setup.store, dead_letters.c.queue == "setup")
+            await dead_letter.replay(setup.store, setup.producer.redis, letter.id)
+            assert await setup.ended(later, dies) == ["completed", "completed"]
 
 
 @pytest.mark.parametrize(("ahead", "ends"), [(-120, "failed"), (-30, "completed"), (3600, "completed")])
@@ -282,12 +284,12 @@ async def test_max_age_is_off_by_as_much_as_the_clocks_differ_and_no_more(
     redis_url: str, tmp_path: Path, ahead: int, ends: str
 ) -> None:
     """A producer whose clock is `ahead` seconds before the worker's; the job is worth 60 s and starts at once."""
-    async with Desk.open(redis_url, tmp_path, jobs_for(add_effect)) as desk:
-        ref = await desk.producer.enqueue(work(max_age=60))
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(add_effect)) as setup:
+        ref = await setup.producer.enqueue(work(max_age=60))
         stamp = int((time.time() + ahead) * 1000)
-        await desk.producer.redis.hset(f"bull:desk:{ref.id}", "timestamp", str(stamp))
-        async with desk.working():
-            assert await desk.ended(work()) == [ends]
+        await setup.producer.redis.hset(f"bull:setup:{ref.id}", "timestamp", str(stamp))
+        async with setup.working():
+            assert await setup.ended(work()) == [ends]
 
 
 async def test_cancelled_by_the_handler_ends_without_effect_retry_or_dead_letter(
@@ -296,11 +298,11 @@ async def test_cancelled_by_the_handler_ends_without_effect_retry_or_dead_letter
     async def stops(ctx: JobContext, payload: Work) -> None:
         raise Cancelled("the owner closed the account")
 
-    async with Desk.open(redis_url, tmp_path, jobs_for(stops)) as desk, desk.working():
-        ref = await desk.producer.enqueue(work())
-        assert await desk.ended(work()) == ["completed"]
-        assert cancelled((await desk.job(work())).returnvalue) is not None
-        assert desk.outcomes(ref.id) == ["cancelled"]
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(stops)) as setup, setup.working():
+        ref = await setup.producer.enqueue(work())
+        assert await setup.ended(work()) == ["completed"]
+        assert cancelled((await setup.job(work())).returnvalue) is not None
+        assert setup.outcomes(ref.id) == ["cancelled"]
 
 
 async def test_released_on_drain_without_attempt_and_finished_by_the_next_worker(
@@ -315,15 +317,15 @@ async def test_released_on_drain_without_attempt_and_finished_by_the_next_worker
             await asyncio.sleep(60)
         return await add_effect(ctx, payload)
 
-    async with Desk.open(redis_url, tmp_path, jobs_for(slow)) as desk:
-        ref = await desk.producer.enqueue(work())
-        async with desk.working():
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(slow)) as setup:
+        ref = await setup.producer.enqueue(work())
+        async with setup.working():
             await begun.wait()
-        assert desk.outcomes(ref.id) == ["released"]
-        async with desk.working():
-            assert await desk.ended(work()) == ["completed"]
-        assert (await desk.job(work())).returnvalue == {"n": 0, "attempt": 1}, "no attempt was spent"
-        assert await effect_count(desk) == 1
+        assert setup.outcomes(ref.id) == ["released"]
+        async with setup.working():
+            assert await setup.ended(work()) == ["completed"]
+        assert (await setup.job(work())).returnvalue == {"n": 0, "attempt": 1}, "no attempt was spent"
+        assert await effect_count(setup) == 1
 
 
 async def test_a_hung_handler_is_stopped_at_its_deadline_and_others_run(
@@ -334,11 +336,11 @@ async def test_a_hung_handler_is_stopped_at_its_deadline_and_others_run(
             await asyncio.sleep(60)
 
     jobs = jobs_for(hangs, attempts=1, seconds=0.2)
-    async with Desk.open(redis_url, tmp_path, jobs) as desk, desk.working(concurrency=2):
+    async with JobSetup.open(redis_url, tmp_path, jobs) as setup, setup.working(concurrency=2):
         requests = [work(n) for n in range(5)]
-        await desk.producer.enqueue_many(requests)
-        assert await desk.ended(*requests) == ["failed", *["completed"] * 4]
-        assert "did not finish within 0.2 s" in (await desk.job(work(0))).failedReason
+        await setup.producer.enqueue_many(requests)
+        assert await setup.ended(*requests) == ["failed", *["completed"] * 4]
+        assert "did not finish within 0.2 s" in (await setup.job(work(0))).failedReason
 
 
 @pytest.mark.parametrize(
@@ -354,11 +356,11 @@ async def test_a_result_that_is_not_json_fails_once_and_takes_its_effect_back(
         done = await add_effect(ctx, payload)
         return Done(result, done.save)
 
-    async with Desk.open(redis_url, tmp_path, jobs_for(odd)) as desk, desk.working():
-        await desk.producer.enqueue(work())
-        assert await desk.ended(work()) == ["failed"]
-        assert "NotJson" in (await desk.job(work())).failedReason
-        assert (len(runs), await effect_count(desk)) == (1, 0)
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(odd)) as setup, setup.working():
+        await setup.producer.enqueue(work())
+        assert await setup.ended(work()) == ["failed"]
+        assert "NotJson" in (await setup.job(work())).failedReason
+        assert (len(runs), await effect_count(setup)) == (1, 0)
 
 
 # -- jobs that must not run ----------------------------------------------------------------------------------
@@ -372,11 +374,11 @@ async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(
     async def count(ctx: JobContext, payload: Work) -> None:
         ran.append(payload.n)
 
-    async with Desk.open(redis_url, tmp_path, jobs_for(count)) as desk:
-        queue, good = desk.producer.queue("desk"), desk.producer
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(count)) as setup:
+        queue, good = setup.producer.queue("setup"), setup.producer
 
         def signed(name: str, ident: str, data: Any, signer: Signer | None = None) -> dict[str, Any]:
-            return (signer or desk.signer).sign(name, ident, data)
+            return (signer or setup.signer).sign(name, ident, data)
 
         def data(n: int, **change: Any) -> dict[str, Any]:
             return {"v": 1, "payload": {"n": n, "email": "x"}, "key": f"bad{n}", "meta": {}, **change}
@@ -418,14 +420,14 @@ async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(
             usual = {"jobId": f"bad.{number}", "attempts": 5, "priority": 1}
             await queue.add(name, content, usual | options.get(number, {}))
         await good.enqueue_many(neighbours[5:])
-        async with desk.working(steps=[ticking(Schedules(desk.jobs, []), desk.store)]):
-            await until(lambda: _finished(desk, len(bad) + 10), 30, "all of them ended")
+        async with setup.working(steps=[ticking(Schedules(setup.jobs, []), setup.store)]):
+            await until(lambda: _finished(setup, len(bad) + 10), 30, "all of them ended")
         assert sorted(ran) == list(range(10)), "every neighbour ran, no bad job did"
         for number, why in enumerate(bad):
             job = await queue.getJob(options.get(number, {}).get("jobId", f"bad.{number}"))
             assert job.failedReason.startswith(why.partition(":")[0]), (why, job.failedReason)
             assert job.attemptsMade == 1, f"{why}: no attempt is spent on what can never pass"
-        lines = [line for line in desk.lines if line["job_id"].startswith(("bad.", "repeat:"))]
+        lines = [line for line in setup.lines if line["job_id"].startswith(("bad.", "repeat:"))]
         assert len(lines) == len(bad), "one line each"
         assert {line["outcome"] for line in lines} == {"permanent"}
     figures(
@@ -438,8 +440,8 @@ async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(
     )
 
 
-async def _finished(desk: Desk, number: int) -> bool:
-    counts = await desk.counts("desk")
+async def _finished(setup: JobSetup, number: int) -> bool:
+    counts = await setup.counts("setup")
     return counts.get("completed", 0) + counts.get("failed", 0) == number
 
 
@@ -464,13 +466,13 @@ async def test_own_steps_run_in_order_before_the_work_and_only_for_valid_jobs(
     async def handler(ctx: JobContext, payload: Work) -> None:
         seen.append(f"work {payload.n}")
 
-    async with Desk.open(redis_url, tmp_path, jobs_for(handler)) as desk:
-        async with desk.working(concurrency=1, steps=[first, second]):
-            await desk.producer.enqueue(work(1))
-            await desk.producer.enqueue(work(2))
-            await desk.producer.queue("desk").add("work", {"forged": True}, {"jobId": "forged.1"})
-            assert await desk.ended(work(1), work(2)) == ["completed", "failed"]
-            await until(lambda: _finished(desk, 3), 20, "the forged one ended")
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(handler)) as setup:
+        async with setup.working(concurrency=1, steps=[first, second]):
+            await setup.producer.enqueue(work(1))
+            await setup.producer.enqueue(work(2))
+            await setup.producer.queue("setup").add("work", {"forged": True}, {"jobId": "forged.1"})
+            assert await setup.ended(work(1), work(2)) == ["completed", "failed"]
+            await until(lambda: _finished(setup, 3), 20, "the forged one ended")
         assert seen == ["first 1", "second 1", "work 1", "first 2", "second 2"]
 
 
@@ -483,11 +485,14 @@ async def test_a_step_that_waits_consumes_no_attempt_and_runs_no_work(redis_url:
             raise RateLimited(retry_after=0.05)
         return await call_next(run)
 
-    async with Desk.open(redis_url, tmp_path, jobs_for(add_effect)) as desk, desk.working(steps=[limit]):
-        ref = await desk.producer.enqueue(work())
-        assert await desk.ended(work()) == ["completed"]
-        assert desk.outcomes(ref.id) == ["snoozed", "completed"]
-        assert (await desk.job(work())).returnvalue["attempt"] == 1
+    async with (
+        JobSetup.open(redis_url, tmp_path, jobs_for(add_effect)) as setup,
+        setup.working(steps=[limit]),
+    ):
+        ref = await setup.producer.enqueue(work())
+        assert await setup.ended(work()) == ["completed"]
+        assert setup.outcomes(ref.id) == ["snoozed", "completed"]
+        assert (await setup.job(work())).returnvalue["attempt"] == 1
 
 
 async def test_what_a_step_holds_is_released_however_the_work_ends(redis_url: str, tmp_path: Path) -> None:
@@ -504,9 +509,12 @@ async def test_what_a_step_holds_is_released_however_the_work_ends(redis_url: st
         if ctx.attempt == 1:
             raise Transient("again")
 
-    async with Desk.open(redis_url, tmp_path, jobs_for(fails_once)) as desk, desk.working(steps=[holding]):
-        await desk.producer.enqueue(work())
-        await desk.ended(work())
+    async with (
+        JobSetup.open(redis_url, tmp_path, jobs_for(fails_once)) as setup,
+        setup.working(steps=[holding]),
+    ):
+        await setup.producer.enqueue(work())
+        await setup.ended(work())
         assert held == ["+1", "-1", "+2", "-2"]
 
 
@@ -517,15 +525,15 @@ async def test_a_job_whose_acknowledgement_was_lost_is_a_duplicate_when_it_comes
     redis_url: str, tmp_path: Path
 ) -> None:
     """The effect was committed and the worker died before it could tell the queue."""
-    async with Desk.open(redis_url, tmp_path, jobs_for(add_effect)) as desk:
-        ref = await desk.producer.enqueue(work(1))
-        job = await desk.job(work(1))
-        box = idempotency.Inbox(desk.store, "work")
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(add_effect)) as setup:
+        ref = await setup.producer.enqueue(work(1))
+        job = await setup.job(work(1))
+        box = idempotency.Inbox(setup.store, "work")
         await box.record(
             "k1", idempotency.fingerprint(job.data["payload"]), {"n": 1, "from": "the dead worker"}
         )
-        async with desk.working():
-            assert await desk.ended(work(1)) == ["completed"]
-        assert (await desk.job(work(1))).returnvalue["from"] == "the dead worker"
-        assert desk.outcomes(ref.id) == ["duplicate"]
-        assert await effect_count(desk) == 0
+        async with setup.working():
+            assert await setup.ended(work(1)) == ["completed"]
+        assert (await setup.job(work(1))).returnvalue["from"] == "the dead worker"
+        assert setup.outcomes(ref.id) == ["duplicate"]
+        assert await effect_count(setup) == 0

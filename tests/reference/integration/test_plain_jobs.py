@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 from redis.asyncio import Redis
 
-from harness.pipelines import Desk
+from harness.pipelines import JobSetup
 from harness.processes import Spawner
 from harness.redis import RedisServer
 from harness.waiting import until
@@ -61,11 +61,11 @@ class Shop:
         self.printed.append(payload.parcel)
         return payload.parcel
 
-    def pipeline(self, desk: Desk) -> Pipeline:
+    def pipeline(self, setup: JobSetup) -> Pipeline:
         others = plain(
             Label, self.theirs, key=lambda label: label.parcel, retry=RetryPolicy(base=0.01, attempts=4)
         )
-        return Pipeline(typed(desk.jobs, otherwise=others), crash_budget(), once(inboxes(desk.store)))
+        return Pipeline(typed(setup.jobs, otherwise=others), crash_budget(), once(inboxes(setup.store)))
 
 
 @pytest.fixture
@@ -116,10 +116,13 @@ async def test_jobs_of_a_node_service_run_beside_our_envelopes_whatever_their_op
     program = node_home / "node_adds.mjs"  # modules are looked up from where the script lies
     shutil.copy(Path(__file__).parent / "programs" / program.name, program)
     node = spawn.command("node", program, redis_server.port, SHOP, json.dumps(written), cwd=node_home)
-    async with Desk.open(redis_url, tmp_path, jobs, signer=None) as desk, queue_at(redis_url, SHOP) as queue:
+    async with (
+        JobSetup.open(redis_url, tmp_path, jobs, signer=None) as setup,
+        queue_at(redis_url, SHOP) as queue,
+    ):
         assert await node.exited(60) == 0, node
-        await desk.producer.enqueue(JobRequest("print", {"parcel": "ours"}, key="ours"))
-        async with at_work(SHOP, shop.pipeline(desk), url=redis_url):
+        await setup.producer.enqueue(JobRequest("print", {"parcel": "ours"}, key="ours"))
+        async with at_work(SHOP, shop.pipeline(setup), url=redis_url):
 
             async def ended() -> bool:
                 states = await counts(queue)
@@ -127,8 +130,8 @@ async def test_jobs_of_a_node_service_run_beside_our_envelopes_whatever_their_op
 
             await until(ended, 40, "all of them ended")
         redis = producer_client(redis_url)
-        await dead_letter.sweep([SHOP], redis, desk.store)
-        letters = await dead_letter.find(desk.store, dead_letters.c.queue == SHOP)
+        await dead_letter.sweep([SHOP], redis, setup.store)
+        letters = await dead_letter.find(setup.store, dead_letters.c.queue == SHOP)
         await redis.aclose()
     assert sorted(shop.printed) == sorted([*THEIRS, "named", "ours"]), "each of them, once"
     assert {name: shop.runs[name] for name in THEIRS} == dict.fromkeys(THEIRS, 3), "our policy retries them"
@@ -147,7 +150,10 @@ async def test_jobs_that_wait_from_the_old_code_run_after_the_upgrade(
         raise ValueError("the old code fails")
 
     connection = Redis.from_url(redis_url, decode_responses=True, socket_timeout=30)
-    async with Desk.open(redis_url, tmp_path, jobs, signer=None) as desk, queue_at(redis_url, SHOP) as queue:
+    async with (
+        JobSetup.open(redis_url, tmp_path, jobs, signer=None) as setup,
+        queue_at(redis_url, SHOP) as queue,
+    ):
         backoff = {"type": "exponential", "delay": 500}
         await queue.add(
             "print", {"parcel": "failed once"}, {"attempts": 3, "backoff": backoff, "jobId": "old-1"}
@@ -161,7 +167,7 @@ async def test_jobs_that_wait_from_the_old_code_run_after_the_upgrade(
         await queue.add("print", {"parcel": "waits"}, {})
         await queue.add("print", {"parcel": "ranked"}, {"priority": 10})
         await queue.add("print", {"parcel": "delayed"}, {"delay": 700})
-        async with at_work(SHOP, shop.pipeline(desk), url=redis_url):
+        async with at_work(SHOP, shop.pipeline(setup), url=redis_url):
 
             async def ended() -> bool:
                 return await counts(queue) == {"completed": 4}
@@ -178,11 +184,11 @@ async def test_the_same_key_under_the_same_name_is_another_request_on_another_qu
     """Order 7 is to be packed and to be mailed: equal data, and Node names both jobs `job`."""
     step = plain(Label, shop.theirs, key=lambda label: label.parcel)
     async with (
-        Desk.open(redis_url, tmp_path, jobs, signer=None) as desk,
+        JobSetup.open(redis_url, tmp_path, jobs, signer=None) as setup,
         queue_at(redis_url, "pack") as pack,
         queue_at(redis_url, "mail") as mail,
     ):
-        pipeline = Pipeline(step, once(inboxes(desk.store)))
+        pipeline = Pipeline(step, once(inboxes(setup.store)))
         async with at_work("pack", pipeline, url=redis_url), at_work("mail", pipeline, url=redis_url):
             for queue, done in ((pack, 1), (mail, 1), (mail, 2)):
                 await queue.add("job", {"parcel": "7"}, {})
@@ -191,7 +197,7 @@ async def test_the_same_key_under_the_same_name_is_another_request_on_another_qu
                     return await counts(queue) == {"completed": done}
 
                 await until(ended, 30, "it ran")
-        results = [await result_of(desk.store)(JobRef(name, "job", "", "7")) for name in ("pack", "mail")]
+        results = [await result_of(setup.store)(JobRef(name, "job", "", "7")) for name in ("pack", "mail")]
     assert shop.printed == ["7", "7"], "once on each queue"
     assert [stored and stored.result for stored in results] == ["7", "7"]
 
@@ -202,9 +208,9 @@ async def test_of_one_kind_the_same_key_is_one_request_whatever_the_jobs_are_nam
     """Seen on a repair: what was running says `refund`, the new sender says `task`."""
     step = plain(Label, shop.theirs, key=lambda label: label.parcel, kind="labels")
     async with (
-        Desk.open(redis_url, tmp_path, jobs, signer=None) as desk,
+        JobSetup.open(redis_url, tmp_path, jobs, signer=None) as setup,
         queue_at(redis_url, "labels") as queue,
-        at_work("labels", Pipeline(step, once(inboxes(desk.store))), url=redis_url),
+        at_work("labels", Pipeline(step, once(inboxes(setup.store))), url=redis_url),
     ):
         for done, name in enumerate(("refund", "task"), 1):
             await queue.add(name, {"parcel": "7"}, {})

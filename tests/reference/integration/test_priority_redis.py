@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness.pipelines import Desk
+from harness.pipelines import JobSetup
 from harness.waiting import until
 from harness.workers import at_work, queue_at
 from studyhall.patterns.pipeline import JobContext
@@ -43,16 +43,16 @@ async def test_critical_is_next_in_a_backlog_where_priority_one_runs_last(
     jobs = JobTypes()
     jobs.register(name="item", payload=Item, handler=handler, queue="tiers")
     tiers = {"low": 10_000, "normal": 20_000, "high": 30_000, "critical": 40_000}
-    async with Desk.open(redis_url, tmp_path, jobs) as desk:
+    async with JobSetup.open(redis_url, tmp_path, jobs) as setup:
         for tier in ("normal", "low", "high"):  # the backlog, in no order of importance
-            await desk.producer.enqueue_many(
+            await setup.producer.enqueue_many(
                 [
                     JobRequest("item", {"n": tiers[tier] + n}, key=f"{tier}-{n}", priority=tier)
                     for n in range(BACKLOG // 3)
                 ]
             )
-        await desk.producer.enqueue(JobRequest("item", {"n": 40_000}, key="urgent", priority="critical"))
-        async with desk.working(concurrency=1):
+        await setup.producer.enqueue(JobRequest("item", {"n": 40_000}, key="urgent", priority="critical"))
+        async with setup.working(concurrency=1):
             await until(lambda: len(ran) > BACKLOG, 60, "the backlog is done")
 
     naive_place, place = naive.index("urgent") + 1, ran.index(40_000) + 1

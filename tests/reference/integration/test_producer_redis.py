@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.pipelines import Desk
+from harness.pipelines import JobSetup
 from studyhall.patterns.claim_check import PayloadTooLarge
 from studyhall.patterns.core.errors import FailedTwin, InvalidDelay, Permanent
 from studyhall.patterns.core.job import RetryPolicy
@@ -71,68 +71,70 @@ BAD: list[tuple[type[Exception], JobRequest]] = [
 async def test_bad_input_is_refused_by_name_and_nothing_is_queued(
     redis_url: str, tmp_path: Path, error: type[Exception], request_: JobRequest
 ) -> None:
-    async with Desk.open(redis_url, tmp_path, note_jobs()) as desk:
+    async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup:
         with pytest.raises(error) as refused:
-            await desk.producer.enqueue(request_)
+            await setup.producer.enqueue(request_)
         assert isinstance(refused.value, Permanent)
         assert 20 < len(str(refused.value)) < 500, "says what to do, and does not repeat the input"
-        assert await desk.counts("notes") == {}
+        assert await setup.counts("notes") == {}
 
 
 async def test_one_key_is_one_job_from_many_producers_at_once(redis_url: str, tmp_path: Path) -> None:
-    async with Desk.open(redis_url, tmp_path, note_jobs()) as desk:
-        refs = await asyncio.gather(*(desk.producer.enqueue(note("same")) for _ in range(50)))
+    async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup:
+        refs = await asyncio.gather(*(setup.producer.enqueue(note("same")) for _ in range(50)))
         assert len({ref.id for ref in refs}) == 1
-        assert await desk.counts("notes") == {"prioritized": 1}
+        assert await setup.counts("notes") == {"prioritized": 1}
 
 
 async def test_another_payload_under_a_key_that_waits_is_refused(redis_url: str, tmp_path: Path) -> None:
     """BullMQ drops the second add without a word: a customer's request was gone."""
-    async with Desk.open(redis_url, tmp_path, note_jobs()) as desk:
-        await desk.producer.enqueue(note("k", "first"))
-        await desk.producer.enqueue(note("k", "first"))
+    async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup:
+        await setup.producer.enqueue(note("k", "first"))
+        await setup.producer.enqueue(note("k", "first"))
         with pytest.raises(KeyTaken):
-            await desk.producer.enqueue(note("k", "second"))
-        assert await desk.counts("notes") == {"prioritized": 1}
+            await setup.producer.enqueue(note("k", "second"))
+        assert await setup.counts("notes") == {"prioritized": 1}
 
 
 async def test_a_repeat_of_a_failed_request_is_an_error_that_says_so(redis_url: str, tmp_path: Path) -> None:
     """BullMQ ignores the add without a word: the caller would believe that the work is on its way."""
-    async with Desk.open(redis_url, tmp_path, note_jobs()) as desk:
-        async with desk.working():
-            await desk.producer.enqueue(note("k", "poison"))
-            assert await desk.ended(note("k")) == ["failed"]
-        stock = await desk.producer.queue("notes").add("note", {}, {"jobId": desk.producer.ref(note("k")).id})
+    async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup:
+        async with setup.working():
+            await setup.producer.enqueue(note("k", "poison"))
+            assert await setup.ended(note("k")) == ["failed"]
+        stock = await setup.producer.queue("notes").add(
+            "note", {}, {"jobId": setup.producer.ref(note("k")).id}
+        )
         assert stock is not None
-        assert await desk.state(note("k")) == "failed", "BullMQ reported an add that never happened"
+        assert await setup.state(note("k")) == "failed", "BullMQ reported an add that never happened"
         with pytest.raises(FailedTwin, match="dead letters"):
-            await desk.producer.enqueue(note("k", "poison"))
+            await setup.producer.enqueue(note("k", "poison"))
         with pytest.raises(FailedTwin, match="dead letters"):
-            await desk.producer.enqueue_many([note("other"), note("k", "poison")])
+            await setup.producer.enqueue_many([note("other"), note("k", "poison")])
         with pytest.raises(FailedTwin, match="dead letters"):
-            await desk.producer.enqueue(fan_in(note("parent"), [note("k", "poison")]))
+            await setup.producer.enqueue(fan_in(note("parent"), [note("k", "poison")]))
 
 
 async def test_a_job_that_fails_at_once_is_not_taken_for_its_own_twin(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Desk.open(redis_url, tmp_path, note_jobs()) as desk, desk.working():
-        ask = desk.producer._refuse_twins
+    async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup, setup.working():
+        ask = setup.producer._refuse_twins
 
         async def ask_late(*args: Any) -> Any:
-            assert await desk.ended(note("k")) == ["failed"], "the worker is faster than the question"
+            assert await setup.ended(note("k")) == ["failed"], "the worker is faster than the question"
             return await ask(*args)
 
-        monkeypatch.setattr(desk.producer, "_refuse_twins", ask_late)
-        await desk.producer.enqueue_many([note("k", "poison")])
+        monkeypatch.setattr(setup.producer, "_refuse_twins", ask_late)
+        await setup.producer.enqueue_many([note("k", "poison")])
         with pytest.raises(FailedTwin):
-            await desk.producer.enqueue_many([note("k", "poison")])
+            await setup.producer.enqueue_many([note("k", "poison")])
 
 
 async def test_options_of_every_job_are_explicit(redis_url: str, tmp_path: Path) -> None:
-    async with Desk.open(redis_url, tmp_path, note_jobs()) as desk:
-        await desk.producer.enqueue(note("k", priority="low", delay=60, max_age=600))
-        job = await desk.job(note("k"))
+    async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup:
+        await setup.producer.enqueue(note("k", priority="low", delay=60, max_age=600))
+        job = await setup.job(note("k"))
         assert job.opts["attempts"] == 1
         assert job.opts["priority"] == 10_000
         assert job.opts["delay"] == 60_000

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness.pipelines import Desk
+from harness.pipelines import JobSetup
 from harness.waiting import until
 from harness.workers import at_work, queue_at
 from studyhall.patterns.pipeline import JobContext
@@ -47,16 +47,16 @@ async def test_progress_per_row_keeps_milestones_and_everybody_elses_events(
 
     jobs = JobTypes()
     jobs.register(name="import", payload=Import, handler=handler, queue="ours")
-    async with Desk.open(redis_url, tmp_path, jobs) as desk:
+    async with JobSetup.open(redis_url, tmp_path, jobs) as setup:
         requests = [
             JobRequest("import", {"rows": 0 if n < QUIET else REPORTS}, key=f"k{n}") for n in range(QUIET + 1)
         ]
-        async with desk.working(concurrency=1):
+        async with setup.working(concurrency=1):
             for request in requests:
-                await desk.producer.enqueue(request)
-            assert set(await desk.ended(*requests, timeout=120)) == {"completed"}
-        seen = await events(desk.producer.redis, "ours")
-        last = (await desk.job(requests[-1])).progress
+                await setup.producer.enqueue(request)
+            assert set(await setup.ended(*requests, timeout=120)) == {"completed"}
+        seen = await events(setup.producer.redis, "ours")
+        last = (await setup.job(requests[-1])).progress
     ours = [json.loads(event["data"]) for event in seen if event["event"] == "progress"]
     completed = sum(event["event"] == "completed" for event in seen)
     stages = [stage for stage in dict.fromkeys(update["stage"] for update in ours) if stage != "saved"]
@@ -92,7 +92,7 @@ async def test_a_job_whose_progress_cannot_be_written_still_completes(redis_url:
 
     jobs = JobTypes()
     jobs.register(name="import", payload=Import, handler=handler, queue="ours")
-    async with Desk.open(redis_url, tmp_path, jobs) as desk, desk.working():
+    async with JobSetup.open(redis_url, tmp_path, jobs) as setup, setup.working():
         request = JobRequest("import", {"rows": 1}, key="k")
-        await desk.producer.enqueue(request)
-        assert await desk.ended(request) == ["completed"]
+        await setup.producer.enqueue(request)
+        assert await setup.ended(request) == ["completed"]

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from harness.pipelines import Desk
+from harness.pipelines import JobSetup
 from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work, queue_at
@@ -76,13 +76,13 @@ async def test_failed_jobs_cost_redis_nothing_lasting_where_the_default_keeps_th
         kept = (await queue.getJobCounts("failed"))["failed"]
     naive_bytes = kept_bytes("naive") / number
 
-    async with Desk.open(server.url, tmp_path, sums(fail=True)) as desk:
-        async with desk.working():
-            await desk.producer.enqueue_many([request(n) for n in range(number)])
-            await until(lambda: _failed(desk.producer.queue("sums"), number), 120, "ours failed", every=0.2)
-        await dead_letter.sweep(["sums"], desk.producer.redis, desk.store)
-        left = [key async for key in desk.producer.redis.scan_iter("bull:sums:sum.*")]
-        letters = await dead_letter.list_dead_letters(desk.store, limit=number + 10)
+    async with JobSetup.open(server.url, tmp_path, sums(fail=True)) as setup:
+        async with setup.working():
+            await setup.producer.enqueue_many([request(n) for n in range(number)])
+            await until(lambda: _failed(setup.producer.queue("sums"), number), 120, "ours failed", every=0.2)
+        await dead_letter.sweep(["sums"], setup.producer.redis, setup.store)
+        left = [key async for key in setup.producer.redis.scan_iter("bull:sums:sum.*")]
+        letters = await dead_letter.list_dead_letters(setup.store, limit=number + 10)
     ours = kept_bytes("sums") / number
     assert kept == number, "the naive twin keeps every failed job"
     assert naive_bytes > 1_000
@@ -108,15 +108,15 @@ async def test_results_that_left_redis_are_answered_from_the_database(
 ) -> None:
     number, keep = 200, 20
     async with (
-        Desk.open(redis_url, tmp_path, sums(), retention=Retention(completed_count=keep)) as desk,
-        desk.working(),
+        JobSetup.open(redis_url, tmp_path, sums(), retention=Retention(completed_count=keep)) as setup,
+        setup.working(),
     ):
-        await desk.producer.enqueue_many([request(n) for n in range(number)])
-        await until(lambda: _answered(desk, number), 60, "all are done", every=0.1)
-        in_redis = [await desk.job(request(n)) for n in range(number)]
-        inbox = Inbox(desk.store, "sum")
+        await setup.producer.enqueue_many([request(n) for n in range(number)])
+        await until(lambda: _answered(setup, number), 60, "all are done", every=0.1)
+        in_redis = [await setup.job(request(n)) for n in range(number)]
+        inbox = Inbox(setup.store, "sum")
         stored = [await inbox.seen(f"k{n}", fingerprint({"n": n})) for n in range(number)]
-        counts = await desk.counts("sums")
+        counts = await setup.counts("sums")
     evicted = sum(job is None for job in in_redis)
     assert evicted == number - keep, "a waiter that asks Redis finds nothing: the naive answer is lost"
     assert counts["completed"] == keep
@@ -126,10 +126,10 @@ async def test_results_that_left_redis_are_answered_from_the_database(
     )
 
 
-async def _answered(desk: Desk, number: int) -> bool:
-    async with read(desk.store) as connection:
+async def _answered(setup: JobSetup, number: int) -> bool:
+    async with read(setup.store) as connection:
         done = await connection.scalar(select(func.count()).select_from(idempotency.inbox))
-    return done == number and not await desk.producer.redis.llen("bull:sums:active")
+    return done == number and not await setup.producer.redis.llen("bull:sums:active")
 
 
 def test_markers_must_outlive_whatever_can_come_back() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness.pipelines import KEYS, Desk
+from harness.pipelines import KEYS, JobSetup
 from harness.waiting import until
 from harness.workers import at_work
 from studyhall.patterns.pipeline import JobContext
@@ -37,12 +37,12 @@ def payout(to: str, cents: int = 100, name: str = "payout") -> JobRequest:
     return JobRequest(name, {"to": to, "cents": cents}, key=to)
 
 
-async def tamper(desk: Desk, request: JobRequest, field: str, change: Callable[[Any], Any]) -> None:
+async def tamper(setup: JobSetup, request: JobRequest, field: str, change: Callable[[Any], Any]) -> None:
     """What an intruder with a Redis shell does."""
-    key = f"bull:payouts:{desk.producer.ref(request).id}"
-    found = await desk.producer.redis.hget(key, field)
+    key = f"bull:payouts:{setup.producer.ref(request).id}"
+    found = await setup.producer.redis.hget(key, field)
     changed = change(json.loads(found) if field == "data" else found)
-    await desk.producer.redis.hset(key, field, json.dumps(changed) if field == "data" else changed)
+    await setup.producer.redis.hset(key, field, json.dumps(changed) if field == "data" else changed)
 
 
 def richer(data: dict[str, Any]) -> dict[str, Any]:
@@ -53,18 +53,18 @@ async def test_injected_and_altered_jobs_never_run_where_the_usual_worker_pays_t
     redis_url: str, tmp_path: Path, figures: Callable[..., Path]
 ) -> None:
     paid: list[tuple[str, int]] = []
-    async with Desk.open(redis_url, tmp_path, payout_jobs(paid)) as desk:
-        redis, queue = desk.producer.redis, desk.producer.queue("payouts")
+    async with JobSetup.open(redis_url, tmp_path, payout_jobs(paid)) as setup:
+        redis, queue = setup.producer.redis, setup.producer.queue("payouts")
 
         async def attack() -> list[str]:
             """Eight ways in, and three honest neighbours; returns the ids of the bad ones."""
             for name in ("ann", "bob", "cid", "altered", "renamed", "victim", "emptied"):
-                await desk.producer.enqueue(payout(name))
-            await tamper(desk, payout("altered"), "data", richer)
-            await tamper(desk, payout("renamed"), "name", lambda _: "refund")
+                await setup.producer.enqueue(payout(name))
+            await tamper(setup, payout("altered"), "data", richer)
+            await tamper(setup, payout("renamed"), "name", lambda _: "refund")
             donor = json.loads(await redis.hget("bull:payouts:payout.ann", "data"))
-            await tamper(desk, payout("victim"), "data", lambda _: donor)  # swapped between jobs
-            await tamper(desk, payout("emptied"), "data", lambda data: {**data, "sig": ""})
+            await tamper(setup, payout("victim"), "data", lambda _: donor)  # swapped between jobs
+            await tamper(setup, payout("emptied"), "data", lambda data: {**data, "sig": ""})
             envelope = {"v": 1, "payload": {"to": "mallory", "cents": 5}, "key": "m", "meta": {}}
             await queue.add("payout", envelope, {"jobId": "injected", "attempts": 3})
             # A genuine job under a new id.
@@ -94,8 +94,8 @@ async def test_injected_and_altered_jobs_never_run_where_the_usual_worker_pays_t
 
         await queue.obliterate(True)
         bad = await attack()
-        async with desk.working():
-            await until(lambda: _through(desk, len(bad) + 3), 30, "ours is through")
+        async with setup.working():
+            await until(lambda: _through(setup, len(bad) + 3), 30, "ours is through")
         assert sorted(paid) == [("ann", 100), ("bob", 100), ("cid", 100)], "neighbours run, nothing else does"
         for ident in bad:
             job = await queue.getJob(ident)
@@ -111,8 +111,8 @@ async def test_injected_and_altered_jobs_never_run_where_the_usual_worker_pays_t
         )
 
 
-async def _through(desk: Desk, number: int) -> bool:
-    counts = await desk.counts("payouts")
+async def _through(setup: JobSetup, number: int) -> bool:
+    counts = await setup.counts("payouts")
     return counts.get("completed", 0) + counts.get("failed", 0) == number
 
 
@@ -121,16 +121,16 @@ async def test_keys_rotate_on_a_live_queue_and_a_removed_key_is_refused(
 ) -> None:
     paid: list[tuple[str, int]] = []
     old, both, new = Signer(KEYS), Signer([NEW_KEY, *KEYS]), Signer([NEW_KEY])
-    async with Desk.open(redis_url, tmp_path, payout_jobs(paid), signer=old) as desk:
-        await desk.producer.enqueue(payout("queued-before"))
-        async with desk.working(signer=both):
-            assert await desk.ended(payout("queued-before")) == ["completed"]
-        await desk.producer.enqueue(payout("forgotten"))
-        async with desk.working(signer=new):
-            assert await desk.ended(payout("forgotten")) == ["failed"]
-        assert "does not know" in (await desk.job(payout("forgotten"))).failedReason
-    async with Desk.open(redis_url, tmp_path, payout_jobs(paid), signer=both) as desk:
-        await desk.producer.enqueue(payout("queued-after"))
-        async with desk.working(signer=new):
-            assert await desk.ended(payout("queued-after")) == ["completed"]
+    async with JobSetup.open(redis_url, tmp_path, payout_jobs(paid), signer=old) as setup:
+        await setup.producer.enqueue(payout("queued-before"))
+        async with setup.working(signer=both):
+            assert await setup.ended(payout("queued-before")) == ["completed"]
+        await setup.producer.enqueue(payout("forgotten"))
+        async with setup.working(signer=new):
+            assert await setup.ended(payout("forgotten")) == ["failed"]
+        assert "does not know" in (await setup.job(payout("forgotten"))).failedReason
+    async with JobSetup.open(redis_url, tmp_path, payout_jobs(paid), signer=both) as setup:
+        await setup.producer.enqueue(payout("queued-after"))
+        async with setup.working(signer=new):
+            assert await setup.ended(payout("queued-after")) == ["completed"]
     assert [to for to, _ in paid] == ["queued-before", "queued-after"]

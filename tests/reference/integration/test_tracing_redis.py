@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from harness.pipelines import Desk
+from harness.pipelines import JobSetup
 from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns import tracing
@@ -129,10 +129,10 @@ async def test_the_jobs_of_a_flow_are_one_trace_and_waiting_is_no_error(
     jobs = JobTypes()
     for name in ("a", "b"):
         jobs.register(name=name, payload=Nothing, handler=handler, queue="q")
-    async with Desk.open(redis_url, tmp_path, jobs) as desk, desk.working():
+    async with JobSetup.open(redis_url, tmp_path, jobs) as setup, setup.working():
         steps = [JobRequest(name, {}, key="k") for name in ("a", "b")]
-        await desk.producer.enqueue(chain(*steps))
-        await desk.ended(*steps)
+        await setup.producer.enqueue(chain(*steps))
+        await setup.ended(*steps)
         await until(lambda: len(exported.get_finished_spans()) == 4, what="four spans")
     spans = exported.get_finished_spans()
     assert len({span.context.trace_id for span in spans if span.context}) == 1
@@ -148,9 +148,9 @@ async def test_an_add_that_fails_is_an_error_in_the_trace(
     async def handler(ctx: JobContext, payload: Nothing) -> None: ...
 
     jobs.register(name="a", payload=Nothing, handler=handler, queue="q")
-    async with Desk.open("redis://127.0.0.1:1/0", tmp_path, jobs, timeout=1.0) as desk:
+    async with JobSetup.open("redis://127.0.0.1:1/0", tmp_path, jobs, timeout=1.0) as setup:
         with pytest.raises(Exception, match="same key"):
-            await desk.producer.enqueue(JobRequest("a", {}, key="k"))
+            await setup.producer.enqueue(JobRequest("a", {}, key="k"))
     [span] = exported.get_finished_spans()
     assert span.status.status_code is StatusCode.ERROR
     assert [event.name for event in span.events] == ["exception"]

@@ -66,8 +66,8 @@ def slack(url: str) -> Sender:
     async def send(alert: Alert) -> None:
         sign = ":red_circle:" if alert.raised else ":large_green_circle:"
         # These three mean something to Slack; the names of signals come from queue names, which anybody may choose.
-        said = headline(alert).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-        await _post(url, {"text": f"{sign} {said} (since {_moment(alert):%H:%M:%S} UTC)"}, {})
+        escaped = headline(alert).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        await _post(url, {"text": f"{sign} {escaped} (since {_moment(alert):%H:%M:%S} UTC)"}, {})
 
     return send
 

@@ -126,22 +126,22 @@ class Read:
 
     def warnings(self) -> list[str]:
         """Why few findings may mean little."""
-        said = []
+        notes = []
         if not self.files:
-            said.append("no file was read: nothing is known about this code")
+            notes.append("no file was read: nothing is known about this code")
         elif not self.frameworks:
-            said.append(
+            notes.append(
                 "no queue, broker or scheduler was recognised in what was read: 0 findings say nothing here"
             )
         if self.not_read:
-            said.append("not read: " + ", ".join(f"{count} {name}" for name, count in self.not_read.items()))
+            notes.append("not read: " + ", ".join(f"{count} {name}" for name, count in self.not_read.items()))
         if self.not_parsed:
-            said.append("could not be parsed: " + ", ".join(self.not_parsed))
+            notes.append("could not be parsed: " + ", ".join(self.not_parsed))
         if self.general_only:
-            said.append("only the general rules apply to: " + ", ".join(self.general_only))
+            notes.append("only the general rules apply to: " + ", ".join(self.general_only))
         if self.not_recognised:
-            said.append("required and unknown here: " + ", ".join(self.not_recognised))
-        return said
+            notes.append("required and unknown here: " + ", ".join(self.not_recognised))
+        return notes
 
 
 class Project:
