@@ -32,7 +32,7 @@ STACKS = {
     ),
     "bullmq-ts": Stack("bullmq-ts", ("inbox.ts", "reliable.ts"), "npm install bullmq@6 ioredis@5 pg zod"),
     "asynq": Stack(
-        "asynq", ("reliable/inbox.go", "reliable/tasks.go"), "go get github.com/hibiken/asynq@v0.26.0"
+        "asynq", ("reliable/reliable.go",), "go get github.com/hibiken/asynq@v0.26.0"
     ),
 }
 
