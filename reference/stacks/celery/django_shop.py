@@ -91,7 +91,6 @@ def place_on_commit(request: HttpRequest, number: str) -> HttpResponse:
 
 @app.task(autoretry_for=(OSError,), retry_backoff=True, max_retries=8)
 def receipt_by_message(order: str) -> None:
-    """The inbox makes a second delivery harmless; a message that was never sent it cannot see."""
     with atomic():
         sync_inbox.once(
             connection, "receipts", order, order, lambda _: Receipt.objects.create(order_id=order).pk

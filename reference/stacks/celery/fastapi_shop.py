@@ -15,7 +15,7 @@ web = FastAPI()
 # [fastapi]
 @web.post("/orders/{number}", status_code=202)
 def place(number: str) -> dict[str, str]:
-    """A plain `def` runs in a thread: the database, which blocks, does not stop the other requests."""
+    """A plain `def` runs in a thread: a database that blocks does not stop the others."""
     with (
         closing(sqlite3.connect(os.environ["STORE"], timeout=15, isolation_level=None)) as db,
         transaction(db),
