@@ -197,7 +197,8 @@ def _swallowed(tree: Tree, handler: ast.ExceptHandler) -> Iterator[Hit]:
     for statement in handler.body:
         for part in ast.walk(statement):
             # Raised, or told to whoever waits for the result.
-            told = isinstance(part, ast.Return) and re.search(r"['\"]error", ast.unparse(part))
+            error = rf"['\"]error|^return {handler.name or '-'}$"
+            told = isinstance(part, ast.Return) and re.search(error, ast.unparse(part))
             if isinstance(part, ast.Raise) or told:
                 return
             if isinstance(part, ast.Call):

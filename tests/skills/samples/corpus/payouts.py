@@ -37,3 +37,10 @@ def process_answered(job):
         return {"balance": balance(job.data["seller"])}
     except Exception as problem:
         return {"error": str(problem)}
+
+
+def process_tested(job):
+    try:
+        connect(job.data["bank"])
+    except Exception as problem:
+        return problem
