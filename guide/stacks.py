@@ -203,7 +203,9 @@ def main() -> int:
         if only and twin in found:
             new["rows"] = {**found[twin]["rows"], **new["rows"]}
         if not only or twin in found:
+            # A row to a line.
             text = json.dumps({**found, twin: new}, indent=1, sort_keys=True) + "\n"
+            text = re.sub(r"(?<=\[)\s+|\s+(?=\])|(?<=\",)\s+(?=\"[^\"]*\"\s*\])", "", text)
             (SERVICES / stack / "results.json").write_text(text)
     return 0
 

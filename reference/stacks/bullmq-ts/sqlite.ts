@@ -15,7 +15,6 @@ export const SQLITE_TABLES = `
   CREATE TABLE IF NOT EXISTS inbox (consumer TEXT, key TEXT, fingerprint TEXT NOT NULL, result TEXT, PRIMARY KEY (consumer, key));
   CREATE TABLE IF NOT EXISTS outbox (id INTEGER PRIMARY KEY, queue TEXT NOT NULL, name TEXT NOT NULL, key TEXT NOT NULL, data TEXT NOT NULL);`;
 
-// [sqlite]
 export function transactionSync<T>(db: Sqlite, work: () => T): T {
   // With a plain BEGIN, a transaction that reads first and writes then fails when another process wrote meanwhile.
   db.exec('BEGIN IMMEDIATE');
@@ -29,6 +28,7 @@ export function transactionSync<T>(db: Sqlite, work: () => T): T {
   }
 }
 
+// [sqlite]
 export function onceSync<T>(db: Sqlite, consumer: string, key: string, payload: unknown, effect: () => T): T {
   return transactionSync(db, () => {
     const mark = fingerprint(payload);
