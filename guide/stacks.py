@@ -167,10 +167,13 @@ def table(stack: str) -> str:
     lines += [
         f"| {name} | {_cell(results, 'default', name)} | {_cell(results, 'kept', name)} |" for name in faults
     ]
-    hit = [name for name in CARD if kept.get(name, [""])[0] in ("held", "broken")]
+    both = [results[twin]["rows"] for twin in TWINS]
+    hit = [name for name in CARD if any(rows.get(name, [""])[0] in ("held", "broken") for rows in both)]
+    unclear = sum(kept.get(name, [""])[0] == "unclear" for name in hit)
+    also = f" ({unclear} unclear)" if unclear else ""
     lines += [
         "",
-        f"Of {len(hit)} faults, the defaults break under {len(faults)}, the modules under {len(broken)}.",
+        f"Of {len(hit)} faults, the defaults break under {len(faults)}, the modules under {len(broken)}{also}.",
     ]
     return "\n".join(lines)
 
@@ -200,7 +203,9 @@ def main() -> int:
         if only and twin in found:
             new["rows"] = {**found[twin]["rows"], **new["rows"]}
         if not only or twin in found:
+            # A row to a line.
             text = json.dumps({**found, twin: new}, indent=1, sort_keys=True) + "\n"
+            text = re.sub(r"(?<=\[)\s+|\s+(?=\])|(?<=\",)\s+(?=\"[^\"]*\"\s*\])", "", text)
             (SERVICES / stack / "results.json").write_text(text)
     return 0
 

@@ -1,10 +1,11 @@
-"""What `prove` does not see of the Celery shop: slots, dead letters, the transaction of the caller."""
+"""What `prove` does not see of Celery: slots, dead letters, the transaction of the caller, Django, FastAPI, chords."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import threading
@@ -14,22 +15,30 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from guide import stacks
 from harness.missing import missing
+from harness.ports import free_port
+from harness.processes import start_tied
 from harness.redis import RedisServer
 
 SHOP = stacks.SERVICES / "celery"
 
 
 class Carrier(ThreadingHTTPServer):
-    """Sells labels, mails them, takes manifests; `refuses`: with 422."""
+    """Sells labels, mails them, takes manifests; with 422 if `refuses` is in the path, and not before `answers`."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.made: Counter[str] = Counter()
-        self.refuses = False
+        self.refuses = "nothing"
+        self.answers, self.asked = threading.Event(), 0
+        self.answers.set()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Who asked was killed meanwhile."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -37,10 +46,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        if not self.server.refuses:
+        self.server.asked += 1
+        self.server.answers.wait(60)
+        refuses = self.server.refuses in self.path
+        if not refuses:
             self.server.made[f"{self.path} {self.headers['Idempotency-Key']}"] += 1
         body = json.dumps({"id": "1"}).encode()
-        self.send_response(422 if self.server.refuses else 200)
+        self.send_response(422 if refuses else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -67,11 +79,18 @@ class Shop:
         )
         return done.stdout
 
-    def start(self, *command: str) -> None:
-        log = (self.folder / f"{len(self.running)}.log").open("wb")
-        self.running.append(
-            subprocess.Popen(command, cwd=SHOP, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
-        )
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{len(self.running)}.log").open("wb") as log:
+            self.running.append(
+                start_tied(command, cwd=SHOP, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
+            )
+        return self.running[-1]
+
+    def serve(self, web: str) -> str:
+        address = f"127.0.0.1:{(port := free_port())}"
+        self.start("uvicorn", web, "--port", str(port), "--log-level", "warning")
+        poll(lambda: answer(f"http://{address}/") != 0, f"{web} did not start")
+        return f"http://{address}"
 
     def rows(self, query: str) -> list[tuple[object, ...]]:
         with contextlib.closing(sqlite3.connect(self.environment["STORE"], timeout=10)) as db:
@@ -80,15 +99,11 @@ class Shop:
     def until(
         self, query: str, enough: Callable[[list[tuple[object, ...]]], bool], limit: float = 120
     ) -> None:
-        deadline = time.monotonic() + limit
-        while not enough(self.rows(query)):
-            assert time.monotonic() < deadline, f"{query}: {self.rows(query)}"
-            time.sleep(0.1)
+        poll(lambda: enough(self.rows(query)), query, limit)
 
-    def work(self) -> None:
-        self.start(
-            "celery", "-A", "shop", "worker", "-c", "2", "--without-gossip", "--without-mingle", "-l", "INFO"
-        )
+    def work(self, app: str = "shop", processes: int = 2) -> subprocess.Popen[bytes]:
+        options = ["-c", str(processes), "--without-gossip", "--without-mingle", "-l", "INFO"]
+        return self.start("celery", "-A", app, "worker", *options)
 
     def close(self) -> None:
         for one in self.running:
@@ -99,6 +114,27 @@ class Shop:
             except subprocess.TimeoutExpired:
                 one.kill()
                 one.wait()
+
+
+def poll(done: Callable[[], bool], what: str, limit: float = 120) -> None:
+    deadline = time.monotonic() + limit
+    while not done():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def answer(address: str) -> int:
+    """The status of a POST; 0: nobody is there."""
+    try:
+        return httpx2.post(address, timeout=30).status_code
+    except httpx2.ConnectError:
+        return 0
+
+
+def kill(worker: subprocess.Popen[bytes]) -> None:
+    """The whole of it: the processes of the pool would finish their tasks without their parent."""
+    os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait(10)
 
 
 @pytest.fixture
@@ -136,12 +172,12 @@ def test_three_beats_make_one_manifest_per_slot(shop: Shop, carrier: Carrier, tm
 def test_a_refused_label_is_a_dead_letter_and_is_bought_once_when_replayed(
     shop: Shop, carrier: Carrier
 ) -> None:
-    carrier.refuses = True
+    carrier.refuses = "/"
     shop.work()
     shop.run("python", "shop.py", "submit", "p1")
     shop.until("SELECT key FROM dead_letters", lambda rows: rows == [("label/p1",)])
     assert "HTTP 422" in shop.run("python", "shop.py", "dead")
-    carrier.refuses = False
+    carrier.refuses = "nothing"
     shop.run("python", "shop.py", "replay", "label/p1")
     shop.until("SELECT parcel FROM mailed", lambda rows: rows == [("p1",)])
     assert sorted(carrier.made.values()) == [1, 1]
@@ -160,3 +196,59 @@ def test_an_order_that_is_rolled_back_sends_nothing(shop: Shop) -> None:
     )
     shop.run("python", "-c", script)
     assert shop.rows("SELECT key FROM jobs") == []
+
+
+@pytest.mark.fault
+def test_an_order_of_django_or_fastapi_gets_its_receipt_once_and_on_commit_loses_it(
+    shop: Shop, carrier: Carrier, own_redis: RedisServer
+) -> None:
+    """Redis is away when the orders come, and the worker is killed while it mails the receipts."""
+    shop.environment["LONGEST"] = "4"
+    shop.run("python", "django_shop.py", "create")
+    django, fastapi = shop.serve("django_shop:web"), shop.serve("fastapi_shop:web")
+    own_redis.kill()
+    assert answer(f"{django}/on-commit/lost") == 500
+    assert answer(f"{django}/orders/d1") == answer(f"{fastapi}/orders/f1") == 202
+    own_redis.restart()
+    assert answer(f"{django}/on-commit/sent") == 202
+    carrier.answers.clear()
+    worker = shop.work("django_shop")
+    poll(lambda: carrier.asked >= 2, "both receipts are being mailed")
+    kill(worker)
+    carrier.answers.set()
+    shop.work("django_shop")
+    receipts = "SELECT order_id FROM receipts ORDER BY order_id"
+    shop.until(receipts, lambda rows: rows == [("d1",), ("f1",), ("sent",)])
+    assert shop.rows("SELECT key, state FROM jobs ORDER BY key") == [
+        ("receipt/d1", "done"),
+        ("receipt/f1", "done"),
+    ]
+    assert ("lost",) in shop.rows("SELECT number FROM orders")
+
+
+@pytest.mark.fault
+def test_a_chord_loses_its_body_with_a_member_and_the_counted_one_does_not(
+    shop: Shop, carrier: Carrier
+) -> None:
+    """One killed worker, and one part that fails for good and is replayed."""
+    shop.environment["LONGEST"] = "6"
+    shop.run("python", "chord_shop.py", "create")
+    carrier.answers.clear()
+    worker = shop.work("chord_shop", processes=4)
+    for kind in ("stock", "counted"):
+        shop.run("python", "chord_shop.py", kind, f"{kind}-killed")
+    poll(lambda: carrier.asked >= 4, "all four parts run")
+    kill(worker)
+    carrier.refuses = "refused/1"
+    carrier.answers.set()
+    shop.work("chord_shop", processes=4)
+    for kind in ("stock", "counted"):
+        shop.run("python", "chord_shop.py", kind, f"{kind}-refused")
+    shop.until("SELECT key FROM jobs WHERE state = 'dead'", lambda rows: rows == [("counted-refused/1",)])
+    carrier.refuses = "nothing"
+    shop.run("python", "chord_shop.py", "replay", "counted-refused/1")
+    shop.run("python", "chord_shop.py", "stock", "stock-whole")
+    totals = "SELECT shipment, weight FROM totals ORDER BY shipment"
+    whole = [("counted-killed", 2), ("counted-refused", 2), ("stock-whole", 2)]
+    shop.until(totals, lambda rows: len(rows) >= 3)
+    assert shop.rows(totals) == whole

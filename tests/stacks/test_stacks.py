@@ -53,7 +53,22 @@ def test_the_published_run_broke_the_defaults_and_not_the_modules(stack: str) ->
     assert any("lost" in told or "stuck" in told for told in lost)
 
 
-@pytest.mark.parametrize("page", [*stacks.STACKS, "other-python", "schedulers"])
+@pytest.mark.parametrize(
+    ("stack", "files"),
+    [
+        ("celery", ["celery_jobs.py", "shop.py"]),
+        ("bullmq-ts", ["inbox.ts", "reliable.ts", "shop.ts"]),
+        ("asynq", ["main.go", "reliable/reliable.go"]),
+    ],
+)
+def test_the_shop_of_a_stack_with_its_modules_is_small(stack: str, files: list[str]) -> None:
+    lines = [line.strip() for name in files for line in (ROOT / stack / name).read_text().splitlines()]
+    assert len([line for line in lines if line and not line.startswith(("//", "#"))]) <= 400
+
+
+@pytest.mark.parametrize(
+    "page", [*stacks.STACKS, "celery-django", "bullmq-ts-more", "other-python", "schedulers"]
+)
 def test_the_page_of_a_stack_is_short(page: str) -> None:
     path = ROOT.parents[1] / "skills" / "background-jobs" / "references" / "stacks" / f"{page}.md"
     assert quotes.tokens(path.read_text()) <= 2_000

@@ -1,5 +1,5 @@
 /**
- * Effects that happen once, and jobs that exist if, and only if, a transaction committed. PostgreSQL; for SQLite read the end.
+ * Effects that happen once, and jobs that exist if, and only if, a transaction committed. PostgreSQL; for SQLite see sqlite.ts.
  *
  *     await transaction(pool, (tx) => announce(tx, 'labels', 'buy-label', `label-${parcel}`, { parcel }));   // in place of queue.add
  *     await once(pool, 'labels', key, data, async (tx) => { await tx.query('INSERT INTO labels …') });
@@ -10,8 +10,6 @@
  *
  * When it does not hold: effects outside the database. Give the provider a key of the business id, as `shop.ts` does, for as
  * long as it remembers keys (24 hours is usual); without keys, look up before you repeat.
- *
- * SQLite (better-sqlite3, or node:sqlite from Node 22): BEGIN IMMEDIATE, no SKIP LOCKED, `?` for `$1`; one writer at a time.
  */
 import { createHash } from 'node:crypto';
 import type { JobsOptions, Queue } from 'bullmq';
@@ -48,7 +46,7 @@ export async function transaction<T>(pool: Pool, work: (tx: PoolClient) => Promi
 export async function once<T>(
   pool: Pool, consumer: string, key: string, payload: unknown, effect: (tx: PoolClient) => Promise<T>,
 ): Promise<T> {
-  const mark = createHash('sha256').update(stable(payload)).digest('hex');
+  const mark = fingerprint(payload);
   return transaction(pool, async (tx) => {
     // The marker goes first: a concurrent duplicate waits here for our commit and then finds the row.
     const claimed = await tx.query(
@@ -83,9 +81,11 @@ export async function relay(pool: Pool, queues: Record<string, Queue>, options: 
   });
 }
 
-function stable(value: unknown): string {
-  return JSON.stringify(value, (_, inner) =>
+/** Whatever the order of the fields. */
+export function fingerprint(payload: unknown): string {
+  const text = JSON.stringify(payload, (_, inner) =>
     inner && typeof inner === 'object' && !Array.isArray(inner)
       ? Object.fromEntries(Object.entries(inner).sort(([a], [b]) => (a < b ? -1 : 1)))
       : inner);
+  return createHash('sha256').update(text).digest('hex');
 }

@@ -8,7 +8,7 @@
  *
  * When it does not hold: a handler that blocks the event loop for longer than `lockDuration` runs twice.
  */
-import { DelayedError, type Job, type JobsOptions, type Queue, UnrecoverableError, Worker, type WorkerOptions } from 'bullmq';
+import { DelayedError, type FlowJob, type Job, type JobsOptions, type Queue, UnrecoverableError, Worker, type WorkerOptions } from 'bullmq';
 import type { RedisOptions } from 'ioredis';
 import type { Pool, PoolClient } from 'pg';
 import type { ZodType } from 'zod';
@@ -102,6 +102,15 @@ export async function replay(pool: Pool, queue: Queue, key: string): Promise<voi
   await job.retry('failed', { resetAttemptsMade: true, resetAttemptsStarted: true });
 }
 // [/sweep]
+
+// [flow]
+/** Parts, and what follows them: `new FlowProducer({ connection }).add(flow(parent, children))`, all at once or not at all. */
+export function flow(parent: FlowJob, children: FlowJob[]): FlowJob {
+  // Without failParentOnFailure a part that failed for good leaves its parent waiting forever, in no list of failures.
+  const parts = children.map((child) => ({ ...child, opts: { ...JOB, failParentOnFailure: true, ...child.opts } }));
+  return { ...parent, opts: { ...JOB, ...parent.opts }, children: parts };
+}
+// [/flow]
 
 /** Repeat until `stopped`; an error is logged and tried again. */
 export async function forever(name: string, stopped: AbortSignal, pause: number, step: () => Promise<number | void>) {

@@ -26,7 +26,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from typing import Any
 
 from celery import Celery, Task, bootsteps
@@ -126,10 +126,14 @@ def replay(db: Any, key: str) -> None:
 
 
 class Job(Task):  # type: ignore[misc]
-    """`connect()` is set once: `Job.connect = staticmethod(lambda: psycopg.connect(url, autocommit=True))`."""
+    """`connect()` is set once: `Job.connect = staticmethod(lambda: psycopg.connect(url, autocommit=True))`.
+
+    Django: `Job.connect = staticmethod(lambda: connection)`, `Job.atomic = staticmethod(lambda _: atomic())`.
+    """
 
     abstract = True
     connect: Callable[[], Any]
+    atomic: Callable[[Any], AbstractContextManager[Any]] | None = None
 
     def __call__(self, **payload: Any) -> None:
         key = self.request.id
@@ -148,7 +152,7 @@ class Job(Task):  # type: ignore[misc]
                     if effect is not None:
                         effect(db)
 
-                with transaction(db):
+                with (self.atomic or transaction)(db):
                     sync_inbox.once(db, self.name, key, payload, take_effect)
                     execute(db, _END, "done", "", key)
             # The soft time limit is one of these.
@@ -208,7 +212,9 @@ class Relay(bootsteps.StartStopStep):  # type: ignore[misc]
 def relay(db: Any, app: Celery, resend: float) -> int:
     """Send what is due; how many were sent. A crash before the end of this leaves it due again after a few seconds."""
     now = time.time()
-    claim = _CLAIM.replace("FOR UPDATE SKIP LOCKED", "") if is_sqlite(db) else _CLAIM
+    # Django's connection says so itself.
+    sqlite = is_sqlite(db) or getattr(db, "vendor", "") == "sqlite"
+    claim = _CLAIM.replace("FOR UPDATE SKIP LOCKED", "") if sqlite else _CLAIM
     rows = execute(db, claim, now + CLAIM, now).fetchall()
     for key, task, payload, sends in rows:
         app.send_task(task, kwargs=json.loads(payload), task_id=key)

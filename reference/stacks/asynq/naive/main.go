@@ -38,7 +38,8 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	db, _ := sql.Open("sqlite", os.Getenv("STORE"))
+	// The busy timeout that other drivers have by default.
+	db, _ := sql.Open("sqlite", "file:"+os.Getenv("STORE")+"?_pragma=busy_timeout(5000)")
 	client := asynq.NewClient(redis)
 	send := func(kind string, data task) error {
 		payload, _ := json.Marshal(data)

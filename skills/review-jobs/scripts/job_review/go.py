@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from .rules import Hit
-from .text import SECRET, THROTTLE, arguments, calls, closing, line_at, replaced_rows
+from .text import KEYED, SECRET, THROTTLE, arguments, calls, closing, line_at, plain_inserts, replaced_rows
 
 # Parameters by which a function that handles messages is known.
 MESSAGE = r"\*asynq\.Task\b|\bamqp\.Delivery\b|\bkafka\.Message\b|\*sarama\.ConsumerMessage\b|\*nats\.Msg\b|\*river\.Job\["
@@ -26,6 +26,9 @@ def findings(text: str, uses: set[str]) -> Iterator[Hit]:
         yield from _asynq(text)
     for start, body in _handlers(text):
         yield from ((rule, line_at(text, start + position)) for rule, position in _errors(body))
+        if not KEYED.search(text):
+            for position in plain_inserts(body):
+                yield "insert-without-marker", line_at(text, start + position)
     yield from _brokers(text, uses)
     yield from _transactions(text)
     yield from _keys_and_calls(text, uses)

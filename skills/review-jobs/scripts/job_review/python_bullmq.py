@@ -47,6 +47,8 @@ def _add(tree: Tree, call: ast.Call) -> Iterator[Hit]:
             yield "missing-attempts", call.lineno
         if not {"removeOnComplete", "removeOnFail"} & set(given):
             yield "missing-retention", call.lineno
+    if given and not {"jobId", "deduplication", "repeat"} & set(given) and keys(call.args[1]):
+        yield "add-without-id", call.lineno
     if "repeat" in given:
         yield "repeat-option", given["repeat"].lineno
     if "jobId" in given and _odd_id(given["jobId"]):

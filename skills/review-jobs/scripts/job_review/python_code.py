@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .python_tree import BROAD, Tree, is_constant, keywords, logs, name, text_of
 from .rules import Hit
-from .text import SECRET, THROTTLE, replaced_rows
+from .text import KEYED, SECRET, THROTTLE, plain_inserts, replaced_rows
 
 VERBS = ("get", "post", "put", "patch", "delete", "head", "request")
 BLOCKING = re.compile(
@@ -49,6 +49,10 @@ def findings(tree: Tree) -> Iterator[Hit]:
         ):
             for line in replaced_rows(node.value):
                 yield "replace-effect-row", node.lineno + line - 1
+            # Defined in the handler and handed on, it runs where others decide: in the transaction of a marker, say.
+            if tree.function(node) in tree.reached and not KEYED.search(tree.source):
+                for _ in plain_inserts(node.value):
+                    yield "insert-without-marker", node.lineno
         elif isinstance(node, ast.ExceptHandler):
             yield from _swallowed(tree, node)
     yield from _nested_retries(tree)
@@ -192,7 +196,10 @@ def _swallowed(tree: Tree, handler: ast.ExceptHandler) -> Iterator[Hit]:
         return
     for statement in handler.body:
         for part in ast.walk(statement):
-            if isinstance(part, ast.Raise):
+            # Raised, or told to whoever waits for the result.
+            error = rf"['\"]error|^return {handler.name or '-'}$"
+            told = isinstance(part, ast.Return) and re.search(error, ast.unparse(part))
+            if isinstance(part, ast.Raise) or told:
                 return
             if isinstance(part, ast.Call):
                 called = ast.unparse(part.func)
@@ -207,9 +214,15 @@ def _swallowed(tree: Tree, handler: ast.ExceptHandler) -> Iterator[Hit]:
 def _retry_loop(tree: Tree, node: ast.For | ast.While) -> Iterator[Hit]:
     function = tree.function(node)
     text = ast.unparse(node)
+    counted = isinstance(node, ast.For) and " in range(" in text.splitlines()[0]
+    # `for _ in range(3): answer = requests.post(…); if answer.ok: break`
+    calls = re.search(rf"\b(requests|httpx|http|client|session)\.({'|'.join(VERBS)})\(", text)
+    repeats = counted and calls and re.match(r"for (_|\w*(attempt|tr[yi]|retr)\w*) in", text)
+    if repeats and re.search(r"\b(break|return)\b", text) and function in tree.reached:
+        yield "inner-retry", node.lineno
+        return
     if "except" not in text or not re.search(r"(asyncio|time)\.sleep\(", text):
         return
-    counted = isinstance(node, ast.For) and " in range(" in text.splitlines()[0]
     until = isinstance(node, ast.While) and re.search(r"attempt|tries|retr", text.splitlines()[0])
     in_job = tree.bullmq or (function in tree.reached)
     if in_job and (
@@ -352,7 +365,8 @@ def _row(tree: Tree, call: ast.Call, value: ast.expr) -> bool:
     ):
         return True
     if match := re.search(r"\b(\w+)\.to_dict\(\)", text):
-        return not re.search(r"payload|job|data|message|event|command|task|envelope", match[1])
+        told = r"payload|job|data|message|event|command|task|envelope|context|trace|telemetry|meta|header"
+        return not re.search(told, match[1])
     function = tree.function(call)
     if not isinstance(value, ast.Name) or function is None:
         return False

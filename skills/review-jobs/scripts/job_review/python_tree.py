@@ -136,6 +136,8 @@ class Tree:
             if isinstance(parent, ast.With | ast.AsyncWith):
                 for item in parent.items:
                     opened = ast.unparse(item.context_expr)
+                    if re.search(r"using=[^,)]*(replica|read)", opened, re.IGNORECASE):
+                        continue  # nothing is written there
                     if TRANSACTION.search(opened) or re.fullmatch(
                         r"(self\.)?_?(db|conn|connection|con|database)", opened
                     ):
@@ -158,8 +160,10 @@ class Tree:
         commits = {
             name(c.func).rpartition(".")[0] for c in own if name(c.func).endswith(".commit") and c.lineno > at
         }
+        # What an earlier commit ended is no longer open.
+        since = max((c.lineno for c in own if name(c.func).endswith(".commit") and c.lineno < at), default=0)
         return any(
-            c.lineno < at and receiver in commits and method in ("add", "add_all", "execute", "flush", "delete", "merge", "executemany")
+            since < c.lineno < at and receiver in commits and method in ("add", "add_all", "execute", "flush", "delete", "merge", "executemany")
             for c in own
             for receiver, _, method in [name(c.func).rpartition(".")]
         )  # fmt: skip

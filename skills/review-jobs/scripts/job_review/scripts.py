@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .project import Project
 from .rules import Hit
-from .text import SECRET, THROTTLE, arguments, calls, closing, line_at, replaced_rows
+from .text import KEYED, SECRET, THROTTLE, arguments, calls, closing, line_at, plain_inserts, replaced_rows
 
 LOG = r"(?:console|log|logger|jobLog|\w*[lL]og)\.(?:log|debug|info|warn|error)"
 SENDS = r"\b(\w+)\.(?:add|addBulk|publish|xAdd|xadd|send|sendToQueue)\s*\("
@@ -92,8 +92,20 @@ def _errors(text: str, uses: set[str]) -> Iterator[Hit]:
         for match in re.finditer(r"\b(for|while)\s*\(", body):
             opened = body.find("{", closing(body, match.end() - 1))
             loop = body[opened : closing(body, opened)] if opened >= 0 else ""
-            if re.search(r"\bcatch\b", loop) and re.search(r"setTimeout|sleep\(|delay\(", loop):
+            counted = re.match(
+                r"for\s*\(\s*let\s+\w+\s*=\s*\d+\s*;[^;]*<=?\s*(\d|\w*(?:attempt|tries|retr))",
+                body[match.start() :],
+                re.IGNORECASE,
+            )
+            calls_out = re.search(r"\b(?:fetch|axios[.\w]*)\s*\(", loop) and re.search(
+                r"\b(?:break|return)\b", loop
+            )
+            waits = re.search(r"\bcatch\b", loop) and re.search(r"setTimeout|sleep\(|delay\(", loop)
+            if waits or (counted and calls_out):
                 yield "inner-retry", line_at(text, start + match.start())
+        if not KEYED.search(text):
+            for position in plain_inserts(body):
+                yield "insert-without-marker", line_at(text, start + position)
     if uses:
         for match in re.finditer(r"\b(?:pRetry|axiosRetry|asyncRetry|backOff)\s*\(", text):
             yield "inner-retry", line_at(text, match.start())
@@ -217,6 +229,12 @@ def _bullmq(path: Path, text: str, project: Project) -> Iterator[Hit]:
                 yield "missing-attempts", line_at(text, match.start())
             if "removeOn" not in options:
                 yield "missing-retention", line_at(text, match.start())
+        if (
+            options
+            and not re.search(r"\b(?:jobId|deduplication|repeat)\b", options)
+            and re.match(r"\{\s*\w", given[1])
+        ):
+            yield "add-without-id", line_at(text, match.start())
         if ident := re.search(r"jobId\s*:\s*([`'\"])(.*?)\1", options):
             if ":" in re.sub(r"\$\{[^}]*\}", "", ident[2]) or ident[2].isdigit():
                 yield "colon-job-id", line_at(text, match.end() + call.index("jobId") - 1)

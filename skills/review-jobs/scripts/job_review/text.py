@@ -26,6 +26,24 @@ def calls(text: str, pattern: str) -> Iterator[tuple[re.Match[str], str]]:
         yield match, text[match.end() - 1 : closing(text, match.end() - 1)]
 
 
+# A table of markers or events, or a row that cannot be there twice.
+KEYED = re.compile(
+    r"\bonce\s*\(|inbox|IntegrityError|UniqueViolation|\bUNIQUE\b|PRIMARY KEY|dedup|idempoten(?!cy[_-]?key)|already_|is_processed",
+    re.IGNORECASE,
+)
+INSERT = re.compile(r"\bINSERT\s+INTO\s+[\"`]?(\w+)", re.IGNORECASE)
+TRAILS = r"outbox|inbox|log|audit|event|metric|history|attempt|dead_?letter|slot"
+
+
+def plain_inserts(text: str) -> Iterator[int]:
+    """Positions of inserts that a second run repeats."""
+    for match in INSERT.finditer(text):
+        statement = re.split(r";|\bINSERT\b", text[match.end() : match.end() + 400], maxsplit=1)[0]
+        guarded = re.search(r"ON CONFLICT|ON DUPLICATE|NOT EXISTS", statement, re.IGNORECASE)
+        if not guarded and not re.search(TRAILS, match[1], re.IGNORECASE):
+            yield match.start()
+
+
 def replaced_rows(text: str) -> Iterator[int]:
     for match in REPLACE.finditer(text):
         if not re.search(CACHES, match[1], re.IGNORECASE):

@@ -40,7 +40,7 @@ async def nightly():
 async def place(session, order):
     async with session.begin():
         session.add(order)
-        await queue.add("receipt", {"id": order.id}, {"attempts": 3, "removeOnFail": {"age": 60}})  # finds: publish-in-transaction
+        await queue.add("receipt", {"id": order.id}, {"attempts": 3, "removeOnFail": {"age": 60}})  # finds: publish-in-transaction, add-without-id
     await queue.add("ping", {})  # finds: missing-attempts, missing-retention
     opts = {"attempts": 3, "removeOnComplete": True, "jobId": f"order:{order.id}"}
     await queue.add("a", {}, {"attempts": 3, "removeOnComplete": True, "jobId": f"order:{order.id}"})  # finds: colon-job-id

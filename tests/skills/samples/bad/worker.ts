@@ -12,7 +12,7 @@ const worker = new Worker('mail', async (job) => { // finds: no-shutdown, stall-
 
 worker.on('failed', async (job, err) => { // finds: listener-dead-letter
   if (job.attemptsMade >= (job.opts.attempts ?? 1)) { // finds: attempts-made-filter
-    await alertQueue.add('dead', { id: job.id }, { attempts: 3, removeOnFail: 500 }) // finds: remove-on-fail-count
+    await alertQueue.add('dead', { id: job.id }, { attempts: 3, removeOnFail: 500 }) // finds: remove-on-fail-count, add-without-id
   }
 })
 

@@ -77,7 +77,7 @@ async def enqueue(session, image, user):
     await queue.add("resize", {"user": user.to_dict()}, OPTIONS)  # fault: row-in-payload
     await queue.add("resize", {"image": image.id}, OPTIONS)
     await queue.add("mail", {"image": image.id}, {**OPTIONS, "priority": PRIORITY["urgent"]})
-    await queue.add("mail", {"image": 1}, {"attempts": 3, "removeOnFail": True})  # fault: remove-on-fail-count
+    await queue.add("mail", {"image": 1}, {"attempts": 3, "removeOnFail": True})  # fault: remove-on-fail-count, add-without-id
     log.info("mailing %s", user.email)  # fault: secret-logged
     log.info(f"login with {user.password}")  # fault: secret-logged
     log.info("mailing user %s", user.id)

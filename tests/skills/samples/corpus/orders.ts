@@ -44,7 +44,7 @@ export async function place(input) {
   await queue.add('ship', order, opts) // fault: row-in-payload
   await queue.add('ship', { ...order }, opts) // fault: row-in-payload
   await queue.add('ship', { order: order.id }, opts)
-  await queue.add('ship', { order: 1 }, { attempts: 2, removeOnFail: true }) // fault: remove-on-fail-count
+  await queue.add('ship', { order: 1 }, { attempts: 2, removeOnFail: true }) // fault: remove-on-fail-count, add-without-id
   await queue.add('ship', { order: 1 }, { ...opts, priority: urgent ? 10 : 1 }) // fault: inverted-priority
   await client.query('BEGIN')
   await client.query('INSERT INTO orders VALUES ($1)', [order.id])

@@ -18,7 +18,7 @@ class Shipments:
     async def place(self, shipment):
         async with self.db.transaction():
             await self.db.insert(shipment)
-            await self.queue.add(  # fault: publish-in-transaction
+            await self.queue.add(  # fault: publish-in-transaction, add-without-id
                 "ship",
                 {"shipment": shipment.id},
                 {"attempts": 3, "removeOnComplete": True, "removeOnFail": {"age": 86400}},
