@@ -281,9 +281,8 @@ def run(entries: Measured) -> str:
     versions = next(iter(entries.values()))["versions"]
     kind = {"full": "Full fault suite", "quick": "Quick fault suite"}[mode(entries)]
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    shown = ", ".join(f"{key} {value}" for key, value in versions.items())
     return (
-        f"<small>{kind}, run of {when}, seed {', '.join(seeds)}; {shown}. "
+        f"<small>{kind}, run of {when}, seed {', '.join(seeds)}; {versions}. "
         "Repeat it: `make faults ARGS='-k …'` with `QUEUESMITH_SEED` set.</small>"
     )
 

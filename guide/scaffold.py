@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import PurePosixPath
 
@@ -70,13 +72,12 @@ HEAD = """\
 
 def rendered() -> str:
     patterns = catalogue.patterns()
-    modules = sorted(
-        path.relative_to(catalogue.MODULES).as_posix() for path in catalogue.MODULES.rglob("*.py")
-    )
+    modules = _modules()
     facts = {
         "version": catalogue.version(),
-        "core": {kind: " ".join(catalogue.closure(own)) for kind, own in CORE.items()},
-        "brokers": {broker: " ".join(catalogue.closure([own])) for broker, own in BROKERS.items()},
+        "modules": modules,  # the others name them by their place here
+        "core": {kind: _places(catalogue.closure(own)) for kind, own in CORE.items()},
+        "brokers": {broker: _places(catalogue.closure([own])) for broker, own in BROKERS.items()},
         "patterns": {ident: _choice(one) for ident, one in sorted(patterns.items())} | _parts(),
         "packages": {name: found for name in modules if (found := catalogue.packages([name]))},
         "tables": {name: made for name in modules if (made := _tables(name))},
@@ -87,6 +88,15 @@ def rendered() -> str:
     # JSON is YAML; one line per entry so that a change is readable.
     body = ",\n".join(f"    {json.dumps(key)}: {_entry(value)}" for key, value in facts.items())
     return f"{HEAD}catalogue:\n  type: yaml\n  when: false\n  default: {{\n{body}\n  }}\n"
+
+
+@cache
+def _modules() -> list[str]:
+    return sorted(path.relative_to(catalogue.MODULES).as_posix() for path in catalogue.MODULES.rglob("*.py"))
+
+
+def _places(modules: Sequence[str]) -> list[int]:
+    return [_modules().index(module) for module in modules]
 
 
 def _tables(module: str) -> str:
@@ -102,11 +112,11 @@ def _tables(module: str) -> str:
     return "\n".join(steps)
 
 
-def _choice(one: catalogue.Pattern) -> dict[str, str]:
-    return {"title": one.title, "own": one.own[0], "modules": " ".join(one.modules)}
+def _choice(one: catalogue.Pattern) -> dict[str, object]:
+    return {"title": one.title, "own": one.own[0], "modules": _places(one.modules)}
 
 
-def _parts() -> dict[str, dict[str, str]]:
+def _parts() -> dict[str, dict[str, object]]:
     """Parts are chosen by themselves: `observability.metrics`."""
     found = {}
     for one in catalogue.patterns().values():

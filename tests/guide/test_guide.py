@@ -178,7 +178,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Guide:
         "date": "2031-02-03",
         "mode": "full",
         "seed": 424242,
-        "versions": {"python": "3.x"},
+        "versions": "python 3.x",
         "figures": {"draws": 98765, "distinct_naive": 77},
     }
     (folder / "figures" / "retry.json").write_text(json.dumps({"at the cap": entry}))

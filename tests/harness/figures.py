@@ -52,7 +52,8 @@ def record(pattern: str, name: str, proof: str, seed: int, figures: dict[str, An
         merged = json.loads(path.read_text()) if path.exists() else {}
         merged[name] = entry
         with tempfile.NamedTemporaryFile("w", dir=directory, suffix=".tmp", delete=False) as out:
-            out.write(json.dumps(merged, indent=2, sort_keys=True) + "\n")
+            rows = (f'"{name}": {json.dumps(merged[name], sort_keys=True)}' for name in sorted(merged))
+            out.write("{\n" + ",\n".join(rows) + "\n}\n")
         Path(out.name).chmod(0o644)
         Path(out.name).replace(path)
     finally:
@@ -61,7 +62,7 @@ def record(pattern: str, name: str, proof: str, seed: int, figures: dict[str, An
 
 
 @functools.cache
-def versions() -> dict[str, str]:
+def versions() -> str:
     found = {"python": platform.python_version(), "cpus": str(os.cpu_count())}
     for package in ("bullmq", "redis"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -69,7 +70,7 @@ def versions() -> dict[str, str]:
     said = subprocess.run([server_binary(), "--version"], capture_output=True, text=True, check=False).stdout
     if match := re.search(r"^(\w+).*?\bv=([\d.]+)", said):
         found["server"] = f"{match[1]} {match[2]}"
-    return found
+    return ", ".join(f"{name} {version}" for name, version in sorted(found.items()))
 
 
 @pytest.fixture
