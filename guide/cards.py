@@ -70,6 +70,10 @@ def measured(pattern: str, folders: tuple[Path, ...] = FOLDERS) -> Measured:
         path = folder / f"{pattern}.json"
         if path.exists():
             entries: Measured = json.loads(path.read_text())
+            runs = entries.pop("runs")
+            for entry in entries.values():
+                entry["date"], entry["mode"], entry["seed"] = entry["run"].split()
+                entry["versions"] = runs[entry["run"]]
             return {
                 name: entries[name] | {"pattern": pattern}
                 for name in sorted(entries)
@@ -277,7 +281,7 @@ def mode(entries: Measured) -> str:
 
 def run(entries: Measured) -> str:
     dates = sorted({entry["date"] for entry in entries.values()})
-    seeds = sorted({str(entry["seed"]) for entry in entries.values()})
+    seeds = sorted({entry["seed"] for entry in entries.values()})
     versions = next(iter(entries.values()))["versions"]
     kind = {"full": "Full fault suite", "quick": "Quick fault suite"}[mode(entries)]
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"

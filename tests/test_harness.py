@@ -145,9 +145,9 @@ def test_figures_of_parallel_writers_are_all_kept(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", code, str(number)], env=env) for number in range(3)]
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
     kept = json.loads((tmp_path / "parallel.json").read_text())
-    assert len(kept) == 30
+    assert len(kept) == 30 + 1
     assert kept["2-9"]["figures"] == {"n": 9}
-    assert "bullmq 3" in kept["2-9"]["versions"]
+    assert "bullmq 3" in kept["runs"][kept["2-9"]["run"]]
     assert [path.name for path in tmp_path.iterdir()] == ["parallel.json"]
 
 
@@ -162,7 +162,8 @@ def test_figures_scale_and_seed_follow_the_environment(
     monkeypatch.setenv("QUEUESMITH_FULL", "1")
     assert scale(10, 1000) == 1000
     entry = json.loads(figures("harness", name="one", lost=0).read_text())["one"]
-    assert (entry["mode"], entry["seed"], entry["figures"]) == ("full", seed, {"lost": 0})
+    assert entry["run"].endswith(f" full {seed}")
+    assert entry["figures"] == {"lost": 0}
     assert entry["proof"].endswith("::test_figures_scale_and_seed_follow_the_environment")
     monkeypatch.setenv("QUEUESMITH_FULL", "0")
     assert not figures_module.full()

@@ -173,15 +173,11 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Guide:
     folder = tmp_path_factory.mktemp("bare")
     (folder / "figures").mkdir()
     proof = catalogue.find("retry").proofs[0]
-    entry = {
-        "proof": proof,
-        "date": "2031-02-03",
-        "mode": "full",
-        "seed": 424242,
-        "versions": "python 3.x",
-        "figures": {"draws": 98765, "distinct_naive": 77},
-    }
-    (folder / "figures" / "retry.json").write_text(json.dumps({"at the cap": entry}))
+    run = "2031-02-03 full 424242"
+    entry = {"run": run, "proof": proof, "figures": {"draws": 98765, "distinct_naive": 77}}
+    (folder / "figures" / "retry.json").write_text(
+        json.dumps({"at the cap": entry, "runs": {run: "python 3.x"}})
+    )
     bench = {
         "date": "2031-02-04",
         "mode": "full",
@@ -232,7 +228,7 @@ def test_every_experiment_has_a_sentence_that_its_figures_fill() -> None:
     wanting = [
         f"{path.stem}/{name}"
         for path in sorted(cards.COMMITTED.glob("*.json"))
-        for name, entry in json.loads(path.read_text()).items()
+        for name, entry in cards.measured(path.stem, (cards.COMMITTED,)).items()
         # the naive twin of some runs on SQLite only, and that one is shown
         if not cards.filled(path.stem, cards.experiment(name)[0], entry["figures"]) and "postgres" not in name
     ]

@@ -33,24 +33,21 @@ def full() -> bool:
 
 
 def record(pattern: str, name: str, proof: str, seed: int, figures: dict[str, Any]) -> Path:
-    """Merge one proof's figures into `<figures directory>/<pattern>.json`; safe under xdist."""
+    """Merge figures into `<figures directory>/<pattern>.json`, which says once what a run used; safe under xdist."""
     directory = ROOT / os.environ.get("QUEUESMITH_FIGURES", "build/figures")
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{pattern}.json"
-    entry = {
-        "proof": proof,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "mode": "full" if full() else "quick",
-        "seed": seed,
-        "versions": versions(),
-        "figures": figures,
-    }
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    run = f"{today} {'full' if full() else 'quick'} {seed}"
     # The directory is the lock: no lock file is left beside the figures.
     lock = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         merged = json.loads(path.read_text()) if path.exists() else {}
-        merged[name] = entry
+        runs = merged.pop("runs", {}) | {run: versions()}
+        merged[name] = {"run": run, "proof": proof, "figures": figures}
+        used = {entry["run"] for entry in merged.values()}
+        merged["runs"] = {run: shown for run, shown in runs.items() if run in used}
         with tempfile.NamedTemporaryFile("w", dir=directory, suffix=".tmp", delete=False) as out:
             rows = (f'"{name}": {json.dumps(merged[name], sort_keys=True)}' for name in sorted(merged))
             out.write("{\n" + ",\n".join(rows) + "\n}\n")
