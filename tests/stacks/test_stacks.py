@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from guide import quotes, stacks
-from harness.missing import missing
+from harness.missing import missing, need_binary
 from queuesmith.prove.card import as_text
 from queuesmith.prove.run import Card
 
@@ -72,6 +73,19 @@ def test_the_shop_of_a_stack_with_its_modules_is_small(stack: str, files: list[s
 def test_the_page_of_a_stack_is_short(page: str) -> None:
     path = ROOT.parents[1] / "skills" / "background-jobs" / "references" / "stacks" / f"{page}.md"
     assert quotes.tokens(path.read_text()) <= 2_000
+
+
+def test_asynq_does_a_key_once_and_refuses_another_payload_under_it() -> None:
+    go = need_binary("go", how="install Go, https://go.dev/dl")
+    done = subprocess.run(
+        [go, "test", "./reliable/"],
+        cwd=ROOT / "asynq",
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.fault

@@ -12,6 +12,7 @@ package reliable
 
 import (
 	"context"
+	"crypto/sha256"
 	"database/sql"
 	"encoding/json"
 	"errors"
@@ -25,7 +26,7 @@ import (
 
 // Tables for SQLite; PostgreSQL takes them with DOUBLE PRECISION for REAL, and $1 for ? in the statements.
 const Tables = `
-CREATE TABLE IF NOT EXISTS inbox (kind TEXT, key TEXT, at REAL NOT NULL, PRIMARY KEY (kind, key));
+CREATE TABLE IF NOT EXISTS inbox (kind TEXT, key TEXT, fingerprint TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (kind, key));
 CREATE TABLE IF NOT EXISTS runs (kind TEXT, key TEXT, queue TEXT NOT NULL, data TEXT NOT NULL, due REAL, claimed INTEGER NOT NULL,
   crashes INTEGER NOT NULL, sends INTEGER NOT NULL, PRIMARY KEY (kind, key));
 CREATE TABLE IF NOT EXISTS dead_letters (kind TEXT, key TEXT, queue TEXT NOT NULL, data TEXT NOT NULL, task TEXT NOT NULL,
@@ -33,6 +34,9 @@ CREATE TABLE IF NOT EXISTS dead_letters (kind TEXT, key TEXT, queue TEXT NOT NUL
 
 // Lease: a run that has not been heard of for so long is taken over. Crashes: so many of them, and the task is archived.
 var Lease, Crashes = 10 * time.Second, 4
+
+// ErrKeyReused says that one key was used for two payloads; the second one is a dead letter.
+var ErrKeyReused = fmt.Errorf("the key was used for another payload: %w", asynq.SkipRetry)
 
 // RetryAfter says when to come back; it consumes no retry.
 type RetryAfter struct {
@@ -144,7 +148,7 @@ func Handle[T any](mux *asynq.ServeMux, s Store, kind string, run func(context.C
 		if err != nil {
 			return err
 		}
-		return s.once(ctx, kind, told.Key, effect)
+		return s.once(ctx, kind, told, effect)
 	})
 }
 
@@ -152,8 +156,16 @@ func Handle[T any](mux *asynq.ServeMux, s Store, kind string, run func(context.C
 
 // claim says whether it was done before, and otherwise who works on it from now on.
 func (s Store) claim(ctx context.Context, kind, queue string, told message) (done bool, crashes int, err error) {
-	err = s.DB.QueryRowContext(ctx, "SELECT count(*) > 0 FROM inbox WHERE kind = ? AND key = ?", kind, told.Key).Scan(&done)
-	if done || err != nil {
+	var stored string
+	err = s.DB.QueryRowContext(ctx, "SELECT fingerprint FROM inbox WHERE kind = ? AND key = ?", kind, told.Key).Scan(&stored)
+	if err == nil {
+		// Announced once more after its end: nothing is left to send.
+		err = s.exec(ctx, "DELETE FROM runs WHERE kind = ? AND key = ?", kind, told.Key)
+		if stored != fingerprint(told.Data) {
+			err = errors.Join(ErrKeyReused, err)
+		}
+		return true, 0, err
+	} else if !errors.Is(err, sql.ErrNoRows) {
 		return
 	}
 	err = s.DB.QueryRowContext(ctx, `INSERT INTO runs (kind, key, queue, data, due, claimed, crashes, sends) VALUES (?, ?, ?, ?, ?, 1, 0, 1)
@@ -168,15 +180,16 @@ func (s Store) exec(ctx context.Context, statement string, values ...any) error 
 }
 
 // once commits effect with its marker, unless that was done before.
-func (s Store) once(ctx context.Context, kind, key string, effect Effect) error {
+func (s Store) once(ctx context.Context, kind string, told message, effect Effect) error {
 	return s.Transaction(ctx, func(tx *sql.Tx) error {
 		// The marker goes first: a concurrent duplicate waits here for our commit and then finds the row.
-		first, err := Changed(tx.Exec("INSERT INTO inbox (kind, key, at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", kind, key, now()))
+		first, err := Changed(tx.Exec("INSERT INTO inbox (kind, key, fingerprint, at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+			kind, told.Key, fingerprint(told.Data), now()))
 		if err == nil && first {
 			err = effect(tx)
 		}
 		if err == nil {
-			_, err = tx.Exec("DELETE FROM runs WHERE kind = ? AND key = ?", kind, key)
+			_, err = tx.Exec("DELETE FROM runs WHERE kind = ? AND key = ?", kind, told.Key)
 		}
 		return err
 	})
@@ -272,5 +285,7 @@ func Every(ctx context.Context, name string, pause time.Duration, step func(cont
 		}
 	}
 }
+
+func fingerprint(data []byte) string { return fmt.Sprintf("%x", sha256.Sum256(data)) }
 
 func now() float64 { return float64(time.Now().UnixMilli()) / 1000 }
