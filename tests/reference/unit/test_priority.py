@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from studyhall.patterns.backpressure import LOWEST
-from studyhall.patterns.core.errors import Permanent
+from studyhall.patterns.core.failures import Permanent
 from studyhall.patterns.priority import Priority, UnknownPriority, priority_of
 
 
