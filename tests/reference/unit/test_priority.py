@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from studyhall.patterns.backpressure import LOWEST
 from studyhall.patterns.core.failures import Permanent
 from studyhall.patterns.priority import Priority, UnknownPriority, priority_of
+
+LOWEST = 2_097_151  # the last one that BullMQ takes
 
 
 def test_tiers_are_in_order_in_range_and_never_zero() -> None:
