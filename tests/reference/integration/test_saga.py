@@ -701,7 +701,7 @@ async def test_a_full_connection_limit_delays_sagas_and_costs_no_attempt_and_no_
     async def inside(ctx: StepContext, tx: AsyncConnection) -> None:
         await tx.execute(text("SELECT pg_sleep(0.05)"))
 
-    limits: dict[str, Any] = {"retry": once, "crashes": 1, "deadline": 1.0}
+    limits: dict[str, Any] = {"retry": once, "crashes": 1, "deadline": 5.0}
     saga = Saga("s", [DbStep("first", inside, **limits), DbStep("second", inside, **limits)])
     admin, user = open_store(postgres_url), f"app{uuid.uuid4().hex[:8]}"
     await create_all(admin)
