@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 JOBS ?= 3  # tests wait more than they compute
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults full lint format sync lock bench bench-full guide screenshots new-pattern release clean
+.PHONY: help install demo test test-all faults full lint format sync lock bench bench-full guide screenshots new-pattern release clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,8 +23,11 @@ $(STAMP): requirements.lock bootstrap.lock pyproject.toml
 demo: $(STAMP) ## Run StudyHall and its guided tour: a worker is killed, nothing is lost
 	@$(BIN)/studyhall demo $(ARGS)
 
-test: $(STAMP) ## Run the tests, the quick fault suite included
+test: $(STAMP) ## Run the tests, the quick fault suite included (minutes); ARGS=tests/prove for one folder, all of it
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+test-all: $(STAMP) ## Those of whole services, stacks and browsers too, as CI does (half an hour)
+	@QUEUESMITH_SLOW=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 faults: $(STAMP) ## Run the full fault suite and rewrite the figures in reference/figures
 	@QUEUESMITH_FULL=1 QUEUESMITH_FIGURES=reference/figures $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 900 -m "fault or measured" $(ARGS)

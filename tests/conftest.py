@@ -38,17 +38,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header() -> str:
     mode = "full" if os.environ.get("QUEUESMITH_FULL") == "1" else "quick"
-    return f"faults: {mode}, QUEUESMITH_SEED={os.environ['QUEUESMITH_SEED']}"
+    slow = "" if with_slow() else ", without the slow tests (make test-all)"
+    return f"faults: {mode}{slow}, QUEUESMITH_SEED={os.environ['QUEUESMITH_SEED']}"
+
+
+def with_slow() -> bool:
+    """In CI, with `make test-all`, and in the full forms. Whoever names a file gets all of its tests, too."""
+    wanted = (os.environ.get(name, "").lower() for name in ("CI", "QUEUESMITH_SLOW", "QUEUESMITH_FULL"))
+    return any(value in {"1", "true", "yes"} for value in wanted)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `full` run in `make faults` and `make full` alone."""
+    """Tests marked `full` run in `make faults` and `make full` alone, `slow` ones not in a plain `make test`."""
     for item in items:
         if "figures" in getattr(item, "fixturenames", ()):
             item.add_marker("measured")
-    if os.environ.get("QUEUESMITH_FULL") == "1":
-        return
-    left_out = [item for item in items if item.get_closest_marker("full")]
+    out = set() if os.environ.get("QUEUESMITH_FULL") == "1" else {"full"}
+    if not with_slow() and config.args == config.getini("testpaths"):
+        out.add("slow")
+    left_out = {item for item in items if any(item.get_closest_marker(name) for name in out)}
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]

@@ -12,6 +12,8 @@ from bench.lab import ENVS, ORDER, OURS, Lab, Peer
 from bench.sections import crash, kills
 from harness.redis import RedisServer
 
+pytestmark = pytest.mark.slow
+
 # Ours in every run; the others where `make bench` has built their environments, in the full fault suite.
 INSTALLED = [
     pytest.param(name, marks=() if name in OURS else (pytest.mark.full, pytest.mark.fault))

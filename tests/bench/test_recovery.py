@@ -10,6 +10,8 @@ from bench.lab import Lab, Peer
 from bench.sections import recovery
 from harness.redis import RedisServer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def lab(redis_server: RedisServer, tmp_path: Path) -> Lab:

@@ -18,6 +18,8 @@ from harness.processes import Spawner
 from harness.redis import RedisServer
 from harness.waiting import until_sync
 
+pytestmark = pytest.mark.slow
+
 NODE_SIDE = Path(__file__).parent / "programs" / "node_side.mjs"
 MANY = 100_000
 SLOW_MICROSECONDS = 20_000

@@ -12,7 +12,7 @@ from harness.axe import axe_source, violations
 from harness.browser import TOKEN, StudyHall
 from harness.waiting import until_sync
 
-pytestmark = pytest.mark.needs_browser
+pytestmark = [pytest.mark.needs_browser, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "reference" / "samples"

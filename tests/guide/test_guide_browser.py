@@ -20,7 +20,7 @@ from queuesmith import catalogue
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.retry import AI, DOCUMENTS, full_jitter
 
-pytestmark = pytest.mark.needs_browser
+pytestmark = [pytest.mark.needs_browser, pytest.mark.slow]
 
 CATALOGUE = list(catalogue.patterns().values())
 SAMPLE = [

@@ -144,6 +144,7 @@ def test_a_pattern_alone_passes_its_tests_with_exactly_what_was_printed(
     added_alone(environment, add, tmp_path / "project", layout, pattern)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_came_along_passes_in_every_layout(
     environment: Environment, add: Add, tmp_path: Path, layout: str
@@ -188,6 +189,7 @@ def test_every_pattern_brings_a_test_that_needs_no_other_pattern(ident: str) -> 
     assert found.files, f"write tests/reference/portable/test_{ident.replace('-', '_')}.py"
 
 
+@pytest.mark.slow
 def test_every_pattern_imports_with_the_packages_that_are_printed_for_it(
     environment: Environment, add: Add, tmp_path: Path
 ) -> None:

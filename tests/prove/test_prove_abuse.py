@@ -17,7 +17,7 @@ import pytest
 from queuesmith.cli import main
 from queuesmith.prove import processes
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.slow]
 SUBMIT = """\
 import os, sys
 import redis

@@ -27,7 +27,7 @@ from queuesmith.prove.spec import Probe, Provider, Route, Spec, load
 from queuesmith.prove.timeline import Timeline
 from queuesmith.prove.world import Batch, Crowd, Job
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.slow]
 Parcels = Callable[..., Spec]
 CardOf = Callable[..., Card]
 SERVICES = Path(__file__).parent / "services"

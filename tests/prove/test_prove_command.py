@@ -145,6 +145,7 @@ def test_an_unknown_fault_is_refused_with_a_suggestion(
     assert "did you mean redis-kill?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_outlives_a_run_that_is_ended(number: int, tmp_path: Path) -> None:
     """No process, not even one that left its parent, and no folder."""

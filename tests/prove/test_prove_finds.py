@@ -14,7 +14,7 @@ from queuesmith.prove.invariants import INVARIANTS
 from queuesmith.prove.run import Card
 from queuesmith.prove.spec import Spec, load
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.slow]
 SERVICES = Path(__file__).parent / "services"
 Parcels = Callable[..., Spec]
 CardOf = Callable[..., Card]

@@ -16,7 +16,7 @@ from queuesmith.prove.spec import load
 ROOT = Path(__file__).parents[2]
 SERVICES = Path(__file__).parent / "services"
 ENVS = ROOT / "build" / "bench" / "envs"
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.slow]
 CardOf = Callable[..., Card]
 
 

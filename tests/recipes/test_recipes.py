@@ -218,6 +218,7 @@ def own_test(folder: Path, file: str = "test_service.py", **env: str) -> None:
 
 
 @every_recipe
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.usefixtures("_own_python")
 def test_started_into_a_package_its_own_test_is_green(recipe: Recipe, tmp_path: Path) -> None:
@@ -235,6 +236,7 @@ def test_two_nightly_jobs_have_two_schedules(tmp_path: Path) -> None:
     assert done.stdout.split() == ["nightly", "weekly-mail"]
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("into", [".", "app"])
 @pytest.mark.usefixtures("_own_python")
@@ -269,6 +271,7 @@ def test_started_into_a_flat_folder_its_own_test_is_green(recipe: Recipe, flat: 
 
 
 @every_recipe
+@pytest.mark.slow
 @pytest.mark.fault
 def test_recipe_holds_under_kills(recipe: Recipe, flat: Path) -> None:
     spec = load(flat / "prove.toml")

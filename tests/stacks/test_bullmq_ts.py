@@ -8,9 +8,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from guide import stacks
 from harness.missing import missing
 from harness.redis import RedisServer
+
+pytestmark = pytest.mark.slow
 
 # SQLite in WebAssembly, because better-sqlite3 has to be compiled and node:sqlite needs Node 22.
 PACKAGES = {"discord": [], "sqlite": ["node-sqlite3-wasm@0.8.60"]}

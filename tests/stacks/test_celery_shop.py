@@ -24,6 +24,8 @@ from harness.ports import free_port
 from harness.processes import start_tied
 from harness.redis import RedisServer
 
+pytestmark = pytest.mark.slow
+
 SHOP = stacks.SERVICES / "celery"
 
 

@@ -20,6 +20,8 @@ import pytest
 from guide import stacks
 from harness.missing import missing
 
+pytestmark = pytest.mark.slow
+
 SOURCE = stacks.SERVICES / "schedulers"
 # What decides, in each file; the naive twin does not ask.
 CLAIMS = {

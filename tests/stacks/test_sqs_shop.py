@@ -19,6 +19,8 @@ from harness.missing import missing
 from harness.ports import free_port
 from queuesmith.prove.probes import http
 
+pytestmark = pytest.mark.slow
+
 SOURCE = stacks.SERVICES / "sqs"
 BEFORE = """
 import json, os, signal, sqlite3, threading, time

@@ -75,6 +75,7 @@ def test_the_page_of_a_stack_is_short(page: str) -> None:
     assert quotes.tokens(path.read_text()) <= 2_000
 
 
+@pytest.mark.slow
 def test_asynq_does_a_key_once_and_refuses_another_payload_under_it() -> None:
     go = need_binary("go", how="install Go, https://go.dev/dl")
     done = subprocess.run(
@@ -88,6 +89,7 @@ def test_asynq_does_a_key_once_and_refuses_another_payload_under_it() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("stack", stacks.STACKS)
 def test_a_worker_killed_at_the_effect_neither_loses_nor_duplicates(stack: str) -> None:
@@ -96,6 +98,7 @@ def test_a_worker_killed_at_the_effect_neither_loses_nor_duplicates(stack: str) 
     assert card.proved, as_text(card)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("stack", stacks.STACKS)
 def test_the_defaults_duplicate_what_is_sent_twice(stack: str) -> None:

@@ -226,7 +226,7 @@ def test_modules_that_are_nowhere_to_be_found_are_told_and_not_brought_back(
 ) -> None:
     queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
     shutil.rmtree(shop / "src/shop/patterns")
-    assert "None of the 5 modules" in queuesmith("diff", code=1).stdout
+    assert "None of the 6 modules" in queuesmith("diff", code=1).stdout
     queuesmith("diff", "--apply")
     assert not (shop / "src/shop/patterns").exists()
     queuesmith("adopt")

@@ -26,6 +26,8 @@ from harness.waiting import until_sync
 
 from .combinations import COMBINATIONS, QUICK
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 VENV = Path(sys.executable).parents[1]  # already built: installing is the subject of one test alone
 Render = Callable[..., Path]

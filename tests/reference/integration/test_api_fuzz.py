@@ -7,8 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness.api import TOKEN, standing_api
 from harness.processes import Spawner
+
+pytestmark = pytest.mark.slow
 
 
 def test_no_request_made_from_the_openapi_document_is_answered_with_a_server_error(

@@ -36,7 +36,7 @@ def job(data: Any) -> Any:
         timestamp=0,
         processedOn=None,
         delay=0,
-        queueName="work",
+        queue=SimpleNamespace(name="work"),
     )
 
 
