@@ -14,14 +14,14 @@ from guide import cards, quotes
 from queuesmith import catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
-ERRORS = "reference/studyhall/patterns/core/errors.py"
+ERRORS = "reference/studyhall/patterns/core/failures.py"
 
 
 def test_quote_is_the_source_with_its_real_lines() -> None:
     text = quotes.quote(f"{ERRORS}#Permanent")
     source = (ROOT / ERRORS).read_text().splitlines()
     first = source.index("class Permanent(JobError):") + 1
-    assert text.startswith(f"Lines {first}–{first + 1} of `patterns/core/errors.py`:")
+    assert text.startswith(f"Lines {first}–{first + 1} of `patterns/core/failures.py`:")
     assert "class Permanent(JobError):\n" in text
     assert "class Transient" not in text
 
