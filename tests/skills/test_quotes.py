@@ -27,7 +27,7 @@ def test_quote_is_the_source_with_its_real_lines() -> None:
 
 
 def test_outline_shows_signatures_and_docstrings_only() -> None:
-    text = quotes.quote(f"{ERRORS}#RateLimited~")
+    text = quotes.quote("reference/studyhall/patterns/core/errors.py#RateLimited~")
     assert "def __init__(self, message: str" in text
     assert "self.retry_after = retry_after" not in text
 
