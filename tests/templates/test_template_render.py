@@ -67,9 +67,9 @@ def test_a_project_is_made_in_two_seconds(installed: Path, tmp_path: Path) -> No
 # worker (2,200 lines), the server that needs no setup (700), the store with its guards (550), dead letters with their
 # commands (700), health with its alerts (650); the outbox, the bus and the saga in place of worker and dead letters.
 BUDGET = {
-    "background-jobs": (18, 53, 7_440, 5_100),
-    "async-flow": (20, 55, 7_800, 5_370),
-    "event-driven": (15, 55, 7_780, 5_350),
+    "background-jobs": (18, 53, 7_490, 5_130),
+    "async-flow": (20, 55, 7_850, 5_400),
+    "event-driven": (15, 55, 7_840, 5_390),
 }
 
 
