@@ -44,7 +44,9 @@ def record(pattern: str, name: str, proof: str, seed: int, figures: dict[str, An
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         merged = json.loads(path.read_text()) if path.exists() else {}
-        runs = merged.pop("runs", {}) | {run: versions()}
+        if "runs" not in merged:  # of an older form
+            merged = {"runs": {}}
+        runs = merged.pop("runs") | {run: versions()}
         merged[name] = {"run": run, "proof": proof, "figures": figures}
         used = {entry["run"] for entry in merged.values()}
         merged["runs"] = {run: shown for run, shown in runs.items() if run in used}

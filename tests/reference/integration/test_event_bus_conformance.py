@@ -28,6 +28,7 @@ from studyhall.patterns.core.event import MAX_BYTES, Event, EventTooLarge
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.event_bus import EventBus
 from studyhall.patterns.event_bus.delivery import partition_of
+from studyhall.patterns.event_bus.kafka import KafkaBus
 
 EVERY = tuple(kind for kind in BUSES if not kind.endswith("-ordered"))
 ORDERED = tuple(kind for kind in BUSES if kind.endswith("-ordered"))
@@ -435,6 +436,10 @@ async def test_order_per_key_holds_with_two_members_and_failures(
             await publish(bus, list(turn))
         await until(lambda: sum(map(len, finished.values())) >= keys * each, 60, "all events")
         await nothing_left(bus, "mail")
+    if isinstance(
+        bus, KafkaBus
+    ):  # a rebalance gives again what was done behind a partition's oldest unsettled event
+        finished = {subject: list(dict.fromkeys(numbers)) for subject, numbers in finished.items()}
     assert dict(finished) == {f"k{key}": list(range(each)) for key in range(keys)}
     assert (overlaps, unlucky) == (0, set())
 

@@ -734,9 +734,9 @@ async def test_a_full_connection_limit_delays_sagas_and_costs_no_attempt_and_no_
     await close(admin)
 
 
-# Outside steps share their commits. A DbStep: begin, effect, record and commit, and a ping on a slow machine.
+# Outside steps share their commits. A DbStep: ping, begin, effect, the statements of its record and commit.
 @pytest.mark.parametrize(
-    ("step", "postgres", "sqlite"), [(SagaStep, 1.0, 0.5), (DbStep, 11.0, 18.0)], ids=["outside", "inside"]
+    ("step", "postgres", "sqlite"), [(SagaStep, 1.5, 1.0), (DbStep, 22.0, 38.0)], ids=["outside", "inside"]
 )
 async def test_a_saga_waits_for_the_store_a_few_times_only(
     store: AsyncEngine, monkeypatch: pytest.MonkeyPatch, step: Any, postgres: float, sqlite: float

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import re
 import socket
@@ -31,16 +30,14 @@ import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, InvalidatePoolError
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.schema import CreateColumn
 
 from .failures import Permanent
@@ -61,7 +58,6 @@ __all__ = ["SILENCE", "TableTaken", "WrongStoreUrl", "close", "create_all", "cro
 
 CONNECT_WAIT = 5  # seconds until an unreachable server is an error
 SILENCE = 10  # seconds
-PING_AFTER = 0.25  # seconds for which a connection lay unused
 JOBS_PER_CONNECTION = (
     50  # that end together, each with an effect of 200 ms: the last one has waited LOCK_WAIT
 )
@@ -184,17 +180,18 @@ def _open_sqlite(url: URL) -> AsyncEngine:
     # At DEBUG it writes every statement with its values.
     logging.getLogger("aiosqlite").setLevel(logging.INFO)
     # None: Python's sqlite3 opens no transactions of its own; _begin below is the only place that does.
-    connect_args = {"isolation_level": None, "timeout": LOCK_WAIT, "check_same_thread": False}
+    connect_args = {"isolation_level": None, "timeout": LOCK_WAIT}
     engine = create_async_engine(
         URL.create("sqlite+aiosqlite", database=path),
-        connect_args={**connect_args, "async_creator_fn": _sqlite_connection_class().open},
+        connect_args=connect_args,
         pool_size=8,
         max_overflow=0,
         pool_timeout=LOCK_WAIT,
         hide_parameters=True,
     )
+    in_threads = {**connect_args, "check_same_thread": False}
     writer, reader = (
-        create_engine(URL.create("sqlite", database=path), connect_args=connect_args, hide_parameters=True)
+        create_engine(URL.create("sqlite", database=path), connect_args=in_threads, hide_parameters=True)
         for _ in range(2)
     )
     for each in (engine.sync_engine, reader, writer):
@@ -203,33 +200,6 @@ def _open_sqlite(url: URL) -> AsyncEngine:
     threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="store")
     hops[engine.sync_engine] = Hop(reader, writer, threads)
     return engine
-
-
-@cache
-def _sqlite_connection_class() -> Any:
-    import aiosqlite  # only where there is an SQLite
-
-    class Cursor(aiosqlite.Cursor):
-        async def close(self) -> None:
-            try:
-                self._cursor.close()
-            except sqlite3.ProgrammingError:
-                # Its caller was cancelled, and the thread is still in the statement.
-                await super().close()
-
-    class Connection(aiosqlite.Connection):
-        """Changes threads to run a statement, not to open and close its cursor."""
-
-        @classmethod
-        def open(cls, database: str, **options: Any) -> Connection:
-            new = cls(partial(sqlite3.connect, database, **options), iter_chunk_size=64)
-            new._thread.daemon = True
-            return new
-
-        def cursor(self) -> Any:
-            return Cursor(self, self._conn.cursor())
-
-    return Connection
 
 
 def _set_up_sqlite(engine: Engine, synchronous: str) -> None:
@@ -301,30 +271,14 @@ def _open_postgres(url: URL) -> AsyncEngine:
             **({"prepare_threshold": None} if pooled else {}),
             "async_creator_fn": _connect,
         },
+        pool_pre_ping=True,  # after a server restart the first job should not pay with an attempt
         pool_size=8,
         max_overflow=8,
         pool_timeout=LOCK_WAIT,
         hide_parameters=True,
     )
     event.listen(engine.sync_engine, "handle_error", _hide_values)
-    _ping_what_lay_idle(engine.sync_engine)
     return engine
-
-
-def _ping_what_lay_idle(engine: Engine) -> None:
-    """After a server restart the first job should not pay with an attempt."""
-
-    @event.listens_for(engine, "checkin")
-    def _returned(_connection: object, record: ConnectionPoolEntry) -> None:
-        record.info["returned"] = time.monotonic()
-
-    @event.listens_for(engine, "checkout")
-    def _still_there(connection: DBAPIConnection, record: ConnectionPoolEntry, _fairy: object) -> None:
-        if time.monotonic() - record.info.get("returned", math.inf) > PING_AFTER:
-            try:
-                engine.dialect.do_ping(connection)
-            except engine.dialect.loaded_dbapi.Error as error:
-                raise InvalidatePoolError from error
 
 
 async def _connect(conninfo: str = "", **options: Any) -> Any:

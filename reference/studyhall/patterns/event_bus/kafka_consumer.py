@@ -7,7 +7,8 @@ Kafka counts no deliveries, so each commit carries in its metadata how far its p
 released, and the attempts of unsettled events. Who takes over a partition that nobody released knows that its owner
 died, and records every start up to there before the handler runs: a crash then counts for the events that ran.
 
-When it does NOT hold: a process that is frozen for longer than the session timeout is replaced, and finishes the
+When it does NOT hold: what was done behind a partition's oldest unsettled event comes again after a rebalance (the
+inbox drops it). A process that is frozen for longer than the session timeout is replaced, and finishes the
 handlers it was in next to its successor. The crash that opens a series counts for no event, and none does
 while the brokers take no commit.
 """
