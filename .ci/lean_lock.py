@@ -1,7 +1,7 @@
-"""Leave in a lock file the hashes of what is installed here: CPython 3.11 to 3.13 on Linux with glibc and on macOS (arm64).
+"""Leave in a lock file the hashes of what is installed here: CPython 3.11 to 3.13, Linux with glibc and macOS on arm64.
 
-Sources only of what has no wheel there. Elsewhere (Windows, Alpine) the tests do not run anyway, and for a Mac
-with an Intel processor cryptography has no wheel any more.
+Sources only of what has no wheel there. Elsewhere (Windows, Alpine) the tests do not run anyway; for Macs
+with an Intel processor cryptography has no wheel.
 
     python lean_lock.py requirements.lock pylock.toml
 
