@@ -6,8 +6,6 @@
 `make sync` makes the tables of the pages from the results. Each stack is installed into build/stacks once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ Generated text stands between `<!-- sync:NAME -->` (or `<!-- sync:NAME ARGUMENTS
 `<!-- /sync -->` in hand-written files.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -3,8 +3,6 @@
 Without scripts it is a list of all moments; assets/timeline.js makes one slider of it. Both read the same table.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import tomllib

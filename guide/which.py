@@ -1,7 +1,5 @@
 """Which queue, which broker: a table of each, from the runs (bench, fault suite, stacks). No figure is typed."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -5,8 +5,6 @@ stand for the next job: `add` lets the script number the jobs, `take` fetches wh
 asks for the oldest active job first (one LINDEX before the unchanged script) because BullMQ wants it named.
 """
 
-from __future__ import annotations
-
 import selectors
 import socket
 import time

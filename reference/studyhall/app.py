@@ -1,7 +1,5 @@
 """Opens what every StudyHall process needs, in one place: Redis, the database, the job types, a producer."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The event bus that the settings name: our Redis by default, or RabbitMQ, NATS or Kafka."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit

@@ -1,7 +1,5 @@
 """Cancelling a document with all its stages, or any job by its id; and reminders, which are delayed jobs."""
 
-from __future__ import annotations
-
 import contextlib
 
 from . import db

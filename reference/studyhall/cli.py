@@ -1,7 +1,5 @@
 """The `studyhall` command. Each command's module is imported when it is called: `--help` answers at once."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from typing import Any

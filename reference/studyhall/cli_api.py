@@ -1,7 +1,5 @@
 """`studyhall api`: the HTTP API and the web console."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import socket

@@ -1,7 +1,5 @@
 """`studyhall chat register`: tell the chat platform that there is a command `/ask`. Once per application."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`studyhall submit` and `studyhall status`: documents in, and how far they are."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -1,7 +1,5 @@
 """`studyhall event-worker`: publishes the outbox, drives the sagas and feeds the consumers, until SIGTERM."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

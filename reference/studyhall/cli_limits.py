@@ -1,7 +1,5 @@
 """`studyhall limits`: how full the queues are, whether the AI provider is left alone, what waits in the database."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """`studyhall health` and `studyhall cleanup`: how the queues are, and room for what comes."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

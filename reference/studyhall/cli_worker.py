@@ -1,7 +1,5 @@
 """`studyhall worker`: take jobs and run them."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -4,8 +4,6 @@ SQLAlchemy knows a table once the module that declares it was imported. So every
 the database finds all tables, whichever part of StudyHall it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

@@ -5,8 +5,6 @@ Every function takes the caller's connection: reads from `store.read`, writes fr
 takes the owner: an id from a queue or an address bar never opens somebody else's document.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`studyhall demo`: a guided tour that kills its own worker and shows that nothing is lost or duplicated."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The tour's orders: three study packs are bought from a payment provider that misbehaves."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

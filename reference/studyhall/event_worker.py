@@ -4,8 +4,6 @@ The parts do not know each other: each takes its work from the database or the b
 killed or run in a process of its own while the others go on. Any number of these processes may run at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

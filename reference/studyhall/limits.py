@@ -1,7 +1,5 @@
 """StudyHall's limits, from its settings: who may use the AI how often, and when uploads are refused."""
 
-from __future__ import annotations
-
 from redis.asyncio import Redis
 
 from .patterns.backpressure import Admission, Limits

@@ -1,8 +1,6 @@
 """What StudyHall does for itself, for scheduled jobs and command line alike: throws away what nobody needs any
 more, enqueues documents whose flow is lost, and watches its health."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import asdict, dataclass

@@ -19,8 +19,6 @@ only after `seconds`).
 Not a model of real money: no capture, no disputes, no exchange rates. Loopback only, no authentication.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What StudyHall does by the clock. Applied by every worker at its start; see `patterns/schedule/keeper.py`."""
 
-from __future__ import annotations
-
 from .patterns.schedule import Schedule, Schedules
 from .patterns.signed_payload import Signer
 from .patterns.typed_jobs import JobTypes

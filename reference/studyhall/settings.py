@@ -1,7 +1,5 @@
 """The one settings object. Everything comes from the environment; the defaults need no server, key or network."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Mapping

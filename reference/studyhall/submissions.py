@@ -1,7 +1,5 @@
 """Uploading a document: the file, its row and its flow of jobs."""
 
-from __future__ import annotations
-
 import uuid
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Keeps processes running: starts them, restarts what dies with growing pauses, passes SIGTERM on."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

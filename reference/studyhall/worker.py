@@ -1,7 +1,5 @@
 """`studyhall worker`: one process per core, each with a worker per queue; the parent restarts what dies."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

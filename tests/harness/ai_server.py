@@ -7,8 +7,6 @@ Each request takes the next behaviour; when none is left the server answers 500,
 too many fails. Every request is kept in `server.requests`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

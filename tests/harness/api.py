@@ -1,7 +1,5 @@
 """StudyHall as a user runs it: `studyhall api` and workers as processes of their own, and a client for them."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """axe-core, the accessibility checker, installed once into build/axe."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import shutil

@@ -3,8 +3,6 @@
 A `Page` here records what must not happen: errors on the console, errors in scripts, requests to other hosts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Every event-bus adapter under one name each, and what their suites have in common."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

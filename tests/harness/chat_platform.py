@@ -8,8 +8,6 @@ Answers above 2,000 characters are refused with 400, ended tokens with 401, `bus
 requests get a 429, and `fail(*statuses)` any other one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

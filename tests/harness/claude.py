@@ -1,7 +1,5 @@
 """The real Claude Code client: installed once into build/claude, run offline, without a login, in a home of its own."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """What the proofs measured, in one JSON file per pattern; the guarantee cards are rendered from these."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import fcntl

@@ -1,7 +1,5 @@
 """The built pattern guide: as files, and served on loopback."""
 
-from __future__ import annotations
-
 import html.parser
 import http.server
 import os

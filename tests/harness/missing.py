@@ -1,7 +1,5 @@
 """A server that is not installed is a skip on a laptop and a failure in CI."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from typing import NoReturn

@@ -1,7 +1,5 @@
 """Node.js with BullMQ, installed once into build/: the other side of the interoperability tests."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

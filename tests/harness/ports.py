@@ -1,7 +1,5 @@
 """Free loopback ports that stay ours while a server is down."""
 
-from __future__ import annotations
-
 import random
 import socket
 

@@ -5,8 +5,6 @@ a proof starts ten of them. What it forks is a process like any other: a session
 killed with the test run, and it imports our code itself. Only on Linux, where all those depend on one death signal.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -5,8 +5,6 @@ ties that signal to the *thread* that forked, so all children are forked by one 
 as the process. macOS has no PDEATHSIG: there a SIGKILL of pytest itself can leave children behind.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

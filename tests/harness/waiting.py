@@ -1,7 +1,5 @@
 """Poll until something is true, with a name for what was awaited when it never became so."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import time

@@ -1,7 +1,5 @@
 """Run a stock BullMQ worker or a ReliableWorker for the length of a `with` block, and look at its queue."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Admin: breakers and limits, and what waits in the database for Redis."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Puts the API together. Nothing is opened before the server starts, all of it is closed when it stops."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

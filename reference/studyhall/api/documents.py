@@ -1,7 +1,5 @@
 """Upload a document, follow it, stop it."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import tempfile

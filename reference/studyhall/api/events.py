@@ -1,7 +1,5 @@
 """Live events as Server-Sent Events. After a break the browser sends Last-Event-ID and misses nothing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator

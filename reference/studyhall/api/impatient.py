@@ -4,8 +4,6 @@ uvicorn's own `limit_concurrency` answers a whole request with 503 and keeps eve
 with a limit of 800 it held 820 half-sent requests, and would hold as many as there are files to open.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol

@@ -1,7 +1,5 @@
 """`POST /interactions`: the chat platform calls us here. Verified, acknowledged at once, answered by a job."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any
 

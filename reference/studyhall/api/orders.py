@@ -1,7 +1,5 @@
 """Study packs and orders. An order is a row, an event and a saga in one transaction: Redis is not needed for it."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response

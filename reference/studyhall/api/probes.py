@@ -1,7 +1,5 @@
 """For machines: is the process alive, can it work, how is it doing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi import APIRouter, Response

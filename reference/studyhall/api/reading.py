@@ -1,7 +1,5 @@
 """A page about the API, made from its own OpenAPI document. No script, nothing from another host."""
 
-from __future__ import annotations
-
 from html import escape
 from typing import Any
 

@@ -1,7 +1,5 @@
 """uvicorn, with event streams that end on SIGTERM."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 

@@ -1,7 +1,5 @@
 """What comes out of a document, and how much of it we take."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -1,7 +1,5 @@
 """What a file is, by its bytes. Names and upload headers are claims; these are facts."""
 
-from __future__ import annotations
-
 from typing import BinaryIO
 
 from .content import Kind

@@ -6,8 +6,6 @@ and the XML is read as a stream by a parser that refuses DTDs. Expat before 2.6 
 beginning with every chunk, which takes hours for one huge start tag: tokens have a limit before it sees them.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 import struct

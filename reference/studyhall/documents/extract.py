@@ -12,8 +12,6 @@ function with picklable arguments, result and errors, so run it in a subprocess 
 (`patterns/isolation/pool.py`).
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Text of a PDF, page by page."""
 
-from __future__ import annotations
-
 import logging
 import re
 from typing import BinaryIO

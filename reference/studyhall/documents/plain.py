@@ -1,7 +1,5 @@
 """Markdown and plain text, in whatever encoding they come."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from typing import BinaryIO

@@ -1,8 +1,6 @@
 """answer-question: the work behind the chat command `/ask`. The job names the interaction; its token stays in the
 database."""
 
-from __future__ import annotations
-
 import time
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """connection-explanations: AI-dependent, of any length. Why the strongest connections of a graph hold."""
 
-from __future__ import annotations
-
 import time
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """document-processing: fast and reliable. Text out of an uploaded file, in a process that can be killed."""
 
-from __future__ import annotations
-
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from studyhall import db

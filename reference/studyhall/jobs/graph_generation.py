@@ -1,7 +1,5 @@
 """graph-generation: long and AI-dependent. It remembers each part it has done; a crash costs one part."""
 
-from __future__ import annotations
-
 import time
 
 from sqlalchemy.ext.asyncio import AsyncConnection

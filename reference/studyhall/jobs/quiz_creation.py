@@ -1,7 +1,5 @@
 """quiz-creation: medium. Questions from a text and its concept graph."""
 
-from __future__ import annotations
-
 import time
 from typing import Annotated
 

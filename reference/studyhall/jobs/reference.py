@@ -1,7 +1,5 @@
 """What every StudyHall payload is: a reference to a document. The document itself stays in the database."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import StringConstraints

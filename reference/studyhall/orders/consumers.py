@@ -1,7 +1,5 @@
 """Everybody who cares about orders: each a bus group of its own, each effect once through its inbox."""
 
-from __future__ import annotations
-
 import time
 
 from sqlalchemy import insert

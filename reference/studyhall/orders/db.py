@@ -1,7 +1,5 @@
 """Tables of the orders. What consumers write has no unique key per order: only the inbox keeps it single."""
 
-from __future__ import annotations
-
 from sqlalchemy import CheckConstraint, Column, Double, Integer, String, Table, Text
 
 from studyhall.patterns.core.store import metadata

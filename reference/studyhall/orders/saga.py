@@ -1,7 +1,5 @@
 """Buying a study pack, as the business says it. Each step names what takes it back."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Placing, cancelling and reading orders. Writers take the caller's transaction: all commits or nothing."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

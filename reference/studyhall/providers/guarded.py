@@ -1,7 +1,5 @@
 """A provider behind the shared circuit breaker: while it is down, jobs wait instead of calling it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

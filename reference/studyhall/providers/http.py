@@ -13,8 +13,6 @@ When they do not hold: the idempotency key only saves money where the provider h
 out may have been carried out and billed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

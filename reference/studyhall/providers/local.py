@@ -8,8 +8,6 @@ When it does not hold: it matches words, it does not understand them. "It" is ne
 for, and only English has a stop word list.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import math

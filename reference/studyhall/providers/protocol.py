@@ -9,8 +9,6 @@ a moment on the clock of `time.monotonic()`. Errors are those of `patterns.error
 retry helps.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a provider returns. Frozen and validated, so a handler never stores a model's bad day."""
 
-from __future__ import annotations
-
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator

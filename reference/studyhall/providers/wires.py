@@ -1,7 +1,5 @@
 """How the two common protocols spell a request and an answer. Nothing here does I/O."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """English words that are no concepts. Other languages still work, with more noise among the concepts."""
 
-from __future__ import annotations
-
 __all__ = ["COMMON", "DETERMINERS", "PRONOUNS", "VERBS"]
 
 
