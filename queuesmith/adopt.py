@@ -13,8 +13,6 @@ For programs, and for other commands that bring modules along:
 `project.package` is the name to import from, `own` are files that are the project's from the first moment.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import os

@@ -10,8 +10,6 @@ The entry of a pattern is the front matter of its page, `skills/SKILL/references
 Its figures, if a proof writes any, are in reference/figures/ID.json.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """queuesmith list | start | new | add | diff | adopt | prove | console"""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import json

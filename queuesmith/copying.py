@@ -1,7 +1,5 @@
 """The commands add, diff and adopt: what they say."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

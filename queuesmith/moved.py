@@ -1,7 +1,5 @@
 """Modules of 0.1.0 that lie elsewhere since: the patterns were one flat folder, now there are a core and packages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 

@@ -4,8 +4,6 @@ What needs the reference app, other patterns, other servers or minutes stays ups
 survives its faults is asked by `queuesmith prove`.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

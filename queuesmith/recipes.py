@@ -5,8 +5,6 @@ as it stands; what is changed for somebody's case is the queue's name and the fi
 the key. So its code names only that one; the others stand as examples in exactly the forms that `_examples` makes.
 """
 
-from __future__ import annotations
-
 import ast
 import keyword
 import re

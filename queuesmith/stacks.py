@@ -3,8 +3,6 @@
 Nothing is written before everything is decided, and a file that differs is never overwritten unasked.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 

@@ -1,7 +1,5 @@
 """The command start: a recipe into a folder, and what to type next."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import shutil

@@ -4,8 +4,6 @@ A package that was renamed is found again, a file that was deleted here stays de
 nothing else from being updated: it is left as it is until somebody merged it and says so (`diff --accept`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The console as an ASGI app of its own, and its parts for a service that has an app already."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Collection, Sequence

@@ -1,7 +1,5 @@
 """`queuesmith console`: the console on a port of this machine."""
 
-from __future__ import annotations
-
 import argparse
 import ipaddress
 import secrets

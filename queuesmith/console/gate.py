@@ -3,8 +3,6 @@
 Plain ASGI, so that bodies are counted while they stream and responses stream through untouched.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

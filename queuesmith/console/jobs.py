@@ -4,8 +4,6 @@ No command takes more than a page of a state, so a list of 100,000 holds the ser
 BullMQ's own script for a job's state reads whole lists; here each state is asked for the job alone.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """Every error the API gives is `application/problem+json` (RFC 9457): what happened and what to do next."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping, Sequence

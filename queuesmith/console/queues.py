@@ -1,7 +1,5 @@
 """The queues as a whole: how each is doing, who works on them, what runs by the clock, pause and resume."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -1,7 +1,5 @@
 """What the patterns keep in the store: sagas and their repair, the outbox."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """What the console's endpoints share: the server, the store if there is one, which queues, and who is asking."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import re

@@ -1,7 +1,5 @@
 """The card: for people, for programs, for a build server, for a browser."""
 
-from __future__ import annotations
-
 import html
 import json
 import textwrap

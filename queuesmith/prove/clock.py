@@ -3,8 +3,6 @@
 Does not hold for programs that do not ask libc for the time (Go, static ones): then it says so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import subprocess

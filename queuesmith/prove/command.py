@@ -1,7 +1,5 @@
 """`queuesmith prove`: exit code 0 when nothing is broken, 1 when an invariant is, 2 when the set-up is wrong."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import json

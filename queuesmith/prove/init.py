@@ -1,7 +1,5 @@
 """`queuesmith prove init`: looks at a repository and writes a first prove.toml, its questions as comments."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

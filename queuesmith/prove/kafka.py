@@ -4,8 +4,6 @@ The jars (45 files, 43 MB) are fetched by Maven once, into the user's cache fold
 answers, and 160 MB of memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

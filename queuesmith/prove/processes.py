@@ -1,7 +1,5 @@
 """Child processes that never outlive the run, and signals to all that they started."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -4,8 +4,6 @@ An answer that is `lost` comes after the effect: the connection is cut. A reques
 latency and also when the caller has gone, as with real providers. `429`, `500` and `hang` have no effect.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

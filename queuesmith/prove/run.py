@@ -1,7 +1,5 @@
 """A run: the set-up is tried without a fault, then each fault in a world of its own, several at a time."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import math
 import os

@@ -1,7 +1,5 @@
 """The processes of the service: started, watched, started again when they end, as an orchestrator does."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

@@ -1,7 +1,5 @@
 """What happened, in one order: signals, submits, calls of the providers, effects, log lines, starts and ends."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

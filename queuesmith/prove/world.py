@@ -3,8 +3,6 @@
 Every fault has a world to itself: what one leaves behind, no other finds, and several can run at a time.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import datetime
