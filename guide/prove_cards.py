@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cards", "seeds"]
-
 FOLDER = Path(__file__).parent / "prove"
 GOOD = Path(__file__).parents[1] / "tests" / "prove" / "services" / "parcels.toml"
 MOST_STORY = 330

@@ -23,8 +23,6 @@ from queuesmith.prove.faults import FAULTS
 from queuesmith.prove.run import Card, Options, prove
 from queuesmith.prove.spec import load
 
-__all__ = ["STACKS", "NotHere", "install", "matrix", "results_of", "run", "table"]
-
 SERVICES = ROOT / "reference" / "stacks"
 BUILT = ROOT / "build" / "stacks"
 TWINS = ("default", "kept")

@@ -10,8 +10,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-__all__ = ["timeline", "timelines"]
-
 LANES = ("usual", "ours")
 
 

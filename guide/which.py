@@ -9,8 +9,6 @@ from guide import cards, stacks
 from guide.charts import median_of
 from queuesmith.catalogue import ROOT
 
-__all__ = ["brokers", "queues"]
-
 REDIS = "Redis or Valkey"
 # Of the benchmark's peer: what it runs with, and the stack of reference/stacks that was put under the same faults.
 QUEUES = {

@@ -27,19 +27,6 @@ from .moved import refuse_moved
 from .project import PROOFS, Project, prefix_of
 from .record import LOCK, OURS, Record, Refused, hash_of
 
-__all__ = [
-    "Adoption",
-    "Change",
-    "Project",
-    "Refused",
-    "change_of",
-    "content",
-    "plan",
-    "replace",
-    "requirements_of",
-    "write",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Change:

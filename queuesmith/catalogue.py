@@ -22,27 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-__all__ = [
-    "MODULES",
-    "ROOT",
-    "SKILLS",
-    "Pattern",
-    "UnknownPattern",
-    "WrongFrontMatter",
-    "closure",
-    "find",
-    "front_matter",
-    "imported",
-    "imports",
-    "module_of",
-    "packages",
-    "patterns",
-    "public",
-    "repository",
-    "version",
-    "without_front_matter",
-]
-
 # In a wheel the parts of the repository that are copied from lie beside this file; in a checkout it is the checkout.
 _SHIPPED = Path(__file__).resolve().parent / "shipped"
 ROOT = _SHIPPED if _SHIPPED.is_dir() else Path(__file__).resolve().parents[1]

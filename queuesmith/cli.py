@@ -21,8 +21,6 @@ from .copying import found, print_json
 from .record import Refused
 from .start import start
 
-__all__ = ["main"]
-
 KINDS = tuple(catalogue.SKILLS)
 REPOSITORY = "https://github.com/queuesmith/queuesmith"
 PROVE_EXAMPLES = """\

@@ -14,8 +14,6 @@ from .catalogue import ROOT, Pattern
 from .project import PROOFS, Project
 from .record import Refused
 
-__all__ = ["add", "adopt", "diff", "found", "installs", "print_json", "put", "report"]
-
 
 def found(names: Sequence[str]) -> list[Pattern]:
     """Also `a,b` for `a b`."""

@@ -8,8 +8,6 @@ from .catalogue import MODULES
 from .project import Project
 from .record import Record, Refused, hash_of, module_name
 
-__all__ = ["MOVED", "moved_in", "new_import", "refuse_moved"]
-
 MOVED = {
     "autopipeline.py": "bullmq_worker/autopipeline.py",
     "bullmq_ledger.py": "bullmq_worker/ledger.py",

@@ -14,8 +14,6 @@ from pathlib import PurePosixPath
 from . import catalogue
 from .catalogue import ROOT, Pattern
 
-__all__ = ["Proofs", "adapted", "conftest", "proofs_of"]
-
 TESTS = ("tests/reference/portable", "tests/reference/unit")
 HARNESS = "tests/harness"
 PORTABLE = {"missing", "ports", "processes", "redis", "waiting"}  # harness modules that may come along

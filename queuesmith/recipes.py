@@ -18,8 +18,6 @@ from .catalogue import ROOT
 from .project import Project
 from .record import Refused
 
-__all__ = ["Field", "Recipe", "files_of", "find", "parse_fields", "planned", "recipes", "render"]
-
 FOLDER = ROOT / "reference" / "recipes"
 _VALUES = {"str": "text", "int": "1", "float": "1.5", "bool": "true"}
 # An argument of submit.py, and what every pydantic model has.

@@ -9,8 +9,6 @@ from pathlib import Path, PurePosixPath
 from .catalogue import ROOT
 from .record import Refused
 
-__all__ = ["STACKS", "Stack", "copy"]
-
 SERVICES = ROOT / "reference" / "stacks"
 
 

@@ -10,8 +10,6 @@ from .copying import installs, print_json, put
 from .project import Project
 from .recipes import Recipe, files_of, find, parse_fields, planned, recipes, top_of
 
-__all__ = ["program", "start"]
-
 SERVER = "redis://127.0.0.1:6379"
 
 

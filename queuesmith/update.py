@@ -19,8 +19,6 @@ from .moved import MOVED, moved_in, refuse_moved
 from .project import PROOFS, Project, prefix_of, root_around
 from .record import LOCK, OURS, Record, Refused, folders, hash_of, module_name
 
-__all__ = ["Copy", "Difference", "accept", "adopt", "differences", "plan_update", "root_of"]
-
 
 def root_of(folder: Path) -> Path:
     """The project that `folder` belongs to: the nearest folder upwards that `queuesmith add` has written to."""

@@ -19,8 +19,6 @@ import msgpack
 import redis
 from bullmq.queue_keys import QueueKeys
 
-__all__ = ["Command", "Scripts", "blast"]
-
 FOLDER = Path(bullmq.__file__).parent / "commands"
 TOKEN = "bench"
 # Command lines cannot carry a NUL byte, and msgpack writes whole numbers with leading zeros. As a float whose

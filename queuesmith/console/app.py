@@ -19,8 +19,6 @@ from .problems import Problem, install
 from .queues import sampling
 from .state import Console
 
-__all__ = ["console", "include"]
-
 STATIC = Path(__file__).with_name("static")
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 VIEWS = ("overview", "jobs", "workers", "schedules")

@@ -15,8 +15,6 @@ from studyhall.patterns.core.store import StoreUnavailable
 
 from .app import LOOPBACK, console
 
-__all__ = ["run"]
-
 
 def run(options: argparse.Namespace) -> int:
     host, port, token = options.host, options.port, options.token or secrets.token_urlsafe(24)

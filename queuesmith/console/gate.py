@@ -17,8 +17,6 @@ from studyhall.patterns.core.job import correlation, new_correlation_id
 
 from .problems import Problem, problem
 
-__all__ = ["Gate", "Rate"]
-
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_BODY = 64 * 1024
 MAX_CLIENTS = 10_000

@@ -22,8 +22,6 @@ from studyhall.patterns.dead_letter.archive import parsed
 from .problems import Problem
 from .state import Admin, Console, JobId, QueueName, State
 
-__all__ = ["STATES", "page_of", "router", "where"]
-
 router = APIRouter(prefix="/admin", tags=["admin"])
 MAX_EVENTS_READ = 5_000
 MAX_FLOW = 200

@@ -38,8 +38,6 @@ from studyhall.patterns.idempotency import KeyReused
 from studyhall.patterns.saga import UnknownSaga
 from studyhall.patterns.saga.repair import CannotRepair
 
-__all__ = ["MEANINGS", "Meaning", "Problem", "install", "problem", "problem_of"]
-
 log = logging.getLogger("console.api")
 MEDIA_TYPE = "application/problem+json"
 CONFLICTS = (AlreadyReplayed, ChildrenFirst, NotDeadLetter, NothingToReplay, CannotRepair, FailedTwin)

@@ -23,8 +23,6 @@ from studyhall.patterns.dead_letter.archive import parsed
 from .problems import Problem
 from .state import Admin, Console, JobId, QueueName, State
 
-__all__ = ["measured", "router", "sampling"]
-
 router = APIRouter(prefix="/admin", tags=["admin"])
 SAMPLE_SECONDS = 5.0
 SHOWN_ACTIVE = 100  # running jobs per queue in the view of the workers

@@ -14,8 +14,6 @@ from studyhall.patterns.saga import store as saga_store
 from .problems import Problem
 from .state import Admin, State
 
-__all__ = ["router"]
-
 router = APIRouter(prefix="/admin", tags=["admin"])
 SagaId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
 SagaState = Literal["running", "compensating", "needs_repair", "completed", "compensated"]

@@ -24,8 +24,6 @@ from studyhall.patterns.producer import Producer
 from .gate import Rate
 from .problems import Problem
 
-__all__ = ["Admin", "Console", "JobId", "QueueName", "State"]
-
 HISTORY = 180  # samples of the queues, five seconds apart: a quarter of an hour
 LOOK_AGAIN = 3.0  # seconds after which the keys are looked through for new queues, longer if that takes long
 FIRST_LOOK = 0.2  # seconds that a request waits for the first look at a large server

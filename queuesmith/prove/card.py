@@ -14,8 +14,6 @@ from .faults import FAULTS
 from .invariants import INVARIANTS, OWN, READ, TIME_UP, Row
 from .run import NOT_QUICK, Card
 
-__all__ = ["as_html", "as_json", "as_junit", "as_text"]
-
 _MARKS = {
     "held": "held",
     "broken": "BROKEN",

@@ -9,8 +9,6 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["ahead", "wrong"]
-
 _SHIFT = "QUEUESMITH_PROVE_CLOCK"
 _SOURCE = r"""
 #define _GNU_SOURCE

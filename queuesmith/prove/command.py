@@ -18,8 +18,6 @@ from .invariants import INVARIANTS
 from .run import Options, prove
 from .spec import Wrong, load, seconds
 
-__all__ = ["run"]
-
 
 def run(options: argparse.Namespace) -> int:
     # A build that is cancelled sends SIGTERM: everything is stopped and removed then, too.

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from .spec import Spec, Wrong
 
-__all__ = ["Found", "look_at", "page_of", "write_first"]
-
 _SKIPPED = {".git", ".venv", "venv", "node_modules", "__pycache__", "dist", "build", ".tox"}
 _MOST_FILES = 3000
 

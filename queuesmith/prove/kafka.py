@@ -14,8 +14,6 @@ from pathlib import Path
 
 from .spec import Wrong
 
-__all__ = ["HOW", "command"]
-
 VERSION = "4.1.1"
 HOW = "install Java 17 or newer and Maven (Debian: default-jre-headless maven); no service has to run"
 _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>

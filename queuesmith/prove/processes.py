@@ -13,19 +13,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-__all__ = [
-    "Child",
-    "Keeper",
-    "alive",
-    "family",
-    "free_port",
-    "marked",
-    "memory_mb",
-    "owner",
-    "printable",
-    "send",
-]
-
 # Reads "+pid", "-pid", "/folder" and at last "."; when we end, by whatever signal, its input ends and it kills what is
 # left. Without the ".", we were killed: then those that left their parent go too, known by their environment, and the
 # folders.

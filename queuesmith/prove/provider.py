@@ -21,8 +21,6 @@ from .processes import free_port
 from .spec import Provider, Route, fill_all
 from .timeline import Timeline
 
-__all__ = ["Call", "PlayedProvider"]
-
 SLOW, HANG = 6.0, 20.0
 _MOST_BODY = 10 * 2**20
 _REASONS = {

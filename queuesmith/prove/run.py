@@ -19,8 +19,6 @@ from .servers import Sqs
 from .spec import Spec, Wrong
 from .world import Batch, Crowd, World
 
-__all__ = ["NOT_QUICK", "Card", "Options", "prove"]
-
 NOT_QUICK = "not with --quick"
 
 # Worlds that only wait for a recovery, beside those at work.

@@ -14,8 +14,6 @@ from .processes import Child, Keeper, catches, family, memory_mb, owner, printab
 from .spec import Program, Spec, Wrong, fill
 from .timeline import Timeline
 
-__all__ = ["Exit", "Running", "ServiceRunner"]
-
 RESTART_AFTER = 0.3
 START_WITHIN = 90.0
 _MOST_LINES = 200_000

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-__all__ = ["Event", "Timeline"]
-
 
 @dataclass(frozen=True)
 class Event:

@@ -30,8 +30,6 @@ from .service import ServiceRunner
 from .spec import SERVERS, Command, Spec, Submit, Wrong, fill, fill_all
 from .timeline import Event, Timeline
 
-__all__ = ["Aborted", "Batch", "Crowd", "Job", "World"]
-
 _ERRORS = re.compile(r"error|fail|exception|dead|refus|reject|gave up|invalid", re.IGNORECASE)
 
 

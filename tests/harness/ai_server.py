@@ -16,8 +16,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-__all__ = ["AIServer", "Answer", "Drip", "Drop", "Hang", "Raw", "Recorded", "Reply", "Truncated"]
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:

@@ -12,8 +12,6 @@ import httpx2
 from .ports import free_port
 from .processes import Spawned, Spawner
 
-__all__ = ["TOKEN", "Api", "StandingApi", "api_at", "standing_api"]
-
 TOKEN = "an admin token of the tests"
 
 

@@ -9,8 +9,6 @@ from typing import Any
 from .missing import missing
 from .processes import ROOT
 
-__all__ = ["axe_source", "serious", "violations"]
-
 VERSION = "4.14.0"
 
 

@@ -22,8 +22,6 @@ from .missing import missing, need_binary
 from .ports import free_port
 from .processes import Spawned, spawn_python
 
-__all__ = ["TOKEN", "ConsoleServer", "StudyHall", "Watched", "launched"]
-
 TOKEN = "console-admin-token-of-the-tests"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [

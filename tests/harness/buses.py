@@ -11,8 +11,6 @@ from studyhall.patterns.event_bus import EventBus
 
 from .tcp_proxy import TcpProxy
 
-__all__ = ["BUSES", "QUICK", "SERVERS", "consuming", "events", "open_bus", "through"]
-
 QUICK = RetryPolicy(base=0.05, cap=0.1, attempts=3)
 
 # Dead members are replaced after a second or so instead of half a minute: tests wait for it.

@@ -22,8 +22,6 @@ from starlette.routing import Route
 
 from .ports import free_port
 
-__all__ = ["ChatPlatform"]
-
 
 class ChatPlatform:
     def __init__(self, *, life: float = 900.0) -> None:

@@ -13,8 +13,6 @@ import pytest
 
 from .missing import missing
 
-__all__ = ["VERSION", "ClaudeClient", "install_claude"]
-
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = (
     "2.1.325"  # the package of a platform holds a native binary: it needs npm to arrive, but no Node to run

@@ -20,8 +20,6 @@ import pytest
 from .processes import ROOT
 from .redis import server_binary
 
-__all__ = ["full", "record"]
-
 T = TypeVar("T")
 
 

@@ -14,8 +14,6 @@ import pytest
 
 from .processes import ROOT
 
-__all__ = ["Document", "Guide", "build_guide"]
-
 
 class Document(html.parser.HTMLParser):
     """What the tests ask of a page: its ids, what it links to and loads, its elements with their text."""

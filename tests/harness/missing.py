@@ -6,8 +6,6 @@ from typing import NoReturn
 
 import pytest
 
-__all__ = ["missing", "need_binary"]
-
 
 def missing(what: str, how: str) -> NoReturn:
     """Skip the test, saying how to get `what`; fail instead when CI=true, where everything is installed."""

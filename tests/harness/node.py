@@ -11,8 +11,6 @@ import pytest
 
 from .missing import missing
 
-__all__ = ["BULLMQ", "install"]
-
 ROOT = Path(__file__).resolve().parents[2]
 BULLMQ = "6.7.0"
 PACKAGES = {"bullmq": BULLMQ, "ioredis": "5.11.1"}  # ioredis is only an optional peer of bullmq 6: name it

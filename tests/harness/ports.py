@@ -3,8 +3,6 @@
 import random
 import socket
 
-__all__ = ["free_port"]
-
 
 def free_port() -> int:
     """A port nobody listens on, below the ephemeral range: while a test has its server killed, no outgoing

@@ -25,8 +25,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Forked"]
-
 # Not prometheus_client and not opentelemetry: what they are depends on the environment they are imported in.
 LIBRARIES = [
     *(

@@ -21,8 +21,6 @@ from typing import Protocol
 
 import pytest
 
-__all__ = ["Spawned", "Spawner", "alive", "spawn_python", "start_tied"]
-
 ROOT = Path(__file__).resolve().parents[2]
 _PR_SET_PDEATHSIG = 1
 _forker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forker")

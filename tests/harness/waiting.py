@@ -6,8 +6,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-__all__ = ["clock_at", "until", "until_sync"]
-
 T = TypeVar("T")
 
 

@@ -11,8 +11,6 @@ from bullmq import Queue, Worker
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.worker_connections import events_client
 
-__all__ = ["at_work", "counts", "queue_at", "stock_at_work"]
-
 Processor = Callable[[Any, str], Awaitable[Any]]
 
 
