@@ -21,8 +21,6 @@ from .patterns.signed_payload import Signer, signing
 from .patterns.typed_jobs import JobTypes, validated
 from .settings import Settings
 
-__all__ = ["App", "open_app"]
-
 log = logging.getLogger("studyhall")
 
 

@@ -8,8 +8,6 @@ from .patterns.core.connections import producer_client
 from .patterns.event_bus import EventBus
 from .settings import SettingsError
 
-__all__ = ["open_bus"]
-
 
 @asynccontextmanager
 async def open_bus(url: str) -> AsyncIterator[EventBus]:

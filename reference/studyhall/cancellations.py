@@ -14,8 +14,6 @@ from .patterns.job_ids import job_id
 from .patterns.producer import JobRef, JobRequest
 from .schedules import schedules
 
-__all__ = ["cancel_document", "cancel_job", "forget_reminder", "remind"]
-
 
 async def cancel_document(app: App, document_id: str, reason: str) -> list[Cancellation]:
     """Stop whatever is still to be done for a document. What is stored already stays."""

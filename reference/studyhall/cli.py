@@ -7,8 +7,6 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-__all__ = ["COMMANDS", "app", "main"]
-
 # name -> where it is, and the first line of its own help (a test compares them).
 COMMANDS = {
     "worker": (

@@ -11,8 +11,6 @@ from .patterns.parent_death import die_with_parent
 from .settings import SettingsError
 from .terminal import DataDir, err, run, settings_for
 
-__all__ = ["api_command"]
-
 STOP_SECONDS = 3  # open event streams are ended after this
 
 

@@ -13,8 +13,6 @@ from .patterns.retry import parse_retry_after
 from .settings import SettingsError
 from .terminal import DataDir, out, run, settings_for
 
-__all__ = ["app", "register"]
-
 app = typer.Typer(no_args_is_help=True, help="The chat command /ask.")
 BOT_TOKEN = "CHAT_BOT_TOKEN"
 COMMANDS = [

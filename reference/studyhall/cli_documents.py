@@ -15,8 +15,6 @@ from .patterns.degraded.pending import pending
 from .submissions import StageState, states, submit
 from .terminal import AsJson, DataDir, ago, err, fail, out, run, settings_for, show_json, show_table
 
-__all__ = ["status_command", "submit_command"]
-
 
 def submit_command(
     files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, readable=True)],

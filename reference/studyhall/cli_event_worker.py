@@ -17,8 +17,6 @@ from .patterns.parent_death import die_with_parent
 from .settings import SettingsError
 from .terminal import DataDir, err, run, settings_for
 
-__all__ = ["event_worker_command", "relay_command"]
-
 
 def event_worker_command(
     payment_url: Annotated[

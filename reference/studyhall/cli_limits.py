@@ -10,8 +10,6 @@ from .limits import admission, provider_breaker
 from .patterns.degraded.pending import pending, release
 from .terminal import AsJson, DataDir, fail, out, run, settings_for, show_json, show_table
 
-__all__ = ["limits_command"]
-
 
 def limits_command(
     retry: Annotated[

@@ -10,8 +10,6 @@ from .maintenance import RULES, Maintenance, clean_up
 from .patterns.health.alerts import raised, rule_for
 from .terminal import AsJson, DataDir, err, out, run, settings_for, show_fields, show_json, show_table
 
-__all__ = ["cleanup_command", "health_command"]
-
 
 def health_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Queues, dead letters and outbox in numbers. Exit code 1 when a limit is passed or an alert stands."""

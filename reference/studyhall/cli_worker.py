@@ -9,8 +9,6 @@ from .supervisor import supervise
 from .terminal import DataDir, run, settings_for
 from .worker import process_command, work
 
-__all__ = ["worker_command"]
-
 
 def worker_command(
     data_dir: DataDir = None,

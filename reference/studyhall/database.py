@@ -24,8 +24,6 @@ from .patterns.saga import store as saga
 from .patterns.schedule import history
 from .settings import Settings
 
-__all__ = ["TABLES", "open_database"]
-
 TABLES = (
     # documents and what was made of them
     db.documents,

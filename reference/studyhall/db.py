@@ -33,28 +33,6 @@ from .documents import Extracted
 from .patterns.core.store import metadata
 from .providers.results import ConceptGraph, Explanation, Quiz
 
-__all__ = [
-    "Document",
-    "add_document",
-    "blobs_in_use",
-    "delete_document",
-    "document",
-    "document_of_anybody",
-    "documents_of",
-    "explanations",
-    "graph",
-    "quiz",
-    "reject",
-    "replace_blob",
-    "save_explanations",
-    "save_graph",
-    "save_quiz",
-    "save_reminder",
-    "save_text",
-    "text",
-    "unfinished_documents",
-]
-
 documents = Table(
     "documents",
     metadata,

@@ -32,8 +32,6 @@ from .settings import Settings
 from .submissions import StageState, replace_file, states, submit
 from .terminal import out, run, settings_for
 
-__all__ = ["demo_command", "tour"]
-
 SAMPLES = Path(__file__).parents[1] / "samples"
 OWNER = "demo"
 PACE = 0.45  # seconds per part of a document: long enough to watch a graph grow and to kill in the middle

@@ -20,8 +20,6 @@ from .orders import service
 from .orders.db import feed_entries, notifications, orders, payouts
 from .patterns.core.store import begin, read
 
-__all__ = ["buy_packs"]
-
 WISHES = (("card_ok", "confirmed"), ("card_lost_answer", "confirmed"), ("card_declined", "cancelled"))
 PATIENCE = 30.0
 

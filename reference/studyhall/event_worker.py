@@ -26,8 +26,6 @@ from studyhall.patterns.reconciliation import Expected, Reconciled, reconcile
 from studyhall.patterns.replay import logged, replay
 from studyhall.patterns.saga import SagaRunner
 
-__all__ = ["consume", "drive_sagas", "publish_outbox", "reconcile_events", "run"]
-
 log = logging.getLogger("studyhall.event_worker")
 RECONCILE_EVERY = 300.0
 LOOK_BACK = 24 * 3600.0  # much shorter than the inbox keeps its markers

@@ -8,8 +8,6 @@ from .patterns.core.execution import Step
 from .patterns.rate_limit import limited, tenant_limit
 from .settings import Settings
 
-__all__ = ["admission", "ai_limit", "provider_breaker"]
-
 AI_JOBS = frozenset({"graph-generation", "quiz-creation", "connection-explanations"})
 PLENTY = (1_000_000.0, 1_000_000)  # one of the two limits is set, the other is not
 USER_RATE, AI_RATE = 1.0, 5.0  # what a remote provider gets unless the settings say otherwise

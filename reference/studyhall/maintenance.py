@@ -26,8 +26,6 @@ from .patterns.reconciliation import Expected, Reconciled, reconcile
 from .patterns.retention import DEFAULT, Retention
 from .patterns.saga import store as saga_store
 
-__all__ = ["RULES", "Cleaned", "Maintenance", "clean_up", "receivers"]
-
 log = logging.getLogger("studyhall.maintenance")
 SAGAS_KEPT = 60 * 24 * 3600.0  # seconds after its end; as long as the markers of jobs
 CHAT_KEPT = 24 * 3600.0  # seconds after the end of its token for which a chat command is remembered

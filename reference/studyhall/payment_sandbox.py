@@ -35,8 +35,6 @@ from urllib.parse import parse_qs, urlsplit
 
 from studyhall.patterns.parent_death import die_with_parent
 
-__all__ = ["Sandbox", "main", "serve"]
-
 KINDS = ("decline", "rate-limit", "unavailable", "lost-answer", "hang", "late")
 CARDS = {  # method: (fault, does it hold for every try?)
     "card_declined": ("decline", True),

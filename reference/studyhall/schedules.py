@@ -5,8 +5,6 @@ from .patterns.signed_payload import Signer
 from .patterns.typed_jobs import JobTypes
 from .settings import Settings
 
-__all__ = ["schedules"]
-
 # Raise it with every change below, also when you take one back: while a deploy rolls, old instances may restart.
 VERSION = 2
 

@@ -12,8 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from .patterns.signed_payload import MIN_KEY_BYTES
 
-__all__ = ["Settings", "SettingsError", "load"]
-
 PREFIX = "STUDYHALL_"
 # Names other tools already use; everything else is STUDYHALL_<FIELD>.
 COMMON = {"redis_url": "REDIS_URL", "database_url": "DATABASE_URL"}

@@ -15,8 +15,6 @@ from .patterns.core.store import begin
 from .patterns.dead_letter import archive
 from .patterns.job_ids import job_id
 
-__all__ = ["StageState", "replace_file", "states", "submit"]
-
 
 async def submit(
     app: App, path: Path, owner: str = "you", *, name: str | None = None, document_id: str | None = None

@@ -9,8 +9,6 @@ import signal
 import time
 from collections.abc import Sequence
 
-__all__ = ["UNUSABLE", "supervise"]
-
 log = logging.getLogger("studyhall.supervisor")
 UNUSABLE = 2  # exit code for "a restart will not help": wrong settings, no Redis to be had
 

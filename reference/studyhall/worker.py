@@ -42,8 +42,6 @@ from .schedules import schedules
 from .services import Chat, Services
 from .settings import Settings
 
-__all__ = ["process_command", "work"]
-
 log = logging.getLogger("studyhall.worker")
 
 

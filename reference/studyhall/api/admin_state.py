@@ -14,8 +14,6 @@ from studyhall.patterns.degraded.pending import pending, release
 from .problems import Problem
 from .state import State
 
-__all__ = ["router"]
-
 router = APIRouter(prefix="/admin", tags=["admin"])
 
 

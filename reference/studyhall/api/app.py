@@ -29,8 +29,6 @@ from . import admin_state, documents, events, interactions, orders, probes, read
 from .problems import MEANINGS
 from .state import ApiState, Streams
 
-__all__ = ["create_app"]
-
 VIEWS = Path(__file__).resolve().parent.parent / "console"  # what the console has for StudyHall alone
 FORM_OVERHEAD = 16 * 1024  # multipart headers around a file
 

@@ -26,8 +26,6 @@ from studyhall.submissions import StageState, states, submit
 
 from .state import ApiState, Caller, RequestKey, State
 
-__all__ = ["router"]
-
 router = APIRouter(prefix="/documents", tags=["documents"])
 CHUNK = 64 * 1024
 MAX_WAIT = 25.0

@@ -18,8 +18,6 @@ from studyhall.patterns.progress_stream import GAP, IDLE, JobEvent, sse
 
 from .state import Caller, Client, State, Streams
 
-__all__ = ["router"]
-
 router = APIRouter(tags=["events"])
 RETRY_MS = 1_000
 HEARTBEAT = 10.0

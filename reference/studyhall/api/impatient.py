@@ -8,8 +8,6 @@ import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["MAX_CONNECTIONS", "MAX_HEADERS", "Impatient"]
-
 HEADER_SECONDS = 15.0
 MAX_HEADERS = 32 * 1024
 MAX_CONNECTIONS = 800  # below the 1,024 open files that a process usually gets

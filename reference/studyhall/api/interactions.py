@@ -11,8 +11,6 @@ from studyhall.patterns.producer import JobRequest
 from .problems import Problem
 from .state import State
 
-__all__ = ["router"]
-
 router = APIRouter(tags=["chat"])
 IDENT = re.compile(r"[A-Za-z0-9_-]{1,100}")
 BODY = {

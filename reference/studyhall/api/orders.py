@@ -13,8 +13,6 @@ from studyhall.patterns.saga import store as saga_store
 from .problems import Problem
 from .state import Caller, RequestKey, State
 
-__all__ = ["router"]
-
 router = APIRouter(tags=["orders"])
 OrderId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
 

@@ -14,8 +14,6 @@ from studyhall.patterns.saga import store as saga_store
 
 from .state import State
 
-__all__ = ["router"]
-
 router = APIRouter(tags=["probes"])
 
 

@@ -6,8 +6,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-__all__ = ["router"]
-
 router = APIRouter(include_in_schema=False)
 
 

@@ -8,8 +8,6 @@ from fastapi import FastAPI
 
 from .state import ApiState
 
-__all__ = ["StoppingAtOnce"]
-
 
 class StoppingAtOnce(uvicorn.Server):
     """Tells event streams and background tasks when the process is told to stop. uvicorn would wait for the

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["MAX_BYTES", "MAX_CHARS", "Extracted", "Kind", "Section"]
-
 MAX_BYTES = 50 * 1024 * 1024
 MAX_CHARS = 5_000_000  # about ten long novels; keeps rows, prompts and checkpoints in bounds
 

@@ -5,8 +5,6 @@ from typing import BinaryIO
 from .content import Kind
 from .errors import Encrypted, WrongType
 
-__all__ = ["detect"]
-
 ACCEPTED = "Upload a PDF, a Word document (.docx), Markdown or plain text."
 OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 FOREIGN: tuple[tuple[bytes, str], ...] = (

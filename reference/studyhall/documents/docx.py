@@ -22,8 +22,6 @@ from .content import MAX_CHARS, Section
 from .detect import ACCEPTED
 from .errors import Corrupt, DocumentRejected, Encrypted, TooLarge, WrongType
 
-__all__ = ["read"]
-
 MAX_ENTRIES = 5_000
 MAX_UNPACKED = 300 * 1024 * 1024
 MAX_XML = 64 * 1024 * 1024

@@ -6,8 +6,6 @@ which is what lets it travel back from the extraction process by pickle.
 
 from studyhall.patterns.core.errors import Permanent
 
-__all__ = ["Corrupt", "DocumentRejected", "Encrypted", "Missing", "NoText", "TooLarge", "WrongType"]
-
 
 class DocumentRejected(Permanent):
     """The document cannot be used as it is."""

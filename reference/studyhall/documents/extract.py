@@ -25,8 +25,6 @@ from .content import MAX_BYTES, MAX_CHARS, Extracted, Kind, Section
 from .detect import detect
 from .errors import Corrupt, Missing, NoText, TooLarge
 
-__all__ = ["extract"]
-
 MAX_TITLE = 120
 # Control characters but tab and newline, soft hyphens, zero-width and direction marks, lone surrogates.
 INVISIBLE = re.compile(

@@ -8,8 +8,6 @@ from .content import MAX_CHARS, Kind, Section
 from .detect import ACCEPTED
 from .errors import TooLarge, WrongType
 
-__all__ = ["read"]
-
 HEADING = re.compile(r"^ {0,3}(#{1,6})[ \t]+(.*?)[ \t#]*$")
 FENCE = re.compile(r"^ {0,3}(```|~~~)")
 RULE = re.compile(r"^ {0,3}([-*_=])(?:[ \t]*\1){2,}[ \t]*$")

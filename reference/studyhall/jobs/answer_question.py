@@ -13,8 +13,6 @@ from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.typed_jobs import Payload
 from studyhall.services import Services
 
-__all__ = ["CHAT", "AnswerQuestion", "answer_question"]
-
 # Work and sending are repeated by the reply itself, for as long as its token lives: 15 minutes.
 CHAT = RetryPolicy(base=1.0, cap=10.0, attempts=3, max_age=930.0)
 DOCUMENTS_READ = 20

@@ -13,8 +13,6 @@ from studyhall.services import Services
 
 from .reference import DocumentReference, graph_and_text
 
-__all__ = ["ExplainConnections", "explain_connections"]
-
 
 class ExplainConnections(DocumentReference):
     """Explain up to `connections` links of a document's concept graph, the strongest first."""

@@ -12,8 +12,6 @@ from studyhall.services import Services
 
 from .reference import DocumentReference, UnknownDocument
 
-__all__ = ["ProcessDocument", "process_document"]
-
 MEMORY = 2 * 1024**3  # of the extraction process; a file that needs more is built to
 
 

@@ -11,8 +11,6 @@ from studyhall.services import Services
 
 from .reference import DocumentReference, ready_text
 
-__all__ = ["GenerateGraph", "generate_graph"]
-
 
 class GenerateGraph(DocumentReference):
     """Find the concepts of a processed document and how they are connected."""

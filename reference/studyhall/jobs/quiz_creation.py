@@ -13,8 +13,6 @@ from studyhall.services import Services
 
 from .reference import DocumentReference, graph_and_text
 
-__all__ = ["CreateQuiz", "create_quiz"]
-
 
 class CreateQuiz(DocumentReference):
     """Write a multiple-choice quiz about a document that has a concept graph."""

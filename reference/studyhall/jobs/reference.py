@@ -11,8 +11,6 @@ from studyhall.patterns.core.store import read
 from studyhall.patterns.typed_jobs import Payload
 from studyhall.providers import ConceptGraph
 
-__all__ = ["DocumentReference", "NotReady", "UnknownDocument", "graph_and_text", "ready_text"]
-
 Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Owner = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 

@@ -11,8 +11,6 @@ from studyhall.patterns.core.event import Event
 from studyhall.patterns.event_bus import Handler
 from studyhall.patterns.inbox import Effect, consumer
 
-__all__ = ["GROUPS", "handler", "inbox_name"]
-
 AUTHOR_SHARE = 70  # per cent of the price
 
 

@@ -4,8 +4,6 @@ from sqlalchemy import CheckConstraint, Column, Double, Integer, String, Table, 
 
 from studyhall.patterns.core.store import metadata
 
-__all__ = ["analytics", "feed_entries", "notifications", "orders", "packs", "payouts", "seat_reservations"]
-
 packs = Table(
     "pack",
     metadata,

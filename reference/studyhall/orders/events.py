@@ -4,8 +4,6 @@ from pydantic import BaseModel
 
 from studyhall.patterns.event_schema import EventTypes
 
-__all__ = ["SOURCE", "TOPIC", "OrderCancelled", "OrderConfirmed", "OrderPlaced", "types"]
-
 SOURCE = "studyhall/orders"
 TOPIC = "order"
 types = EventTypes()

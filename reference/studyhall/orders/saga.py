@@ -15,8 +15,6 @@ from .db import orders, packs, seat_reservations
 from .events import SOURCE, OrderCancelled, OrderConfirmed, types
 from .payments import Payments
 
-__all__ = ["SAGA", "SoldOut", "buy_pack"]
-
 SAGA = "buy-study-pack"
 CHARGE = RetryPolicy(base=0.5, cap=30, attempts=5, max_age=900)
 REFUND = RetryPolicy(base=0.5, cap=60, attempts=20)

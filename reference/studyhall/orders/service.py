@@ -17,16 +17,6 @@ from .db import orders, packs
 from .events import SOURCE, OrderPlaced, types
 from .saga import SAGA, buy_pack
 
-__all__ = [
-    "OrderRefused",
-    "add_pack",
-    "cancel_order",
-    "list_orders",
-    "place_order",
-    "seed_packs",
-    "show_order",
-]
-
 MAX_SEATS = 50
 PACKS = (
     ("biology-101", "Cells and how they talk", "a. okafor", 1900, 500),

@@ -8,8 +8,6 @@ from studyhall.patterns.circuit_breaker import CircuitBreaker
 from .protocol import AIProvider, OnProgress
 from .results import ConceptGraph, Explanation, Link, Quiz
 
-__all__ = ["GuardedProvider"]
-
 
 class GuardedProvider:
     """Every call of `provider` passes the breaker; `BreakerOpen` sends the job back, and no attempt is consumed."""

@@ -33,8 +33,6 @@ from .protocol import OnProgress, Step, TooLittleText, time_left
 from .results import ConceptGraph, Explanation, Link, Quiz
 from .wires import Wire
 
-__all__ = ["HttpProvider", "MalformedAnswer", "ProviderDown", "ProviderRefused", "retry_after"]
-
 CHUNK = 12_000  # characters per request: about 3,000 tokens
 MAX_CHUNKS = 20  # requests one graph may cost at most; `coverage` tells when a document is longer
 MAX_TEXT = CHUNK * MAX_CHUNKS

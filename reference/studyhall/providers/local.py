@@ -23,8 +23,6 @@ from .prompts import relevant
 from .protocol import OnProgress, Step, TooLittleText, time_left
 from .results import Concept, ConceptGraph, Explanation, Link, Question, Quiz
 
-__all__ = ["LocalProvider"]
-
 MAX_TEXT = 400_000  # characters that are analysed; the graph's `coverage` tells when a document is longer
 CHUNK = 600
 MAX_CHUNKS = 40

@@ -19,8 +19,6 @@ from studyhall.patterns.deadline import DeadlineExceeded
 
 from .results import ConceptGraph, Explanation, Link, Quiz
 
-__all__ = ["AIProvider", "OnProgress", "Step", "TooLittleText", "time_left"]
-
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -4,8 +4,6 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-__all__ = ["Concept", "ConceptGraph", "Explanation", "Link", "Question", "Quiz"]
-
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=80)]
 Prose = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
 

@@ -6,8 +6,6 @@ from typing import Any, Protocol
 
 from studyhall.patterns.core.errors import Permanent, Transient
 
-__all__ = ["AnthropicMessages", "ChatCompletions", "CutOff", "Refused", "Wire"]
-
 MAX_TOKENS = 8_000
 
 

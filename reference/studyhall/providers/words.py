@@ -1,7 +1,5 @@
 """English words that are no concepts. Other languages still work, with more noise among the concepts."""
 
-__all__ = ["COMMON", "DETERMINERS", "PRONOUNS", "VERBS"]
-
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
