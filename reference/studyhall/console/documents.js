@@ -83,7 +83,7 @@ function row(document) {
 }
 
 function detail(id, refresh) {
-  const title = h("h2", { tabindex: -1 });
+  const title = h("h2", { tabindex: -1 }, "Looking…");
   const state = pill("waiting");
   const graph = flowGraph("Flow");
   const stages = h("ul", { class: "stages" });

@@ -110,7 +110,7 @@ async function act(action, queue, id, refresh) {
 }
 
 function detail(queue, id, refresh, back) {
-  const title = h("h2", { tabindex: -1 });
+  const title = h("h2", { tabindex: -1 }, "Looking…");
   const state = pill("waiting");
   const line = bar("Progress");
   const message = h("p", { class: "small muted" });
