@@ -8,8 +8,6 @@ Each peer runs in an environment of its own under build/bench/envs, made at the 
 RESULTS.md and pictures into --out (build/bench); after every section, so that an interrupted run is not lost.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

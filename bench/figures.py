@@ -1,7 +1,5 @@
 """Medians, spreads and ratios of a few rounds, ratios that are refused, and the way a number is written."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

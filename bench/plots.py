@@ -1,7 +1,5 @@
 """Bar charts as SVG, without a library: one bar per row, ours in another colour, readable on light and dark pages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from html import escape
 from math import log10

@@ -1,7 +1,5 @@
 """The results in Markdown: a table per section with medians, spreads and ratios, the settings and the targets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bench.figures import Summary, number

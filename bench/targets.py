@@ -1,7 +1,5 @@
 """What was promised, and whether the run kept it: met or missed, and by how much."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from bench.figures import UNSTABLE

@@ -3,8 +3,6 @@
 Open it with `make guide ARGS=--serve`. Nothing in it is a second copy, and nothing in it asks another host.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import http.server

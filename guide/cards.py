@@ -4,8 +4,6 @@
 card says which. Nothing measured yet is said as such, never filled in.
 """
 
-from __future__ import annotations
-
 import functools
 import html
 import json

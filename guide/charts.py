@@ -3,8 +3,6 @@
 Each bar has its label and its words above it, so that nothing depends on a colour and a phone shows it whole.
 """
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Iterable, Sequence

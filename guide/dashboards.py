@@ -4,8 +4,6 @@ Made by `make sync` from the metrics that the code declares (`health.exposition.
 StudyHall's own alerts. A rule about a metric that no code has is an error, and every metric has its panel.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

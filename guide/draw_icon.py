@@ -3,8 +3,6 @@
 Run it again after a change: `.venv/bin/python guide/draw_icon.py`. The same code draws the same bytes.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The library is taken from npm at build time into build/ and is never committed. Without npm the text stays, readable.
 """
 
-from __future__ import annotations
-
 import html
 import os
 import re

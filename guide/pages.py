@@ -3,8 +3,6 @@
 Links are written as `page:ADDRESS` and `code:PATH#L1`; `build` makes them relative when the HTML exists.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import html

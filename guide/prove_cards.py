@@ -4,8 +4,6 @@ queuesmith prove SERVICE --seed 1 --json > card.json; python -m guide.prove_card
 python -m guide.prove_cards seeds 1 20        the known-good service once per seed, on a machine that others keep busy
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -14,8 +12,6 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-__all__ = ["cards", "seeds"]
 
 FOLDER = Path(__file__).parent / "prove"
 GOOD = Path(__file__).parents[1] / "tests" / "prove" / "services" / "parcels.toml"

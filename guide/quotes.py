@@ -7,8 +7,6 @@
 <!-- sync:files -->           how to get the modules, which packages they need
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import textwrap

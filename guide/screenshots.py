@@ -4,8 +4,6 @@ One run: an API, a worker, a relay and a payment sandbox on a temporary data dir
 one damaged document among the dead letters, three orders. Pictures are WebP, small enough for a README.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 import tempfile

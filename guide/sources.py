@@ -3,8 +3,6 @@
 So a link to code works offline, shows the tree the guide was built from, and can be checked.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import hashlib

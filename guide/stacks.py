@@ -6,8 +6,6 @@
 `make sync` makes the tables of the pages from the results. Each stack is installed into build/stacks once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -24,8 +22,6 @@ from queuesmith.prove.card import as_text
 from queuesmith.prove.faults import FAULTS
 from queuesmith.prove.run import Card, Options, prove
 from queuesmith.prove.spec import load
-
-__all__ = ["STACKS", "NotHere", "install", "matrix", "results_of", "run", "table"]
 
 SERVICES = ROOT / "reference" / "stacks"
 BUILT = ROOT / "build" / "stacks"

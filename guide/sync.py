@@ -4,13 +4,11 @@ Generated text stands between `<!-- sync:NAME -->` (or `<!-- sync:NAME ARGUMENTS
 `<!-- /sync -->` in hand-written files.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.figures import number
@@ -28,7 +26,7 @@ def pattern_map() -> str:
         lines += [f"### {title}", "", "| pattern | promise | module | proofs |", "|---|---|---|---|"]
         for one in sorted(patterns().values(), key=lambda one: one.id):
             if one.skill == skill:
-                links = ", ".join(f"[`{name}`]({PATTERNS}/{name})" for name in (*one.own, *one.parts))
+                links = ", ".join(_module_links([*one.own, *one.parts]))
                 files = ", ".join(
                     f"[{Path(name).stem.removeprefix('test_')}](../{name})" for name in one.proof_files
                 )
@@ -36,6 +34,15 @@ def pattern_map() -> str:
                 lines.append(f"| [**{one.id}**](../{page}) {one.title} | {one.summary} | {links} | {files} |")
         lines.append("")
     return "\n".join(lines).rstrip()
+
+
+def _module_links(names: list[str]) -> Iterator[str]:
+    """A link to each module; of a package to its first one, the others are beside it."""
+    linked: set[str] = set()
+    for name in names:
+        folder, _, file = name.rpartition("/")
+        yield f"`{file}`" if folder in linked else f"[`{name}`]({PATTERNS}/{name})"
+        linked |= {folder} - {""}
 
 
 # The experiments that the README shows, in the sentences of their cards. Every pattern's page shows all of its own.

@@ -3,16 +3,12 @@
 Without scripts it is a list of all moments; assets/timeline.js makes one slider of it. Both read the same table.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import tomllib
 from html import escape
 from pathlib import Path
 from typing import Any
-
-__all__ = ["timeline", "timelines"]
 
 LANES = ("usual", "ours")
 

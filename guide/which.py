@@ -1,7 +1,5 @@
 """Which queue, which broker: a table of each, from the runs (bench, fault suite, stacks). No figure is typed."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -10,8 +8,6 @@ from bench.figures import number
 from guide import cards, stacks
 from guide.charts import median_of
 from queuesmith.catalogue import ROOT
-
-__all__ = ["brokers", "queues"]
 
 REDIS = "Redis or Valkey"
 # Of the benchmark's peer: what it runs with, and the stack of reference/stacks that was put under the same faults.

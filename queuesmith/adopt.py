@@ -13,8 +13,6 @@ For programs, and for other commands that bring modules along:
 `project.package` is the name to import from, `own` are files that are the project's from the first moment.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import os
@@ -28,19 +26,6 @@ from .catalogue import ROOT
 from .moved import refuse_moved
 from .project import PROOFS, Project, prefix_of
 from .record import LOCK, OURS, Record, Refused, hash_of
-
-__all__ = [
-    "Adoption",
-    "Change",
-    "Project",
-    "Refused",
-    "change_of",
-    "content",
-    "plan",
-    "replace",
-    "requirements_of",
-    "write",
-]
 
 
 @dataclass(frozen=True, slots=True)

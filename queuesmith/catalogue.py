@@ -10,8 +10,6 @@ The entry of a pattern is the front matter of its page, `skills/SKILL/references
 Its figures, if a proof writes any, are in reference/figures/ID.json.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools
@@ -23,27 +21,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
-
-__all__ = [
-    "MODULES",
-    "ROOT",
-    "SKILLS",
-    "Pattern",
-    "UnknownPattern",
-    "WrongFrontMatter",
-    "closure",
-    "find",
-    "front_matter",
-    "imported",
-    "imports",
-    "module_of",
-    "packages",
-    "patterns",
-    "public",
-    "repository",
-    "version",
-    "without_front_matter",
-]
 
 # In a wheel the parts of the repository that are copied from lie beside this file; in a checkout it is the checkout.
 _SHIPPED = Path(__file__).resolve().parent / "shipped"

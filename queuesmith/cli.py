@@ -1,7 +1,5 @@
 """queuesmith list | start | new | add | diff | adopt | prove | console"""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import json
@@ -22,8 +20,6 @@ from .catalogue import ROOT, UnknownPattern
 from .copying import found, print_json
 from .record import Refused
 from .start import start
-
-__all__ = ["main"]
 
 KINDS = tuple(catalogue.SKILLS)
 REPOSITORY = "https://github.com/queuesmith/queuesmith"

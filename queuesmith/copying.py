@@ -1,7 +1,5 @@
 """The commands add, diff and adopt: what they say."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex
@@ -15,8 +13,6 @@ from .adopt import Adoption, Change, plan, write
 from .catalogue import ROOT, Pattern
 from .project import PROOFS, Project
 from .record import Refused
-
-__all__ = ["add", "adopt", "diff", "found", "installs", "print_json", "put", "report"]
 
 
 def found(names: Sequence[str]) -> list[Pattern]:

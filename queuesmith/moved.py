@@ -1,7 +1,5 @@
 """Modules of 0.1.0 that lie elsewhere since: the patterns were one flat folder, now there are a core and packages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
@@ -9,8 +7,6 @@ from . import catalogue
 from .catalogue import MODULES
 from .project import Project
 from .record import Record, Refused, hash_of, module_name
-
-__all__ = ["MOVED", "moved_in", "new_import", "refuse_moved"]
 
 MOVED = {
     "autopipeline.py": "bullmq_worker/autopipeline.py",

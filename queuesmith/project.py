@@ -10,8 +10,6 @@ from pathlib import Path, PurePosixPath
 
 from .record import Record, Refused
 
-__all__ = ["PROOFS", "Project", "prefix_of", "root_around"]
-
 PROOFS = "tests/patterns"
 
 

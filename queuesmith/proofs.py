@@ -4,8 +4,6 @@ What needs the reference app, other patterns, other servers or minutes stays ups
 survives its faults is asked by `queuesmith prove`.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re
@@ -15,8 +13,6 @@ from pathlib import PurePosixPath
 
 from . import catalogue
 from .catalogue import ROOT, Pattern
-
-__all__ = ["Proofs", "adapted", "conftest", "proofs_of"]
 
 TESTS = ("tests/reference/portable", "tests/reference/unit")
 HARNESS = "tests/harness"

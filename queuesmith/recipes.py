@@ -5,8 +5,6 @@ as it stands; what is changed for somebody's case is the queue's name and the fi
 the key. So its code names only that one; the others stand as examples in exactly the forms that `_examples` makes.
 """
 
-from __future__ import annotations
-
 import ast
 import keyword
 import re
@@ -19,8 +17,6 @@ from .adopt import Adoption, plan
 from .catalogue import ROOT
 from .project import Project
 from .record import Refused
-
-__all__ = ["Field", "Recipe", "files_of", "find", "parse_fields", "planned", "recipes", "render"]
 
 FOLDER = ROOT / "reference" / "recipes"
 _VALUES = {"str": "text", "int": "1", "float": "1.5", "bool": "true"}

@@ -17,8 +17,6 @@ from typing import Any
 from . import catalogue
 from .catalogue import MODULES, ROOT
 
-__all__ = ["LOCK", "OURS", "Record", "Refused", "folders", "hash_of", "module_name"]
-
 LOCK = ".queuesmith.json"
 OURS = MODULES.relative_to(ROOT).as_posix()
 NOT_OURS = {"node_modules", "site-packages", "__pycache__", "build", "dist", "venv", "env"}

@@ -3,15 +3,11 @@
 Nothing is written before everything is decided, and a file that differs is never overwritten unasked.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from .catalogue import ROOT
 from .record import Refused
-
-__all__ = ["STACKS", "Stack", "copy"]
 
 SERVICES = ROOT / "reference" / "stacks"
 

@@ -1,7 +1,5 @@
 """The command start: a recipe into a folder, and what to type next."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import shutil
@@ -11,8 +9,6 @@ from .adopt import Adoption
 from .copying import installs, print_json, put
 from .project import Project
 from .recipes import Recipe, files_of, find, parse_fields, planned, recipes, top_of
-
-__all__ = ["program", "start"]
 
 SERVER = "redis://127.0.0.1:6379"
 

@@ -4,8 +4,6 @@ A package that was renamed is found again, a file that was deleted here stays de
 nothing else from being updated: it is left as it is until somebody merged it and says so (`diff --accept`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess
@@ -20,8 +18,6 @@ from .catalogue import MODULES, ROOT
 from .moved import MOVED, moved_in, refuse_moved
 from .project import PROOFS, Project, prefix_of, root_around
 from .record import LOCK, OURS, Record, Refused, folders, hash_of, module_name
-
-__all__ = ["Copy", "Difference", "accept", "adopt", "differences", "plan_update", "root_of"]
 
 
 def root_of(folder: Path) -> Path:

@@ -1,7 +1,5 @@
 """Fixtures come from the modules in tests/harness. New server: add its module's name below."""
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

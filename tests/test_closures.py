@@ -3,8 +3,6 @@
 `pytest tests/test_closures.py -s -k table` prints the table.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The tests' own footing: servers come back with their data, and nothing outlives the run."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

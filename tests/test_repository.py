@@ -1,7 +1,5 @@
 """The repository itself: small, portable, honest about its proofs."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.util

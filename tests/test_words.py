@@ -1,7 +1,5 @@
 """Words that readers stumbled over stay away; CONTRIBUTING says what to write instead."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -9,8 +9,6 @@ measure  `def measure(lab) -> dict[str, dict[str, Value]]`: one round. Row -> fi
          A peer that fails is left out after `lab.failed(peer, error)`; the others go on.
 """
 
-from __future__ import annotations
-
 import importlib
 from types import ModuleType
 

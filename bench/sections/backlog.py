@@ -7,8 +7,6 @@ and one fetched per step, in turn, so the backlog keeps its size. A cost that do
 shows as a ratio to the smallest one of about 1.
 """
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import time

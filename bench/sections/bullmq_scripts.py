@@ -5,8 +5,6 @@ stand for the next job: `add` lets the script number the jobs, `take` fetches wh
 asks for the oldest active job first (one LINDEX before the unchanged script) because BullMQ wants it named.
 """
 
-from __future__ import annotations
-
 import selectors
 import socket
 import time
@@ -20,8 +18,6 @@ import hiredis
 import msgpack
 import redis
 from bullmq.queue_keys import QueueKeys
-
-__all__ = ["Command", "Scripts", "blast"]
 
 FOLDER = Path(bullmq.__file__).parent / "commands"
 TOKEN = "bench"

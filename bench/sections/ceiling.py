@@ -5,8 +5,6 @@ out the next job, what one processed job costs Redis. The load comes from redis-
 program; without it from a small client of our own, and the report says which.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

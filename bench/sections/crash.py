@@ -1,7 +1,5 @@
 """What the sections on crashes share: the effects that jobs left, what a queue still holds, and words on each peer."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """Jobs added per second, one by one and in bulk, by the peer's own producer."""
 
-from __future__ import annotations
-
 from bench.figures import Column, Value
 from bench.lab import Lab, Peer
 

@@ -7,8 +7,6 @@ come from a seed and are the same for every peer. After the last kill the queue 
 All the while one more job without effect arrives every second, as in a queue that is in use.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor

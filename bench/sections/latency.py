@@ -1,7 +1,5 @@
 """Milliseconds from the enqueue to the start of the job, on an idle and on a busy queue."""
 
-from __future__ import annotations
-
 from bench.figures import Column, Value, percentile
 from bench.lab import Bench, Lab, Peer, Workers
 

@@ -1,7 +1,5 @@
 """Memory: of one worker process, and in Redis per job in each of its states."""
 
-from __future__ import annotations
-
 import time
 
 import redis

@@ -1,7 +1,5 @@
 """Where the worker's time goes, by part, as py-spy samples it."""
 
-from __future__ import annotations
-
 import linecache
 import os
 import re

@@ -1,7 +1,5 @@
 """Seconds until a job runs again whose worker was killed in the middle of it, and another started at once."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The outbox relay on SQLite and on PostgreSQL, publishing into a real Redis stream."""
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import tempfile

@@ -4,8 +4,6 @@ Lateness is the start of the handler minus the slot of its tick, on the machine'
 worker runs a scheduler of the same interval beside it in the same seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """The first job after a silence: do idle workers go deaf?"""
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Events per second of one consumer process on Redis Streams: ours beside FastStream."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

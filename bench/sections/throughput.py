@@ -1,7 +1,5 @@
 """Jobs per second, by kind of work, payload and number of processes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import redis

@@ -3,8 +3,6 @@
 api.mount("/console", console(redis_url, token=admin_token))
 """
 
-from __future__ import annotations
-
 from .app import console
 from .state import Console
 

@@ -17,8 +17,6 @@ from .jobs import LISTS, where
 from .problems import Problem
 from .state import Admin, Console, JobId, QueueName, State
 
-__all__ = ["router", "started"]
-
 router = APIRouter(prefix="/admin", tags=["admin"])
 KEPT = 20
 BATCH = 100  # by one script: about 2 ms

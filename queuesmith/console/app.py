@@ -1,7 +1,5 @@
 """The console as an ASGI app of its own, and its parts for a service that has an app already."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -20,8 +18,6 @@ from .gate import Gate
 from .problems import Problem, install
 from .queues import sampling
 from .state import Console
-
-__all__ = ["console", "include"]
 
 STATIC = Path(__file__).with_name("static")
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")

@@ -1,7 +1,5 @@
 """`queuesmith console`: the console on a port of this machine."""
 
-from __future__ import annotations
-
 import argparse
 import ipaddress
 import secrets
@@ -16,8 +14,6 @@ from studyhall.patterns.core.open_store import WrongStoreUrl
 from studyhall.patterns.core.store import StoreUnavailable
 
 from .app import LOOPBACK, console
-
-__all__ = ["run"]
 
 
 def run(options: argparse.Namespace) -> int:

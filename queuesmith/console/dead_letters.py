@@ -21,8 +21,6 @@ from .actions import started
 from .problems import Problem
 from .state import Admin, Console, State
 
-__all__ = ["router"]
-
 router = APIRouter(prefix="/admin/dead-letters", tags=["admin"])
 DeadLetterId = Annotated[str, Path(pattern=r"^[^\x00-\x1f/]{1,300}$")]
 

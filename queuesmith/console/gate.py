@@ -3,8 +3,6 @@
 Plain ASGI, so that bodies are counted while they stream and responses stream through untouched.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time
@@ -18,8 +16,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from studyhall.patterns.core.job import correlation, new_correlation_id
 
 from .problems import Problem, problem
-
-__all__ = ["Gate", "Rate"]
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_BODY = 64 * 1024

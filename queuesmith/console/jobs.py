@@ -4,8 +4,6 @@ No command takes more than a page of a state, so a list of 100,000 holds the ser
 BullMQ's own script for a job's state reads whole lists; here each state is asked for the job alone.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -23,8 +21,6 @@ from studyhall.patterns.dead_letter.archive import parsed
 
 from .problems import Problem
 from .state import Admin, Console, JobId, QueueName, State
-
-__all__ = ["STATES", "page_of", "router", "where"]
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 MAX_EVENTS_READ = 5_000

@@ -1,7 +1,5 @@
 """Every error the API gives is `application/problem+json` (RFC 9457): what happened and what to do next."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -39,8 +37,6 @@ from studyhall.patterns.dead_letter import (
 from studyhall.patterns.idempotency import KeyReused
 from studyhall.patterns.saga import UnknownSaga
 from studyhall.patterns.saga.repair import CannotRepair
-
-__all__ = ["MEANINGS", "Meaning", "Problem", "install", "problem", "problem_of"]
 
 log = logging.getLogger("console.api")
 MEDIA_TYPE = "application/problem+json"

@@ -1,7 +1,5 @@
 """The queues as a whole: how each is doing, who works on them, what runs by the clock, pause and resume."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib
@@ -24,8 +22,6 @@ from studyhall.patterns.dead_letter.archive import parsed
 
 from .problems import Problem
 from .state import Admin, Console, JobId, QueueName, State
-
-__all__ = ["measured", "router", "sampling"]
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 SAMPLE_SECONDS = 5.0

@@ -1,7 +1,5 @@
 """What the patterns keep in the store: sagas and their repair, the outbox."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -15,8 +13,6 @@ from studyhall.patterns.saga import store as saga_store
 
 from .problems import Problem
 from .state import Admin, State
-
-__all__ = ["router"]
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 SagaId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,100}$")]

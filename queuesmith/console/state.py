@@ -1,7 +1,5 @@
 """What the console's endpoints share: the server, the store if there is one, which queues, and who is asking."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import re
@@ -25,8 +23,6 @@ from studyhall.patterns.producer import Producer
 
 from .gate import Rate
 from .problems import Problem
-
-__all__ = ["Admin", "Console", "JobId", "QueueName", "State"]
 
 HISTORY = 180  # samples of the queues, five seconds apart: a quarter of an hour
 LOOK_AGAIN = 3.0  # seconds after which the keys are looked through for new queues, longer if that takes long

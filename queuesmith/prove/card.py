@@ -1,7 +1,5 @@
 """The card: for people, for programs, for a build server, for a browser."""
 
-from __future__ import annotations
-
 import html
 import json
 import textwrap
@@ -15,8 +13,6 @@ from queuesmith import catalogue
 from .faults import FAULTS
 from .invariants import INVARIANTS, OWN, READ, TIME_UP, Row
 from .run import NOT_QUICK, Card
-
-__all__ = ["as_html", "as_json", "as_junit", "as_text"]
 
 _MARKS = {
     "held": "held",

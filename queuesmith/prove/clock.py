@@ -3,15 +3,11 @@
 Does not hold for programs that do not ask libc for the time (Go, static ones): then it says so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-
-__all__ = ["ahead", "wrong"]
 
 _SHIFT = "QUEUESMITH_PROVE_CLOCK"
 _SOURCE = r"""

@@ -1,7 +1,5 @@
 """`queuesmith prove`: exit code 0 when nothing is broken, 1 when an invariant is, 2 when the set-up is wrong."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import json
@@ -19,8 +17,6 @@ from .init import write_first
 from .invariants import INVARIANTS
 from .run import Options, prove
 from .spec import Wrong, load, seconds
-
-__all__ = ["run"]
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,15 +1,11 @@
 """`queuesmith prove init`: looks at a repository and writes a first prove.toml, its questions as comments."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from .spec import Spec, Wrong
-
-__all__ = ["Found", "look_at", "page_of", "write_first"]
 
 _SKIPPED = {".git", ".venv", "venv", "node_modules", "__pycache__", "dist", "build", ".tox"}
 _MOST_FILES = 3000

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from .faults import Fault
     from .world import Batch, Job, World
 
-__all__ = ["INVARIANTS", "OWN", "READ", "TIME_UP", "Broken", "Row", "end", "judge", "judge_whole"]
-
 # Why a fault that could have been run was not, or was not watched for this many seconds.
 TIME_UP, LOOKED = "time was up", 5.0
 

@@ -4,8 +4,6 @@ The jars (45 files, 43 MB) are fetched by Maven once, into the user's cache fold
 answers, and 160 MB of memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -15,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .spec import Wrong
-
-__all__ = ["HOW", "command"]
 
 VERSION = "4.1.1"
 HOW = "install Java 17 or newer and Maven (Debian: default-jre-headless maven); no service has to run"

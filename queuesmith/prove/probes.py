@@ -20,8 +20,6 @@ from .spec import Probe, fill
 if TYPE_CHECKING:
     from .world import World
 
-__all__ = ["Unreadable", "bullmq_states", "http", "in_redis", "inside", "queued", "read", "shape"]
-
 
 class Unreadable(Exception):
     """It cannot be read now: its server is away, or what is asked is wrong."""

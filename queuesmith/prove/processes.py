@@ -1,7 +1,5 @@
 """Child processes that never outlive the run, and signals to all that they started."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -14,19 +12,6 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-
-__all__ = [
-    "Child",
-    "Keeper",
-    "alive",
-    "family",
-    "free_port",
-    "marked",
-    "memory_mb",
-    "owner",
-    "printable",
-    "send",
-]
 
 # Reads "+pid", "-pid", "/folder" and at last "."; when we end, by whatever signal, its input ends and it kills what is
 # left. Without the ".", we were killed: then those that left their parent go too, known by their environment, and the

@@ -4,8 +4,6 @@ An answer that is `lost` comes after the effect: the connection is cut. A reques
 latency and also when the caller has gone, as with real providers. `429`, `500` and `hang` have no effect.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -22,8 +20,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from .processes import free_port
 from .spec import Provider, Route, fill_all
 from .timeline import Timeline
-
-__all__ = ["Call", "PlayedProvider"]
 
 SLOW, HANG = 6.0, 20.0
 _MOST_BODY = 10 * 2**20

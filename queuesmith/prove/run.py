@@ -1,7 +1,5 @@
 """A run: the set-up is tried without a fault, then each fault in a world of its own, several at a time."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import math
 import os
@@ -20,8 +18,6 @@ from .invariants import TIME_UP, Row
 from .servers import Sqs
 from .spec import Spec, Wrong
 from .world import Batch, Crowd, World
-
-__all__ = ["NOT_QUICK", "Card", "Options", "prove"]
 
 NOT_QUICK = "not with --quick"
 

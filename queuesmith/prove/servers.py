@@ -24,8 +24,6 @@ from .spec import Wrong
 if TYPE_CHECKING:
     import redis
 
-__all__ = ["Kafka", "Nats", "Postgres", "RabbitMQ", "Redis", "Server", "Sqs", "rabbitmq_environment"]
-
 
 class Server(ABC):
     """`start()` again comes back on the same port and data."""

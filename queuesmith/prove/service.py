@@ -1,7 +1,5 @@
 """The processes of the service: started, watched, started again when they end, as an orchestrator does."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading
@@ -15,8 +13,6 @@ from .probes import http
 from .processes import Child, Keeper, catches, family, memory_mb, owner, printable, send
 from .spec import Program, Spec, Wrong, fill
 from .timeline import Timeline
-
-__all__ = ["Exit", "Running", "ServiceRunner"]
 
 RESTART_AFTER = 0.3
 START_WITHIN = 90.0

@@ -11,24 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = [
-    "Command",
-    "Probe",
-    "Program",
-    "Promises",
-    "Provider",
-    "Request",
-    "Route",
-    "Service",
-    "Spec",
-    "Submit",
-    "Wrong",
-    "fill",
-    "fill_all",
-    "load",
-    "seconds",
-]
-
 SERVERS = ("redis", "postgres", "rabbitmq", "nats", "kafka", "sqs")
 PLACEHOLDERS = (
     *("key", "keys", "dir", "port", "instance", "canary", *SERVERS),

@@ -1,15 +1,11 @@
 """What happened, in one order: signals, submits, calls of the providers, effects, log lines, starts and ends."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-__all__ = ["Event", "Timeline"]
 
 
 @dataclass(frozen=True)

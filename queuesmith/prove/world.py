@@ -3,8 +3,6 @@
 Every fault has a world to itself: what one leaves behind, no other finds, and several can run at a time.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import datetime
@@ -31,8 +29,6 @@ from .servers import Kafka, Nats, Postgres, RabbitMQ, Redis, Server, Sqs
 from .service import ServiceRunner
 from .spec import SERVERS, Command, Spec, Submit, Wrong, fill, fill_all
 from .timeline import Event, Timeline
-
-__all__ = ["Aborted", "Batch", "Crowd", "Job", "World"]
 
 _ERRORS = re.compile(r"error|fail|exception|dead|refus|reject|gave up|invalid", re.IGNORECASE)
 

@@ -1,7 +1,5 @@
 """Opens what every StudyHall process needs, in one place: Redis, the database, the job types, a producer."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,8 +20,6 @@ from .patterns.producer import Producer
 from .patterns.signed_payload import Signer, signing
 from .patterns.typed_jobs import JobTypes, validated
 from .settings import Settings
-
-__all__ = ["App", "open_app"]
 
 log = logging.getLogger("studyhall")
 

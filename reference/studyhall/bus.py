@@ -1,7 +1,5 @@
 """The event bus that the settings name: our Redis by default, or RabbitMQ, NATS or Kafka."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
@@ -9,8 +7,6 @@ from urllib.parse import urlsplit
 from .patterns.core.connections import producer_client
 from .patterns.event_bus import EventBus
 from .settings import SettingsError
-
-__all__ = ["open_bus"]
 
 
 @asynccontextmanager

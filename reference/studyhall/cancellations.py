@@ -1,7 +1,5 @@
 """Cancelling a document with all its stages, or any job by its id; and reminders, which are delayed jobs."""
 
-from __future__ import annotations
-
 import contextlib
 
 from . import db
@@ -15,8 +13,6 @@ from .patterns.degraded import pending as pending_jobs
 from .patterns.job_ids import job_id
 from .patterns.producer import JobRef, JobRequest
 from .schedules import schedules
-
-__all__ = ["cancel_document", "cancel_job", "forget_reminder", "remind"]
 
 
 async def cancel_document(app: App, document_id: str, reason: str) -> list[Cancellation]:

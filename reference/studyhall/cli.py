@@ -1,15 +1,11 @@
 """The `studyhall` command. Each command's module is imported when it is called: `--help` answers at once."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
-
-__all__ = ["COMMANDS", "app", "main"]
 
 # name -> where it is, and the first line of its own help (a test compares them).
 COMMANDS = {

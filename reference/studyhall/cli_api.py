@@ -1,7 +1,5 @@
 """`studyhall api`: the HTTP API and the web console."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import socket
@@ -12,8 +10,6 @@ import typer
 from .patterns.parent_death import die_with_parent
 from .settings import SettingsError
 from .terminal import DataDir, err, run, settings_for
-
-__all__ = ["api_command"]
 
 STOP_SECONDS = 3  # open event streams are ended after this
 

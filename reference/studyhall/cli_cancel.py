@@ -1,7 +1,5 @@
 """`studyhall cancel` and `studyhall remind`: work that should not happen, or only later."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated

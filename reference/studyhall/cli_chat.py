@@ -1,7 +1,5 @@
 """`studyhall chat register`: tell the chat platform that there is a command `/ask`. Once per application."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Annotated
@@ -14,8 +12,6 @@ from .patterns.core.errors import Permanent, RateLimited, Transient
 from .patterns.retry import parse_retry_after
 from .settings import SettingsError
 from .terminal import DataDir, out, run, settings_for
-
-__all__ = ["app", "register"]
 
 app = typer.Typer(no_args_is_help=True, help="The chat command /ask.")
 BOT_TOKEN = "CHAT_BOT_TOKEN"

@@ -1,7 +1,5 @@
 """`studyhall dlq`: jobs that failed for good, and what to do about them."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """`studyhall submit` and `studyhall status`: documents in, and how far they are."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time
@@ -16,8 +14,6 @@ from .patterns.core.store import read
 from .patterns.degraded.pending import pending
 from .submissions import StageState, states, submit
 from .terminal import AsJson, DataDir, ago, err, fail, out, run, settings_for, show_json, show_table
-
-__all__ = ["status_command", "submit_command"]
 
 
 def submit_command(

@@ -1,7 +1,5 @@
 """`studyhall event-worker`: publishes the outbox, drives the sagas and feeds the consumers, until SIGTERM."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -18,8 +16,6 @@ from .orders.consumers import GROUPS
 from .patterns.parent_death import die_with_parent
 from .settings import SettingsError
 from .terminal import DataDir, err, run, settings_for
-
-__all__ = ["event_worker_command", "relay_command"]
 
 
 def event_worker_command(

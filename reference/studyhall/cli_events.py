@@ -1,7 +1,5 @@
 """`studyhall events`: how far each consumer is, what it could not read, and the past once more for one of them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict

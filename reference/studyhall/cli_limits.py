@@ -1,7 +1,5 @@
 """`studyhall limits`: how full the queues are, whether the AI provider is left alone, what waits in the database."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -11,8 +9,6 @@ from .app import open_app
 from .limits import admission, provider_breaker
 from .patterns.degraded.pending import pending, release
 from .terminal import AsJson, DataDir, fail, out, run, settings_for, show_json, show_table
-
-__all__ = ["limits_command"]
 
 
 def limits_command(

@@ -1,7 +1,5 @@
 """`studyhall health` and `studyhall cleanup`: how the queues are, and room for what comes."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 
@@ -11,8 +9,6 @@ from .app import open_app
 from .maintenance import RULES, Maintenance, clean_up
 from .patterns.health.alerts import raised, rule_for
 from .terminal import AsJson, DataDir, err, out, run, settings_for, show_fields, show_json, show_table
-
-__all__ = ["cleanup_command", "health_command"]
 
 
 def health_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:

@@ -1,7 +1,5 @@
 """`studyhall order` and `studyhall outbox`: buy a study pack, follow it, see what could not be published."""
 
-from __future__ import annotations
-
 import asyncio
 import getpass
 import time

@@ -1,7 +1,5 @@
 """`studyhall saga`: what every saga is doing, and a human's hand for the ones that got stuck."""
 
-from __future__ import annotations
-
 import getpass
 import json
 from collections.abc import AsyncIterator

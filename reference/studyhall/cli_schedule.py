@@ -1,7 +1,5 @@
 """`studyhall schedule`: what runs by the clock."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """`studyhall worker`: take jobs and run them."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
@@ -10,8 +8,6 @@ from .patterns.parent_death import die_with_parent
 from .supervisor import supervise
 from .terminal import DataDir, run, settings_for
 from .worker import process_command, work
-
-__all__ = ["worker_command"]
 
 
 def worker_command(

@@ -4,8 +4,6 @@ SQLAlchemy knows a table once the module that declares it was imported. So every
 the database finds all tables, whichever part of StudyHall it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -25,8 +23,6 @@ from .patterns.outside_call import store as outside
 from .patterns.saga import store as saga
 from .patterns.schedule import history
 from .settings import Settings
-
-__all__ = ["TABLES", "open_database"]
 
 TABLES = (
     # documents and what was made of them

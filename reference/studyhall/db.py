@@ -5,8 +5,6 @@ Every function takes the caller's connection: reads from `store.read`, writes fr
 takes the owner: an id from a queue or an address bar never opens somebody else's document.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,28 +32,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from .documents import Extracted
 from .patterns.core.store import metadata
 from .providers.results import ConceptGraph, Explanation, Quiz
-
-__all__ = [
-    "Document",
-    "add_document",
-    "blobs_in_use",
-    "delete_document",
-    "document",
-    "document_of_anybody",
-    "documents_of",
-    "explanations",
-    "graph",
-    "quiz",
-    "reject",
-    "replace_blob",
-    "save_explanations",
-    "save_graph",
-    "save_quiz",
-    "save_reminder",
-    "save_text",
-    "text",
-    "unfinished_documents",
-]
 
 documents = Table(
     "documents",

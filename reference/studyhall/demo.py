@@ -1,7 +1,5 @@
 """`studyhall demo`: a guided tour that kills its own worker and shows that nothing is lost or duplicated."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -33,8 +31,6 @@ from .patterns.engine import RedisServer
 from .settings import Settings
 from .submissions import StageState, replace_file, states, submit
 from .terminal import out, run, settings_for
-
-__all__ = ["demo_command", "tour"]
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 OWNER = "demo"

@@ -1,7 +1,5 @@
 """The tour's orders: three study packs are bought from a payment provider that misbehaves."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -21,8 +19,6 @@ from .app import App
 from .orders import service
 from .orders.db import feed_entries, notifications, orders, payouts
 from .patterns.core.store import begin, read
-
-__all__ = ["buy_packs"]
 
 WISHES = (("card_ok", "confirmed"), ("card_lost_answer", "confirmed"), ("card_declined", "cancelled"))
 PATIENCE = 30.0

@@ -4,8 +4,6 @@ The parts do not know each other: each takes its work from the database or the b
 killed or run in a process of its own while the others go on. Any number of these processes may run at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -27,8 +25,6 @@ from studyhall.patterns.outbox.relay import Relay
 from studyhall.patterns.reconciliation import Expected, Reconciled, reconcile
 from studyhall.patterns.replay import logged, replay
 from studyhall.patterns.saga import SagaRunner
-
-__all__ = ["consume", "drive_sagas", "publish_outbox", "reconcile_events", "run"]
 
 log = logging.getLogger("studyhall.event_worker")
 RECONCILE_EVERY = 300.0

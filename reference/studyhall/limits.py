@@ -1,7 +1,5 @@
 """StudyHall's limits, from its settings: who may use the AI how often, and when uploads are refused."""
 
-from __future__ import annotations
-
 from redis.asyncio import Redis
 
 from .patterns.backpressure import Admission, Limits
@@ -9,8 +7,6 @@ from .patterns.circuit_breaker import CircuitBreaker
 from .patterns.core.execution import Step
 from .patterns.rate_limit import limited, tenant_limit
 from .settings import Settings
-
-__all__ = ["admission", "ai_limit", "provider_breaker"]
 
 AI_JOBS = frozenset({"graph-generation", "quiz-creation", "connection-explanations"})
 PLENTY = (1_000_000.0, 1_000_000)  # one of the two limits is set, the other is not

@@ -1,8 +1,6 @@
 """What StudyHall does for itself, for scheduled jobs and command line alike: throws away what nobody needs any
 more, enqueues documents whose flow is lost, and watches its health."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import asdict, dataclass
@@ -27,8 +25,6 @@ from .patterns.producer import Producer
 from .patterns.reconciliation import Expected, Reconciled, reconcile
 from .patterns.retention import DEFAULT, Retention
 from .patterns.saga import store as saga_store
-
-__all__ = ["RULES", "Cleaned", "Maintenance", "clean_up", "receivers"]
 
 log = logging.getLogger("studyhall.maintenance")
 SAGAS_KEPT = 60 * 24 * 3600.0  # seconds after its end; as long as the markers of jobs

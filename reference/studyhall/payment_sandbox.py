@@ -19,8 +19,6 @@ only after `seconds`).
 Not a model of real money: no capture, no disputes, no exchange rates. Loopback only, no authentication.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -36,8 +34,6 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from studyhall.patterns.parent_death import die_with_parent
-
-__all__ = ["Sandbox", "main", "serve"]
 
 KINDS = ("decline", "rate-limit", "unavailable", "lost-answer", "hang", "late")
 CARDS = {  # method: (fault, does it hold for every try?)

@@ -1,13 +1,9 @@
 """What StudyHall does by the clock. Applied by every worker at its start; see `patterns/schedule/keeper.py`."""
 
-from __future__ import annotations
-
 from .patterns.schedule import Schedule, Schedules
 from .patterns.signed_payload import Signer
 from .patterns.typed_jobs import JobTypes
 from .settings import Settings
-
-__all__ = ["schedules"]
 
 # Raise it with every change below, also when you take one back: while a deploy rolls, old instances may restart.
 VERSION = 2

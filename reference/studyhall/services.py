@@ -22,8 +22,6 @@ from .providers import AIProvider
 if TYPE_CHECKING:  # it enqueues flows of the jobs that use these services
     from .maintenance import Maintenance
 
-__all__ = ["Chat", "Pool", "Services", "Shares"]
-
 T = TypeVar("T")
 GONE = "The uploaded file is no longer there, or was damaged. Upload it again."
 

@@ -1,7 +1,5 @@
 """The one settings object. Everything comes from the environment; the defaults need no server, key or network."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Mapping
@@ -13,8 +11,6 @@ from zoneinfo import ZoneInfo
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .patterns.signed_payload import MIN_KEY_BYTES
-
-__all__ = ["Settings", "SettingsError", "load"]
 
 PREFIX = "STUDYHALL_"
 # Names other tools already use; everything else is STUDYHALL_<FIELD>.

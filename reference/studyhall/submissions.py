@@ -1,7 +1,5 @@
 """Uploading a document: the file, its row and its flow of jobs."""
 
-from __future__ import annotations
-
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +14,6 @@ from .patterns.core.job import cancelled
 from .patterns.core.store import begin
 from .patterns.dead_letter import archive
 from .patterns.job_ids import job_id
-
-__all__ = ["StageState", "replace_file", "states", "submit"]
 
 
 async def submit(

@@ -1,7 +1,5 @@
 """Keeps processes running: starts them, restarts what dies with growing pauses, passes SIGTERM on."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -10,8 +8,6 @@ import random
 import signal
 import time
 from collections.abc import Sequence
-
-__all__ = ["UNUSABLE", "supervise"]
 
 log = logging.getLogger("studyhall.supervisor")
 UNUSABLE = 2  # exit code for "a restart will not help": wrong settings, no Redis to be had

@@ -1,7 +1,5 @@
 """What the command-line modules share: options, one way to print, one way to fail."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

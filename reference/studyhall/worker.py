@@ -1,7 +1,5 @@
 """`studyhall worker`: one process per core, each with a worker per queue; the parent restarts what dies."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json
@@ -43,8 +41,6 @@ from .providers import GuardedProvider, open_provider
 from .schedules import schedules
 from .services import Chat, Services
 from .settings import Settings
-
-__all__ = ["process_command", "work"]
 
 log = logging.getLogger("studyhall.worker")
 

@@ -1,7 +1,5 @@
 """Adding and fetching are timed while exactly so many jobs wait."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.sections import backlog

@@ -1,7 +1,5 @@
 """Medians and spreads are those of the rounds, and a ratio that the rounds do not support is not printed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Samples are counted for the part that computed; waiting threads and the start of the process are left out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The report says what the JSON says: settings, spreads, shares of the limit, targets met and missed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

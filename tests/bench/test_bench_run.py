@@ -1,7 +1,5 @@
 """The benchmark from end to end, small: real peers on a real Redis, nothing lost and nothing counted twice."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

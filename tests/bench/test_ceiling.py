@@ -1,7 +1,5 @@
 """The limit of Redis is measured with scripts that really do their work, by either load generator."""
 
-from __future__ import annotations
-
 import pytest
 import redis
 

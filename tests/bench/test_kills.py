@@ -1,7 +1,5 @@
 """The same kills double what an ordinary handler does and leave what the pipeline does as it should be."""
 
-from __future__ import annotations
-
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

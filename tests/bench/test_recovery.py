@@ -1,7 +1,5 @@
 """The seconds until a killed job runs again are those of its second start, or a word on why there is none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

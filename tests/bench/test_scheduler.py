@@ -1,7 +1,5 @@
 """Ticks of our schedule and of BullMQ's own scheduler are both seen, and lateness is measured from their slots."""
 
-from __future__ import annotations
-
 from bench.sections import scheduler
 
 

@@ -1,7 +1,5 @@
 """`queuesmith console` on queues that others made: a Node.js service, 100,000 jobs, and no Redis at all."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import time

@@ -1,7 +1,5 @@
 """The console in a real browser, before a real API, worker and Redis."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The console's files: nothing that a strict content security policy would refuse, nothing from elsewhere."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The pattern guide as files: nothing missing, every link leads somewhere, every figure comes from a file."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """The pattern guide in a real browser: pages are clean, diagrams are drawn, calculators agree with Python."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import random

@@ -1,7 +1,5 @@
 """The quickstart of the guide's home, as it is typed; only what is installed is what these tests run with."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -7,8 +7,6 @@ Each request takes the next behaviour; when none is left the server answers 500,
 too many fails. Every request is kept in `server.requests`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -17,8 +15,6 @@ import struct
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Self
-
-__all__ = ["AIServer", "Answer", "Drip", "Drop", "Hang", "Raw", "Recorded", "Reply", "Truncated"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """StudyHall as a user runs it: `studyhall api` and workers as processes of their own, and a client for them."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -13,8 +11,6 @@ import httpx2
 
 from .ports import free_port
 from .processes import Spawned, Spawner
-
-__all__ = ["TOKEN", "Api", "StandingApi", "api_at", "standing_api"]
 
 TOKEN = "an admin token of the tests"
 

@@ -1,7 +1,5 @@
 """axe-core, the accessibility checker, installed once into build/axe."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import shutil
@@ -10,8 +8,6 @@ from typing import Any
 
 from .missing import missing
 from .processes import ROOT
-
-__all__ = ["axe_source", "serious", "violations"]
 
 VERSION = "4.14.0"
 

@@ -3,8 +3,6 @@
 A `Page` here records what must not happen: errors on the console, errors in scripts, requests to other hosts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -23,8 +21,6 @@ import pytest
 from .missing import missing, need_binary
 from .ports import free_port
 from .processes import Spawned, spawn_python
-
-__all__ = ["TOKEN", "ConsoleServer", "StudyHall", "Watched", "launched"]
 
 TOKEN = "console-admin-token-of-the-tests"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

@@ -1,7 +1,5 @@
 """Every event-bus adapter under one name each, and what their suites have in common."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,8 +10,6 @@ from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.event_bus import EventBus
 
 from .tcp_proxy import TcpProxy
-
-__all__ = ["BUSES", "QUICK", "SERVERS", "consuming", "events", "open_bus", "through"]
 
 QUICK = RetryPolicy(base=0.05, cap=0.1, attempts=3)
 

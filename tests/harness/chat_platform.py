@@ -8,8 +8,6 @@ Answers above 2,000 characters are refused with 400, ended tokens with 401, `bus
 requests get a 429, and `fail(*statuses)` any other one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
@@ -23,8 +21,6 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from .ports import free_port
-
-__all__ = ["ChatPlatform"]
 
 
 class ChatPlatform:

@@ -1,7 +1,5 @@
 """The real Claude Code client: installed once into build/claude, run offline, without a login, in a home of its own."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -14,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from .missing import missing
-
-__all__ = ["VERSION", "ClaudeClient", "install_claude"]
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = (

@@ -1,7 +1,5 @@
 """What the proofs measured, in one JSON file per pattern; the guarantee cards are rendered from these."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import fcntl
@@ -21,8 +19,6 @@ import pytest
 
 from .processes import ROOT
 from .redis import server_binary
-
-__all__ = ["full", "record"]
 
 T = TypeVar("T")
 

@@ -1,7 +1,5 @@
 """The built pattern guide: as files, and served on loopback."""
 
-from __future__ import annotations
-
 import html.parser
 import http.server
 import os
@@ -15,8 +13,6 @@ from typing import Any
 import pytest
 
 from .processes import ROOT
-
-__all__ = ["Document", "Guide", "build_guide"]
 
 
 class Document(html.parser.HTMLParser):

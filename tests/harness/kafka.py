@@ -26,8 +26,6 @@ from .ports import free_port
 from .processes import Spawned, spawn_python, start_tied
 from .rabbitmq import await_port
 
-__all__ = ["KafkaCluster", "KafkaServer", "MockKafka"]
-
 
 class KafkaServer:
     """`start()`, then `url`. `kill()` is SIGKILL, `restart()` comes back on the same ports and data.

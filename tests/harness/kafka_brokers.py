@@ -1,7 +1,5 @@
 """`harness.kafka` without Java: a process with a mock broker of librdkafka. Prints `brokers-at host:port` and stays."""
 
-from __future__ import annotations
-
 import signal
 
 import confluent_kafka

@@ -1,14 +1,10 @@
 """A server that is not installed is a skip on a laptop and a failure in CI."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from typing import NoReturn
 
 import pytest
-
-__all__ = ["missing", "need_binary"]
 
 
 def missing(what: str, how: str) -> NoReturn:

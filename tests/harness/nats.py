@@ -18,8 +18,6 @@ from .missing import need_binary
 from .ports import free_port
 from .processes import start_tied
 
-__all__ = ["NatsServer"]
-
 
 class NatsServer:
     """`start()`, then `url`. `kill()` is SIGKILL, `restart()` comes back on the same port and data."""

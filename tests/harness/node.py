@@ -1,7 +1,5 @@
 """Node.js with BullMQ, installed once into build/: the other side of the interoperability tests."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -12,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from .missing import missing
-
-__all__ = ["BULLMQ", "install"]
 
 ROOT = Path(__file__).resolve().parents[2]
 BULLMQ = "6.7.0"

@@ -35,8 +35,6 @@ from studyhall.patterns.typed_jobs import JobTypes, typed, validated
 from .waiting import until
 from .workers import at_work
 
-__all__ = ["KEYS", "JobSetup", "full_pipeline", "full_producer"]
-
 KEYS = ["the-first-signing-key-of-the-tests"]
 
 

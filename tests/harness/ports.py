@@ -1,11 +1,7 @@
 """Free loopback ports that stay ours while a server is down."""
 
-from __future__ import annotations
-
 import random
 import socket
-
-__all__ = ["free_port"]
 
 
 def free_port() -> int:

@@ -25,8 +25,6 @@ from .missing import missing, need_binary
 from .ports import free_port
 from .processes import start_tied
 
-__all__ = ["PostgresServer"]
-
 
 class PostgresServer:
     """`start()`, then `url`. `kill()` is SIGKILL, `restart()` comes back on the same port and data."""

@@ -5,8 +5,6 @@ a proof starts ten of them. What it forks is a process like any other: a session
 killed with the test run, and it imports our code itself. Only on Linux, where all those depend on one death signal.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools
@@ -26,8 +24,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-__all__ = ["Forked"]
 
 # Not prometheus_client and not opentelemetry: what they are depends on the environment they are imported in.
 LIBRARIES = [

@@ -5,8 +5,6 @@ ties that signal to the *thread* that forked, so all children are forked by one 
 as the process. macOS has no PDEATHSIG: there a SIGKILL of pytest itself can leave children behind.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes
@@ -22,8 +20,6 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-
-__all__ = ["Spawned", "Spawner", "alive", "spawn_python", "start_tied"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _PR_SET_PDEATHSIG = 1

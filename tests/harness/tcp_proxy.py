@@ -17,8 +17,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-__all__ = ["TcpProxy", "proxy_to"]
-
 T = TypeVar("T")
 
 

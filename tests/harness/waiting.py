@@ -1,14 +1,10 @@
 """Poll until something is true, with a name for what was awaited when it never became so."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
-
-__all__ = ["clock_at", "until", "until_sync"]
 
 T = TypeVar("T")
 

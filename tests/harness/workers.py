@@ -1,7 +1,5 @@
 """Run a stock BullMQ worker or a ReliableWorker for the length of a `with` block, and look at its queue."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -12,8 +10,6 @@ from bullmq import Queue, Worker
 
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.worker_connections import events_client
-
-__all__ = ["at_work", "counts", "queue_at", "stock_at_work"]
 
 Processor = Callable[[Any, str], Awaitable[Any]]
 

@@ -4,8 +4,6 @@ Each pattern is added alone. In every run all of them are imported, one environm
 three of them run their tests in each layout; `make full` does that for all (minutes).
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """The plugin in the real Claude Code client: offline, with no login, in a home of its own."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

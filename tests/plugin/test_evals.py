@@ -1,7 +1,5 @@
 """The eval cases: realistic, without naming the answer, graded without a model."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The manifests: five files that must agree, and an icon that our own code draws."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -4,8 +4,6 @@ Codex and Copilot read Claude Code's marketplace. Cursor, which has no tool to r
 for the agents: skillsaw knows that format (test_skill_pages.py). 700 MB of packages, so in `make full` alone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

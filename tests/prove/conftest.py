@@ -1,7 +1,5 @@
 """A sample service with a defect of choice, and the card that `prove` writes for it."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

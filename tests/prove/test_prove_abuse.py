@@ -1,7 +1,5 @@
 """Services that make it hard: a clear word, a verdict, and no process left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

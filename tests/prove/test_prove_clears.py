@@ -1,7 +1,5 @@
 """Known-good services are not flagged, and what did not hit anything is not called held."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """The command: exit codes, outputs, evidence, and a first file for a repository."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

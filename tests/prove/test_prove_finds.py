@@ -1,7 +1,5 @@
 """One known-bad service per invariant, each caught by the fault that is meant for it, and told why."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What happened to a key is read from wherever the service keeps it."""
 
-from __future__ import annotations
-
 import re
 import sys
 import urllib.request

@@ -1,7 +1,5 @@
 """Shown on code as people write it: tutorial workers lose and duplicate, the patterns of this repository do not."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

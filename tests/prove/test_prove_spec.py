@@ -1,7 +1,5 @@
 """A prove.toml that is wrong is refused with the line and with what to write."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every recipe: small, clean under any names, green where it was started, and proven under kills."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Numbers in the texts: what was measured stands in a generated region, all else is a setting of the code."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -1,7 +1,5 @@
 """guide/quotes.py: what a page quotes is in the file, and nothing else."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

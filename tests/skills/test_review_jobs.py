@@ -1,7 +1,5 @@
 """review_jobs.py finds every planted fault at its line, and nothing in code that is right."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The runbook: every command of the page, in its order, on an incident that was made for it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """The code in the pages runs: against real Redis, with nothing but the patterns that its pages tell to add."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The skills as documents: small, whole, linked, valid, and every line of code in them quoted or executed."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -6,8 +6,6 @@ something else. Half of the table was used to tune the descriptions, the other h
 was written by somebody who had not read them and is only counted.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """`queuesmith add celery-inbox | sqs-jobs | bullmq-ts | asynq`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

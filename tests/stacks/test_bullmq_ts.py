@@ -1,7 +1,5 @@
 """What `prove` does not see of BullMQ in TypeScript: SQLite, flows, the Discord bot."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What `prove` does not see of Celery: slots, dead letters, the transaction of the caller, Django, FastAPI, chords."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Two processes tick: the row (schedule, slot) lets one job per slot through. The same file without it does not."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -3,8 +3,6 @@
 Each test is a script that runs beside boto3, against the SQS and SNS of a moto server.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import textwrap

@@ -1,7 +1,5 @@
 """The shop on each stack keeps its promises; its twin with default settings does not."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tomllib

@@ -4,8 +4,6 @@ Every kind, broker, database and Python version, the longest and the shortest na
 are rendered, linted and typed, and those in QUICK are tested and started as well; `make faults` does it for all.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 LONG = {

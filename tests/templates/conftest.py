@@ -1,7 +1,5 @@
 """Renders the templates the way a user does, from a folder without git: that is what an installed plugin is."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -1,7 +1,5 @@
 """A pattern that is added to a generated project keeps its `make lint test` green."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Alert rules and dashboard: accepted and evaluated by Prometheus itself, about metrics that a service really has."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

@@ -1,7 +1,5 @@
 """`queuesmith` in an existing project: copies, proves, never overwrites what was edited, tells what changed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

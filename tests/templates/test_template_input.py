@@ -1,7 +1,5 @@
 """Wrong answers: a clear message, and nothing on the disk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

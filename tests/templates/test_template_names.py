@@ -1,7 +1,5 @@
 """No name that a user may choose collides with one that the code around it needs."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import re

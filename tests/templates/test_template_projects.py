@@ -1,7 +1,5 @@
 """Generated projects do what their README says: `make test` is green, `make run` answers. On the servers they name."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Every supported combination renders quickly, formatted, linted and typed, with the modules as they are."""
 
-from __future__ import annotations
-
 import ast
 import fcntl
 import io

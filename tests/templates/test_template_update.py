@@ -1,7 +1,5 @@
 """`copier update` from one tag to the next brings a pattern's fix and keeps what the user wrote."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -16,8 +16,6 @@ and stay. Jobs of the kinds `row` and `begin` also insert a row into the SQLite 
 usually do it: one INSERT, committed at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools

@@ -13,19 +13,6 @@ if TYPE_CHECKING:
     from queuesmith.prove.service import Running
     from queuesmith.prove.world import Batch, World
 
-__all__ = [
-    "Fault",
-    "at_work",
-    "effective",
-    "fault",
-    "half",
-    "hit_work",
-    "many",
-    "nothing",
-    "over",
-    "still_open",
-    "strike",
-]
 Run = Callable[["World", "Batch"], None]
 
 

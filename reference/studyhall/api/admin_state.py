@@ -1,7 +1,5 @@
 """Admin: breakers and limits, and what waits in the database for Redis."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -15,8 +13,6 @@ from studyhall.patterns.degraded.pending import pending, release
 
 from .problems import Problem
 from .state import State
-
-__all__ = ["router"]
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 

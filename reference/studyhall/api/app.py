@@ -1,7 +1,5 @@
 """Puts the API together. Nothing is opened before the server starts, all of it is closed when it stops."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
@@ -30,8 +28,6 @@ from studyhall.settings import Settings
 from . import admin_state, documents, events, interactions, orders, probes, reading
 from .problems import MEANINGS
 from .state import ApiState, Streams
-
-__all__ = ["create_app"]
 
 VIEWS = Path(__file__).resolve().parent.parent / "console"  # what the console has for StudyHall alone
 FORM_OVERHEAD = 16 * 1024  # multipart headers around a file

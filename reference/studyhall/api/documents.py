@@ -1,7 +1,5 @@
 """Upload a document, follow it, stop it."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import tempfile
@@ -27,8 +25,6 @@ from studyhall.providers.results import ConceptGraph, Explanation, Quiz
 from studyhall.submissions import StageState, states, submit
 
 from .state import ApiState, Caller, RequestKey, State
-
-__all__ = ["router"]
 
 router = APIRouter(prefix="/documents", tags=["documents"])
 CHUNK = 64 * 1024

@@ -1,7 +1,5 @@
 """Live events as Server-Sent Events. After a break the browser sends Last-Event-ID and misses nothing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
@@ -19,8 +17,6 @@ from studyhall.patterns.core.store import read
 from studyhall.patterns.progress_stream import GAP, IDLE, JobEvent, sse
 
 from .state import Caller, Client, State, Streams
-
-__all__ = ["router"]
 
 router = APIRouter(tags=["events"])
 RETRY_MS = 1_000

@@ -4,13 +4,9 @@ uvicorn's own `limit_concurrency` answers a whole request with 503 and keeps eve
 with a limit of 800 it held 820 half-sent requests, and would hold as many as there are files to open.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
-
-__all__ = ["MAX_CONNECTIONS", "MAX_HEADERS", "Impatient"]
 
 HEADER_SECONDS = 15.0
 MAX_HEADERS = 32 * 1024

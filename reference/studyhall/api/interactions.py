@@ -1,7 +1,5 @@
 """`POST /interactions`: the chat platform calls us here. Verified, acknowledged at once, answered by a job."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any
 
@@ -12,8 +10,6 @@ from studyhall.patterns.producer import JobRequest
 
 from .problems import Problem
 from .state import State
-
-__all__ = ["router"]
 
 router = APIRouter(tags=["chat"])
 IDENT = re.compile(r"[A-Za-z0-9_-]{1,100}")

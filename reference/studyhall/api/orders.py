@@ -1,7 +1,5 @@
 """Study packs and orders. An order is a row, an event and a saga in one transaction: Redis is not needed for it."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
@@ -14,8 +12,6 @@ from studyhall.patterns.saga import store as saga_store
 
 from .problems import Problem
 from .state import Caller, RequestKey, State
-
-__all__ = ["router"]
 
 router = APIRouter(tags=["orders"])
 OrderId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,100}$")]

@@ -1,7 +1,5 @@
 """For machines: is the process alive, can it work, how is it doing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -15,8 +13,6 @@ from studyhall.patterns.outbox import quarantine as outbox_upkeep
 from studyhall.patterns.saga import store as saga_store
 
 from .state import State
-
-__all__ = ["router"]
 
 router = APIRouter(tags=["probes"])
 

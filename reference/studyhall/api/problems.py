@@ -1,7 +1,5 @@
 """What StudyHall's own errors mean to a client, before what the console knows of the patterns'."""
 
-from __future__ import annotations
-
 from queuesmith.console.problems import MEANINGS as PATTERNS
 from queuesmith.console.problems import Meaning, Problem
 from studyhall.documents import DocumentRejected, TooLarge, WrongType

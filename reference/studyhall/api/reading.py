@@ -1,14 +1,10 @@
 """A page about the API, made from its own OpenAPI document. No script, nothing from another host."""
 
-from __future__ import annotations
-
 from html import escape
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
-
-__all__ = ["router"]
 
 router = APIRouter(include_in_schema=False)
 

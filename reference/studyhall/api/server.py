@@ -1,7 +1,5 @@
 """uvicorn, with event streams that end on SIGTERM."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 
@@ -9,8 +7,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from .state import ApiState
-
-__all__ = ["StoppingAtOnce"]
 
 
 class StoppingAtOnce(uvicorn.Server):

@@ -18,8 +18,6 @@ from studyhall.patterns.wait_for_result import Results
 
 from .problems import Problem
 
-__all__ = ["ApiState", "Caller", "Client", "RequestKey", "State", "Streams"]
-
 
 @dataclass(slots=True)
 class ApiState:

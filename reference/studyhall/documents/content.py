@@ -1,11 +1,7 @@
 """What comes out of a document, and how much of it we take."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
-
-__all__ = ["MAX_BYTES", "MAX_CHARS", "Extracted", "Kind", "Section"]
 
 MAX_BYTES = 50 * 1024 * 1024
 MAX_CHARS = 5_000_000  # about ten long novels; keeps rows, prompts and checkpoints in bounds

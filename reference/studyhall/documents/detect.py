@@ -1,13 +1,9 @@
 """What a file is, by its bytes. Names and upload headers are claims; these are facts."""
 
-from __future__ import annotations
-
 from typing import BinaryIO
 
 from .content import Kind
 from .errors import Encrypted, WrongType
-
-__all__ = ["detect"]
 
 ACCEPTED = "Upload a PDF, a Word document (.docx), Markdown or plain text."
 OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"

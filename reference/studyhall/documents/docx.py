@@ -6,8 +6,6 @@ and the XML is read as a stream by a parser that refuses DTDs. Expat before 2.6 
 beginning with every chunk, which takes hours for one huge start tag: tokens have a limit before it sees them.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 import struct
@@ -23,8 +21,6 @@ from defusedxml.ElementTree import iterparse
 from .content import MAX_CHARS, Section
 from .detect import ACCEPTED
 from .errors import Corrupt, DocumentRejected, Encrypted, TooLarge, WrongType
-
-__all__ = ["read"]
 
 MAX_ENTRIES = 5_000
 MAX_UNPACKED = 300 * 1024 * 1024

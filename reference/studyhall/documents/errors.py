@@ -4,11 +4,7 @@ All are `Permanent`: the same bytes will be refused again, so a retry only costs
 which is what lets it travel back from the extraction process by pickle.
 """
 
-from __future__ import annotations
-
 from studyhall.patterns.core.errors import Permanent
-
-__all__ = ["Corrupt", "DocumentRejected", "Encrypted", "Missing", "NoText", "TooLarge", "WrongType"]
 
 
 class DocumentRejected(Permanent):

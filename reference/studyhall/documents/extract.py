@@ -12,8 +12,6 @@ function with picklable arguments, result and errors, so run it in a subprocess 
 (`patterns/isolation/pool.py`).
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -26,8 +24,6 @@ from . import docx, pdf, plain
 from .content import MAX_BYTES, MAX_CHARS, Extracted, Kind, Section
 from .detect import detect
 from .errors import Corrupt, Missing, NoText, TooLarge
-
-__all__ = ["extract"]
 
 MAX_TITLE = 120
 # Control characters but tab and newline, soft hyphens, zero-width and direction marks, lone surrogates.

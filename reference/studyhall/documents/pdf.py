@@ -1,15 +1,11 @@
 """Text of a PDF, page by page."""
 
-from __future__ import annotations
-
 import logging
 import re
 from typing import BinaryIO
 
 from .content import MAX_CHARS, Section
 from .errors import Corrupt, DocumentRejected, Encrypted, TooLarge
-
-__all__ = ["read"]
 
 MAX_PAGES = 3000
 # pypdf writes a warning per odd object, with bytes of the document in it: neither belongs in a log.

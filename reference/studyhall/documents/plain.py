@@ -1,7 +1,5 @@
 """Markdown and plain text, in whatever encoding they come."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from typing import BinaryIO
@@ -9,8 +7,6 @@ from typing import BinaryIO
 from .content import MAX_CHARS, Kind, Section
 from .detect import ACCEPTED
 from .errors import TooLarge, WrongType
-
-__all__ = ["read"]
 
 HEADING = re.compile(r"^ {0,3}(#{1,6})[ \t]+(.*?)[ \t#]*$")
 FENCE = re.compile(r"^ {0,3}(```|~~~)")

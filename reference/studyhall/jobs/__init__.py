@@ -1,7 +1,5 @@
 """The job types of StudyHall: what runs where, how often it is tried and how long it may take."""
 
-from __future__ import annotations
-
 from studyhall.patterns.core.job import Deadline
 from studyhall.patterns.flow import OnFailure, chain
 from studyhall.patterns.producer import JobRequest

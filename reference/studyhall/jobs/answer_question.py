@@ -1,8 +1,6 @@
 """answer-question: the work behind the chat command `/ask`. The job names the interaction; its token stays in the
 database."""
 
-from __future__ import annotations
-
 import time
 from typing import Annotated
 
@@ -14,8 +12,6 @@ from studyhall.patterns.core.store import read
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.typed_jobs import Payload
 from studyhall.services import Services
-
-__all__ = ["CHAT", "AnswerQuestion", "answer_question"]
 
 # Work and sending are repeated by the reply itself, for as long as its token lives: 15 minutes.
 CHAT = RetryPolicy(base=1.0, cap=10.0, attempts=3, max_age=930.0)

@@ -1,7 +1,5 @@
 """connection-explanations: AI-dependent, of any length. Why the strongest connections of a graph hold."""
 
-from __future__ import annotations
-
 import time
 from typing import Annotated
 
@@ -14,8 +12,6 @@ from studyhall.providers import Step
 from studyhall.services import Services
 
 from .reference import DocumentReference, graph_and_text
-
-__all__ = ["ExplainConnections", "explain_connections"]
 
 
 class ExplainConnections(DocumentReference):

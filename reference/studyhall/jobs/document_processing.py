@@ -1,7 +1,5 @@
 """document-processing: fast and reliable. Text out of an uploaded file, in a process that can be killed."""
 
-from __future__ import annotations
-
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from studyhall import db
@@ -13,8 +11,6 @@ from studyhall.patterns.pipeline import Done, JobContext
 from studyhall.services import Services
 
 from .reference import DocumentReference, UnknownDocument
-
-__all__ = ["ProcessDocument", "process_document"]
 
 MEMORY = 2 * 1024**3  # of the extraction process; a file that needs more is built to
 

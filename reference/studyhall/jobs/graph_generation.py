@@ -1,7 +1,5 @@
 """graph-generation: long and AI-dependent. It remembers each part it has done; a crash costs one part."""
 
-from __future__ import annotations
-
 import time
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -12,8 +10,6 @@ from studyhall.providers import ConceptGraph, Step
 from studyhall.services import Services
 
 from .reference import DocumentReference, ready_text
-
-__all__ = ["GenerateGraph", "generate_graph"]
 
 
 class GenerateGraph(DocumentReference):

@@ -19,8 +19,6 @@ from .reference import DocumentReference
 if TYPE_CHECKING:  # it enqueues flows of these jobs
     from studyhall.maintenance import Maintenance
 
-__all__ = ["Nothing", "Remind", "evaluate_health", "nightly_cleanup", "reconcile_documents", "study_reminder"]
-
 
 class Nothing(Payload):
     """These jobs need to know nothing but that it is time."""

@@ -1,7 +1,5 @@
 """quiz-creation: medium. Questions from a text and its concept graph."""
 
-from __future__ import annotations
-
 import time
 from typing import Annotated
 
@@ -14,8 +12,6 @@ from studyhall.providers import Step
 from studyhall.services import Services
 
 from .reference import DocumentReference, graph_and_text
-
-__all__ = ["CreateQuiz", "create_quiz"]
 
 
 class CreateQuiz(DocumentReference):

@@ -1,7 +1,5 @@
 """What every StudyHall payload is: a reference to a document. The document itself stays in the database."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import StringConstraints
@@ -12,8 +10,6 @@ from studyhall.patterns.core.errors import Permanent, Transient
 from studyhall.patterns.core.store import read
 from studyhall.patterns.typed_jobs import Payload
 from studyhall.providers import ConceptGraph
-
-__all__ = ["DocumentReference", "NotReady", "UnknownDocument", "graph_and_text", "ready_text"]
 
 Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Owner = Annotated[str, StringConstraints(min_length=1, max_length=200)]

@@ -1,7 +1,5 @@
 """Everybody who cares about orders: each a bus group of its own, each effect once through its inbox."""
 
-from __future__ import annotations
-
 import time
 
 from sqlalchemy import insert
@@ -12,8 +10,6 @@ from studyhall.orders.events import OrderCancelled, OrderConfirmed, types
 from studyhall.patterns.core.event import Event
 from studyhall.patterns.event_bus import Handler
 from studyhall.patterns.inbox import Effect, consumer
-
-__all__ = ["GROUPS", "handler", "inbox_name"]
 
 AUTHOR_SHARE = 70  # per cent of the price
 

@@ -1,12 +1,8 @@
 """Tables of the orders. What consumers write has no unique key per order: only the inbox keeps it single."""
 
-from __future__ import annotations
-
 from sqlalchemy import CheckConstraint, Column, Double, Integer, String, Table, Text
 
 from studyhall.patterns.core.store import metadata
-
-__all__ = ["analytics", "feed_entries", "notifications", "orders", "packs", "payouts", "seat_reservations"]
 
 packs = Table(
     "pack",

@@ -1,12 +1,8 @@
 """What the orders tell other services. A renamed field means a new version and an upcaster."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel
 
 from studyhall.patterns.event_schema import EventTypes
-
-__all__ = ["SOURCE", "TOPIC", "OrderCancelled", "OrderConfirmed", "OrderPlaced", "types"]
 
 SOURCE = "studyhall/orders"
 TOPIC = "order"

@@ -11,8 +11,6 @@ import httpx2
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
 from studyhall.patterns.retry import parse_retry_after
 
-__all__ = ["Declined", "OutcomeUnknown", "Payments"]
-
 
 class Declined(Permanent):
     """The provider refused this payment for good."""

@@ -1,7 +1,5 @@
 """Buying a study pack, as the business says it. Each step names what takes it back."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
@@ -16,8 +14,6 @@ from studyhall.patterns.saga import DbStep, Saga, SagaStep, StepContext
 from .db import orders, packs, seat_reservations
 from .events import SOURCE, OrderCancelled, OrderConfirmed, types
 from .payments import Payments
-
-__all__ = ["SAGA", "SoldOut", "buy_pack"]
 
 SAGA = "buy-study-pack"
 CHARGE = RetryPolicy(base=0.5, cap=30, attempts=5, max_age=900)

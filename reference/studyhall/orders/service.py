@@ -1,7 +1,5 @@
 """Placing, cancelling and reading orders. Writers take the caller's transaction: all commits or nothing."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -18,16 +16,6 @@ from studyhall.patterns.saga import SagaRunner
 from .db import orders, packs
 from .events import SOURCE, OrderPlaced, types
 from .saga import SAGA, buy_pack
-
-__all__ = [
-    "OrderRefused",
-    "add_pack",
-    "cancel_order",
-    "list_orders",
-    "place_order",
-    "seed_packs",
-    "show_order",
-]
 
 MAX_SEATS = 50
 PACKS = (

@@ -1,7 +1,5 @@
 """A provider behind the shared circuit breaker: while it is down, jobs wait instead of calling it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +7,6 @@ from studyhall.patterns.circuit_breaker import CircuitBreaker
 
 from .protocol import AIProvider, OnProgress
 from .results import ConceptGraph, Explanation, Link, Quiz
-
-__all__ = ["GuardedProvider"]
 
 
 class GuardedProvider:

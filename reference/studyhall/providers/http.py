@@ -13,8 +13,6 @@ When they do not hold: the idempotency key only saves money where the provider h
 out may have been carried out and billed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -34,8 +32,6 @@ from .language import chunks, sentences
 from .protocol import OnProgress, Step, TooLittleText, time_left
 from .results import ConceptGraph, Explanation, Link, Quiz
 from .wires import Wire
-
-__all__ = ["HttpProvider", "MalformedAnswer", "ProviderDown", "ProviderRefused", "retry_after"]
 
 CHUNK = 12_000  # characters per request: about 3,000 tokens
 MAX_CHUNKS = 20  # requests one graph may cost at most; `coverage` tells when a document is longer

@@ -18,8 +18,6 @@ from itertools import pairwise
 
 from .words import COMMON, DETERMINERS, PRONOUNS, VERBS
 
-__all__ = ["Term", "Vocabulary", "chunks", "sentences", "split_sentences"]
-
 MAX_SENTENCE = 600
 SLICE = 100  # sentences between two looks at the event loop: about 10 ms of work
 WORD = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*")

@@ -8,8 +8,6 @@ When it does not hold: it matches words, it does not understand them. "It" is ne
 for, and only English has a stop word list.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import math
@@ -24,8 +22,6 @@ from .language import Vocabulary, chunks, sentences
 from .prompts import relevant
 from .protocol import OnProgress, Step, TooLittleText, time_left
 from .results import Concept, ConceptGraph, Explanation, Link, Question, Quiz
-
-__all__ = ["LocalProvider"]
 
 MAX_TEXT = 400_000  # characters that are analysed; the graph's `coverage` tells when a document is longer
 CHUNK = 600

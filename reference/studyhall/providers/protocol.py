@@ -9,8 +9,6 @@ a moment on the clock of `time.monotonic()`. Errors are those of `patterns.error
 retry helps.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -20,8 +18,6 @@ from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.deadline import DeadlineExceeded
 
 from .results import ConceptGraph, Explanation, Link, Quiz
-
-__all__ = ["AIProvider", "OnProgress", "Step", "TooLittleText", "time_left"]
 
 
 @dataclass(frozen=True, slots=True)

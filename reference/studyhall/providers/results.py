@@ -1,12 +1,8 @@
 """What a provider returns. Frozen and validated, so a handler never stores a model's bad day."""
 
-from __future__ import annotations
-
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
-
-__all__ = ["Concept", "ConceptGraph", "Explanation", "Link", "Question", "Quiz"]
 
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=80)]
 Prose = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]

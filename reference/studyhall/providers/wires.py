@@ -1,14 +1,10 @@
 """How the two common protocols spell a request and an answer. Nothing here does I/O."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from studyhall.patterns.core.errors import Permanent, Transient
-
-__all__ = ["AnthropicMessages", "ChatCompletions", "CutOff", "Refused", "Wire"]
 
 MAX_TOKENS = 8_000
 

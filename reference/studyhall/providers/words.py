@@ -1,9 +1,5 @@
 """English words that are no concepts. Other languages still work, with more noise among the concepts."""
 
-from __future__ import annotations
-
-__all__ = ["COMMON", "DETERMINERS", "PRONOUNS", "VERBS"]
-
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())

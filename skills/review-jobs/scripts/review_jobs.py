@@ -9,8 +9,6 @@ was read and what was not. Silence a finding that is wrong with a comment on its
 `# queuesmith: ignore[rule] because …`.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

@@ -1,7 +1,5 @@
 """Put a job that nobody knows into a queue, past the producer: add_job.py REDIS_URL QUEUE NAME."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

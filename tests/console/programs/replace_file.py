@@ -1,7 +1,5 @@
 """Another file for a document, as its owner would send it: replace_file.py DOCUMENT_ID PATH."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

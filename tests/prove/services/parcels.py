@@ -5,8 +5,6 @@ It keeps its promises, unless DEFECT names one that it breaks: each defect is on
     parcels.py worker NAME | api | foreign
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

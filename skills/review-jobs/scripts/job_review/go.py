@@ -1,7 +1,5 @@
 """Go, by pattern: asynq, Kafka, RabbitMQ, Redis Streams, cron. Comments are blanked out before."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

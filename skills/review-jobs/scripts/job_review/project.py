@@ -1,7 +1,5 @@
 """What was read: files per language, libraries recognised and not, versions. Known before one file is judged."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

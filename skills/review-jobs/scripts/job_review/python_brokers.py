@@ -1,7 +1,5 @@
 """Python: Redis Streams, Kafka, RabbitMQ, Celery, APScheduler, and what stands in a transaction."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

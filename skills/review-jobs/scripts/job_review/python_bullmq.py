@@ -1,7 +1,5 @@
 """BullMQ in Python: jobs added, workers, priorities, health."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

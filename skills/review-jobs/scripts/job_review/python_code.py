@@ -1,7 +1,5 @@
 """Python code of jobs, whatever the queue: keys, locks, timers, errors, retries, calls, logs, payloads."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

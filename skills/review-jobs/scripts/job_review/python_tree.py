@@ -1,7 +1,5 @@
 """A Python file as a tree: what calls what, in which function, transaction and job."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What is looked for: one row per rule."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 SEVERITIES = ("critical", "high", "medium", "low")

@@ -1,7 +1,5 @@
 """TypeScript and JavaScript, by pattern. Comments are blanked out before."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

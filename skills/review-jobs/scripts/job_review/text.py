@@ -1,7 +1,5 @@
 """Reading code by pattern: comments, brackets, arguments, functions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -3,8 +3,6 @@
 mails.py worker | ID…
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -3,8 +3,6 @@
 labels.py worker | submit [--crash] PARCEL…
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys
