@@ -13,7 +13,9 @@ from bullmq import Queue, Worker
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.worker_connections import events_client
 
-__all__ = ["at_work", "counts", "queue_at", "stock_at_work"]
+from .waiting import until
+
+__all__ = ["at_work", "counts", "queue_at", "stock_at_work", "until_counts"]
 
 Processor = Callable[[Any, str], Awaitable[Any]]
 
@@ -62,3 +64,10 @@ async def queue_at(url: str, name: str) -> AsyncIterator[Any]:
 async def counts(queue: Any) -> dict[str, int]:
     """Jobs by state, only the states that have any."""
     return {state: count for state, count in (await queue.getJobCounts()).items() if count}
+
+
+async def until_counts(queue: Any, states: dict[str, int], timeout: float, what: str) -> None:
+    async def as_told() -> bool:
+        return await counts(queue) == states
+
+    await until(as_told, timeout, what)

@@ -77,12 +77,12 @@ class Bench:
 @pytest.fixture
 async def bench(redis_url: str, tmp_path: Path, spawn: Spawner) -> AsyncIterator[Bench]:
     made = Bench(redis_url, tmp_path, spawn)
-    made.store = open_store(made.store_url)  # type: ignore[attr-defined]
-    await create_all(made.store)  # type: ignore[attr-defined]
-    made.producer = full_producer(cancel_worker.job_types(), redis_url, timeout=10)  # type: ignore[attr-defined]
+    made.store = open_store(made.store_url)
+    await create_all(made.store)
+    made.producer = full_producer(cancel_worker.job_types(), redis_url, timeout=10)
     yield made
-    await made.producer.close()  # type: ignore[attr-defined]
-    await close(made.store)  # type: ignore[attr-defined]
+    await made.producer.close()
+    await close(made.store)
 
 
 async def test_an_active_job_is_stopped_and_stays_cancelled_where_the_naive_flag_comes_back_as_a_retry(

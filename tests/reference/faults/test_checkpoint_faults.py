@@ -82,7 +82,7 @@ class Imports:
         """SIGKILL the worker whenever so many rows were worked on since the last kill; another takes its place."""
         worker = await self.worker()
         for mark in marks[:kills]:
-            await until(lambda mark=mark: self._reached(mark), 60, f"{mark} rows", every=0.005)  # type: ignore[misc]
+            await until(lambda mark=mark: self._reached(mark), 60, f"{mark} rows", every=0.005)
             worker.kill()
             worker = await self.worker()
 

@@ -56,7 +56,7 @@ async def test_killed_producers_leave_no_job_without_its_blob_and_no_blob_for_ev
             swept = await blobs.sweep(program.QUEUE, needed)
             sweeps += swept.deleted
             async with setup.working(signer=None):
-                await until(lambda setup=setup: _idle(setup), 60, "all jobs ended", every=0.1)  # type: ignore[misc]
+                await until(lambda setup=setup: _idle(setup), 60, "all jobs ended", every=0.1)
             counts = await setup.counts(program.QUEUE)
             left = sum(path.is_file() for path in folder.rglob("*"))
             outcome[way] = {

@@ -168,7 +168,7 @@ async def test_rabbitmq_alarm_stops_publishing_and_not_consuming(
 ) -> None:
     raised, cleared = ALARMS[alarm]
     bus = open_bus("rabbitmq", rabbitmq_server.url, f"t{uuid.uuid4().hex[:10]}")
-    bus.confirm_within = 3  # type: ignore[attr-defined]
+    bus.confirm_within = 3
     tries: Counter[str] = Counter()
     done: Counter[str] = Counter()
 
@@ -209,7 +209,7 @@ async def test_rabbitmq_alarm_stops_publishing_and_not_consuming(
 @pytest.mark.parametrize("kind", ["redis", "redis-ordered"])
 async def test_full_redis_stops_publishing_and_not_consuming(own_redis: RedisServer, kind: str) -> None:
     bus = open_bus(kind, own_redis.url, "full")
-    client: Redis = bus.redis  # type: ignore[attr-defined]
+    client: Redis = bus.redis
     tries: Counter[str] = Counter()
     done: set[str] = set()
 

@@ -363,7 +363,7 @@ async def _the_same_with_ours(url: str, spawn: Spawner) -> dict[str, int]:
     batch = events(50)
     batch[1] = batch[1].model_copy(update={"data": {"number": 1, "poison": True}})
     assert set(await bus.publish(batch)) == {None}  # before the group exists
-    await bus.trim("order")  # type: ignore[attr-defined]
+    await bus.trim("order")
     scene = Scene("redis", url, f"sqlite:///{spawn._directory}/ours.db", spawn)
     scene.prefix = "ours"
     child = scene.start("g", "inbox", "before")  # kill -9 with an entry in its hands
@@ -382,13 +382,13 @@ async def _the_same_with_ours(url: str, spawn: Spawner) -> dict[str, int]:
     consumer = asyncio.create_task(bus.consume("g", ["order"], handle, stop=stop, policy=QUICK))
     good = {event.id for event in batch if not event.data.get("poison")}
     await until(lambda: good <= done | gone, 30, "all good events")
-    await bus.trim("order")  # type: ignore[attr-defined]
+    await bus.trim("order")
     stop.set()
     await consumer
     await scene.close()
     missing = good - done - gone
     first = {event.id for event in batch[:4]}
-    await bus.redis.aclose()  # type: ignore[attr-defined]
+    await bus.redis.aclose()
     return {
         "published before the group": len(missing & first),
         "stuck after kill -9": int(killed_on not in done),

@@ -84,7 +84,7 @@ async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_
         """Add the chains, kill a worker at random moments, wait until nothing is left to run."""
         began = await steps_done()
         for number in range(total):
-            await add(number)  # type: ignore[misc]
+            await add(number)
         worker, hits = None, 0
         for kill in range(kills + 1):
             worker = spawn(PROGRAM, "work", f"--redis={redis_url}", f"--store={store_url}")
@@ -93,7 +93,7 @@ async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_
                 mark = began + total * 4 * (kill + 1) // (kills + 4)
                 await until(
                     lambda mark=mark: _at_least(steps_done, mark, idle), 30, f"{mark} steps", every=0.01
-                )  # type: ignore[misc]
+                )
                 await asyncio.sleep(rng.random() * 0.03)
                 hits += sum(
                     [await producer.redis.llen(f"bull:{q}:active") for q in (program.QUEUE, program.NAIVE)]
@@ -151,4 +151,4 @@ async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_
 
 
 async def _at_least(count: Callable[[], object], mark: int, idle: Callable[[], object]) -> bool:
-    return await count() >= mark or await idle()  # type: ignore[misc,operator,no-any-return]
+    return await count() >= mark or await idle()

@@ -220,4 +220,4 @@ async def test_a_fence_is_checked_in_the_transaction_of_the_write(
 @pytest.mark.parametrize("ttl", [0, -1, float("nan"), 10**9])
 def test_an_absurd_ttl_is_refused(ttl: float) -> None:
     with pytest.raises(ValueError, match="ttl must be between"):
-        Lease(None, "x", ttl=ttl)  # type: ignore[arg-type]
+        Lease(None, "x", ttl=ttl)

@@ -201,7 +201,7 @@ async def test_redis_killed_and_restarted_loses_no_job(
     # Ten jobs at once, 50 ms each: 200 a second at most, so that neither restart finds the queue empty, however
     # fast the machine is.
     jobs = scale(800, 4_000)
-    async with Ledger.open(own_redis.url, tmp_path, spawn) as ledger:  # type: ignore[attr-defined]
+    async with Ledger.open(own_redis.url, tmp_path, spawn) as ledger:
         await ledger.add(jobs, seconds=0.05)
         # AOF everysec: what was acknowledged within the last second before a crash of Redis may be gone, so the
         # jobs are on disk before the first kill.
@@ -212,7 +212,7 @@ async def test_redis_killed_and_restarted_loses_no_job(
         waiting: list[int] = []
         for mark in (jobs // 4, jobs // 2):
             await until(partial(ledger.reached, mark), 120, f"{mark} effects")
-            own_redis.restart()  # type: ignore[attr-defined]
+            own_redis.restart()
             before, began = await ledger.effects(), time.monotonic()
             waiting.append(jobs - before)
             # more than what was in flight: these were fetched after the restart

@@ -23,7 +23,7 @@ from harness.processes import start_tied
 from harness.redis import server_binary
 from harness.tcp_proxy import proxy_to
 from harness.waiting import until
-from harness.workers import at_work, counts, queue_at, stock_at_work
+from harness.workers import at_work, queue_at, stock_at_work, until_counts
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.bullmq_worker.autopipeline import AutoPipeline
 from studyhall.patterns.core import worker_connections
@@ -271,11 +271,7 @@ async def test_broken_utf8_in_one_job_does_not_break_the_others(redis_url, redis
         with redis_server.client() as client:
             client.hset("bull:q:2", "data", b'{"n": "\xff\xfe"}')
         async with at_work("q", nothing, url=redis_url):
-
-            async def done() -> bool:
-                return await counts(queue) == {"completed": 3}
-
-            await until(done, 10, "all three to complete")
+            await until_counts(queue, {"completed": 3}, 10, "all three to complete")
 
 
 @pytest.mark.fault
@@ -479,11 +475,7 @@ async def test_a_redis_cluster_is_recognised_and_the_error_says_what_works(make_
     async with at_work("q", nothing, url=server.url, prefix="{bull}"):
         await queue.add("job", {})
         await queue.addBulk([{"name": "job", "data": {}}] * 3)
-
-        async def done() -> bool:
-            return await counts(queue) == {"completed": 4}
-
-        await until(done, 20, "the jobs to complete")
+        await until_counts(queue, {"completed": 4}, 20, "the jobs to complete")
     await queue.close()
 
 

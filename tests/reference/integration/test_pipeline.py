@@ -62,10 +62,6 @@ async def effect_count(setup: JobSetup) -> int:
         return int(await connection.scalar(select(func.count()).select_from(effects)) or 0)
 
 
-async def nothing(_ctx: JobContext, _payload: Work) -> None:
-    return None
-
-
 async def add_effect(ctx: JobContext, payload: Work) -> Done:
     async def save(tx: AsyncConnection) -> None:
         await tx.execute(effects.insert().values(n=payload.n))
@@ -127,18 +123,6 @@ async def test_duplicate_gets_the_stored_result_without_a_second_effect(
         assert setup.outcomes(ref.id) == ["completed", "duplicate"]
 
 
-async def test_the_same_key_with_another_payload_is_an_error_and_not_somebody_elses_result(
-    redis_url: str, tmp_path: Path
-) -> None:
-    async with JobSetup.open(redis_url, tmp_path, jobs_for(add_effect)) as setup, setup.working():
-        await setup.producer.enqueue(work(1, key="same"))
-        await setup.ended(work(1, key="same"))
-        await (await setup.job(work(1, key="same"))).remove()
-        await setup.producer.enqueue(work(2, key="same"))
-        assert await setup.ended(work(2, key="same")) == ["failed"]
-        assert "KeyReused" in (await setup.job(work(2, key="same"))).failedReason
-
-
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
@@ -187,17 +171,6 @@ async def test_retries_come_with_jittered_delays_and_end_exhausted(redis_url: st
         assert max(delays) <= 50, "within base * 2**0"
         assert len(set(delays)) > 5, "spread over the range, not one delay for all"
         assert "attempt 2 of 2 failed" in (await setup.job(requests[0])).failedReason
-
-
-async def test_an_unknown_exception_is_retried_like_a_transient_one(redis_url: str, tmp_path: Path) -> None:
-    async def fails_once(ctx: JobContext, payload: Work) -> None:
-        if ctx.attempt == 1:
-            raise KeyError("a bug")
-
-    async with JobSetup.open(redis_url, tmp_path, jobs_for(fails_once)) as setup, setup.working():
-        ref = await setup.producer.enqueue(work())
-        assert await setup.ended(work()) == ["completed"]
-        assert setup.outcomes(ref.id) == ["retry", "completed"]
 
 
 @pytest.mark.parametrize(
@@ -326,21 +299,6 @@ async def test_released_on_drain_without_attempt_and_finished_by_the_next_worker
             assert await setup.ended(work()) == ["completed"]
         assert (await setup.job(work())).returnvalue == {"n": 0, "attempt": 1}, "no attempt was spent"
         assert await effect_count(setup) == 1
-
-
-async def test_a_hung_handler_is_stopped_at_its_deadline_and_others_run(
-    redis_url: str, tmp_path: Path
-) -> None:
-    async def hangs(ctx: JobContext, payload: Work) -> None:
-        if payload.n == 0:
-            await asyncio.sleep(60)
-
-    jobs = jobs_for(hangs, attempts=1, seconds=0.2)
-    async with JobSetup.open(redis_url, tmp_path, jobs) as setup, setup.working(concurrency=2):
-        requests = [work(n) for n in range(5)]
-        await setup.producer.enqueue_many(requests)
-        assert await setup.ended(*requests) == ["failed", *["completed"] * 4]
-        assert "did not finish within 0.2 s" in (await setup.job(work(0))).failedReason
 
 
 @pytest.mark.parametrize(
@@ -474,25 +432,6 @@ async def test_own_steps_run_in_order_before_the_work_and_only_for_valid_jobs(
             assert await setup.ended(work(1), work(2)) == ["completed", "failed"]
             await until(lambda: _finished(setup, 3), 20, "the forged one ended")
         assert seen == ["first 1", "second 1", "work 1", "first 2", "second 2"]
-
-
-async def test_a_step_that_waits_consumes_no_attempt_and_runs_no_work(redis_url: str, tmp_path: Path) -> None:
-    allowed = [False]
-
-    async def limit(run: JobContext, call_next: CallNext) -> Any:
-        if not allowed[0]:
-            allowed[0] = True
-            raise RateLimited(retry_after=0.05)
-        return await call_next(run)
-
-    async with (
-        JobSetup.open(redis_url, tmp_path, jobs_for(add_effect)) as setup,
-        setup.working(steps=[limit]),
-    ):
-        ref = await setup.producer.enqueue(work())
-        assert await setup.ended(work()) == ["completed"]
-        assert setup.outcomes(ref.id) == ["snoozed", "completed"]
-        assert (await setup.job(work())).returnvalue["attempt"] == 1
 
 
 async def test_what_a_step_holds_is_released_however_the_work_ends(redis_url: str, tmp_path: Path) -> None:

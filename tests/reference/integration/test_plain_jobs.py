@@ -15,7 +15,7 @@ from harness.pipelines import JobSetup
 from harness.processes import Spawner
 from harness.redis import RedisServer
 from harness.waiting import until
-from harness.workers import at_work, counts, queue_at, stock_at_work
+from harness.workers import at_work, counts, queue_at, stock_at_work, until_counts
 from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import Permanent, Transient
@@ -159,20 +159,12 @@ async def test_jobs_that_wait_from_the_old_code_run_after_the_upgrade(
             "print", {"parcel": "failed once"}, {"attempts": 3, "backoff": backoff, "jobId": "old-1"}
         )
         async with stock_at_work(SHOP, old, connection=connection):
-
-            async def failed_once() -> bool:
-                return await counts(queue) == {"delayed": 1}
-
-            await until(failed_once, 20, "the old worker failed it once")
+            await until_counts(queue, {"delayed": 1}, 20, "the old worker failed it once")
         await queue.add("print", {"parcel": "waits"}, {})
         await queue.add("print", {"parcel": "ranked"}, {"priority": 10})
         await queue.add("print", {"parcel": "delayed"}, {"delay": 700})
         async with at_work(SHOP, shop.pipeline(setup), url=redis_url):
-
-            async def ended() -> bool:
-                return await counts(queue) == {"completed": 4}
-
-            await until(ended, 30, "all of them ran")
+            await until_counts(queue, {"completed": 4}, 30, "all of them ran")
         assert (await queue.getJob("old-1")).attemptsMade == 2
     await connection.aclose()
     assert sorted(shop.printed) == ["delayed", "failed once", "ranked", "waits"]
