@@ -177,10 +177,10 @@ async def test_jobs_that_wait_by_their_own_wish_are_not_late(redis_url: str, tmp
         ready = "local m = redis.call('ZRANGE', KEYS[1], 0, 0)[1] redis.call('ZREM', KEYS[1], m) \
                  redis.call('HSET', KEYS[3] .. m, 'delay', 0) redis.call('ZADD', KEYS[2], 4294967296000, m)"
         keys = [queue.toKey(name) for name in ("delayed", "prioritized", "")]
-        await producer.redis.eval(ready, 3, *keys)  # type: ignore[misc]
+        await producer.redis.eval(ready, 3, *keys)
         waited = (await admission.load("work")).oldest()
         assert waited < time.time() - added - 0.95, "the second before it was due does not count"
-        await producer.redis.hset(queue.toKey("work.k-delayed"), "ats", 1)  # type: ignore[misc]
+        await producer.redis.hset(queue.toKey("work.k-delayed"), "ats", 1)
         assert (await admission.load("work")).oldest() == 0.0
 
 

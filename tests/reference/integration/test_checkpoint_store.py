@@ -7,11 +7,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from studyhall.patterns import checkpoint
-from studyhall.patterns.checkpoint import CheckpointTooLarge, Overtaken, checkpoints
+from studyhall.patterns.checkpoint import CheckpointTooLarge, Overtaken
 from studyhall.patterns.core.execution import JobContext
 from studyhall.patterns.core.job import Decision, Outcome
 from studyhall.patterns.core.store import begin
@@ -20,17 +19,6 @@ from studyhall.patterns.core.store import begin
 async def save(store: AsyncEngine, key: str, state: object, run: int) -> None:
     async with begin(store) as tx:
         await checkpoint.save(tx, key, state, run)
-
-
-async def test_the_last_state_comes_back_and_a_closed_one_does_not(store: AsyncEngine) -> None:
-    assert await checkpoint.claim(store, "k", 1) is None
-    await save(store, "k", {"next": 100}, 1)
-    await save(store, "k", {"next": 200}, 1)
-    assert await checkpoint.claim(store, "k", 2) == {"next": 200}
-    assert await checkpoint.claim(store, "other", 2) is None
-    async with begin(store) as tx:
-        await checkpoint.close(tx, "k", 2)
-    assert await checkpoint.claim(store, "k", 3) is None
 
 
 async def test_an_earlier_run_can_neither_save_nor_close_nor_begin(store: AsyncEngine) -> None:
@@ -90,12 +78,3 @@ def test_every_start_has_a_higher_fence_and_so_has_a_replayed_job() -> None:
 async def test_a_state_that_carries_the_work_is_refused(store: AsyncEngine) -> None:
     with pytest.raises(CheckpointTooLarge, match="save a position"):
         await save(store, "k", "x" * 1_000_001, 1)
-
-
-async def test_purge_forgets_what_nobody_will_resume(store: AsyncEngine) -> None:
-    await save(store, "old", 1, 1)
-    async with begin(store) as tx:
-        await tx.execute(update(checkpoints).values(saved_at=time.time() - 100))
-    await save(store, "young", 1, 1)
-    assert await checkpoint.purge(store, 50) == 1
-    assert await checkpoint.claim(store, "young", 1) == 1

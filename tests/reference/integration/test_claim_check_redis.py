@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Callable
@@ -64,18 +63,6 @@ def age(folder: Path, seconds: float = 7200) -> None:
     """Make everything in the folder look old."""
     for path in sorted(folder.rglob("*"), reverse=True):
         os.utime(path, (time.time() - seconds, time.time() - seconds))
-
-
-async def test_a_stored_payload_reaches_the_worker_whole(redis_url: str, tmp_path: Path) -> None:
-    blobs, read = Blobs(tmp_path / "blobs"), list[bytes]()
-    content = os.urandom(3_000_000)
-    async with JobSetup.open(redis_url, tmp_path, scan_jobs(blobs, read)) as setup, setup.working():
-        claim = await blobs.put(content, OWNER)
-        request = JobRequest("scan", {"image": claim}, key="k")
-        await setup.producer.enqueue(request)
-        assert await setup.ended(request) == ["completed"]
-        assert read == [content]
-        assert len(json.dumps((await setup.job(request)).data)) < 1_000
 
 
 @pytest.mark.parametrize(

@@ -113,16 +113,6 @@ async def test_the_four_causes_are_all_archived_and_leave_redis(
     assert await dead_letter.sweep(["q"], redis, store) == dead_letter.Swept()
 
 
-async def test_sweeping_again_and_by_many_at_once_keeps_one_letter_each(
-    store: AsyncEngine, redis: Redis, redis_url: str
-) -> None:
-    await fail(redis, redis_url, *(f"j{n}" for n in range(250)))
-    swept = await asyncio.gather(*(dead_letter.sweep(["q"], redis, store) for _ in range(3)))
-    assert sum(one.archived for one in swept) == 250
-    assert await count(store) == 250
-    assert await failed(redis, 0)
-
-
 async def test_a_page_is_the_most_that_is_ever_asked_of_redis_at_once(
     store: AsyncEngine, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +187,7 @@ async def test_ids_and_fields_that_are_not_utf8_do_not_block_the_sweep(
             b"failedReason": b"b\xe4d \x00",
             b"\xff": b"\xff",
         }
-        await redis.hset(b"bull:q:" + job_id, mapping=fields)  # type: ignore[arg-type]
+        await redis.hset(b"bull:q:" + job_id, mapping=fields)
         await redis.zadd("bull:q:failed", {job_id: number})
     assert (await dead_letter.sweep(["q"], redis, store)).archived == sweeper.PAGE + 1
     assert await failed(redis, 0)
@@ -209,21 +199,6 @@ async def test_ids_and_fields_that_are_not_utf8_do_not_block_the_sweep(
     assert (odd.name, odd.reason) == ("caf\\xe9", "b\\xe4d \ufffd")
     assert len(by_id) == sweeper.PAGE + 1
     await dead_letter.replay(store, redis, odd.id)  # under its readable id
-
-
-async def test_each_letter_is_alerted_once_by_any_number_of_sweepers(
-    store: AsyncEngine, redis: Redis, redis_url: str
-) -> None:
-    await fail(redis, redis_url, *(f"j{n}" for n in range(20)))
-    alerted: list[str] = []
-
-    async def alert(letter: DeadLetter) -> None:
-        await asyncio.sleep(0.001)
-        alerted.append(letter.job_id)
-
-    await asyncio.gather(*(dead_letter.sweep(["q"], redis, store, alert) for _ in range(3)))
-    await dead_letter.sweep(["q"], redis, store, alert)
-    assert sorted(alerted) == sorted(f"j{n}" for n in range(20))
 
 
 async def test_a_failed_alert_comes_again_with_the_same_id_and_disturbs_nobody(
@@ -344,22 +319,6 @@ async def test_replay_refuses_what_cannot_be_replayed_with_a_named_error(
         await dead_letter.replay(store, redis, (await only(store)).id)
 
 
-async def test_ten_people_replaying_one_letter_put_one_job_back(
-    store: AsyncEngine, redis: Redis, redis_url: str
-) -> None:
-    await fail(redis, redis_url, "j")
-    await dead_letter.sweep(["q"], redis, store)
-    letter = await only(store)
-    answers = await asyncio.gather(
-        *(dead_letter.replay(store, redis, letter.id) for _ in range(10)), return_exceptions=True
-    )
-    assert sum(isinstance(answer, DeadLetter) for answer in answers) == 1
-    refused = [answer for answer in answers if not isinstance(answer, DeadLetter)]
-    expected = dead_letter.ReplayRunning | dead_letter.AlreadyReplayed
-    assert all(isinstance(answer, expected) for answer in refused), refused
-    assert await redis.lrange("bull:q:wait", 0, -1) == ["j"]
-
-
 async def test_priority_and_paused_queues_are_respected_by_a_replay(store: AsyncEngine, redis: Redis) -> None:
     queue = Queue("q", {"connection": redis})
     for job_id, priority in (("low", 10), ("high", 2)):
@@ -401,17 +360,6 @@ async def test_listing_pages_through_everything_once(store: AsyncEngine, redis: 
         seen += [letter.job_id for letter in page]
         page = await dead_letter.list_dead_letters(store, limit=10, after=page[-1].id)
     assert sorted(seen) == sorted(f"j{n}" for n in range(25))
-
-
-async def test_purge_forgets_old_letters_only(store: AsyncEngine, redis: Redis) -> None:
-    await redis.zadd("bull:q:failed", {f"j{n}": 1_700_000_000_000 for n in range(25)})
-    await dead_letter.sweep(["q"], redis, store)
-    async with begin(store) as tx:
-        await tx.execute(update(dead_letters).values(archived_at=time.time() - 3600))
-    await redis.zadd("bull:q:failed", {"new": 1_700_000_000_000})
-    await dead_letter.sweep(["q"], redis, store)
-    assert await dead_letter.purge(store, 1800, batch=10) == 25
-    assert (await only(store)).job_id == "new"
 
 
 async def test_the_payload_stays_out_of_the_letters_repr(

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from harness.pipelines import JobSetup
-from studyhall.jobs import STAGES, study_flow
 from studyhall.patterns import dead_letter
-from studyhall.patterns.cancel import cancel
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.flow import FlowConflict, OnFailure, chain, fan_in, on_failure
@@ -158,25 +156,3 @@ async def test_a_child_of_another_living_flow_is_refused_before_anything_is_adde
             await setup.producer.enqueue(fan_in(step("second", "right"), [step("shared"), step("own")]))
         assert await setup.counts("right") == before
         assert await setup.counts("left") == {"prioritized": 1}
-
-
-def test_studyhall_adds_its_four_stages_as_one_flow_that_waits_for_replays() -> None:
-    flow: JobRequest | None = study_flow("doc", "ann")
-    names = []
-    while flow is not None:
-        names.append((flow.name, str(flow.on_failure)))
-        assert len(flow.children) <= 1
-        flow = flow.children[0] if flow.children else None
-    assert names == [(name, "wait") for name in reversed(STAGES)]
-
-
-async def test_cancelling_one_step_cancels_what_waits_for_it(redis_url: str, tmp_path: Path) -> None:
-    flows = Flows()
-    async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup:
-        steps = [step("a"), step("b"), step("c", "right")]
-        await setup.producer.enqueue(chain(*steps))
-        first = setup.producer.ref(step("a"))
-        await cancel(setup.producer.redis, setup.store, first.queue, first.id, reason="changed my mind")
-        async with setup.working():
-            assert await setup.ended(*steps) == ["completed"] * 3
-        assert flows.ran == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -15,21 +14,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from harness.pipelines import full_pipeline, full_producer
 from harness.redis import RedisServer
 from harness.workers import at_work, queue_at
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, ping
 from studyhall.patterns.core.worker_connections import events_client
 from studyhall.patterns.dead_letter import counts
-from studyhall.patterns.health import Health, QueueHealth, measure, problems
+from studyhall.patterns.health import QueueHealth, measure, problems
 from studyhall.patterns.health.alerts import Alert, Rule, evaluate, raised
 from studyhall.patterns.health.exposition import GAUGES, exposition, queue_samples
 from studyhall.patterns.health.listing import pages
-from studyhall.patterns.producer import JobRequest
-from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 
 @pytest.fixture
@@ -312,29 +307,6 @@ async def test_a_database_without_a_column_of_this_code_is_not_ready(store: Asyn
         async with begin(store) as tx:
             await tx.execute(text("ALTER TABLE dead_letters RENAME COLUMN elsewhere TO reason"))
     assert await problems(database=lambda: ping(store)) == {}
-
-
-async def test_measuring_works_on_real_executions(redis_url: str, redis: Any, store: AsyncEngine) -> None:
-    class Number(Payload):
-        number: int
-
-    async def handle(ctx: Any, payload: Number) -> None:
-        if payload.number % 2:
-            raise ValueError("odd")
-
-    jobs = JobTypes()
-    jobs.register(name="n", payload=Number, handler=handle, queue="q", retry=RetryPolicy(attempts=1))
-    producer = full_producer(jobs, redis_url, timeout=10)
-    await producer.enqueue_many([JobRequest("n", {"number": n}, key=f"k{n}") for n in range(20)])
-    async with at_work("q", full_pipeline(jobs, store), url=redis_url) as worker:
-        while (seen := await of(redis, store)).backlog or worker.active:
-            await asyncio.sleep(0.02)
-    await producer.close()
-    found: Health = await measure(redis, ["q"], dead_letters=counts(store))
-    assert (found.queues[0].failed, found.queues[0].failure_rate) == (10, 0.5)
-    assert seen.oldest == 0
-    assert found.signals()["q.failure_rate"] == 0.5
-    assert json.dumps(found.as_dict())
 
 
 async def test_memory_is_a_share_of_what_the_server_may_use_and_unknown_to_who_may_not_ask(

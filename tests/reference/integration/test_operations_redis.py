@@ -115,7 +115,7 @@ async def test_a_postgresql_without_connections_to_give_is_said_at_the_start(pos
     try:
         assert await crowded(store, 20) is None
         # More than the server has, instead of taking them away from other tests.
-        store.sync_engine.pool._max_overflow = 1_000  # type: ignore[attr-defined]
+        store.sync_engine.pool._max_overflow = 1_000
         assert "max_connections" in str(await crowded(store, 20))
     finally:
         await close(store)

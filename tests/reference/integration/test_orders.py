@@ -73,13 +73,6 @@ async def test_order_event_and_saga_commit_together_or_not_at_all(shop: AsyncEng
     assert [await count(shop, table) for table in (orders, outbox, saga_store.sagas)] == [1, 1, 1]
 
 
-async def test_retried_request_is_the_same_order(shop: AsyncEngine) -> None:
-    assert [await place(shop, order_id="o1") for _ in range(3)] == ["o1"] * 3
-    assert [await count(shop, table) for table in (orders, outbox, saga_store.sagas)] == [1, 1, 1]
-    with pytest.raises(service.OrderRefused, match="other contents"):
-        await place(shop, order_id="o1", seats=2)
-
-
 @pytest.mark.parametrize(
     ("order", "why"),
     [

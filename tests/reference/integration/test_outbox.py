@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from harness.postgres import PostgresServer
 from harness.waiting import until
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
-from studyhall.patterns.core.event import Event, EventTooLarge
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, is_postgres, read
@@ -85,19 +85,6 @@ async def test_nothing_is_visible_before_the_commit_and_all_of_it_after(store: A
                 await asyncio.sleep(0.2)
             assert "open-1" not in sink.ids
         await until(lambda: "open-1" in sink.ids, what="the event after its commit")
-
-
-async def test_a_rolled_back_event_is_never_published(store: AsyncEngine) -> None:
-    async def fails() -> None:
-        async with begin(store) as tx:
-            await add(tx, event("ghost"))
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await fails()
-    sink = Sink()
-    assert await Relay(store, sink).run_once() == 0
-    assert sink.ids == []
 
 
 async def test_a_caller_that_retries_with_the_same_id_adds_nothing(store: AsyncEngine) -> None:
@@ -168,13 +155,6 @@ async def test_with_hold_off_the_aggregate_goes_on_past_a_quarantined_event(stor
         pass
     assert sink.ids == ["a-1", "a-3"]
     assert [q.event_id for q in await quarantined(store)] == ["a-2"]
-
-
-async def test_an_oversized_event_is_quarantined_with_its_reason(store: AsyncEngine) -> None:
-    await put(store, event("big"))
-    relay = Relay(store, Sink(lambda _: EventTooLarge("2 MB, limit 1 MB")))
-    await relay.run_once()
-    assert [q.reason for q in await quarantined(store)] == ["too-large: 2 MB, limit 1 MB"]
 
 
 async def test_a_reason_is_kept_and_logged_without_what_the_broker_quoted(

@@ -36,9 +36,9 @@ async def queue(redis_url: str) -> AsyncIterator[Any]:
 
     async def write(name: str, number: int, event: str = "progress") -> None:
         fields = {"event": event, "jobId": f"job-{number}", "data": f'{{"percent":{number}}}'}
-        await client.xadd(f"bull:{name}:events", fields)  # type: ignore[arg-type]
+        await client.xadd(f"bull:{name}:events", fields)
 
-    write.client = client  # type: ignore[attr-defined]
+    write.client = client
     yield write
     await client.aclose()
 

@@ -588,7 +588,7 @@ async def test_tenant_that_is_not_known_is_refused_by_name_at_the_producer_and_a
         await until(at.producer.queue("work").getFailedCount, 10, "the stranger's job to fail")
     guard = tenant_limit(client, 1, 1, tenant_of=lambda _ctx, payload: payload.nothing_like_that)
     with pytest.raises(UnknownTenant):
-        await guard.take(SimpleNamespace(name="work", payload=Work(owner="x")))  # type: ignore[arg-type]
+        await guard.take(SimpleNamespace(name="work", payload=Work(owner="x")))
     await client.aclose()
 
 

@@ -73,7 +73,7 @@ async def test_a_pool_without_a_free_connection_does_not_end_the_relay(small_poo
     await put(small_pool, event("before"))
     async with AsyncExitStack() as holders:
         pool = small_pool.pool
-        for _ in range(pool.size() + pool._max_overflow):  # type: ignore[attr-defined]
+        for _ in range(pool.size() + pool._max_overflow):
             await holders.enter_async_context(small_pool.connect())
         async with running(relay) as task:
             await until(
@@ -161,7 +161,7 @@ async def test_what_was_published_is_written_down_whatever_is_wrong_with_the_res
     """The store refuses the note about the failed event: the published ones are settled all the same."""
     await put(store, event("good"), event("bad"))
     good, bad = await claim(store, "w", 10, 30)
-    unstorable = Failure(bad.position, "because", None, consume_attempt="?")  # type: ignore[arg-type]
+    unstorable = Failure(bad.position, "because", None, consume_attempt="?")
     with pytest.raises(ValueError, match="invalid literal"):
         await settle(store, "w", published=[good.position], failed=[unstorable])
     async with read(store) as connection:

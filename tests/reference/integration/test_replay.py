@@ -71,7 +71,7 @@ def event(n: int) -> Event:
 async def publish(store: AsyncEngine, count: int, lose: Callable[[str, Event], bool]) -> None:
     async with begin(store) as tx:
         await add(tx, *(event(n) for n in range(count)))
-    relay = Relay(store, Bus(store, lose))  # type: ignore[arg-type]
+    relay = Relay(store, Bus(store, lose))
     while await relay.run_once():
         pass
 
@@ -86,14 +86,14 @@ async def test_replay_gives_one_consumer_what_it_missed_and_touches_no_other(
     before = {consumer: await applied(store, consumer) for consumer in CONSUMERS}
     assert len(before["analytics"]) == 12  # lost eight: its code threw them away
 
-    report = await replay(store, "analytics", logged(store), effect_of("analytics"))  # type: ignore[arg-type]
+    report = await replay(store, "analytics", logged(store), effect_of("analytics"))
     assert (report.read, report.applied, report.skipped) == (20, 8, 12)
     after = {consumer: await applied(store, consumer) for consumer in CONSUMERS}
     assert sorted(after["analytics"]) == sorted(ALL)
     others = [consumer for consumer in CONSUMERS if consumer != "analytics"]
     assert all(after[consumer] == before[consumer] for consumer in others)
 
-    again = await replay(store, "analytics", logged(store), effect_of("analytics"))  # type: ignore[arg-type]
+    again = await replay(store, "analytics", logged(store), effect_of("analytics"))
     assert (again.applied, again.skipped) == (0, 20)
 
     # The naive replay publishes the range on the bus once more, and everybody gets it again.
@@ -101,7 +101,7 @@ async def test_replay_gives_one_consumer_what_it_missed_and_touches_no_other(
         async for e in logged(store, after=after):
             for consumer in CONSUMERS:
                 async with begin(store) as tx:
-                    await effect_of(f"naive-{consumer}")(tx, e)  # type: ignore[misc]
+                    await effect_of(f"naive-{consumer}")(tx, e)
 
     await publish_again(after=0)
     await publish_again(after=12)
@@ -126,13 +126,13 @@ async def test_force_applies_again_in_order_and_only_for_that_consumer(store: As
     async with begin(store) as tx:
         await tx.execute(delete(effects).where(effects.c.consumer == "feed"))  # a projection built again
     effect = effect_of("feed")
-    assert (await replay(store, "feed", logged(store), effect)).applied == 0  # type: ignore[arg-type]
-    report = await replay(store, "feed", logged(store, after=5, until=15), effect, force=True)  # type: ignore[arg-type]
+    assert (await replay(store, "feed", logged(store), effect)).applied == 0
+    report = await replay(store, "feed", logged(store, after=5, until=15), effect, force=True)
     assert report.applied == 10
     assert await applied(store, "feed") == ALL[5:15]
     assert await applied(store, "payouts") == payouts
     # The markers are back: a late duplicate from the bus does nothing.
-    await handle_once(store, "feed", event(7), effect)  # type: ignore[arg-type]
+    await handle_once(store, "feed", event(7), effect)
     assert await applied(store, "feed") == ALL[5:15]
 
 
@@ -146,7 +146,7 @@ async def test_a_forced_effect_that_fails_leaves_the_old_marker(store: AsyncEngi
     report = await replay(store, "feed", logged(store), broken, force=True)
     assert len(report.failed) == 4
     assert "half" not in await applied(store, "feed")
-    assert (await replay(store, "feed", logged(store), effect_of("feed"))).skipped == 4  # type: ignore[arg-type]
+    assert (await replay(store, "feed", logged(store), effect_of("feed"))).skipped == 4
 
 
 async def test_a_failing_event_holds_its_subject_and_is_reported(store: AsyncEngine) -> None:
@@ -156,7 +156,7 @@ async def test_a_failing_event_holds_its_subject_and_is_reported(store: AsyncEng
     async def picky(tx: AsyncConnection, e: Event) -> None:
         if e.id == "e-1":
             raise Transient("still broken")
-        await plain(tx, e)  # type: ignore[misc]
+        await plain(tx, e)
 
     report = await replay(store, "analytics", logged(store), picky)
     assert list(report.failed) == ["e-1"]
@@ -212,7 +212,7 @@ async def test_replay_beside_the_running_consumer_loses_nothing_and_repeats_no_e
     await until(lambda: len(delivered) >= 80, 60, "the renamed group has had everything")
     stop.set()
     await asyncio.gather(live, renamed)
-    await bus.redis.aclose()  # type: ignore[attr-defined]
+    await bus.redis.aclose()
     assert Counter(await applied(store, "feed")) == Counter(f"e-{n}" for n in range(60))
     assert await applied(store, "payouts") == ALL, "another consumer noticed"
 

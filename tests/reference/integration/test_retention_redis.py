@@ -142,11 +142,6 @@ def test_markers_must_outlive_whatever_can_come_back() -> None:
     assert retention.DEFAULT.markers_age >= retention.DEFAULT.failed_age + retention.DEFAULT.letters_age
 
 
-def test_failed_jobs_are_never_limited_by_count() -> None:
-    """With a count of 50, a burst of 1,000 failures leaves 50 to archive."""
-    assert retention.DEFAULT.job_options()["removeOnFail"] == {"age": 14 * 24 * 3600}
-
-
 async def test_purge_forgets_each_thing_after_its_own_time(store: AsyncEngine) -> None:
     now, day = time.time(), retention.DAY
     rules = Retention()

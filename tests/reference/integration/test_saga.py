@@ -119,21 +119,6 @@ async def test_permanent_failure_undoes_the_started_step_too_in_reverse(store: A
     assert saga.error == "c: Permanent: no"
 
 
-async def test_nothing_starts_when_the_callers_transaction_rolls_back(store: AsyncEngine) -> None:
-    runner = SagaRunner(store, Saga("trip", [World().step("a")]))
-
-    async def caller() -> None:
-        async with begin(store) as tx:
-            assert await runner.start(tx, "trip", "s1", {})
-            raise RuntimeError("the caller failed")
-
-    with pytest.raises(RuntimeError):
-        await caller()
-    assert await runner.resume_due() == 0
-    with pytest.raises(saga_store.UnknownSaga, match="s1"):
-        await saga_store.load(store, "s1")
-
-
 async def test_same_id_starts_once_and_other_data_is_refused(store: AsyncEngine) -> None:
     runner = SagaRunner(store, Saga("trip", [World().step("a")]))
 
@@ -178,13 +163,6 @@ async def test_rate_limit_waits_as_told_and_spends_no_attempt(store: AsyncEngine
     assert time.monotonic() - began >= 2 * 0.01
 
 
-async def test_come_back_later_does_not_go_on_for_ever(store: AsyncEngine) -> None:
-    world = World(a=[RateLimited(retry_after=10)])
-    policy = RetryPolicy(base=0.01, cap=0.01, max_age=5)
-    runner = await started(store, Saga("trip", [world.step("a", retry=policy)]))
-    assert (await settled(runner)).state == "compensated"
-
-
 async def test_hung_step_is_cut_off_and_its_outcome_looked_up(store: AsyncEngine) -> None:
     cancelled = asyncio.Event()
 
@@ -203,14 +181,6 @@ async def test_hung_step_is_cut_off_and_its_outcome_looked_up(store: AsyncEngine
     assert world.calls == ["a", "find a"], "found done, so it is not done again"
     assert saga.steps[0].result == {"id": 7}
     assert "a found done" in await events(store)
-
-
-async def test_unknown_outcome_is_looked_up_before_it_is_undone(store: AsyncEngine) -> None:
-    world = World(a=[Permanent("garbled answer")], **{"find a": [Transient("503"), {"id": 7}]})
-    runner = await started(store, Saga("trip", [world.step("a", resolve=True)]))
-    assert (await settled(runner)).state == "compensated"
-    assert world.calls == ["a", "find a", "find a", "undo a"]
-    assert world.contexts["undo a"][0].result == {"id": 7}
 
 
 async def test_db_step_is_done_with_its_record_or_not_at_all(store: AsyncEngine) -> None:

@@ -77,13 +77,6 @@ async def test_a_block_that_raises_leaves_nothing(store: AsyncEngine) -> None:
     assert await value(store) == 0
 
 
-async def test_nothing_is_visible_before_commit(store: AsyncEngine) -> None:
-    async with begin(store) as tx:
-        await tx.execute(insert(counters).values(id=1, n=0))
-        assert await value(store) is None
-    assert await value(store) == 0
-
-
 async def test_a_write_in_a_read_block_is_an_error_not_a_silent_rollback(store: AsyncEngine) -> None:
     with pytest.raises(DBAPIError, match=r"read-?only"):
         async with read(store) as connection:

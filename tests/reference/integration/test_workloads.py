@@ -120,20 +120,6 @@ async def test_uploads_of_every_kind_become_graph_quiz_and_explanations(hall: St
         assert await hall.read(db.graph, ident, "mallory") is None
 
 
-async def test_damaged_document_fails_at_once_and_its_owner_is_told_why(hall: StudyHall) -> None:
-    await hall.upload((SAMPLES / "photosynthesis.pdf").read_bytes()[:700], "poison")
-    payload = {"document_id": "poison", "owner": OWNER}
-    ref = await hall.producer.enqueue(JobRequest("document-processing", payload, key="poison"))
-    async with hall.worker(LocalProvider()):
-        await hall.ends(ref, "failed")
-    found = await hall.read(db.document, "poison")
-    assert (found.status, found.error_code) == ("rejected", "corrupt")
-    assert "new PDF" in found.error
-    job = await hall.producer.redis.hgetall(f"bull:{ref.queue}:{ref.id}")
-    assert job["failedReason"].startswith("Corrupt:")
-    assert int(job["atm"]) == 1  # of five attempts: the same bytes would be refused again
-
-
 async def test_job_that_names_another_owner_finds_nothing(hall: StudyHall) -> None:
     await hall.upload(SAMPLES / "water-cycle.md", "mine")
     refs = [
