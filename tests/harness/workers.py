@@ -67,7 +67,7 @@ async def counts(queue: Any) -> dict[str, int]:
 
 
 async def until_counts(queue: Any, states: dict[str, int], timeout: float, what: str) -> None:
-    async def as_told() -> bool:
+    async def as_told() -> Any:
         return await counts(queue) == states
 
     await until(as_told, timeout, what)

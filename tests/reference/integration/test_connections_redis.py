@@ -11,7 +11,6 @@ import statistics
 import sys
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,7 +176,7 @@ async def test_wrong_password_raises_instead_of_retrying_for_ever(make_redis):
         await until(queue.getCompletedCount, 10, "a job to complete with the right one")
 
 
-async def test_unix_socket_carries_producer_and_worker(make_redis, tmp_path: Path):
+async def test_unix_socket_carries_producer_and_worker(make_redis, tmp_path):
     path = tmp_path / "redis.sock"
     make_redis(unixsocket=str(path))
     url = f"unix://{path}?db=1"
@@ -214,7 +213,7 @@ async def test_queue_events_survive_a_restart(own_redis):
 
 
 @pytest.mark.fault
-async def test_sentinel_failover_is_followed_by_producer_and_worker(make_redis, tmp_path: Path):
+async def test_sentinel_failover_is_followed_by_producer_and_worker(make_redis, tmp_path):
     """The master is killed: the worker finds the promoted replica and goes on."""
     master = make_redis()
     replica = make_redis(replicaof=f"127.0.0.1 {master.port}")

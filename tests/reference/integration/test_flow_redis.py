@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,9 +46,7 @@ def step(name: str, queue: str = "left", **options: Any) -> JobRequest:
     return JobRequest(queue, {"name": name}, key=name, **options)
 
 
-async def test_a_chain_runs_in_order_across_queues_and_each_gets_the_result_before(
-    redis_url: str, tmp_path: Path
-) -> None:
+async def test_a_chain_runs_in_order_across_queues_and_each_gets_the_result_before(redis_url, tmp_path):
     flows = Flows()
     async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup:
         steps = [step("a"), step("b", "right"), step("c")]
@@ -61,7 +58,7 @@ async def test_a_chain_runs_in_order_across_queues_and_each_gets_the_result_befo
         assert flows.given["c"] == ({"bull:right:right.b": {"by": "b"}}, {})
 
 
-async def test_a_parent_runs_once_after_all_its_children(redis_url: str, tmp_path: Path) -> None:
+async def test_a_parent_runs_once_after_all_its_children(redis_url, tmp_path):
     flows = Flows()
     children = [step(f"c{n}", "right") for n in range(20)]
     async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup, setup.working():
@@ -72,7 +69,7 @@ async def test_a_parent_runs_once_after_all_its_children(redis_url: str, tmp_pat
         assert len(flows.given["merge"][0]) == 20
 
 
-async def test_wait_keeps_the_parent_until_the_child_is_replayed(redis_url: str, tmp_path: Path) -> None:
+async def test_wait_keeps_the_parent_until_the_child_is_replayed(redis_url, tmp_path):
     flows = Flows()
     flows.broken = {"b"}
     async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup, setup.working():
@@ -90,9 +87,7 @@ async def test_wait_keeps_the_parent_until_the_child_is_replayed(redis_url: str,
         assert flows.ran == ["a", "b", "c", "d"], "the flow went on where it stood, nothing ran twice"
 
 
-async def test_fail_takes_the_parent_along_and_replaying_the_child_brings_both_back(
-    redis_url: str, tmp_path: Path
-) -> None:
+async def test_fail_takes_the_parent_along_and_replaying_the_child_brings_both_back(redis_url, tmp_path):
     flows = Flows()
     flows.broken = {"child"}
     async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup, setup.working():
@@ -108,9 +103,7 @@ async def test_fail_takes_the_parent_along_and_replaying_the_child_brings_both_b
         assert flows.ran == ["child", "parent"]
 
 
-async def test_ignore_lets_the_parent_go_on_and_tells_it_what_is_missing(
-    redis_url: str, tmp_path: Path
-) -> None:
+async def test_ignore_lets_the_parent_go_on_and_tells_it_what_is_missing(redis_url, tmp_path):
     flows = Flows()
     flows.broken = {"nice-to-have"}
     async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup, setup.working():
@@ -122,7 +115,7 @@ async def test_ignore_lets_the_parent_go_on_and_tells_it_what_is_missing(
         assert "nice-to-have is broken" in missing["bull:left:left.nice-to-have"]
 
 
-async def test_adding_a_flow_again_at_any_moment_changes_nothing(redis_url: str, tmp_path: Path) -> None:
+async def test_adding_a_flow_again_at_any_moment_changes_nothing(redis_url, tmp_path):
     flows = Flows()
     steps = [step("a"), step("b", "right"), step("c")]
     async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup:
@@ -142,9 +135,7 @@ async def test_adding_a_flow_again_at_any_moment_changes_nothing(redis_url: str,
         assert await setup.counts("left") == {"completed": 2}
 
 
-async def test_a_child_of_another_living_flow_is_refused_before_anything_is_added(
-    redis_url: str, tmp_path: Path
-) -> None:
+async def test_a_child_of_another_living_flow_is_refused_before_anything_is_added(redis_url, tmp_path):
     """BullMQ adds the second parent without its child: it would wait forever, and nobody is told."""
     flows = Flows()
     async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup:

@@ -63,7 +63,7 @@ async def result_of(app: App, request: JobRequest) -> Any:
     return job.returnvalue
 
 
-async def test_a_document_whose_flow_was_lost_is_enqueued_again_and_others_are_left_alone(hall: App) -> None:
+async def test_a_document_whose_flow_was_lost_is_enqueued_again_and_others_are_left_alone(hall):
     lost = await submit(hall, SAMPLES / "water-cycle.md")
     kept = await submit(hall, SAMPLES / "water-cycle.md")
     gone = await submit(hall, SAMPLES / "water-cycle.md")
@@ -85,7 +85,7 @@ async def test_a_document_whose_flow_was_lost_is_enqueued_again_and_others_are_l
     assert kept
 
 
-async def test_cleanup_and_health_run_as_jobs(hall: App, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cleanup_and_health_run_as_jobs(hall, monkeypatch):
     cleaned = await result_of(hall, JobRequest("nightly-cleanup", {}, key="now"))
     assert cleaned["markers"] == 0
     assert (await result_of(hall, JobRequest("evaluate-health", {}, key="1")))["alerts"] == []
@@ -97,7 +97,7 @@ async def test_cleanup_and_health_run_as_jobs(hall: App, monkeypatch: pytest.Mon
     assert [alert.signal for alert in await raised(hall.store)] == ["documents.backlog"]
 
 
-async def test_a_reminder_comes_once_moves_and_can_be_called_off(hall: App) -> None:
+async def test_a_reminder_comes_once_moves_and_can_be_called_off(hall):
     document = await submit(hall, SAMPLES / "water-cycle.md")
     async with begin(hall.store) as tx:
         await tx.execute(update(db.documents).values(status="ready"))
@@ -118,6 +118,6 @@ async def test_a_reminder_comes_once_moves_and_can_be_called_off(hall: App) -> N
         assert len((await connection.execute(select(db.reminders))).all()) == 1
 
 
-def test_an_unknown_time_zone_is_refused_with_the_name_of_the_setting() -> None:
+def test_an_unknown_time_zone_is_refused_with_the_name_of_the_setting():
     with pytest.raises(SettingsError, match="STUDYHALL_TIME_ZONE"):
         load({"STUDYHALL_TIME_ZONE": "Europe/Atlantis"})

@@ -43,7 +43,7 @@ async def provider(spawn: Spawner, tmp_path: Path) -> Provider:
 BUY: dict[str, Any] = {"amount": 500, "customer": "ann", "method": "card_ok"}
 
 
-async def test_one_charge_and_one_refund_per_key_however_often_asked(provider: Provider) -> None:
+async def test_one_charge_and_one_refund_per_key_however_often_asked(provider):
     async with Payments(provider.url) as payments:
         assert await payments.find("k") is None
         made = [await payments.charge("k", **BUY) for _ in range(3)]
@@ -59,7 +59,7 @@ async def test_one_charge_and_one_refund_per_key_however_often_asked(provider: P
     assert (len(ledger["charges"]), len(ledger["refunds"]), ledger["net"]) == (1, 1, 0)
 
 
-async def test_key_with_another_body_is_refused(provider: Provider) -> None:
+async def test_key_with_another_body_is_refused(provider):
     async with Payments(provider.url) as payments:
         await payments.charge("k", **BUY)
         with pytest.raises(Permanent, match="422 key_reused"):
@@ -69,7 +69,7 @@ async def test_key_with_another_body_is_refused(provider: Provider) -> None:
             await payments.refund("r", charge_key="other")
 
 
-async def test_refund_of_what_never_arrived_makes_it_refused_for_ever(provider: Provider) -> None:
+async def test_refund_of_what_never_arrived_makes_it_refused_for_ever(provider):
     async with Payments(provider.url) as payments:
         assert (await payments.refund("r", charge_key="k"))["status"] == "voided"
         with pytest.raises(Permanent, match="409 voided"):
@@ -77,7 +77,7 @@ async def test_refund_of_what_never_arrived_makes_it_refused_for_ever(provider: 
     assert (await provider.ledger())["charges"] == []
 
 
-async def test_kill_9_forgets_nothing_that_was_answered(spawn: Spawner, tmp_path: Path) -> None:
+async def test_kill_9_forgets_nothing_that_was_answered(spawn, tmp_path):
     provider = await start(spawn, tmp_path)
     async with Payments(provider.url) as payments:
         made = await payments.charge("k", **BUY)
@@ -90,7 +90,7 @@ async def test_kill_9_forgets_nothing_that_was_answered(spawn: Spawner, tmp_path
     assert (await again.ledger())["net"] == 0
 
 
-async def test_every_fault_becomes_the_error_that_says_what_to_do(provider: Provider) -> None:
+async def test_every_fault_becomes_the_error_that_says_what_to_do(provider):
     async with Payments(provider.url, timeout=30) as payments, Payments(provider.url, timeout=0.5) as hasty:
         await provider.fault("decline")
         with pytest.raises(Declined, match="402 declined"):

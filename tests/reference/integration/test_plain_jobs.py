@@ -12,8 +12,6 @@ from pydantic import BaseModel
 from redis.asyncio import Redis
 
 from harness.pipelines import JobSetup
-from harness.processes import Spawner
-from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work, counts, queue_at, stock_at_work, until_counts
 from studyhall.patterns import dead_letter
@@ -97,14 +95,8 @@ THEIRS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.needs_node
 async def test_jobs_of_a_node_service_run_beside_our_envelopes_whatever_their_options(
-    redis_url: str,
-    redis_server: RedisServer,
-    tmp_path: Path,
-    node_home: Path,
-    spawn: Spawner,
-    shop: Shop,
-    jobs: JobTypes,
-) -> None:
+    redis_url, redis_server, tmp_path, node_home, spawn, shop, jobs
+):
     written = [["print", {"parcel": name, "fails": 2, "etc": [1]}, opts] for name, opts in THEIRS.items()]
     written += [
         ["print", {"parcel": "refused", "fails": -1}, {"removeOnFail": True}],
@@ -141,9 +133,7 @@ async def test_jobs_of_a_node_service_run_beside_our_envelopes_whatever_their_op
     assert "no such street" in reasons[1]
 
 
-async def test_jobs_that_wait_from_the_old_code_run_after_the_upgrade(
-    redis_url: str, tmp_path: Path, shop: Shop, jobs: JobTypes
-) -> None:
+async def test_jobs_that_wait_from_the_old_code_run_after_the_upgrade(redis_url, tmp_path, shop, jobs):
     """Waiting, delayed by the stock worker's backoff after a failure, delayed by its producer, and with a priority."""
 
     async def old(job: Any, token: str) -> None:
@@ -171,8 +161,8 @@ async def test_jobs_that_wait_from_the_old_code_run_after_the_upgrade(
 
 
 async def test_the_same_key_under_the_same_name_is_another_request_on_another_queue(
-    redis_url: str, tmp_path: Path, shop: Shop, jobs: JobTypes
-) -> None:
+    redis_url, tmp_path, shop, jobs
+):
     """Order 7 is to be packed and to be mailed: equal data, and Node names both jobs `job`."""
     step = plain(Label, shop.theirs, key=lambda label: label.parcel)
     async with (
@@ -195,8 +185,8 @@ async def test_the_same_key_under_the_same_name_is_another_request_on_another_qu
 
 
 async def test_of_one_kind_the_same_key_is_one_request_whatever_the_jobs_are_named(
-    redis_url: str, tmp_path: Path, shop: Shop, jobs: JobTypes
-) -> None:
+    redis_url, tmp_path, shop, jobs
+):
     """Seen on a repair: what was running says `refund`, the new sender says `task`."""
     step = plain(Label, shop.theirs, key=lambda label: label.parcel, kind="labels")
     async with (

@@ -8,7 +8,6 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Column, Integer, String, Table, delete, insert, select, text, update
@@ -79,9 +78,7 @@ async def publish(store: AsyncEngine, count: int, lose: Callable[[str, Event], b
 ALL = [f"e-{n}" for n in range(20)]
 
 
-async def test_replay_gives_one_consumer_what_it_missed_and_touches_no_other(
-    store: AsyncEngine, figures: Callable[..., Path]
-) -> None:
+async def test_replay_gives_one_consumer_what_it_missed_and_touches_no_other(store, figures):
     await publish(store, 20, lambda consumer, e: consumer == "analytics" and e.data["n"] >= 12)
     before = {consumer: await applied(store, consumer) for consumer in CONSUMERS}
     assert len(before["analytics"]) == 12  # lost eight: its code threw them away
@@ -120,7 +117,7 @@ async def test_replay_gives_one_consumer_what_it_missed_and_touches_no_other(
     )
 
 
-async def test_force_applies_again_in_order_and_only_for_that_consumer(store: AsyncEngine) -> None:
+async def test_force_applies_again_in_order_and_only_for_that_consumer(store):
     await publish(store, 20, lambda _c, _e: False)
     payouts = await applied(store, "payouts")
     async with begin(store) as tx:
@@ -136,7 +133,7 @@ async def test_force_applies_again_in_order_and_only_for_that_consumer(store: As
     assert await applied(store, "feed") == ALL[5:15]
 
 
-async def test_a_forced_effect_that_fails_leaves_the_old_marker(store: AsyncEngine) -> None:
+async def test_a_forced_effect_that_fails_leaves_the_old_marker(store):
     await publish(store, 4, lambda _c, _e: False)
 
     async def broken(tx: AsyncConnection, e: Event) -> None:
@@ -149,7 +146,7 @@ async def test_a_forced_effect_that_fails_leaves_the_old_marker(store: AsyncEngi
     assert (await replay(store, "feed", logged(store), effect_of("feed"))).skipped == 4
 
 
-async def test_a_failing_event_holds_its_subject_and_is_reported(store: AsyncEngine) -> None:
+async def test_a_failing_event_holds_its_subject_and_is_reported(store):
     await publish(store, 12, lambda consumer, _: consumer == "analytics")
     plain = effect_of("analytics")
 
@@ -164,7 +161,7 @@ async def test_a_failing_event_holds_its_subject_and_is_reported(store: AsyncEng
     assert report.applied == 9
 
 
-async def test_a_range_is_chosen_by_position_by_time_or_by_id(store: AsyncEngine) -> None:
+async def test_a_range_is_chosen_by_position_by_time_or_by_id(store):
     await publish(store, 10, lambda _c, _e: False)
 
     async def ids(found: AsyncIterator[Event]) -> list[str]:
@@ -180,7 +177,7 @@ async def test_a_range_is_chosen_by_position_by_time_or_by_id(store: AsyncEngine
     )
 
 
-async def test_purged_and_unpublished_events_are_not_replayed(store: AsyncEngine) -> None:
+async def test_purged_and_unpublished_events_are_not_replayed(store):
     await publish(store, 3, lambda _c, _e: False)
     await purge(store, -1)
     async with begin(store) as tx:
@@ -188,9 +185,7 @@ async def test_purged_and_unpublished_events_are_not_replayed(store: AsyncEngine
     assert [e.id async for e in logged(store)] == []
 
 
-async def test_replay_beside_the_running_consumer_loses_nothing_and_repeats_no_effect(
-    store: AsyncEngine, redis_url: str
-) -> None:
+async def test_replay_beside_the_running_consumer_loses_nothing_and_repeats_no_effect(store, redis_url):
     """Nor does a renamed group that keeps the name of its inbox, though it gets everything again."""
     await publish(store, 20, lambda consumer, e: consumer == "feed" and e.data["n"] % 3 == 0)
     bus, stop = open_bus("redis-ordered", redis_url, f"t{uuid.uuid4().hex[:10]}"), asyncio.Event()
@@ -217,7 +212,7 @@ async def test_replay_beside_the_running_consumer_loses_nothing_and_repeats_no_e
     assert await applied(store, "payouts") == ALL, "another consumer noticed"
 
 
-async def test_a_forced_replay_comes_after_the_live_delivery_of_the_same_event(store: AsyncEngine) -> None:
+async def test_a_forced_replay_comes_after_the_live_delivery_of_the_same_event(store):
     await publish(store, 4, lambda consumer, _e: consumer == "feed")
     begun, go_on = asyncio.Event(), asyncio.Event()
     effect: Any = effect_of("feed")
@@ -245,9 +240,7 @@ async def test_a_forced_replay_comes_after_the_live_delivery_of_the_same_event(s
     assert await applied(store, "feed") == ["e-0", *ALL[:4]]
 
 
-async def test_duplicates_around_a_purge_repeat_only_what_is_older_than_the_markers_are_kept(
-    store: AsyncEngine,
-) -> None:
+async def test_duplicates_around_a_purge_repeat_only_what_is_older_than_the_markers_are_kept(store):
     """The stated price: one more effect, however many copies come late."""
     feed: Any = effect_of("feed")
 
