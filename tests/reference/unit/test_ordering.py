@@ -125,6 +125,30 @@ async def test_redelivery_in_any_order_keeps_the_order_of_the_key(
     )
 
 
+async def test_a_failed_item_holds_its_own_key_only() -> None:
+    lanes, seen = KeyedLanes(4), []
+
+    async def fail() -> None:
+        raise Transient("down")
+
+    async def note(what: str) -> None:
+        seen.append(what)
+
+    first = await lanes.submit("a", "1", fail)
+    second = await lanes.submit("a", "2", lambda: note("a2"))
+    other = await lanes.submit("b", "1", lambda: note("b1"))
+    with pytest.raises(Transient):
+        await first
+    with pytest.raises(OutOfTurn) as refusal:
+        await second
+    await other
+    assert refusal.value.retry_after > 0
+    assert seen == ["b1"]
+    await (await lanes.submit("a", "1", lambda: note("a1")))
+    await (await lanes.submit("a", "2", lambda: note("a2")))
+    assert seen == ["b1", "a1", "a2"]
+
+
 async def test_giving_up_a_quarantined_item_frees_what_waits_behind_it() -> None:
     lanes, seen = KeyedLanes(4), []
 
