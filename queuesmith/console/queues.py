@@ -222,7 +222,11 @@ async def run_now(console: State, _: Admin, queue: QueueName, schedule_id: JobId
     await console.known(queue)
     handle: Any = console.producer.queue(queue)
     async with console.bounded():
-        found = await handle.getJobScheduler(schedule_id)
+        found = None
+        with contextlib.suppress(
+            ValueError
+        ):  # bullmq-Python unpacks the empty answer for one that is not there
+            found = await handle.getJobScheduler(schedule_id)
         if found is None:
             raise Problem(404, "not-found", f"There is no schedule {schedule_id!r} in {queue}.")
         template = found.get("template") or {}

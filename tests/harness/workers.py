@@ -11,6 +11,8 @@ from bullmq import Queue, Worker
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.worker_connections import events_client
 
+from .waiting import until
+
 Processor = Callable[[Any, str], Awaitable[Any]]
 
 
@@ -58,3 +60,10 @@ async def queue_at(url: str, name: str) -> AsyncIterator[Any]:
 async def counts(queue: Any) -> dict[str, int]:
     """Jobs by state, only the states that have any."""
     return {state: count for state, count in (await queue.getJobCounts()).items() if count}
+
+
+async def until_counts(queue: Any, states: dict[str, int], timeout: float, what: str) -> None:
+    async def as_told() -> Any:
+        return await counts(queue) == states
+
+    await until(as_told, timeout, what)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.api import Api, api_at
-from harness.processes import Spawner
-from harness.redis import RedisServer
 from harness.waiting import until
 
 pytestmark = pytest.mark.fault
@@ -33,8 +30,8 @@ async def upload(api: Api) -> Any:
 
 @pytest.mark.parametrize("away", ["killed", "frozen"])
 async def test_reads_go_on_and_writes_answer_in_time_while_redis_is_away(
-    away: str, spawn: Spawner, own_redis: RedisServer, tmp_path: Path, figures: Callable[..., None]
-) -> None:
+    away, spawn, own_redis, tmp_path, figures
+):
     async with api_at(spawn, tmp_path, own_redis.url) as api:
         await api.worker()
         before = (await upload(api)).json()
@@ -82,9 +79,7 @@ async def test_reads_go_on_and_writes_answer_in_time_while_redis_is_away(
     )
 
 
-async def test_the_api_starts_while_redis_is_away_and_survives_its_own_kill(
-    spawn: Spawner, own_redis: RedisServer, tmp_path: Path
-) -> None:
+async def test_the_api_starts_while_redis_is_away_and_survives_its_own_kill(spawn, own_redis, tmp_path):
     async with api_at(spawn, tmp_path, own_redis.url) as api:
         await asyncio.to_thread(own_redis.kill)
         api.process.kill()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.waiting import until
-from harness.workers import at_work, counts, queue_at
+from harness.workers import at_work, counts, queue_at, until_counts
 
 PROGRAM = Path(__file__).parent / "programs" / "worker_under_fault.py"
 STOCK = {"lockDuration": 1000, "stalledInterval": 400, "maxStalledCount": 10, "concurrency": 5}
@@ -118,44 +117,6 @@ async def test_hung_event_loop_gives_its_jobs_up_and_does_not_report_them(redis_
     )
 
 
-async def test_stopped_process_learns_that_it_lost_its_jobs(redis_server, redis_url, spawn):
-    """SIGSTOP for longer than the lock: the job is run elsewhere; on return it is cancelled, not completed."""
-    frozen = Child(spawn, redis_server.port, "reliable", seconds=8, options=OURS)
-    await frozen.says("ready")
-    async with queue_at(redis_url, "reliable") as queue:
-        await queue.add("job", {})
-        await frozen.says("start")
-        frozen.process.stop_signal()
-        other = Child(spawn, redis_server.port, "reliable", seconds=0, options=OURS)
-        await other.says("completed", 15)
-        frozen.process.cont()
-        await frozen.says("lost", 10)
-        assert await counts(queue) == {"completed": 1}
-    assert frozen.said("end") == []  # cancelled in its sleep
-    assert frozen.said("completed") == []
-
-
-@pytest.mark.full  # it takes the whole machine
-async def test_no_false_stalls_on_a_machine_that_has_no_time(redis_server, redis_url, spawn):
-    """Six processes burn every core while 30 jobs run for longer than two locks."""
-    burn = ["-c", "import time\nend = time.time() + 12\nwhile time.time() < end: pass"]
-    burners = [spawn.command(sys.executable, *burn) for _ in range(6)]
-    workers = [Child(spawn, redis_server.port, "reliable", seconds=4, options=OURS) for _ in range(2)]
-    for worker in workers:
-        await worker.says("ready", 60)
-    async with queue_at(redis_url, "reliable") as queue:
-        await queue.addBulk([{"name": "job", "data": {}} for _ in range(30)])
-
-        async def done() -> bool:
-            return await counts(queue) == {"completed": 30}
-
-        await until(done, 60, "all to complete")
-    assert sum(len(worker.said("stalled")) for worker in workers) == 0
-    assert sum(len(worker.said("start")) for worker in workers) == 30
-    for burner in burners:
-        burner.kill()
-
-
 async def test_sigterm_under_load_loses_nothing_and_counts_no_stall(
     redis_server, redis_url, spawn, scale, figures
 ):
@@ -180,11 +141,7 @@ async def test_sigterm_under_load_loses_nothing_and_counts_no_stall(
             assert await child.process.exited(20) == 0
             assert (await counts(queue)).get("active", 0) == 0
         async with at_work("reliable", _nothing, url=redis_url):
-
-            async def done() -> bool:
-                return await counts(queue) == {"completed": jobs}
-
-            await until(done, 60, "all to complete")
+            await until_counts(queue, {"completed": jobs}, 60, "all to complete")
         lost = jobs - await queue.getCompletedCount()
     released = sum(len(child.said("released")) for child in children)
     with redis_server.client() as client:
@@ -225,11 +182,7 @@ async def test_redis_killed_under_load_loses_no_job_and_work_resumes(make_redis,
                 back = time.monotonic()
                 await until(lambda back=back: last_run > back, 20, "work to resume")
                 resumed.append(last_run - back)
-
-            async def done() -> bool:
-                return await counts(queue) == {"completed": jobs}
-
-            await until(done, 60, "all to complete")
+            await until_counts(queue, {"completed": jobs}, 60, "all to complete")
     again = sum(count - 1 for count in runs.values())
     figures("bullmq-worker", name="redis-kills", kills=kills, jobs=jobs, lost=jobs - len(runs), run_again=again,
             resumed=round(max(resumed), 2))  # fmt: skip
@@ -260,11 +213,7 @@ async def test_outage_longer_than_a_lock_cancels_what_ran(own_redis):
             own_redis.kill()
             await asyncio.sleep(1.5)
             own_redis.restart()
-
-            async def done() -> bool:
-                return await counts(queue) == {"completed": 5}
-
-            await until(done, 20, "all to complete")
+            await until_counts(queue, {"completed": 5}, 20, "all to complete")
     assert sorted(lost) == sorted(ended)
     assert len(ended) == 5
 

@@ -8,7 +8,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +77,17 @@ class Bench:
 @pytest.fixture
 async def bench(redis_url: str, tmp_path: Path, spawn: Spawner) -> AsyncIterator[Bench]:
     made = Bench(redis_url, tmp_path, spawn)
-    made.store = open_store(made.store_url)  # type: ignore[attr-defined]
-    await create_all(made.store)  # type: ignore[attr-defined]
-    made.producer = full_producer(cancel_worker.job_types(), redis_url, timeout=10)  # type: ignore[attr-defined]
+    made.store = open_store(made.store_url)
+    await create_all(made.store)
+    made.producer = full_producer(cancel_worker.job_types(), redis_url, timeout=10)
     yield made
-    await made.producer.close()  # type: ignore[attr-defined]
-    await close(made.store)  # type: ignore[attr-defined]
+    await made.producer.close()
+    await close(made.store)
 
 
 async def test_an_active_job_is_stopped_and_stays_cancelled_where_the_naive_flag_comes_back_as_a_retry(
-    bench: Any, figures: Callable[..., Path]
-) -> None:
+    bench, figures
+):
     worker = await bench.worker()
     ref = await bench.add("a", seconds=30)
     await worker.line('"start"')
@@ -129,7 +129,7 @@ async def test_an_active_job_is_stopped_and_stays_cancelled_where_the_naive_flag
     )
 
 
-async def test_waiting_and_delayed_jobs_never_run_and_end_at_once(bench: Any) -> None:
+async def test_waiting_and_delayed_jobs_never_run_and_end_at_once(bench):
     waiting = await bench.add("waiting")
     planned = await bench.add("planned", delay=3600)
     neighbour = await bench.add("neighbour")
@@ -145,7 +145,7 @@ async def test_waiting_and_delayed_jobs_never_run_and_end_at_once(bench: Any) ->
     assert await bench.dead_letters() == 0
 
 
-async def test_too_late_is_said_and_the_result_stands(bench: Any) -> None:
+async def test_too_late_is_said_and_the_result_stands(bench):
     ref = await bench.add("fast")
     await bench.worker()
     assert await bench.result(ref) == {"done": ref.id}
@@ -156,8 +156,8 @@ async def test_too_late_is_said_and_the_result_stands(bench: Any) -> None:
 
 
 async def test_cancellations_at_any_moment_leave_effect_or_cancellation_never_both(
-    bench: Any, scale: Callable[[int, int], int], seed: int, figures: Callable[..., Path]
-) -> None:
+    bench, scale, seed, figures
+):
     jobs, rng = scale(120, 600), random.Random(seed)
     await bench.worker()
     await bench.worker()
@@ -194,7 +194,7 @@ async def test_cancellations_at_any_moment_leave_effect_or_cancellation_never_bo
     )
 
 
-async def test_a_worker_killed_while_its_job_is_cancelled_leaves_a_cancelled_job(bench: Any) -> None:
+async def test_a_worker_killed_while_its_job_is_cancelled_leaves_a_cancelled_job(bench):
     worker = await bench.worker()
     ref = await bench.add("victim", seconds=30)
     await worker.line('"start"')
@@ -207,7 +207,7 @@ async def test_a_worker_killed_while_its_job_is_cancelled_leaves_a_cancelled_job
     assert await bench.effects() == {}
 
 
-async def test_a_frozen_worker_that_wakes_up_finished_cannot_take_the_cancellation_back(bench: Any) -> None:
+async def test_a_frozen_worker_that_wakes_up_finished_cannot_take_the_cancellation_back(bench):
     worker = await bench.worker()
     ref = await bench.add("frozen", seconds=0.4)
     await worker.line('"start"')
@@ -219,7 +219,7 @@ async def test_a_frozen_worker_that_wakes_up_finished_cannot_take_the_cancellati
     assert await bench.effects() == {}
 
 
-async def test_what_was_done_outside_is_undone_by_the_handler(bench: Any, tmp_path: Path) -> None:
+async def test_what_was_done_outside_is_undone_by_the_handler(bench, tmp_path):
     seat = tmp_path / "seat"
     worker = await bench.worker()
     ref = await bench.add("seat", seconds=30, seat=str(seat))
@@ -239,7 +239,7 @@ async def test_what_was_done_outside_is_undone_by_the_handler(bench: Any, tmp_pa
     assert await bench.result(other) == {"done": other.id}
 
 
-async def test_cancelling_one_stage_cancels_its_whole_flow(bench: Any) -> None:
+async def test_cancelling_one_stage_cancels_its_whole_flow(bench):
     one = JobRequest("step-one", {"seconds": 30}, key="doc")
     two = JobRequest("step-two", {}, key="doc", children=[one])
     root = await bench.producer.enqueue(JobRequest("step-three", {}, key="doc", children=[two]))
@@ -254,7 +254,7 @@ async def test_cancelling_one_stage_cancels_its_whole_flow(bench: Any) -> None:
     assert (counts["waiting-children"], counts["failed"], counts["completed"]) == (0, 0, 3)
 
 
-async def test_a_cancelled_request_stays_cancelled_when_it_is_delivered_again(bench: Any) -> None:
+async def test_a_cancelled_request_stays_cancelled_when_it_is_delivered_again(bench):
     ref = await bench.add("again")
     await bench.cancel(ref)
     await bench.worker()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -82,7 +82,7 @@ class Imports:
         """SIGKILL the worker whenever so many rows were worked on since the last kill; another takes its place."""
         worker = await self.worker()
         for mark in marks[:kills]:
-            await until(lambda mark=mark: self._reached(mark), 60, f"{mark} rows", every=0.005)  # type: ignore[misc]
+            await until(lambda mark=mark: self._reached(mark), 60, f"{mark} rows", every=0.005)
             worker.kill()
             worker = await self.worker()
 
@@ -91,13 +91,8 @@ class Imports:
 
 
 async def test_kills_cost_at_most_a_batch_each_where_a_restart_repeats_everything(
-    redis_url: str,
-    tmp_path: Path,
-    spawn: Spawner,
-    scale: Callable[[int, int], int],
-    seed: int,
-    figures: Callable[..., Path],
-) -> None:
+    redis_url, tmp_path, spawn, scale, seed, figures
+):
     rows, kills, batch = scale(2_000, 10_000), scale(3, 10), 100
     naive_rows, naive_kills = scale(600, 2_000), scale(2, 5)
     rng = random.Random(seed)
@@ -139,8 +134,8 @@ async def test_kills_cost_at_most_a_batch_each_where_a_restart_repeats_everythin
 
 
 async def test_a_frozen_run_that_wakes_up_after_it_was_taken_over_cannot_save(
-    redis_url: str, tmp_path: Path, spawn: Spawner, figures: Callable[..., Path]
-) -> None:
+    redis_url, tmp_path, spawn, figures
+):
     """SIGSTOP in the middle of a batch, for longer than the lock: two runs believe that the batch is theirs."""
     rows, batch = 1_000, 100
     async with Imports.open(redis_url, tmp_path, spawn) as imports:

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.processes import Spawned, Spawner
-from harness.redis import RedisServer
 from harness.waiting import until
 from studyhall.patterns.circuit_breaker import BreakerOpen, CircuitBreaker
 from studyhall.patterns.core.connections import producer_client
@@ -73,9 +72,7 @@ async def callers(spawn: Spawner, count: int, **options: Any) -> list[Spawned]:
     return started
 
 
-async def test_three_processes_leave_a_dead_provider_alone_and_one_of_them_probes(
-    redis_url: str, spawn: Spawner, figures: Callable[..., Path]
-) -> None:
+async def test_three_processes_leave_a_dead_provider_alone_and_one_of_them_probes(redis_url, spawn, figures):
     processes, each, failures, cooldown = 3, 4, 5, 2.0
     watched = 3.0 * cooldown
     client = producer_client(redis_url)
@@ -134,8 +131,8 @@ async def test_three_processes_leave_a_dead_provider_alone_and_one_of_them_probe
 
 
 async def test_probe_of_a_killed_process_is_free_after_its_lease_and_there_is_never_a_second(
-    redis_url: str, spawn: Spawner, figures: Callable[..., Path]
-) -> None:
+    redis_url, spawn, figures
+):
     cooldown, lease = 2.0, 1.5
     async with Provider.start() as provider:
         processes = await callers(
@@ -174,9 +171,7 @@ async def test_probe_of_a_killed_process_is_free_after_its_lease_and_there_is_ne
         await client.aclose()
 
 
-async def test_breaker_without_redis_allows_or_refuses_as_told_in_bounded_time(
-    own_redis: RedisServer,
-) -> None:
+async def test_breaker_without_redis_allows_or_refuses_as_told_in_bounded_time(own_redis):
     client = producer_client(own_redis.url)
     allows = CircuitBreaker(client, "a")
     refuses = CircuitBreaker(client, "b", on_outage="refuse")

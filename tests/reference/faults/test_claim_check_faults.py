@@ -7,13 +7,11 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from harness.pipelines import JobSetup
-from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns.claim_check import Blobs, needed_by_jobs
 from studyhall.patterns.dead_letter import needed_by_dead_letters
@@ -27,13 +25,8 @@ pytestmark = pytest.mark.fault
 
 
 async def test_killed_producers_leave_no_job_without_its_blob_and_no_blob_for_ever(
-    redis_url: str,
-    tmp_path: Path,
-    spawn: Spawner,
-    scale: Callable[[int, int], int],
-    seed: int,
-    figures: Callable[..., Path],
-) -> None:
+    redis_url, tmp_path, spawn, scale, seed, figures
+):
     kills, rng = scale(4, 20), random.Random(seed)
     outcome: dict[str, dict[str, int]] = {}
     for way in ("naive", "ours"):
@@ -56,7 +49,7 @@ async def test_killed_producers_leave_no_job_without_its_blob_and_no_blob_for_ev
             swept = await blobs.sweep(program.QUEUE, needed)
             sweeps += swept.deleted
             async with setup.working(signer=None):
-                await until(lambda setup=setup: _idle(setup), 60, "all jobs ended", every=0.1)  # type: ignore[misc]
+                await until(lambda setup=setup: _idle(setup), 60, "all jobs ended", every=0.1)
             counts = await setup.counts(program.QUEUE)
             left = sum(path.is_file() for path in folder.rglob("*"))
             outcome[way] = {

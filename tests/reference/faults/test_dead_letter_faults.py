@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -78,16 +78,8 @@ async def jobs_that_died_of_everything(redis: Redis, redis_url: str, spawn: Spaw
 
 
 async def test_every_cause_is_dead_lettered_once_under_kills_with_one_alert_each(
-    *,
-    store: AsyncEngine,
-    store_url: str,
-    redis: Redis,
-    redis_url: str,
-    spawn: Spawner,
-    scale: Callable[[int, int], int],
-    seed: int,
-    figures: Callable[..., Path],
-) -> None:
+    *, store, store_url, redis, redis_url, spawn, scale, seed, figures
+):
     each, kills, planned = scale(6, 30), scale(6, 20), scale(8, 26)
     ids = await jobs_that_died_of_everything(redis, redis_url, spawn, each)
     # The naive filter of most `failed` listeners, asked about the very same jobs.
@@ -131,16 +123,8 @@ async def test_every_cause_is_dead_lettered_once_under_kills_with_one_alert_each
 
 
 async def test_killed_replayers_put_every_job_back_exactly_once(
-    *,
-    store: AsyncEngine,
-    store_url: str,
-    redis: Redis,
-    redis_url: str,
-    spawn: Spawner,
-    scale: Callable[[int, int], int],
-    seed: int,
-    figures: Callable[..., Path],
-) -> None:
+    *, store, store_url, redis, redis_url, spawn, scale, seed, figures
+):
     jobs, kills, planned = scale(24, 100), scale(6, 20), scale(8, 26)
     ids = [f"job-{n}" for n in range(jobs)]
     queue = Queue("q", {"connection": redis})
@@ -170,8 +154,8 @@ async def test_killed_replayers_put_every_job_back_exactly_once(
 
 
 async def test_a_failed_listener_killed_before_its_copy_loses_the_job_and_the_sweep_does_not(
-    store: AsyncEngine, redis: Redis, redis_url: str, spawn: Spawner, figures: Callable[..., Path]
-) -> None:
+    store, redis, redis_url, spawn, figures
+):
     ids = [f"job-{n}" for n in range(5)]
     queue = Queue("q", {"connection": redis})
     for job_id in ids:
@@ -196,8 +180,8 @@ async def test_a_failed_listener_killed_before_its_copy_loses_the_job_and_the_sw
 
 
 async def test_keeping_failed_jobs_by_count_evicts_them_before_the_sweep(
-    store: AsyncEngine, redis: Redis, redis_url: str, spawn: Spawner, figures: Callable[..., Path]
-) -> None:
+    store, redis, redis_url, spawn, figures
+):
     """Two queues, for the count trims the whole failed set: neighbours with an age go with it."""
     keep = {"by-count": {"count": 5}, "by-age": {"age": 14 * 24 * 3600}}
     for name, value in keep.items():

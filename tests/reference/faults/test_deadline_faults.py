@@ -21,9 +21,7 @@ SLOW_CHARGE = str(Path(__file__).parent / "programs" / "slow_charge.py")
 
 
 @pytest.mark.fault
-async def test_timed_out_subprocess_is_killed_with_its_children_and_never_charges(
-    tmp_path: Path, figures: Callable[..., object]
-) -> None:
+async def test_timed_out_subprocess_is_killed_with_its_children_and_never_charges(tmp_path, figures):
     gate = tmp_path / "gate"
 
     def argv(charges: str) -> list[str]:
@@ -73,8 +71,8 @@ async def test_timed_out_subprocess_is_killed_with_its_children_and_never_charge
 
 @pytest.mark.fault
 async def test_hung_jobs_give_their_slots_back_where_they_block_the_queue_without_a_deadline(
-    redis_url: str, figures: Callable[..., object]
-) -> None:
+    redis_url, figures
+):
     slots, others = 2, 20
 
     async def work(job: Job) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from harness.ai_server import AIServer, Answer, Hang, Reply
 from harness.api import Api, api_at
 from harness.chat_platform import ChatPlatform
 from harness.processes import Spawner
-from harness.redis import RedisServer
 from harness.waiting import until
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.open_store import close, open_store
@@ -68,8 +67,8 @@ def ai(server: AIServer) -> dict[str, str]:
 
 
 async def test_commands_are_acknowledged_at_once_while_twenty_slow_ones_run(
-    spawn: Spawner, redis_url: str, tmp_path: Path, figures: Callable[..., None], scale: Callable[..., Any]
-) -> None:
+    spawn, redis_url, tmp_path, figures, scale
+):
     pace, count = PLATFORM_WAITS + 0.2, scale(60, 300)
     naive = LocalProvider(pace=pace)
 
@@ -113,12 +112,8 @@ async def test_commands_are_acknowledged_at_once_while_twenty_slow_ones_run(
 
 
 async def test_while_redis_is_away_the_user_is_told_at_once_and_nothing_contradicts_it(
-    spawn: Spawner,
-    own_redis: RedisServer,
-    tmp_path: Path,
-    figures: Callable[..., None],
-    scale: Callable[..., Any],
-) -> None:
+    spawn, own_redis, tmp_path, figures, scale
+):
     async with ChatPlatform() as platform, hall(spawn, tmp_path, own_redis.url, platform) as api:
         await api.worker("--queue", "chat")
         assert (await ask(api, platform, "before"))[1] == {"type": DEFERRED}
@@ -159,8 +154,8 @@ async def test_while_redis_is_away_the_user_is_told_at_once_and_nothing_contradi
 
 
 async def test_one_answer_in_time_whatever_the_model_and_the_platform_do(
-    spawn: Spawner, redis_url: str, redis_server: RedisServer, tmp_path: Path, figures: Callable[..., None]
-) -> None:
+    spawn, redis_url, redis_server, tmp_path, figures
+):
     life = 8.0
     async with (
         AIServer() as server,
@@ -235,8 +230,8 @@ async def test_one_answer_in_time_whatever_the_model_and_the_platform_do(
 
 
 async def test_a_worker_killed_in_the_middle_of_the_call_costs_the_user_nothing(
-    spawn: Spawner, redis_url: str, tmp_path: Path, figures: Callable[..., None], scale: Callable[..., Any]
-) -> None:
+    spawn, redis_url, tmp_path, figures, scale
+):
     kills = scale(1, 20)
     async with (
         AIServer() as server,

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,6 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.pipelines import full_pipeline, full_producer
-from harness.processes import Spawner
-from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work, queue_at
 from studyhall.patterns.core.connections import producer_client
@@ -82,8 +80,8 @@ async def preparations(store: AsyncEngine) -> dict[str, int]:
 
 
 async def test_every_outage_is_answered_in_time_and_recovered_from_without_a_restart(
-    own_redis: RedisServer, tmp_path: Path, figures: Callable[..., Path]
-) -> None:
+    own_redis, tmp_path, figures
+):
     """Cold start, kill and freeze; the same producers from beginning to end. The stock `add` just hangs."""
     store = open_store(f"sqlite:///{tmp_path / 'orders.db'}")
     await create_all(store)
@@ -150,9 +148,7 @@ async def test_every_outage_is_answered_in_time_and_recovered_from_without_a_res
         assert found.count(ident) == 1
 
 
-async def test_an_order_sent_three_times_to_a_frozen_server_is_prepared_once(
-    own_redis: RedisServer, orders: AsyncEngine, figures: Callable[..., Path]
-) -> None:
+async def test_an_order_sent_three_times_to_a_frozen_server_is_prepared_once(own_redis, orders, figures):
     """The adds time out, and land all the same when Redis thaws. Without an id that makes three orders."""
     naive_client = producer_client(own_redis.url)
     naive = Queue("naive", {"connection": naive_client})
@@ -206,9 +202,7 @@ async def _prepared(store: AsyncEngine, order_id: str) -> bool:
     return order_id in await preparations(store)
 
 
-async def test_crash_between_commit_and_queue_loses_no_job(
-    redis_url: str, store_url: str, orders: AsyncEngine, spawn: Spawner
-) -> None:
+async def test_crash_between_commit_and_queue_loses_no_job(redis_url, store_url, orders, spawn):
     for kind in ("ours", "naive"):
         args = [f"--redis={redis_url}", f"--store={store_url}", f"--order={kind}"]
         taker = spawn(PROGRAMS / "order_taker.py", *args, *(["--naive"] if kind == "naive" else []))
@@ -228,7 +222,7 @@ async def test_crash_between_commit_and_queue_loses_no_job(
     )
 
 
-async def test_rolled_back_order_leaves_no_request(redis_url: str, orders: AsyncEngine) -> None:
+async def test_rolled_back_order_leaves_no_request(redis_url, orders):
     async with producer_at(redis_url) as producer:
         degraded = DegradedProducer(producer, orders)
 
@@ -243,7 +237,7 @@ async def test_rolled_back_order_leaves_no_request(redis_url: str, orders: Async
         assert (await pending(orders)).waiting == 0
 
 
-async def test_several_drainers_queue_every_request_once(redis_url: str, orders: AsyncEngine) -> None:
+async def test_several_drainers_queue_every_request_once(redis_url, orders):
     async with producer_at(redis_url) as producer:
         async with begin(orders) as tx:
             for number in range(150):
@@ -254,9 +248,7 @@ async def test_several_drainers_queue_every_request_once(redis_url: str, orders:
         assert len(await jobs_at(redis_url)) == 150
 
 
-async def test_rows_of_a_drainer_that_died_are_taken_over(
-    redis_url: str, orders: AsyncEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rows_of_a_drainer_that_died_are_taken_over(redis_url, orders, monkeypatch):
     monkeypatch.setattr(pending_jobs, "LEASE", 0.3)
     async with producer_at(redis_url) as producer:
         async with begin(orders) as tx:
@@ -270,9 +262,7 @@ async def test_rows_of_a_drainer_that_died_are_taken_over(
         await until(taken_over, 10, "the lease to end")
 
 
-async def test_head_start_lets_the_accepting_process_hand_over_first(
-    redis_url: str, orders: AsyncEngine
-) -> None:
+async def test_head_start_lets_the_accepting_process_hand_over_first(redis_url, orders):
     async with producer_at(redis_url) as producer:
         degraded, request = DegradedProducer(producer, orders), shop.prepare("o-1")
         await degraded.admit(request)
@@ -283,9 +273,7 @@ async def test_head_start_lets_the_accepting_process_hand_over_first(
         assert (await pending(orders)).waiting == 0
 
 
-async def test_what_can_never_be_queued_is_parked_with_its_reason_and_can_be_released(
-    redis_url: str, orders: AsyncEngine
-) -> None:
+async def test_what_can_never_be_queued_is_parked_with_its_reason_and_can_be_released(redis_url, orders):
     """A request of a job type that this process does not know, and one that the outage outlived."""
     older = JobTypes()
 
@@ -313,9 +301,7 @@ async def test_what_can_never_be_queued_is_parked_with_its_reason_and_can_be_rel
     await former.close()
 
 
-async def test_invalid_requests_are_refused_with_and_without_redis(
-    own_redis: RedisServer, orders: AsyncEngine
-) -> None:
+async def test_invalid_requests_are_refused_with_and_without_redis(own_redis, orders):
     async with producer_at(own_redis.url) as producer:
         degraded = DegradedProducer(producer, orders, most=2)
         for kill in (False, True):
@@ -333,7 +319,7 @@ async def test_invalid_requests_are_refused_with_and_without_redis(
         assert (await pending(orders)).waiting == 2
 
 
-async def test_delay_counts_from_acceptance(redis_url: str, orders: AsyncEngine) -> None:
+async def test_delay_counts_from_acceptance(redis_url, orders):
     async with producer_at(redis_url) as producer:
         async with begin(orders) as tx:
             await pending_jobs.add(tx, producer, shop.prepare("soon", delay=0.3), head_start=0)
@@ -349,7 +335,7 @@ async def test_delay_counts_from_acceptance(redis_url: str, orders: AsyncEngine)
         assert 590_000 < delays["prepare-order.later"] < 600_000
 
 
-async def test_a_stored_request_keeps_every_field(redis_url: str) -> None:
+async def test_a_stored_request_keeps_every_field(redis_url):
     """Priority, policy, trace and children survive the database; a field that is added later must too."""
     async with producer_at(redis_url) as producer:
         child = shop.prepare("child", on_failure="ignore", priority="low", meta={"traceparent": "00-a-b-01"})

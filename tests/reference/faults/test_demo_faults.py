@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,9 +42,7 @@ class Tour:
         await until(lambda: not self.running(), seconds, "no process of the tour is left")
 
 
-async def test_the_tour_passes_and_leaves_nothing_behind(
-    tmp_path: Path, spawn: Spawner, figures: Callable[..., Path]
-) -> None:
+async def test_the_tour_passes_and_leaves_nothing_behind(tmp_path, spawn, figures):
     began = time.monotonic()
     tour = Tour(spawn, tmp_path)
     await tour.process.line("Worker 1 runs", 60)
@@ -61,9 +58,7 @@ async def test_the_tour_passes_and_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "sigkill"])
-async def test_a_tour_that_is_stopped_in_the_middle_leaves_no_process(
-    tmp_path: Path, spawn: Spawner, number: signal.Signals
-) -> None:
+async def test_a_tour_that_is_stopped_in_the_middle_leaves_no_process(tmp_path, spawn, number):
     tour = Tour(spawn, tmp_path)
     await tour.process.line("Uploading", 60)
     busy = tour.running()

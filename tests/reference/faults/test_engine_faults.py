@@ -84,7 +84,7 @@ def keeper_of(pid: int) -> int:
     return int(said.stdout)
 
 
-def test_three_processes_at_once_share_one_server(spawn: Spawner, tmp_path: Path) -> None:
+def test_three_processes_at_once_share_one_server(spawn, tmp_path):
     _, facts = start_users(spawn, tmp_path, 3)
     assert len({fact["pid"] for fact in facts}) == 1
     assert len({fact["url"] for fact in facts}) == 1
@@ -92,7 +92,7 @@ def test_three_processes_at_once_share_one_server(spawn: Spawner, tmp_path: Path
         assert client.dbsize() == 3, "all three count on the same server"
 
 
-def test_killed_user_takes_the_server_from_nobody_else(spawn: Spawner, tmp_path: Path, ensure: Any) -> None:
+def test_killed_user_takes_the_server_from_nobody_else(spawn, tmp_path, ensure):
     # The obvious way, tied to the process that started it: its end is everybody's end.
     naive = spawn(PROGRAMS / "engine_naive.py", "tied", make(tmp_path / "naive"))
     _, port, naive_pid = naive.line_sync("server ").split()
@@ -109,9 +109,7 @@ def test_killed_user_takes_the_server_from_nobody_else(spawn: Spawner, tmp_path:
     assert not any("refused" in line for line in users[2].lines()), "not one command failed"
 
 
-def test_killing_every_user_leaves_no_server_and_no_loss(
-    spawn: Spawner, tmp_path: Path, ensure: Callable[[Path], RedisServer], figures: Figures, scale: Any
-) -> None:
+def test_killing_every_user_leaves_no_server_and_no_loss(spawn, tmp_path, ensure, figures, scale):
     # The obvious way: the server outlives its only user, forever.
     naive = spawn(PROGRAMS / "engine_naive.py", "plain", make(tmp_path / "naive"))
     naive_pid = int(naive.line_sync("server ").split()[2])
@@ -160,8 +158,8 @@ def test_killing_every_user_leaves_no_server_and_no_loss(
 
 
 def test_killed_server_comes_back_by_itself_with_what_it_acknowledged(
-    spawn: Spawner, tmp_path: Path, make_redis: Callable[..., RealServer], figures: Figures, scale: Any
-) -> None:
+    spawn, tmp_path, make_redis, figures, scale
+):
     # A server as it comes: snapshots at Redis' default times, no append-only file.
     naive = make_redis(appendonly="no")
     naive_written = 500
@@ -225,9 +223,7 @@ def losses(user: Spawned, killed_at: list[float]) -> tuple[int, int]:
     return lost, old_lost
 
 
-def test_killed_keeper_takes_the_server_along_and_the_next_start_heals_everybody(
-    spawn: Spawner, tmp_path: Path, ensure: Callable[[Path], RedisServer]
-) -> None:
+def test_killed_keeper_takes_the_server_along_and_the_next_start_heals_everybody(spawn, tmp_path, ensure):
     users, facts = start_users(spawn, tmp_path, 2)
     keeps_counting(users[0])
     pid = facts[0]["pid"]
@@ -244,9 +240,7 @@ def test_killed_keeper_takes_the_server_along_and_the_next_start_heals_everybody
         keeps_counting(user)
 
 
-def test_killed_keepers_are_replaced_while_users_live_and_nothing_stays_behind(
-    spawn: Spawner, tmp_path: Path
-) -> None:
+def test_killed_keepers_are_replaced_while_users_live_and_nothing_stays_behind(spawn, tmp_path):
     """Nobody calls `ensure_redis` again: the users that are there bring the server back."""
     users, facts = start_users(spawn, tmp_path, 2)
     pid = facts[0]["pid"]
@@ -265,9 +259,7 @@ def test_killed_keepers_are_replaced_while_users_live_and_nothing_stays_behind(
     until_sync(lambda: not alive(pid) and not alive(keeper), 15, "gone with the last user")
 
 
-def test_terminated_keeper_ends_its_server_in_order(
-    tmp_path: Path, ensure: Callable[[Path], RedisServer]
-) -> None:
+def test_terminated_keeper_ends_its_server_in_order(tmp_path, ensure):
     server = ensure(tmp_path)
     assert server.pid is not None
     with redis.Redis.from_url(server.url) as client:
@@ -279,7 +271,7 @@ def test_terminated_keeper_ends_its_server_in_order(
         assert client.get("kept") == b"yes"
 
 
-def test_frozen_server_does_not_outlive_its_users(tmp_path: Path, spawn: Spawner) -> None:
+def test_frozen_server_does_not_outlive_its_users(tmp_path, spawn):
     users, facts = start_users(spawn, tmp_path, 1)
     os.kill(facts[0]["pid"], signal.SIGSTOP)
     users[0].kill()
@@ -299,18 +291,14 @@ def test_frozen_server_does_not_outlive_its_users(tmp_path: Path, spawn: Spawner
         b'{"pid": 1}',
     ],
 )
-def test_garbage_in_the_state_file_is_ignored(
-    tmp_path: Path, ensure: Callable[[Path], RedisServer], state: bytes
-) -> None:
+def test_garbage_in_the_state_file_is_ignored(tmp_path, ensure, state):
     make(tmp_path / "redis")
     (tmp_path / "redis" / "state.json").write_bytes(state)
     with redis.Redis.from_url(ensure(tmp_path).url) as client:
         assert client.ping()
 
 
-def test_stale_state_never_leads_to_another_program(
-    tmp_path: Path, ensure: Callable[[Path], RedisServer], own_redis: RealServer
-) -> None:
+def test_stale_state_never_leads_to_another_program(tmp_path, ensure, own_redis):
     """After a reboot the recorded port may belong to any program, even to a Redis with the recorded pid."""
     make(tmp_path / "redis")
     state = tmp_path / "redis" / "state.json"
@@ -334,9 +322,7 @@ def test_stale_state_never_leads_to_another_program(
             assert client.ping()
 
 
-def test_server_without_a_keeper_is_replaced_with_its_data(
-    tmp_path: Path, ensure: Callable[[Path], RedisServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_without_a_keeper_is_replaced_with_its_data(tmp_path, ensure, monkeypatch):
     """What a SIGKILLed keeper leaves on a system without PDEATHSIG: two writers would ruin the file."""
     # The binary that the engine takes: an older server cannot read the files of a newer one.
     monkeypatch.delenv("QUEUESMITH_TEST_SERVER", raising=False)
@@ -355,7 +341,7 @@ def test_server_without_a_keeper_is_replaced_with_its_data(
         orphan.stop()
 
 
-def test_damaged_data_is_reported_not_dropped(tmp_path: Path, ensure: Callable[[Path], RedisServer]) -> None:
+def test_damaged_data_is_reported_not_dropped(tmp_path, ensure):
     server = ensure(tmp_path)
     with redis.Redis.from_url(server.url) as client:
         client.mset({f"key:{n}": "x" * 50 for n in range(100)})
@@ -371,9 +357,7 @@ def test_damaged_data_is_reported_not_dropped(tmp_path: Path, ensure: Callable[[
     assert written.read_bytes() == data
 
 
-def test_directory_removed_under_a_running_server_makes_room_for_a_new_one(
-    tmp_path: Path, ensure: Callable[[Path], RedisServer]
-) -> None:
+def test_directory_removed_under_a_running_server_makes_room_for_a_new_one(tmp_path, ensure):
     old = ensure(tmp_path / "data")
     shutil.rmtree(tmp_path / "data")
     new = ensure(tmp_path / "data")

@@ -85,9 +85,7 @@ async def scene(request: pytest.FixtureRequest, tmp_path: Path, spawn: Spawner) 
 
 
 @pytest.mark.parametrize("scene", EVERY, indirect=True)
-async def test_consumer_killed_before_and_after_its_effect_takes_effect_once(
-    scene: Scene, scale: Callable[[int, int], int], figures: Callable[..., Path]
-) -> None:
+async def test_consumer_killed_before_and_after_its_effect_takes_effect_once(scene, scale, figures):
     rounds = scale(1, 5)
     for group in ("mail", "naive"):
         await scene.bus.subscribe(group, ["order"])
@@ -121,7 +119,7 @@ async def test_consumer_killed_before_and_after_its_effect_takes_effect_once(
     ["redis", "nats", "rabbitmq", "kafka", pytest.param("kafka-ordered", marks=pytest.mark.full)],
     indirect=True,
 )
-async def test_event_that_kills_its_consumer_ends_in_quarantine(scene: Scene) -> None:
+async def test_event_that_kills_its_consumer_ends_in_quarantine(scene):
     deaths = (
         3 if scene.kind.startswith("kafka") else 2
     )  # attempts allowed: two; of Kafka's first death nothing is known
@@ -153,7 +151,7 @@ async def test_event_that_kills_its_consumer_ends_in_quarantine(scene: Scene) ->
     ],
     indirect=True,
 )
-async def test_order_per_key_survives_a_killed_owner(scene: Scene) -> None:
+async def test_order_per_key_survives_a_killed_owner(scene):
     assert scene.bus.capabilities.ordered_per_key
     await scene.bus.subscribe("mail", ["order"])
     batch = [event for _ in range(6) for event in events(3)]  # three subjects, six events each, interleaved
@@ -197,9 +195,7 @@ def _more(count: Callable[[], int], than: int) -> bool:
     ["redis", "nats", "rabbitmq", "kafka", pytest.param("three kafka", marks=pytest.mark.full)],
     indirect=True,
 )
-async def test_broker_killed_mid_stream_loses_no_accepted_event(
-    broker: Any, scale: Callable[[int, int], int], figures: Callable[..., Path]
-) -> None:
+async def test_broker_killed_mid_stream_loses_no_accepted_event(broker, scale, figures):
     kills = scale(1, 5)
     bus = open_bus(broker.kind.removeprefix("three "), broker.url, "orders")
     await bus.subscribe("mail", ["order"])
@@ -267,7 +263,7 @@ async def _longest_silence(of: asyncio.Event) -> float:
 @pytest.mark.parametrize(
     "broker", ["redis", "nats", "kafka", pytest.param("rabbitmq", marks=pytest.mark.full)], indirect=True
 )
-async def test_broker_that_is_away_at_the_start_is_waited_for_and_stops_nobody(broker: Any) -> None:
+async def test_broker_that_is_away_at_the_start_is_waited_for_and_stops_nobody(broker):
     await asyncio.to_thread(broker.kill)
     bus = open_bus(broker.kind, broker.url, "outage")
     seen, stop, measured = list[Event](), asyncio.Event(), asyncio.Event()
@@ -297,9 +293,7 @@ async def test_broker_that_is_away_at_the_start_is_waited_for_and_stops_nobody(b
     await bus.close()
 
 
-async def test_usual_stream_consumer_loses_what_ours_keeps(
-    redis_server: RedisServer, redis_url: str, spawn: Spawner, figures: Callable[..., Path]
-) -> None:
+async def test_usual_stream_consumer_loses_what_ours_keeps(redis_server, redis_url, spawn, figures):
     """Late start, second start, kill -9, poison, MAXLEN: each step once with the usual consumer, once with ours."""
     lost: dict[str, int] = {}
     program = PROGRAMS / "naive_stream_consumer.py"
@@ -363,7 +357,7 @@ async def _the_same_with_ours(url: str, spawn: Spawner) -> dict[str, int]:
     batch = events(50)
     batch[1] = batch[1].model_copy(update={"data": {"number": 1, "poison": True}})
     assert set(await bus.publish(batch)) == {None}  # before the group exists
-    await bus.trim("order")  # type: ignore[attr-defined]
+    await bus.trim("order")
     scene = Scene("redis", url, f"sqlite:///{spawn._directory}/ours.db", spawn)
     scene.prefix = "ours"
     child = scene.start("g", "inbox", "before")  # kill -9 with an entry in its hands
@@ -382,13 +376,13 @@ async def _the_same_with_ours(url: str, spawn: Spawner) -> dict[str, int]:
     consumer = asyncio.create_task(bus.consume("g", ["order"], handle, stop=stop, policy=QUICK))
     good = {event.id for event in batch if not event.data.get("poison")}
     await until(lambda: good <= done | gone, 30, "all good events")
-    await bus.trim("order")  # type: ignore[attr-defined]
+    await bus.trim("order")
     stop.set()
     await consumer
     await scene.close()
     missing = good - done - gone
     first = {event.id for event in batch[:4]}
-    await bus.redis.aclose()  # type: ignore[attr-defined]
+    await bus.redis.aclose()
     return {
         "published before the group": len(missing & first),
         "stuck after kill -9": int(killed_on not in done),

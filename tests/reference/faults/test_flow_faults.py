@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import func, select
 
 from harness.pipelines import full_producer
-from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import read
@@ -27,8 +26,8 @@ pytestmark = pytest.mark.fault
 
 
 async def test_a_killed_producer_leaves_whole_flows_where_single_adds_leave_halves(
-    redis_url: str, spawn: Spawner, scale: Callable[[int, int], int], seed: int, figures: Callable[..., Path]
-) -> None:
+    redis_url, spawn, scale, seed, figures
+):
     kills, rng = scale(4, 15), random.Random(seed)
     producer = full_producer(program.job_types(), redis_url)
     try:
@@ -62,13 +61,8 @@ async def test_a_killed_producer_leaves_whole_flows_where_single_adds_leave_halv
 
 
 async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_in_the_middle(
-    redis_url: str,
-    tmp_path: Path,
-    spawn: Spawner,
-    scale: Callable[[int, int], int],
-    seed: int,
-    figures: Callable[..., Path],
-) -> None:
+    redis_url, tmp_path, spawn, scale, seed, figures
+):
     chains, kills = scale(40, 250), scale(3, 15)
     rng = random.Random(seed)
     store_url = f"sqlite:///{tmp_path / 'steps.db'}"
@@ -84,7 +78,7 @@ async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_
         """Add the chains, kill a worker at random moments, wait until nothing is left to run."""
         began = await steps_done()
         for number in range(total):
-            await add(number)  # type: ignore[misc]
+            await add(number)
         worker, hits = None, 0
         for kill in range(kills + 1):
             worker = spawn(PROGRAM, "work", f"--redis={redis_url}", f"--store={store_url}")
@@ -93,7 +87,7 @@ async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_
                 mark = began + total * 4 * (kill + 1) // (kills + 4)
                 await until(
                     lambda mark=mark: _at_least(steps_done, mark, idle), 30, f"{mark} steps", every=0.01
-                )  # type: ignore[misc]
+                )
                 await asyncio.sleep(rng.random() * 0.03)
                 hits += sum(
                     [await producer.redis.llen(f"bull:{q}:active") for q in (program.QUEUE, program.NAIVE)]
@@ -151,4 +145,4 @@ async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_
 
 
 async def _at_least(count: Callable[[], object], mark: int, idle: Callable[[], object]) -> bool:
-    return await count() >= mark or await idle()  # type: ignore[misc,operator,no-any-return]
+    return await count() >= mark or await idle()

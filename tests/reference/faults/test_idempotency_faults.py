@@ -56,15 +56,8 @@ async def kill_consumers(
 
 
 async def test_killed_consumers_lose_and_double_nothing_while_set_nx_does_both(
-    *,
-    store: AsyncEngine,
-    store_url: str,
-    redis_url: str,
-    spawn: Spawner,
-    scale: Callable[[int, int], int],
-    seed: int,
-    figures: Callable[..., Path],
-) -> None:
+    *, store, store_url, redis_url, spawn, scale, seed, figures
+):
     kills, events = scale(12, 48), scale(60, 240)
     outcome = await kill_consumers(
         store, (store_url, redis_url), spawn, kills=kills, events=events, seed=seed
@@ -90,9 +83,7 @@ async def test_killed_consumers_lose_and_double_nothing_while_set_nx_does_both(
     assert outcome["set-nx-del"][2] > 0, "the fault did not happen: SET NX with DEL duplicated nothing"
 
 
-async def test_a_key_made_of_the_job_id_gives_one_customer_the_others_result(
-    store: AsyncEngine, redis_url: str
-) -> None:
+async def test_a_key_made_of_the_job_id_gives_one_customer_the_others_result(store, redis_url):
     """BullMQ's ids are counters per queue: the first job of every queue is job 1."""
     async with producer_client(redis_url) as redis:
         ann = await Queue("invoices", {"connection": redis}).add(
@@ -126,8 +117,8 @@ async def test_a_key_made_of_the_job_id_gives_one_customer_the_others_result(
 
 
 async def test_a_charge_whose_answer_is_lost_is_charged_once_with_a_provider_key(
-    store: AsyncEngine, spawn: Spawner, tmp_path: Path, figures: Callable[..., Path], store_url: str
-) -> None:
+    store, spawn, tmp_path, figures, store_url
+):
     """The payment happens, the connection drops, the job is tried again. Naive: a new key for every try."""
     server = spawn("studyhall.payment_sandbox", "--port", 0, "--data-dir", tmp_path)
     url = json.loads(await server.line('"url"'))["url"]
@@ -173,7 +164,7 @@ async def test_a_charge_whose_answer_is_lost_is_charged_once_with_a_provider_key
     assert charges["ours"] == 1
 
 
-async def test_fifty_at_once_without_an_inbox_make_fifty_effects(store: AsyncEngine) -> None:
+async def test_fifty_at_once_without_an_inbox_make_fifty_effects(store):
     """The twin of the test with 50 concurrent duplicates: look first, then act, as it is usually written."""
     async with begin(store) as tx:
         await tx.execute(text("CREATE TABLE seen_before (key TEXT)"))

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.event import Event
@@ -29,8 +26,8 @@ EVENTS = 20
 
 @pytest.mark.fault
 async def test_a_consumer_killed_before_and_after_its_effect_applies_every_event_once(
-    store: AsyncEngine, store_url: str, redis_url: str, spawn: Spawner, figures: Callable[..., Path]
-) -> None:
+    store, store_url, redis_url, spawn, figures
+):
     await create_all(store)
     redis = producer_client(redis_url)
     bus = RedisStreamsBus(redis)

@@ -20,7 +20,7 @@ from types import ModuleType
 import pytest
 import pytest_asyncio
 
-from harness.processes import Spawner, alive
+from harness.processes import alive
 from harness.waiting import until
 from studyhall.patterns.core.errors import Transient
 from studyhall.patterns.deadline import DeadlineExceeded, run_within
@@ -65,8 +65,8 @@ async def _longest_block(busy: Callable[[], Awaitable[object]]) -> float:
 
 
 async def test_event_loop_stays_free_during_cpu_bound_work_that_blocks_it_past_the_lock_inline(
-    pool: SubprocessPool, work: ModuleType, figures: Callable[..., object]
-) -> None:
+    pool, work, figures
+):
     seconds = LOCK_DURATION + 0.5
 
     async def inline() -> None:
@@ -87,8 +87,8 @@ async def test_event_loop_stays_free_during_cpu_bound_work_that_blocks_it_past_t
 
 @pytest.mark.fault
 async def test_process_killer_takes_only_itself_down_where_an_executor_fails_its_neighbours(
-    pool: SubprocessPool, work: ModuleType, tmp_path: Path, figures: Callable[..., object]
-) -> None:
+    pool, work, tmp_path, figures
+):
     gate, naive_gate = tmp_path / "gate", tmp_path / "naive-gate"
 
     loop = asyncio.get_running_loop()
@@ -137,16 +137,14 @@ async def test_process_killer_takes_only_itself_down_where_an_executor_fails_its
         ("segfault", "SIGSEGV"),
     ],
 )
-async def test_every_way_to_die_is_named_and_retried(
-    pool: SubprocessPool, work: ModuleType, how: str, said: str
-) -> None:
+async def test_every_way_to_die_is_named_and_retried(pool, work, how, said):
     with pytest.raises(ProcessDied, match=said) as caught:
         await pool.run(work.die, how)
     assert isinstance(caught.value, Transient)
 
 
 @pytest.mark.fault
-async def test_memory_limit_stops_only_the_hungry_call(pool: SubprocessPool, work: ModuleType) -> None:
+async def test_memory_limit_stops_only_the_hungry_call(pool, work):
     assert await pool.run(work.allocate, 600) == 600 << 20, "it would have fitted without the limit"
     hungry = pool.run(work.allocate, 600, memory_limit=400 << 20)
     modest = pool.run(work.allocate, 20, memory_limit=400 << 20)
@@ -158,7 +156,7 @@ async def test_memory_limit_stops_only_the_hungry_call(pool: SubprocessPool, wor
 
 
 @pytest.mark.fault
-async def test_timeout_kills_an_endless_loop(pool: SubprocessPool, work: ModuleType, tmp_path: Path) -> None:
+async def test_timeout_kills_an_endless_loop(pool, work, tmp_path):
     mark = tmp_path / "pid"
     with pytest.raises(DeadlineExceeded, match="its process was killed"):
         await pool.run(work.spin_forever, str(mark), timeout=2)
@@ -168,8 +166,8 @@ async def test_timeout_kills_an_endless_loop(pool: SubprocessPool, work: ModuleT
 
 @pytest.mark.fault
 async def test_a_deadline_or_cancellation_around_the_call_kills_the_process_and_its_children(
-    pool: SubprocessPool, work: ModuleType, tmp_path: Path
-) -> None:
+    pool, work, tmp_path
+):
     mark = tmp_path / "grandchild"
     with pytest.raises(DeadlineExceeded):
         await run_within(3, lambda: pool.run(work.start_a_grandchild_and_hang, str(mark)))
@@ -185,9 +183,7 @@ async def test_a_deadline_or_cancellation_around_the_call_kills_the_process_and_
 
 
 @pytest.mark.fault
-async def test_a_child_that_died_while_idle_is_not_given_to_the_next_call(
-    pool: SubprocessPool, work: ModuleType
-) -> None:
+async def test_a_child_that_died_while_idle_is_not_given_to_the_next_call(pool, work):
     victim = await pool.run(work.pid)
     os.kill(victim, signal.SIGKILL)
     await until(lambda: not alive(victim), what="the idle child is dead")
@@ -196,7 +192,7 @@ async def test_a_child_that_died_while_idle_is_not_given_to_the_next_call(
 
 
 @pytest.mark.fault
-async def test_closing_the_pool_leaves_no_process(work: ModuleType, tmp_path: Path) -> None:
+async def test_closing_the_pool_leaves_no_process(work, tmp_path):
     mark = tmp_path / "busy"
     pool = SubprocessPool(3)
     idle = await pool.run(work.pid)
@@ -210,7 +206,7 @@ async def test_closing_the_pool_leaves_no_process(work: ModuleType, tmp_path: Pa
 
 
 @pytest.mark.fault
-async def test_sigkill_of_the_parent_leaves_no_child(spawn: Spawner, tmp_path: Path) -> None:
+async def test_sigkill_of_the_parent_leaves_no_child(spawn, tmp_path):
     owner = spawn(PROGRAMS / "pool_owner.py", str(tmp_path / "mark"))
     line = await owner.line("children")
     children = [int(pid) for pid in line.split()[1:]]
@@ -221,9 +217,7 @@ async def test_sigkill_of_the_parent_leaves_no_child(spawn: Spawner, tmp_path: P
 
 
 @pytest.mark.fault
-async def test_without_the_kernels_help_a_busy_child_still_ends_with_its_parents_pipe(
-    work: ModuleType, tmp_path: Path
-) -> None:
+async def test_without_the_kernels_help_a_busy_child_still_ends_with_its_parents_pipe(work, tmp_path):
     """Other systems have no PDEATHSIG. There, the end of the pipe is what tells a child."""
     boot = (
         "import sys, json; sys.path[:] = json.loads(sys.argv[1]);"

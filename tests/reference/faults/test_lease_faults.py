@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.processes import Spawned, Spawner
-from harness.redis import RedisServer
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.open_store import close, create_all, open_store
@@ -70,8 +69,8 @@ async def frozen_holder_story(
 
 
 async def test_stale_write_of_a_holder_frozen_past_its_lease_is_refused(
-    redis_url: str, redis: Any, spawn: Spawner, tmp_path: Path, figures: Callable[..., Path]
-) -> None:
+    redis_url, redis, spawn, tmp_path, figures
+):
     async def story(kind: str) -> tuple[list[str], list[Spawned]]:
         url = f"sqlite:///{tmp_path / kind}.db"
         engine = open_store(url)
@@ -101,7 +100,7 @@ async def test_stale_write_of_a_holder_frozen_past_its_lease_is_refused(
     )
 
 
-async def test_leaving_late_does_not_give_away_the_lease_of_the_next_holder(redis: Any) -> None:
+async def test_leaving_late_does_not_give_away_the_lease_of_the_next_holder(redis):
     # Naive: DEL without a token, after the lock ran out and another took it.
     await redis.set("lock", "a", nx=True, px=50)
     await until(lambda: redis.set("lock", "b", nx=True, px=5_000), what="the lock of a runs out")
@@ -119,7 +118,7 @@ async def test_leaving_late_does_not_give_away_the_lease_of_the_next_holder(redi
         assert not held.lost.is_set()
 
 
-async def test_a_held_lease_is_renewed_and_the_next_waits_for_its_end(redis: Any) -> None:
+async def test_a_held_lease_is_renewed_and_the_next_waits_for_its_end(redis):
     order: list[str] = []
 
     async def hold(name: str, seconds: float) -> Held:
@@ -137,9 +136,7 @@ async def test_a_held_lease_is_renewed_and_the_next_waits_for_its_end(redis: Any
     assert second.fence > (await first).fence
 
 
-async def test_a_killed_holder_is_followed_within_its_ttl(
-    redis_url: str, redis: Any, spawn: Spawner, tmp_path: Path
-) -> None:
+async def test_a_killed_holder_is_followed_within_its_ttl(redis_url, redis, spawn, tmp_path):
     a = spawn(
         PROGRAMS / "lease_holder.py",
         "fenced",
@@ -153,9 +150,7 @@ async def test_a_killed_holder_is_followed_within_its_ttl(
         assert await redis.exists("lease:report")
 
 
-async def test_redis_away_for_longer_than_the_ttl_is_a_lost_lease_and_stops_the_work(
-    own_redis: RedisServer,
-) -> None:
+async def test_redis_away_for_longer_than_the_ttl_is_a_lost_lease_and_stops_the_work(own_redis):
     redis = producer_client(own_redis.url)
 
     async def body() -> None:
@@ -171,7 +166,7 @@ async def test_redis_away_for_longer_than_the_ttl_is_a_lost_lease_and_stops_the_
         await redis.aclose()
 
 
-async def test_a_cancellation_from_outside_stays_a_cancellation(redis: Any) -> None:
+async def test_a_cancellation_from_outside_stays_a_cancellation(redis):
     async def body() -> None:
         async with Lease(redis, "q", ttl=5, cancel_on_loss=True):
             await asyncio.sleep(30)
@@ -184,7 +179,7 @@ async def test_a_cancellation_from_outside_stays_a_cancellation(redis: Any) -> N
     assert not await redis.exists("lease:q"), "it was released"
 
 
-async def test_fences_only_grow_also_when_redis_lost_everything(redis: Any) -> None:
+async def test_fences_only_grow_also_when_redis_lost_everything(redis):
     fences = []
     for _ in range(3):
         async with Lease(redis, "f") as held:
@@ -194,9 +189,7 @@ async def test_fences_only_grow_also_when_redis_lost_everything(redis: Any) -> N
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_a_fence_is_checked_in_the_transaction_of_the_write(
-    kind: str, store: AsyncEngine, request: pytest.FixtureRequest
-) -> None:
+async def test_a_fence_is_checked_in_the_transaction_of_the_write(kind, store, request):
     engine = store if kind == "sqlite" else open_store(request.getfixturevalue("postgres_url"))
     await create_all(engine)
     for fence in (5, 5, 7):  # the same holder may write often
@@ -218,6 +211,6 @@ async def test_a_fence_is_checked_in_the_transaction_of_the_write(
 
 
 @pytest.mark.parametrize("ttl", [0, -1, float("nan"), 10**9])
-def test_an_absurd_ttl_is_refused(ttl: float) -> None:
+def test_an_absurd_ttl_is_refused(ttl):
     with pytest.raises(ValueError, match="ttl must be between"):
-        Lease(None, "x", ttl=ttl)  # type: ignore[arg-type]
+        Lease(None, "x", ttl=ttl)

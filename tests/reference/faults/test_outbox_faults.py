@@ -8,7 +8,6 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis as sync_redis
@@ -180,8 +179,8 @@ async def kill_while_working(
 
 @pytest.mark.fault
 async def test_killed_relays_publish_every_commit_and_no_rollback_while_a_naive_one_loses(
-    store: AsyncEngine, relays: Relays, scale: Callable[..., Any], seed: int, figures: Callable[..., Path]
-) -> None:
+    store, relays, scale, seed, figures
+):
     kills, commits, rollbacks = scale(6, 20), scale(200, 1000), scale(40, 200)
     size = {"kills": kills, "commits": commits, "rollbacks": rollbacks}
     await create_all(store)
@@ -228,8 +227,8 @@ async def fill(store: AsyncEngine, count: int) -> None:
 
 @pytest.mark.fault
 async def test_three_relays_at_once_double_nothing_while_two_naive_ones_double_all(
-    store: AsyncEngine, relays: Relays, scale: Callable[..., Any], figures: Callable[..., Path]
-) -> None:
+    store, relays, scale, figures
+):
     """With the default lease of 30 s: none of them stalls for longer, not even on a crowded machine."""
     count = scale(200, 2000)
     await fill(store, count)
@@ -269,8 +268,8 @@ async def test_three_relays_at_once_double_nothing_while_two_naive_ones_double_a
 
 @pytest.mark.fault
 async def test_a_relay_frozen_past_its_lease_doubles_what_it_held_and_reorders_nothing(
-    store: AsyncEngine, relays: Relays, figures: Callable[..., Path]
-) -> None:
+    store, relays, figures
+):
     """The limit of the promise above: a lease cannot stop a process that does not know it is late."""
     relays.publish_seconds, relays.lease_seconds = 0.02, 2.0
     events = 100
@@ -320,9 +319,7 @@ async def test_a_relay_frozen_past_its_lease_doubles_what_it_held_and_reorders_n
 
 
 @pytest.mark.fault
-async def test_overlapping_runs_in_one_process_double_nothing_while_a_naive_interval_does(
-    store: AsyncEngine, figures: Callable[..., Path]
-) -> None:
+async def test_overlapping_runs_in_one_process_double_nothing_while_a_naive_interval_does(store, figures):
     events = 50
     await fill(store, events)
     naive = SlowSink()
@@ -374,9 +371,7 @@ class SlowSink:
 
 
 @pytest.mark.fault
-async def test_a_hundred_poison_rows_do_not_delay_fifty_good_ones(
-    store: AsyncEngine, figures: Callable[..., Path]
-) -> None:
+async def test_a_hundred_poison_rows_do_not_delay_fifty_good_ones(store, figures):
     poison, good = 100, 50
     async with begin(store) as tx:
         await add(tx, *(event(f"bad-{n}", 1) for n in range(poison)))
@@ -423,9 +418,7 @@ async def test_a_hundred_poison_rows_do_not_delay_fifty_good_ones(
 
 @pytest.mark.fault
 @pytest.mark.needs_postgres
-async def test_a_late_commit_is_published_while_an_id_cursor_loses_it(
-    postgres_url: str, figures: Callable[..., Path]
-) -> None:
+async def test_a_late_commit_is_published_while_an_id_cursor_loses_it(postgres_url, figures):
     from studyhall.patterns.core.open_store import close, open_store
 
     store = open_store(postgres_url)

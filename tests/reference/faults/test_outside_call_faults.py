@@ -130,14 +130,8 @@ async def under_fire(
     ids=["keys", "look-up", "both-in-redis", "neither"],
 )
 async def test_killed_callers_of_a_bad_provider_duplicate_nothing_and_lose_nothing(
-    way: str,
-    ledger: str,
-    spawn: Spawner,
-    tmp_path: Path,
-    figures: Callable[..., Path],
-    scale: Callable[..., Any],
-    seed: int,
-) -> None:
+    way, ledger, spawn, tmp_path, figures, scale, seed
+):
     calls, kills, freezes, away = scale((60, 8, 1, 3.0), (300, 40, 5, 12.0))
     redis = RedisServer.start(appendfsync="always")
     try:
@@ -210,13 +204,7 @@ async def resolved_by_hand(where: str, redis: RedisServer, provider: Provider) -
     return listed
 
 
-async def test_the_naive_twin_with_a_key_and_retries_duplicates(
-    spawn: Spawner,
-    own_redis: RedisServer,
-    figures: Callable[..., Path],
-    scale: Callable[..., Any],
-    seed: int,
-) -> None:
+async def test_the_naive_twin_with_a_key_and_retries_duplicates(spawn, own_redis, figures, scale, seed):
     """The provider knows the key only once the label is printed: a retry that overtakes a slow request prints again."""
     calls, kills = scale((60, 3), (300, 40))
     provider = Provider(spawn, seed=seed, key_life=600)
@@ -237,9 +225,7 @@ async def test_the_naive_twin_with_a_key_and_retries_duplicates(
     )
 
 
-async def test_a_replay_after_the_provider_forgot_the_key_is_not_made_again(
-    spawn: Spawner, tmp_path: Path, figures: Callable[..., Path]
-) -> None:
+async def test_a_replay_after_the_provider_forgot_the_key_is_not_made_again(spawn, tmp_path, figures):
     provider = Provider(spawn, key_life=0.3, trouble=0.0)
     store = open_store(f"sqlite:///{tmp_path / 'calls.db'}")
     await create_all(store)

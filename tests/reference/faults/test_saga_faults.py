@@ -12,7 +12,7 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -242,9 +242,7 @@ def every_death() -> list[tuple[Case, list[Death]]]:
     return matrix
 
 
-async def test_killed_at_any_moment_money_seats_and_order_agree_in_the_end(
-    shop: Shop, scale: Callable[[int, int], int], seed: int, figures: Callable[..., Path]
-) -> None:
+async def test_killed_at_any_moment_money_seats_and_order_agree_in_the_end(shop, scale, seed, figures):
     matrix = every_death()
     quick = scale(10, len(matrix))
     if quick < len(matrix):  # always with what the naive saga gets wrong, the rest drawn again each run
@@ -324,9 +322,7 @@ async def _naive_kills(shop: Shop) -> dict[str, str]:
     return forgotten
 
 
-async def test_charge_without_an_answer_is_completed_or_taken_back_never_forgotten(
-    shop: Shop, figures: Callable[..., Path]
-) -> None:
+async def test_charge_without_an_answer_is_completed_or_taken_back_never_forgotten(shop, figures):
     # The charge happens and the answer is lost: looked up under its key, then completed.
     lost = await shop.place("buyer", method="card_lost_answer")
     await shop.finish()
@@ -357,7 +353,7 @@ async def test_charge_without_an_answer_is_completed_or_taken_back_never_forgott
     )
 
 
-async def test_outage_during_compensation_is_waited_out(shop: Shop, figures: Callable[..., Path]) -> None:
+async def test_outage_during_compensation_is_waited_out(shop, figures):
     await shop.fault("unavailable", "refund", times=4)
     order = await shop.place("fails-at-confirm")
     await shop.finish()
@@ -381,9 +377,7 @@ async def test_outage_during_compensation_is_waited_out(shop: Shop, figures: Cal
     )
 
 
-async def test_many_runners_share_the_sagas_and_never_one_of_them(
-    shop: Shop, scale: Callable[[int, int], int], figures: Callable[..., Path]
-) -> None:
+async def test_many_runners_share_the_sagas_and_never_one_of_them(shop, scale, figures):
     placed = [await shop.place("buyer") for _ in range(scale(12, 100))]
     await shop.finish(processes=3)
     starts, drivers = await shop.starts(placed)
@@ -414,9 +408,7 @@ async def test_many_runners_share_the_sagas_and_never_one_of_them(
     )
 
 
-async def test_frozen_holder_wakes_after_its_lease_and_its_write_is_refused(
-    shop: Shop, figures: Callable[..., Path]
-) -> None:
+async def test_frozen_holder_wakes_after_its_lease_and_its_write_is_refused(shop, figures):
     """Holders freeze around the charge, others take the saga from them and compensate, the holders wake."""
     held: dict[tuple[bool, str], str] = {}
     for fence, moment in itertools.product((True, False), ("after intent", "after effect")):
@@ -464,7 +456,7 @@ async def test_frozen_holder_wakes_after_its_lease_and_its_write_is_refused(
     )
 
 
-async def test_repair_in_the_middle_of_a_call_is_refused_and_the_charge_is_never_orphaned(shop: Shop) -> None:
+async def test_repair_in_the_middle_of_a_call_is_refused_and_the_charge_is_never_orphaned(shop):
     """Another process is in the charge, which the provider takes seconds for."""
     order = await shop.place("buyer")
     await shop.fault("late", seconds=3.0)
@@ -483,9 +475,7 @@ async def test_repair_in_the_middle_of_a_call_is_refused_and_the_charge_is_never
     assert not await shop.disagreements()
 
 
-async def test_five_deaths_in_a_step_consume_none_of_its_two_attempts(
-    shop: Shop, figures: Callable[..., Path]
-) -> None:
+async def test_five_deaths_in_a_step_consume_none_of_its_two_attempts(shop, figures):
     """Every process that comes to the charge is killed in it, then the provider fails once: the second attempt is left.
 
     The twin counts a death as an attempt, as a counter that is raised when a step begins does.
@@ -521,7 +511,7 @@ async def test_five_deaths_in_a_step_consume_none_of_its_two_attempts(
     )
 
 
-async def test_a_stuck_undo_beside_independent_ones_survives_kills(shop: Shop) -> None:
+async def test_a_stuck_undo_beside_independent_ones_survives_kills(shop):
     """The refund is refused until it gives up; whoever releases the seats then is killed in it, or right after it."""
     limits: dict[str, Any] = {"reserve-seats": {"independent": True}, "charge": {"undo_attempts": 2}}
     orders_of = {moment: await shop.place("fails-at-confirm") for moment in UNDO[1:]}

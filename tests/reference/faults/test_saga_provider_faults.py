@@ -11,7 +11,6 @@ import json
 import random
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +89,8 @@ class Parcels:
 
 @pytest.mark.parametrize("way", ["look-up", "keys"])
 async def test_killed_runners_of_cancelled_sagas_leave_one_valid_label_or_none(
-    way: str,
-    spawn: Spawner,
-    store: AsyncEngine,
-    store_url: str,
-    scale: Callable[..., Any],
-    seed: int,
-    figures: Callable[..., Path],
-) -> None:
+    way, spawn, store, store_url, scale, seed, figures
+):
     sagas, kills = scale((16, 5), (100, 40))
     parcels, rng = Parcels(spawn, store, store_url, way, LONGEST, seed=seed), random.Random(seed)
     ids = [f"parcel-{number}" for number in range(sagas)]
@@ -136,8 +129,8 @@ async def test_killed_runners_of_cancelled_sagas_leave_one_valid_label_or_none(
 
 
 async def test_the_naive_twin_looks_a_lost_request_up_at_once_and_leaves_labels_behind(
-    spawn: Spawner, store: AsyncEngine, store_url: str, seed: int, figures: Callable[..., Path]
-) -> None:
+    spawn, store, store_url, seed, figures
+):
     parcels = Parcels(spawn, store, store_url, "look-up", 0.0, seed=seed, trouble=0.8)
     for number in range(24):
         await parcels.start(f"parcel-{number}", fails=number % 2 == 0)

@@ -8,7 +8,7 @@ import contextlib
 import json
 import random
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -126,13 +126,8 @@ class Fleet:
 
 
 async def test_leader_kills_leave_at_most_one_run_per_tick_and_every_missed_tick_reported(
-    redis_url: str,
-    tmp_path: Path,
-    spawn: Spawner,
-    scale: Callable[[int, int], int],
-    seed: int,
-    figures: Callable[..., Path],
-) -> None:
+    redis_url, tmp_path, spawn, scale, seed, figures
+):
     ticks, kills, rng = scale(25, 100), scale(3, 5), random.Random(seed)
     async with Fleet(redis_url, tmp_path, spawn, every=0.3).open() as fleet:
         await fleet.start(3)
@@ -195,8 +190,8 @@ async def test_leader_kills_leave_at_most_one_run_per_tick_and_every_missed_tick
 @pytest.mark.parametrize("cron", ["", "* * * * * *"])
 @pytest.mark.parametrize("first", ["right", "ahead"])
 async def test_a_worker_an_hour_ahead_starts_no_tick_early_and_silences_nobody(
-    redis_url: str, tmp_path: Path, spawn: Spawner, first: str, cron: str, figures: Callable[..., Path]
-) -> None:
+    redis_url, tmp_path, spawn, first, cron, figures
+):
     """`first` declares the schedule; then both work, then only the worker whose clock is right."""
     async with Fleet(redis_url, tmp_path, spawn, every=1.0, cron=cron).open() as fleet:
 
@@ -233,8 +228,8 @@ async def test_a_worker_an_hour_ahead_starts_no_tick_early_and_silences_nobody(
 
 @pytest.mark.parametrize("versions", [(1, 2), (0, 0)])
 async def test_an_old_instance_that_restarts_in_a_rolling_deploy_removes_nothing_of_the_new_one(
-    redis_url: str, tmp_path: Path, spawn: Spawner, versions: tuple[int, int]
-) -> None:
+    redis_url, tmp_path, spawn, versions
+):
     """The naive twin has no versions: there the last one to start wins, and nobody repairs what it removed."""
     old, new = versions
     async with Fleet(redis_url, tmp_path, spawn, every=1.0).open() as fleet:
@@ -274,8 +269,8 @@ async def test_an_old_instance_that_restarts_in_a_rolling_deploy_removes_nothing
 
 
 async def test_cron_locks_run_a_tick_again_when_the_job_outlives_the_lock_or_a_clock_is_off(
-    redis_url: str, spawn: Spawner, scale: Callable[[int, int], int], figures: Callable[..., Path]
-) -> None:
+    redis_url, spawn, scale, figures
+):
     """The naive twin, in the two ways in which it is met: one lock for all instances, SET NX and DEL."""
     ticks = scale(2, 20)
     redis: Any = producer_client(redis_url)

@@ -6,12 +6,8 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-
-from harness.processes import Spawner
 
 from .ledger import Ledger, ledger_jobs
 
@@ -19,13 +15,8 @@ pytestmark = pytest.mark.fault
 
 
 async def test_sigterms_mid_job_spend_no_attempt_and_stall_nothing(
-    redis_url: str,
-    tmp_path: Path,
-    spawn: Spawner,
-    scale: Callable[[int, int], int],
-    seed: int,
-    figures: Callable[..., Path],
-) -> None:
+    redis_url, tmp_path, spawn, scale, seed, figures
+):
     rolls, jobs, grace = scale(4, 20), scale(160, 800), 1.0
     rng = random.Random(seed)
     exits: list[float] = []
@@ -72,9 +63,7 @@ async def test_sigterms_mid_job_spend_no_attempt_and_stall_nothing(
     )
 
 
-async def test_the_usual_worker_strands_its_jobs_on_sigterm(
-    redis_url: str, tmp_path: Path, spawn: Spawner
-) -> None:
+async def test_the_usual_worker_strands_its_jobs_on_sigterm(redis_url, tmp_path, spawn):
     """The fault is real: closing the stock worker leaves jobs active that only the stalled check brings back."""
     async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
         await ledger.add(20, seconds=3)
@@ -86,9 +75,7 @@ async def test_the_usual_worker_strands_its_jobs_on_sigterm(
         assert (await ledger.counts())["active"] > 0
 
 
-async def test_a_second_sigterm_gives_the_jobs_back_at_once(
-    redis_url: str, tmp_path: Path, spawn: Spawner
-) -> None:
+async def test_a_second_sigterm_gives_the_jobs_back_at_once(redis_url, tmp_path, spawn):
     async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
         await ledger.producer.enqueue(ledger_jobs.entry(1, seconds=25))
         worker = await ledger.worker(grace=60)

@@ -73,9 +73,7 @@ async def running(work: Awaitable[None], stop: Callable[[], None]) -> AsyncItera
         await asyncio.wait_for(task, 2 * BACK)
 
 
-async def test_a_relay_is_back_soon_after_its_connections_fell_silent(
-    direct: AsyncEngine, proxied: AsyncEngine, network: TcpProxy
-) -> None:
+async def test_a_relay_is_back_soon_after_its_connections_fell_silent(direct, proxied, network):
     """Between two transactions: the pool's own ping meets the silence, so it need not count as an outage."""
     sink = Sink()
     relay = Relay(proxied, sink, poll=0.2)
@@ -95,9 +93,7 @@ async def test_a_relay_is_back_soon_after_its_connections_fell_silent(
     assert network.swallowed > 0, "nothing was swallowed"
 
 
-async def test_a_relay_is_back_soon_after_silence_in_the_middle_of_its_transaction(
-    direct: AsyncEngine, proxied: AsyncEngine, network: TcpProxy
-) -> None:
+async def test_a_relay_is_back_soon_after_silence_in_the_middle_of_its_transaction(direct, proxied, network):
     """The server hears no COMMIT and keeps the row's lock, which the relay needs next. It kept it for a minute."""
     sink = Sink()
     relay = Relay(proxied, sink, poll=0.2)
@@ -120,9 +116,7 @@ async def test_a_relay_is_back_soon_after_silence_in_the_middle_of_its_transacti
     assert sink.ids == ["before", "after"], "it was published again while the lease lasted"
 
 
-async def test_a_saga_runner_is_back_soon_after_its_connections_fell_silent(
-    direct: AsyncEngine, proxied: AsyncEngine, network: TcpProxy
-) -> None:
+async def test_a_saga_runner_is_back_soon_after_its_connections_fell_silent(direct, proxied, network):
     """One saga is in the middle of a step then, the other starts afterwards."""
     reached, go_on = asyncio.Event(), asyncio.Event()
 
@@ -158,7 +152,7 @@ async def test_a_saga_runner_is_back_soon_after_its_connections_fell_silent(
         assert time.monotonic() - silent < BACK + 15
 
 
-async def test_a_statement_that_is_answered_in_time_is_left_alone(direct: AsyncEngine) -> None:
+async def test_a_statement_that_is_answered_in_time_is_left_alone(direct):
     with answers_within(0.5):
         async with direct.connect() as connection:
             for _ in range(3):

@@ -6,13 +6,10 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns.stall_budget import CRASH_LIMIT
 
@@ -21,14 +18,7 @@ from .ledger import Ledger, ledger_jobs
 pytestmark = pytest.mark.fault
 
 
-async def test_random_kills_lose_fail_and_double_nothing(
-    redis_url: str,
-    tmp_path: Path,
-    spawn: Spawner,
-    scale: Callable[[int, int], int],
-    seed: int,
-    figures: Callable[..., Path],
-) -> None:
+async def test_random_kills_lose_fail_and_double_nothing(redis_url, tmp_path, spawn, scale, seed, figures):
     jobs, kills = scale(250, 1000), scale(5, 20)
     rng = random.Random(seed)
     async with Ledger.open(redis_url, tmp_path / "ours", spawn) as ledger:
@@ -76,9 +66,7 @@ async def test_random_kills_lose_fail_and_double_nothing(
 
 
 @pytest.mark.parametrize("point", ["before-effect", "inside-effect", "after-effect-before-ack", "after-ack"])
-async def test_kill_at_a_named_point_leaves_one_effect(
-    redis_url: str, tmp_path: Path, spawn: Spawner, point: str
-) -> None:
+async def test_kill_at_a_named_point_leaves_one_effect(redis_url, tmp_path, spawn, point):
     async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
         victim = await ledger.worker()
         await ledger.producer.enqueue(ledger_jobs.entry(1, crash_at=point))
@@ -90,12 +78,8 @@ async def test_kill_at_a_named_point_leaves_one_effect(
 
 
 async def test_a_job_that_kills_every_worker_is_given_up_after_its_crash_budget(
-    redis_url: str,
-    tmp_path: Path,
-    spawn: Spawner,
-    scale: Callable[[int, int], int],
-    figures: Callable[..., Path],
-) -> None:
+    redis_url, tmp_path, spawn, scale, figures
+):
     budget = scale(3, CRASH_LIMIT)
     async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
         # Not at once: the worker says that it is ready before it dies.
@@ -128,8 +112,8 @@ async def test_a_job_that_kills_every_worker_is_given_up_after_its_crash_budget(
 
 
 async def test_recovery_after_a_kill_at_default_settings_takes_less_than_ten_seconds(
-    redis_url: str, tmp_path: Path, spawn: Spawner, figures: Callable[..., Path]
-) -> None:
+    redis_url, tmp_path, spawn, figures
+):
     async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
         victim = await ledger.worker(lock=0)
         await ledger.producer.enqueue(ledger_jobs.entry(1, seconds=0.5))
@@ -145,13 +129,7 @@ async def test_recovery_after_a_kill_at_default_settings_takes_less_than_ten_sec
     figures("stall-budget", name="recovery", recovery_seconds=round(recovery, 1))
 
 
-async def test_busy_cpus_cause_no_false_stall_at_default_settings(
-    redis_url: str,
-    tmp_path: Path,
-    spawn: Spawner,
-    scale: Callable[[int, int], int],
-    figures: Callable[..., Path],
-) -> None:
+async def test_busy_cpus_cause_no_false_stall_at_default_settings(redis_url, tmp_path, spawn, scale, figures):
     burn = [spawn.command("python3", "-c", "while True: pass") for _ in range(4)]
     try:
         async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
@@ -172,9 +150,7 @@ async def test_busy_cpus_cause_no_false_stall_at_default_settings(
     figures("stall-budget", name="cpu-load", jobs=len(entries), false_stalls=len(stalled))
 
 
-async def test_an_event_loop_blocked_longer_than_the_lock_runs_the_effect_once(
-    redis_url: str, tmp_path: Path, spawn: Spawner
-) -> None:
+async def test_an_event_loop_blocked_longer_than_the_lock_runs_the_effect_once(redis_url, tmp_path, spawn):
     """SIGSTOP freezes the whole process, lock renewal included, for longer than the lock."""
     async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
         frozen = await ledger.worker(lock=1.5)
@@ -191,17 +167,11 @@ async def test_an_event_loop_blocked_longer_than_the_lock_runs_the_effect_once(
         assert (await ledger.counts())["completed"] == 1
 
 
-async def test_redis_killed_and_restarted_loses_no_job(
-    own_redis: object,
-    tmp_path: Path,
-    spawn: Spawner,
-    scale: Callable[[int, int], int],
-    figures: Callable[..., Path],
-) -> None:
+async def test_redis_killed_and_restarted_loses_no_job(own_redis, tmp_path, spawn, scale, figures):
     # Ten jobs at once, 50 ms each: 200 a second at most, so that neither restart finds the queue empty, however
     # fast the machine is.
     jobs = scale(800, 4_000)
-    async with Ledger.open(own_redis.url, tmp_path, spawn) as ledger:  # type: ignore[attr-defined]
+    async with Ledger.open(own_redis.url, tmp_path, spawn) as ledger:
         await ledger.add(jobs, seconds=0.05)
         # AOF everysec: what was acknowledged within the last second before a crash of Redis may be gone, so the
         # jobs are on disk before the first kill.
@@ -212,7 +182,7 @@ async def test_redis_killed_and_restarted_loses_no_job(
         waiting: list[int] = []
         for mark in (jobs // 4, jobs // 2):
             await until(partial(ledger.reached, mark), 120, f"{mark} effects")
-            own_redis.restart()  # type: ignore[attr-defined]
+            own_redis.restart()
             before, began = await ledger.effects(), time.monotonic()
             waiting.append(jobs - before)
             # more than what was in flight: these were fetched after the restart

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from sqlalchemy import Column, Connection, Integer, Table, Text, event, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from harness.pipelines import JobSetup
-from harness.postgres import PostgresServer
 from harness.waiting import until
 from studyhall.patterns import store_gate
 from studyhall.patterns.core import store as store_module
@@ -112,7 +110,7 @@ async def _completed(setup: JobSetup, number: int) -> bool:
     return (await setup.counts("setup")).get("completed", 0) == number
 
 
-async def test_a_full_disk_fails_no_job_and_is_not_hammered(redis_url: str, tmp_path: Path) -> None:
+async def test_a_full_disk_fails_no_job_and_is_not_hammered(redis_url, tmp_path):
     runs = Runs()
     async with JobSetup.open(redis_url, tmp_path, jobs_for(runs.handle)) as setup:
         disk = Disk(setup)
@@ -132,9 +130,7 @@ async def test_a_full_disk_fails_no_job_and_is_not_hammered(redis_url: str, tmp_
 
 
 @pytest.mark.needs_postgres
-async def test_postgres_stopped_and_started_again_fails_no_job(
-    redis_url: str, own_postgres: PostgresServer
-) -> None:
+async def test_postgres_stopped_and_started_again_fails_no_job(redis_url, own_postgres):
     runs = Runs()
     async with JobSetup.open(redis_url, own_postgres.url, jobs_for(runs.handle)) as setup:
         await setup.producer.enqueue_many([request(n) for n in range(JOBS)])
@@ -151,8 +147,8 @@ async def test_postgres_stopped_and_started_again_fails_no_job(
 
 
 async def test_naive_an_outage_that_counts_as_failure_empties_the_queue_into_the_failed_jobs(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    redis_url, tmp_path, monkeypatch
+):
     for module in (store_module, store_gate):
         monkeypatch.setattr(module, "is_outage", lambda _error, **_options: False)
     async with JobSetup.open(redis_url, tmp_path, jobs_for(Runs().handle)) as setup:
@@ -164,7 +160,7 @@ async def test_naive_an_outage_that_counts_as_failure_empties_the_queue_into_the
             assert await setup.ended(*requests) == ["failed"] * 50
 
 
-async def test_a_cancellation_during_an_outage_is_not_a_failure(redis_url: str, tmp_path: Path) -> None:
+async def test_a_cancellation_during_an_outage_is_not_a_failure(redis_url, tmp_path):
     async def asked_to_stop(_ctx: JobContext, _payload: Work) -> None:
         raise Cancelled("the owner closed the account: " + "x" * 9_000)
 
@@ -180,7 +176,7 @@ async def test_a_cancellation_during_an_outage_is_not_a_failure(redis_url: str, 
         assert cancelled((await setup.job(request(1))).returnvalue) is not None
 
 
-async def test_a_job_older_than_its_retry_policy_survives_an_outage(redis_url: str, tmp_path: Path) -> None:
+async def test_a_job_older_than_its_retry_policy_survives_an_outage(redis_url, tmp_path):
     """`RetryPolicy.max_age` ends waiting that the job itself asks for, not an outage."""
     runs = Runs()
     jobs = JobTypes()

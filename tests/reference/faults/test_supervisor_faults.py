@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,8 +57,8 @@ def below(pid: int) -> list[int]:
 
 
 async def test_a_killed_worker_process_is_restarted_and_sigterm_ends_everything_with_exit_0(
-    redis_url: str, tmp_path: Path, spawn: Spawner, figures: Callable[..., Path]
-) -> None:
+    redis_url, tmp_path, spawn, figures
+):
     supervisor = start(spawn, redis_url, tmp_path)
     victim, sibling = (await ready(supervisor, 2))[:2]
     os.kill(victim, signal.SIGKILL)
@@ -78,9 +77,7 @@ async def test_a_killed_worker_process_is_restarted_and_sigterm_ends_everything_
     figures("parent-death", name="restart", ready_again_seconds=round(seconds, 1))
 
 
-async def test_sigterm_while_the_workers_still_start_is_exit_0_too(
-    redis_url: str, tmp_path: Path, spawn: Spawner
-) -> None:
+async def test_sigterm_while_the_workers_still_start_is_exit_0_too(redis_url, tmp_path, spawn):
     """Half started, a worker cannot handle the signal: it dies of it, which is what was asked for."""
     supervisor = start(spawn, redis_url, tmp_path)
     pids = await until(lambda: below(supervisor.pid), 30, "the first worker was started")
@@ -90,8 +87,8 @@ async def test_sigterm_while_the_workers_still_start_is_exit_0_too(
 
 
 async def test_a_killed_supervisor_takes_its_workers_and_their_embedded_server_along(
-    tmp_path: Path, spawn: Spawner, figures: Callable[..., Path]
-) -> None:
+    tmp_path, spawn, figures
+):
     """The usual children of a killed parent go on forever, unseen: that is the naive twin."""
     naive = spawn.command(
         "python3",
@@ -128,7 +125,7 @@ async def test_a_killed_supervisor_takes_its_workers_and_their_embedded_server_a
     )
 
 
-async def test_what_a_restart_cannot_cure_ends_at_once_with_exit_2(tmp_path: Path, spawn: Spawner) -> None:
+async def test_what_a_restart_cannot_cure_ends_at_once_with_exit_2(tmp_path, spawn):
     supervisor = start(spawn, "redis://127.0.0.1:1/0", tmp_path)
     assert await supervisor.exited(60) == 2
     assert any("REDIS_URL" in line for line in supervisor.lines())

@@ -46,7 +46,7 @@ def all_through(document: Any) -> bool:
     return all(stage["state"] == "completed" for stage in document["stages"])
 
 
-def test_a_document_goes_through_and_its_results_can_be_read(hall: StandingApi) -> None:
+def test_a_document_goes_through_and_its_results_can_be_read(hall):
     made = upload(hall)
     assert made.status_code == 202
     assert made.headers["location"] == made.json()["href"]
@@ -58,7 +58,7 @@ def test_a_document_goes_through_and_its_results_can_be_read(hall: StandingApi) 
     assert made.json()["id"] in [one["id"] for one in hall.client.get("/documents").json()]
 
 
-def test_who_waits_gets_the_end_and_who_is_impatient_gets_the_id(hall: StandingApi) -> None:
+def test_who_waits_gets_the_end_and_who_is_impatient_gets_the_id(hall):
     waited = upload(hall, prefer="wait=25")
     assert waited.status_code == 201
     assert waited.headers["preference-applied"] == "wait=25"
@@ -66,7 +66,7 @@ def test_who_waits_gets_the_end_and_who_is_impatient_gets_the_id(hall: StandingA
     assert upload(hall, prefer="wait=0").status_code == 202
 
 
-def test_the_same_key_is_the_same_upload_and_another_body_is_refused(hall: StandingApi) -> None:
+def test_the_same_key_is_the_same_upload_and_another_body_is_refused(hall):
     first = upload(hall, **{"idempotency-key": "upload-1"})
     again = upload(hall, **{"idempotency-key": "upload-1"})
     assert again.json() == first.json()
@@ -86,23 +86,21 @@ def test_the_same_key_is_the_same_upload_and_another_body_is_refused(hall: Stand
         (b"<!doctype html><script>alert(1)</script>", "page.txt", 415),
     ],
 )
-def test_what_a_file_is_is_told_by_its_content(
-    hall: StandingApi, content: bytes, name: str, status: int
-) -> None:
+def test_what_a_file_is_is_told_by_its_content(hall, content, name, status):
     refused = upload(hall, content, name)
     assert refused.status_code == status
     assert refused.headers["content-type"] == PROBLEM
     assert "Upload a PDF" in refused.json()["detail"]
 
 
-def test_a_document_is_its_owners_alone(hall: StandingApi) -> None:
+def test_a_document_is_its_owners_alone(hall):
     made = upload(hall, **{"x-user": "ann"}).json()
     for method, path in (("GET", ""), ("POST", "/cancel")):
         assert hall.client.request(method, made["href"] + path, headers={"x-user": "bob"}).status_code == 404
     assert hall.client.get(made["href"], headers={"x-user": "ann"}).status_code == 200
 
 
-def test_a_running_document_can_be_cancelled(hall: StandingApi) -> None:
+def test_a_running_document_can_be_cancelled(hall):
     made = upload(hall, TEXT * 20)
     stopped = hall.client.post(made.json()["href"] + "/cancel", json={"reason": "wrong file"})
     assert stopped.status_code == 200
@@ -124,7 +122,7 @@ def test_a_running_document_can_be_cancelled(hall: StandingApi) -> None:
     assert {node["job_id"]: node["state"] for node in nodes} == stages
 
 
-def test_an_order_is_taken_once_per_key_and_followed(hall: StandingApi) -> None:
+def test_an_order_is_taken_once_per_key_and_followed(hall):
     packs = {pack["id"]: pack for pack in hall.client.get("/packs").json()}
     wanted, key = {"pack_id": "biology-101", "seats": 2}, {"idempotency-key": "order-1"}
     first = hall.client.post("/orders", json=wanted, headers=key)
@@ -171,7 +169,7 @@ def follow(
     raise AssertionError(f"the stream ended: {seen}")
 
 
-def test_a_browser_that_reconnects_sees_every_event_once(hall: StandingApi) -> None:
+def test_a_browser_that_reconnects_sees_every_event_once(hall):
     start = next(iter(_first_id(hall)))
     document = upload(hall, **{"idempotency-key": f"events-{time.time_ns()}"}).json()["id"]
     first = follow(hall, document, last=start, stop_after="active")
@@ -198,7 +196,7 @@ def _first_id(hall: StandingApi) -> Iterator[str]:
             yield ident
 
 
-def test_events_are_the_owners_alone(hall: StandingApi) -> None:
+def test_events_are_the_owners_alone(hall):
     start = next(iter(_first_id(hall)))
     document = upload(hall, **{"x-user": "ann"}).json()["id"]
     hall.admin.get("/admin/queues")
@@ -210,7 +208,7 @@ def test_events_are_the_owners_alone(hall: StandingApi) -> None:
                 break
 
 
-def test_probes_and_metrics(hall: StandingApi) -> None:
+def test_probes_and_metrics(hall):
     assert hall.client.get("/healthz").json() == {"status": "ok"}
     assert hall.client.get("/readyz").json() == {"status": "ready", "problems": {}}
     text = hall.client.get("/metrics").text
@@ -218,7 +216,7 @@ def test_probes_and_metrics(hall: StandingApi) -> None:
     assert "redis_up 1" in text
 
 
-def test_admin_sees_queues_jobs_flows_and_what_each_job_went_through(hall: StandingApi) -> None:
+def test_admin_sees_queues_jobs_flows_and_what_each_job_went_through(hall):
     document = upload(hall, prefer="wait=25").json()["id"]
     queues = {row["queue"]: row for row in hall.admin.get("/admin/queues").json()["queues"]}
     assert queues["graphs"]["completed_last_minute"] >= 1
@@ -236,63 +234,7 @@ def test_admin_sees_queues_jobs_flows_and_what_each_job_went_through(hall: Stand
         assert hall.admin.get(path).status_code == 404
 
 
-def test_dead_letters_are_listed_shown_replayed_and_purged(hall: StandingApi) -> None:
-    broken = upload(hall, b"%PDF-1.7 cut off", "broken.pdf").json()["id"]
-    hall.until(f"/documents/{broken}", lambda d: d["status"] == "rejected")
-    letters: list[Any] = []
-    deadline = time.monotonic() + 30
-    while not (letters := [x for x in _letters(hall) if broken in x["job_id"]]):
-        assert time.monotonic() < deadline, "the sweep takes it to the dead letters"
-        time.sleep(0.1)
-    shown = hall.admin.get(f"/admin/dead-letters/{letters[0]['id']}").json()
-    assert shown["attempts_failed"]
-    replayed = hall.admin.post(f"/admin/dead-letters/{letters[0]['id']}/replay")
-    assert replayed.json()["job_id"] == letters[0]["job_id"]
-    again = hall.admin.post(f"/admin/dead-letters/{letters[0]['id']}/replay")
-    assert again.status_code == 409, "a letter is replayed once"
-    deadline = time.monotonic() + 30
-    while not (newer := [x for x in _letters(hall) if broken in x["job_id"]]):
-        assert time.monotonic() < deadline, "it dies again"
-        time.sleep(0.1)
-    many = hall.admin.post("/admin/dead-letters/replay", json={"ids": [newer[0]["id"], "nonsense"]})
-    assert many.status_code == 202
-    done: Any = {}
-    deadline = time.monotonic() + 30
-    while (done := hall.admin.get(many.json()["href"]).json())["state"] == "running":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert done["replayed"] == [letters[0]["job_id"]]
-    assert "nonsense" in done["refused"]
-    for wrong in ({}, {"ids": ["a"], "every": True}, {"ids": ["a"], "per_second": 0}):
-        assert hall.admin.post("/admin/dead-letters/replay", json=wrong).status_code == 422
-    assert hall.admin.post("/admin/dead-letters/purge", json={"older_than_days": 0}).status_code == 422
-    purged = hall.admin.post("/admin/dead-letters/purge", json={"older_than_days": 0, "confirm": "purge"})
-    assert purged.json()["purged"] >= 2
-
-
-def _letters(hall: StandingApi) -> list[Any]:
-    found: list[Any] = hall.admin.get("/admin/dead-letters").json()["dead_letters"]
-    return found
-
-
-def test_a_stuck_saga_is_repaired_with_a_name_and_a_note(hall: StandingApi) -> None:
-    order = hall.client.post("/orders", json={"pack_id": "history-1848"}, headers={"x-user": "saga"}).json()[
-        "id"
-    ]
-    assert order in [one["id"] for one in hall.admin.get("/admin/sagas").json()]
-    shown = hall.admin.get(f"/admin/sagas/{order}").json()
-    assert [step["name"] for step in shown["steps"]] == ["place-order", "reserve-seats", "charge", "confirm"]
-    repair = {"action": "compensate", "by": "ann", "note": "customer called"}
-    repaired = hall.admin.post(f"/admin/sagas/{order}/repair", json=repair)
-    assert repaired.json()["state"] == "compensating"
-    assert "customer called" in str(repaired.json()["history"])
-    assert hall.admin.post(f"/admin/sagas/{order}/repair", json={**repair, "note": ""}).status_code == 422
-    assert hall.admin.post("/admin/sagas/none/repair", json=repair).status_code == 404
-    wrong = {**repair, "action": "mark", "step": "charge", "outcome": "done"}
-    assert hall.admin.post(f"/admin/sagas/{order}/repair", json=wrong).status_code == 409
-
-
-def test_outbox_breakers_and_limits_can_be_looked_at(hall: StandingApi) -> None:
+def test_outbox_breakers_and_limits_can_be_looked_at(hall):
     hall.client.post("/orders", json={"pack_id": "biology-101"}, headers={"x-user": "outbox"})
     outbox = hall.admin.get("/admin/outbox").json()
     assert outbox["waiting"] >= 1, "no relay runs here"
@@ -305,7 +247,7 @@ def test_outbox_breakers_and_limits_can_be_looked_at(hall: StandingApi) -> None:
     assert hall.admin.post("/admin/outbox/quarantine", json=discard).status_code == 422
 
 
-def test_the_api_describes_itself_without_another_host(hall: StandingApi) -> None:
+def test_the_api_describes_itself_without_another_host(hall):
     page = hall.client.get("/docs")
     assert page.status_code == 200
     assert "/documents/{document_id}/cancel" in page.text
@@ -315,7 +257,7 @@ def test_the_api_describes_itself_without_another_host(hall: StandingApi) -> Non
     assert "/interactions" in hall.client.get("/openapi.json").json()["paths"]
 
 
-def test_every_error_is_a_problem(hall: StandingApi) -> None:
+def test_every_error_is_a_problem(hall):
     for response in (
         hall.client.get("/nowhere.json"),
         hall.client.delete("/documents"),

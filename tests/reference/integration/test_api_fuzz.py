@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.api import TOKEN, standing_api
-from harness.processes import Spawner
 
 pytestmark = pytest.mark.slow
 
 
 def test_no_request_made_from_the_openapi_document_is_answered_with_a_server_error(
-    spawn: Spawner, redis_url: str, tmp_path: Path, seed: int, scale: Callable[..., Any]
-) -> None:
+    spawn, redis_url, tmp_path, seed, scale
+):
     settings = {"request_rate": "100000", "queue_depth": "0", "log_level": "warning"}
     with standing_api(tmp_path, redis_url, worker=False, **settings) as hall:
         count = len(hall.client.get("/openapi.json").json()["paths"])

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -23,7 +22,6 @@ from starlette.routing import Route
 
 from harness.api import TOKEN, StandingApi, api_at, standing_api
 from harness.ports import free_port
-from harness.processes import Spawner
 from harness.redis import RedisServer
 from harness.waiting import until, until_sync
 from queuesmith.console import gate
@@ -46,9 +44,7 @@ def api(tmp_path_factory: pytest.TempPathFactory, redis: RedisServer) -> Iterato
         yield standing
 
 
-def test_guessing_the_admin_token_is_answered_429_and_a_right_guess_is_not_told(
-    tmp_path: Path, redis: RedisServer
-) -> None:
+def test_guessing_the_admin_token_is_answered_429_and_a_right_guess_is_not_told(tmp_path, redis):
     with standing_api(tmp_path, redis.url, worker=False) as api:
         guesses = [
             api.client.get("/admin/queues", headers={"authorization": f"Bearer guess {number}"}).status_code
@@ -70,18 +66,18 @@ def _orders(api: StandingApi, forwarded: Iterator[str]) -> list[int]:
     ]
 
 
-def test_a_forwarded_address_does_not_get_around_the_rate_limit(api: StandingApi) -> None:
+def test_a_forwarded_address_does_not_get_around_the_rate_limit(api):
     assert 429 in _orders(api, (f"10.0.0.{number}" for number in range(40)))
 
 
-def test_a_trusted_proxy_says_who_the_client_is(tmp_path: Path, redis: RedisServer) -> None:
+def test_a_trusted_proxy_says_who_the_client_is(tmp_path, redis):
     options = {"request_rate": "2", "trusted_proxies": "127.0.0.1"}
     with standing_api(tmp_path, redis.url, worker=False, **options) as behind:
         assert set(_orders(behind, (f"10.0.0.{number}" for number in range(40)))) == {422}
         assert 429 in _orders(behind, ("10.0.0.99" for _ in range(40)))
 
 
-def test_listening_beyond_loopback_says_that_anybody_may_be_anybody(api: StandingApi, tmp_path: Path) -> None:
+def test_listening_beyond_loopback_says_that_anybody_may_be_anybody(api, tmp_path):
     port = api.url.rpartition(":")[2]  # taken: it says so and ends before it listens
     command = [sys.executable, "-m", "studyhall", "api", "--host", "0.0.0.0", "--port", port]
     done = subprocess.run(
@@ -91,7 +87,7 @@ def test_listening_beyond_loopback_says_that_anybody_may_be_anybody(api: Standin
     assert "cannot listen" in done.stderr
 
 
-def test_event_streams_are_limited_per_client_and_a_closed_one_makes_room(api: StandingApi) -> None:
+def test_event_streams_are_limited_per_client_and_a_closed_one_makes_room(api):
     with contextlib.ExitStack() as readers:
         for _ in range(3):
             stream = readers.enter_context(api.client.stream("GET", "/events"))
@@ -112,7 +108,7 @@ def test_event_streams_are_limited_per_client_and_a_closed_one_makes_room(api: S
         time.sleep(0.05)
 
 
-def test_half_sent_requests_beyond_the_limit_are_refused_and_gone_ones_make_room(api: StandingApi) -> None:
+def test_half_sent_requests_beyond_the_limit_are_refused_and_gone_ones_make_room(api):
     """uvicorn's own limit keeps every connection that has not sent a whole request."""
     address = ("127.0.0.1", int(api.url.rpartition(":")[2]))
     with contextlib.ExitStack() as held:
@@ -134,9 +130,7 @@ def answers(url: str) -> bool:
         return False
 
 
-async def test_the_api_stops_at_once_on_sigterm_while_a_client_reads_its_events(
-    spawn: Spawner, tmp_path: Path, redis: RedisServer
-) -> None:
+async def test_the_api_stops_at_once_on_sigterm_while_a_client_reads_its_events(spawn, tmp_path, redis):
     """The stream ends with its last chunk, as every answer does. It was cut off when the grace of 3 s was over."""
     async with api_at(spawn, tmp_path / "data", redis.url) as api:
         async with api.client.stream("GET", "/events") as stream:
@@ -197,7 +191,7 @@ def _handlers() -> dict[Any, Any]:
 HEAD = b"POST /echo HTTP/1.1\r\nHost: localhost\r\n"
 
 
-async def test_a_request_whose_headers_trickle_in_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_whose_headers_trickle_in_is_not_waited_for(monkeypatch):
     async with impatient_server(monkeypatch) as port, asyncio.timeout(30):
         for first in (b"", HEAD + b"Content-Length: 0\r\n\r\n"):  # at once, and on a connection kept alive
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -214,7 +208,7 @@ async def test_a_request_whose_headers_trickle_in_is_not_waited_for(monkeypatch:
             writer.close()
 
 
-async def test_a_body_that_stops_coming_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_stops_coming_is_answered_408(monkeypatch):
     async with impatient_server(monkeypatch) as port, asyncio.timeout(30):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(HEAD + b"Content-Length: 100\r\n\r\nhalf of it")
@@ -222,7 +216,7 @@ async def test_a_body_that_stops_coming_is_answered_408(monkeypatch: pytest.Monk
         writer.close()
 
 
-async def test_headers_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_headers_without_end_are_refused(monkeypatch):
     async with impatient_server(monkeypatch) as port, asyncio.timeout(30):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(HEAD + b"X-Long: " + b"x" * (2 * impatient.MAX_HEADERS))
@@ -231,7 +225,7 @@ async def test_headers_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) 
         writer.close()
 
 
-async def test_a_slow_answer_is_not_mistaken_for_a_slow_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_answer_is_not_mistaken_for_a_slow_request(monkeypatch):
     async with impatient_server(monkeypatch) as port, httpx2.AsyncClient() as client:
         answers = [
             await client.post(f"http://localhost:{port}/echo", content=b"x" * size)

@@ -57,7 +57,7 @@ def slug(response: Any) -> str:
     return str(response.json()["type"]).rpartition(":")[2]
 
 
-def test_only_signed_and_fresh_interactions_are_read(hall: StandingApi) -> None:
+def test_only_signed_and_fresh_interactions_are_read(hall):
     def post(body: bytes, headers: dict[str, str]) -> Any:
         return hall.client.post("/interactions", content=body, headers=headers)
 
@@ -77,7 +77,7 @@ def test_only_signed_and_fresh_interactions_are_read(hall: StandingApi) -> None:
         assert refused.status_code == 422, "signed nonsense is refused, not an error of ours"
 
 
-def test_admin_needs_the_token_in_its_header(hall: StandingApi) -> None:
+def test_admin_needs_the_token_in_its_header(hall):
     for headers in (
         {},
         {"authorization": "Bearer wrong"},
@@ -96,7 +96,7 @@ def test_admin_needs_the_token_in_its_header(hall: StandingApi) -> None:
     assert "set-cookie" not in allowed.headers
 
 
-def test_a_token_in_the_address_is_refused_even_with_the_right_header(hall: StandingApi) -> None:
+def test_a_token_in_the_address_is_refused_even_with_the_right_header(hall):
     for path in ("/admin/queues", "/events", "/", "/documents"):
         for name in ("token", "access_token", "Admin_Token"):
             refused = hall.admin.get(path, params={name: TOKEN})
@@ -105,7 +105,7 @@ def test_a_token_in_the_address_is_refused_even_with_the_right_header(hall: Stan
             assert TOKEN not in refused.text
 
 
-def test_another_site_cannot_make_a_browser_act(hall: StandingApi) -> None:
+def test_another_site_cannot_make_a_browser_act(hall):
     for headers in (
         {"origin": "https://evil.example"},
         {"origin": "null"},
@@ -135,7 +135,7 @@ def test_another_site_cannot_make_a_browser_act(hall: StandingApi) -> None:
         ("\u202egnp.md", None),
     ],
 )
-def test_file_names_are_shown_and_never_opened(hall: StandingApi, name: str, shown: str | None) -> None:
+def test_file_names_are_shown_and_never_opened(hall, name, shown):
     before = {path for path in hall.data_dir.parent.rglob("*") if "blobs" not in path.parts}
     made = upload(hall, name)
     assert made.status_code == 202
@@ -148,7 +148,7 @@ def test_file_names_are_shown_and_never_opened(hall: StandingApi, name: str, sho
     assert all(len(path.name) == 32 for path in blobs), "names of our own making only"
 
 
-def test_a_zip_bomb_is_refused_and_hurts_nobody(hall: StandingApi) -> None:
+def test_a_zip_bomb_is_refused_and_hurts_nobody(hall):
     bomb = io.BytesIO()
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("[Content_Types].xml", "<Types/>")
@@ -161,7 +161,7 @@ def test_a_zip_bomb_is_refused_and_hurts_nobody(hall: StandingApi) -> None:
     hall.until(fine.json()["href"], lambda d: d["stages"][0]["state"] == "completed")
 
 
-def test_bodies_are_limited_while_they_stream(hall: StandingApi) -> None:
+def test_bodies_are_limited_while_they_stream(hall):
     assert upload(hall, "x.md", b"word " * (LIMIT // 4)).status_code == 413
     sent = 0
 
@@ -183,9 +183,7 @@ def test_bodies_are_limited_while_they_stream(hall: StandingApi) -> None:
     assert hall.client.get("/healthz").status_code == 200
 
 
-def test_what_people_send_reaches_neither_the_logs_nor_the_jobs(
-    hall: StandingApi, server: RedisServer
-) -> None:
+def test_what_people_send_reaches_neither_the_logs_nor_the_jobs(hall, server):
     secret = "hunter2-hunter2-hunter2"
     hall.client.get("/admin/queues", headers={"authorization": f"Bearer {secret}"})
     hall.client.get("/documents", params={"token": secret})
@@ -205,7 +203,7 @@ def test_what_people_send_reaches_neither_the_logs_nor_the_jobs(
     assert secret not in dumped
 
 
-def test_pages_may_load_and_talk_to_nobody_else(hall: StandingApi) -> None:
+def test_pages_may_load_and_talk_to_nobody_else(hall):
     for path in ("/docs", "/openapi.json", "/documents", "/"):
         headers = hall.client.get(path).headers
         policy = headers["content-security-policy"]
@@ -217,7 +215,7 @@ def test_pages_may_load_and_talk_to_nobody_else(hall: StandingApi) -> None:
         assert "server" not in headers
 
 
-def test_without_a_token_admin_is_off_and_without_a_key_chat_is(bare: StandingApi) -> None:
+def test_without_a_token_admin_is_off_and_without_a_key_chat_is(bare):
     for path in ("/admin/queues", "/admin/dead-letters", "/admin/events", "/admin/sagas"):
         for headers in ({}, {"authorization": "Bearer x"}, {"authorization": "Bearer None"}):
             refused = bare.client.get(path, headers=headers)
@@ -227,7 +225,7 @@ def test_without_a_token_admin_is_off_and_without_a_key_chat_is(bare: StandingAp
     assert slug(bare.client.post("/interactions", content=body, headers=headers)) == "chat-off"
 
 
-def test_a_full_queue_and_a_busy_client_are_told_when_to_come_back(bare: StandingApi) -> None:
+def test_a_full_queue_and_a_busy_client_are_told_when_to_come_back(bare):
     statuses: list[int] = []
     full: Any = None
     for number in range(40):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.pipelines import full_pipeline, full_producer
-from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work
 from studyhall.patterns import dead_letter
@@ -63,9 +61,7 @@ async def depth(producer: Producer) -> int:
     return sum(counts[state] for state in ("waiting", "prioritized", "delayed", "waiting-children"))
 
 
-async def test_queue_stays_within_its_depth_however_many_ask(
-    redis_url: str, scale: Callable[[int, int], int], figures: Callable[..., Path]
-) -> None:
+async def test_queue_stays_within_its_depth_however_many_ask(redis_url, scale, figures):
     """Nobody works. Every producer without a limit is let in, until Redis is full."""
     asked, limit = scale(2_000, 20_000), 500
     refused: list[float] = []
@@ -104,7 +100,7 @@ async def test_queue_stays_within_its_depth_however_many_ask(
     assert looks < kept + 100, "it asked the server for every refusal"
 
 
-async def test_several_producers_pass_the_limit_by_no_more_than_one_look_apart(redis_url: str) -> None:
+async def test_several_producers_pass_the_limit_by_no_more_than_one_look_apart(redis_url):
     async with (
         producer_at(redis_url, Limits(depth=100), cache=0.2) as one,
         producer_at(redis_url, Limits(depth=100), cache=0.2) as two,
@@ -120,7 +116,7 @@ async def test_several_producers_pass_the_limit_by_no_more_than_one_look_apart(r
         assert 100 <= await depth(one) <= 200
 
 
-async def test_every_state_that_fills_redis_counts(redis_url: str) -> None:
+async def test_every_state_that_fills_redis_counts(redis_url):
     async with producer_at(redis_url, Limits(depth=6)) as producer:
         queue, admission = producer.queue("work"), producer.admission
         assert isinstance(admission, Admission)
@@ -134,7 +130,7 @@ async def test_every_state_that_fills_redis_counts(redis_url: str) -> None:
         assert (await admission.load("work")).depth == 4
 
 
-async def test_flow_is_refused_as_a_whole_when_one_of_its_queues_is_full(redis_url: str) -> None:
+async def test_flow_is_refused_as_a_whole_when_one_of_its_queues_is_full(redis_url):
     async with producer_at(redis_url, {"other": Limits(depth=1)}) as producer:
         await producer.enqueue(request("first", name="other"))
         with pytest.raises(Overloaded, match="other"):
@@ -143,7 +139,7 @@ async def test_flow_is_refused_as_a_whole_when_one_of_its_queues_is_full(redis_u
         await producer.enqueue(request("a queue without limits"))
 
 
-async def test_late_work_closes_the_door_for_its_own_priority_and_below(redis_url: str) -> None:
+async def test_late_work_closes_the_door_for_its_own_priority_and_below(redis_url):
     """The oldest job of all is found, also behind newer ones of a higher priority."""
     async with producer_at(redis_url, Limits(age=0.5), cache=0.05) as producer:
         await producer.enqueue(request("old", priority="normal"))
@@ -166,7 +162,7 @@ async def test_late_work_closes_the_door_for_its_own_priority_and_below(redis_ur
         assert load.oldest(Priority.CRITICAL) < load.oldest(Priority.NORMAL)
 
 
-async def test_jobs_that_wait_by_their_own_wish_are_not_late(redis_url: str, tmp_path: Path) -> None:
+async def test_jobs_that_wait_by_their_own_wish_are_not_late(redis_url, tmp_path):
     """Delayed until later, or sent back by a rate limit: that is no sign of workers that cannot keep up."""
     async with producer_at(redis_url, None) as producer:
         admission = Admission(producer.redis, Limits())
@@ -177,15 +173,15 @@ async def test_jobs_that_wait_by_their_own_wish_are_not_late(redis_url: str, tmp
         ready = "local m = redis.call('ZRANGE', KEYS[1], 0, 0)[1] redis.call('ZREM', KEYS[1], m) \
                  redis.call('HSET', KEYS[3] .. m, 'delay', 0) redis.call('ZADD', KEYS[2], 4294967296000, m)"
         keys = [queue.toKey(name) for name in ("delayed", "prioritized", "")]
-        await producer.redis.eval(ready, 3, *keys)  # type: ignore[misc]
+        await producer.redis.eval(ready, 3, *keys)
         waited = (await admission.load("work")).oldest()
         assert waited < time.time() - added - 0.95, "the second before it was due does not count"
-        await producer.redis.hset(queue.toKey("work.k-delayed"), "ats", 1)  # type: ignore[misc]
+        await producer.redis.hset(queue.toKey("work.k-delayed"), "ats", 1)
         assert (await admission.load("work")).oldest() == 0.0
 
 
 @pytest.mark.fault
-async def test_admission_without_redis_fails_as_fast_as_the_add_itself(own_redis: RedisServer) -> None:
+async def test_admission_without_redis_fails_as_fast_as_the_add_itself(own_redis):
     async with producer_at(own_redis.url, Limits()) as producer:
         await producer.enqueue(request(1))
         own_redis.pause()
@@ -202,9 +198,7 @@ async def test_admission_without_redis_fails_as_fast_as_the_add_itself(own_redis
         await producer.enqueue(request(2))
 
 
-async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(
-    redis_url: str, tmp_path: Path, figures: Callable[..., Path]
-) -> None:
+async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(redis_url, tmp_path, figures):
     """It waited longer than it was worth: not run, counted, in the dead letters with its reason."""
     ran: list[str] = []
 
@@ -235,8 +229,8 @@ async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(
 
 
 async def test_a_worker_whose_clock_is_an_hour_ahead_drops_nothing_that_is_fresh(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    redis_url, tmp_path, monkeypatch
+):
     ran: list[str] = []
 
     async def note(ctx: JobContext, _payload: Work) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.waiting import until
-from harness.workers import at_work, counts, queue_at, stock_at_work
+from harness.workers import at_work, counts, queue_at, stock_at_work, until_counts
 
 
 async def nothing(job: Any, token: str) -> None:
@@ -252,11 +252,7 @@ async def test_a_listener_that_raises_does_not_cost_the_job(redis_url):
         await stock_queue.add("job", {})
         await our_queue.add("job", {})
         await until(our_queue.getCompletedCount, 10, "our job to complete")
-
-        async def stranded() -> bool:
-            return await counts(stock_queue) == {"active": 1}
-
-        await until(stranded, 10, "stock's job to be stranded")
+        await until_counts(stock_queue, {"active": 1}, 10, "stock's job to be stranded")
     assert ran == ["ours"]
     assert [str(error) for error in reported] == ["listener"]
 

@@ -10,7 +10,7 @@ import pytest
 from bullmq import AbortError, AbortSignal
 
 from harness.waiting import until
-from harness.workers import at_work, counts, queue_at
+from harness.workers import at_work, counts, queue_at, until_counts
 from studyhall.patterns.bullmq_worker.worker import LOCK_LOST
 
 
@@ -131,11 +131,7 @@ async def test_jitter_spreads_the_backoff(redis_url):
         await queue.addBulk(
             [{"name": "job", "data": {}, "opts": {"attempts": 2, "backoff": backoff}}] * 30,
         )
-
-        async def delayed() -> bool:
-            return await counts(queue) == {"delayed": 30}
-
-        await until(delayed, 20, "all to be delayed")
+        await until_counts(queue, {"delayed": 30}, 20, "all to be delayed")
         delays = [int(job.delay) for job in await queue.getDelayed()]
     assert all(300_000 <= delay <= 600_000 for delay in delays)
     assert len(set(delays)) > 20
@@ -194,11 +190,7 @@ async def test_a_paused_worker_takes_nothing_until_it_is_resumed(redis_url):
         async with at_work(
             "q", nothing, url=redis_url
         ) as other:  # and it takes no wake-up calls from the others
-
-            async def five_done() -> bool:
-                return await counts(queue) == {"active": 1, "completed": 5}
-
-            await until(five_done, 10, "the other worker to do five")
+            await until_counts(queue, {"active": 1, "completed": 5}, 10, "the other worker to do five")
             assert not pausing.done(), "the long job still runs"
             await other.drain(5)
         go.set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,9 +214,7 @@ class Work(Payload):
     n: int = 0
 
 
-async def test_a_foreign_job_ends_in_one_visible_state_in_the_pipeline_too(
-    redis_url: str, redis_server: Any, tmp_path: Path
-) -> None:
+async def test_a_foreign_job_ends_in_one_visible_state_in_the_pipeline_too(redis_url, redis_server, tmp_path):
     async def nothing(_ctx: JobContext, _payload: Work) -> None: ...
 
     jobs = JobTypes()

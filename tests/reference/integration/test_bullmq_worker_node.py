@@ -12,7 +12,7 @@ import pytest
 from bullmq import FlowProducer, Queue
 
 from harness.waiting import until
-from harness.workers import at_work, counts, queue_at
+from harness.workers import at_work, counts, queue_at, until_counts
 from studyhall.patterns.bullmq_worker import FailPermanently
 from studyhall.patterns.core.connections import producer_client
 
@@ -127,11 +127,7 @@ async def test_node_and_our_worker_share_a_queue(redis_url, peer):
         queue_at(redis_url, "to-node") as queue,
     ):
         await queue.addBulk([{"name": "shared", "data": {"n": n}} for n in range(300)])
-
-        async def done() -> bool:
-            return await counts(queue) == {"completed": 300}
-
-        await until(done, 60, "all to complete")
+        await until_counts(queue, {"completed": 300}, 60, "all to complete")
     theirs = node.said("start")
     assert len(ours) + len(theirs) == 300
     assert ours

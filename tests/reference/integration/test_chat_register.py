@@ -9,7 +9,7 @@ from studyhall.cli_chat import register
 from studyhall.patterns.core.errors import Permanent
 
 
-async def test_a_shaky_platform_is_asked_again_and_a_refusal_is_told() -> None:
+async def test_a_shaky_platform_is_asked_again_and_a_refusal_is_told():
     async with AIServer() as platform:
         platform.will(Reply(503), Drop(), Reply(429, headers={"retry-after": "0.1"}), Reply(200, []))
         await register(platform.url, "app-1", "bot-token")

@@ -7,11 +7,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from studyhall.patterns import checkpoint
-from studyhall.patterns.checkpoint import CheckpointTooLarge, Overtaken, checkpoints
+from studyhall.patterns.checkpoint import CheckpointTooLarge, Overtaken
 from studyhall.patterns.core.execution import JobContext
 from studyhall.patterns.core.job import Decision, Outcome
 from studyhall.patterns.core.store import begin
@@ -22,18 +21,7 @@ async def save(store: AsyncEngine, key: str, state: object, run: int) -> None:
         await checkpoint.save(tx, key, state, run)
 
 
-async def test_the_last_state_comes_back_and_a_closed_one_does_not(store: AsyncEngine) -> None:
-    assert await checkpoint.claim(store, "k", 1) is None
-    await save(store, "k", {"next": 100}, 1)
-    await save(store, "k", {"next": 200}, 1)
-    assert await checkpoint.claim(store, "k", 2) == {"next": 200}
-    assert await checkpoint.claim(store, "other", 2) is None
-    async with begin(store) as tx:
-        await checkpoint.close(tx, "k", 2)
-    assert await checkpoint.claim(store, "k", 3) is None
-
-
-async def test_an_earlier_run_can_neither_save_nor_close_nor_begin(store: AsyncEngine) -> None:
+async def test_an_earlier_run_can_neither_save_nor_close_nor_begin(store):
     await save(store, "k", {"next": 100}, 1)
     assert await checkpoint.claim(store, "k", 2) == {"next": 100}
     with pytest.raises(Overtaken):
@@ -46,7 +34,7 @@ async def test_an_earlier_run_can_neither_save_nor_close_nor_begin(store: AsyncE
     assert await checkpoint.claim(store, "k", 2) == {"next": 100}
 
 
-async def test_a_run_that_wakes_up_after_the_work_was_finished_cannot_save(store: AsyncEngine) -> None:
+async def test_a_run_that_wakes_up_after_the_work_was_finished_cannot_save(store):
     await checkpoint.claim(store, "k", 2)
     async with begin(store) as tx:
         await checkpoint.close(tx, "k", 2)
@@ -54,7 +42,7 @@ async def test_a_run_that_wakes_up_after_the_work_was_finished_cannot_save(store
         await save(store, "k", {"next": 1}, 1)
 
 
-async def test_a_refused_save_rolls_the_rows_of_its_batch_back(store: AsyncEngine) -> None:
+async def test_a_refused_save_rolls_the_rows_of_its_batch_back(store):
     await checkpoint.claim(store, "k", 2)
 
     async def stale_batch() -> None:
@@ -67,7 +55,7 @@ async def test_a_refused_save_rolls_the_rows_of_its_batch_back(store: AsyncEngin
     assert await checkpoint.claim(store, "a row of the batch", 2) is None
 
 
-async def test_of_many_runs_that_save_at_once_the_latest_wins(store: AsyncEngine) -> None:
+async def test_of_many_runs_that_save_at_once_the_latest_wins(store):
     results = await asyncio.gather(
         *(save(store, "k", {"run": run}, run) for run in range(1, 21)), return_exceptions=True
     )
@@ -80,22 +68,13 @@ def fence(created_ms: int, starts: int) -> int:
     return JobContext(job, "", None, lambda run, error: Decision(Outcome.RETRY, "")).fence
 
 
-def test_every_start_has_a_higher_fence_and_so_has_a_replayed_job() -> None:
+def test_every_start_has_a_higher_fence_and_so_has_a_replayed_job():
     created = int(time.time() * 1000)
     assert fence(created, 1) < fence(created, 2) < fence(created + 1, 1)
     assert fence(created, 10**9) < fence(created + 1, 1)
     assert fence(created * 10, 99_999) < 2**63, "fits a bigint for the next two thousand years"
 
 
-async def test_a_state_that_carries_the_work_is_refused(store: AsyncEngine) -> None:
+async def test_a_state_that_carries_the_work_is_refused(store):
     with pytest.raises(CheckpointTooLarge, match="save a position"):
         await save(store, "k", "x" * 1_000_001, 1)
-
-
-async def test_purge_forgets_what_nobody_will_resume(store: AsyncEngine) -> None:
-    await save(store, "old", 1, 1)
-    async with begin(store) as tx:
-        await tx.execute(update(checkpoints).values(saved_at=time.time() - 100))
-    await save(store, "young", 1, 1)
-    assert await checkpoint.purge(store, 50) == 1
-    assert await checkpoint.claim(store, "young", 1) == 1

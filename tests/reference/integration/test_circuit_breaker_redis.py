@@ -36,7 +36,7 @@ async def state(breaker: CircuitBreaker) -> str:
     return (await breaker.state()).state
 
 
-async def test_opens_after_so_many_failures_and_closes_after_a_good_probe(redis: Redis) -> None:
+async def test_opens_after_so_many_failures_and_closes_after_a_good_probe(redis):
     breaker = CircuitBreaker(redis, "p", failures=3, cooldown=0.3)
     await fail(breaker, Transient(), 2)
     assert await state(breaker) == "closed"
@@ -56,7 +56,7 @@ async def _half_open(breaker: CircuitBreaker) -> bool:
     return await state(breaker) == "half-open"
 
 
-async def test_failed_probe_opens_again_and_only_one_of_many_callers_probes(redis: Redis) -> None:
+async def test_failed_probe_opens_again_and_only_one_of_many_callers_probes(redis):
     breakers = [CircuitBreaker(redis, "p", failures=1, cooldown=0.2) for _ in range(3)]
     await fail(breakers[0], Transient())
     for verdict in (Transient(), None):
@@ -80,7 +80,7 @@ async def test_failed_probe_opens_again_and_only_one_of_many_callers_probes(redi
         assert await state(breakers[1]) == ("open" if verdict else "closed")
 
 
-async def test_refused_job_waits_and_spends_no_attempt(redis: Redis) -> None:
+async def test_refused_job_waits_and_spends_no_attempt(redis):
     breaker = CircuitBreaker(redis, "p", failures=1)
     await fail(breaker, Transient())
     with pytest.raises(BreakerOpen) as refused:
@@ -90,7 +90,7 @@ async def test_refused_job_waits_and_spends_no_attempt(redis: Redis) -> None:
     assert (decision.outcome, decision.consume_attempt) == (Outcome.SNOOZED, False)
 
 
-async def test_callers_faults_and_answers_do_not_open_it(redis: Redis) -> None:
+async def test_callers_faults_and_answers_do_not_open_it(redis):
     breaker = CircuitBreaker(redis, "p", failures=2)
     for error in (
         Permanent(),
@@ -103,7 +103,7 @@ async def test_callers_faults_and_answers_do_not_open_it(redis: Redis) -> None:
     assert await state(breaker) == "closed"
 
 
-async def test_a_probe_that_proves_nothing_leaves_the_place_to_the_next(redis: Redis) -> None:
+async def test_a_probe_that_proves_nothing_leaves_the_place_to_the_next(redis):
     breaker = CircuitBreaker(redis, "p", failures=1, cooldown=0.1)
     await fail(breaker, Transient())
     await until(lambda: _half_open(breaker), 5, "half-open")
@@ -113,7 +113,7 @@ async def test_a_probe_that_proves_nothing_leaves_the_place_to_the_next(redis: R
     assert await state(breaker) == "closed"
 
 
-async def test_slow_calls_count_also_when_a_deadline_cancels_them(redis: Redis) -> None:
+async def test_slow_calls_count_also_when_a_deadline_cancels_them(redis):
     breaker = CircuitBreaker(redis, "p", failures=2, slow=0.05)
     await breaker.call(asyncio.sleep, 0.1)
     with pytest.raises(TimeoutError):
@@ -122,7 +122,7 @@ async def test_slow_calls_count_also_when_a_deadline_cancels_them(redis: Redis) 
     assert await state(breaker) == "open"
 
 
-async def test_few_failures_among_many_good_calls_do_not_open_it(redis: Redis) -> None:
+async def test_few_failures_among_many_good_calls_do_not_open_it(redis):
     breaker = CircuitBreaker(redis, "p", failures=3)
     for _ in range(10):
         await breaker.call(asyncio.sleep, 0)
@@ -132,7 +132,7 @@ async def test_few_failures_among_many_good_calls_do_not_open_it(redis: Redis) -
     assert await state(breaker) == "open", "half of the calls fail"
 
 
-async def test_failures_older_than_the_window_are_forgotten(redis: Redis) -> None:
+async def test_failures_older_than_the_window_are_forgotten(redis):
     breaker = CircuitBreaker(redis, "p", failures=2, window=0.3)
     await fail(breaker, Transient())
     await asyncio.sleep(0.5)
@@ -142,7 +142,7 @@ async def test_failures_older_than_the_window_are_forgotten(redis: Redis) -> Non
     assert await state(breaker) == "open"
 
 
-async def test_results_of_calls_from_before_it_opened_count_for_nothing(redis: Redis) -> None:
+async def test_results_of_calls_from_before_it_opened_count_for_nothing(redis):
     breaker = CircuitBreaker(redis, "p", failures=1, cooldown=0.1)
     gates = [asyncio.Event() for _ in range(2)]
 
@@ -167,9 +167,7 @@ async def test_results_of_calls_from_before_it_opened_count_for_nothing(redis: R
     assert await state(breaker) == "closed", "a call from before must not open it"
 
 
-async def test_one_breaker_serves_nested_and_concurrent_calls(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_breaker_serves_nested_and_concurrent_calls(redis_url, monkeypatch):
     # Patient, and refusing: on a busy machine an answer can take more than a second, which the default takes for an
     # outage, lets the call go and rightly does not count.
     monkeypatch.setattr(circuit_breaker, "ANSWER_SECONDS", 60.0)
@@ -188,6 +186,6 @@ async def test_one_breaker_serves_nested_and_concurrent_calls(
 
 
 @pytest.mark.parametrize("wrong", [{"failures": 0}, {"cooldown": 0}, {"share": 2}, {"lease": -1}])
-async def test_limits_that_make_no_sense_are_refused(redis: Redis, wrong: dict[str, Any]) -> None:
+async def test_limits_that_make_no_sense_are_refused(redis, wrong):
     with pytest.raises(ValueError, match="need failures"):
         CircuitBreaker(redis, "p", **wrong)

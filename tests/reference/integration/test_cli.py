@@ -68,9 +68,7 @@ def studyhall(
     return run
 
 
-def test_the_ready_line_of_a_worker_names_its_server_without_the_password(
-    spawn: Spawner, make_redis: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_ready_line_of_a_worker_names_its_server_without_the_password(spawn, make_redis, tmp_path):
     server = make_redis(requirepass="a-very-secret-word")
     env = {"REDIS_URL": server.url, "STUDYHALL_GRACE_SECONDS": "0"}
     started = spawn("studyhall", "worker", "--processes", 1, "--data-dir", tmp_path, env=env)
@@ -81,7 +79,7 @@ def test_the_ready_line_of_a_worker_names_its_server_without_the_password(
     assert "a-very-secret-word" not in started.log.read_text()
 
 
-def test_what_a_command_writes_is_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_command_writes_is_for_its_user_alone(tmp_path, monkeypatch):
     """A fresh folder, the usual umask, nothing configured: database, uploads, keys and the embedded server."""
     monkeypatch.delenv("REDIS_URL", raising=False)
     data, sample = tmp_path / "data", next(SAMPLES.glob("*.md"))
@@ -101,7 +99,7 @@ def worker(spawn: Spawner, redis_url: str, tmp_path: Path) -> Any:
     return started
 
 
-def test_help_names_every_command_and_each_has_its_own(studyhall: Command) -> None:
+def test_help_names_every_command_and_each_has_its_own(studyhall):
     top = studyhall("--help", data_dir=False)
     assert top.code == 0
     for name in ("worker", "submit", "status", "dlq", "cleanup", "demo"):
@@ -111,15 +109,13 @@ def test_help_names_every_command_and_each_has_its_own(studyhall: Command) -> No
     assert studyhall("sbmit", data_dir=False).code == 2
 
 
-def test_status_of_nothing_says_what_to_do_next(studyhall: Command) -> None:
+def test_status_of_nothing_says_what_to_do_next(studyhall):
     said = studyhall("status")
     assert (said.code, "studyhall submit" in said.out) == (0, True)
     assert studyhall("status", "--json").json == []
 
 
-def test_submit_refuses_what_it_cannot_take(
-    studyhall: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_submit_refuses_what_it_cannot_take(studyhall, tmp_path, monkeypatch):
     missing = studyhall("submit", tmp_path / "nowhere.md")
     assert (missing.code, "does not exist" in missing.err) == (2, True)
     assert studyhall("submit", tmp_path).code == 2, "a folder is no document"
@@ -133,8 +129,8 @@ def test_submit_refuses_what_it_cannot_take(
 
 
 def test_a_document_goes_through_and_a_corrupt_one_goes_on_after_its_repair(
-    studyhall: Command, redis_url: str, tmp_path: Path, spawn: Spawner
-) -> None:
+    studyhall, redis_url, tmp_path, spawn
+):
     """Replay inside a flow, in the app: the failed stage runs again, the three that wait for it follow."""
     worker(spawn, redis_url, tmp_path)
     good = studyhall("submit", SAMPLES / "water-cycle.md", "--wait", "--json")
@@ -184,7 +180,7 @@ def test_a_document_goes_through_and_a_corrupt_one_goes_on_after_its_repair(
     assert studyhall("dlq", "purge", "--older-than", 0, "--yes", "--json").json == {"purged": 2}
 
 
-def test_dlq_mistakes_exit_with_a_line_that_says_what_to_do(studyhall: Command) -> None:
+def test_dlq_mistakes_exit_with_a_line_that_says_what_to_do(studyhall):
     for args, code, text in (
         (("dlq", "show", "nothing"), 1, "no dead letter"),
         (("dlq", "replay", "nothing"), 1, "no dead letter"),
@@ -199,7 +195,7 @@ def test_dlq_mistakes_exit_with_a_line_that_says_what_to_do(studyhall: Command) 
     assert "every job that ended, ended well" in studyhall("dlq", "list").out
 
 
-def test_people_get_tables_where_scripts_get_json(studyhall: Command) -> None:
+def test_people_get_tables_where_scripts_get_json(studyhall):
     """`cancel`, `schedule list|run` and `health`; those of `dlq` are shown above with a real dead letter."""
     healthy = studyhall("health")
     assert (healthy.code, "healthy" in healthy.out, "documents" in healthy.out) == (0, True, True)
@@ -227,7 +223,7 @@ def test_people_get_tables_where_scripts_get_json(studyhall: Command) -> None:
     assert "neither a document nor a job" in refused.err
 
 
-def test_health_names_what_is_over_its_limit_and_exits_1(studyhall: Command, redis_url: str) -> None:
+def test_health_names_what_is_over_its_limit_and_exits_1(studyhall, redis_url):
     studyhall("submit", SAMPLES / "water-cycle.md")
     hours = int(1000 * (time.time() - 7200))
 
@@ -250,9 +246,7 @@ def test_health_names_what_is_over_its_limit_and_exits_1(studyhall: Command, red
     )
 
 
-def test_waiting_without_a_worker_says_what_is_missing(
-    redis_url: str, tmp_path: Path, spawn: Spawner
-) -> None:
+def test_waiting_without_a_worker_says_what_is_missing(redis_url, tmp_path, spawn):
     env = {"REDIS_URL": redis_url}
     where = ("--data-dir", tmp_path / "data")
     waiting = spawn("studyhall", "submit", SAMPLES / "water-cycle.md", "--wait", *where, env=env)
@@ -271,7 +265,7 @@ def test_waiting_without_a_worker_says_what_is_missing(
     until_sync(lambda: not asyncio.run(somebody_works()), 10, "the connections of the worker are gone")
 
 
-def test_a_port_that_is_taken_is_said_in_one_line(studyhall: Command) -> None:
+def test_a_port_that_is_taken_is_said_in_one_line(studyhall):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = studyhall("api", "--port", port)
@@ -280,7 +274,7 @@ def test_a_port_that_is_taken_is_said_in_one_line(studyhall: Command) -> None:
     assert "Traceback" not in said.err
 
 
-def test_cleanup_takes_files_that_no_document_names(studyhall: Command, tmp_path: Path) -> None:
+def test_cleanup_takes_files_that_no_document_names(studyhall, tmp_path):
     [ident] = studyhall("submit", SAMPLES / "water-cycle.md", "--json").json.values()
     blobs = tmp_path / "data" / "blobs" / "documents"
     orphan = blobs / "never" / "blob"
@@ -294,9 +288,7 @@ def test_cleanup_takes_files_that_no_document_names(studyhall: Command, tmp_path
 
 
 @pytest.mark.parametrize("command", [("status",), ("dlq", "list")])
-def test_an_unreachable_redis_is_exit_2_in_seconds(
-    studyhall: Command, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
-) -> None:
+def test_an_unreachable_redis_is_exit_2_in_seconds(studyhall, monkeypatch, command):
     monkeypatch.setenv("REDIS_URL", f"redis://127.0.0.1:{free_port()}/0")
     began = time.monotonic()
     said = studyhall(*command)
@@ -306,9 +298,7 @@ def test_an_unreachable_redis_is_exit_2_in_seconds(
     assert time.monotonic() - began < 10
 
 
-def test_wrong_settings_are_exit_2_and_name_the_variable(
-    studyhall: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_settings_are_exit_2_and_name_the_variable(studyhall, monkeypatch):
     monkeypatch.setenv("STUDYHALL_CONCURENCY", "5")
     said = studyhall("status")
     assert (said.code, "did you mean STUDYHALL_CONCURRENCY?" in said.err) == (2, True)

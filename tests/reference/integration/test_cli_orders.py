@@ -89,7 +89,7 @@ def drive(store_url: str) -> None:
     asyncio.run(go())
 
 
-def test_order_is_bought_listed_and_shown(studyhall: Command) -> None:
+def test_order_is_bought_listed_and_shown(studyhall):
     assert "biology-101" in studyhall("order", "packs")
     bought = studyhall("order", "buy", "biology-101", "--seats", "2", "--id", "o1", "--json")
     assert (bought["id"], bought["status"], bought["amount_cents"]) == ("o1", "placed", 3800)
@@ -101,7 +101,7 @@ def test_order_is_bought_listed_and_shown(studyhall: Command) -> None:
     assert studyhall("outbox", "status", "--json")["waiting"] == 1
 
 
-def test_wrong_input_says_what_to_do(studyhall: Command) -> None:
+def test_wrong_input_says_what_to_do(studyhall):
     assert "packs: biology-101" in studyhall("order", "buy", "nope", fails=1)
     assert "card_ok or one of" in studyhall("order", "buy", "biology-101", "--card", "gold", fails=2)
     assert "choose one of running" in studyhall("saga", "list", "--state", "lost", fails=2)
@@ -119,7 +119,7 @@ def test_wrong_input_says_what_to_do(studyhall: Command) -> None:
     )
 
 
-def test_stuck_saga_is_found_understood_and_repaired(studyhall: Command, store_url: str) -> None:
+def test_stuck_saga_is_found_understood_and_repaired(studyhall, store_url):
     studyhall("order", "buy", "biology-101", "--id", "o1")
     drive(store_url)
     (stuck,) = studyhall("saga", "list", "--state", "needs_repair", "--json")
@@ -146,7 +146,7 @@ def test_stuck_saga_is_found_understood_and_repaired(studyhall: Command, store_u
     assert "No saga waits for a human" in studyhall("saga", "list", "--state", "needs_repair")
 
 
-def test_quarantined_event_is_listed_replayed_and_discarded(studyhall: Command, store_url: str) -> None:
+def test_quarantined_event_is_listed_replayed_and_discarded(studyhall, store_url):
     studyhall("order", "packs")
 
     class Refusing:
@@ -231,8 +231,8 @@ def feed_of(store_url: str) -> list[str]:
 
 
 def test_what_cannot_be_read_is_seen_with_its_reason_and_delivered_after_the_fix(
-    studyhall: Command, store_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    studyhall, store_url, redis_url, monkeypatch
+):
     monkeypatch.setenv("REDIS_URL", redis_url)
     studyhall("order", "packs")
     bad = [
@@ -284,9 +284,7 @@ def test_what_cannot_be_read_is_seen_with_its_reason_and_delivered_after_the_fix
     }
 
 
-def test_one_consumer_gets_the_past_again_by_command(
-    studyhall: Command, store_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_consumer_gets_the_past_again_by_command(studyhall, store_url, redis_url, monkeypatch):
     monkeypatch.setenv("REDIS_URL", redis_url)
     studyhall("order", "packs")
     sold = [order_event(f"o{n}") for n in range(3)]
@@ -304,9 +302,7 @@ def test_one_consumer_gets_the_past_again_by_command(
     assert "choose one of notifications" in studyhall("events", "replay", *since, "--group", "x", fails=2)
 
 
-def test_a_bus_that_is_away_is_one_line(
-    studyhall: Command, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bus_that_is_away_is_one_line(studyhall, redis_url, monkeypatch):
     monkeypatch.setenv("REDIS_URL", redis_url)
     monkeypatch.setenv("STUDYHALL_BUS_URL", f"nats://127.0.0.1:{free_port()}")
     told = studyhall("events", "status", fails=1)

@@ -11,7 +11,6 @@ import statistics
 import sys
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from harness.processes import start_tied
 from harness.redis import server_binary
 from harness.tcp_proxy import proxy_to
 from harness.waiting import until
-from harness.workers import at_work, counts, queue_at, stock_at_work
+from harness.workers import at_work, queue_at, stock_at_work, until_counts
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.bullmq_worker.autopipeline import AutoPipeline
 from studyhall.patterns.core import worker_connections
@@ -177,7 +176,7 @@ async def test_wrong_password_raises_instead_of_retrying_for_ever(make_redis):
         await until(queue.getCompletedCount, 10, "a job to complete with the right one")
 
 
-async def test_unix_socket_carries_producer_and_worker(make_redis, tmp_path: Path):
+async def test_unix_socket_carries_producer_and_worker(make_redis, tmp_path):
     path = tmp_path / "redis.sock"
     make_redis(unixsocket=str(path))
     url = f"unix://{path}?db=1"
@@ -214,7 +213,7 @@ async def test_queue_events_survive_a_restart(own_redis):
 
 
 @pytest.mark.fault
-async def test_sentinel_failover_is_followed_by_producer_and_worker(make_redis, tmp_path: Path):
+async def test_sentinel_failover_is_followed_by_producer_and_worker(make_redis, tmp_path):
     """The master is killed: the worker finds the promoted replica and goes on."""
     master = make_redis()
     replica = make_redis(replicaof=f"127.0.0.1 {master.port}")
@@ -271,11 +270,7 @@ async def test_broken_utf8_in_one_job_does_not_break_the_others(redis_url, redis
         with redis_server.client() as client:
             client.hset("bull:q:2", "data", b'{"n": "\xff\xfe"}')
         async with at_work("q", nothing, url=redis_url):
-
-            async def done() -> bool:
-                return await counts(queue) == {"completed": 3}
-
-            await until(done, 10, "all three to complete")
+            await until_counts(queue, {"completed": 3}, 10, "all three to complete")
 
 
 @pytest.mark.fault
@@ -479,11 +474,7 @@ async def test_a_redis_cluster_is_recognised_and_the_error_says_what_works(make_
     async with at_work("q", nothing, url=server.url, prefix="{bull}"):
         await queue.add("job", {})
         await queue.addBulk([{"name": "job", "data": {}}] * 3)
-
-        async def done() -> bool:
-            return await counts(queue) == {"completed": 4}
-
-        await until(done, 20, "the jobs to complete")
+        await until_counts(queue, {"completed": 4}, 20, "the jobs to complete")
     await queue.close()
 
 

@@ -70,9 +70,7 @@ async def aged(store: AsyncEngine, ident: str, left: float) -> None:
         await tx.execute(row.values(expires_at=time.time() + left))
 
 
-async def test_a_refused_interaction_that_is_delivered_again_is_not_left_thinking(
-    store: AsyncEngine, platform: ChatPlatform, webhook: InteractionWebhook
-) -> None:
+async def test_a_refused_interaction_that_is_delivered_again_is_not_left_thinking(store, platform, webhook):
     async def away() -> None:
         raise QueueUnavailable("no Redis")
 
@@ -86,9 +84,7 @@ async def test_a_refused_interaction_that_is_delivered_again_is_not_left_thinkin
 
 
 @pytest.mark.parametrize("working", [False, True])
-async def test_a_failed_twin_is_told_and_not_an_error_of_the_endpoint(
-    store: AsyncEngine, platform: ChatPlatform, webhook: InteractionWebhook, working: bool
-) -> None:
+async def test_a_failed_twin_is_told_and_not_an_error_of_the_endpoint(store, platform, webhook, working):
     async def failed_before() -> None:
         raise FailedTwin("a job with this key failed")
 
@@ -105,9 +101,7 @@ async def test_a_failed_twin_is_told_and_not_an_error_of_the_endpoint(
     assert await state_of(store, "1") == "failed"
 
 
-async def test_an_answered_one_stays_answered_when_it_is_delivered_again(
-    store: AsyncEngine, platform: ChatPlatform, webhook: InteractionWebhook
-) -> None:
+async def test_an_answered_one_stays_answered_when_it_is_delivered_again(store, platform, webhook):
     async def failed_before() -> None:
         raise FailedTwin("a job with this key failed")
 
@@ -118,9 +112,7 @@ async def test_an_answered_one_stays_answered_when_it_is_delivered_again(
     assert platform.said["token-1"] == ["42"]
 
 
-async def test_a_paid_answer_survives_every_failure_of_sending_it(
-    store: AsyncEngine, platform: ChatPlatform, webhook: InteractionWebhook
-) -> None:
+async def test_a_paid_answer_survives_every_failure_of_sending_it(store, platform, webhook):
     replies, calls = DeferredReplies(store), []
 
     async def paid(seconds: float) -> str:
@@ -140,8 +132,8 @@ async def test_a_paid_answer_survives_every_failure_of_sending_it(
 
 
 async def test_failing_work_comes_back_with_growing_pauses_until_the_token_is_about_to_end(
-    store: AsyncEngine, platform: ChatPlatform, webhook: InteractionWebhook
-) -> None:
+    store, platform, webhook
+):
     """Three attempts with short pauses bridged 6 s."""
     replies = DeferredReplies(store, life=900)
 
@@ -164,9 +156,7 @@ async def test_failing_work_comes_back_with_growing_pauses_until_the_token_is_ab
     assert platform.said["token-1"] == [FAILED], "and then the user is told"
 
 
-async def test_a_wait_that_the_platform_asks_for_is_not_undercut(
-    store: AsyncEngine, platform: ChatPlatform, webhook: InteractionWebhook
-) -> None:
+async def test_a_wait_that_the_platform_asks_for_is_not_undercut(store, platform, webhook):
     replies = DeferredReplies(store)
     await replies.accept(asked(platform, "1"), queued)
     platform.busy(1, 300.0)
@@ -175,9 +165,7 @@ async def test_a_wait_that_the_platform_asks_for_is_not_undercut(
     assert wait.value.retry_after == 300.0
 
 
-async def test_a_message_that_is_refused_is_not_called_expired(
-    store: AsyncEngine, platform: ChatPlatform, webhook: InteractionWebhook
-) -> None:
+async def test_a_message_that_is_refused_is_not_called_expired(store, platform, webhook):
     replies = DeferredReplies(store)
     await replies.accept(asked(platform, "1"), queued)
     platform.fail(400)
@@ -193,9 +181,7 @@ async def test_a_message_that_is_refused_is_not_called_expired(
     assert await state_of(store, "2") == "expired"
 
 
-async def test_an_answer_that_is_quicker_than_the_acknowledgement_is_sent_again(
-    store: AsyncEngine, platform: ChatPlatform, webhook: InteractionWebhook
-) -> None:
+async def test_an_answer_that_is_quicker_than_the_acknowledgement_is_sent_again(store, platform, webhook):
     """The job may run before "thinking…" has reached the platform, which then knows no message to edit."""
     replies, question = DeferredReplies(store), Interaction("1", "app-1", "token-1", "user-1", "ask")
     assert await replies.accept(question, queued) == DEFERRED
@@ -212,9 +198,7 @@ async def test_an_answer_that_is_quicker_than_the_acknowledgement_is_sent_again(
     assert await state_of(store, "2") == "expired", "after minutes it was deleted"
 
 
-async def test_fields_of_discord_go_to_discord_only(
-    platform: ChatPlatform, webhook: InteractionWebhook
-) -> None:
+async def test_fields_of_discord_go_to_discord_only(platform, webhook):
     platform.command("why?", id="1")
     other = InteractionWebhook(platform.url, fields={})
     await webhook.edit("app-1", "token-1", "hi @everyone")
@@ -227,9 +211,7 @@ async def test_fields_of_discord_go_to_discord_only(
     assert message("hi", fields={}) == {"type": 4, "data": {"content": "hi", "flags": 64}}
 
 
-async def test_a_job_that_ends_without_a_word_leaves_nobody_thinking(
-    store: AsyncEngine, platform: ChatPlatform, webhook: InteractionWebhook
-) -> None:
+async def test_a_job_that_ends_without_a_word_leaves_nobody_thinking(store, platform, webhook):
     """Crash limit, max_age, a dead letter: the handler never ran, or never again."""
     replies = DeferredReplies(store, life=900)
     for ident in ("dead", "late", "paid", "fresh", "over"):

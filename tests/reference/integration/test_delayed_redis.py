@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,9 +32,7 @@ async def producer(redis_url: str) -> AsyncIterator[Producer]:
     await made.close()
 
 
-async def test_delayed_jobs_start_on_time_where_the_stock_worker_is_late(
-    redis_url: str, producer: Producer, scale: Callable[[int, int], int], figures: Callable[..., Path]
-) -> None:
+async def test_delayed_jobs_start_on_time_where_the_stock_worker_is_late(redis_url, producer, scale, figures):
     jobs = scale(60, 500)
 
     oversleeping: list[float] = []  # of the machine: what is late for another reason
@@ -88,8 +85,8 @@ async def test_delayed_jobs_start_on_time_where_the_stock_worker_is_late(
 
 @pytest.mark.parametrize("ahead", [3600, -3600])
 async def test_a_worker_whose_clock_is_wrong_starts_a_delayed_job_on_time(
-    redis_url: str, producer: Producer, monkeypatch: pytest.MonkeyPatch, ahead: int
-) -> None:
+    redis_url, producer, monkeypatch, ahead
+):
     real, started = time.time, list[float]()
 
     async def processor(job: Any, token: str) -> None:
@@ -105,8 +102,8 @@ async def test_a_worker_whose_clock_is_wrong_starts_a_delayed_job_on_time(
 
 
 async def test_waiting_in_the_queue_holds_no_slot_where_a_sleeping_job_holds_one(
-    redis_url: str, producer: Producer, figures: Callable[..., Path]
-) -> None:
+    redis_url, producer, figures
+):
     started: dict[str, float] = {}
 
     async def processor(job: Any, token: str) -> None:
@@ -140,8 +137,8 @@ async def test_waiting_in_the_queue_holds_no_slot_where_a_sleeping_job_holds_one
 
 
 async def test_a_rescheduled_job_starts_at_its_new_time_and_has_not_waited_since_the_old_one(
-    redis_url: str, producer: Producer
-) -> None:
+    redis_url, producer
+):
     ran: dict[str, tuple[float, Any]] = {}
 
     async def processor(job: Any, token: str) -> None:
@@ -164,9 +161,7 @@ async def test_a_rescheduled_job_starts_at_its_new_time_and_has_not_waited_since
     assert job.opts["removeOnComplete"]["count"] == 1000
 
 
-async def test_a_withdrawn_job_never_runs_and_its_key_is_free_again(
-    redis_url: str, producer: Producer
-) -> None:
+async def test_a_withdrawn_job_never_runs_and_its_key_is_free_again(redis_url, producer):
     ran: list[str] = []
 
     async def processor(job: Any, token: str) -> None:
@@ -185,7 +180,7 @@ async def test_a_withdrawn_job_never_runs_and_its_key_is_free_again(
 
 
 @pytest.mark.parametrize("delay", [-1, -0.001, float("nan"), float("inf"), 10**12, "5", None, True])
-async def test_an_absurd_delay_is_refused_by_name(producer: Producer, delay: Any) -> None:
+async def test_an_absurd_delay_is_refused_by_name(producer, delay):
     ref = await producer.enqueue(JobRequest("later", {}, key="ok", delay=60))
     with pytest.raises(InvalidDelay):
         await delayed.reschedule(producer, ref, delay)
@@ -197,7 +192,7 @@ async def test_an_absurd_delay_is_refused_by_name(producer: Producer, delay: Any
     assert counts["delayed"] == 1
 
 
-def test_moments_need_a_time_zone_and_may_not_lie_in_the_past() -> None:
+def test_moments_need_a_time_zone_and_may_not_lie_in_the_past():
     now = datetime(2027, 1, 1, 12, tzinfo=UTC)
     assert delayed.at(now + timedelta(hours=2), now=now.timestamp()) == 7200
     assert delayed.at(now - timedelta(seconds=0.5), now=now.timestamp()) == 0

@@ -9,7 +9,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 
 import aio_pika
 import pytest
@@ -19,7 +18,6 @@ from faststream.redis import RedisBroker, StreamSub
 from redis.asyncio import Redis
 
 from harness.buses import consuming, events, open_bus
-from harness.kafka import KafkaServer
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.event import Event
@@ -35,7 +33,7 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
     await client.aclose()
 
 
-async def test_redis_trims_only_what_the_slowest_group_has_finished(redis: Redis) -> None:
+async def test_redis_trims_only_what_the_slowest_group_has_finished(redis):
     bus = RedisStreamsBus(redis, retain=0)
     seen: list[str] = []
 
@@ -62,9 +60,7 @@ async def test_redis_trims_only_what_the_slowest_group_has_finished(redis: Redis
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["plain", "ordered"])
 @pytest.mark.parametrize("left", [0, 100])
-async def test_redis_reports_what_somebody_else_trimmed_away_unread(
-    redis: Redis, caplog: pytest.LogCaptureFixture, ordered: bool, left: int
-) -> None:
+async def test_redis_reports_what_somebody_else_trimmed_away_unread(redis, caplog, ordered, left):
     bus = RedisStreamsBus(redis, ordered=ordered, claim_idle=1)
     caplog.set_level(logging.ERROR, "event_bus")
     done: set[str] = set()
@@ -158,9 +154,7 @@ async def acknowledged(redis: Redis, stream: str, group: str) -> bool:
     return bool(info["pending"] == 0 and info["lag"] == 0)
 
 
-async def test_one_process_takes_thousands_of_stream_events_a_second(
-    redis: Redis, redis_url: str, scale: Callable[[int, int], int], figures: Callable[..., Path]
-) -> None:
+async def test_one_process_takes_thousands_of_stream_events_a_second(redis, redis_url, scale, figures):
     """Beside FastStream, in the same run: it neither reclaims from the dead nor quarantines."""
     count = scale(2000, 20_000)
     ours, beside = await rate_of_ours(redis, count), await rate_of_faststream(redis, redis_url, count)
@@ -175,7 +169,7 @@ async def test_one_process_takes_thousands_of_stream_events_a_second(
     )
 
 
-async def test_redis_consumer_goes_on_after_all_data_is_lost(redis: Redis) -> None:
+async def test_redis_consumer_goes_on_after_all_data_is_lost(redis):
     bus = RedisStreamsBus(redis)
     seen: Counter[str] = Counter()
 
@@ -192,7 +186,7 @@ async def test_redis_consumer_goes_on_after_all_data_is_lost(redis: Redis) -> No
     assert set(seen) == {event.id for event in before + after}
 
 
-async def test_redis_consumers_end_whenever_they_are_told_to(redis: Redis, seed: int) -> None:
+async def test_redis_consumers_end_whenever_they_are_told_to(redis, seed):
     """One stop in ten or so hung forever: a cancel that met the end of a Redis call was swallowed."""
     bus, moments = RedisStreamsBus(redis), random.Random(seed)
 
@@ -208,7 +202,7 @@ async def test_redis_consumers_end_whenever_they_are_told_to(redis: Redis, seed:
 async def _ignore(_: Event) -> None: ...
 
 
-async def test_redis_body_that_is_no_text_does_not_harm_its_batch(redis: Redis) -> None:
+async def test_redis_body_that_is_no_text_does_not_harm_its_batch(redis):
     bus = RedisStreamsBus(redis)
     seen: list[str] = []
 
@@ -231,9 +225,7 @@ async def test_redis_body_that_is_no_text_does_not_harm_its_batch(redis: Redis) 
     assert all("CloudEvents" in entry.reason for entry in await bus.quarantined("mail"))
 
 
-async def test_redis_idle_reader_stays_below_the_socket_timeout(
-    redis_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_redis_idle_reader_stays_below_the_socket_timeout(redis_url, caplog):
     caplog.set_level(logging.WARNING, "event_bus")
     client = Redis.from_url(redis_url, socket_timeout=0.4)
     bus = RedisStreamsBus(client)
@@ -252,7 +244,7 @@ async def test_redis_idle_reader_stays_below_the_socket_timeout(
     await client.aclose()
 
 
-async def test_redis_entries_whose_reply_was_lost_come_first_under_the_same_name(redis: Redis) -> None:
+async def test_redis_entries_whose_reply_was_lost_come_first_under_the_same_name(redis):
     bus = RedisStreamsBus(redis, member="pod-0", claim_idle=3600)
     await bus.subscribe("mail", ["order"])
     batch = events(4)
@@ -271,9 +263,7 @@ async def test_redis_entries_whose_reply_was_lost_come_first_under_the_same_name
 
 
 @pytest.mark.parametrize(("kind", "server"), [("redis", "redis_url"), ("nats", "nats_url")])
-async def test_slow_handler_of_a_living_member_is_not_duplicated(
-    kind: str, server: str, request: pytest.FixtureRequest
-) -> None:
+async def test_slow_handler_of_a_living_member_is_not_duplicated(kind, server, request):
     """Takeover comes after 1.5 s of silence; the handler needs three times as long, and another member waits."""
     url = request.getfixturevalue(server)
     buses = [open_bus(kind, url, "slow") for _ in range(2)]
@@ -297,7 +287,7 @@ async def test_slow_handler_of_a_living_member_is_not_duplicated(
 
 
 @pytest.mark.needs_rabbitmq
-async def test_rabbitmq_refuses_an_event_nobody_would_get(rabbitmq_url: str) -> None:
+async def test_rabbitmq_refuses_an_event_nobody_would_get(rabbitmq_url):
     bus = RabbitBus(rabbitmq_url, prefix="nobody")
     (event,) = events(1)
     (result,) = await bus.publish([event])
@@ -308,7 +298,7 @@ async def test_rabbitmq_refuses_an_event_nobody_would_get(rabbitmq_url: str) -> 
 
 
 @pytest.mark.needs_rabbitmq
-async def test_rabbitmq_itself_dead_letters_what_is_returned_too_often(rabbitmq_url: str) -> None:
+async def test_rabbitmq_itself_dead_letters_what_is_returned_too_often(rabbitmq_url):
     bus = RabbitBus(rabbitmq_url, prefix="limited", delivery_limit=2)
     await bus.subscribe("mail", ["order"])
     (event,) = events(1)
@@ -338,13 +328,11 @@ async def test_rabbitmq_itself_dead_letters_what_is_returned_too_often(rabbitmq_
 
 
 @pytest.mark.parametrize("kind", ["kafka", "kafka-ordered"])
-async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(
-    kind: str, kafka_server: KafkaServer
-) -> None:
+async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(kind, kafka_server):
     prefix = f"t{uuid.uuid4().hex[:10]}"
     first, second = (open_bus(kind, kafka_server.url, prefix) for _ in range(2))
     # What is redelivered because a crowded machine was silent for too long is not the subject.
-    first.session_timeout = second.session_timeout = 20  # type: ignore[attr-defined]
+    first.session_timeout = second.session_timeout = 20
     admin = AdminClient({"bootstrap.servers": kafka_server.url})
     gate, leave = asyncio.Event(), asyncio.Event()
     runs: Counter[str] = Counter()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,8 +90,8 @@ class AnswerLost(Exception):
 
 
 async def test_one_queue_down_and_three_tries_end_with_one_job_in_each_queue(
-    store: AsyncEngine, queues: Queues, own_redis: RedisServer, figures: Callable[..., Path]
-) -> None:
+    store, queues, own_redis, figures
+):
     fan_out = FanOut({"order.placed": QUEUES})
     own_redis.kill()
 
@@ -155,7 +154,7 @@ async def test_one_queue_down_and_three_tries_end_with_one_job_in_each_queue(
     )
 
 
-async def test_a_rolled_back_order_reaches_no_queue(store: AsyncEngine, queues: Queues) -> None:
+async def test_a_rolled_back_order_reaches_no_queue(store, queues):
     fan_out = FanOut({"order.placed": QUEUES})
 
     async def fails() -> None:
@@ -170,9 +169,7 @@ async def test_a_rolled_back_order_reaches_no_queue(store: AsyncEngine, queues: 
     assert await queues.counts() == dict.fromkeys(QUEUES, 0)
 
 
-async def test_a_queue_that_does_not_answer_does_not_delay_the_others(
-    store: AsyncEngine, queues: Queues, own_redis: RedisServer, figures: Callable[..., Path]
-) -> None:
+async def test_a_queue_that_does_not_answer_does_not_delay_the_others(store, queues, own_redis, figures):
     fan_out = FanOut({"order.placed": QUEUES})
     own_redis.pause()
     try:
@@ -205,9 +202,7 @@ async def test_a_queue_that_does_not_answer_does_not_delay_the_others(
     )
 
 
-async def test_a_slow_consumer_does_not_delay_the_others(
-    store: AsyncEngine, queues: Queues, redis_url: str
-) -> None:
+async def test_a_slow_consumer_does_not_delay_the_others(store, queues, redis_url):
     fan_out = FanOut({"order.placed": ("payouts", "feed")})
     done: list[str] = []
     gate = asyncio.Event()
@@ -236,7 +231,7 @@ async def test_a_slow_consumer_does_not_delay_the_others(
             await worker.close(force=True)
 
 
-async def test_a_repeated_delivery_is_the_same_job(store: AsyncEngine, queues: Queues) -> None:
+async def test_a_repeated_delivery_is_the_same_job(store, queues):
     """As after a relay that died between adding the job and marking the row."""
     publisher = QueuePublisher(queues("payouts"))
     for _ in range(3):
@@ -255,9 +250,7 @@ async def delivering(queue: str, handle: Handler, redis_url: str) -> AsyncIterat
         await asyncio.wait_for(task, 10)
 
 
-async def test_a_receiver_that_is_away_for_long_is_not_given_up_and_a_refusal_is_set_aside(
-    queues: Queues, redis_url: str
-) -> None:
+async def test_a_receiver_that_is_away_for_long_is_not_given_up_and_a_refusal_is_set_aside(queues, redis_url):
     """The job's own five attempts ended after 15 s; those of the consumer's policy do not."""
     taken: list[str] = []
     refusals = [ConnectionError("away")] * 30
@@ -285,9 +278,7 @@ async def test_a_receiver_that_is_away_for_long_is_not_given_up_and_a_refusal_is
     assert "not a CloudEvents" in failed["foreign"]
 
 
-async def test_an_event_added_again_whose_job_failed_is_not_passed_over_in_silence(
-    queues: Queues, redis_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_event_added_again_whose_job_failed_is_not_passed_over_in_silence(queues, redis_url, caplog):
     async def refuse(event: Event) -> None:
         raise Permanent("HTTP 410")
 
@@ -316,9 +307,7 @@ async def test_an_event_added_again_whose_job_failed_is_not_passed_over_in_silen
         )
 
 
-async def test_every_queue_gets_the_job_in_the_shape_that_its_worker_expects(
-    store: AsyncEngine, queues: Queues
-) -> None:
+async def test_every_queue_gets_the_job_in_the_shape_that_its_worker_expects(store, queues):
     def as_old_workers_read_it(queue: str, event: Event) -> dict[str, Any]:
         job = event_job(queue, event)
         return {**job, "name": "notify", "data": {"order_no": event.subject}}
@@ -333,7 +322,7 @@ async def test_every_queue_gets_the_job_in_the_shape_that_its_worker_expects(
         assert (job.name, job.data, job.id) == ("notify", {"order_no": "o-1"}, f"{name}.placed-o-1")
 
 
-async def test_an_event_without_route_is_refused_before_the_commit(store: AsyncEngine) -> None:
+async def test_an_event_without_route_is_refused_before_the_commit(store):
     lost = placed("o-1").model_copy(update={"type": "order.lost.v1"})
 
     async def place() -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.pipelines import JobSetup
-from studyhall.jobs import STAGES, study_flow
 from studyhall.patterns import dead_letter
-from studyhall.patterns.cancel import cancel
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.flow import FlowConflict, OnFailure, chain, fan_in, on_failure
@@ -49,9 +46,7 @@ def step(name: str, queue: str = "left", **options: Any) -> JobRequest:
     return JobRequest(queue, {"name": name}, key=name, **options)
 
 
-async def test_a_chain_runs_in_order_across_queues_and_each_gets_the_result_before(
-    redis_url: str, tmp_path: Path
-) -> None:
+async def test_a_chain_runs_in_order_across_queues_and_each_gets_the_result_before(redis_url, tmp_path):
     flows = Flows()
     async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup:
         steps = [step("a"), step("b", "right"), step("c")]
@@ -63,7 +58,7 @@ async def test_a_chain_runs_in_order_across_queues_and_each_gets_the_result_befo
         assert flows.given["c"] == ({"bull:right:right.b": {"by": "b"}}, {})
 
 
-async def test_a_parent_runs_once_after_all_its_children(redis_url: str, tmp_path: Path) -> None:
+async def test_a_parent_runs_once_after_all_its_children(redis_url, tmp_path):
     flows = Flows()
     children = [step(f"c{n}", "right") for n in range(20)]
     async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup, setup.working():
@@ -74,7 +69,7 @@ async def test_a_parent_runs_once_after_all_its_children(redis_url: str, tmp_pat
         assert len(flows.given["merge"][0]) == 20
 
 
-async def test_wait_keeps_the_parent_until_the_child_is_replayed(redis_url: str, tmp_path: Path) -> None:
+async def test_wait_keeps_the_parent_until_the_child_is_replayed(redis_url, tmp_path):
     flows = Flows()
     flows.broken = {"b"}
     async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup, setup.working():
@@ -92,9 +87,7 @@ async def test_wait_keeps_the_parent_until_the_child_is_replayed(redis_url: str,
         assert flows.ran == ["a", "b", "c", "d"], "the flow went on where it stood, nothing ran twice"
 
 
-async def test_fail_takes_the_parent_along_and_replaying_the_child_brings_both_back(
-    redis_url: str, tmp_path: Path
-) -> None:
+async def test_fail_takes_the_parent_along_and_replaying_the_child_brings_both_back(redis_url, tmp_path):
     flows = Flows()
     flows.broken = {"child"}
     async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup, setup.working():
@@ -110,9 +103,7 @@ async def test_fail_takes_the_parent_along_and_replaying_the_child_brings_both_b
         assert flows.ran == ["child", "parent"]
 
 
-async def test_ignore_lets_the_parent_go_on_and_tells_it_what_is_missing(
-    redis_url: str, tmp_path: Path
-) -> None:
+async def test_ignore_lets_the_parent_go_on_and_tells_it_what_is_missing(redis_url, tmp_path):
     flows = Flows()
     flows.broken = {"nice-to-have"}
     async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup, setup.working():
@@ -124,7 +115,7 @@ async def test_ignore_lets_the_parent_go_on_and_tells_it_what_is_missing(
         assert "nice-to-have is broken" in missing["bull:left:left.nice-to-have"]
 
 
-async def test_adding_a_flow_again_at_any_moment_changes_nothing(redis_url: str, tmp_path: Path) -> None:
+async def test_adding_a_flow_again_at_any_moment_changes_nothing(redis_url, tmp_path):
     flows = Flows()
     steps = [step("a"), step("b", "right"), step("c")]
     async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup:
@@ -144,9 +135,7 @@ async def test_adding_a_flow_again_at_any_moment_changes_nothing(redis_url: str,
         assert await setup.counts("left") == {"completed": 2}
 
 
-async def test_a_child_of_another_living_flow_is_refused_before_anything_is_added(
-    redis_url: str, tmp_path: Path
-) -> None:
+async def test_a_child_of_another_living_flow_is_refused_before_anything_is_added(redis_url, tmp_path):
     """BullMQ adds the second parent without its child: it would wait forever, and nobody is told."""
     flows = Flows()
     async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup:
@@ -158,25 +147,3 @@ async def test_a_child_of_another_living_flow_is_refused_before_anything_is_adde
             await setup.producer.enqueue(fan_in(step("second", "right"), [step("shared"), step("own")]))
         assert await setup.counts("right") == before
         assert await setup.counts("left") == {"prioritized": 1}
-
-
-def test_studyhall_adds_its_four_stages_as_one_flow_that_waits_for_replays() -> None:
-    flow: JobRequest | None = study_flow("doc", "ann")
-    names = []
-    while flow is not None:
-        names.append((flow.name, str(flow.on_failure)))
-        assert len(flow.children) <= 1
-        flow = flow.children[0] if flow.children else None
-    assert names == [(name, "wait") for name in reversed(STAGES)]
-
-
-async def test_cancelling_one_step_cancels_what_waits_for_it(redis_url: str, tmp_path: Path) -> None:
-    flows = Flows()
-    async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup:
-        steps = [step("a"), step("b"), step("c", "right")]
-        await setup.producer.enqueue(chain(*steps))
-        first = setup.producer.ref(step("a"))
-        await cancel(setup.producer.redis, setup.store, first.queue, first.id, reason="changed my mind")
-        async with setup.working():
-            assert await setup.ended(*steps) == ["completed"] * 3
-        assert flows.ran == []

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from harness.pipelines import full_pipeline, full_producer
-from harness.redis import RedisServer
 from harness.workers import at_work, queue_at
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, ping
 from studyhall.patterns.core.worker_connections import events_client
 from studyhall.patterns.dead_letter import counts
-from studyhall.patterns.health import Health, QueueHealth, measure, problems
+from studyhall.patterns.health import QueueHealth, measure, problems
 from studyhall.patterns.health.alerts import Alert, Rule, evaluate, raised
 from studyhall.patterns.health.exposition import GAUGES, exposition, queue_samples
 from studyhall.patterns.health.listing import pages
-from studyhall.patterns.producer import JobRequest
-from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 
 @pytest.fixture
@@ -52,8 +46,8 @@ async def of(redis: Any, store: AsyncEngine, queue: str = "q") -> QueueHealth:
 
 
 async def test_a_backlog_in_any_waiting_state_is_seen_where_a_depth_alarm_sees_none(
-    redis_url: str, redis: Any, store: AsyncEngine, figures: Callable[..., Path]
-) -> None:
+    redis_url, redis, store, figures
+):
     async with queue_at(redis_url, "q") as queue:
         for start in range(0, 5_000, 500):
             more = [{"name": "n", "data": {}, "opts": {"priority": 1000}} for _ in range(start, start + 500)]
@@ -77,7 +71,7 @@ async def test_a_backlog_in_any_waiting_state_is_seen_where_a_depth_alarm_sees_n
     figures("health", name="backlog", jobs=5_000, naive_depth_alarm_saw=naive_depth, seen=backlog)
 
 
-async def test_a_queue_with_jobs_and_no_worker_is_unattended(redis_url: str, redis: Any) -> None:
+async def test_a_queue_with_jobs_and_no_worker_is_unattended(redis_url, redis):
     async def look() -> QueueHealth:
         return (await measure(redis, ["q"])).queues[0]
 
@@ -108,7 +102,7 @@ async def test_a_queue_with_jobs_and_no_worker_is_unattended(redis_url: str, red
             go_on.set()
 
 
-async def test_who_may_not_list_connections_is_told_of_no_worker_count(redis_url: str, redis: Any) -> None:
+async def test_who_may_not_list_connections_is_told_of_no_worker_count(redis_url, redis):
     await redis.acl_setuser(
         "watcher", enabled=True, passwords=["+of-the-tests"], keys="*", commands=["+@all", "-client|list"]
     )
@@ -124,8 +118,8 @@ async def test_who_may_not_list_connections_is_told_of_no_worker_count(redis_url
 
 
 async def test_the_oldest_job_counts_whatever_its_priority_and_however_long_it_was_delayed(
-    redis_url: str, redis: Any, store: AsyncEngine
-) -> None:
+    redis_url, redis, store
+):
     async with queue_at(redis_url, "q") as queue:
         now = int(time.time() * 1000)
         await queue.add("young", {}, {"priority": 1})
@@ -145,9 +139,7 @@ async def test_the_oldest_job_counts_whatever_its_priority_and_however_long_it_w
         assert 30 <= (await of(redis, store)).oldest < 40
 
 
-async def test_failure_rate_counts_swept_letters_and_survives_retention(
-    redis_url: str, redis: Any, store: AsyncEngine
-) -> None:
+async def test_failure_rate_counts_swept_letters_and_survives_retention(redis_url, redis, store):
     async with queue_at(redis_url, "q") as queue:
         now = time.time() * 1000
         done = {f"c{number}": now - 10_000 + number * 10 for number in range(1_000)}
@@ -158,9 +150,7 @@ async def test_failure_rate_counts_swept_letters_and_survives_retention(
     assert 0.005 < rate < 0.02
 
 
-async def test_listing_a_hundred_thousand_delayed_jobs_never_holds_redis_up(
-    own_redis: RedisServer, scale: Callable[[int, int], int], figures: Callable[..., Path]
-) -> None:
+async def test_listing_a_hundred_thousand_delayed_jobs_never_holds_redis_up(own_redis, scale, figures):
     jobs = 100_000
     redis: Any = events_client(own_redis.url)  # patient: the usual listing outlasts a producer's timeout
     queue = Queue("q", {"connection": redis})
@@ -217,7 +207,7 @@ async def test_listing_a_hundred_thousand_delayed_jobs_never_holds_redis_up(
     assert naive_worked > 20
 
 
-async def test_pages_list_every_state_in_serving_order(redis_url: str, redis: Any) -> None:
+async def test_pages_list_every_state_in_serving_order(redis_url, redis):
     async with queue_at(redis_url, "q") as queue:
         for number in range(7):
             await queue.add(f"n{number}", {})
@@ -232,8 +222,8 @@ async def test_pages_list_every_state_in_serving_order(redis_url: str, redis: An
 
 
 async def test_three_instances_and_a_wobbling_value_send_one_alert_per_incident(
-    redis_url: str, store: AsyncEngine, tmp_path: Path, figures: Callable[..., Path]
-) -> None:
+    redis_url, store, tmp_path, figures
+):
     values = [10, 70, 55, 65, 58, 61, 45, 20, 5]  # one incident, around a limit of 60
     rules = [Rule("*.oldest", raise_at=60, clear_at=30, because="jobs wait too long")]
     stores_of_instances = [open_store(f"sqlite:///{tmp_path / 'health.db'}") for _ in range(3)]
@@ -267,9 +257,7 @@ async def test_three_instances_and_a_wobbling_value_send_one_alert_per_incident(
     )
 
 
-async def test_an_alert_that_could_not_be_sent_is_sent_later(
-    store: AsyncEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_alert_that_could_not_be_sent_is_sent_later(store, monkeypatch):
     rules, sent = [Rule("x", raise_at=1, clear_at=0.5)], []
 
     async def broken(alert: Alert) -> None:
@@ -287,14 +275,12 @@ async def test_an_alert_that_could_not_be_sent_is_sent_later(
     assert [alert.signal for alert in sent] == ["x"]
 
 
-def test_a_rule_without_hysteresis_is_refused() -> None:
+def test_a_rule_without_hysteresis_is_refused():
     with pytest.raises(ValueError, match="must be below"):
         Rule("x", raise_at=5, clear_at=5)
 
 
-async def test_readiness_names_the_part_that_does_not_answer(
-    own_redis: RedisServer, store: AsyncEngine
-) -> None:
+async def test_readiness_names_the_part_that_does_not_answer(own_redis, store):
     redis = producer_client(own_redis.url)
     assert await problems(redis=redis.ping, database=lambda: ping(store)) == {}
     own_redis.kill()
@@ -302,7 +288,7 @@ async def test_readiness_names_the_part_that_does_not_answer(
     await redis.aclose()
 
 
-async def test_a_database_without_a_column_of_this_code_is_not_ready(store: AsyncEngine) -> None:
+async def test_a_database_without_a_column_of_this_code_is_not_ready(store):
     """Every job failed, and the probe said 200."""
     async with begin(store) as tx:
         await tx.execute(text("ALTER TABLE dead_letters RENAME COLUMN reason TO elsewhere"))
@@ -314,32 +300,7 @@ async def test_a_database_without_a_column_of_this_code_is_not_ready(store: Asyn
     assert await problems(database=lambda: ping(store)) == {}
 
 
-async def test_measuring_works_on_real_executions(redis_url: str, redis: Any, store: AsyncEngine) -> None:
-    class Number(Payload):
-        number: int
-
-    async def handle(ctx: Any, payload: Number) -> None:
-        if payload.number % 2:
-            raise ValueError("odd")
-
-    jobs = JobTypes()
-    jobs.register(name="n", payload=Number, handler=handle, queue="q", retry=RetryPolicy(attempts=1))
-    producer = full_producer(jobs, redis_url, timeout=10)
-    await producer.enqueue_many([JobRequest("n", {"number": n}, key=f"k{n}") for n in range(20)])
-    async with at_work("q", full_pipeline(jobs, store), url=redis_url) as worker:
-        while (seen := await of(redis, store)).backlog or worker.active:
-            await asyncio.sleep(0.02)
-    await producer.close()
-    found: Health = await measure(redis, ["q"], dead_letters=counts(store))
-    assert (found.queues[0].failed, found.queues[0].failure_rate) == (10, 0.5)
-    assert seen.oldest == 0
-    assert found.signals()["q.failure_rate"] == 0.5
-    assert json.dumps(found.as_dict())
-
-
-async def test_memory_is_a_share_of_what_the_server_may_use_and_unknown_to_who_may_not_ask(
-    redis_url: str, redis: Any
-) -> None:
+async def test_memory_is_a_share_of_what_the_server_may_use_and_unknown_to_who_may_not_ask(redis_url, redis):
     used = int((await redis.info("memory"))["used_memory"])
     of_the_machine = (await measure(redis, [])).signals()["redis.memory"]
     assert 0 < of_the_machine < 0.5
@@ -355,9 +316,7 @@ async def test_memory_is_a_share_of_what_the_server_may_use_and_unknown_to_who_m
         await stranger.aclose()
 
 
-async def test_what_is_measured_reads_as_prometheus_text(
-    redis_url: str, redis: Any, store: AsyncEngine
-) -> None:
+async def test_what_is_measured_reads_as_prometheus_text(redis_url, redis, store):
     async with queue_at(redis_url, "q") as queue:
         await queue.add("n", {})
     found = await measure(redis, ["q"], dead_letters=counts(store))

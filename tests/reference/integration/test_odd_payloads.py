@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,9 +77,7 @@ def jobs_of(model: type[BaseModel]) -> JobTypes:
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("model", [Strict, Loose])
 @pytest.mark.parametrize("form", ["mapping", "model"])
-async def test_a_value_that_json_cannot_carry_is_refused_by_name_at_enqueue(
-    form: str, model: type[BaseModel], odd: str, redis_url: str
-) -> None:
+async def test_a_value_that_json_cannot_carry_is_refused_by_name_at_enqueue(form, model, odd, redis_url):
     jobs, value = jobs_of(model), {"value": ODD[odd]}
     payload = value if form == "mapping" else model.model_construct(**value)
     with pytest.raises(MalformedPayload) as raised:
@@ -100,9 +97,7 @@ async def test_a_value_that_json_cannot_carry_is_refused_by_name_at_enqueue(
 
 
 @pytest.mark.parametrize("odd", ODD)
-async def test_a_value_that_json_cannot_carry_is_refused_in_key_and_meta_too(
-    odd: str, redis_url: str
-) -> None:
+async def test_a_value_that_json_cannot_carry_is_refused_in_key_and_meta_too(odd, redis_url):
     for signer in (None, Signer(["a key of sixteen bytes"])):
         producer = full_producer(jobs_of(Strict), redis_url, signer=signer)
         with pytest.raises(NotJson):
@@ -112,12 +107,12 @@ async def test_a_value_that_json_cannot_carry_is_refused_in_key_and_meta_too(
         await producer.close()
 
 
-def test_nesting_that_only_pydantic_refuses_has_the_same_name() -> None:
+def test_nesting_that_only_pydantic_refuses_has_the_same_name():
     with pytest.raises(MalformedPayload, match="depth"):
         jobs_of(Strict).encode("odd", {"value": nested(700)})
 
 
-def test_numbers_and_numbers_in_text_and_emoji_are_carried() -> None:
+def test_numbers_and_numbers_in_text_and_emoji_are_carried():
     for value in (2**63, -1.5e300, "12345" * 2_000, "😀 \\ud800", {"😀": None}, nested(100)):
         assert jobs_of(Loose).encode("odd", {"value": value})["payload"]["value"] == value
 
@@ -135,8 +130,8 @@ RAW = {
 
 @pytest.mark.parametrize("raw", RAW)
 async def test_what_a_foreign_producer_wrote_fails_once_by_name_and_its_neighbour_runs(
-    raw: str, redis_url: str, tmp_path: Path
-) -> None:
+    raw, redis_url, tmp_path
+):
     payload, name = RAW[raw]
     jobs = jobs_of(Strict)
     async with JobSetup.open(redis_url, tmp_path, jobs) as setup:
@@ -157,7 +152,7 @@ async def _failed(setup: JobSetup) -> bool:
 
 
 @pytest.mark.parametrize("raw", ["nan", "lone surrogate", "beyond double"])
-def test_a_worker_without_the_pipeline_refuses_them_too(raw: str) -> None:
+def test_a_worker_without_the_pipeline_refuses_them_too(raw):
     payload = json.loads(RAW[raw][0])
     with pytest.raises(Permanent):
         jobs_of(Loose).decode("odd", {"v": 1, "payload": payload})

@@ -47,9 +47,7 @@ class Number(Payload):
     number: int
 
 
-async def test_retries_say_when_and_stalls_and_crash_loops_are_counted(
-    redis_url: str, store: AsyncEngine, lines: tuple[logging.Logger, io.StringIO]
-) -> None:
+async def test_retries_say_when_and_stalls_and_crash_loops_are_counted(redis_url, store, lines):
     ran: list[float] = []
     at_once: list[bool] = []
     metrics = JobMetrics()
@@ -105,17 +103,17 @@ async def _ended(queue: Any) -> bool:
     return sum(found.values()) == 3
 
 
-async def test_more_jobs_than_their_connections_serve_is_said_at_the_start(store: AsyncEngine) -> None:
+async def test_more_jobs_than_their_connections_serve_is_said_at_the_start(store):
     assert await crowded(store, 400) is None
     assert "401 jobs at once share 8 connections" in str(await crowded(store, 401))
 
 
-async def test_a_postgresql_without_connections_to_give_is_said_at_the_start(postgres_url: str) -> None:
+async def test_a_postgresql_without_connections_to_give_is_said_at_the_start(postgres_url):
     store = open_store(postgres_url)
     try:
         assert await crowded(store, 20) is None
         # More than the server has, instead of taking them away from other tests.
-        store.sync_engine.pool._max_overflow = 1_000  # type: ignore[attr-defined]
+        store.sync_engine.pool._max_overflow = 1_000
         assert "max_connections" in str(await crowded(store, 20))
     finally:
         await close(store)

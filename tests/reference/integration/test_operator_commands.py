@@ -32,9 +32,7 @@ def database(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) ->
     return url
 
 
-def test_what_the_sweep_archived_is_logged_listed_and_replayed(
-    database: str, redis_url: str, capsys: Out, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_the_sweep_archived_is_logged_listed_and_replayed(database, redis_url, capsys, caplog):
     caplog.set_level(logging.ERROR, "dead_letter")
 
     async def refuse(_job: Job, _token: str) -> None:
@@ -66,13 +64,13 @@ def test_what_the_sweep_archived_is_logged_listed_and_replayed(
     assert capsys.readouterr().out == ""
 
 
-def test_replay_of_nothing_says_what_to_name(database: str, capsys: Out) -> None:
+def test_replay_of_nothing_says_what_to_name(database, capsys):
     with pytest.raises(SystemExit):
         dead_letters.main(["replay"])
     assert "Name their ids, or --all" in capsys.readouterr().err
 
 
-def test_an_unclear_call_is_listed_and_ended_by_a_human(database: str, capsys: Out) -> None:
+def test_an_unclear_call_is_listed_and_ended_by_a_human(database, capsys):
     def with_calls(work: Callable[[OutsideCalls], Awaitable[Any]], longest: float = 0.01) -> Any:
         async def run() -> Any:
             store = open_store(database)

@@ -9,17 +9,15 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import insert, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from harness.postgres import PostgresServer
 from harness.waiting import until
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
-from studyhall.patterns.core.event import Event, EventTooLarge
+from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, is_postgres, read
@@ -72,7 +70,7 @@ async def put(store: AsyncEngine, *events: Event) -> None:
         await add(tx, *events)
 
 
-async def test_nothing_is_visible_before_the_commit_and_all_of_it_after(store: AsyncEngine) -> None:
+async def test_nothing_is_visible_before_the_commit_and_all_of_it_after(store):
     """SQLite has one writer, so there the relay cannot even claim meanwhile: it looks, and finds nothing."""
     sink = Sink()
     async with running(Relay(store, sink, poll=0.05)):
@@ -87,20 +85,7 @@ async def test_nothing_is_visible_before_the_commit_and_all_of_it_after(store: A
         await until(lambda: "open-1" in sink.ids, what="the event after its commit")
 
 
-async def test_a_rolled_back_event_is_never_published(store: AsyncEngine) -> None:
-    async def fails() -> None:
-        async with begin(store) as tx:
-            await add(tx, event("ghost"))
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await fails()
-    sink = Sink()
-    assert await Relay(store, sink).run_once() == 0
-    assert sink.ids == []
-
-
-async def test_a_caller_that_retries_with_the_same_id_adds_nothing(store: AsyncEngine) -> None:
+async def test_a_caller_that_retries_with_the_same_id_adds_nothing(store):
     async with begin(store) as tx:
         assert await add(tx, event("a"), event("b"), to=["bus", "queue.x"]) == 4
     async with begin(store) as tx:
@@ -111,7 +96,7 @@ async def test_a_caller_that_retries_with_the_same_id_adds_nothing(store: AsyncE
     assert sink.ids == ["a-1", "b-1", "a-2"]
 
 
-async def test_many_events_of_one_add_keep_their_order(store: AsyncEngine) -> None:
+async def test_many_events_of_one_add_keep_their_order(store):
     await put(store, *(event("a", n) for n in range(1500)))
     sink = Sink()
     relay = Relay(store, sink)
@@ -120,7 +105,7 @@ async def test_many_events_of_one_add_keep_their_order(store: AsyncEngine) -> No
     assert [e.data["n"] for e in sink.events] == list(range(1500))
 
 
-async def test_a_failing_event_delays_its_own_aggregate_only_and_in_order(store: AsyncEngine) -> None:
+async def test_a_failing_event_delays_its_own_aggregate_only_and_in_order(store):
     await put(store, event("a", 1), event("b", 1), event("a", 2), event("b", 2), event("a", 3))
     failures = iter([Transient("not yet"), Transient("not yet")])
     sink = Sink(lambda e: next(failures, None) if e.id == "a-1" else None)
@@ -136,9 +121,7 @@ async def test_a_failing_event_delays_its_own_aggregate_only_and_in_order(store:
     assert sink.ids[2:] == ["a-1", "a-2", "a-3"]
 
 
-async def test_a_quarantined_event_holds_its_aggregate_until_requeued_or_discarded(
-    store: AsyncEngine,
-) -> None:
+async def test_a_quarantined_event_holds_its_aggregate_until_requeued_or_discarded(store):
     await put(store, *(event(s, n) for s in ("a", "b") for n in (1, 2)), event("c"))
     broken = True
     sink = Sink(lambda e: Permanent("no such topic") if broken and e.id in {"a-1", "b-1"} else None)
@@ -160,7 +143,7 @@ async def test_a_quarantined_event_holds_its_aggregate_until_requeued_or_discard
     assert await lag(store) == type(await lag(store))(0, 0.0, 0)
 
 
-async def test_with_hold_off_the_aggregate_goes_on_past_a_quarantined_event(store: AsyncEngine) -> None:
+async def test_with_hold_off_the_aggregate_goes_on_past_a_quarantined_event(store):
     await put(store, event("a", 1), event("a", 2), event("a", 3))
     sink = Sink(lambda e: Permanent("bad") if e.id == "a-2" else None)
     relay = Relay(store, sink, hold=False)
@@ -170,16 +153,7 @@ async def test_with_hold_off_the_aggregate_goes_on_past_a_quarantined_event(stor
     assert [q.event_id for q in await quarantined(store)] == ["a-2"]
 
 
-async def test_an_oversized_event_is_quarantined_with_its_reason(store: AsyncEngine) -> None:
-    await put(store, event("big"))
-    relay = Relay(store, Sink(lambda _: EventTooLarge("2 MB, limit 1 MB")))
-    await relay.run_once()
-    assert [q.reason for q in await quarantined(store)] == ["too-large: 2 MB, limit 1 MB"]
-
-
-async def test_a_reason_is_kept_and_logged_without_what_the_broker_quoted(
-    store: AsyncEngine, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_reason_is_kept_and_logged_without_what_the_broker_quoted(store, caplog):
     await put(store, event("a"), event("b"))
     answers = {"a-1": Permanent("refused: email=ann@example.com"), "b-1": Transient("Bearer abc.def expired")}
     await Relay(store, Sink(lambda e: answers[e.id])).run_once()
@@ -191,9 +165,7 @@ async def test_a_reason_is_kept_and_logged_without_what_the_broker_quoted(
         assert secret not in kept + caplog.text
 
 
-async def test_a_publisher_that_raises_for_the_whole_batch_blames_only_the_culprit(
-    store: AsyncEngine,
-) -> None:
+async def test_a_publisher_that_raises_for_the_whole_batch_blames_only_the_culprit(store):
     await put(store, *(event(f"s{n}") for n in range(40)))
 
     def raise_for_s7(e: Event) -> None:
@@ -208,7 +180,7 @@ async def test_a_publisher_that_raises_for_the_whole_batch_blames_only_the_culpr
 
 
 @pytest.mark.parametrize("how", ["raises", "answers"])
-async def test_a_bus_that_is_away_costs_nobody_an_attempt(store: AsyncEngine, how: str) -> None:
+async def test_a_bus_that_is_away_costs_nobody_an_attempt(store, how):
     await put(store, *(event(f"s{n}") for n in range(20)))
     away = True
 
@@ -228,7 +200,7 @@ async def test_a_bus_that_is_away_costs_nobody_an_attempt(store: AsyncEngine, ho
     assert (relay.counts.quarantined, relay.counts.failed) == (0, 0)
 
 
-async def test_a_rate_limited_event_waits_as_asked_without_spending_attempts(store: AsyncEngine) -> None:
+async def test_a_rate_limited_event_waits_as_asked_without_spending_attempts(store):
     await put(store, event("a"), event("b"))
     limited = iter([RateLimited(retry_after=0.1)] * 4)
     sink = Sink(lambda e: next(limited, None) if e.id == "a-1" else None)
@@ -242,9 +214,7 @@ async def test_a_rate_limited_event_waits_as_asked_without_spending_attempts(sto
     assert relay.counts.quarantined == 0
 
 
-async def test_a_lease_that_ended_goes_to_another_relay_and_the_late_one_cannot_disturb_it(
-    store: AsyncEngine,
-) -> None:
+async def test_a_lease_that_ended_goes_to_another_relay_and_the_late_one_cannot_disturb_it(store):
     await put(store, event("a", 1), event("a", 2))
     slow = await claim(store, "slow", 10, 0.05)
     assert await claim(store, "quick", 10, 30) == []
@@ -257,8 +227,8 @@ async def test_a_lease_that_ended_goes_to_another_relay_and_the_late_one_cannot_
 
 
 async def test_many_relays_with_random_failures_keep_every_aggregate_in_order_and_double_nothing(
-    store: AsyncEngine, scale: Callable[..., Any], seed: int
-) -> None:
+    store, scale, seed
+):
     """Small batches on few aggregates, so that the relays get into each other's way all the time."""
     rng, count = random.Random(seed), scale(300, 2000)
 
@@ -298,7 +268,7 @@ async def test_many_relays_with_random_failures_keep_every_aggregate_in_order_an
     assert sum(relay.counts.published > 0 for relay in relays) >= 3
 
 
-async def test_stop_finishes_the_publish_in_flight_and_gives_the_rest_back(store: AsyncEngine) -> None:
+async def test_stop_finishes_the_publish_in_flight_and_gives_the_rest_back(store):
     await put(store, *(event("a", n) for n in range(5)))
     started, go_on = asyncio.Event(), asyncio.Event()
 
@@ -319,7 +289,7 @@ async def test_stop_finishes_the_publish_in_flight_and_gives_the_rest_back(store
     assert len(await claim(store, "next", 10, 30)) == 4  # at once, not after the 600 s lease
 
 
-async def test_purge_removes_old_published_rows_in_batches_and_nothing_else(store: AsyncEngine) -> None:
+async def test_purge_removes_old_published_rows_in_batches_and_nothing_else(store):
     await put(store, *(event(f"s{n}") for n in range(25)))
     await Relay(store, Sink(lambda e: Permanent("bad") if e.id == "s0-1" else None)).run_once()
     await put(store, event("waiting"))
@@ -332,7 +302,7 @@ async def test_purge_removes_old_published_rows_in_batches_and_nothing_else(stor
     assert left == ["s0-1", "waiting-1"]
 
 
-async def test_positions_are_not_used_again_after_a_purge(store: AsyncEngine) -> None:
+async def test_positions_are_not_used_again_after_a_purge(store):
     await put(store, event("a"))
     await Relay(store, Sink()).run_once()
     await purge(store, -1)
@@ -340,7 +310,7 @@ async def test_positions_are_not_used_again_after_a_purge(store: AsyncEngine) ->
     assert [row.position for row in await claim(store, "w", 1, 30)] == [2]
 
 
-async def test_a_batch_is_bounded_in_bytes_and_keeps_every_aggregate_in_order(store: AsyncEngine) -> None:
+async def test_a_batch_is_bounded_in_bytes_and_keeps_every_aggregate_in_order(store):
     big = "ü" * 50_000  # 100,000 bytes
     for n in range(30):
         changed = {"id": f"{n % 3}-{n}", "subject": f"s{n % 3}", "data": {"n": n, "text": big}}
@@ -358,9 +328,7 @@ async def test_a_batch_is_bounded_in_bytes_and_keeps_every_aggregate_in_order(st
 
 
 @pytest.mark.needs_postgres
-async def test_commit_order_is_publish_order_also_without_a_lock_of_the_application(
-    postgres_url: str,
-) -> None:
+async def test_commit_order_is_publish_order_also_without_a_lock_of_the_application(postgres_url):
     store = open_store(postgres_url)
     await create_all(store)
     second_added = asyncio.Event()
@@ -384,9 +352,7 @@ async def test_commit_order_is_publish_order_also_without_a_lock_of_the_applicat
 
 
 @pytest.mark.needs_postgres
-async def test_a_relay_wakes_by_notify_and_outlives_a_restart_of_postgresql(
-    own_postgres: PostgresServer,
-) -> None:
+async def test_a_relay_wakes_by_notify_and_outlives_a_restart_of_postgresql(own_postgres):
     store = open_store(own_postgres.url)
     await create_all(store)
     sink = Sink()
@@ -410,9 +376,7 @@ async def test_a_relay_wakes_by_notify_and_outlives_a_restart_of_postgresql(
     await close(store)
 
 
-async def test_events_arrive_soon_after_their_commit_at_fifty_orders_a_second(
-    store: AsyncEngine, scale: Callable[..., Any], figures: Callable[..., Path]
-) -> None:
+async def test_events_arrive_soon_after_their_commit_at_fifty_orders_a_second(store, scale, figures):
     count, committed, sink = scale(100, 1500), {}, Sink()
     async with running(Relay(store, sink)):
         begun = time.perf_counter()
@@ -493,9 +457,7 @@ async def plan_of_a_claim(store: AsyncEngine) -> str:
         return "\n".join(str(row) for row in (await tx.exec_driver_sql(f"{explain} {compiled}", given)).all())
 
 
-async def test_published_rows_do_not_slow_a_claim_down(
-    store: AsyncEngine, scale: Callable[..., Any], figures: Callable[..., Path]
-) -> None:
+async def test_published_rows_do_not_slow_a_claim_down(store, scale, figures):
     """Against the same claim on an empty table, and against a search without the partial index."""
     rows, rounds = scale(60_000, 1_000_000), scale(15, 101)
     empty = await timed_claims(store, range(rounds))
@@ -539,9 +501,7 @@ async def best_of_claims(store: AsyncEngine) -> float:
 
 
 @pytest.mark.parametrize("backlog", ["quarantined", "waiting"])
-async def test_eight_times_the_backlog_does_not_slow_a_claim_down(
-    store: AsyncEngine, scale: Callable[..., Any], backlog: str
-) -> None:
+async def test_eight_times_the_backlog_does_not_slow_a_claim_down(store, scale, backlog):
     rows, never = scale(5_000, 37_500), "'infinity'" if is_postgres(store) else "9e999"
     due_at = never if backlog == "quarantined" else "0"
     await fill(store, range(rows), "old", subject="'old-' || n", due_at=due_at)
@@ -554,7 +514,7 @@ async def test_eight_times_the_backlog_does_not_slow_a_claim_down(
             await tx.execute(text("ANALYZE"))
 
 
-async def test_events_held_by_quarantined_ones_cost_a_claim_a_look_each(store: AsyncEngine) -> None:
+async def test_events_held_by_quarantined_ones_cost_a_claim_a_look_each(store):
     """By the index, whatever the planner knows: past 200,000 a set took 55 s, looks take half a second of CPU."""
     never = "'infinity'" if is_postgres(store) else "9e999"
     await fill(store, range(20_000), "bad", subject="'bad-' || n", due_at=never)
@@ -573,9 +533,7 @@ async def test_events_held_by_quarantined_ones_cost_a_claim_a_look_each(store: A
     assert {row.subject[:3] for row in await claim(store, "w", 500, 30)} == {"new"}
 
 
-async def test_one_relay_moves_thousands_of_events_a_second(
-    store: AsyncEngine, scale: Callable[..., Any], figures: Callable[..., Path]
-) -> None:
+async def test_one_relay_moves_thousands_of_events_a_second(store, scale, figures):
     count, sink = scale(3000, 20_000), Sink()
     rows = [
         {
@@ -605,7 +563,7 @@ async def test_one_relay_moves_thousands_of_events_a_second(
     figures("outbox", name=f"rate-{store.dialect.name}", events=count, events_per_second=round(rate))
 
 
-async def test_an_outbox_of_an_older_version_gets_the_index_that_a_claim_needs(store: AsyncEngine) -> None:
+async def test_an_outbox_of_an_older_version_gets_the_index_that_a_claim_needs(store):
     async with begin(store) as tx:
         await tx.execute(text("DROP INDEX outbox_by_subject"))
     await create_all(store)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,8 +91,8 @@ async def consuming(
 
 
 async def test_what_a_consumer_cannot_read_is_quarantined_with_its_reason_and_replayed_after_the_fix(
-    store: AsyncEngine, bus: RedisStreamsBus, figures: Callable[..., Path]
-) -> None:
+    store, bus, figures
+):
     good = [event(f"good-{n}", order="o") for n in range(10)]
     bad = {
         "unknown-type": event("type", "order.lost.v1"),

@@ -72,9 +72,7 @@ async def delivered(store: AsyncEngine, receiver: Receiver) -> None:
         await run_until_signalled([relay, Periodic("enough", enough, every=0.05)], grace=5, stop=stop)
 
 
-def test_what_a_receiver_refused_is_listed_retried_in_its_place_and_discarded(
-    database: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_receiver_refused_is_listed_retried_in_its_place_and_discarded(database, capsys):
     async def add(store: AsyncEngine) -> None:
         made = [Event(id=ident, source="/", type="a.b.v1", subject="s") for ident in ("one", "two", "three")]
         async with begin(store) as tx:
@@ -101,9 +99,7 @@ def test_what_a_receiver_refused_is_listed_retried_in_its_place_and_discarded(
     assert "retry which?" in capsys.readouterr().err
 
 
-def test_every_failed_delivery_says_when_it_comes_again(
-    database: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_failed_delivery_says_when_it_comes_again(database, caplog):
     """Without a line a receiver that says 500 for hours is silence."""
     caplog.set_level("INFO", "outbox")
 
@@ -120,9 +116,7 @@ def test_every_failed_delivery_says_when_it_comes_again(
     assert re.search(r"event one \(s\), again in \d+\.\d s: Transient: 500", caplog.text)
 
 
-def test_slots_that_nobody_ran_are_listed(
-    database: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slots_that_nobody_ran_are_listed(database, capsys, monkeypatch):
     async def three_days_later(store: AsyncEngine) -> None:
         for day in (20_000, 20_003):
             tick = Tick("nightly", day * DAY, {"id": "nightly", "cron": "0 0 * * *"})

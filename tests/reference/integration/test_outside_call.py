@@ -15,7 +15,6 @@ import psycopg
 import pytest
 from redis.asyncio import Redis
 
-from harness.redis import RedisServer
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
@@ -137,7 +136,7 @@ async def eventually(attempt: Callable[[], Any], *passing: type[Exception]) -> A
 # ---- the ledgers
 
 
-async def test_a_ledger_takes_only_the_next_version(ledger: Ledger) -> None:
+async def test_a_ledger_takes_only_the_next_version(ledger):
     fresh = await ledger.read("carrier", "a")
     assert (fresh.version, fresh.state) == (0, State.INTENDED)
     assert abs(fresh.now - time.time()) < 5
@@ -154,7 +153,7 @@ async def test_a_ledger_takes_only_the_next_version(ledger: Ledger) -> None:
     assert (await ledger.read("other", "a")).version == 0, "each provider has its own"
 
 
-async def test_a_ledger_lists_what_is_unclear_and_purges_what_has_ended(ledger: Ledger) -> None:
+async def test_a_ledger_lists_what_is_unclear_and_purges_what_has_ended(ledger):
     for number in range(5):
         claim = (await ledger.read("carrier", f"k{number}")).claimed()
         assert await ledger.write(claim)
@@ -169,7 +168,7 @@ async def test_a_ledger_lists_what_is_unclear_and_purges_what_has_ended(ledger: 
     assert (await ledger.read("other", "k0")).version > 0
 
 
-async def test_fifty_at_once_make_one_call(ledger: Ledger) -> None:
+async def test_fifty_at_once_make_one_call(ledger):
     carrier, ours = Carrier(), OutsideCalls(ledger, "carrier", longest=1)
     theirs = OutsideCalls(ledger, "carrier", longest=1)  # another process: nothing is shared but the ledger
 
@@ -185,9 +184,7 @@ async def test_fifty_at_once_make_one_call(ledger: Ledger) -> None:
 # ---- what may be done next
 
 
-async def test_a_lost_answer_is_looked_up_after_the_request_cannot_run_any_more(
-    sqlite_ledger: Ledger,
-) -> None:
+async def test_a_lost_answer_is_looked_up_after_the_request_cannot_run_any_more(sqlite_ledger):
     carrier, began = Carrier(), time.monotonic()
     ours = calls(sqlite_ledger, look_up=carrier.find)
     carrier.after = [ConnectionResetError("cut")]
@@ -201,7 +198,7 @@ async def test_a_lost_answer_is_looked_up_after_the_request_cannot_run_any_more(
     assert list(carrier.labels.values()) == [1]
 
 
-async def test_without_a_look_up_the_same_key_is_sent_while_it_lives(sqlite_ledger: Ledger) -> None:
+async def test_without_a_look_up_the_same_key_is_sent_while_it_lives(sqlite_ledger):
     carrier = Carrier()
     ours = calls(sqlite_ledger, key_life=60)
     carrier.after = [TimeoutError("no answer")]
@@ -210,7 +207,7 @@ async def test_without_a_look_up_the_same_key_is_sent_while_it_lives(sqlite_ledg
     assert list(carrier.labels.values()) == [1]
 
 
-async def test_a_key_that_may_be_forgotten_is_never_sent_again(sqlite_ledger: Ledger) -> None:
+async def test_a_key_that_may_be_forgotten_is_never_sent_again(sqlite_ledger):
     carrier = Carrier()
     ours = calls(sqlite_ledger, key_life=2.5 * LONGEST)  # over before a second request would have arrived
     carrier.after = [TimeoutError("no answer")]
@@ -220,7 +217,7 @@ async def test_a_key_that_may_be_forgotten_is_never_sent_again(sqlite_ledger: Le
     assert [call.key for call in await ours.unclear()] == ["label/1"]
 
 
-async def test_an_unclear_call_waits_for_a_human_who_ends_it_either_way(sqlite_ledger: Ledger) -> None:
+async def test_an_unclear_call_waits_for_a_human_who_ends_it_either_way(sqlite_ledger):
     carrier, ours = Carrier(), calls(sqlite_ledger)
     for key in ("made", "not made"):
         carrier.after = [ConnectionResetError("cut")]
@@ -237,7 +234,7 @@ async def test_an_unclear_call_waits_for_a_human_who_ends_it_either_way(sqlite_l
         await ours.resolve("made", again=True)
 
 
-async def test_tries_are_the_calls_own_budget(sqlite_ledger: Ledger) -> None:
+async def test_tries_are_the_calls_own_budget(sqlite_ledger):
     carrier = Carrier()
     ours = calls(sqlite_ledger, key_life=60, tries=3)
     carrier.before = [Transient("HTTP 502")] * 10
@@ -246,7 +243,7 @@ async def test_tries_are_the_calls_own_budget(sqlite_ledger: Ledger) -> None:
     assert len(carrier.seen) == 3
 
 
-async def test_what_the_provider_certainly_did_not_do_is_repeated_at_once(sqlite_ledger: Ledger) -> None:
+async def test_what_the_provider_certainly_did_not_do_is_repeated_at_once(sqlite_ledger):
     carrier, ours = Carrier(), calls(sqlite_ledger)
     nothing = [NotMade("refused connection"), RateLimited(retry_after=7), NotMade("again"), NotMade("again")]
     carrier.before = list(nothing)
@@ -257,7 +254,7 @@ async def test_what_the_provider_certainly_did_not_do_is_repeated_at_once(sqlite
     assert list(carrier.labels.values()) == [1]
 
 
-async def test_nothing_made_after_a_lost_answer_does_not_hide_the_lost_one(sqlite_ledger: Ledger) -> None:
+async def test_nothing_made_after_a_lost_answer_does_not_hide_the_lost_one(sqlite_ledger):
     carrier, ours = Carrier(), calls(sqlite_ledger, key_life=60)
     carrier.after = [ConnectionResetError("cut")]
     with pytest.raises(InFlight):
@@ -270,7 +267,7 @@ async def test_nothing_made_after_a_lost_answer_does_not_hide_the_lost_one(sqlit
     assert await ours.once("label/1", carrier.send_keyed) == {"label": "the first"}, "its wait is over"
 
 
-async def test_a_refusal_is_recorded_and_told_to_every_later_run(sqlite_ledger: Ledger) -> None:
+async def test_a_refusal_is_recorded_and_told_to_every_later_run(sqlite_ledger):
     carrier, ours = Carrier(), calls(sqlite_ledger)
     carrier.before = [Permanent("HTTP 422: no such street")]
     for _ in range(2):
@@ -281,7 +278,7 @@ async def test_a_refusal_is_recorded_and_told_to_every_later_run(sqlite_ledger: 
     assert await ours.once("label/1", carrier.send) == {"label": 2}
 
 
-async def test_an_answer_that_cannot_be_kept_is_not_asked_for_again(sqlite_ledger: Ledger) -> None:
+async def test_an_answer_that_cannot_be_kept_is_not_asked_for_again(sqlite_ledger):
     ours, made = calls(sqlite_ledger), []
 
     async def send(key: str) -> Any:
@@ -297,7 +294,7 @@ async def test_an_answer_that_cannot_be_kept_is_not_asked_for_again(sqlite_ledge
 # ---- interruptions
 
 
-async def test_a_cancelled_run_does_not_throw_a_paid_answer_away(sqlite_ledger: Ledger) -> None:
+async def test_a_cancelled_run_does_not_throw_a_paid_answer_away(sqlite_ledger):
     carrier = Carrier()
     carrier.hold.clear()
     ours = OutsideCalls(sqlite_ledger, "carrier", longest=20)
@@ -315,7 +312,7 @@ async def test_a_cancelled_run_does_not_throw_a_paid_answer_away(sqlite_ledger: 
     assert await calls(sqlite_ledger).once("label/1", carrier.send) == {"label": 1}
 
 
-async def test_an_answer_is_recorded_through_an_outage_of_the_ledger(own_redis: RedisServer) -> None:
+async def test_an_answer_is_recorded_through_an_outage_of_the_ledger(own_redis):
     redis, carrier = producer_client(own_redis.url), Carrier()
     carrier.hold.clear()
     ours = OutsideCalls(RedisLedger(redis), "carrier", longest=20)
@@ -331,7 +328,7 @@ async def test_an_answer_is_recorded_through_an_outage_of_the_ledger(own_redis: 
     await redis.aclose()
 
 
-async def test_a_run_that_was_overtaken_cannot_overwrite(sqlite_ledger: Ledger) -> None:
+async def test_a_run_that_was_overtaken_cannot_overwrite(sqlite_ledger):
     carrier = Carrier()
     carrier.hold.clear()
     slow = OutsideCalls(sqlite_ledger, "carrier", longest=20)
@@ -346,7 +343,7 @@ async def test_a_run_that_was_overtaken_cannot_overwrite(sqlite_ledger: Ledger) 
     assert await run == {"label": "of the other run"}, "what stands in the ledger counts"
 
 
-async def test_a_process_that_stood_still_after_its_claim_sends_nothing(sqlite_ledger: Ledger) -> None:
+async def test_a_process_that_stood_still_after_its_claim_sends_nothing(sqlite_ledger):
     class Frozen:
         """A ledger whose answer to the claim arrives after the others may act."""
 
@@ -386,7 +383,7 @@ async def test_a_process_that_stood_still_after_its_claim_sends_nothing(sqlite_l
         (503, Transient),
     ],
 )
-def test_a_status_says_what_became_of_the_effect(status: int, error: type[Exception] | None) -> None:
+def test_a_status_says_what_became_of_the_effect(status, error):
     if error is None:
         check_status(status)
         return
@@ -399,9 +396,7 @@ def test_a_status_says_what_became_of_the_effect(status: int, error: type[Except
 
 
 @pytest.mark.parametrize("kind", ["sqlite3", postgres("psycopg")])
-def test_the_synchronous_twin_follows_the_same_rules(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_the_synchronous_twin_follows_the_same_rules(kind, request, tmp_path):
     ledger = dbapi_ledger(kind, request, tmp_path)
     made: dict[str, int] = {}
 

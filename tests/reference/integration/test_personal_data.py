@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Column, Connection, Float, Integer, String, Table, bindparam, text
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from harness.pipelines import JobSetup
 from queuesmith.console.problems import problem_of
@@ -125,8 +124,8 @@ def clean(*texts: str | None) -> None:
 
 @pytest.mark.parametrize("how", FAULTS)
 async def test_no_value_of_a_statement_reaches_log_redis_or_dead_letter(
-    how: str, redis_url: str, store_url: str, tmp_path: Path, written: Callable[[], str]
-) -> None:
+    how, redis_url, store_url, tmp_path, written
+):
     async def store_person(_ctx: JobContext, payload: Person) -> Done:
         return Done(None, FAULTS[payload.how])
 
@@ -148,9 +147,7 @@ async def test_no_value_of_a_statement_reaches_log_redis_or_dead_letter(
 
 
 @pytest.mark.parametrize("how", [*FAULTS, "cut_off"])
-async def test_no_value_of_a_statement_reaches_an_answer_or_an_error_text(
-    how: str, store: AsyncEngine, written: Callable[[], str]
-) -> None:
+async def test_no_value_of_a_statement_reaches_an_answer_or_an_error_text(how, store, written):
     fault = FAULTS.get(how, cut_off)
     with pytest.raises(Exception) as raised:  # noqa: PT011
         async with begin(store) as tx:
@@ -164,7 +161,7 @@ async def test_no_value_of_a_statement_reaches_an_answer_or_an_error_text(
     clean(written())
 
 
-async def test_no_value_in_the_errors_of_batched_statements(store: AsyncEngine) -> None:
+async def test_no_value_in_the_errors_of_batched_statements(store):
     def twice(tx: Connection) -> None:
         mark = "%s" if is_postgres(store) else "?"
         row = ("c", CANARIES[0], CANARIES[1], "{}", 1.0)

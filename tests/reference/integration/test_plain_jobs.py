@@ -12,10 +12,8 @@ from pydantic import BaseModel
 from redis.asyncio import Redis
 
 from harness.pipelines import JobSetup
-from harness.processes import Spawner
-from harness.redis import RedisServer
 from harness.waiting import until
-from harness.workers import at_work, counts, queue_at, stock_at_work
+from harness.workers import at_work, counts, queue_at, stock_at_work, until_counts
 from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import Permanent, Transient
@@ -97,14 +95,8 @@ THEIRS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.needs_node
 async def test_jobs_of_a_node_service_run_beside_our_envelopes_whatever_their_options(
-    redis_url: str,
-    redis_server: RedisServer,
-    tmp_path: Path,
-    node_home: Path,
-    spawn: Spawner,
-    shop: Shop,
-    jobs: JobTypes,
-) -> None:
+    redis_url, redis_server, tmp_path, node_home, spawn, shop, jobs
+):
     written = [["print", {"parcel": name, "fails": 2, "etc": [1]}, opts] for name, opts in THEIRS.items()]
     written += [
         ["print", {"parcel": "refused", "fails": -1}, {"removeOnFail": True}],
@@ -141,9 +133,7 @@ async def test_jobs_of_a_node_service_run_beside_our_envelopes_whatever_their_op
     assert "no such street" in reasons[1]
 
 
-async def test_jobs_that_wait_from_the_old_code_run_after_the_upgrade(
-    redis_url: str, tmp_path: Path, shop: Shop, jobs: JobTypes
-) -> None:
+async def test_jobs_that_wait_from_the_old_code_run_after_the_upgrade(redis_url, tmp_path, shop, jobs):
     """Waiting, delayed by the stock worker's backoff after a failure, delayed by its producer, and with a priority."""
 
     async def old(job: Any, token: str) -> None:
@@ -159,28 +149,20 @@ async def test_jobs_that_wait_from_the_old_code_run_after_the_upgrade(
             "print", {"parcel": "failed once"}, {"attempts": 3, "backoff": backoff, "jobId": "old-1"}
         )
         async with stock_at_work(SHOP, old, connection=connection):
-
-            async def failed_once() -> bool:
-                return await counts(queue) == {"delayed": 1}
-
-            await until(failed_once, 20, "the old worker failed it once")
+            await until_counts(queue, {"delayed": 1}, 20, "the old worker failed it once")
         await queue.add("print", {"parcel": "waits"}, {})
         await queue.add("print", {"parcel": "ranked"}, {"priority": 10})
         await queue.add("print", {"parcel": "delayed"}, {"delay": 700})
         async with at_work(SHOP, shop.pipeline(setup), url=redis_url):
-
-            async def ended() -> bool:
-                return await counts(queue) == {"completed": 4}
-
-            await until(ended, 30, "all of them ran")
+            await until_counts(queue, {"completed": 4}, 30, "all of them ran")
         assert (await queue.getJob("old-1")).attemptsMade == 2
     await connection.aclose()
     assert sorted(shop.printed) == ["delayed", "failed once", "ranked", "waits"]
 
 
 async def test_the_same_key_under_the_same_name_is_another_request_on_another_queue(
-    redis_url: str, tmp_path: Path, shop: Shop, jobs: JobTypes
-) -> None:
+    redis_url, tmp_path, shop, jobs
+):
     """Order 7 is to be packed and to be mailed: equal data, and Node names both jobs `job`."""
     step = plain(Label, shop.theirs, key=lambda label: label.parcel)
     async with (
@@ -203,8 +185,8 @@ async def test_the_same_key_under_the_same_name_is_another_request_on_another_qu
 
 
 async def test_of_one_kind_the_same_key_is_one_request_whatever_the_jobs_are_named(
-    redis_url: str, tmp_path: Path, shop: Shop, jobs: JobTypes
-) -> None:
+    redis_url, tmp_path, shop, jobs
+):
     """Seen on a repair: what was running says `refund`, the new sender says `task`."""
     step = plain(Label, shop.theirs, key=lambda label: label.parcel, kind="labels")
     async with (

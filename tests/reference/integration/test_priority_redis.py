@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from harness.pipelines import JobSetup
@@ -20,9 +18,7 @@ class Item(Payload):
     n: int
 
 
-async def test_critical_is_next_in_a_backlog_where_priority_one_runs_last(
-    redis_url: str, tmp_path: Path, figures: Callable[..., Path]
-) -> None:
+async def test_critical_is_next_in_a_backlog_where_priority_one_runs_last(redis_url, tmp_path, figures):
     naive: list[str] = []
 
     async def note(job: Any, _token: str) -> None:

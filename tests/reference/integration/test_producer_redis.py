@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from studyhall.patterns.flow import FlowConflict, FlowTooLarge, UnknownPolicy, c
 from studyhall.patterns.job_ids import InvalidKey
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.priority import UnknownPriority
-from studyhall.patterns.producer import JobRequest, KeyTaken
+from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import InvalidMaxAge, JobTypes, MalformedPayload, Payload, UnknownJob
 
 
@@ -54,7 +53,7 @@ BAD: list[tuple[type[Exception], JobRequest]] = [
     (MalformedPayload, JobRequest("note", {"text": 5}, key="k")),
     (UnknownJob, JobRequest("nota", {"text": "x"}, key="k")),
     (InvalidKey, note(key="")),
-    (InvalidKey, note(key=None)),  # type: ignore[arg-type]
+    (InvalidKey, note(key=None)),
     (PayloadTooLarge, note(text="x" * 70_000)),
     (UnknownPolicy, fan_in(note("p"), [note("c", on_failure="shrug")])),
     (FlowConflict, fan_in(note("p"), [note("c"), note("c")])),
@@ -68,9 +67,7 @@ BAD: list[tuple[type[Exception], JobRequest]] = [
 @pytest.mark.parametrize(
     ("error", "request_"), BAD, ids=[f"{e.__name__}-{n}" for n, (e, _) in enumerate(BAD)]
 )
-async def test_bad_input_is_refused_by_name_and_nothing_is_queued(
-    redis_url: str, tmp_path: Path, error: type[Exception], request_: JobRequest
-) -> None:
+async def test_bad_input_is_refused_by_name_and_nothing_is_queued(redis_url, tmp_path, error, request_):
     async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup:
         with pytest.raises(error) as refused:
             await setup.producer.enqueue(request_)
@@ -79,24 +76,14 @@ async def test_bad_input_is_refused_by_name_and_nothing_is_queued(
         assert await setup.counts("notes") == {}
 
 
-async def test_one_key_is_one_job_from_many_producers_at_once(redis_url: str, tmp_path: Path) -> None:
+async def test_one_key_is_one_job_from_many_producers_at_once(redis_url, tmp_path):
     async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup:
         refs = await asyncio.gather(*(setup.producer.enqueue(note("same")) for _ in range(50)))
         assert len({ref.id for ref in refs}) == 1
         assert await setup.counts("notes") == {"prioritized": 1}
 
 
-async def test_another_payload_under_a_key_that_waits_is_refused(redis_url: str, tmp_path: Path) -> None:
-    """BullMQ drops the second add without a word: a customer's request was gone."""
-    async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup:
-        await setup.producer.enqueue(note("k", "first"))
-        await setup.producer.enqueue(note("k", "first"))
-        with pytest.raises(KeyTaken):
-            await setup.producer.enqueue(note("k", "second"))
-        assert await setup.counts("notes") == {"prioritized": 1}
-
-
-async def test_a_repeat_of_a_failed_request_is_an_error_that_says_so(redis_url: str, tmp_path: Path) -> None:
+async def test_a_repeat_of_a_failed_request_is_an_error_that_says_so(redis_url, tmp_path):
     """BullMQ ignores the add without a word: the caller would believe that the work is on its way."""
     async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup:
         async with setup.working():
@@ -115,9 +102,7 @@ async def test_a_repeat_of_a_failed_request_is_an_error_that_says_so(redis_url: 
             await setup.producer.enqueue(fan_in(note("parent"), [note("k", "poison")]))
 
 
-async def test_a_job_that_fails_at_once_is_not_taken_for_its_own_twin(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_job_that_fails_at_once_is_not_taken_for_its_own_twin(redis_url, tmp_path, monkeypatch):
     async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup, setup.working():
         ask = setup.producer._refuse_twins
 
@@ -131,7 +116,7 @@ async def test_a_job_that_fails_at_once_is_not_taken_for_its_own_twin(
             await setup.producer.enqueue_many([note("k", "poison")])
 
 
-async def test_options_of_every_job_are_explicit(redis_url: str, tmp_path: Path) -> None:
+async def test_options_of_every_job_are_explicit(redis_url, tmp_path):
     async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup:
         await setup.producer.enqueue(note("k", priority="low", delay=60, max_age=600))
         job = await setup.job(note("k"))

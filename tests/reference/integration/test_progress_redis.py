@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from harness.pipelines import JobSetup
@@ -25,9 +23,7 @@ async def events(redis: Any, queue: str) -> list[dict[str, str]]:
     return [fields for _, fields in await redis.xrange(f"bull:{queue}:events")]
 
 
-async def test_progress_per_row_keeps_milestones_and_everybody_elses_events(
-    redis_url: str, tmp_path: Path, figures: Callable[..., Path]
-) -> None:
+async def test_progress_per_row_keeps_milestones_and_everybody_elses_events(redis_url, tmp_path, figures):
     async def naive(job: Any, _token: str) -> None:
         for row in range(job.data["rows"]):
             await job.updateProgress({"stage": str(row * STAGES // REPORTS), "percent": 100 * row / REPORTS})
@@ -82,7 +78,7 @@ async def _completed(queue: Any, number: int) -> bool:
     return bool((await queue.getJobCounts("completed"))["completed"] == number)
 
 
-async def test_a_job_whose_progress_cannot_be_written_still_completes(redis_url: str, tmp_path: Path) -> None:
+async def test_a_job_whose_progress_cannot_be_written_still_completes(redis_url, tmp_path):
     async def handler(ctx: JobContext, payload: Import) -> dict[str, int]:
         ctx.job.updateProgress = None  # any error at all
         ctx.progress._send = ctx.job.updateProgress

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from harness.redis import RedisServer
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.progress_stream import GAP, IDLE, JobEvent, ProgressStream, sse
@@ -36,9 +35,9 @@ async def queue(redis_url: str) -> AsyncIterator[Any]:
 
     async def write(name: str, number: int, event: str = "progress") -> None:
         fields = {"event": event, "jobId": f"job-{number}", "data": f'{{"percent":{number}}}'}
-        await client.xadd(f"bull:{name}:events", fields)  # type: ignore[arg-type]
+        await client.xadd(f"bull:{name}:events", fields)
 
-    write.client = client  # type: ignore[attr-defined]
+    write.client = client
     yield write
     await client.aclose()
 
@@ -68,9 +67,7 @@ class Reader:
         return self.seen[-1].cursor if self.seen else ""
 
 
-async def test_a_client_that_comes_back_misses_nothing_on_any_instance(
-    redis_url: str, queue: Any, figures: Callable[..., None]
-) -> None:
+async def test_a_client_that_comes_back_misses_nothing_on_any_instance(redis_url, queue, figures):
     numbers, breaks, last = list(range(200)), 8, ""
     seen: dict[str, list[int]] = {"alpha": [], "beta": []}
     naive: list[int] = []
@@ -114,7 +111,7 @@ async def test_a_client_that_comes_back_misses_nothing_on_any_instance(
     )
 
 
-async def test_one_reader_serves_all_clients(redis_url: str, queue: Any) -> None:
+async def test_one_reader_serves_all_clients(redis_url, queue):
     async def reading() -> list[Any]:
         return [one for one in await queue.client.client_list() if "xread" in one["cmd"]]
 
@@ -128,7 +125,7 @@ async def test_one_reader_serves_all_clients(redis_url: str, queue: Any) -> None
             await one.stop()
 
 
-async def test_a_slow_client_loses_nothing_and_costs_no_memory(redis_url: str, queue: Any) -> None:
+async def test_a_slow_client_loses_nothing_and_costs_no_memory(redis_url, queue):
     async with streaming(redis_url, memory=10) as stream:
         slow = Reader(stream, pause=0.002)
         await asyncio.sleep(0.05)
@@ -141,7 +138,7 @@ async def test_a_slow_client_loses_nothing_and_costs_no_memory(redis_url: str, q
         await slow.stop()
 
 
-async def test_what_was_trimmed_is_told_as_a_gap(redis_url: str, queue: Any) -> None:
+async def test_what_was_trimmed_is_told_as_a_gap(redis_url, queue):
     async with streaming(redis_url) as stream:
         reader = Reader(stream)
         await asyncio.sleep(0.05)
@@ -158,7 +155,7 @@ async def test_what_was_trimmed_is_told_as_a_gap(redis_url: str, queue: Any) -> 
         await back.stop()
 
 
-async def test_a_redis_that_lost_its_data_is_told_as_a_gap_and_goes_on(redis_url: str, queue: Any) -> None:
+async def test_a_redis_that_lost_its_data_is_told_as_a_gap_and_goes_on(redis_url, queue):
     async with streaming(redis_url) as stream:
         reader = Reader(stream)
         await asyncio.sleep(0.05)
@@ -172,7 +169,7 @@ async def test_a_redis_that_lost_its_data_is_told_as_a_gap_and_goes_on(redis_url
 
 
 @pytest.mark.fault
-async def test_a_restart_of_redis_is_waited_out(own_redis: RedisServer) -> None:
+async def test_a_restart_of_redis_is_waited_out(own_redis):
     async with streaming(own_redis.url) as stream:
         reader = Reader(stream)
         await asyncio.sleep(0.05)
@@ -191,7 +188,7 @@ async def test_a_restart_of_redis_is_waited_out(own_redis: RedisServer) -> None:
         await reader.stop()
 
 
-async def test_a_quiet_stream_beats_and_nonsense_ids_are_no_error(redis_url: str) -> None:
+async def test_a_quiet_stream_beats_and_nonsense_ids_are_no_error(redis_url):
     async with streaming(redis_url) as stream:
         for nonsense in (
             "",
@@ -209,7 +206,7 @@ async def test_a_quiet_stream_beats_and_nonsense_ids_are_no_error(redis_url: str
                         break
 
 
-def test_the_wire_format_cannot_be_broken_by_data() -> None:
+def test_the_wire_format_cannot_be_broken_by_data():
     told = sse("failed", {"reason": "line\n\nevent: forged\ndata: {}\r\n"}, "alpha:1-1")
     assert told.count("\n\n") == 1
     assert told.count("\nevent:") == 1

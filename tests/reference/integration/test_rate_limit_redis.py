@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from harness.pipelines import full_pipeline, full_producer
-from harness.processes import Spawner
 from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work
@@ -95,9 +94,7 @@ def fullest_stretch(starts: list[int], duration: int) -> int:
     return max(sum(first <= start < first + duration for start in starts) for first in starts)
 
 
-async def test_two_processes_together_keep_the_queue_limit_and_lose_no_time(
-    own_redis: RedisServer, spawn: Spawner, figures: Callable[..., Path]
-) -> None:
+async def test_two_processes_together_keep_the_queue_limit_and_lose_no_time(own_redis, spawn, figures):
     """A count in each process lets twice as many through; the stock worker keeps the limit, asleep."""
     jobs, most, per, duration = 200, 20, 0.3, 300
     ideal = (jobs / most - 1) * per
@@ -155,9 +152,7 @@ async def test_two_processes_together_keep_the_queue_limit_and_lose_no_time(
     assert len(stock) < jobs / 2, "the stock worker would have done as well: nothing is proven"
 
 
-async def test_an_even_limit_holds_in_every_stretch_of_time(
-    own_redis: RedisServer, figures: Callable[..., Path]
-) -> None:
+async def test_an_even_limit_holds_in_every_stretch_of_time(own_redis, figures):
     """Windows side by side let nearly twice as many through where the end of one meets the start of the next."""
     most, per, duration = 20, 0.5, 500
     client: Any = producer_client(own_redis.url)
@@ -209,7 +204,7 @@ async def test_an_even_limit_holds_in_every_stretch_of_time(
     assert took < 2 * ideal + 1
 
 
-def test_a_limit_that_would_stop_the_queue_is_refused() -> None:
+def test_a_limit_that_would_stop_the_queue_is_refused():
     assert queue_limit(10, per=1.5) == {"max": 10, "duration": 1500}
     assert queue_limit(7, per=1, evenly=True) == {"max": 1, "duration": 143}, "rounded to the strict side"
     for most, per in ((0, 1.0), (5, 0.0)):
@@ -293,9 +288,7 @@ def p95(values: list[float]) -> float:
     return statistics.quantiles(values, n=20, method="inclusive")[-1]
 
 
-async def test_light_tenant_waits_no_longer_behind_a_heavy_one(
-    redis_url: str, tmp_path: Path, scale: Callable[[int, int], int], figures: Callable[..., Path]
-) -> None:
+async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_path, scale, figures):
     """A heavy tenant adds far more than the workers can do, all the time; a light one now and then a job.
 
     They are compared with those of a light tenant that is alone at the same moments: whatever else the machine does
@@ -357,8 +350,8 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(
 
 
 async def test_light_tenant_waits_no_longer_when_thousands_of_jobs_are_dropped_in_front_of_it(
-    redis_url: str, tmp_path: Path, scale: Callable[[int, int], int], figures: Callable[..., Path]
-) -> None:
+    redis_url, tmp_path, scale, figures
+):
     """Booked, the heavy tenant's jobs never stand in the way; refused one by one they do; unlimited far more."""
     heavy, light, seconds = scale(2_000, 4_000), scale(10, 20), 0.5
     client = worker_client(redis_url, AutoPipeline)
@@ -408,7 +401,7 @@ async def test_light_tenant_waits_no_longer_when_thousands_of_jobs_are_dropped_i
     assert p95(booked) <= 2 * p95(alone)
 
 
-async def test_a_booked_turn_is_kept_for_its_job_and_paid_once(redis_url: str) -> None:
+async def test_a_booked_turn_is_kept_for_its_job_and_paid_once(redis_url):
     client = producer_client(redis_url)
     limit = tenant_limit(client, rate=10, burst=2, known={"heavy"})
     jobs = JobTypes()
@@ -434,9 +427,7 @@ async def test_a_booked_turn_is_kept_for_its_job_and_paid_once(redis_url: str) -
     await client.aclose()
 
 
-async def test_tenant_over_budget_keeps_its_rate_order_and_attempts(
-    redis_url: str, tmp_path: Path, figures: Callable[..., Path]
-) -> None:
+async def test_tenant_over_budget_keeps_its_rate_order_and_attempts(redis_url, tmp_path, figures):
     """No starvation, no herd, no attempt spent: every job of the heavy tenant runs, in turn, at the rate."""
     rate, burst, jobs = 12.0, 3, 40
     client = producer_client(redis_url)
@@ -480,9 +471,7 @@ async def test_tenant_over_budget_keeps_its_rate_order_and_attempts(
     assert statistics.mean(fetched) < 2.6, "refused jobs came back before their turn"
 
 
-async def test_a_limit_for_all_tenants_leaves_room_for_the_light_one(
-    redis_url: str, tmp_path: Path, figures: Callable[..., Path]
-) -> None:
+async def test_a_limit_for_all_tenants_leaves_room_for_the_light_one(redis_url, tmp_path, figures):
     """BullMQ's limiter counts refused jobs too, so behind a heavy tenant it starves the light one; `total` does not."""
     client = producer_client(redis_url)
 
@@ -511,7 +500,7 @@ async def test_a_limit_for_all_tenants_leaves_room_for_the_light_one(
     assert ours < theirs / 2
 
 
-async def test_total_holds_for_all_tenants_together(redis_url: str) -> None:
+async def test_total_holds_for_all_tenants_together(redis_url):
     client = producer_client(redis_url)
     limit = tenant_limit(client, 100, 50, total=(10, 4))
     waits: list[float] = []
@@ -529,7 +518,7 @@ async def test_total_holds_for_all_tenants_together(redis_url: str) -> None:
 
 
 @pytest.mark.parametrize("away", [1.2, 3.5])
-async def test_turns_that_nobody_could_take_do_not_come_back_as_a_herd(redis_url: str, away: float) -> None:
+async def test_turns_that_nobody_could_take_do_not_come_back_as_a_herd(redis_url, away):
     """Workers were away: the first overdue job goes, those behind it keep their distance and their order."""
     client = producer_client(redis_url)
     limit = tenant_limit(client, 20, 1)
@@ -545,7 +534,7 @@ async def test_turns_that_nobody_could_take_do_not_come_back_as_a_herd(redis_url
     await client.aclose()
 
 
-async def test_no_turn_is_kept_beyond_the_horizon_and_idle_tenants_leave_no_keys(redis_url: str) -> None:
+async def test_no_turn_is_kept_beyond_the_horizon_and_idle_tenants_leave_no_keys(redis_url):
     client: Any = producer_client(redis_url)
     limit = tenant_limit(client, 1, 1, horizon=2)
     waits = [await limit.turn("heavy", f"job-{n}") for n in range(30)]
@@ -560,9 +549,7 @@ async def test_no_turn_is_kept_beyond_the_horizon_and_idle_tenants_leave_no_keys
 
 
 @pytest.mark.parametrize("owner", ["", "   ", None])
-async def test_job_without_a_tenant_fails_for_good_and_its_neighbours_run(
-    redis_url: str, tmp_path: Path, owner: str | None
-) -> None:
+async def test_job_without_a_tenant_fails_for_good_and_its_neighbours_run(redis_url, tmp_path, owner):
     client = producer_client(redis_url)
     async with shop(redis_url, tmp_path, tenant_limit(client, 100, 10)) as at:
         ref = await at.producer.enqueue(JobRequest("work", {"owner": owner}, key="nobody"))
@@ -577,8 +564,8 @@ async def test_job_without_a_tenant_fails_for_good_and_its_neighbours_run(
 
 
 async def test_tenant_that_is_not_known_is_refused_by_name_at_the_producer_and_at_the_worker(
-    redis_url: str, tmp_path: Path
-) -> None:
+    redis_url, tmp_path
+):
     with pytest.raises(UnknownTenant, match="Fix the producer"):
         named_tenant("stranger", {"known"})
     client = producer_client(redis_url)
@@ -588,12 +575,12 @@ async def test_tenant_that_is_not_known_is_refused_by_name_at_the_producer_and_a
         await until(at.producer.queue("work").getFailedCount, 10, "the stranger's job to fail")
     guard = tenant_limit(client, 1, 1, tenant_of=lambda _ctx, payload: payload.nothing_like_that)
     with pytest.raises(UnknownTenant):
-        await guard.take(SimpleNamespace(name="work", payload=Work(owner="x")))  # type: ignore[arg-type]
+        await guard.take(SimpleNamespace(name="work", payload=Work(owner="x")))
     await client.aclose()
 
 
 @pytest.mark.fault
-async def test_limit_without_redis_waits_or_allows_as_told_in_bounded_time(own_redis: RedisServer) -> None:
+async def test_limit_without_redis_waits_or_allows_as_told_in_bounded_time(own_redis):
     client = producer_client(own_redis.url)
     closed, opened = tenant_limit(client, 1, 1), tenant_limit(client, 1, 1, on_outage="allow")
     jobs = JobTypes()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Collection
-from pathlib import Path
+from collections.abc import AsyncIterator, Collection
 
 from bullmq import Queue
 from sqlalchemy import Column, Float, String, Table, insert, select
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from harness.redis import RedisServer
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.store import begin, metadata, read
 from studyhall.patterns.job_ids import job_id
@@ -25,9 +22,7 @@ orders = Table(
 )
 
 
-async def test_jobs_that_redis_lost_come_back_once_and_the_report_names_them(
-    store: AsyncEngine, own_redis: RedisServer, figures: Callable[..., Path]
-) -> None:
+async def test_jobs_that_redis_lost_come_back_once_and_the_report_names_them(store, own_redis, figures):
     client = producer_client(own_redis.url)
     queue = Queue("ship", {"connection": client})
 

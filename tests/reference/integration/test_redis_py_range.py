@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,9 +27,7 @@ TESTS = [
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("version", ["6.2.0", "7.4.1"])
-async def test_clients_worker_and_bus_run_on_this_redis_py_too(
-    version: str, spawn: Any, tmp_path: Path
-) -> None:
+async def test_clients_worker_and_bus_run_on_this_redis_py_too(version, spawn, tmp_path):
     uv = Path(sys.executable).with_name("uv")
     where = ["--python", sys.executable, "--target", tmp_path, "--no-deps"]
     install = spawn.command(uv, "pip", "install", "-q", *where, f"redis=={version}")

@@ -112,8 +112,8 @@ async def consumed(store: AsyncEngine) -> dict[str, int]:
 
 
 async def test_a_bus_that_is_down_costs_nobody_an_attempt_beside_events_that_it_would_never_take(
-    sqlite: AsyncEngine, bus: EventBus, server: Server
-) -> None:
+    sqlite, bus, server
+):
     await bus.subscribe("group", ["order"])
     relay = Relay(sqlite, bus, policy=TWICE, poll=0.05)
     async with running(relay):

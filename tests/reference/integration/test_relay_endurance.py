@@ -67,13 +67,13 @@ async def small_pool(store_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     await close(engine)
 
 
-async def test_a_pool_without_a_free_connection_does_not_end_the_relay(small_pool: AsyncEngine) -> None:
+async def test_a_pool_without_a_free_connection_does_not_end_the_relay(small_pool):
     sink = Sink()
     relay = Relay(small_pool, sink, poll=0.05)
     await put(small_pool, event("before"))
     async with AsyncExitStack() as holders:
         pool = small_pool.pool
-        for _ in range(pool.size() + pool._max_overflow):  # type: ignore[attr-defined]
+        for _ in range(pool.size() + pool._max_overflow):
             await holders.enter_async_context(small_pool.connect())
         async with running(relay) as task:
             await until(
@@ -85,9 +85,7 @@ async def test_a_pool_without_a_free_connection_does_not_end_the_relay(small_poo
             await until(lambda: {"before", "after"} <= set(sink.ids), 20, "both events")
 
 
-async def test_a_publisher_that_raises_a_stray_cancellation_does_not_end_the_relay(
-    store: AsyncEngine,
-) -> None:
+async def test_a_publisher_that_raises_a_stray_cancellation_does_not_end_the_relay(store):
     """What `.result()` of a cancelled future raises: nobody told the relay to end."""
     strays = iter([True, True])
 
@@ -101,7 +99,7 @@ async def test_a_publisher_that_raises_a_stray_cancellation_does_not_end_the_rel
         await until(lambda: sink.ids == ["a"], 20, "the event")
 
 
-async def test_a_relay_that_is_cancelled_ends_and_releases_its_batch(store: AsyncEngine) -> None:
+async def test_a_relay_that_is_cancelled_ends_and_releases_its_batch(store):
     hanging = asyncio.Event()
 
     class Hangs(Sink):
@@ -134,9 +132,7 @@ class Unspeakable(Transient):
     ],
     ids=["nul", "surrogate", "str-raises", "permanent"],
 )
-async def test_whatever_an_error_says_the_relay_goes_on_and_publishes_the_others_once(
-    store: AsyncEngine, error: Exception
-) -> None:
+async def test_whatever_an_error_says_the_relay_goes_on_and_publishes_the_others_once(store, error):
     await put(store, event("bad"), *(event(f"good-{n}") for n in range(50)))
     sink = Sink(lambda e: error if e.id == "bad" else None)
     relay = Relay(store, sink, poll=0.05, policy=SOON, lease=1.0)  # short: unsettled events would come back
@@ -157,11 +153,11 @@ async def test_whatever_an_error_says_the_relay_goes_on_and_publishes_the_others
     assert await discard(store, ["bad"], "by hand \x00 \ud800") == 1
 
 
-async def test_what_was_published_is_written_down_whatever_is_wrong_with_the_rest(store: AsyncEngine) -> None:
+async def test_what_was_published_is_written_down_whatever_is_wrong_with_the_rest(store):
     """The store refuses the note about the failed event: the published ones are settled all the same."""
     await put(store, event("good"), event("bad"))
     good, bad = await claim(store, "w", 10, 30)
-    unstorable = Failure(bad.position, "because", None, consume_attempt="?")  # type: ignore[arg-type]
+    unstorable = Failure(bad.position, "because", None, consume_attempt="?")
     with pytest.raises(ValueError, match="invalid literal"):
         await settle(store, "w", published=[good.position], failed=[unstorable])
     async with read(store) as connection:

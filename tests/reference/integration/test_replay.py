@@ -8,7 +8,6 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Column, Integer, String, Table, delete, insert, select, text, update
@@ -71,7 +70,7 @@ def event(n: int) -> Event:
 async def publish(store: AsyncEngine, count: int, lose: Callable[[str, Event], bool]) -> None:
     async with begin(store) as tx:
         await add(tx, *(event(n) for n in range(count)))
-    relay = Relay(store, Bus(store, lose))  # type: ignore[arg-type]
+    relay = Relay(store, Bus(store, lose))
     while await relay.run_once():
         pass
 
@@ -79,21 +78,19 @@ async def publish(store: AsyncEngine, count: int, lose: Callable[[str, Event], b
 ALL = [f"e-{n}" for n in range(20)]
 
 
-async def test_replay_gives_one_consumer_what_it_missed_and_touches_no_other(
-    store: AsyncEngine, figures: Callable[..., Path]
-) -> None:
+async def test_replay_gives_one_consumer_what_it_missed_and_touches_no_other(store, figures):
     await publish(store, 20, lambda consumer, e: consumer == "analytics" and e.data["n"] >= 12)
     before = {consumer: await applied(store, consumer) for consumer in CONSUMERS}
     assert len(before["analytics"]) == 12  # lost eight: its code threw them away
 
-    report = await replay(store, "analytics", logged(store), effect_of("analytics"))  # type: ignore[arg-type]
+    report = await replay(store, "analytics", logged(store), effect_of("analytics"))
     assert (report.read, report.applied, report.skipped) == (20, 8, 12)
     after = {consumer: await applied(store, consumer) for consumer in CONSUMERS}
     assert sorted(after["analytics"]) == sorted(ALL)
     others = [consumer for consumer in CONSUMERS if consumer != "analytics"]
     assert all(after[consumer] == before[consumer] for consumer in others)
 
-    again = await replay(store, "analytics", logged(store), effect_of("analytics"))  # type: ignore[arg-type]
+    again = await replay(store, "analytics", logged(store), effect_of("analytics"))
     assert (again.applied, again.skipped) == (0, 20)
 
     # The naive replay publishes the range on the bus once more, and everybody gets it again.
@@ -101,7 +98,7 @@ async def test_replay_gives_one_consumer_what_it_missed_and_touches_no_other(
         async for e in logged(store, after=after):
             for consumer in CONSUMERS:
                 async with begin(store) as tx:
-                    await effect_of(f"naive-{consumer}")(tx, e)  # type: ignore[misc]
+                    await effect_of(f"naive-{consumer}")(tx, e)
 
     await publish_again(after=0)
     await publish_again(after=12)
@@ -120,23 +117,23 @@ async def test_replay_gives_one_consumer_what_it_missed_and_touches_no_other(
     )
 
 
-async def test_force_applies_again_in_order_and_only_for_that_consumer(store: AsyncEngine) -> None:
+async def test_force_applies_again_in_order_and_only_for_that_consumer(store):
     await publish(store, 20, lambda _c, _e: False)
     payouts = await applied(store, "payouts")
     async with begin(store) as tx:
         await tx.execute(delete(effects).where(effects.c.consumer == "feed"))  # a projection built again
     effect = effect_of("feed")
-    assert (await replay(store, "feed", logged(store), effect)).applied == 0  # type: ignore[arg-type]
-    report = await replay(store, "feed", logged(store, after=5, until=15), effect, force=True)  # type: ignore[arg-type]
+    assert (await replay(store, "feed", logged(store), effect)).applied == 0
+    report = await replay(store, "feed", logged(store, after=5, until=15), effect, force=True)
     assert report.applied == 10
     assert await applied(store, "feed") == ALL[5:15]
     assert await applied(store, "payouts") == payouts
     # The markers are back: a late duplicate from the bus does nothing.
-    await handle_once(store, "feed", event(7), effect)  # type: ignore[arg-type]
+    await handle_once(store, "feed", event(7), effect)
     assert await applied(store, "feed") == ALL[5:15]
 
 
-async def test_a_forced_effect_that_fails_leaves_the_old_marker(store: AsyncEngine) -> None:
+async def test_a_forced_effect_that_fails_leaves_the_old_marker(store):
     await publish(store, 4, lambda _c, _e: False)
 
     async def broken(tx: AsyncConnection, e: Event) -> None:
@@ -146,17 +143,17 @@ async def test_a_forced_effect_that_fails_leaves_the_old_marker(store: AsyncEngi
     report = await replay(store, "feed", logged(store), broken, force=True)
     assert len(report.failed) == 4
     assert "half" not in await applied(store, "feed")
-    assert (await replay(store, "feed", logged(store), effect_of("feed"))).skipped == 4  # type: ignore[arg-type]
+    assert (await replay(store, "feed", logged(store), effect_of("feed"))).skipped == 4
 
 
-async def test_a_failing_event_holds_its_subject_and_is_reported(store: AsyncEngine) -> None:
+async def test_a_failing_event_holds_its_subject_and_is_reported(store):
     await publish(store, 12, lambda consumer, _: consumer == "analytics")
     plain = effect_of("analytics")
 
     async def picky(tx: AsyncConnection, e: Event) -> None:
         if e.id == "e-1":
             raise Transient("still broken")
-        await plain(tx, e)  # type: ignore[misc]
+        await plain(tx, e)
 
     report = await replay(store, "analytics", logged(store), picky)
     assert list(report.failed) == ["e-1"]
@@ -164,7 +161,7 @@ async def test_a_failing_event_holds_its_subject_and_is_reported(store: AsyncEng
     assert report.applied == 9
 
 
-async def test_a_range_is_chosen_by_position_by_time_or_by_id(store: AsyncEngine) -> None:
+async def test_a_range_is_chosen_by_position_by_time_or_by_id(store):
     await publish(store, 10, lambda _c, _e: False)
 
     async def ids(found: AsyncIterator[Event]) -> list[str]:
@@ -180,7 +177,7 @@ async def test_a_range_is_chosen_by_position_by_time_or_by_id(store: AsyncEngine
     )
 
 
-async def test_purged_and_unpublished_events_are_not_replayed(store: AsyncEngine) -> None:
+async def test_purged_and_unpublished_events_are_not_replayed(store):
     await publish(store, 3, lambda _c, _e: False)
     await purge(store, -1)
     async with begin(store) as tx:
@@ -188,9 +185,7 @@ async def test_purged_and_unpublished_events_are_not_replayed(store: AsyncEngine
     assert [e.id async for e in logged(store)] == []
 
 
-async def test_replay_beside_the_running_consumer_loses_nothing_and_repeats_no_effect(
-    store: AsyncEngine, redis_url: str
-) -> None:
+async def test_replay_beside_the_running_consumer_loses_nothing_and_repeats_no_effect(store, redis_url):
     """Nor does a renamed group that keeps the name of its inbox, though it gets everything again."""
     await publish(store, 20, lambda consumer, e: consumer == "feed" and e.data["n"] % 3 == 0)
     bus, stop = open_bus("redis-ordered", redis_url, f"t{uuid.uuid4().hex[:10]}"), asyncio.Event()
@@ -212,12 +207,12 @@ async def test_replay_beside_the_running_consumer_loses_nothing_and_repeats_no_e
     await until(lambda: len(delivered) >= 80, 60, "the renamed group has had everything")
     stop.set()
     await asyncio.gather(live, renamed)
-    await bus.redis.aclose()  # type: ignore[attr-defined]
+    await bus.redis.aclose()
     assert Counter(await applied(store, "feed")) == Counter(f"e-{n}" for n in range(60))
     assert await applied(store, "payouts") == ALL, "another consumer noticed"
 
 
-async def test_a_forced_replay_comes_after_the_live_delivery_of_the_same_event(store: AsyncEngine) -> None:
+async def test_a_forced_replay_comes_after_the_live_delivery_of_the_same_event(store):
     await publish(store, 4, lambda consumer, _e: consumer == "feed")
     begun, go_on = asyncio.Event(), asyncio.Event()
     effect: Any = effect_of("feed")
@@ -245,9 +240,7 @@ async def test_a_forced_replay_comes_after_the_live_delivery_of_the_same_event(s
     assert await applied(store, "feed") == ["e-0", *ALL[:4]]
 
 
-async def test_duplicates_around_a_purge_repeat_only_what_is_older_than_the_markers_are_kept(
-    store: AsyncEngine,
-) -> None:
+async def test_duplicates_around_a_purge_repeat_only_what_is_older_than_the_markers_are_kept(store):
     """The stated price: one more effect, however many copies come late."""
     feed: Any = effect_of("feed")
 

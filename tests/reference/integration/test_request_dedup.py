@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,8 @@ async def naive(client: redis.asyncio.Redis, orders: Orders, key: str, ident: st
 
 
 async def test_a_failed_request_may_be_retried_and_a_late_repeat_is_not_a_second_one(
-    store: AsyncEngine, redis_url: str, figures: Callable[..., None]
-) -> None:
+    store, redis_url, figures
+):
     body = {"pack": "biology", "seats": 1}
     async with redis.asyncio.Redis.from_url(redis_url) as client:
         window = Orders()
@@ -91,7 +91,7 @@ async def test_a_failed_request_may_be_retried_and_a_late_repeat_is_not_a_second
     )
 
 
-async def test_fifty_at_once_are_one(store: AsyncEngine, figures: Callable[..., None]) -> None:
+async def test_fifty_at_once_are_one(store, figures):
     orders = Orders()
     # As in five processes: nothing shared but the database.
     others = [RequestDedup(store, "orders") for _ in range(5)]
@@ -103,9 +103,7 @@ async def test_fifty_at_once_are_one(store: AsyncEngine, figures: Callable[..., 
     figures("request-dedup", name="at once", requests=50, orders=len(orders.placed))
 
 
-async def test_the_same_key_with_another_body_is_an_error_also_while_the_first_runs(
-    store: AsyncEngine,
-) -> None:
+async def test_the_same_key_with_another_body_is_an_error_also_while_the_first_runs(store):
     requests, orders, gate = RequestDedup(store, "orders"), Orders(), asyncio.Event()
 
     async def slow(ident: str) -> Any:
@@ -131,7 +129,7 @@ async def _claimed(requests: RequestDedup) -> bool:
     return False
 
 
-async def test_callers_and_kinds_do_not_share_keys_and_no_key_is_always_new(store: AsyncEngine) -> None:
+async def test_callers_and_kinds_do_not_share_keys_and_no_key_is_always_new(store):
     orders = Orders()
     for kind in ("orders", "uploads"):
         for caller in ("ann", "bob"):
@@ -144,7 +142,7 @@ async def test_callers_and_kinds_do_not_share_keys_and_no_key_is_always_new(stor
             await RequestDedup(store, "orders").run("ann", bad, {}, orders.place)
 
 
-async def test_purged_keys_are_new_again(store: AsyncEngine) -> None:
+async def test_purged_keys_are_new_again(store):
     requests, orders = RequestDedup(store, "orders"), Orders()
     await requests.run("ann", "k", {}, orders.place)
     assert await requests.purge(86_400) == 0

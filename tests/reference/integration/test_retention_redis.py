@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import func, select, update
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.pipelines import JobSetup
-from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work, queue_at
 from studyhall.patterns import checkpoint, dead_letter, idempotency, retention
@@ -46,16 +42,13 @@ def request(n: int) -> JobRequest:
     return JobRequest("sum", {"n": n}, key=f"k{n}")
 
 
-def test_a_producer_keeps_jobs_by_the_same_rule_where_nothing_is_said() -> None:
+def test_a_producer_keeps_jobs_by_the_same_rule_where_nothing_is_said():
     assert retention.DEFAULT.job_options() == KEPT
 
 
 async def test_failed_jobs_cost_redis_nothing_lasting_where_the_default_keeps_them_for_ever(
-    make_redis: Callable[..., RedisServer],
-    tmp_path: Path,
-    scale: Callable[[int, int], int],
-    figures: Callable[..., Path],
-) -> None:
+    make_redis, tmp_path, scale, figures
+):
     server, number = make_redis(), scale(300, 2_000)
 
     def kept_bytes(queue: str) -> int:
@@ -103,9 +96,7 @@ async def _failed(queue: Any, number: int) -> bool:
     return bool((await queue.getJobCounts("failed"))["failed"] >= number)
 
 
-async def test_results_that_left_redis_are_answered_from_the_database(
-    redis_url: str, tmp_path: Path, figures: Callable[..., Path]
-) -> None:
+async def test_results_that_left_redis_are_answered_from_the_database(redis_url, tmp_path, figures):
     number, keep = 200, 20
     async with (
         JobSetup.open(redis_url, tmp_path, sums(), retention=Retention(completed_count=keep)) as setup,
@@ -132,7 +123,7 @@ async def _answered(setup: JobSetup, number: int) -> bool:
     return done == number and not await setup.producer.redis.llen("bull:sums:active")
 
 
-def test_markers_must_outlive_whatever_can_come_back() -> None:
+def test_markers_must_outlive_whatever_can_come_back():
     with pytest.raises(ValueError, match="markers_age must be at least"):
         Retention(markers_age=20 * retention.DAY)
     with pytest.raises(ValueError, match="checkpoints_age"):
@@ -142,12 +133,7 @@ def test_markers_must_outlive_whatever_can_come_back() -> None:
     assert retention.DEFAULT.markers_age >= retention.DEFAULT.failed_age + retention.DEFAULT.letters_age
 
 
-def test_failed_jobs_are_never_limited_by_count() -> None:
-    """With a count of 50, a burst of 1,000 failures leaves 50 to archive."""
-    assert retention.DEFAULT.job_options()["removeOnFail"] == {"age": 14 * 24 * 3600}
-
-
-async def test_purge_forgets_each_thing_after_its_own_time(store: AsyncEngine) -> None:
+async def test_purge_forgets_each_thing_after_its_own_time(store):
     now, day = time.time(), retention.DAY
     rules = Retention()
     for age_in_days in (1, 31, 61):

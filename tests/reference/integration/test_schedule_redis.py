@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.schedule import Schedule, Schedules, ticking
 from studyhall.patterns.schedule.history import missed, missed_slots, note_start, schedule_state
-from studyhall.patterns.schedule.keeper import UnknownSchedule, _spread
+from studyhall.patterns.schedule.keeper import _spread
 from studyhall.patterns.schedule.slots import Tick, tick_of
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -97,7 +96,7 @@ async def hall(redis_url: str, tmp_path: Path) -> AsyncIterator[Hall]:
     await close(store)
 
 
-async def test_any_number_of_instances_apply_the_same_schedules_once(hall: Hall) -> None:
+async def test_any_number_of_instances_apply_the_same_schedules_once(hall):
     nightly = Schedule("nightly", "tick", cron="0 3 * * *")
     beat = Schedule("beat", "tick", every=60)
     await asyncio.gather(*(hall.apply(nightly, beat) for _ in range(10)))
@@ -110,7 +109,7 @@ async def test_any_number_of_instances_apply_the_same_schedules_once(hall: Hall)
     assert before[1] % 60_000 == 0, "slots of an interval lie on a grid that all instances share"
 
 
-async def test_what_is_no_longer_declared_goes_and_strangers_stay(hall: Hall) -> None:
+async def test_what_is_no_longer_declared_goes_and_strangers_stay(hall):
     stranger = {"pattern": "0 0 * * *"}
     await hall.producer.queue("q").upsertJobScheduler("stranger", stranger, "x", {}, {})
     await hall.apply(Schedule("a", "tick", every=60), Schedule("b", "tick", every=60))
@@ -122,7 +121,7 @@ async def test_what_is_no_longer_declared_goes_and_strangers_stay(hall: Hall) ->
     assert await counts(hall.producer.queue("q")) == {"delayed": 1}
 
 
-async def test_a_changed_schedule_replaces_its_next_tick(hall: Hall) -> None:
+async def test_a_changed_schedule_replaces_its_next_tick(hall):
     await hall.apply(Schedule("a", "tick", cron="0 3 * * *", payload={"seconds": 1}))
     slot = await hall.next_slot("a")
     await hall.apply(Schedule("a", "tick", cron="0 3 * * *", payload={"seconds": 2}))
@@ -134,7 +133,7 @@ async def test_a_changed_schedule_replaces_its_next_tick(hall: Hall) -> None:
     assert await counts(hall.producer.queue("q")) == {"delayed": 1}
 
 
-async def test_a_renamed_schedule_keeps_its_history_and_repeats_no_slot(hall: Hall) -> None:
+async def test_a_renamed_schedule_keeps_its_history_and_repeats_no_slot(hall):
     old = hall.schedules(Schedule("old", "tick", every=0.5))
     await old.apply(hall.producer, hall.store)
     async with hall.at_work(old):
@@ -153,12 +152,12 @@ async def test_a_renamed_schedule_keeps_its_history_and_repeats_no_slot(hall: Ha
     assert (await hall.state(new)).ticks > before.ticks
 
 
-async def test_ticks_pass_the_signed_pipeline_and_forged_ones_do_not(hall: Hall) -> None:
+async def test_ticks_pass_the_signed_pipeline_and_forged_ones_do_not(hall):
     declared = hall.schedules(Schedule("a", "tick", every=3600))
     await declared.apply(hall.producer, hall.store)
     queue = hall.producer.queue("q")
     slot = await hall.next_slot("a") or 0
-    template = (await queue.getJob(f"repeat:a:{slot}")).data  # type: ignore[union-attr]
+    template = (await queue.getJob(f"repeat:a:{slot}")).data
     past = slot - 3_600_000
     forged = {
         f"repeat:a:{past - 1}": template,  # not a slot
@@ -176,7 +175,7 @@ async def test_ticks_pass_the_signed_pipeline_and_forged_ones_do_not(hall: Hall)
         await until(lambda: hall.ran, what="the genuine tick")
 
         async def settled() -> bool:
-            return await queue.getFailedCount() == len(forged)  # type: ignore[no-any-return]
+            return await queue.getFailedCount() == len(forged)
 
         await until(settled, what="every forged tick is refused")
     assert hall.ran == [("a", past)]
@@ -184,7 +183,7 @@ async def test_ticks_pass_the_signed_pipeline_and_forged_ones_do_not(hall: Hall)
     assert all("ForgedJob" in reason for reason in reasons.values()), reasons
 
 
-async def test_the_slot_is_the_key_a_tick_delivered_again_takes_no_effect(hall: Hall) -> None:
+async def test_the_slot_is_the_key_a_tick_delivered_again_takes_no_effect(hall):
     declared = hall.schedules(Schedule("a", "tick", every=0.5))
     await declared.apply(hall.producer, hall.store)
     queue = hall.producer.queue("q")
@@ -203,7 +202,7 @@ async def test_the_slot_is_the_key_a_tick_delivered_again_takes_no_effect(hall: 
 
 
 @pytest.mark.parametrize("policy", ["skip", "queue"])
-async def test_a_tick_whose_predecessor_still_runs_is_skipped_or_waits(hall: Hall, policy: Any) -> None:
+async def test_a_tick_whose_predecessor_still_runs_is_skipped_or_waits(hall, policy):
     one = Schedule(f"o-{policy}", "tick", every=0.3, payload={"seconds": 0.8}, overlap=policy)
     declared = hall.schedules(one)
     await declared.apply(hall.producer, hall.store)
@@ -228,7 +227,7 @@ async def test_a_tick_whose_predecessor_still_runs_is_skipped_or_waits(hall: Hal
 
 
 @pytest.mark.parametrize("policy", ["run", "skip"])
-async def test_a_late_tick_runs_once_for_all_that_were_missed_or_not_at_all(hall: Hall, policy: Any) -> None:
+async def test_a_late_tick_runs_once_for_all_that_were_missed_or_not_at_all(hall, policy):
     one = Schedule(f"late-{policy}", "tick", every=0.3, when_late=policy)
     declared = hall.schedules(one)
     await declared.apply(hall.producer, hall.store)
@@ -247,7 +246,7 @@ async def test_a_late_tick_runs_once_for_all_that_were_missed_or_not_at_all(hall
     assert ((one.id, pending) in hall.ran) == (policy == "run")
 
 
-async def test_a_tick_that_its_successor_overtook_counts_as_run_and_not_as_missed_too(hall: Hall) -> None:
+async def test_a_tick_that_its_successor_overtook_counts_as_run_and_not_as_missed_too(hall):
     """Its worker hung, or was killed, after the next tick was planned and before this one was noted."""
     schedules = hall.schedules(Schedule("beat", "tick", every=0.5, overlap="queue"))
     overtaken: list[int] = []
@@ -278,9 +277,7 @@ async def test_a_tick_that_its_successor_overtook_counts_as_run_and_not_as_misse
     assert len({slot for _, slot in hall.ran}) == len(hall.ran)
 
 
-async def test_schedules_come_back_after_redis_lost_them_and_never_touch_those_of_a_newer_version(
-    hall: Hall,
-) -> None:
+async def test_schedules_come_back_after_redis_lost_them_and_never_touch_those_of_a_newer_version(hall):
     declared = hall.schedules(Schedule("a", "tick", cron="0 3 * * *"))
     await declared.apply(hall.producer, hall.store)
     assert (await declared.heal(hall.producer, hall.store)).written == []
@@ -300,7 +297,7 @@ async def test_schedules_come_back_after_redis_lost_them_and_never_touch_those_o
 
 
 @pytest.mark.parametrize("when", [{"every": 1}, {"cron": "* * * * * *"}])
-async def test_a_slot_noted_by_a_clock_that_was_ahead_silences_nobody(hall: Hall, when: Any) -> None:
+async def test_a_slot_noted_by_a_clock_that_was_ahead_silences_nobody(hall, when):
     """As a worker an hour ahead left it that judged slots by its own clock: last and next slot in the future."""
     one = Schedule("a", "tick", **when)
     declared = hall.schedules(one)
@@ -325,7 +322,7 @@ async def test_a_slot_noted_by_a_clock_that_was_ahead_silences_nobody(hall: Hall
     assert state.last_slot < future
 
 
-async def test_a_tick_on_its_way_while_the_next_one_starts_puts_the_count_back_by_nothing(hall: Hall) -> None:
+async def test_a_tick_on_its_way_while_the_next_one_starts_puts_the_count_back_by_nothing(hall):
     """It had looked at the clock before the next slot came: that slot then counted as one of the future, the count
     went back behind it, and the tick after it reported it as missed although it had run."""
     first, slow, later, last = (Tick("a", slot, {"every": 0.3}) for slot in (600, 900, 1200, 1500))
@@ -338,9 +335,7 @@ async def test_a_tick_on_its_way_while_the_next_one_starts_puts_the_count_back_b
     assert await missed(hall.store, "a") == []
 
 
-async def test_ten_days_without_a_worker_are_counted_to_the_last_tick_while_the_loop_goes_on(
-    hall: Hall,
-) -> None:
+async def test_ten_days_without_a_worker_are_counted_to_the_last_tick_while_the_loop_goes_on(hall):
     """14,399 were reported as 10,000, and counting them held up the event loop for 3.4 s in a transaction."""
     one = Schedule("a", "tick", cron="* * * * *")
     missed, minute = 14_399, 60_000
@@ -365,7 +360,7 @@ async def test_ten_days_without_a_worker_are_counted_to_the_last_tick_while_the_
     assert counting < 0.02 * missed * asking, "as slow as asking for one slot after the other"
 
 
-async def test_a_changed_definition_counts_from_the_change(hall: Hall) -> None:
+async def test_a_changed_definition_counts_from_the_change(hall):
     """A nightly job becomes one of every second: the seconds since last night were never its slots."""
     nightly = Schedule("a", "tick", cron="0 3 * * *")
     await hall.apply(nightly)
@@ -389,9 +384,7 @@ async def test_a_changed_definition_counts_from_the_change(hall: Hall) -> None:
     assert await hall.since("a") == 0, "after a loss of data the outage counts: nothing is known of a change"
 
 
-async def test_a_slot_that_bullmq_computed_wrong_at_the_end_of_summer_time_is_put_right(
-    hall: Hall, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slot_that_bullmq_computed_wrong_at_the_end_of_summer_time_is_put_right(hall, monkeypatch):
     one = Schedule("a", "tick", cron="0 3 * * *", tz="Europe/Berlin")
     declared = hall.schedules(one)
     await declared.apply(hall.producer, hall.store)
@@ -410,7 +403,7 @@ async def test_a_slot_that_bullmq_computed_wrong_at_the_end_of_summer_time_is_pu
     assert await hall.next_slot("a") == wrong - 3_600_000
 
 
-async def test_jitter_spreads_a_tick_within_its_bounds_and_costs_no_attempt(hall: Hall) -> None:
+async def test_jitter_spreads_a_tick_within_its_bounds_and_costs_no_attempt(hall):
     declared = hall.schedules(Schedule("a", "tick", every=2, jitter=1.9))
     await declared.apply(hall.producer, hall.store)
     async with hall.at_work(declared):
@@ -425,9 +418,7 @@ async def test_jitter_spreads_a_tick_within_its_bounds_and_costs_no_attempt(hall
     assert late >= spread - 0.1, "it did not wait for its share of the jitter"
 
 
-async def test_repeat_in_the_options_of_a_job_is_silently_ignored(
-    redis_url: str, figures: Callable[..., Path]
-) -> None:
+async def test_repeat_in_the_options_of_a_job_is_silently_ignored(redis_url, figures):
     """The naive twin: what Node's older documentation says, accepted by bullmq for Python and never repeated."""
     ran: list[str] = []
 
@@ -442,15 +433,3 @@ async def test_repeat_in_the_options_of_a_job_is_silently_ignored(
         expected = int((time.monotonic() - began) / 0.1)
     assert len(ran) == 1
     figures("schedule", name="repeat-option", expected_runs=expected, naive_runs=len(ran))
-
-
-def test_an_unknown_schedule_is_named_with_those_that_exist() -> None:
-    jobs = JobTypes()
-
-    async def tick(ctx: Any, payload: Work) -> None: ...
-
-    jobs.register(name="tick", payload=Work, handler=tick)
-    schedules = Schedules(jobs, [Schedule("a", "tick", every=5)])
-    with pytest.raises(UnknownSchedule, match="declared: a"):
-        schedules["b"]
-    assert json.dumps([one.id for one in schedules]) == '["a"]'

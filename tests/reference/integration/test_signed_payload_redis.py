@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from harness.pipelines import KEYS, JobSetup
@@ -50,8 +49,8 @@ def richer(data: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_injected_and_altered_jobs_never_run_where_the_usual_worker_pays_them(
-    redis_url: str, tmp_path: Path, figures: Callable[..., Path]
-) -> None:
+    redis_url, tmp_path, figures
+):
     paid: list[tuple[str, int]] = []
     async with JobSetup.open(redis_url, tmp_path, payout_jobs(paid)) as setup:
         redis, queue = setup.producer.redis, setup.producer.queue("payouts")
@@ -116,9 +115,7 @@ async def _through(setup: JobSetup, number: int) -> bool:
     return counts.get("completed", 0) + counts.get("failed", 0) == number
 
 
-async def test_keys_rotate_on_a_live_queue_and_a_removed_key_is_refused(
-    redis_url: str, tmp_path: Path
-) -> None:
+async def test_keys_rotate_on_a_live_queue_and_a_removed_key_is_refused(redis_url, tmp_path):
     paid: list[tuple[str, int]] = []
     old, both, new = Signer(KEYS), Signer([NEW_KEY, *KEYS]), Signer([NEW_KEY])
     async with JobSetup.open(redis_url, tmp_path, payout_jobs(paid), signer=old) as setup:

@@ -14,8 +14,6 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.ports import free_port
-from harness.postgres import PostgresServer
-from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns.core import open_store as opening
 from studyhall.patterns.core import store as store_module
@@ -64,7 +62,7 @@ async def increment(engine: AsyncEngine) -> None:
         await tx.execute(update(counters).where(counters.c.id == 1).values(n=n + 1))
 
 
-async def test_a_block_that_raises_leaves_nothing(store: AsyncEngine) -> None:
+async def test_a_block_that_raises_leaves_nothing(store):
     async def half_done() -> None:
         async with begin(store) as tx:
             await tx.execute(insert(counters).values(id=1, n=0))
@@ -77,14 +75,7 @@ async def test_a_block_that_raises_leaves_nothing(store: AsyncEngine) -> None:
     assert await value(store) == 0
 
 
-async def test_nothing_is_visible_before_commit(store: AsyncEngine) -> None:
-    async with begin(store) as tx:
-        await tx.execute(insert(counters).values(id=1, n=0))
-        assert await value(store) is None
-    assert await value(store) == 0
-
-
-async def test_a_write_in_a_read_block_is_an_error_not_a_silent_rollback(store: AsyncEngine) -> None:
+async def test_a_write_in_a_read_block_is_an_error_not_a_silent_rollback(store):
     with pytest.raises(DBAPIError, match=r"read-?only"):
         async with read(store) as connection:
             await connection.execute(insert(counters).values(id=1, n=0))
@@ -97,7 +88,7 @@ async def test_a_write_in_a_read_block_is_an_error_not_a_silent_rollback(store: 
     ["SELECT * FROM missing", "SELEC 1", "INSERT INTO test_store_counters (id) VALUES (1)"],
     ids=["missing table", "syntax", "not null"],
 )
-async def test_a_wrong_statement_is_no_outage(store: AsyncEngine, statement: str) -> None:
+async def test_a_wrong_statement_is_no_outage(store, statement):
     """SQLite calls a missing table an OperationalError too: waiting for one would never end."""
     with pytest.raises(DBAPIError) as raised:
         async with begin(store) as tx:
@@ -109,7 +100,7 @@ async def test_a_wrong_statement_is_no_outage(store: AsyncEngine, statement: str
     assert not is_outage(raised.value), "a write in a read block is the caller's mistake"
 
 
-async def test_a_database_that_became_read_only_is_an_outage(store: AsyncEngine) -> None:
+async def test_a_database_that_became_read_only_is_an_outage(store):
     """A standby after a failover, a file system remounted after an error."""
     standby = "SET TRANSACTION READ ONLY" if is_postgres(store) else "PRAGMA query_only=ON"
 
@@ -123,7 +114,7 @@ async def test_a_database_that_became_read_only_is_an_outage(store: AsyncEngine)
 
 
 @pytest.mark.needs_postgres
-async def test_no_free_connection_and_a_cut_one_are_outages(own_postgres: PostgresServer) -> None:
+async def test_no_free_connection_and_a_cut_one_are_outages(own_postgres):
     own_postgres.execute("CREATE ROLE one_at_a_time LOGIN CONNECTION LIMIT 1")
     engine = open_store(own_postgres.url.replace("test@", "one_at_a_time@"))
     cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'one_at_a_time'"
@@ -140,13 +131,13 @@ async def test_no_free_connection_and_a_cut_one_are_outages(own_postgres: Postgr
     await close(engine)
 
 
-async def test_concurrent_read_then_write_transactions_lose_no_update(store: AsyncEngine) -> None:
+async def test_concurrent_read_then_write_transactions_lose_no_update(store):
     await add(store)
     await asyncio.gather(*(increment(store) for _ in range(100)))
     assert await value(store) == 100
 
 
-async def test_plain_begin_on_sqlite_fails_where_begin_immediate_does_not(tmp_path: Path) -> None:
+async def test_plain_begin_on_sqlite_fails_where_begin_immediate_does_not(tmp_path):
     """The naive twin: two readers that both want to become the writer; busy_timeout does not help."""
     path = tmp_path / "naive.db"
     engine = open_store(f"sqlite:///{path}")
@@ -167,7 +158,7 @@ async def test_plain_begin_on_sqlite_fails_where_begin_immediate_does_not(tmp_pa
     await close(engine)
 
 
-async def test_cancelled_writers_give_their_turn_and_connection_back(store: AsyncEngine) -> None:
+async def test_cancelled_writers_give_their_turn_and_connection_back(store):
     await add(store)
     for _ in range(5):
         tasks = [asyncio.create_task(increment(store)) for _ in range(20)]
@@ -181,7 +172,7 @@ async def test_cancelled_writers_give_their_turn_and_connection_back(store: Asyn
     assert await value(store) == (before or 0) + 1
 
 
-async def test_work_in_one_hop_is_one_transaction_too(store: AsyncEngine) -> None:
+async def test_work_in_one_hop_is_one_transaction_too(store):
     def half_done(tx: Connection) -> None:
         tx.execute(insert(counters).values(id=1, n=0))
         raise ZeroDivisionError
@@ -199,7 +190,7 @@ async def test_work_in_one_hop_is_one_transaction_too(store: AsyncEngine) -> Non
     assert await value(store) == 7
 
 
-async def test_hops_and_transactions_take_turns_and_lose_no_update(store: AsyncEngine) -> None:
+async def test_hops_and_transactions_take_turns_and_lose_no_update(store):
     await add(store)
 
     def one_more(tx: Connection) -> None:
@@ -211,7 +202,7 @@ async def test_hops_and_transactions_take_turns_and_lose_no_update(store: AsyncE
     assert await value(store) == 100
 
 
-async def test_cancelled_hops_give_their_turn_back(store: AsyncEngine) -> None:
+async def test_cancelled_hops_give_their_turn_back(store):
     await add(store)
 
     def slowly(tx: Connection) -> None:
@@ -228,9 +219,7 @@ async def test_cancelled_hops_give_their_turn_back(store: AsyncEngine) -> None:
     await asyncio.wait_for(increment(store), 5)
 
 
-async def test_nested_begin_on_sqlite_is_a_named_error_not_a_deadlock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nested_begin_on_sqlite_is_a_named_error_not_a_deadlock(tmp_path, monkeypatch):
     for module in (store_module, opening):
         monkeypatch.setattr(module, "LOCK_WAIT", 0.2)
     engine = open_store(f"sqlite:///{tmp_path / 's.db'}")
@@ -256,14 +245,14 @@ async def test_nested_begin_on_sqlite_is_a_named_error_not_a_deadlock(
     await close(engine)
 
 
-async def test_foreign_keys_are_enforced(store: AsyncEngine) -> None:
+async def test_foreign_keys_are_enforced(store):
     with pytest.raises(IntegrityError):
         async with begin(store) as tx:
             await tx.execute(insert(counters).values(id=1, n=0, parent=99))
 
 
 @pytest.mark.parametrize(("query", "level"), [("", 1), ("?synchronous=full", 2)])
-async def test_sqlite_runs_in_wal_with_the_chosen_durability(tmp_path: Path, query: str, level: int) -> None:
+async def test_sqlite_runs_in_wal_with_the_chosen_durability(tmp_path, query, level):
     engine = open_store(f"sqlite:///{tmp_path / 's.db'}{query}")
     async with read(engine) as connection:
         assert (await connection.execute(text("PRAGMA journal_mode"))).scalar_one() == "wal"
@@ -272,7 +261,7 @@ async def test_sqlite_runs_in_wal_with_the_chosen_durability(tmp_path: Path, que
     await close(engine)
 
 
-async def test_a_durable_commit_waits_for_the_disk_and_the_next_one_does_not(tmp_path: Path) -> None:
+async def test_a_durable_commit_waits_for_the_disk_and_the_next_one_does_not(tmp_path):
     engine = open_store(f"sqlite:///{tmp_path / 's.db'}")
 
     async def level(**options: bool) -> int:
@@ -283,9 +272,7 @@ async def test_a_durable_commit_waits_for_the_disk_and_the_next_one_does_not(tmp
     await close(engine)
 
 
-async def test_a_relative_path_is_the_same_file_after_a_change_of_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_relative_path_is_the_same_file_after_a_change_of_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     engine = open_store("sqlite:///s.db")
     (elsewhere := tmp_path / "elsewhere").mkdir()
@@ -309,13 +296,13 @@ async def test_a_relative_path_is_the_same_file_after_a_change_of_directory(
         "sqlite:////tmp/x.db?synchronous=off",
     ],
 )
-def test_wrong_urls_say_what_to_give_and_never_show_the_password(url: str) -> None:
+def test_wrong_urls_say_what_to_give_and_never_show_the_password(url):
     with pytest.raises(WrongStoreUrl, match="sqlite:///path") as raised:
         open_store(url)
     assert "secret" not in str(raised.value)
 
 
-def test_an_unreachable_server_or_unusable_file_is_an_error_within_seconds(tmp_path: Path) -> None:
+def test_an_unreachable_server_or_unusable_file_is_an_error_within_seconds(tmp_path):
     started = time.monotonic()
     with pytest.raises(StoreUnavailable, match="server up") as raised:
         open_store(f"postgresql://me:secret@127.0.0.1:{free_port()}/db")
@@ -328,7 +315,7 @@ def test_an_unreachable_server_or_unusable_file_is_an_error_within_seconds(tmp_p
     assert time.monotonic() - started < 15
 
 
-def test_works_under_uvloop(store_url: str) -> None:
+def test_works_under_uvloop(store_url):
     async def use() -> int | None:
         engine = open_store(store_url)
         await create_all(engine)
@@ -341,9 +328,7 @@ def test_works_under_uvloop(store_url: str) -> None:
     assert uvloop.run(use()) == 20
 
 
-async def test_processes_starting_at_once_all_get_their_tables_and_lose_no_update(
-    store_url: str, spawn: Spawner
-) -> None:
+async def test_processes_starting_at_once_all_get_their_tables_and_lose_no_update(store_url, spawn):
     children = [spawn(PROGRAMS / "store_starter.py", store_url, 25) for _ in range(4)]
     assert [await child.exited(60) for child in children] == [0] * 4, "\n".join(map(str, children))
     engine = open_store(store_url)
@@ -354,7 +339,7 @@ async def test_processes_starting_at_once_all_get_their_tables_and_lose_no_updat
 
 
 @pytest.mark.needs_postgres
-async def test_a_restart_of_postgres_costs_no_transaction_afterwards(own_postgres: PostgresServer) -> None:
+async def test_a_restart_of_postgres_costs_no_transaction_afterwards(own_postgres):
     engine = open_store(own_postgres.url)
     assert is_postgres(engine)
     await create_all(engine)
@@ -370,7 +355,7 @@ async def test_a_restart_of_postgres_costs_no_transaction_afterwards(own_postgre
 
 
 @pytest.mark.needs_postgres
-async def test_a_lock_that_another_process_keeps_is_an_outage_and_no_failure(postgres_url: str) -> None:
+async def test_a_lock_that_another_process_keeps_is_an_outage_and_no_failure(postgres_url):
     async def second(store: AsyncEngine) -> None:
         async with begin(store) as tx:
             await tx.execute(text("SET LOCAL lock_timeout = '200ms'"))
@@ -388,7 +373,7 @@ async def test_a_lock_that_another_process_keeps_is_an_outage_and_no_failure(pos
 
 
 @pytest.mark.needs_postgres
-async def test_behind_a_pooler_of_transactions_nothing_is_left_to_a_session(postgres_url: str) -> None:
+async def test_behind_a_pooler_of_transactions_nothing_is_left_to_a_session(postgres_url):
     """PgBouncer in transaction mode: "prepared statement _pg3_0 does not exist", "unsupported startup parameter"."""
     left, behind = {}, make_url(postgres_url).update_query_dict({"pooler": "transaction"})
     for name, url in (("straight", postgres_url), ("pooled", behind.render_as_string(hide_password=False))):
@@ -402,7 +387,7 @@ async def test_behind_a_pooler_of_transactions_nothing_is_left_to_a_session(post
     assert left == {"straight": (True, "10s"), "pooled": (False, "0")}
 
 
-async def test_a_table_of_somebody_else_is_refused_and_left_as_it_was(store_url: str) -> None:
+async def test_a_table_of_somebody_else_is_refused_and_left_as_it_was(store_url):
     """It got our columns beside its own, and no primary key: an insert that counts on one then took duplicates."""
     engine = open_store(store_url)
     async with begin(engine) as tx:

@@ -16,7 +16,6 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.missing import missing
 from harness.processes import ROOT
@@ -74,7 +73,7 @@ def mails(connect: Connect) -> int:
         return int(run(connection, "SELECT count(*) FROM mails").fetchone()[0])
 
 
-def test_duplicates_make_one_effect_and_get_its_result(connect: Connect) -> None:
+def test_duplicates_make_one_effect_and_get_its_result(connect):
     for _ in range(3):
         with closing(connect()) as connection:
             assert once(connection, "mails", "order-1", {"to": "ann"}, mail) == {"sent": "to ann"}
@@ -86,7 +85,7 @@ def test_duplicates_make_one_effect_and_get_its_result(connect: Connect) -> None
     assert mails(connect) == 2
 
 
-def test_an_effect_that_raises_leaves_nothing_and_runs_again(connect: Connect) -> None:
+def test_an_effect_that_raises_leaves_nothing_and_runs_again(connect):
     def broken(connection: Any) -> None:
         mail(connection)
         raise OSError("disk full")
@@ -98,7 +97,7 @@ def test_an_effect_that_raises_leaves_nothing_and_runs_again(connect: Connect) -
     assert mails(connect) == 1
 
 
-def test_concurrent_duplicates_make_one_effect(connect: Connect) -> None:
+def test_concurrent_duplicates_make_one_effect(connect):
     def deliver(_: int) -> Any:
         with closing(connect()) as connection:
             return once(connection, "mails", "order-1", 1, mail)
@@ -108,7 +107,7 @@ def test_concurrent_duplicates_make_one_effect(connect: Connect) -> None:
     assert mails(connect) == 1
 
 
-def test_a_transaction_of_the_caller_is_joined_and_decides(connect: Connect) -> None:
+def test_a_transaction_of_the_caller_is_joined_and_decides(connect):
     with closing(connect()) as connection:
         run(connection, "BEGIN")
         assert once(connection, "mails", "order-1", 1, mail) == {"sent": "to ann"}
@@ -129,9 +128,7 @@ def test_a_transaction_of_the_caller_is_joined_and_decides(connect: Connect) -> 
     assert mails(connect) == 2
 
 
-async def test_the_async_inbox_and_plain_connections_share_their_markers(
-    store: AsyncEngine, store_url: str
-) -> None:
+async def test_the_async_inbox_and_plain_connections_share_their_markers(store, store_url):
     payload, runs = {"b": 1, "a": [None, "é"]}, []
 
     def plainly(connection: Any) -> str:
@@ -158,7 +155,7 @@ async def test_the_async_inbox_and_plain_connections_share_their_markers(
 
 
 @pytest.mark.full
-def test_inside_djangos_atomic_blocks(tmp_path: Path) -> None:
+def test_inside_djangos_atomic_blocks(tmp_path):
     """In an environment of its own: Django is nothing that this repository needs."""
     uv, home = Path(sys.executable).with_name("uv"), tmp_path / "venv"
     for command in ([uv, "venv", "-q", home], [uv, "pip", "install", "-q", "--python", home, "django>=5.2"]):

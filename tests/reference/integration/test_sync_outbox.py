@@ -59,9 +59,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Connect, str]
 
 
 @pytest.mark.parametrize("created_by", ["create", "create_all"])
-async def test_what_commits_is_published_and_what_rolls_back_never_is(
-    where: tuple[Connect, str], created_by: str
-) -> None:
+async def test_what_commits_is_published_and_what_rolls_back_never_is(where, created_by):
     connect, url = where
     store, bus = open_store(url), Bus()
     try:
@@ -95,7 +93,7 @@ async def test_what_commits_is_published_and_what_rolls_back_never_is(
     assert rows == kept, "those for the calendar wait for a relay of its own"
 
 
-def test_an_event_outside_a_transaction_is_refused(where: tuple[Connect, str]) -> None:
+def test_an_event_outside_a_transaction_is_refused(where):
     connect, _ = where
     with closing(connect()) as connection:
         create(connection)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
-from harness.processes import Spawner
-from harness.redis import RedisServer
 from harness.waiting import until
 
 PROGRAM = Path(__file__).parent / "programs" / "timer_instance.py"
@@ -15,8 +12,8 @@ INSTANCES = 3
 
 
 async def test_an_interval_in_three_instances_runs_three_times_and_a_schedule_once(
-    spawn: Spawner, redis_server: RedisServer, redis_url: str, tmp_path: Path, figures: Callable[..., None]
-) -> None:
+    spawn, redis_server, redis_url, tmp_path, figures
+):
     ticks = 4
 
     async def runs(kind: str, *args: object) -> Counter[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from harness.pipelines import JobSetup
-from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns import tracing
 from studyhall.patterns.core.errors import Snooze
@@ -33,8 +31,8 @@ def spans_in(path: Path) -> list[dict[str, Any]]:
 
 
 async def test_producer_worker_and_child_job_in_two_processes_are_one_trace(
-    redis_url: str, tmp_path: Path, spawn: Spawner, figures: Callable[..., Path]
-) -> None:
+    redis_url, tmp_path, spawn, figures
+):
     store = f"sqlite:///{tmp_path / 'traced.db'}"
     worker = spawn(
         PROGRAM, "work", f"--redis={redis_url}", f"--store={store}", f"--spans={tmp_path / 'worker.jsonl'}"
@@ -116,9 +114,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     return exporter
 
 
-async def test_the_jobs_of_a_flow_are_one_trace_and_waiting_is_no_error(
-    redis_url: str, tmp_path: Path, exported: InMemorySpanExporter
-) -> None:
+async def test_the_jobs_of_a_flow_are_one_trace_and_waiting_is_no_error(redis_url, tmp_path, exported):
     snoozed: list[int] = []
 
     async def handler(ctx: JobContext, payload: Nothing) -> None:
@@ -140,9 +136,7 @@ async def test_the_jobs_of_a_flow_are_one_trace_and_waiting_is_no_error(
     assert all(span.status.status_code is not StatusCode.ERROR for span in spans), "snoozing is no error"
 
 
-async def test_an_add_that_fails_is_an_error_in_the_trace(
-    tmp_path: Path, exported: InMemorySpanExporter
-) -> None:
+async def test_an_add_that_fails_is_an_error_in_the_trace(tmp_path, exported):
     jobs = JobTypes()
 
     async def handler(ctx: JobContext, payload: Nothing) -> None: ...
@@ -156,7 +150,7 @@ async def test_an_add_that_fails_is_an_error_in_the_trace(
     assert [event.name for event in span.events] == ["exception"]
 
 
-def test_off_costs_a_few_microseconds_per_job_and_writes_nothing(figures: Callable[..., Path]) -> None:
+def test_off_costs_a_few_microseconds_per_job_and_writes_nothing(figures):
     rounds = 20_000
     samples = []
     for _ in range(5):  # the least of five: what it costs, not what the machine was doing besides

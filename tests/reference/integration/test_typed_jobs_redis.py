@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from bullmq import Job, Queue, UnrecoverableError, Worker
@@ -27,9 +26,7 @@ BAD: list[tuple[str, Any]] = [
 GOOD = 4
 
 
-async def test_a_job_nobody_knows_fails_at_once_where_the_if_else_worker_completes_it(
-    redis_url: str, figures: Callable[..., object]
-) -> None:
+async def test_a_job_nobody_knows_fails_at_once_where_the_if_else_worker_completes_it(redis_url, figures):
     done: dict[str, list[str]] = {"naive": [], "typed": []}
     runs: dict[str, int] = {"naive": 0, "typed": 0}
     jobs = JobTypes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ import pytest
 from bullmq import QueueEvents
 
 from harness.pipelines import full_pipeline, full_producer
-from harness.postgres import PostgresServer
-from harness.redis import RedisServer
 from harness.workers import at_work
 from studyhall.patterns import dead_letter
 from studyhall.patterns.cancel import cancel
@@ -112,9 +110,7 @@ async def naive_wait(url: str, job_id: str, seconds: float) -> bool:
     return True
 
 
-async def test_every_wait_resolves_at_any_gap_and_a_late_listener_sees_nothing(
-    bench: Bench, figures: Callable[..., None], scale: Callable[[int, int], int]
-) -> None:
+async def test_every_wait_resolves_at_any_gap_and_a_late_listener_sees_nothing(bench, figures, scale):
     gaps = (0.0, 0.001, 0.02, 0.1, 0.3)
     resolved = 0
     async with bench.worker():
@@ -143,7 +139,7 @@ async def test_every_wait_resolves_at_any_gap_and_a_late_listener_sees_nothing(
     )
 
 
-async def test_failure_raises_also_after_the_sweep_took_the_job_away(bench: Bench) -> None:
+async def test_failure_raises_also_after_the_sweep_took_the_job_away(bench):
     async with bench.worker():
         ref = await bench.add(1, fails=True)
         with pytest.raises(JobFailed, match="no good"):
@@ -155,7 +151,7 @@ async def test_failure_raises_also_after_the_sweep_took_the_job_away(bench: Benc
     assert bench.leaked == 0
 
 
-async def test_a_result_outlives_redis(bench: Bench) -> None:
+async def test_a_result_outlives_redis(bench):
     async with bench.worker():
         ref = await bench.add(7)
         await bench.results.wait(ref, timeout=20)
@@ -166,7 +162,7 @@ async def test_a_result_outlives_redis(bench: Bench) -> None:
     assert bench.leaked == 0
 
 
-async def test_a_wait_ends_in_time_and_leaves_nothing_behind(bench: Bench) -> None:
+async def test_a_wait_ends_in_time_and_leaves_nothing_behind(bench):
     ref = await bench.add(1)  # no worker
     with pytest.raises(StillRunning):
         await bench.results.wait(ref, timeout=0.3)
@@ -181,7 +177,7 @@ async def test_a_wait_ends_in_time_and_leaves_nothing_behind(bench: Bench) -> No
         assert await bench.results.wait(ref, timeout=20) == {"number": 1}, "the job was not harmed"
 
 
-async def test_a_wait_after_a_task_group_that_failed_is_a_wait_like_any_other(bench: Bench) -> None:
+async def test_a_wait_after_a_task_group_that_failed_is_a_wait_like_any_other(bench):
     """Python before 3.13 leaves the caller's task marked as cancelled: the wait raised CancelledError at once."""
 
     async def breaks() -> None:
@@ -197,7 +193,7 @@ async def test_a_wait_after_a_task_group_that_failed_is_a_wait_like_any_other(be
         assert await asyncio.create_task(caller()) == {"number": 1}
 
 
-async def test_a_cancelled_job_is_told_as_cancelled(bench: Bench) -> None:
+async def test_a_cancelled_job_is_told_as_cancelled(bench):
     ref = await bench.add(1)
     await cancel(bench.producer.redis, bench.store, ref.queue, ref.id, "changed my mind")
     async with bench.worker():
@@ -206,9 +202,7 @@ async def test_a_cancelled_job_is_told_as_cancelled(bench: Bench) -> None:
 
 
 @pytest.mark.fault
-async def test_a_restart_of_redis_during_the_wait_is_waited_out(
-    own_redis: RedisServer, tmp_path: Path
-) -> None:
+async def test_a_restart_of_redis_during_the_wait_is_waited_out(own_redis, tmp_path):
     async with bench_at(own_redis.url, tmp_path) as bench, bench.worker():
         refs = [await bench.add(number, seconds=1.5) for number in range(10)]
         waits = [asyncio.create_task(bench.results.wait(ref, timeout=60)) for ref in refs]
@@ -219,9 +213,7 @@ async def test_a_restart_of_redis_during_the_wait_is_waited_out(
 
 
 @pytest.mark.needs_postgres
-async def test_two_thousand_waiters_survive_an_outage_of_the_database(
-    redis_url: str, own_postgres: PostgresServer
-) -> None:
+async def test_two_thousand_waiters_survive_an_outage_of_the_database(redis_url, own_postgres):
     """Redis has forgotten the jobs, so every waiter asks the database; it is away, then back."""
     store = open_store(own_postgres.url)
     await create_all(store)

@@ -10,22 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from harness.waiting import until
-from studyhall.patterns.core.errors import Permanent, Transient
+from studyhall.patterns.core.errors import Transient
 from studyhall.patterns.core.job import Deadline, Outcome, RetryPolicy
 from studyhall.patterns.deadline import DeadlineExceeded, remaining, run_within, uncharged
 from studyhall.patterns.retry import decide
-
-
-async def test_work_that_is_in_time_returns_its_result_and_its_errors() -> None:
-    async def answer(number: int) -> int:
-        await asyncio.sleep(0)
-        if number < 0:
-            raise Permanent("negative")
-        return number
-
-    assert await run_within(5, answer, 42) == 42
-    with pytest.raises(Permanent, match="negative"):
-        await run_within(5, answer, -1)
 
 
 async def test_hung_work_charges_once_where_a_race_leaves_zombies_that_charge_too(
@@ -211,12 +199,6 @@ async def test_uncharged_time_is_added_to_every_limit_around_and_the_rest_still_
     assert 0 < await run_within(0.5, inner, 0) <= 0.5
     with pytest.raises(DeadlineExceeded):
         await run_within(0.5, inner, 30)
-
-
-def test_the_next_attempt_gets_longer_up_to_the_longest() -> None:
-    limit = Deadline(10, growth=2, longest=35)
-    assert [limit.limit_for(attempt) for attempt in (1, 2, 3, 4, 5_000)] == [10, 20, 35, 35, 35]
-    assert Deadline(10).limit_for(3) == 10
 
 
 @pytest.mark.parametrize("wrong", [{"seconds": 0}, {"growth": 0.5}, {"longest": 1}])

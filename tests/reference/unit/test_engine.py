@@ -204,20 +204,6 @@ def listeners(port: int) -> set[str]:
     return found
 
 
-def test_same_directory_is_one_server_and_ends_with_its_last_user(ensure: Ensure, tmp_path: Path) -> None:
-    first, second = ensure(tmp_path), ensure(tmp_path)
-    assert (first.pid, first.url) == (second.pid, second.url)
-    first.stop()
-    first.stop()
-    time.sleep(3 * 0.2)  # the keeper looks every 0.2 s: a wrong decision would have been taken by now
-    with redis.Redis.from_url(second.url) as client:
-        assert client.ping()
-    second.stop()
-    assert first.pid is not None
-    pid = first.pid
-    until_sync(lambda: not alive(pid), 10, "the server ends with its last user")
-
-
 def test_two_directories_are_two_servers(ensure: Ensure, tmp_path: Path) -> None:
     one, two = ensure(tmp_path / "one"), ensure(tmp_path / "two")
     assert one.pid != two.pid
@@ -518,13 +504,6 @@ def test_command_shows_what_is_used_and_leaves_nothing_running(tmp_path: Path) -
     assert facts["version"]
     assert facts["source"]
     until_sync(lambda: not alive(facts["pid"]), 10, "the server ends with the command")
-
-
-def test_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        engine.main(["--help"])
-    assert left.value.code == 0
-    assert "--stay" in capsys.readouterr().out
 
 
 def test_command_fails_with_the_reason_and_without_the_password(tmp_path: Path) -> None:

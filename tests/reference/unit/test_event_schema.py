@@ -84,12 +84,6 @@ def test_any_json_data_survives_the_wire(data: dict[str, Any]) -> None:
     assert Event.decode(event.encode()).data == data
 
 
-def test_an_old_version_is_read_as_the_newest_one(types: EventTypes) -> None:
-    assert types.read(placed(1, order="o-1", total=5)) == PlacedV3(
-        order_id="o-1", total_cents=500, currency="EUR"
-    )
-
-
 def test_consumer_written_for_v3_breaks_on_v1_without_upcasters_and_not_with_them(
     types: EventTypes, figures: Callable[..., Path]
 ) -> None:

@@ -8,7 +8,7 @@ from email.utils import formatdate
 import httpx2 as httpx
 import pytest
 
-from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
+from studyhall.patterns.core.errors import RateLimited
 from studyhall.patterns.outside_call import NotMade
 from studyhall.patterns.outside_call.http import answer_of
 
@@ -33,16 +33,6 @@ async def test_retry_after_is_kept(form: str) -> None:
         await answered(429, headers={"Retry-After": header})
     took = time.time() - now
     assert 6.8 - took <= raised.value.retry_after <= 8
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"), {401: NotMade, 422: Permanent, 409: Transient, 503: Transient}.items()
-)
-async def test_a_status_is_judged_by_what_it_says_about_the_effect(
-    status: int, kind: type[Exception]
-) -> None:
-    with pytest.raises(kind):
-        await answered(status)
 
 
 @pytest.mark.parametrize(

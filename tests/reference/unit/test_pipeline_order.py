@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from studyhall.patterns.core.errors import FailPermanently, RetryLater
-from studyhall.patterns.core.execution import CallNext, JobContext, MissingStep, Step
-from studyhall.patterns.core.job import Done, Outcome
+from studyhall.patterns.core.errors import FailPermanently
+from studyhall.patterns.core.execution import CallNext, JobContext, MissingStep
+from studyhall.patterns.core.job import Done
 from studyhall.patterns.idempotency.once import once
 from studyhall.patterns.observability import logged
 from studyhall.patterns.pipeline import Pipeline, WrongOrder
@@ -68,50 +68,11 @@ def job(data: Any, **more: Any) -> Any:
     return SimpleNamespace(**{**usual, **more})
 
 
-def watched(seen: list[Any]) -> Step:
-    async def watched(run: JobContext, call_next: CallNext) -> Any:
-        try:
-            return await call_next(run)
-        except BaseException as error:
-            run.conclude(error)
-            raise
-        finally:
-            seen.append(run.ended)
-
-    return watched
-
-
 async def test_steps_wrap_the_handler_and_their_answers_pass_through() -> None:
     async def doubled(run: JobContext, call_next: CallNext) -> Any:
         return 2 * await call_next(run)
 
     assert await Pipeline(READ, doubled)(job({"parcel": "ab"}), "token") == "abab"
-
-
-class Panic(BaseException):
-    """What a Rust extension raises when it panics."""
-
-
-@pytest.mark.parametrize(
-    ("error", "control", "outcome"),
-    [
-        (ValueError("x"), RetryLater, Outcome.RETRY),
-        (SystemExit(3), RetryLater, Outcome.RETRY),
-        (KeyboardInterrupt(), RetryLater, Outcome.RETRY),
-        (Panic("rust"), RetryLater, Outcome.RETRY),
-        (FailPermanently("never"), FailPermanently, Outcome.PERMANENT),
-    ],
-)
-async def test_whatever_escapes_a_handler_has_one_named_outcome(
-    error: BaseException, control: type[Exception], outcome: Outcome
-) -> None:
-    async def fails(ctx: JobContext, payload: Label) -> None:
-        raise error
-
-    seen: list[Any] = []
-    with pytest.raises(control):
-        await Pipeline(watched(seen), plain(Label, fails))(job({"parcel": "a"}), "token")
-    assert seen == [outcome]
 
 
 async def test_a_database_effect_without_a_step_that_commits_it_is_refused() -> None:

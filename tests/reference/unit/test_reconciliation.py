@@ -32,15 +32,6 @@ class World:
         self.there.add(key)
 
 
-async def test_only_what_is_absent_is_repaired_and_the_second_run_is_clean() -> None:
-    world = World("a", "c")
-    report = await reconcile(wanted("a", "b", "c", "d"), world.present, world.repair, grace=10)
-    assert (report.checked, report.repaired, report.clean) == (4, ["b", "d"], False)
-    again = await reconcile(wanted("a", "b", "c", "d"), world.present, world.repair, grace=10)
-    assert (again.repaired, again.clean) == ([], True)
-    assert world.repaired == ["b", "d"]
-
-
 async def test_what_is_still_on_its_way_is_left_alone() -> None:
     world = World()
     report = await reconcile(wanted("a", age=1), world.present, world.repair, grace=10)

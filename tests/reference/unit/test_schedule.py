@@ -11,10 +11,8 @@ from bullmq.job_scheduler import default_repeat_strategy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from studyhall.patterns.core.errors import ForgedJob
-from studyhall.patterns.schedule import InvalidSchedule, Schedule, Schedules, signing_id
-from studyhall.patterns.schedule.slots import Cadence, check_slot, tick_of
-from studyhall.patterns.signed_payload import Signer
+from studyhall.patterns.schedule import InvalidSchedule, Schedule, Schedules
+from studyhall.patterns.schedule.slots import Cadence
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 BERLIN = "Europe/Berlin"
@@ -33,16 +31,6 @@ def local(cadence: Cadence, start: datetime, count: int) -> list[str]:
 def test_a_time_that_the_clock_skips_runs_once_an_hour_later() -> None:
     start = datetime(2027, 3, 27, 12, tzinfo=ZoneInfo(BERLIN))
     assert local(Cadence("30 2 * * *", BERLIN), start, 2) == ["28. 03:30+0200", "29. 02:30+0200"]
-
-
-def test_a_time_that_comes_twice_runs_the_first_time_only() -> None:
-    start = datetime(2026, 10, 24, 12, tzinfo=ZoneInfo(BERLIN))
-    assert local(Cadence("30 2 * * *", BERLIN), start, 3) == [
-        "25. 02:30+0200",
-        "26. 02:30+0100",
-        "27. 02:30+0100",
-    ]
-    assert local(Cadence("0 3 * * *", BERLIN), start, 2) == ["25. 03:00+0100", "26. 03:00+0100"]
 
 
 def test_an_hourly_schedule_has_one_slot_per_real_hour_through_both_changes() -> None:
@@ -166,23 +154,6 @@ def test_nonsense_is_refused_when_it_is_declared(given: dict[str, Any], named: s
 def test_two_schedules_cannot_share_an_id_past_or_present() -> None:
     with pytest.raises(InvalidSchedule, match="called 'a'"):
         Schedules(jobs(), [Schedule("a", "tick", every=1), Schedule("b", "tick", every=1, was=["a"])])
-
-
-def test_a_signed_template_is_good_for_genuine_slots_only() -> None:
-    signer = Signer(["k" * 32])
-    data = signer.sign("tick", "repeat:a", {"v": 1, "payload": {}, "schedule": {"id": "a", "every": 60}})
-    genuine = "repeat:a:1700000040000"
-    signer.verify("tick", signing_id(genuine, data), data)
-    check_slot(genuine, data)
-    assert tick_of(genuine, data) is not None
-    with pytest.raises(ForgedJob, match="not a slot"):
-        check_slot("repeat:a:1700000040001", data)
-    for other in ("repeat:b:1700000040000", "my-own-id", "repeat:a:later", "repeat:a"):
-        with pytest.raises(ForgedJob, match="not one of that schedule's ticks"):
-            signing_id(other, data)
-    plain = {"v": 1, "payload": {}}
-    with pytest.raises(ForgedJob, match="does not match"):
-        signer.verify("tick", signing_id(genuine, plain), signer.sign("tick", "repeat:a", plain))
 
 
 def jobs() -> JobTypes:

@@ -46,15 +46,6 @@ def over_the_wire(data: dict[str, Any]) -> Any:
     return json.loads(json.dumps(data, allow_nan=False))
 
 
-def test_what_was_encoded_is_decoded_with_its_types(jobs: JobTypes) -> None:
-    due = datetime.datetime(2026, 11, 16, tzinfo=datetime.UTC)
-    data = jobs.encode("graph-generation", MakeGraph(document_id="d1", pages=[1, 2], due=due))
-    assert data["v"] == 1
-    job_type, payload = jobs.decode("graph-generation", over_the_wire(data))
-    assert job_type.queue == "graphs"
-    assert payload == MakeGraph(document_id="d1", pages=[1, 2], due=due)
-
-
 def test_the_decorator_and_the_call_register_the_same(jobs: JobTypes) -> None:
     @jobs.register(name="quiz-creation", payload=MakeGraph, version=3, deadline=Deadline(30, growth=2))
     async def quiz(ctx: Any, payload: MakeGraph) -> None:

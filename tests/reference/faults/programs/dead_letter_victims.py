@@ -49,7 +49,7 @@ async def sweeper(life: nursery.Life, store_url: str, redis_url: str) -> None:
             life.reached("removed")
         return answer
 
-    redis.execute_command = execute_with_points  # type: ignore[method-assign, assignment]
+    redis.execute_command = execute_with_points
 
     async def alert(letter: DeadLetter) -> None:
         life.reached("alert claimed")

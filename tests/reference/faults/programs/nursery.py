@@ -90,7 +90,7 @@ def _child(live: Callable[[Life], Awaitable[None]], life: Life) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # dies with the nursery
     try:
-        asyncio.run(live(life))  # type: ignore[arg-type]
+        asyncio.run(live(life))
     except BaseException:
         import traceback
 

@@ -36,4 +36,4 @@ def job_types() -> JobTypes:
 
 
 def prepare(order_id: str, **options: object) -> JobRequest:
-    return JobRequest("prepare-order", {"order_id": order_id}, key=order_id, **options)  # type: ignore[arg-type]
+    return JobRequest("prepare-order", {"order_id": order_id}, key=order_id, **options)

@@ -193,7 +193,7 @@ def _all_have_looked(plan: dict[str, Any]) -> None:
         looking.wait(30)
         return found
 
-    runner.claim = claim_together  # type: ignore[assignment]
+    runner.claim = claim_together
 
 
 def perform(plan: dict[str, Any]) -> None:
@@ -201,7 +201,7 @@ def perform(plan: dict[str, Any]) -> None:
     if not plan.get("fence", True):
         saga_store._HOLD = _without_fence()
     if not plan.get("lease", True):
-        runner.claim = _claim_without_lease  # type: ignore[assignment]
+        runner.claim = _claim_without_lease
     _all_have_looked(plan)
     pids = {}
     for victim in plan["victims"]:

@@ -109,7 +109,7 @@ async def cron_lock(args: argparse.Namespace) -> None:
 
     async def run(number: int) -> None:
         if await redis.set("cron-lock", "1", nx=True, px=int(args.ttl * 1000)):
-            await redis.rpush("cron-runs", number)  # type: ignore[misc]
+            await redis.rpush("cron-runs", number)
             await asyncio.sleep(args.seconds)
             await redis.delete("cron-lock")
 

@@ -19,7 +19,7 @@ async def main(url: str, increments: int) -> None:
     if is_postgres(engine):
         from sqlalchemy.dialects.postgresql import insert
     else:
-        from sqlalchemy.dialects.sqlite import insert  # type: ignore[assignment]
+        from sqlalchemy.dialects.sqlite import insert
     async with begin(engine) as tx:
         await tx.execute(insert(starters).values(id=1, n=0).on_conflict_do_nothing())
     for _ in range(increments):

@@ -31,7 +31,7 @@ async def interval(url: str) -> None:
     redis = producer_client(url)
 
     async def remind() -> None:
-        await redis.rpush("reminders", int(time.time() // EVERY))  # type: ignore[misc]
+        await redis.rpush("reminders", int(time.time() // EVERY))
 
     print("ready", flush=True)
     await every(EVERY, remind, jitter=0)
@@ -42,7 +42,7 @@ async def schedule(url: str, store_url: str) -> None:
 
     async def remind(ctx: JobContext, _: Nothing) -> None:
         found = tick_of(ctx.job_id, ctx.job.data)
-        await redis.rpush("reminders", found.slot if found else -1)  # type: ignore[misc]
+        await redis.rpush("reminders", found.slot if found else -1)
 
     jobs = JobTypes()
     jobs.register(name="remind", payload=Nothing, handler=remind, queue="reminders")
