@@ -1,7 +1,5 @@
 """Redis killed and frozen under a running API: reads go on, writes answer in time, nothing accepted is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

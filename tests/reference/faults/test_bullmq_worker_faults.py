@@ -1,7 +1,5 @@
 """ReliableWorker against killed, stopped and blocked processes and against a Redis that dies under it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

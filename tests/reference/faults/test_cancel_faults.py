@@ -1,7 +1,5 @@
 """Cancelling from another process: final, without effect, in whatever state the job is and whoever dies."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -1,7 +1,5 @@
 """Producers killed between blob and job: no job without its blob, no blob forever without its job."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

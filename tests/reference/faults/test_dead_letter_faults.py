@@ -1,7 +1,5 @@
 """Dead letters under kill -9, and the naive ways that lose them."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Deadline with real processes and a real queue: hung work releases its slot and stays dead."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sys

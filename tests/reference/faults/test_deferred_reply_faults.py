@@ -1,7 +1,5 @@
 """Chat commands against the real API, real workers and a platform with rules: quick acks, one answer, in time."""
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import time

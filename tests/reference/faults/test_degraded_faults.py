@@ -1,7 +1,5 @@
 """Redis never up, killed and frozen: callers get an answer in time, and every accepted order is one job."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """The guided tour as a newcomer runs it: it passes, and whatever happens it leaves no process behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

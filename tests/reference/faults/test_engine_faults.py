@@ -1,7 +1,5 @@
 """The embedded server lives and dies with its users, whoever is killed, and keeps what it acknowledged."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

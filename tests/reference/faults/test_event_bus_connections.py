@@ -1,7 +1,5 @@
 """Connections of every event bus that are cut, or that swallow every byte; and a broker that is short of memory."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import uuid

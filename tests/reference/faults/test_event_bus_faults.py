@@ -1,7 +1,5 @@
 """Kill consumers and brokers under every event bus; and the usual Redis Streams consumer beside ours."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import time

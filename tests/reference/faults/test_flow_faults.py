@@ -1,7 +1,5 @@
 """Crashes around flows: of the producer while it adds them, of workers between two steps."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import sys

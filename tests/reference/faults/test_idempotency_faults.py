@@ -1,7 +1,5 @@
 """Idempotency under kill -9: our inbox and, in the same test, the naive versions that lose and double."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import uuid

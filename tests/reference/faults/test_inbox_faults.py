@@ -1,7 +1,5 @@
 """A consumer killed before and after its effect: delivered again, effect once."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Isolation with real deaths: a process killer takes only itself down, and nothing is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """A holder that is frozen past its lease: its stale write is refused; a plain lock lets it through."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Relays that are killed, duplicated and poisoned, beside what people write instead."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

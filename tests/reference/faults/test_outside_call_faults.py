@@ -3,8 +3,6 @@
 Each parcel is one call. The provider counts what it printed: 0 duplicated, 0 lost, or listed for a human.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

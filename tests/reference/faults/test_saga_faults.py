@@ -4,8 +4,6 @@ Orders buy a study pack: place → reserve seats → charge (another process, ov
 in the end is whether money, seats, order and events agree.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

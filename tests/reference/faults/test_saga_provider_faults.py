@@ -4,8 +4,6 @@ A customer cancels some of them, while they run and after they completed. In the
 that is valid, and one that was taken back has none. The twin does not wait before it looks a lost request up.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

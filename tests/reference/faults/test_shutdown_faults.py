@@ -1,7 +1,5 @@
 """SIGTERM in the middle of work: exit 0 in time, no stalled event, no attempt consumed, nothing lost or duplicated."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

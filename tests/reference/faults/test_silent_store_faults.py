@@ -1,7 +1,5 @@
 """PostgreSQL behind a network that swallows bytes and tells nobody: who is back, and how soon."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -148,7 +146,7 @@ async def test_a_saga_runner_is_back_soon_after_its_connections_fell_silent(dire
             return await completed() == {"first", "second"}
 
         await until(both, 2 * BACK, "both sagas")
-        # The first waits for the end of its lease besides: ten seconds for its step, and the margin. Seen: 12 s, rarely 31.
+        # The first waits for the end of its lease besides: ten seconds for its step, and the margin; rarely, 30.
         assert time.monotonic() - silent < BACK + 15
 
 

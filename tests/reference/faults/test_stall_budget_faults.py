@@ -1,7 +1,5 @@
 """Crashes of workers: nothing lost, nothing failed, nothing duplicated; the usual worker loses and duplicates."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """The database goes away under load: no job fails, none consumes an attempt, and it is not hammered."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable

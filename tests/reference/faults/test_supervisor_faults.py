@@ -1,7 +1,5 @@
 """`studyhall worker --processes 2`: what dies is restarted, what is told to stop stops, nothing is left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Every endpoint, from the API's own description, with values nobody would think of: never an error of ours."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

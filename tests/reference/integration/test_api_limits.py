@@ -1,7 +1,5 @@
 """What one client may take of the API: guesses, addresses, half-sent requests, event streams; and how it stops."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

@@ -1,7 +1,5 @@
 """Hostile requests against the running API: each is refused with a reason, and nothing leaks."""
 
-from __future__ import annotations
-
 import io
 import json
 import time

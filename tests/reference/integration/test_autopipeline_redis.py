@@ -1,7 +1,5 @@
 """Auto-pipelined script calls: every caller gets its own reply or an error, whatever happens around it."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

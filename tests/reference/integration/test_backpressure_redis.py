@@ -1,7 +1,5 @@
 """Depth and age limits at the producer, on a real server; and work that is too old to be worth doing."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

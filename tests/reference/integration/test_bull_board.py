@@ -1,7 +1,5 @@
 """bull-board, looked at in a browser: a worker of ours is a worker to it, and its jobs are where they are."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

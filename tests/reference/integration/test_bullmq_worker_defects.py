@@ -1,7 +1,5 @@
 """The eight measured defects of BullMQ's stock Python worker: it shows each of them, ReliableWorker none."""
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import time

@@ -1,7 +1,5 @@
 """What users of BullMQ's own Python worker know and expect to find."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Whatever a processor or a listener raises: the job ends where one can see it, and its neighbours run."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Jobs as somebody else wrote them into Redis: each ends in one visible state, whatever its fields hold."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

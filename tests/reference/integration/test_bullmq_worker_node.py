@@ -1,7 +1,5 @@
 """Interoperability with npm's BullMQ, both ways: the same queues, the same scripts, the same outcomes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

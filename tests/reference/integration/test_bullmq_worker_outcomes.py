@@ -1,7 +1,5 @@
 """Every way a run can end, and what ReliableWorker makes of it in the queue."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import contextvars

@@ -1,7 +1,5 @@
 """Declaring the chat command: a call outside any queue, retried a little."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.ai_server import AIServer, Drop, Reply

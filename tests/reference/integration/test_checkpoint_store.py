@@ -1,7 +1,5 @@
 """Checkpoints and their fence on both databases."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from types import SimpleNamespace

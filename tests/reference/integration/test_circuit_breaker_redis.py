@@ -1,7 +1,5 @@
 """The rules of the shared breaker, one by one, on a real server."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

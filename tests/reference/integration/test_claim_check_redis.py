@@ -1,7 +1,5 @@
 """The claim check: small jobs, whole blobs, and a sweep that takes what nobody needs and nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -1,7 +1,5 @@
 """The `studyhall` command as people and scripts use it: what it prints, and how it exits."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

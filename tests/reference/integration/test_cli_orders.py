@@ -1,7 +1,5 @@
 """`studyhall order`, `saga`, `outbox` and `events` as a person or a script uses them, on both databases."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """The clients against a Redis that is there, gone, frozen, demoted or guarded by a password."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -1,7 +1,5 @@
 """Dead letters with a real Redis, real BullMQ workers and both databases."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """Replies to chat commands against a platform that fails: nobody is left at "thinking…", no paid answer is lost."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator
 

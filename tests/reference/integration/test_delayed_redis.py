@@ -1,7 +1,5 @@
 """Delayed jobs: on time, movable, withdrawable; sleeping in a worker instead holds its slots."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """What only one broker has or gets wrong by default."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

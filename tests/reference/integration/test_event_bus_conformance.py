@@ -3,8 +3,6 @@
 What is declared is proven, and what is not declared is shown to be missing, so that no capability is only a word.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import uuid

@@ -1,7 +1,5 @@
 """One order, four queues, one of them down: exactly one job per queue in the end."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Flows on a real queue: order, results, each policy of a failing child, conflicts, repeats, replay."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

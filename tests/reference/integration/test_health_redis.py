@@ -1,7 +1,5 @@
 """Health: no backlog hides, no listing holds Redis up, one incident is one alert."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Both AI protocols against a real server that misbehaves: each failure becomes one error class, in time."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

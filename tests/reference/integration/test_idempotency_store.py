@@ -1,7 +1,5 @@
 """The inbox on a real SQLite file and a real PostgreSQL, within one process and across several."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

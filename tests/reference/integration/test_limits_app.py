@@ -1,7 +1,5 @@
 """StudyHall behind its limits: a dead AI provider, full queues, Redis away, users without a name."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,18 +1,20 @@
 """StudyHall by the clock and by command: schedules, cancelling, reminders, reconciliation, health, end to end."""
 
-from __future__ import annotations
-
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import select, update
+from typer.testing import CliRunner
 
 from harness.pipelines import full_pipeline
+from harness.processes import Spawner
 from harness.waiting import until
 from harness.workers import at_work
-from studyhall import db, maintenance
+from studyhall import cli, db, maintenance
 from studyhall.app import App, open_app
 from studyhall.cancellations import cancel_document, forget_reminder, remind
 from studyhall.jobs import STAGES
@@ -121,3 +123,51 @@ async def test_a_reminder_comes_once_moves_and_can_be_called_off(hall):
 def test_an_unknown_time_zone_is_refused_with_the_name_of_the_setting():
     with pytest.raises(SettingsError, match="STUDYHALL_TIME_ZONE"):
         load({"STUDYHALL_TIME_ZONE": "Europe/Atlantis"})
+
+
+async def test_the_command_line_lists_runs_cancels_and_reports(
+    redis_url: str, tmp_path: Path, spawn: Spawner
+) -> None:
+    env = {"REDIS_URL": redis_url, "STUDYHALL_PROVIDER_PACE": "5", "STUDYHALL_GRACE_SECONDS": "1"}
+
+    async def studyhall(*args: object, code: int = 0) -> Any:
+        """In a thread, because the commands bring their own event loop; a process each takes far longer."""
+        command = [str(part) for part in (*args, "--data-dir", tmp_path, "--json")]
+        done = await asyncio.to_thread(CliRunner(env=env).invoke, cli.app, command)
+        assert done.exit_code == code, f"{command}: {done.output} {done.exception}"
+        return json.loads(done.stdout) if code == 0 else str(done.exception)
+
+    worker = spawn("studyhall", "worker", "--processes", "1", "--data-dir", tmp_path, env=env)
+    await worker.line('"ready"', 60)
+    await worker.line("schedules changed", 20)
+    listed = {row["id"]: row for row in await studyhall("schedule", "list")}
+    assert set(listed) == {"nightly-cleanup", "reconcile-documents", "evaluate-health"}
+    assert listed["nightly-cleanup"]["next"].endswith("03:15:00+00:00")
+    ran = await studyhall("schedule", "run", "nightly-cleanup")
+    await worker.line(ran["job"], 20)
+    assert "declared:" in await studyhall("schedule", "run", "nightly", code=1)
+
+    (document,) = (await studyhall("submit", SAMPLES / "water-cycle.md")).values()
+
+    async def graph_runs() -> bool:
+        async with open_app(Settings(data_dir=tmp_path, redis_url=redis_url)) as app:
+            return (await states(app, document))[1].state == "active"
+
+    await until(graph_runs, 40, "the graph is being made", every=0.2)
+    assert (await studyhall("health"))["healthy"] is True
+    ended = {one["job_id"]: one["state"] for one in await studyhall("cancel", document)}
+    assert ended[f"document-processing.{document}"] == "too-late"
+    assert ended[f"graph-generation.{document}"] == "stopping"
+
+    async def over() -> bool:
+        async with open_app(Settings(data_dir=tmp_path, redis_url=redis_url)) as app:
+            found = [stage.state for stage in await states(app, document)]
+            return found == ["completed", "cancelled", "cancelled", "cancelled"]
+
+    await until(over, 20, "every later stage ends as cancelled", every=0.2)
+    (row,) = await studyhall("status")
+    assert row["error"] == "Cancelled: by the operator"
+    assert await studyhall("dlq", "list") == []
+    assert "neither a document nor a job" in await studyhall("cancel", "nonsense", code=1)
+    worker.terminate()
+    assert await worker.exited(20) == 0

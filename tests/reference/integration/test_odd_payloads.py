@@ -1,7 +1,5 @@
 """Values that JSON cannot carry: refused by name at enqueue, and at the worker if a stranger wrote them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What an operator reads: when a job comes back, what stalled, what crashed, and whether the connections suffice."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

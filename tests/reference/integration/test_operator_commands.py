@@ -1,7 +1,5 @@
 """Dead letters and unclear calls on the command line, and the sweep as a part of a worker process."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

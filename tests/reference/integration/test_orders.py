@@ -1,7 +1,5 @@
 """Orders from the counter to the feed: real relay processes, Redis Streams, payment sandbox, both databases."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

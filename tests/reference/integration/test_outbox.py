@@ -1,7 +1,5 @@
 """The outbox on SQLite and on PostgreSQL: what commits is published, in order, and nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import re

@@ -1,7 +1,5 @@
 """The whole way: transaction → outbox → relay → Redis Streams → inbox, and what happens to what cannot be read."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

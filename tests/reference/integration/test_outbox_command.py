@@ -1,7 +1,5 @@
 """The outbox and the schedules on the command line, and relays that drain like workers."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys

@@ -1,7 +1,5 @@
 """Calls to somebody else's API: what the ledger says decides, on every kind of ledger and without any queue."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import time

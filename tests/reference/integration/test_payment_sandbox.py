@@ -1,7 +1,5 @@
 """The payment sandbox, as a process, and the client that turns its answers into what to do next."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

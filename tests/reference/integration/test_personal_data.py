@@ -1,7 +1,5 @@
 """Canaries in rows, keys and payloads: no error path writes them into a log, Redis, the dead letters or an answer."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """The composed pipeline on a real queue: every outcome, every kind of bad job, one line and one count each."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Jobs that others write, on a queue that we share: their data is the payload, and their options are theirs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

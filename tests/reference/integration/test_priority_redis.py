@@ -1,7 +1,5 @@
 """Priority on a real queue, beside the job with `priority: 1` that runs last."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from harness.pipelines import JobSetup

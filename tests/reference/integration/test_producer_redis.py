@@ -1,7 +1,5 @@
 """The producer: bad input is refused by name before anything is queued, and one key is one job."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from typing import Any

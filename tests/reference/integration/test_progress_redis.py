@@ -1,7 +1,5 @@
 """15,000 reports through a job: milestones arrive, and nobody's completion is pushed out of the event stream."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

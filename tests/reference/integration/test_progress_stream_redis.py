@@ -1,7 +1,5 @@
 """Live events: complete after any break, one reader for all, bounded memory."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

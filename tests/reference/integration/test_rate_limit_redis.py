@@ -1,7 +1,5 @@
 """Rate limits on a real server: the queue-wide one across processes, the per-tenant one under a heavy neighbour."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import statistics

@@ -1,7 +1,5 @@
 """A Redis that lost its data, and orders that notice."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Collection
 

@@ -1,7 +1,5 @@
 """The versions of redis-py that pyproject.toml allows: the tests of what talks to Redis pass on each."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The relay against every bus: a bus that is down costs nobody an attempt, whoever else is in the batch."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -1,7 +1,5 @@
 """What must not end a relay, nor cost an event that is innocent of it an attempt: on SQLite and on PostgreSQL."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager

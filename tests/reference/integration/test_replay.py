@@ -1,7 +1,5 @@
 """Replay to one consumer, with the others as witnesses."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

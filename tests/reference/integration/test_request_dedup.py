@@ -1,7 +1,5 @@
 """The same request twice is one request, whatever happened to the first one."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

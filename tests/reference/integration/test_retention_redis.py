@@ -1,7 +1,5 @@
 """Retention: Redis stays bounded, results that matter are answered from the database."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

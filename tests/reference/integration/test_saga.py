@@ -1,7 +1,5 @@
 """The saga on both databases, one runner in this process. Kills and freezes: faults/test_saga_faults.py."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

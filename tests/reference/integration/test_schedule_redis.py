@@ -1,7 +1,5 @@
 """Schedules in Redis: applied by many, changed, renamed, forged, late and overlapping."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

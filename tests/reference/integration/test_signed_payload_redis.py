@@ -1,7 +1,5 @@
 """Somebody who can write to Redis: our worker runs none of it, the usual worker runs all of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The store's promises, on a real SQLite file and a real PostgreSQL."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import time

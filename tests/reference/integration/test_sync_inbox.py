@@ -1,7 +1,5 @@
 """`once` on plain connections: the same marker as the async inbox, in the caller's transaction or one of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

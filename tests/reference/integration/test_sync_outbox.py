@@ -1,7 +1,5 @@
 """The outbox on plain connections: the same table and the same relay as the async one."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Three instances: an interval in each runs everything three times, a schedule in Redis once."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

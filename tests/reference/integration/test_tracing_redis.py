@@ -1,7 +1,5 @@
 """One trace across two processes: request, producer, worker, child job, with the right parents and no secrets."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

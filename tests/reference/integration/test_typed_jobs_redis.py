@@ -1,7 +1,5 @@
 """Typed jobs on a real queue: what the usual if/else worker makes of a job that it does not know."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Waiting for a job: at any gap between add and wait, through failures, cancellations and a forgetful Redis."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import Counter

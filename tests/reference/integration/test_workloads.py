@@ -1,7 +1,5 @@
 """The four workloads as they run for real: Redis, worker, pipeline, database, extraction in a child."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

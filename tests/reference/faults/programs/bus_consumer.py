@@ -6,8 +6,6 @@ SIGKILL at its third delivery, `poison` at the first event that says so; `never`
 Each effect is a row, so a second one is visible. Prints `delivered <id>`, `dies on <id>`, `life <death> <status>`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os

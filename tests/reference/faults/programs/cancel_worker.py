@@ -1,7 +1,5 @@
 """A worker whose jobs are cancelled from the test's process. `--naive`: a flag, an exception, BullMQ's retries."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

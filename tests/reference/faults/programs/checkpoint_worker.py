@@ -1,7 +1,5 @@
 """Imports rows batch by batch, with checkpoints or (--naive) from the start each time."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -1,7 +1,5 @@
 """Stores a blob and adds its job, until killed; --naive: the job first, as if it could not matter."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -4,8 +4,6 @@ Arguments: store URL, Redis URL, sweep | replay, kills, seed. Prints `deaths {po
 nothing left to do. Alerts are counted in the Redis hash `alerts`, by letter id.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

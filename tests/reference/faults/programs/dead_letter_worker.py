@@ -5,8 +5,6 @@ With `dlq` it also has the usual `failed` listener, which copies the job to the 
 says so is the one during whose copy the process is killed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -3,8 +3,6 @@
 `plain` leaves the server behind when that process is killed; `tied` (PDEATHSIG) takes it from everybody else.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

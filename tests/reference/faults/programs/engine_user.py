@@ -1,7 +1,5 @@
 """One process that uses the embedded server: counts up forever and prints what was acknowledged."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Producers and workers of the flow proof, as a flow and (naive) as steps that enqueue the next one by hand."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -5,8 +5,6 @@ Arguments: store URL, Redis URL, kills, seed. For each way of being idempotent, 
 its list is delivered again. Prints `deaths {way: {point: number}}` when all events are handled.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

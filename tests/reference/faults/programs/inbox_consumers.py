@@ -5,8 +5,6 @@
 Dies by SIGKILL the first time an event reaches DIE_AT: `before` its effect is committed, or right `after`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

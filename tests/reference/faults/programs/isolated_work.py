@@ -1,7 +1,5 @@
 """Functions that tests run in the children of a SubprocessPool: good, hungry, hung and deadly ones."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -4,8 +4,6 @@
 the saga's data: the step after the label refuses. With "way": "keys" there is no look-up, only the provider's key.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -3,8 +3,6 @@
 Ways: "keys", "look-up", "both", "neither" through `OutsideCalls`; "naive" sends the provider's key and retries.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Holds a lease (or a naive lock) and writes its name, when the test says so: the test freezes it in between."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

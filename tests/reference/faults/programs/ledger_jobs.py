@@ -1,7 +1,5 @@
 """A job whose effect can be counted: one row in a table that has no unique constraint to hide a double."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

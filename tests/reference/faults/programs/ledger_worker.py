@@ -1,7 +1,5 @@
 """A worker as a user of the patterns would write it, or (--naive) as it is usually published."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

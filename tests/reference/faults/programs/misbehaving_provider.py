@@ -11,8 +11,6 @@ known once its label is printed, as with many real providers: a second request t
 `key_life`: seconds until a key is forgotten; 0: no keys. Prints `ready PORT`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -4,8 +4,6 @@ Arguments: Redis URL, stream, group, work | freeze | poison. `freeze` reads a ba
 (to be killed there), `poison` fails on entries that say so. Prints `done <n>`.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 

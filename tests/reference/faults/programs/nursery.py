@@ -5,8 +5,6 @@ anywhere within some milliseconds after its first point. Then the next one is fo
 happened; the last ones live on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Takes one order and dies between its commit and the queue. --naive: the job is only added after the commit."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -5,8 +5,6 @@
 Everything published goes to the Redis stream `sink`, without any dedup, so that copies can be counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """An order and the job that prepares it; each preparation leaves one row, with nothing to hide a second."""
 
-from __future__ import annotations
-
 from sqlalchemy import Column, Integer, String, Table
 from sqlalchemy.ext.asyncio import AsyncConnection
 

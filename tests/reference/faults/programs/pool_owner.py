@@ -1,7 +1,5 @@
 """A process with busy and idle children in its pool, waiting to be killed. Prints the children's pids."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Every call that reaches the provider is counted by the provider itself. `hold` k
 test can kill the process that is probing.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -11,8 +11,6 @@ Each victim is a fork of this process, made after the imports: a process of its 
 A customer named `fails-at-STEP…` makes that step fail for good AFTER its effect.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -4,8 +4,6 @@ ours:      worker, pipeline and schedules as the reference app uses them
 cron-lock: what is usually published: every instance wakes at the tick, SET NX takes a lock, DEL releases it
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -1,7 +1,5 @@
 """Charges after a while: waits until the file `gate` exists, then appends a line to the file `charges`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -3,8 +3,6 @@
 Prints one JSON line per event. `work`: "sleep" (awaits), "block" (holds the event loop), for `seconds`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -1,7 +1,5 @@
 """`once` and the ledger of `outside_call` in Django: models and markers share an atomic block, the ledger does not."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

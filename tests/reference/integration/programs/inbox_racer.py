@@ -1,7 +1,5 @@
 """Ten tasks deliver the same key at the same moment. Arguments: store URL, starting gun (a file), number."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

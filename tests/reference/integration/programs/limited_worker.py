@@ -1,7 +1,5 @@
 """One worker process of a rate-limited queue."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

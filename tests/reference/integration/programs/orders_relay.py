@@ -1,7 +1,5 @@
 """A relay process: outbox, sagas and all consumers.    orders_relay.py STORE_URL REDIS_URL PAYMENT_URL"""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Open the store, create the tables, count up: run several at once. Arguments: URL, increments."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

@@ -4,8 +4,6 @@ interval: a loop in every instance, as it is usually written
 schedule: the schedule lives in Redis; every instance has a worker, one of them gets each tick
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

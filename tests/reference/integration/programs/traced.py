@@ -1,7 +1,5 @@
 """A producer and a worker with spans to a file each; the worker's job enqueues a child job."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from pathlib import Path
