@@ -251,6 +251,7 @@ UNUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", EVERY)
 def test_every_option_is_read(module: str) -> None:
     """An option that nothing reads is a promise that nothing keeps."""

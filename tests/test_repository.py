@@ -211,6 +211,7 @@ def test_test_files_have_names_of_their_own() -> None:
 # ---- a new pattern
 
 
+@pytest.mark.slow
 def test_a_new_pattern_is_laid_out_and_the_tests_name_what_is_left_to_fill_in(tmp_path: Path) -> None:
     """At most six files, and nothing but those marks: all else about them is right from the start."""
     copy = tmp_path / "copy"

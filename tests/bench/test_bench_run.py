@@ -23,6 +23,7 @@ def lab(redis_server: RedisServer, tmp_path: Path) -> Lab:
     return Lab([Peer.load(name) for name in OURS], quick=True, server=redis_server, folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_one_command_writes_json_report_and_picture(tmp_path: Path) -> None:
     argv = [
         "-m",
@@ -64,6 +65,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones(flag: str) -> None:
     assert "unknown: nonsense; known: " in done.stderr
 
 
+@pytest.mark.slow
 def test_two_processes_do_every_job_once_and_end_with_the_bench(lab: Lab) -> None:
     for peer in lab.peers:
         with lab.bench(peer) as bench:

@@ -1,8 +1,11 @@
 """Ticks of our schedule and of BullMQ's own scheduler are both seen, and lateness is measured from their slots."""
 
+import pytest
+
 from bench.sections import scheduler
 
 
+@pytest.mark.slow
 def test_ticks_of_both_schedulers_are_measured(redis_url: str) -> None:
     rows = scheduler.run(redis_url, seconds=4)
     assert set(rows) == {"queuesmith", "stock"}

@@ -33,6 +33,7 @@ def lacks(text: str, proofs: int) -> list[str]:
     return gone
 
 
+@pytest.mark.slow
 def test_every_pattern_has_its_failure_drawn_its_card_its_code_and_its_proofs(guide: Guide) -> None:
     wanting = {
         pattern.id: gone

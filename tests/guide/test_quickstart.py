@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from harness.processes import ROOT
 
 HOME = (ROOT / "guide" / "pages" / "index.md").read_text()
@@ -31,6 +33,7 @@ def test_the_quickstart_installs_what_the_recipe_needs(tmp_path: Path) -> None:
     assert names[0] - {"pytest", "pytest-asyncio"} == names[1]
 
 
+@pytest.mark.slow
 def test_the_quickstart_ends_with_every_row_once_after_its_kill(tmp_path: Path) -> None:
     start(tmp_path)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -19,6 +19,7 @@ AGENTS = sorted(path.stem for path in ROOT.glob("agents/*.md"))
 NOT_SHIPPED = {".git", ".venv", "build", "dist", "site", "node_modules", "__pycache__", ".studyhall"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
     [

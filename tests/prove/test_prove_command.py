@@ -36,6 +36,7 @@ def sample(folder: Path, defect: str = "", more: str = "") -> Path:
     return folder / "prove.toml"
 
 
+@pytest.mark.slow
 def test_a_broken_promise_is_exit_code_1_with_evidence_and_every_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -296,6 +296,7 @@ def test_recipe_holds_under_every_quick_fault(
     assert not card.broken, as_text(card)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.usefixtures("_own_python")
 def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_calls_once(
@@ -325,6 +326,7 @@ def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_call
     assert {row.verdict for row in card.rows} == {"held"}, as_text(card)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.usefixtures("_own_python")
 def test_a_webhook_that_nobody_can_read_is_seen_as_failed(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def test_precision_and_recall_on_the_corpus() -> None:
     assert recall >= 0.9
 
 
+@pytest.mark.slow
 def test_nothing_is_found_in_the_proven_code() -> None:
     """Ten thousand lines of queue code that does all of this right: the false positives would show here."""
     assert [

@@ -152,6 +152,7 @@ async def stuck(store: AsyncEngine) -> dict[str, str]:
     return {"SAGA": "o1", "EVENT": event.event_id, "KEY": "label/7"}
 
 
+@pytest.mark.slow
 async def test_every_command_of_the_runbook_shows_the_incident_or_ends_it(
     make_redis: Callable[..., RedisServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "REDIS_URL")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("project", "name"),
     [(path, path.stem) for path in RUNNABLE],

@@ -15,6 +15,7 @@ Run = Callable[..., Any]
 PARTS = [f"{one.id}.{Path(part).stem}" for one in catalogue.patterns().values() for part in one.parts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "patterns"),
     [

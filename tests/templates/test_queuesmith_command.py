@@ -80,6 +80,7 @@ def test_the_catalogue_is_listed(queuesmith: Command) -> None:
     assert "bullmq==" in " ".join(listed["bullmq-worker"]["requirements"])
 
 
+@pytest.mark.slow
 def test_added_modules_are_ours_byte_for_byte_and_their_proof_passes_there(
     queuesmith: Command, run: Run, shop: Path
 ) -> None:

@@ -96,6 +96,7 @@ def lines_of_code(text: str) -> int:
     return len(found - documents)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answers", COMBINATIONS.values(), ids=COMBINATIONS.keys())
 def test_a_project_is_typed_strictly(render: Render, run: Run, answers: Any) -> None:
     # Reading the libraries again for each version of Python takes longer than all the rest.

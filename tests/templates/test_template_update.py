@@ -39,6 +39,7 @@ def answered(project: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_an_update_brings_the_fix_and_keeps_the_users_edits(run: Run, tmp_path: Path, upstream: Path) -> None:
     project = tmp_path / "shop"
     run("git", "tag", "v0.1.0", cwd=upstream)
@@ -68,6 +69,7 @@ def test_an_update_brings_the_fix_and_keeps_the_users_edits(run: Run, tmp_path: 
     assert answered(project)["_commit"] == "v0.2.0"
 
 
+@pytest.mark.slow
 def test_a_project_of_0_1_0_becomes_one_of_this_version(run: Run, tmp_path: Path, render: Render) -> None:
     upstream, project = tmp_path / "upstream", tmp_path / "shop"
     if subprocess.run(
@@ -103,6 +105,7 @@ def test_a_project_of_0_1_0_becomes_one_of_this_version(run: Run, tmp_path: Path
     assert differs <= {".copier-answers.yml", "README.md"}
 
 
+@pytest.mark.slow
 def test_a_project_made_from_a_checkout_with_uncommitted_changes_can_be_updated(
     run: Run, tmp_path: Path, upstream: Path
 ) -> None:

@@ -26,6 +26,7 @@ async def upload(api: Api) -> Any:
     return await api.client.post("/documents", files={"file": ("water.md", TEXT)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("away", ["killed", "frozen"])
 async def test_reads_go_on_and_writes_answer_in_time_while_redis_is_away(
     away, spawn, own_redis, tmp_path, figures
@@ -77,6 +78,7 @@ async def test_reads_go_on_and_writes_answer_in_time_while_redis_is_away(
     )
 
 
+@pytest.mark.slow
 async def test_the_api_starts_while_redis_is_away_and_survives_its_own_kill(spawn, own_redis, tmp_path):
     async with api_at(spawn, tmp_path, own_redis.url) as api:
         await asyncio.to_thread(own_redis.kill)

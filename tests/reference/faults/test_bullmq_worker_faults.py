@@ -35,6 +35,7 @@ class Child:
         return found[0]
 
 
+@pytest.mark.slow
 async def test_jobs_of_a_killed_worker_start_elsewhere_within_ten_seconds(
     redis_server, redis_url, spawn, scale, figures
 ):
@@ -71,6 +72,7 @@ async def test_jobs_of_a_killed_worker_start_elsewhere_within_ten_seconds(
     assert max(took) < 10.5  # ten, and the time a loaded machine takes to say so
 
 
+@pytest.mark.slow
 async def test_blocked_event_loop_keeps_its_locks(redis_server, redis_url, spawn, figures):
     """A CPU-bound processor: the stock worker cannot renew, another one runs the job meanwhile."""
     starts: dict[str, int] = {}
@@ -91,6 +93,7 @@ async def test_blocked_event_loop_keeps_its_locks(redis_server, redis_url, spawn
     assert starts == {"stock": 2, "reliable": 1}
 
 
+@pytest.mark.slow
 async def test_hung_event_loop_gives_its_jobs_up_and_does_not_report_them(redis_server, redis_url, spawn):
     """Keeping locks for a loop that is hung for good would keep its jobs from everybody forever."""
     hung = Child(
@@ -149,6 +152,7 @@ async def test_sigterm_under_load_loses_nothing_and_counts_no_stall(
     assert stalls == []
 
 
+@pytest.mark.slow
 async def test_redis_killed_under_load_loses_no_job_and_work_resumes(make_redis, scale, seed, figures):
     """SIGKILL of Redis itself, again and again (AOF always, so that what it acknowledged is there afterwards)."""
     choose = random.Random(seed)

@@ -90,6 +90,7 @@ class Imports:
         return await self.count(program.worked) >= mark
 
 
+@pytest.mark.slow
 async def test_kills_cost_at_most_a_batch_each_where_a_restart_repeats_everything(
     redis_url, tmp_path, spawn, scale, seed, figures
 ):
@@ -133,6 +134,7 @@ async def test_kills_cost_at_most_a_batch_each_where_a_restart_repeats_everythin
     )
 
 
+@pytest.mark.slow
 async def test_a_frozen_run_that_wakes_up_after_it_was_taken_over_cannot_save(
     redis_url, tmp_path, spawn, figures
 ):

@@ -72,6 +72,7 @@ async def callers(spawn: Spawner, count: int, **options: Any) -> list[Spawned]:
     return started
 
 
+@pytest.mark.slow
 async def test_three_processes_leave_a_dead_provider_alone_and_one_of_them_probes(redis_url, spawn, figures):
     processes, each, failures, cooldown = 3, 4, 5, 2.0
     watched = 3.0 * cooldown
@@ -130,6 +131,7 @@ async def test_three_processes_leave_a_dead_provider_alone_and_one_of_them_probe
     assert naive > 10 * total, "plain retries were as kind: nothing is proven"
 
 
+@pytest.mark.slow
 async def test_probe_of_a_killed_process_is_free_after_its_lease_and_there_is_never_a_second(
     redis_url, spawn, figures
 ):

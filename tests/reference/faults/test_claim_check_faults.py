@@ -22,6 +22,7 @@ import claim_producers as program  # noqa: E402
 pytestmark = pytest.mark.fault
 
 
+@pytest.mark.slow
 async def test_killed_producers_leave_no_job_without_its_blob_and_no_blob_for_ever(
     redis_url, tmp_path, spawn, scale, seed, figures
 ):

@@ -64,6 +64,7 @@ def ai(server: AIServer) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 async def test_commands_are_acknowledged_at_once_while_twenty_slow_ones_run(
     spawn, redis_url, tmp_path, figures, scale
 ):
@@ -109,6 +110,7 @@ async def test_commands_are_acknowledged_at_once_while_twenty_slow_ones_run(
     )
 
 
+@pytest.mark.slow
 async def test_while_redis_is_away_the_user_is_told_at_once_and_nothing_contradicts_it(
     spawn, own_redis, tmp_path, figures, scale
 ):
@@ -151,6 +153,7 @@ async def test_while_redis_is_away_the_user_is_told_at_once_and_nothing_contradi
     )
 
 
+@pytest.mark.slow
 async def test_one_answer_in_time_whatever_the_model_and_the_platform_do(
     spawn, redis_url, redis_server, tmp_path, figures
 ):
@@ -227,6 +230,7 @@ async def test_one_answer_in_time_whatever_the_model_and_the_platform_do(
     )
 
 
+@pytest.mark.slow
 async def test_a_worker_killed_in_the_middle_of_the_call_costs_the_user_nothing(
     spawn, redis_url, tmp_path, figures, scale
 ):

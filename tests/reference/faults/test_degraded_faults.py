@@ -77,6 +77,7 @@ async def preparations(store: AsyncEngine) -> dict[str, int]:
         return {row[0]: row[1] for row in rows}
 
 
+@pytest.mark.slow
 async def test_every_outage_is_answered_in_time_and_recovered_from_without_a_restart(
     own_redis, tmp_path, figures
 ):
@@ -200,6 +201,7 @@ async def _prepared(store: AsyncEngine, order_id: str) -> bool:
     return order_id in await preparations(store)
 
 
+@pytest.mark.slow
 async def test_crash_between_commit_and_queue_loses_no_job(redis_url, store_url, orders, spawn):
     for kind in ("ours", "naive"):
         args = [f"--redis={redis_url}", f"--store={store_url}", f"--order={kind}"]

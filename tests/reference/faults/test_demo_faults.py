@@ -40,6 +40,7 @@ class Tour:
         await until(lambda: not self.running(), seconds, "no process of the tour is left")
 
 
+@pytest.mark.slow
 async def test_the_tour_passes_and_leaves_nothing_behind(tmp_path, spawn, figures):
     began = time.monotonic()
     tour = Tour(spawn, tmp_path)
@@ -55,6 +56,7 @@ async def test_the_tour_passes_and_leaves_nothing_behind(tmp_path, spawn, figure
     figures("pipeline", name="tour", seconds=seconds, left_behind=left)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "sigkill"])
 async def test_a_tour_that_is_stopped_in_the_middle_leaves_no_process(tmp_path, spawn, number):
     tour = Tour(spawn, tmp_path)

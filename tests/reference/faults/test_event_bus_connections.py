@@ -69,6 +69,7 @@ async def line(request: pytest.FixtureRequest, tcp_proxy: Callable[..., TcpProxy
             await client.aclose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", KINDS, indirect=True)
 async def test_cut_connections_are_no_crashes_and_start_no_handler_beside_itself(line):
     bus, direct, proxy = line

@@ -140,6 +140,7 @@ async def test_event_that_kills_its_consumer_ends_in_quarantine(scene):
     assert Counter(scene.effects("mail")) == {event.id: 1 for event in good}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scene",
     [
@@ -291,6 +292,7 @@ async def test_broker_that_is_away_at_the_start_is_waited_for_and_stops_nobody(b
     await bus.close()
 
 
+@pytest.mark.slow
 async def test_usual_stream_consumer_loses_what_ours_keeps(redis_server, redis_url, spawn, figures):
     """Late start, second start, kill -9, poison, MAXLEN: each step once with the usual consumer, once with ours."""
     lost: dict[str, int] = {}

@@ -58,6 +58,7 @@ async def test_a_killed_producer_leaves_whole_flows_where_single_adds_leave_halv
     )
 
 
+@pytest.mark.slow
 async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_in_the_middle(
     redis_url, tmp_path, spawn, scale, seed, figures
 ):

@@ -53,6 +53,7 @@ async def kill_consumers(
     return outcome
 
 
+@pytest.mark.slow
 async def test_killed_consumers_lose_and_double_nothing_while_set_nx_does_both(
     *, store, store_url, redis_url, spawn, scale, seed, figures
 ):

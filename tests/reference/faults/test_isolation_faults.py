@@ -62,6 +62,7 @@ async def _longest_block(busy: Callable[[], Awaitable[object]]) -> float:
     return longest
 
 
+@pytest.mark.slow
 async def test_event_loop_stays_free_during_cpu_bound_work_that_blocks_it_past_the_lock_inline(
     pool, work, figures
 ):

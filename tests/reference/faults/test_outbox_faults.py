@@ -175,6 +175,7 @@ async def kill_while_working(
     return committed, hits
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 async def test_killed_relays_publish_every_commit_and_no_rollback_while_a_naive_one_loses(
     store, relays, scale, seed, figures

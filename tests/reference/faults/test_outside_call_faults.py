@@ -122,6 +122,7 @@ async def under_fire(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "ledger"),
     [("keys", "store"), ("look-up", "store"), ("both", "redis"), ("neither", "store")],

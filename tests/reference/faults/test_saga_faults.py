@@ -240,6 +240,7 @@ def every_death() -> list[tuple[Case, list[Death]]]:
     return matrix
 
 
+@pytest.mark.slow
 async def test_killed_at_any_moment_money_seats_and_order_agree_in_the_end(shop, scale, seed, figures):
     matrix = every_death()
     quick = scale(10, len(matrix))
@@ -320,6 +321,7 @@ async def _naive_kills(shop: Shop) -> dict[str, str]:
     return forgotten
 
 
+@pytest.mark.slow
 async def test_charge_without_an_answer_is_completed_or_taken_back_never_forgotten(shop, figures):
     # The charge happens and the answer is lost: looked up under its key, then completed.
     lost = await shop.place("buyer", method="card_lost_answer")
@@ -406,6 +408,7 @@ async def test_many_runners_share_the_sagas_and_never_one_of_them(shop, scale, f
     )
 
 
+@pytest.mark.slow
 async def test_frozen_holder_wakes_after_its_lease_and_its_write_is_refused(shop, figures):
     """Holders freeze around the charge, others take the saga from them and compensate, the holders wake."""
     held: dict[tuple[bool, str], str] = {}

@@ -85,6 +85,7 @@ class Parcels:
         return Counter(label["parcel"] for label in self.printed() if not label["void"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["look-up", "keys"])
 async def test_killed_runners_of_cancelled_sagas_leave_one_valid_label_or_none(
     way, spawn, store, store_url, scale, seed, figures
@@ -126,6 +127,7 @@ async def test_killed_runners_of_cancelled_sagas_leave_one_valid_label_or_none(
     )
 
 
+@pytest.mark.slow
 async def test_the_naive_twin_looks_a_lost_request_up_at_once_and_leaves_labels_behind(
     spawn, store, store_url, seed, figures
 ):

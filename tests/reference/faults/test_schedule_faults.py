@@ -125,6 +125,7 @@ class Fleet:
         await until(nothing_left, 40, "every tick under way ends", every=0.1)
 
 
+@pytest.mark.slow
 async def test_leader_kills_leave_at_most_one_run_per_tick_and_every_missed_tick_reported(
     redis_url, tmp_path, spawn, scale, seed, figures
 ):
@@ -187,6 +188,7 @@ async def test_leader_kills_leave_at_most_one_run_per_tick_and_every_missed_tick
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cron", ["", "* * * * * *"])
 @pytest.mark.parametrize("first", ["right", "ahead"])
 async def test_a_worker_an_hour_ahead_starts_no_tick_early_and_silences_nobody(
@@ -226,6 +228,7 @@ async def test_a_worker_an_hour_ahead_starts_no_tick_early_and_silences_nobody(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("versions", [(1, 2), (0, 0)])
 async def test_an_old_instance_that_restarts_in_a_rolling_deploy_removes_nothing_of_the_new_one(
     redis_url, tmp_path, spawn, versions
@@ -268,6 +271,7 @@ async def test_an_old_instance_that_restarts_in_a_rolling_deploy_removes_nothing
     ]
 
 
+@pytest.mark.slow
 async def test_cron_locks_run_a_tick_again_when_the_job_outlives_the_lock_or_a_clock_is_off(
     redis_url, spawn, scale, figures
 ):

@@ -12,6 +12,7 @@ from .ledger import Ledger, ledger_jobs
 pytestmark = pytest.mark.fault
 
 
+@pytest.mark.slow
 async def test_sigterms_mid_job_spend_no_attempt_and_stall_nothing(
     redis_url, tmp_path, spawn, scale, seed, figures
 ):

@@ -71,6 +71,7 @@ async def running(work: Awaitable[None], stop: Callable[[], None]) -> AsyncItera
         await asyncio.wait_for(task, 2 * BACK)
 
 
+@pytest.mark.slow
 async def test_a_relay_is_back_soon_after_its_connections_fell_silent(direct, proxied, network):
     """Between two transactions: the pool's own ping meets the silence, so it need not count as an outage."""
     sink = Sink()
@@ -91,6 +92,7 @@ async def test_a_relay_is_back_soon_after_its_connections_fell_silent(direct, pr
     assert network.swallowed > 0, "nothing was swallowed"
 
 
+@pytest.mark.slow
 async def test_a_relay_is_back_soon_after_silence_in_the_middle_of_its_transaction(direct, proxied, network):
     """The server hears no COMMIT and keeps the row's lock, which the relay needs next. It kept it for a minute."""
     sink = Sink()
@@ -114,6 +116,7 @@ async def test_a_relay_is_back_soon_after_silence_in_the_middle_of_its_transacti
     assert sink.ids == ["before", "after"], "it was published again while the lease lasted"
 
 
+@pytest.mark.slow
 async def test_a_saga_runner_is_back_soon_after_its_connections_fell_silent(direct, proxied, network):
     """One saga is in the middle of a step then, the other starts afterwards."""
     reached, go_on = asyncio.Event(), asyncio.Event()

@@ -16,6 +16,7 @@ from .ledger import Ledger, ledger_jobs
 pytestmark = pytest.mark.fault
 
 
+@pytest.mark.slow
 async def test_random_kills_lose_fail_and_double_nothing(redis_url, tmp_path, spawn, scale, seed, figures):
     jobs, kills = scale(250, 1000), scale(5, 20)
     rng = random.Random(seed)
@@ -75,6 +76,7 @@ async def test_kill_at_a_named_point_leaves_one_effect(redis_url, tmp_path, spaw
         assert (await ledger.counts())["completed"] == 1
 
 
+@pytest.mark.slow
 async def test_a_job_that_kills_every_worker_is_given_up_after_its_crash_budget(
     redis_url, tmp_path, spawn, scale, figures
 ):
@@ -109,6 +111,7 @@ async def test_a_job_that_kills_every_worker_is_given_up_after_its_crash_budget(
     )
 
 
+@pytest.mark.slow
 async def test_recovery_after_a_kill_at_default_settings_takes_less_than_ten_seconds(
     redis_url, tmp_path, spawn, figures
 ):
@@ -127,6 +130,7 @@ async def test_recovery_after_a_kill_at_default_settings_takes_less_than_ten_sec
     figures("stall-budget", name="recovery", recovery_seconds=round(recovery, 1))
 
 
+@pytest.mark.slow
 async def test_busy_cpus_cause_no_false_stall_at_default_settings(redis_url, tmp_path, spawn, scale, figures):
     burn = [spawn.command("python3", "-c", "while True: pass") for _ in range(4)]
     try:
@@ -165,6 +169,7 @@ async def test_an_event_loop_blocked_longer_than_the_lock_runs_the_effect_once(r
         assert (await ledger.counts())["completed"] == 1
 
 
+@pytest.mark.slow
 async def test_redis_killed_and_restarted_loses_no_job(own_redis, tmp_path, spawn, scale, figures):
     # Ten jobs at once, 50 ms each: 200 a second at most, so that neither restart finds the queue empty, however
     # fast the machine is.

@@ -144,6 +144,7 @@ async def test_postgres_stopped_and_started_again_fails_no_job(redis_url, own_po
         )
 
 
+@pytest.mark.slow
 async def test_naive_an_outage_that_counts_as_failure_empties_the_queue_into_the_failed_jobs(
     redis_url, tmp_path, monkeypatch
 ):

@@ -54,6 +54,7 @@ def below(pid: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 async def test_a_killed_worker_process_is_restarted_and_sigterm_ends_everything_with_exit_0(
     redis_url, tmp_path, spawn, figures
 ):
@@ -84,6 +85,7 @@ async def test_sigterm_while_the_workers_still_start_is_exit_0_too(redis_url, tm
     await gone(pids, 10, "no process is left")
 
 
+@pytest.mark.slow
 async def test_a_killed_supervisor_takes_its_workers_and_their_embedded_server_along(
     tmp_path, spawn, figures
 ):
@@ -123,6 +125,7 @@ async def test_a_killed_supervisor_takes_its_workers_and_their_embedded_server_a
     )
 
 
+@pytest.mark.slow
 async def test_what_a_restart_cannot_cure_ends_at_once_with_exit_2(tmp_path, spawn):
     supervisor = start(spawn, "redis://127.0.0.1:1/0", tmp_path)
     assert await supervisor.exited(60) == 2

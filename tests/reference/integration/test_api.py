@@ -277,6 +277,7 @@ def _letters(hall: StandingApi) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_dead_letters_are_listed_shown_replayed_and_purged(hall: StandingApi) -> None:
     broken = upload(hall, b"%PDF-1.7 cut off", "broken.pdf").json()["id"]
     hall.until(f"/documents/{broken}", lambda d: d["status"] == "rejected")

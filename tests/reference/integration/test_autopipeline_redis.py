@@ -81,6 +81,7 @@ async def test_a_dead_server_fails_every_call_at_once_and_the_next_connection_wo
     await client.aclose()
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 async def test_a_frozen_server_fails_the_calls_instead_of_hanging(own_redis, monkeypatch):
     monkeypatch.setattr(autopipeline, "SILENCE_TICKS", 1)

@@ -32,6 +32,7 @@ def board(browser: Any, board_home: Path, redis_server: Any, redis_url: str, spa
     context.close()
 
 
+@pytest.mark.slow
 def test_bull_board_shows_one_worker_and_every_state(board, redis_url, spawn):
     """It said "No workers" beside a worker that did all the work."""
     board.goto(board.queue)

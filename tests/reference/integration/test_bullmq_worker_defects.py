@@ -86,6 +86,7 @@ async def test_closing_under_load_strands_no_job(redis_url, scale, figures):
     assert stranded["ours"] == 0
 
 
+@pytest.mark.slow
 async def test_draining_keeps_the_locks_of_the_jobs_it_waits_for(redis_url):
     """3. The stock close() stops renewing, so another worker runs the job that the first one is finishing."""
     runs: list[str] = []
@@ -142,6 +143,7 @@ async def test_a_cancellation_that_escapes_a_processor_does_not_end_the_worker(r
         assert await counts(stock_queue) == {"active": 1, "waiting": 1}
 
 
+@pytest.mark.slow
 async def test_rate_limited_jobs_start_when_their_window_opens(redis_url, figures):
     """5. The stock worker sleeps for its drainDelay instead of the rest of the window."""
     limit = {"limiter": {"max": 2, "duration": 500}, "concurrency": 5}
@@ -158,6 +160,7 @@ async def test_rate_limited_jobs_start_when_their_window_opens(redis_url, figure
     assert 0.9 * ideal < took["ours"] < took["stock"] / 2
 
 
+@pytest.mark.slow
 async def test_global_concurrency_is_kept_busy(redis_url, figures):
     """6. At the limit the stock worker is told "nothing" and sleeps, although a job ends a moment later."""
 

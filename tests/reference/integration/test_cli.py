@@ -244,6 +244,7 @@ def test_health_names_what_is_over_its_limit_and_exits_1(studyhall, redis_url):
     )
 
 
+@pytest.mark.slow
 def test_waiting_without_a_worker_says_what_is_missing(redis_url, tmp_path, spawn):
     env = {"REDIS_URL": redis_url}
     where = ("--data-dir", tmp_path / "data")

@@ -64,6 +64,7 @@ async def test_a_cancellation_that_comes_while_a_command_leaves_is_not_swallowed
     assert await went_on(stock) == (sys.version_info < (3, 12))
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 async def test_add_fails_fast_when_redis_is_away_where_the_stock_client_hangs(own_redis, figures):
     warm = Queue("q", {"connection": producer_client(own_redis.url)})
@@ -117,6 +118,7 @@ async def test_a_client_that_does_not_decode_loses_name_and_data(redis_url):
     assert seen == {"stock": (None, {}), "ours": ("greet", {"who": "you"})}
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 async def test_worker_started_before_redis_waits_for_it(own_redis):
     """A stock worker on a client whose retries run out: its task dies, the process lives on doing nothing."""
@@ -147,6 +149,7 @@ async def test_worker_started_before_redis_waits_for_it(own_redis):
     assert len(reported) < 5, "an outage must not flood the log"
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 async def test_drain_returns_while_redis_is_down(own_redis):
     async def slow(job: Any, token: str) -> None:
@@ -271,6 +274,7 @@ async def test_broken_utf8_in_one_job_does_not_break_the_others(redis_url, redis
             await until_counts(queue, {"completed": 3}, 10, "all three to complete")
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 async def test_failover_behind_one_address_is_followed_by_every_client(make_redis):
     """The old primary lives on as a replica, and connections that are open stay with it: no lock is lost, the
@@ -359,6 +363,7 @@ async def test_a_demoted_server_costs_a_client_one_answer_at_most(make_redis, ma
         await client.aclose()
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("dead", ["all", "waiter"])
 async def test_a_connection_that_died_without_a_word_is_noticed_soon(redis_server, redis_url, dead):
@@ -476,6 +481,7 @@ async def test_a_redis_cluster_is_recognised_and_the_error_says_what_works(make_
     await queue.close()
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 async def test_a_restart_of_redis_is_one_line_when_it_goes_and_one_when_it_is_back(own_redis, caplog):
     done: list[str] = []

@@ -30,6 +30,7 @@ async def producer(redis_url: str) -> AsyncIterator[Producer]:
     await made.close()
 
 
+@pytest.mark.slow
 async def test_delayed_jobs_start_on_time_where_the_stock_worker_is_late(redis_url, producer, scale, figures):
     jobs = scale(60, 500)
 

@@ -152,6 +152,7 @@ async def acknowledged(redis: Redis, stream: str, group: str) -> bool:
     return bool(info["pending"] == 0 and info["lag"] == 0)
 
 
+@pytest.mark.slow
 async def test_one_process_takes_thousands_of_stream_events_a_second(redis, redis_url, scale, figures):
     """Beside FastStream, in the same run: it neither reclaims from the dead nor quarantines."""
     count = scale(2000, 20_000)
@@ -260,6 +261,7 @@ async def test_redis_entries_whose_reply_was_lost_come_first_under_the_same_name
     assert await redis.xinfo_consumers("events:order:0", "mail") == []  # left nothing, so left no name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "server"), [("redis", "redis_url"), ("nats", "nats_url")])
 async def test_slow_handler_of_a_living_member_is_not_duplicated(kind, server, request):
     """Takeover comes after 1.5 s of silence; the handler needs three times as long, and another member waits."""

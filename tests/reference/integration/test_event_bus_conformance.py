@@ -325,6 +325,7 @@ def _odd_ids() -> st.SearchStrategy[list[str]]:
 
 
 # Kafka's ids are the same in order or not, and each example makes topics: once is enough.
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted({*EVERY, *ORDERED} - {"kafka"}), indirect=True)
 @settings(
     max_examples=8,

@@ -148,6 +148,7 @@ async def test_failure_rate_counts_swept_letters_and_survives_retention(redis_ur
     assert 0.005 < rate < 0.02
 
 
+@pytest.mark.slow
 async def test_listing_a_hundred_thousand_delayed_jobs_never_holds_redis_up(own_redis, scale, figures):
     jobs = 100_000
     redis: Any = events_client(own_redis.url)  # patient: the usual listing outlasts a producer's timeout

@@ -146,6 +146,7 @@ async def _documents(app: Any) -> int:
         return int(await connection.scalar(select(func.count()).select_from(db.documents)) or 0)
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 async def test_uploads_go_on_while_redis_is_away_and_run_when_it_is_back(own_redis, tmp_path):
     own_redis.kill()

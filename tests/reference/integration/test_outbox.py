@@ -498,6 +498,7 @@ async def best_of_claims(store: AsyncEngine) -> float:
     return min(took)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backlog", ["quarantined", "waiting"])
 async def test_eight_times_the_backlog_does_not_slow_a_claim_down(store, scale, backlog):
     rows, never = scale(5_000, 37_500), "'infinity'" if is_postgres(store) else "9e999"

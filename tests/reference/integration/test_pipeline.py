@@ -148,6 +148,7 @@ async def test_whatever_a_handler_raises_is_a_failed_attempt_and_the_line_says_s
         assert reason in (await setup.job(work(0))).failedReason
 
 
+@pytest.mark.slow
 async def test_retries_come_with_jittered_delays_and_end_exhausted(redis_url, tmp_path):
     async def fails(ctx: JobContext, payload: Work) -> None:
         raise Transient("provider down")

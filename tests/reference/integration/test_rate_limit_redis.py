@@ -92,6 +92,7 @@ def fullest_stretch(starts: list[int], duration: int) -> int:
     return max(sum(first <= start < first + duration for start in starts) for first in starts)
 
 
+@pytest.mark.slow
 async def test_two_processes_together_keep_the_queue_limit_and_lose_no_time(own_redis, spawn, figures):
     """A count in each process lets twice as many through; the stock worker keeps the limit, asleep."""
     jobs, most, per, duration = 200, 20, 0.3, 300
@@ -150,6 +151,7 @@ async def test_two_processes_together_keep_the_queue_limit_and_lose_no_time(own_
     assert len(stock) < jobs / 2, "the stock worker would have done as well: nothing is proven"
 
 
+@pytest.mark.slow
 async def test_an_even_limit_holds_in_every_stretch_of_time(own_redis, figures):
     """Windows side by side let nearly twice as many through where the end of one meets the start of the next."""
     most, per, duration = 20, 0.5, 500
@@ -286,6 +288,7 @@ def p95(values: list[float]) -> float:
     return statistics.quantiles(values, n=20, method="inclusive")[-1]
 
 
+@pytest.mark.slow
 async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_path, scale, figures):
     """A heavy tenant adds far more than the workers can do, all the time; a light one now and then a job.
 
@@ -347,6 +350,7 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_pa
     assert usual(fair) - usual(alone) < (usual(naive) - usual(alone)) / 4
 
 
+@pytest.mark.slow
 async def test_light_tenant_waits_no_longer_when_thousands_of_jobs_are_dropped_in_front_of_it(
     redis_url, tmp_path, scale, figures
 ):
@@ -577,6 +581,7 @@ async def test_tenant_that_is_not_known_is_refused_by_name_at_the_producer_and_a
     await client.aclose()
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 async def test_limit_without_redis_waits_or_allows_as_told_in_bounded_time(own_redis):
     client = producer_client(own_redis.url)

@@ -199,6 +199,7 @@ async def test_the_slot_is_the_key_a_tick_delivered_again_takes_no_effect(hall):
     assert [one for one in hall.ran if one[1] == slot] == [("a", slot)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["skip", "queue"])
 async def test_a_tick_whose_predecessor_still_runs_is_skipped_or_waits(hall, policy):
     one = Schedule(f"o-{policy}", "tick", every=0.3, payload={"seconds": 0.8}, overlap=policy)

@@ -3,12 +3,15 @@
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from harness.waiting import until
 
 PROGRAM = Path(__file__).parent / "programs" / "timer_instance.py"
 INSTANCES = 3
 
 
+@pytest.mark.slow
 async def test_an_interval_in_three_instances_runs_three_times_and_a_schedule_once(
     spawn, redis_server, redis_url, tmp_path, figures
 ):

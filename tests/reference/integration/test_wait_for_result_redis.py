@@ -210,6 +210,7 @@ async def test_a_restart_of_redis_during_the_wait_is_waited_out(own_redis, tmp_p
         assert bench.leaked == 0
 
 
+@pytest.mark.slow
 @pytest.mark.needs_postgres
 async def test_two_thousand_waiters_survive_an_outage_of_the_database(redis_url, own_postgres):
     """Redis has forgotten the jobs, so every waiter asks the database; it is away, then back."""

@@ -33,6 +33,7 @@ def test_an_answer_is_kept_and_the_call_not_made_again(ledger: DbApiLedger) -> N
     assert len(sent) == 1
 
 
+@pytest.mark.slow
 def test_after_a_lost_answer_the_same_key_is_sent_when_the_first_request_has_ended(
     ledger: DbApiLedger,
 ) -> None:

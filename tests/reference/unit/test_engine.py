@@ -112,6 +112,7 @@ def test_wheel_is_used_when_path_has_nothing_usable(
     assert server.owned
 
 
+@pytest.mark.slow
 def test_a_started_server_is_for_its_own_user_alone(ensure: Ensure, tmp_path: Path) -> None:
     """Every user of the machine can connect to loopback. The password is in files of ours, never in arguments."""
     server = ensure(tmp_path)

@@ -291,6 +291,7 @@ def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> Non
 # ---- policies that people ask for
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.floats(0.1, 10_000), st.floats(0.1, 10), st.floats(1, 100), st.integers())
 def test_surviving_bridges_the_outage_at_the_worst_draw_and_with_no_attempt_to_spare(

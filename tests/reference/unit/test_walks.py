@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from harness.processes import ROOT
 
 README = (ROOT / "reference" / "README.md").read_text()
@@ -64,6 +66,7 @@ def declared_by(code: str) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 def test_opening_the_database_makes_every_table_whoever_opens_it() -> None:
     """Not those that happen to be imported: an order placed by a process without documents found no table."""
     listed = declared_by("from studyhall.database import TABLES\nassert len(TABLES) == 26, len(TABLES)")
