@@ -2,9 +2,9 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** h("button", {class: "quiet", onclick: run, "aria-label": "Close"}, "×"); a button submits only if it says so. */
+/** h("button", {class: "quiet", onclick: run, "aria-label": "Close"}, "×") */
 export function h(tag, props, ...children) {
-  return build(document.createElement(tag), tag === "button" ? { type: "button", ...props } : props, children);
+  return build(document.createElement(tag), props, children);
 }
 
 /** The same for SVG. */
@@ -193,7 +193,7 @@ export function split(...list) {
 /** Text as it is, wrapped, with a button that copies it. */
 export function block(label, part) {
   const pre = h("pre", { class: "payload", tabindex: 0, role: "region", "aria-label": label, "data-part": part });
-  const copy = h("button", { class: "quiet small-button copy" }, "Copy", h("span", { class: "hidden-text" }, ` ${label}`));
+  const copy = h("button", { type: "button", class: "quiet small-button copy" }, "Copy", h("span", { class: "hidden-text" }, ` ${label}`));
   copy.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(pre.textContent);
@@ -213,9 +213,6 @@ export function block(label, part) {
 export function empty(title, ...lines) {
   return h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), lines.map((line) => (line instanceof Node ? line : h("p", null, line))));
 }
-
-/** What a view says in place of its list when the server does not answer. */
-export const failure = (place) => (error) => replace(place, h("p", { class: "note tone-bad", role: "alert" }, error.message));
 
 export function toast(message, kind = "ok") {
   const node = h("div", { class: `toast tone-${kind}` }, icon(kind === "bad" ? "warn" : "done"), h("span", null, message));
@@ -251,7 +248,7 @@ export function modal(title, fill) {
 export function confirmAction(title, warning, action, keep = "Cancel") {
   return modal(title, (close) => [
     h("div", { class: "stack" }, h("p", null, warning)),
-    h("div", { class: "actions" }, h("button", { autofocus: true, onclick: () => close(false) }, keep), h("button", { class: "danger", onclick: () => close(true) }, action)),
+    h("div", { class: "actions" }, h("button", { type: "button", autofocus: true, onclick: () => close(false) }, keep), h("button", { type: "button", class: "danger", onclick: () => close(true) }, action)),
   ]);
 }
 
@@ -267,7 +264,7 @@ export function confirmByWord(title, warning, word, action) {
       h("p", null, warning),
       h("label", { for: "confirm-word" }, `Type “${word}” to go on`),
       field,
-      h("div", { class: "actions" }, h("button", { onclick: () => close(false) }, "Keep them"), go),
+      h("div", { class: "actions" }, h("button", { type: "button", onclick: () => close(false) }, "Keep them"), go),
     );
     return form;
   });

@@ -39,7 +39,7 @@ class Queues extends EventTarget {
       this.#say("");
     } catch (error) {
       // The banner tells about a server that is away; a gap in the drawing is honest.
-      if (error.status) this.#say(error.message);
+      if (error.status >= 500) this.#say(error.message);
       if (access.state !== "accepted") this.stop();
     }
   }

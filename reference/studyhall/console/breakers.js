@@ -1,5 +1,5 @@
 import { admin } from "../api.js";
-import { bar, cell, empty, failure, h, keyed, pill, replace, setPill, table, text } from "../dom.js";
+import { bar, cell, empty, h, keyed, pill, replace, setPill, table, text } from "../dom.js";
 import { count, seconds } from "../format.js";
 
 const MEANING = {
@@ -62,7 +62,7 @@ function mount({ body }) {
   replace(body, h("h2", { class: "section" }, "Circuit breakers"), noBreaker, breakers, h("h2", { class: "section" }, "Rate limits"), rates, h("h2", { class: "section" }, "How full each queue may get"), h("p", { class: "muted small status-line" }, "Beyond its limit new work is refused with 503 and a time to come back."), loads);
   return {
     navigate: () => {},
-    failed: failure(noBreaker),
+    failed: (error) => replace(noBreaker, h("p", { class: "note tone-bad", role: "alert" }, error.message)),
     refresh: async () => {
       const answer = await admin("/admin/breakers");
       replace(noBreaker, answer.breakers.length ? null : empty("No breaker is needed", "The local provider makes no outside calls. With a remote one, set STUDYHALL_PROVIDER and it is guarded by a breaker that all workers share."));

@@ -1,4 +1,4 @@
-{@% set used = (catalogue.core[kind] ~ ' ' ~ (catalogue.patterns['schedule'].modules if kind != 'event-driven' and 'schedule' in patterns else '')).split() %@}
+{@% set used = catalogue.core[kind] + (catalogue.patterns['schedule'].modules if kind != 'event-driven' and 'schedule' in patterns else []) %@}
 {@% set types = {'str': 'sa.String(length=500)', 'int': 'sa.Integer()', 'float': 'sa.Float()', 'bool': 'sa.Boolean()'} %@}
 """The tables as they were when the service was made. Never edit it: a change is the next revision."""
 
@@ -10,8 +10,8 @@ down_revision = None
 
 
 def upgrade() -> None:
-{@% for module in used | unique | sort if module in catalogue.tables %@}
-{@ catalogue.tables[module] @}
+{@% for place in used | unique | sort if catalogue.modules[place] in catalogue.tables %@}
+{@ catalogue.tables[catalogue.modules[place]] @}
 {@% endfor %@}
 {@% if kind == 'event-driven' %@}
     op.create_table('{@ plural @}',

@@ -1,5 +1,5 @@
 import { admin, download, save } from "../api.js";
-import { bar, block, cell, confirmAction, confirmByWord, empty, failure, h, icon, keyed, modal, pill, replace, set, setPill, split, stateName, table, text, toast, tone } from "../dom.js";
+import { bar, block, cell, confirmAction, confirmByWord, empty, h, icon, keyed, modal, pill, replace, set, setPill, split, stateName, table, text, toast, tone } from "../dom.js";
 import { flowGraph } from "../flow.js";
 import { ago, ahead, clock, count, full, plural, seconds, short } from "../format.js";
 import { queues } from "../queues.js";
@@ -117,20 +117,16 @@ function detail(queue, id, refresh, back) {
   const trouble = h("p", { class: "note tone-bad", hidden: true });
   const facts = h("dl", { class: "facts" });
   const timeline = h("ol", { class: "timeline", "aria-label": "Timeline" });
-  const titles = { result: "Result, secrets masked", trace: "Stack trace of the last try", logs: "Logs", payload: "Payload, secrets masked", options: "Options" };
-  const parts = {};
-  const sections = {};
-  for (const [name, heading] of Object.entries(titles)) {
-    parts[name] = block(heading, name);
-    sections[name] = h("div", { hidden: true, "data-section": name }, h("h3", null, heading), parts[name]);
-  }
+  const parts = { result: block("Result, secrets masked", "result"), trace: block("Stack trace of the last try", "trace"), logs: block("Logs", "logs"), payload: block("Payload, secrets masked", "payload"), options: block("Options", "options") };
+  const section = (name, heading) => h("div", { hidden: true, "data-section": name }, h("h3", null, heading), parts[name]);
+  const sections = { result: section("result", "Result, secrets masked"), trace: section("trace", "Stack trace of the last try"), logs: section("logs", "Logs"), payload: section("payload", "Payload, secrets masked"), options: section("options", "Options") };
   const graph = flowGraph("Flow of this job");
   const flowPart = h("div", { hidden: true }, h("h3", null, "Flow"), h("div", { class: "flow-frame" }, graph));
-  const stop = h("button", { class: "danger small-button", hidden: true }, "Cancel this job");
-  const buttons = Object.entries(ACTIONS).map(([name, { word, danger }]) => [name, h("button", { class: `small-button ${danger ? "danger" : "primary"}`, hidden: true, onclick: () => act(name, queue, id, refresh) }, word)]);
+  const stop = h("button", { type: "button", class: "danger small-button", hidden: true }, "Cancel this job");
+  const buttons = Object.entries(ACTIONS).map(([name, { word, danger }]) => [name, h("button", { type: "button", class: `small-button ${danger ? "danger" : "primary"}`, hidden: true, onclick: () => act(name, queue, id, refresh) }, word)]);
   const close = h("a", { href: back() }, "Close");
   let whole = null;
-  const keep = h("button", { class: "small-button", onclick: () => save(new Blob([JSON.stringify(whole, null, 2)], { type: "application/json" }), `${queue}-${id}.json`) }, "Save as JSON");
+  const keep = h("button", { type: "button", class: "small-button", onclick: () => save(new Blob([JSON.stringify(whole, null, 2)], { type: "application/json" }), `${queue}-${id}.json`) }, "Save as JSON");
   stop.addEventListener("click", async () => {
     if (!(await confirmAction("Cancel this job?", "If it runs it is told to stop; if it waits it never starts. Nothing it did before is taken back.", "Cancel the job", "Leave it"))) return;
     try {
@@ -267,7 +263,7 @@ async function addJob(queue, refresh) {
       h("p", { class: "small muted" }, "Added by BullMQ's own script: workers in Node and Python take it. Workers that check signatures refuse it."),
       h("datalist", { id: "new-queues" }, queues.rows.map((row) => h("option", { value: row.queue }))),
       parts.queue, parts.name, h("label", { for: "new-data" }, "Payload, as JSON"), data, parts.id, parts.delay, parts.attempts, parts.priority, wrong,
-      h("div", { class: "actions" }, h("button", { onclick: () => close(null) }, "Cancel"), h("button", { type: "submit", class: "primary" }, "Add it")),
+      h("div", { class: "actions" }, h("button", { type: "button", onclick: () => close(null) }, "Cancel"), h("button", { type: "submit", class: "primary" }, "Add it")),
     );
   });
   if (!made) return;
@@ -290,18 +286,18 @@ function mount({ body, tools, params, query, refresh }) {
   const list = table("Jobs", ["Select", "Job", "Queue*", "State", "Progress*", "Tries*", "When"]);
   const nothing = h("div", null, h("p", { class: "muted" }, "Looking…"));
   const shown = h("p", { class: "number", role: "status" });
-  const turn = (label, by) => h("button", { class: "small-button", onclick: () => go({ page: wanted.page + by }) }, label);
+  const turn = (label, by) => h("button", { type: "button", class: "small-button", onclick: () => go({ page: wanted.page + by }) }, label);
   const [before, after] = [turn("Previous page", -1), turn("Next page", 1)];
-  const onward = h("button", { class: "small-button", hidden: true }, "Look further");
+  const onward = h("button", { type: "button", class: "small-button", hidden: true }, "Look further");
   const pager = h("nav", { class: "pager", "aria-label": "Pages of jobs" }, shown, before, after, onward);
   const frame = split(nothing, list, pager);
-  const many = Object.entries(ACTIONS).map(([name, { danger }]) => [name, h("button", { hidden: true, class: danger ? "danger" : "", onclick: async () => {
+  const many = Object.entries(ACTIONS).map(([name, { danger }]) => [name, h("button", { type: "button", hidden: true, class: danger ? "danger" : "", onclick: async () => {
     await actOnMany(name, wanted.queue, wanted.state, [...chosen], answer.total, refresh);
     chosen.clear();
     draw();
   } })]);
-  const add = h("button", { hidden: true, onclick: () => addJob(wanted.queue, refresh) }, "Add a job…");
-  const keep = h("button", { onclick: () => {
+  const add = h("button", { type: "button", hidden: true, onclick: () => addJob(wanted.queue, refresh) }, "Add a job…");
+  const keep = h("button", { type: "button", onclick: () => {
     const asked = new URLSearchParams(Object.entries({ queue: wanted.queue, state: wanted.state }).filter(([, value]) => value));
     download(`/admin/jobs/export?${asked}`, `${[wanted.queue, wanted.state, "jobs"].filter(Boolean).join("-")}.json`).catch((error) => toast(error.message, "bad"));
   } }, "Export as JSON");
@@ -390,7 +386,7 @@ function mount({ body, tools, params, query, refresh }) {
     },
     unmount: () => clearTimeout(typing),
     event: refresh,
-    failed: failure(nothing),
+    failed: (error) => replace(nothing, h("p", { class: "note tone-bad", role: "alert" }, error.message)),
     refresh: async () => {
       fill();
       const now = wanted;

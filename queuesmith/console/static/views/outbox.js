@@ -1,6 +1,6 @@
 import { figure } from "../charts.js";
 import { admin } from "../api.js";
-import { cell, confirmAction, empty, failure, h, keyed, pill, replace, table, toast } from "../dom.js";
+import { cell, confirmAction, empty, h, keyed, pill, replace, table, toast } from "../dom.js";
 import { count, seconds } from "../format.js";
 
 const SLOTS = 60;
@@ -19,8 +19,8 @@ async function release(event, action, refresh) {
 }
 
 function rowOf(event, refresh) {
-  const again = h("button", { class: "small-button", onclick: () => release(event, "requeue", refresh) }, "Try again");
-  const drop = h("button", { class: "small-button danger", onclick: () => release(event, "discard", refresh) }, "Give up");
+  const again = h("button", { type: "button", class: "small-button", onclick: () => release(event, "requeue", refresh) }, "Try again");
+  const drop = h("button", { type: "button", class: "small-button danger", onclick: () => release(event, "discard", refresh) }, "Give up");
   const node = h("tr", { role: "row" }, cell("Event", h("div", null, h("span", { class: "title" }, event.type), h("div", { class: "small muted mono" }, event.subject))), cell("State", pill("quarantined")), cell("Why", h("span", { class: "small" }, event.reason ?? "–")), cell("Tries", h("span", { class: "number" }, event.attempts)), cell("Held back", h("span", { class: "number" }, count(event.held))), cell("Action", h("div", { class: "actions" }, again, drop)));
   return node;
 }
@@ -35,7 +35,7 @@ function mount({ body, refresh }) {
   replace(body, h("div", { class: "tiles" }, Object.values(figures).map((one) => h("div", { class: "tile" }, one))), hint, h("h2", { class: "section" }, "Quarantine"), nothing, list);
   return {
     navigate: () => {},
-    failed: failure(nothing),
+    failed: (error) => replace(nothing, h("p", { class: "note tone-bad", role: "alert" }, error.message)),
     refresh: async () => {
       const answer = await admin("/admin/outbox");
       for (const name of Object.keys(figures)) {

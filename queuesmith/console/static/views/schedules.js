@@ -1,5 +1,5 @@
 import { admin } from "../api.js";
-import { cell, confirmAction, empty, failure, h, keyed, pill, replace, set, setPill, table, text, toast } from "../dom.js";
+import { cell, confirmAction, empty, h, keyed, pill, replace, set, setPill, table, text, toast } from "../dom.js";
 import { ago, ahead, count, full, plural, seconds } from "../format.js";
 
 async function run(one, refresh) {
@@ -16,7 +16,7 @@ async function run(one, refresh) {
 function rowOf(one, refresh) {
   const [next, last] = [h("time"), h("time")];
   const [late, ended] = [pill("overdue"), h("a")];
-  const go = h("button", { class: "small-button", onclick: () => run(one, refresh) }, "Run now", h("span", { class: "hidden-text" }, ` ${one.id}`));
+  const go = h("button", { type: "button", class: "small-button", onclick: () => run(one, refresh) }, "Run now", h("span", { class: "hidden-text" }, ` ${one.id}`));
   const rule = one.pattern ? `${one.pattern}${one.tz ? `, ${one.tz}` : ", UTC"}` : `every ${seconds(one.every / 1000)}`;
   const node = h("tr", { role: "row" }, cell("Schedule", h("div", null, h("span", { class: "title" }, one.id), h("div", { class: "small muted" }, `${one.queue}: ${one.name}`))), cell("When", h("span", { class: "mono" }, rule)), cell("Next", h("div", null, next, " ", late)), cell("Last", h("div", null, last, " ", ended)), cell("Runs", h("span", { class: "number" }, count(one.ran))), cell("Action", go));
   node.show = (now) => {
@@ -43,7 +43,7 @@ function mount({ body, refresh }) {
   replace(body, hint, nothing, shown, list);
   return {
     navigate: () => {},
-    failed: failure(nothing),
+    failed: (error) => replace(nothing, h("p", { class: "note tone-bad", role: "alert" }, error.message)),
     refresh: async () => {
       const { schedules, total } = await admin("/admin/schedules");
       const late = schedules.filter((one) => one.overdue);

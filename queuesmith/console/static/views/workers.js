@@ -1,5 +1,5 @@
 import { admin } from "../api.js";
-import { cell, empty, failure, h, keyed, pill, replace, set, setPill, table, text } from "../dom.js";
+import { cell, empty, h, keyed, pill, replace, set, setPill, table, text } from "../dom.js";
 import { count, full, plural, seconds, short } from "../format.js";
 
 function workerRow(one) {
@@ -31,7 +31,7 @@ function mount({ body }) {
   replace(body, hint, whoHead, noWorker, people, whatHead, noJob, running);
   return {
     navigate: () => {},
-    failed: failure(noWorker),
+    failed: (error) => replace(noWorker, h("p", { class: "note tone-bad", role: "alert" }, error.message)),
     refresh: async () => {
       const answer = await admin("/admin/workers");
       const workers = answer.workers ?? [];
