@@ -169,7 +169,7 @@ def seed():
 
 
 def pytest_configure(config):
-    for marker in ("fault: kills real processes", "full: long", "needs_postgres: needs a PostgreSQL server"):
+    for marker in ("fault: kills real processes", "full: long", "slow: over 5 s", "needs_postgres: needs a server"):
         config.addinivalue_line("markers", marker)
 
 
