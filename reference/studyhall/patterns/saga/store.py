@@ -17,6 +17,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -27,12 +28,13 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Double,
-    Executable,
     Index,
+    Insert,
     Integer,
     String,
     Table,
     Text,
+    Update,
     bindparam,
     cast,
     column,
@@ -218,10 +220,6 @@ def write(tx: Connection, changes: Sequence[Change]) -> None:
         }
         for saga in sorted((change.saga for change in changes), key=lambda saga: saga.id)
     ]
-    if _send(tx, _HOLD, held) != len(held):
-        if len(changes) > 1:
-            raise Crowded(Crowded.__doc__)
-        _refuse(tx, changes[0].saga)
     steps = [
         {
             **{name: getattr(row, name) for name in _STEP_CHANGES},
@@ -232,10 +230,11 @@ def write(tx: Connection, changes: Sequence[Change]) -> None:
         for change in changes
         for row in change.steps
     ]
-    if steps:
-        _send(tx, _STEP, steps)
-    if notes := [note for change in changes for note in change.notes]:
-        _send(tx, _NOTE, notes)
+    notes = [note for change in changes for note in change.notes]
+    if _send(tx, _HOLD, held, (_STEP, steps), (_NOTE, notes)) != len(held):
+        if len(changes) > 1:
+            raise Crowded(Crowded.__doc__)
+        _refuse(tx, changes[0].saga)
 
 
 def _refuse(tx: Connection, saga: SagaRow) -> None:
@@ -251,32 +250,49 @@ class Batch(NamedTuple):
     The second is for PostgreSQL: psycopg's `executemany` waits for each row, which was two thirds of a runner's time.
     """
 
-    each: Executable
-    at_once: Executable
+    name: str
+    each: Update | Insert
+    at_once: Update | Insert
 
 
 Given = Callable[[str], ColumnElement[Any]]
 
 
-def batch(build: Callable[[Given], Executable], **types: Any) -> Batch:
-    rows = func.json_to_recordset(cast(bindparam("_rows", type_=Text), JSON))
+def batch(build: Callable[[Given], Update | Insert], **types: Any) -> Batch:
+    name = f"_{build.__name__}"
+    rows = func.json_to_recordset(cast(bindparam(name, type_=Text), JSON))
     # JSON goes as text inside the JSON: PostgreSQL then reads no escapes of it, of which it refuses some ("\\u0000").
     flat = {name: Text() if isinstance(type_, JSON) else type_ for name, type_ in types.items()}
     new = rows.table_valued(*(column(name, type_) for name, type_ in flat.items()))
     new = new.render_derived(name="new", with_types=True)
     return Batch(
+        name,
         build(lambda name: bindparam(name, type_=flat[name])),
         build(lambda name: new.c[name] if flat[name] is types[name] else cast(new.c[name], JSON)),
     )
 
 
-def _send(tx: Connection, batch: Batch, rows: Sequence[Mapping[str, Any]]) -> int:
-    if tx.dialect.name == "postgresql":
-        return tx.execute(batch.at_once, {"_rows": json.dumps(rows)}).rowcount
-    return tx.execute(batch.each, rows).rowcount
+Rows = Sequence[Mapping[str, Any]]
 
 
-def _hold(given: Given) -> Executable:
+def _send(tx: Connection, first: Batch, rows: Rows, *more: tuple[Batch, Rows]) -> int:
+    """How many rows the first one met."""
+    if tx.dialect.name == "postgresql":  # one statement for all: a DbStep waits for each of its round trips
+        given = {first.name: json.dumps(rows)} | {batch.name: json.dumps(others) for batch, others in more}
+        return tx.execute(_at_once(first, *(batch for batch, _ in more)), given).rowcount
+    met = tx.execute(first.each, rows).rowcount
+    for batch, others in more:
+        if others:
+            tx.execute(batch.each, others)
+    return met
+
+
+@cache
+def _at_once(first: Batch, *more: Batch) -> Update | Insert:
+    return first.at_once.add_cte(*(batch.at_once.cte(batch.name) for batch in more))
+
+
+def _hold(given: Given) -> Update:
     return (
         update(sagas)
         .where(sagas.c.id == given("_id"), sagas.c.fence == given("_fence"))
@@ -285,7 +301,7 @@ def _hold(given: Given) -> Executable:
     )
 
 
-def _step(given: Given) -> Executable:
+def _step(given: Given) -> Update:
     return (
         update(steps)
         .where(steps.c.saga_id == given("_saga"), steps.c.position == given("_position"))
@@ -293,12 +309,12 @@ def _step(given: Given) -> Executable:
     )
 
 
-def _free(given: Given) -> Executable:
+def _free(given: Given) -> Update:
     ours = (sagas.c.id == given("_id"), sagas.c.fence == given("_fence"), sagas.c.owner.is_not(None))
     return update(sagas).where(*ours).values(owner=None, due_at=given("_due"))
 
 
-def _tell(given: Given) -> Executable:
+def _tell(given: Given) -> Insert:
     return saga_history.insert().from_select(_NOTES, select(*(given(name) for name in _NOTES)))
 
 
