@@ -26,18 +26,12 @@ def main() -> None:
     wanted_hashes = set()
     for package in details["packages"]:
         kept = [
-            file
-            for file in package.get("wheels", [])
-            if wanted(file.get("name") or file["url"].rpartition("/")[2])
+            file for file in package.get("wheels", []) if wanted(file.get("name") or file["url"].rpartition("/")[2])
         ]
         wanted_hashes |= {file["hashes"]["sha256"] for file in kept or [package["sdist"]]}
     lines = lock.read_text().splitlines()
     # What the second file does not name is dropped too: wheels for Pythons before ours.
-    left = [
-        line
-        for line in lines
-        if "--hash=" not in line or line.strip(" \\").rpartition(":")[2] in wanted_hashes
-    ]
+    left = [line for line in lines if "--hash=" not in line or line.strip(" \\").rpartition(":")[2] in wanted_hashes]
     text = "\n".join(left) + "\n"
     # The last hash of a package has no backslash.
     text = re.sub(r" \\\n(?! )", "\n", text)

@@ -36,13 +36,9 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
         help=f"a,b,… of: {', '.join(sections.NAMES)} (default: all; quick without {', '.join(sections.FULL_ONLY)})",
     )
     parser.add_argument("--peers", type=_some(ORDER), default=ORDER, help="a,b,… of: " + ", ".join(ORDER))
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "build" / "bench", help="folder for what is written"
-    )
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="folder for what is written")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the report")
-    parser.add_argument(
-        "--keep", action="store_true", help="keep what --out holds of sections that are not run now"
-    )
+    parser.add_argument("--keep", action="store_true", help="keep what --out holds of sections that are not run now")
     parser.add_argument(
         "--publish", action="store_true", help="also replace bench/results.json, RESULTS.md and pictures"
     )
@@ -61,9 +57,7 @@ def _some(known: tuple[str, ...]):  # type: ignore[no-untyped-def]
 
 def main() -> int:
     given = options()
-    chosen = given.section or [
-        name for name in sections.NAMES if given.full or name not in sections.FULL_ONLY
-    ]
+    chosen = given.section or [name for name in sections.NAMES if given.full or name not in sections.FULL_ONLY]
     rounds = given.rounds or (ROUNDS if given.full else 1)
     peers, missing = available(given.peers)
     for sentence in missing:
@@ -107,9 +101,7 @@ def _section(lab: Lab, found: results.Results, name: str, rounds: int) -> None:
             found.setdefault("errors", {})[name] = repr(error)
             return
     found["sections"][name]["seconds"] = round(time.monotonic() - began)
-    found["sections"] = {
-        known: found["sections"][known] for known in sections.NAMES if known in found["sections"]
-    }
+    found["sections"] = {known: found["sections"][known] for known in sections.NAMES if known in found["sections"]}
 
 
 def _write(found: results.Results, out: Path) -> None:

@@ -83,9 +83,7 @@ class Tally:
         """In the order in which they ended."""
         data = self.path.read_bytes() if self.path.exists() else b""
         whole = data[: len(data) // RECORD.size * RECORD.size]
-        return sorted(
-            (Record(*fields) for fields in RECORD.iter_unpack(whole)), key=lambda record: record.ended
-        )
+        return sorted((Record(*fields) for fields in RECORD.iter_unpack(whole)), key=lambda record: record.ended)
 
     def wait(self, count: int, timeout: float = 120) -> None:
         """Until `count` executions ended."""
@@ -155,14 +153,10 @@ class Peer:
 
     def version(self) -> str:
         if self.is_node:
-            package = json.loads(
-                (ENVS / self.id / "node_modules" / self.package / "package.json").read_text()
-            )
+            package = json.loads((ENVS / self.id / "node_modules" / self.package / "package.json").read_text())
             return str(package["version"])
         code = f"from importlib.metadata import version; print(version({self.package!r}))"
-        return subprocess.run(
-            [self.python(), "-c", code], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        return subprocess.run([self.python(), "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
     def install(self) -> None:
         """Its environment in build/bench/envs, made once and again when its pins change."""

@@ -31,9 +31,7 @@ STYLE = (  # the guide overrides the colour of the letters with its own
 )
 
 
-def bars(
-    title: str, rows: Mapping[str, Sequence[float | None]], *, ours: Sequence[str] = (), log: bool = False
-) -> str:
+def bars(title: str, rows: Mapping[str, Sequence[float | None]], *, ours: Sequence[str] = (), log: bool = False) -> str:
     """`rows`: label -> up to two values; `ours`: labels to stand out."""
     known = [value for values in rows.values() for value in values if value is not None]
     most = max(known, default=0.0) or 1.0
@@ -50,9 +48,7 @@ def bars(
     for label, values in rows.items():
         height = BAR * len(values)
         mark = " o" if label in ours else ""
-        parts.append(
-            f'<text x="{LEFT - 8}" y="{top + height / 2 + 4:g}" text-anchor="end">{escape(label)}</text>'
-        )
+        parts.append(f'<text x="{LEFT - 8}" y="{top + height / 2 + 4:g}" text-anchor="end">{escape(label)}</text>')
         for place, value in enumerate(values):
             y = top + place * BAR
             if value is None:

@@ -57,9 +57,7 @@ def _settings(results: Results) -> str:
 
 def table(results: Results, name: str, section: dict[str, Any]) -> str:
     shown = {
-        key: column
-        for key, column in columns(section).items()
-        if any(key in row for row in section["rows"].values())
+        key: column for key, column in columns(section).items() if any(key in row for row in section["rows"].values())
     }
     heads, cells = [""], []
     for key, column in shown.items():

@@ -58,9 +58,7 @@ def keep(results: Results, path: Path, measured: Sequence[str]) -> None:
         results["mode"],
         results["machine"]["processor"],
     ):
-        raise SystemExit(
-            f"{path} is a {earlier['mode']} run on {earlier['machine']['processor']}: not to be mixed"
-        )
+        raise SystemExit(f"{path} is a {earlier['mode']} run on {earlier['machine']['processor']}: not to be mixed")
     results["peers"] = earlier["peers"] | results["peers"]
     results["sections"] = {name: one for name, one in earlier["sections"].items() if name not in measured}
 
@@ -77,9 +75,7 @@ def _processor() -> str:
     return platform.machine()
 
 
-def add(
-    results: Results, name: str, module: ModuleType, lab: Lab, round_: dict[str, dict[str, Value]]
-) -> None:
+def add(results: Results, name: str, module: ModuleType, lab: Lab, round_: dict[str, dict[str, Value]]) -> None:
     """One round of a section: a figure is the list of its rounds, or words where there is no number."""
     section = results["sections"].setdefault(
         name,

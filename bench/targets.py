@@ -79,9 +79,7 @@ def _most(results: Results, text: str, section: str, row: str, key: str, wanted:
 def _scaling(results: Results, name: str, peer: str) -> Target:
     """Two processes to one. Where it is missed, what the cores allow at most: Redis runs on them too."""
     target = _least(results, f"two processes to one, {name}", "throughput", peer, "scaling", 1.7)
-    one, worker, redis = (
-        median(results, "throughput", peer, key) for key in ("noop", "worker_us", "redis_us")
-    )
+    one, worker, redis = (median(results, "throughput", peer, key) for key in ("noop", "worker_us", "redis_us"))
     if target.met or not (one and worker and redis):
         return target
     cpus = results["machine"]["cpus"]

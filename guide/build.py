@@ -78,9 +78,7 @@ def config(texts: dict[str, str]) -> dict[str, Any]:
         # no repo_url: the theme would ask that host for its stars from every page
         "theme": {"font": False, "language": "en", "features": FEATURES, "palette": palette},
         "extra_css": ["assets/guide.css"],
-        "extra_javascript": [
-            f"assets/{name}.js" for name in ("guide", "timeline", "calculate", "calculators")
-        ],
+        "extra_javascript": [f"assets/{name}.js" for name in ("guide", "timeline", "calculate", "calculators")],
         "markdown_extensions": EXTENSIONS,
         "nav": nav,
     }
@@ -141,14 +139,8 @@ def finish(site: Path, texts: dict[str, str], *, drawn: bool) -> set[str]:
                 return f'href="{up}{sources.FOLDER}/{match["to"]}.html{anchor}"'
             address = match["to"].strip("/")
             if address not in texts:
-                raise SystemExit(
-                    f"{path.relative_to(site)} links to the page {address!r}, which does not exist"
-                )
-            return (
-                f'href="{up}{address}{"/" if address else ""}{anchor}"'
-                if up or address
-                else f'href="./{anchor}"'
-            )
+                raise SystemExit(f"{path.relative_to(site)} links to the page {address!r}, which does not exist")
+            return f'href="{up}{address}{"/" if address else ""}{anchor}"' if up or address else f'href="./{anchor}"'
 
         text = HREF.sub(relative, path.read_text())
         text = EMPTY_HEADER.sub(r"<td\1></td>", text)

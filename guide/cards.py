@@ -25,17 +25,13 @@ OWN = os.environ.get("GUIDE_FIGURES")  # another folder instead of both, for tes
 COMMITTED = ROOT / "reference" / "figures"
 FOLDERS = (Path(OWN),) if OWN else (COMMITTED, ROOT / "build" / "figures")
 BENCH = os.environ.get("GUIDE_BENCH")  # the same for the results of the benchmark
-BENCHES = (
-    (Path(BENCH),) if BENCH else (ROOT / "bench" / "results.json", ROOT / "build" / "bench" / "results.json")
-)
+BENCHES = (Path(BENCH),) if BENCH else (ROOT / "bench" / "results.json", ROOT / "build" / "bench" / "results.json")
 BRIEF = 2  # sentences of a brief card: what is worth its tokens; the figures have their own files
 STORES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
 # What a figure in a sentence is read as, in this order.
 SAID = (
     (
-        re.compile(
-            r"(?<![\d.,])0(?= (?:lost|duplicated|failed|stalled|inconsistent|missed|kept|undone|out of)\b)"
-        ),
+        re.compile(r"(?<![\d.,])0(?= (?:lost|duplicated|failed|stalled|inconsistent|missed|kept|undone|out of)\b)"),
         "nothing",
     ),
     (re.compile(r"(?<![\d.,])0 of (?=[\d,]+|them)"), "none of "),
@@ -72,11 +68,7 @@ def measured(pattern: str, folders: tuple[Path, ...] = FOLDERS) -> Measured:
             for entry in entries.values():
                 entry["date"], entry["mode"], entry["seed"] = entry["run"].split()
                 entry["versions"] = runs[entry["run"]]
-            return {
-                name: entries[name] | {"pattern": pattern}
-                for name in sorted(entries)
-                if _current(entries[name])
-            }
+            return {name: entries[name] | {"pattern": pattern} for name in sorted(entries) if _current(entries[name])}
     return {}
 
 
@@ -106,9 +98,7 @@ def card(pattern: Pattern, *, brief: bool = False) -> str:
     promise = f"**Promise.** {pattern.summary}"
     if not brief:
         return box(measured(pattern.id), promise)
-    entries = {
-        name: entry for name, entry in measured(pattern.id, (COMMITTED,)).items() if entry["mode"] == "full"
-    }
+    entries = {name: entry for name, entry in measured(pattern.id, (COMMITTED,)).items() if entry["mode"] == "full"}
     if not entries:
         return f"{promise}\n\n**Measured** by `{pattern.proof_files[0]}`, run `make faults`."
     return f"{promise}\n\n**Measured.** {' '.join(sentences(pattern.id, entries)[:BRIEF])}"
@@ -290,6 +280,4 @@ def run(entries: Measured) -> str:
 
 
 def _cells(figures: dict[str, object]) -> str:
-    return (
-        "<br>".join(f"{key.replace('_', ' ')} **{number(value)}**" for key, value in figures.items()) or "–"
-    )
+    return "<br>".join(f"{key.replace('_', ' ')} **{number(value)}**" for key, value in figures.items()) or "–"

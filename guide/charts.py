@@ -64,9 +64,7 @@ def damage(results: dict[str, Any]) -> str:
         values = {key: read.median(results, "kills", row, key) or 0 for key in DAMAGE}
         words = ", ".join(f"{number(value)} {key}" for key, value in values.items() if value)
         found.append(Bar(title, words or "nothing", list(values.items()), row in OURS))
-    kills = max(
-        (read.median(results, "kills", row, "kills") or 0 for row, _ in _peers(results, "kills")), default=0
-    )
+    kills = max((read.median(results, "kills", row, "kills") or 0 for row, _ in _peers(results, "kills")), default=0)
     title = f"Jobs lost, stuck or duplicated by the same {number(kills)} kills"
     return chart(title, sorted(found, key=lambda bar: sum(value for _, value in bar.parts)))
 
@@ -83,9 +81,7 @@ def recovery(results: dict[str, Any], settings: str = "default") -> str:
         shown = number(seconds) if seconds is not None else str(words)
         found.append(Bar(title, shown + unit, [("wait", seconds or 0)], row in OURS, seconds is None))
     words = "default settings" if settings == "default" else "limits lowered"
-    order = sorted(
-        found, key=lambda bar: (bar.endless, bar.words == "never", sum(value for _, value in bar.parts))
-    )
+    order = sorted(found, key=lambda bar: (bar.endless, bar.words == "never", sum(value for _, value in bar.parts)))
     return chart(f"A killed worker's job runs again after, {words}", order)
 
 

@@ -113,17 +113,13 @@ def dashboard() -> str:
     for name, about, kind in _executions():
         if kind == "histogram":
             spread = f"sum by (le, queue) (rate({name}_bucket[5m]))"
-            targets = [
-                (f"histogram_quantile({q}, {spread})", f"{{{{queue}}}} p{q * 100:g}") for q in (0.5, 0.99)
-            ]
+            targets = [(f"histogram_quantile({q}, {spread})", f"{{{{queue}}}} p{q * 100:g}") for q in (0.5, 0.99)]
         else:
             labels = {"jobs_total": "queue, outcome", "job_errors_total": "queue, error"}.get(name, "queue")
             of = f"rate({name}[5m])" if kind == "counter" else name
             legend = " ".join(f"{{{{{label}}}}}" for label in labels.split(", "))
             targets = [(f"sum by ({labels}) ({of})", legend)]
-        panels.append(
-            _panel(len(panels), about + (", per second" if kind == "counter" else ""), targets, name)
-        )
+        panels.append(_panel(len(panels), about + (", per second" if kind == "counter" else ""), targets, name))
     source = {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
     board = {
         "title": "Queues, events and their workers",
@@ -150,8 +146,7 @@ def _panel(number: int, title: str, targets: list[tuple[str, str]], name: str) -
         "gridPos": {"x": number % 3 * 8, "y": number // 3 * 7, "w": 8, "h": 7},
         "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
         "targets": [
-            {"refId": "AB"[i], "expr": expr, "legendFormat": legend}
-            for i, (expr, legend) in enumerate(targets)
+            {"refId": "AB"[i], "expr": expr, "legendFormat": legend} for i, (expr, legend) in enumerate(targets)
         ],
     }
 
@@ -160,8 +155,7 @@ def _executions() -> list[tuple[str, str, str]]:
     """Of every worker process: (name, help, type)."""
     families = JobMetrics().registry.collect()
     return [
-        (f"{one.name}_total" if one.type == "counter" else one.name, one.documentation, one.type)
-        for one in families
+        (f"{one.name}_total" if one.type == "counter" else one.name, one.documentation, one.type) for one in families
     ]
 
 

@@ -171,9 +171,7 @@ def main() -> int:
     args = parser.parse_args()
     for path in lay_out(args.name, args.skill):
         print(f"fill in: {path.relative_to(ROOT)}")
-    print(
-        "Then: make sync lint test, and make faults ARGS='-k …' for the figures. CONTRIBUTING.md tells the rest."
-    )
+    print("Then: make sync lint test, and make faults ARGS='-k …' for the figures. CONTRIBUTING.md tells the rest.")
     return 0
 
 

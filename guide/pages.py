@@ -82,9 +82,7 @@ def from_file(path: Path) -> str:
     text = re.sub(r"<!-- /?sync.*?-->\n?", "", text)
     text = QUOTED.sub(_quote_links, text)
     text = "".join(
-        part
-        if part.startswith("```")
-        else HEADING.sub(_with_anchor, LINK.sub(lambda match: _link(match, path), part))
+        part if part.startswith("```") else HEADING.sub(_with_anchor, LINK.sub(lambda match: _link(match, path), part))
         for part in FENCED.split(text)
     )
     title = re.search(r"^# (.+)$", text, re.MULTILINE)
@@ -192,9 +190,7 @@ def from_file_with_regions(path: Path) -> str:
 
 def _cut(text: str, pattern: str) -> tuple[str, str]:
     """The text without the first match, and its group `text`."""
-    match = (
-        re.search(pattern, text, re.DOTALL | re.MULTILINE) if ".*?" in pattern else re.search(pattern, text)
-    )
+    match = re.search(pattern, text, re.DOTALL | re.MULTILINE) if ".*?" in pattern else re.search(pattern, text)
     if match is None:
         return text, ""
     return text[: match.start()] + text[match.end() :], match["text"]
@@ -215,9 +211,7 @@ def _limits(pattern: Pattern) -> str:
     told = []
     for paragraph in docstring.split("\n\n"):
         if LIMITS.search(paragraph):
-            text = re.sub(
-                r"\A(When|Where) (it|they) (does|do) not hold:?\s*", "", paragraph, flags=re.IGNORECASE
-            )
+            text = re.sub(r"\A(When|Where) (it|they) (does|do) not hold:?\s*", "", paragraph, flags=re.IGNORECASE)
             told.append(re.sub(r"^(?=- )", "\n", text, count=1, flags=re.MULTILINE).strip())
     return "**When it does not hold**{ .qs-limits }\n\n" + "\n\n".join(told) if told else ""
 

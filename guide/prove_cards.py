@@ -88,9 +88,7 @@ def _markdown(card: dict[str, Any]) -> str:
     ]
     if card["broken"]:
         lines += ["", "| fault | broken | measured |", "|---|---|---|"]
-        lines += [
-            f"| `{fault}` | {name} | {_cell(measured)} |" for fault, name, measured, _ in card["broken"]
-        ]
+        lines += [f"| `{fault}` | {name} | {_cell(measured)} |" for fault, name, measured, _ in card["broken"]]
     lines += [""]
     for verdict in sorted(set(VERDICTS) - {"broken"}):
         if card[verdict]:

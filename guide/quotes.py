@@ -101,11 +101,7 @@ def _outline(node: ast.stmt, lines: list[str]) -> str:
 
 
 def _is_docstring(node: ast.stmt) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 # ---- the pattern of a page
@@ -161,9 +157,7 @@ def _owner(module: str) -> Pattern:
     def fits(one: Pattern) -> tuple[int, int]:
         return sum(mine.startswith(name) for mine in one.own), -len(one.modules)
 
-    parts = [
-        find(f"{one.id}.{PurePosixPath(part).stem}") for one in patterns().values() for part in one.parts
-    ]
+    parts = [find(f"{one.id}.{PurePosixPath(part).stem}") for one in patterns().values() for part in one.parts]
     # A part only for what is in it: it brings the rest of its package along too.
     for some in (patterns().values(), parts):
         if found := [one for one in some if module in one.modules and fits(one)[0]]:
@@ -179,9 +173,7 @@ def _requirements(names: Iterable[str]) -> list[str]:
 
 def pattern_of(page: Path) -> Pattern:
     if page.stem not in patterns():
-        raise SystemExit(
-            f"{page.relative_to(ROOT)} has no front matter, so no pattern; see queuesmith/catalogue.py"
-        )
+        raise SystemExit(f"{page.relative_to(ROOT)} has no front matter, so no pattern; see queuesmith/catalogue.py")
     return patterns()[page.stem]
 
 

@@ -64,9 +64,7 @@ def _order(hall: StudyHall, pack: str, card: str) -> None:
 
 
 def _page(browser: Any, hall: StudyHall, size: dict[str, int], theme: str) -> Any:
-    context = browser.new_context(
-        base_url=hall.url, viewport=size, color_scheme=theme, reduced_motion="reduce"
-    )
+    context = browser.new_context(base_url=hall.url, viewport=size, color_scheme=theme, reduced_motion="reduce")
     context.add_init_script(f"sessionStorage.setItem('queuesmith.console-token', '{TOKEN}')")
     return context.new_page()
 

@@ -96,9 +96,7 @@ def write(path: str, site: Path, repository: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     up = "../" * (path.count("/") + 1)
     remote = f"{repository}/blob/main/{path}"
-    target.write_text(
-        PAGE.format(path=html.escape(path), up=up, remote=remote, code=f"<pre>{numbered}</pre>")
-    )
+    target.write_text(PAGE.format(path=html.escape(path), up=up, remote=remote, code=f"<pre>{numbered}</pre>"))
 
 
 def _highlighted(path: str, text: str) -> str:

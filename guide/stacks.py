@@ -48,9 +48,7 @@ def install(stack: str) -> Path:
         return source
     tool = {"bullmq-ts": "npm", "asynq": "go"}[stack]
     if shutil.which(tool) is None:
-        raise NotHere(
-            f"{tool} is missing; install {'Node.js 20 or later' if tool == 'npm' else 'Go 1.24 or later'}"
-        )
+        raise NotHere(f"{tool} is missing; install {'Node.js 20 or later' if tool == 'npm' else 'Go 1.24 or later'}")
     ignore = shutil.ignore_patterns("node_modules", "dist", "bin", "results.json")
     shutil.copytree(source, built, dirs_exist_ok=True, ignore=ignore)
     for command in _BUILD[stack]:
@@ -160,9 +158,7 @@ def table(stack: str) -> str:
     kept = results["kept"]["rows"]
     broken = [name for name in CARD if kept.get(name, [""])[0] == "broken"]
     lines = ["| fault | by default | with the modules |", "|---|---|---|"]
-    lines += [
-        f"| {name} | {_cell(results, 'default', name)} | {_cell(results, 'kept', name)} |" for name in faults
-    ]
+    lines += [f"| {name} | {_cell(results, 'default', name)} | {_cell(results, 'kept', name)} |" for name in faults]
     both = [results[twin]["rows"] for twin in TWINS]
     hit = [name for name in CARD if any(rows.get(name, [""])[0] in ("held", "broken") for rows in both)]
     unclear = sum(kept.get(name, [""])[0] == "unclear" for name in hit)
@@ -178,9 +174,7 @@ def matrix() -> str:
     """All stacks beside each other, every fault."""
     told = {stack: found for stack in STACKS if set(TWINS) <= (found := results_of(stack)).keys()}
     heads = [
-        f"{STACKS[stack]}, {'default' if twin == 'default' else 'with the modules'}"
-        for stack in told
-        for twin in TWINS
+        f"{STACKS[stack]}, {'default' if twin == 'default' else 'with the modules'}" for stack in told for twin in TWINS
     ]
     lines = [f"| fault | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     for name in CARD:

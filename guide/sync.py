@@ -27,9 +27,7 @@ def pattern_map() -> str:
         for one in sorted(patterns().values(), key=lambda one: one.id):
             if one.skill == skill:
                 links = ", ".join(_module_links([*one.own, *one.parts]))
-                files = ", ".join(
-                    f"[{Path(name).stem.removeprefix('test_')}](../{name})" for name in one.proof_files
-                )
+                files = ", ".join(f"[{Path(name).stem.removeprefix('test_')}](../{name})" for name in one.proof_files)
                 page = one.page.relative_to(ROOT).as_posix()
                 lines.append(f"| [**{one.id}**](../{page}) {one.title} | {one.summary} | {links} | {files} |")
         lines.append("")
@@ -104,16 +102,12 @@ REGIONS: dict[str, Callable[[Path, str], str]] = {
     "figure": lambda _page, args: figure(args),
 }
 # On lines of its own, or within one: <!-- sync:figure health/listing/naive_work_ms -->775<!-- /sync --> ms
-REGION = re.compile(
-    r"<!-- sync:(?P<name>[\w-]+)(?: (?P<args>[^\n]+?))? -->(?P<line>\n?).*?<!-- /sync -->", re.DOTALL
-)
+REGION = re.compile(r"<!-- sync:(?P<name>[\w-]+)(?: (?P<args>[^\n]+?))? -->(?P<line>\n?).*?<!-- /sync -->", re.DOTALL)
 
 
 def targets() -> list[Path]:
     """Pages before the README, whose table of tokens counts them."""
-    pages = sorted((ROOT / "skills").glob("*/SKILL.md")) + sorted(
-        (ROOT / "skills").glob("*/references/**/*.md")
-    )
+    pages = sorted((ROOT / "skills").glob("*/SKILL.md")) + sorted((ROOT / "skills").glob("*/references/**/*.md"))
     mapped = [ROOT / "reference" / "README.md", ROOT / "reference" / "stacks" / "README.md"]
     return [*pages, *mapped, ROOT / "README.md"]
 
@@ -131,9 +125,7 @@ def rendered(path: Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", help="change nothing, exit 1 when something is out of date"
-    )
+    parser.add_argument("--check", action="store_true", help="change nothing, exit 1 when something is out of date")
     check = parser.parse_args().check
     stale = []
     made = {

@@ -27,9 +27,7 @@ def derived(told: dict[str, Any]) -> dict[str, Any]:
         reached = told["reached"][place] if "reached" in told else place
         verdicts = {name: verdict(told["then"], lanes[name][: place + 1]) for name in LANES}
         moments.append({"at": at, "after": reached, "hit": reached == place} | verdicts)
-    titled = {
-        name: {"title": lane[0][0], "steps": [step[0] for step in lane[1:]]} for name, lane in lanes.items()
-    }
+    titled = {name: {"title": lane[0][0], "steps": [step[0] for step in lane[1:]]} for name, lane in lanes.items()}
     return {"fault": told["fault"], "lanes": titled, "moments": moments}
 
 

@@ -63,9 +63,7 @@ def queues() -> str:
 
 def _semantics(bench: dict[str, Any], ident: str) -> str:
     """What the kills showed, not what a manual says."""
-    lost, stuck, twice = (
-        read.median(bench, "kills", ident, key) or 0 for key in ("lost", "stuck", "duplicated")
-    )
+    lost, stuck, twice = (read.median(bench, "kills", ident, key) or 0 for key in ("lost", "stuck", "duplicated"))
     if stuck:
         return "a crash leaves it stuck"
     if lost and not twice:

@@ -156,18 +156,14 @@ def write(adoption: Adoption, overwrite: Callable[[Change], bool] = lambda chang
     """Write what is new or updated, and of what was edited that for which `overwrite` says yes."""
     project = adoption.project
     chosen = [
-        c
-        for c in adoption.changes
-        if c.state in ("new", "updated") or (c.state in ("edited", "kept") and overwrite(c))
+        c for c in adoption.changes if c.state in ("new", "updated") or (c.state in ("edited", "kept") and overwrite(c))
     ]
     record = Record.read(project.root)
     entry = record.entry(project.into)
     entry["patterns"] = adoption.patterns
     if project.prefix != prefix_of(project.root, project.into):
         entry["prefix"] = project.prefix
-    entry["files"] = {
-        path: file for path, file in entry["files"].items() if not _gone(project, path, file["from"])
-    }
+    entry["files"] = {path: file for path, file in entry["files"].items() if not _gone(project, path, file["from"])}
     for change in [*chosen, *(c for c in adoption.changes if c.state == "same")]:
         if change.origin is not None:
             entry["files"][change.path] = {"from": change.origin, "sha256": hash_of(change.new)}
@@ -200,9 +196,7 @@ def replace(root: Path, contents: Mapping[str, str]) -> None:
             scratch.replace(target)
         done = True
     except OSError as error:
-        raise Refused(
-            f"cannot write {error.filename or ''}: {error.strerror}. Nothing was changed."
-        ) from error
+        raise Refused(f"cannot write {error.filename or ''}: {error.strerror}. Nothing was changed.") from error
     finally:
         for scratch, _ in staged:
             scratch.unlink(missing_ok=True)

@@ -96,9 +96,7 @@ def patterns() -> dict[str, Pattern]:
 def _pattern(page: Path, skill: str, entry: dict[str, Any]) -> Pattern:
     known = {"title", "summary", "modules", "parts", "proofs"}
     if unknown := set(entry) - known:
-        raise WrongFrontMatter(
-            f"{page}: unknown {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}"
-        )
+        raise WrongFrontMatter(f"{page}: unknown {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}")
     if missing := {"title", "summary", "modules", "proofs"} - set(entry):
         raise WrongFrontMatter(f"{page}: its front matter lacks {', '.join(sorted(missing))}")
     parts = tuple(entry.get("parts", ()))
@@ -158,9 +156,7 @@ def find(ident: str) -> Pattern:
             return _with_part(pattern, part)
         if f"{wanted.replace('-', '_')}.py" == pattern.own[0]:
             return pattern
-    raise UnknownPattern(
-        f"there is no pattern {ident!r}{_suggestion(wanted)}; `queuesmith list` shows them all"
-    )
+    raise UnknownPattern(f"there is no pattern {ident!r}{_suggestion(wanted)}; `queuesmith list` shows them all")
 
 
 def _with_part(pattern: Pattern, part: str) -> Pattern:

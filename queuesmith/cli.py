@@ -144,9 +144,7 @@ def _add_start(commands: Any) -> None:
     )
     begin.add_argument("recipe", nargs="?", metavar="RECIPE")
     begin.add_argument("--list", action="store_true", help="which recipes there are")
-    begin.add_argument(
-        "--into", type=Path, default=Path(), metavar="FOLDER", help="a package, or . (the default)"
-    )
+    begin.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="a package, or . (the default)")
     begin.add_argument("--queue", help="the name of its queue, like labels")
     begin.add_argument("--fields", help="what a job carries, the key first: 'parcel: str, grams: int'")
     begin.add_argument("--keep", action="store_true", help="leave files that were edited as they are")
@@ -234,9 +232,7 @@ def _add_new(commands: Any) -> None:
     new.add_argument("--event", help="the first event, like order.placed (event-driven)")
     new.add_argument("--fields", help='what it carries, like "customer: str, pages: int"')
     new.add_argument("--package", help="name of the Python package")
-    new.add_argument(
-        "--python", choices=("3.11", "3.12", "3.13"), help="the lowest Python version to support"
-    )
+    new.add_argument("--python", choices=("3.11", "3.12", "3.13"), help="the lowest Python version to support")
     new.add_argument("--broker", choices=("redis", "rabbitmq", "nats", "kafka"), help="event-driven only")
     new.add_argument("--database", choices=("sqlite", "postgres"))
     new.add_argument("--pattern", action="append", default=[], help="an additional pattern; may be repeated")
@@ -256,14 +252,10 @@ def _add_prove(commands: Any) -> None:
     )
     prove.add_argument("file", nargs="?", default="prove.toml", help="prove.toml, its folder, or `init`")
     prove.add_argument("folder", nargs="?", help="with init: the repository to look at (default: here)")
-    prove.add_argument(
-        "--quick", action="store_true", help="the faults that break most services, within a minute"
-    )
+    prove.add_argument("--quick", action="store_true", help="the faults that break most services, within a minute")
     prove.add_argument("--soak", metavar="30m", help="for so long: plain work, then faults in random order")
     prove.add_argument("--seed", type=int, help="repeat a run, as far as signals allow")
-    prove.add_argument(
-        "--only", action="append", default=[], metavar="FAULT", help="these faults; may be repeated"
-    )
+    prove.add_argument("--only", action="append", default=[], metavar="FAULT", help="these faults; may be repeated")
     prove.add_argument(
         "--lanes",
         type=int,
@@ -302,9 +294,7 @@ def _add_console(commands: Any) -> None:
     console.add_argument(
         "--redis", default=url, metavar="URL", help="default: $REDIS_URL, else redis://127.0.0.1:6379/0"
     )
-    console.add_argument(
-        "--database", metavar="URL", help="of a Queuesmith service: sqlite:///… or postgresql://…"
-    )
+    console.add_argument("--database", metavar="URL", help="of a Queuesmith service: sqlite:///… or postgresql://…")
     console.add_argument("--prefix", default="bull", help="of the keys (default: bull)")
     console.add_argument(
         "--queue",
@@ -443,9 +433,7 @@ def _answers(options: argparse.Namespace) -> dict[str, Any]:
     if events and kind != "event-driven":
         raise Refused(f"--{' and --'.join(events)}: for event-driven services, this one is {kind}")
     if options.job and kind == "event-driven":
-        raise Refused(
-            "an event-driven service starts with an event: use --event thing.happened instead of --job"
-        )
+        raise Refused("an event-driven service starts with an event: use --event thing.happened instead of --job")
     return {
         "project_name": _plain(options.folder.resolve().name),
         "kind": kind,
@@ -480,9 +468,7 @@ def _revision() -> str:
         return "HEAD"
 
     def ask(*args: str) -> str:
-        return subprocess.run(
-            [git, "-C", str(ROOT), *args], capture_output=True, text=True, check=False
-        ).stdout.strip()
+        return subprocess.run([git, "-C", str(ROOT), *args], capture_output=True, text=True, check=False).stdout.strip()
 
     commit = ask("rev-parse", "HEAD")
     if commit and ask("status", "--porcelain"):

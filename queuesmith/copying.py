@@ -95,11 +95,7 @@ def report(options: argparse.Namespace, adoption: Adoption, written: Sequence[Ch
             if options.dry_run and change.state != "new":
                 print(change.diff())
     same = sum(change.state == "same" for change in adoption.changes)
-    print(
-        "Nothing was written."
-        if options.dry_run
-        else f"{len(written)} files written, {same} were up to date."
-    )
+    print("Nothing was written." if options.dry_run else f"{len(written)} files written, {same} were up to date.")
     _say_next(adoption)
     return 0
 

@@ -95,8 +95,7 @@ def refuse_moved(project: Project, record: Record) -> None:
         f"{len(moved)} modules in {project.modules} have moved since {record.version}. Nothing was written.",
         "To bring the project over:",
         "",
-        "1. Commit what you have."
-        + (f" Edited here, carry it over afterwards: {', '.join(edited)}" if edited else ""),
+        "1. Commit what you have." + (f" Edited here, carry it over afterwards: {', '.join(edited)}" if edited else ""),
         "2. Remove the old files, of which these come back in their new places:",
         *(f"     {path} -> {project.modules}/{MOVED[name]}" for path, name in moved.items()),
         f"3. queuesmith add {' '.join(patterns)} --into {project.into}",

@@ -19,9 +19,7 @@ class Project:
 
     root: Path
     into: str  # the folder that gets them, relative to the root: `src/app`, `.`
-    prefix: (
-        str  # its dotted name: `app`; empty for a flat folder, whose files import each other by their names
-    )
+    prefix: str  # its dotted name: `app`; empty for a flat folder, whose files import each other by their names
 
     @classmethod
     def find(cls, into: Path | None = None, *, package: str | None = None) -> Project:
@@ -41,9 +39,7 @@ class Project:
         prefix = prefix_of(root, where)
         if package is not None:
             prefix = package.removesuffix("patterns").removesuffix(".")
-            if package.split(".")[-1] != "patterns" or not folder.as_posix().endswith(
-                prefix.replace(".", "/")
-            ):
+            if package.split(".")[-1] != "patterns" or not folder.as_posix().endswith(prefix.replace(".", "/")):
                 raise Refused(
                     f"--package {package}: the modules go to {where}/patterns, so their name ends like that: "
                     f"{'.'.join(filter(None, (prefix_of(root, where), 'patterns')))}, or patterns for flat imports"
@@ -109,9 +105,7 @@ def _only_package(here: Path) -> Path:
         return here / recorded[0]
     beside = [path.parent for path in here.glob("[!.]*/__init__.py")]
     inside = [path.parent for path in here.glob("src/[!.]*/*.py")]
-    found = sorted(
-        path.relative_to(here).as_posix() for path in {*beside, *inside} if path.name not in NO_PACKAGES
-    )
+    found = sorted(path.relative_to(here).as_posix() for path in {*beside, *inside} if path.name not in NO_PACKAGES)
     if len(found) == 1:
         return here / found[0]
     looked = f"looked in {here} and its src/ for a folder with __init__.py"

@@ -87,18 +87,14 @@ def find(name: str) -> Recipe:
 
 def parse_fields(text: str) -> tuple[Field, ...]:
     """`parcel: str, grams: int`"""
-    example = (
-        "write name: type pairs (str, int, float, bool), the key first: --fields 'parcel: str, grams: int'"
-    )
+    example = "write name: type pairs (str, int, float, bool), the key first: --fields 'parcel: str, grams: int'"
     found = []
     for part in text.split(","):
         pair = re.fullmatch(r"\s*([a-z][a-z0-9_]{0,29})\s*:\s*(str|int|float|bool)\s*", part)
         if not pair:
             raise Refused(f"--fields: cannot read {part.strip()!r}; {example}")
         if keyword.iskeyword(pair[1]) or pair[1] in _TAKEN or pair[1].startswith("model_"):
-            raise Refused(
-                f"--fields: {pair[1]} is taken by Python or by the code around it; name it otherwise"
-            )
+            raise Refused(f"--fields: {pair[1]} is taken by Python or by the code around it; name it otherwise")
         found.append(Field(pair[1], pair[2]))
     if len({field.name for field in found}) < len(found):
         raise Refused(f"--fields: {text!r} names a field twice")
@@ -136,14 +132,10 @@ def files_of(project: Project) -> tuple[str, str]:
     return f"tests/test_{name or 'service'}.py", f"prove-{name}.toml" if name else "prove.toml"
 
 
-def render(
-    recipe: Recipe, *, queue: str, fields: tuple[Field, ...], project: Project, modules: str
-) -> dict[str, str]:
+def render(recipe: Recipe, *, queue: str, fields: tuple[Field, ...], project: Project, modules: str) -> dict[str, str]:
     """Path from the project's root -> text. `modules`: the name that the patterns are imported by."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", queue):
-        raise Refused(
-            f"--queue {queue!r}: letters, digits, dot, dash and underscore; a colon separates Redis' keys"
-        )
+        raise Refused(f"--queue {queue!r}: letters, digits, dot, dash and underscore; a colon separates Redis' keys")
     siblings = [name.removesuffix(".py") for name in recipe.files if name.endswith(".py")]
     test, proof = files_of(project)
     places = {"test_service.py": test, "prove.toml": proof}
@@ -169,9 +161,7 @@ def _filled(recipe: Recipe, text: str, queue: str, fields: tuple[Field, ...]) ->
         text = text.replace(old, new) if old else text
     text = re.sub(rf"\b{recipe.fields[0].name}\b", fields[0].name, text)
     text = re.sub(rf"\b{recipe.fields[0].name.upper()}\b", fields[0].name.upper(), text)
-    text = re.sub(
-        rf'^((?:QUEUE|queue) = )"{re.escape(recipe.queue)}"', rf'\1"{queue}"', text, flags=re.MULTILINE
-    )
+    text = re.sub(rf'^((?:QUEUE|queue) = )"{re.escape(recipe.queue)}"', rf'\1"{queue}"', text, flags=re.MULTILINE)
     if fields[0].type == "int" and not re.search(r"^keys = ", text, flags=re.MULTILINE):
         text = re.sub(r"^\[service\]$", '[service]\nkeys = "number"', text, flags=re.MULTILINE)
     return text
@@ -179,9 +169,7 @@ def _filled(recipe: Recipe, text: str, queue: str, fields: tuple[Field, ...]) ->
 
 def _with_fields(text: str, fields: tuple[Field, ...]) -> str:
     """The annotated lines of `class Task` replaced."""
-    task = next(
-        node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == "Task"
-    )
+    task = next(node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == "Task")
     old = [node for node in task.body if isinstance(node, ast.AnnAssign)]
     lines = text.splitlines()
     lines[old[0].lineno - 1 : old[-1].end_lineno] = [f"    {field.name}: {field.type}" for field in fields]

@@ -27,9 +27,7 @@ STACKS = {
         "celery", ("celery_jobs.py",), "pip install 'celery[redis]>=5.5'", ("sync-inbox", "outside-call")
     ),
     "sqs-jobs": Stack("sqs", ("sqs_jobs.py",), "pip install boto3", ("sync-inbox", "outside-call")),
-    "bullmq-ts": Stack(
-        "bullmq-ts", ("inbox.ts", "reliable.ts", "sqlite.ts"), "npm install bullmq@6 ioredis@5 pg zod"
-    ),
+    "bullmq-ts": Stack("bullmq-ts", ("inbox.ts", "reliable.ts", "sqlite.ts"), "npm install bullmq@6 ioredis@5 pg zod"),
     "asynq": Stack("asynq", ("reliable/reliable.go",), "go get github.com/hibiken/asynq@v0.26.0"),
 }
 

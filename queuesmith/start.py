@@ -98,9 +98,7 @@ def _next(recipe: Recipe, project: Project) -> list[str]:
 def _list(options: argparse.Namespace) -> int:
     known = list(recipes().values())
     if options.json:
-        print_json(
-            [{"id": one.id, "title": one.title, "summary": one.summary, "skill": one.skill} for one in known]
-        )
+        print_json([{"id": one.id, "title": one.title, "summary": one.summary, "skill": one.skill} for one in known])
         return 0
     width = max((len(one.id) for one in known), default=0)
     for one in known:

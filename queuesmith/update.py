@@ -62,9 +62,7 @@ def differences(root: Path) -> tuple[Record, list[Difference]]:
         moved = moved_in(project, entry["files"])
         for path, file in entry["files"].items():
             if path in moved:
-                found.append(
-                    Difference(path, f"moved upstream to {project.modules}/{MOVED[moved[path]]}", "")
-                )
+                found.append(Difference(path, f"moved upstream to {project.modules}/{MOVED[moved[path]]}", ""))
             else:
                 found.append(_difference(project, path, file))
     return record, found
@@ -98,9 +96,7 @@ def plan_update(root: Path) -> list[Adoption]:
         }
         # What lies where `add` puts it; a copy elsewhere has imports of its own.
         modules = [
-            module_name(origin)
-            for path, origin in files.items()
-            if path == f"{project.modules}/{module_name(origin)}"
+            module_name(origin) for path, origin in files.items() if path == f"{project.modules}/{module_name(origin)}"
         ]
         for name in catalogue.closure(modules) if modules else ():
             if f"{project.modules}/{name}" not in entry["files"]:
@@ -210,9 +206,7 @@ def _lines(text: str) -> frozenset[str]:
 
 
 def _most_similar(mine: frozenset[str], lines: Mapping[str, frozenset[str]]) -> str | None:
-    score, name = max(
-        (len(mine & theirs) / (len(mine | theirs) or 1), name) for name, theirs in lines.items()
-    )
+    score, name = max((len(mine & theirs) / (len(mine | theirs) or 1), name) for name, theirs in lines.items())
     return name if score >= SIMILAR and len(mine) >= 10 else None
 
 

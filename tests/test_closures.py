@@ -93,9 +93,7 @@ def lines(module: str) -> int:
 
 
 def counted(pattern: Pattern) -> list[str]:
-    return [
-        name for name in pattern.modules if not (name.endswith("__init__.py") and lines(name) <= SHORT_INIT)
-    ]
+    return [name for name in pattern.modules if not (name.endswith("__init__.py") and lines(name) <= SHORT_INIT)]
 
 
 def size(pattern: Pattern) -> tuple[int, int]:
@@ -123,11 +121,7 @@ def test_pattern_stays_within_its_budget(pattern: Pattern) -> None:
 
 def test_no_exception_is_kept_that_is_not_needed() -> None:
     sizes = {ident: size(catalogue.find(ident)) for ident in ABOVE}
-    needless = [
-        ident
-        for ident, (modules, length) in sizes.items()
-        if modules <= MOST_MODULES and length <= MOST_LINES
-    ]
+    needless = [ident for ident, (modules, length) in sizes.items() if modules <= MOST_MODULES and length <= MOST_LINES]
     assert needless == [], "within the budget now: strike them out"
 
 
@@ -196,15 +190,11 @@ def unread(module: str) -> list[str]:
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name[0] != "_" and "dataclass" in _decorators(node):
             fields = [one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and _is_name(one)]
-            found += [
-                f"{node.name}.{name}" for name in fields if name[0] != "_" and name not in _attributes()
-            ]
+            found += [f"{node.name}.{name}" for name in fields if name[0] != "_" and name not in _attributes()]
     return found
 
 
-def _functions(
-    body: list[ast.stmt], owner: str = ""
-) -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def _functions(body: list[ast.stmt], owner: str = "") -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     found: list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]] = []
     for node in body:
         if isinstance(node, ast.ClassDef) and node.name[0] != "_":

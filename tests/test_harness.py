@@ -71,9 +71,7 @@ async def test_until_returns_the_value_or_names_what_never_came() -> None:
         until_sync(lambda: 0, timeout=0.05, what="the sun")
 
 
-async def test_spawned_process_shows_its_output_when_it_ends_too_early(
-    spawn: Spawner, tmp_path: Path
-) -> None:
+async def test_spawned_process_shows_its_output_when_it_ends_too_early(spawn: Spawner, tmp_path: Path) -> None:
     program = tmp_path / "ends.py"
     program.write_text("import sys\nprint('what went wrong')\nsys.exit(3)\n")
     child = spawn(program)

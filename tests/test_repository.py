@@ -76,16 +76,10 @@ def test_repository_stays_small() -> None:
 
 def test_lock_files_name_no_address() -> None:
     """An index set in somebody's environment would otherwise end up in everybody's installation."""
-    locks = [
-        name for name in texts() if Path(name).suffix == ".lock" or re.search(r"requirements.*\.txt$", name)
-    ]
+    locks = [name for name in texts() if Path(name).suffix == ".lock" or re.search(r"requirements.*\.txt$", name)]
     assert "requirements.lock" in locks
     assert "bootstrap.lock" in locks
-    found = [
-        line
-        for line in lines_matching(r"://|--(extra-)?index-url|--find-links")
-        if line.split(":")[0] in locks
-    ]
+    found = [line for line in lines_matching(r"://|--(extra-)?index-url|--find-links") if line.split(":")[0] in locks]
     assert found == []
     assert [name for name in texts() if Path(name).name in {"uv.lock", "pylock.toml", "yarn.lock"}] == []
 
@@ -113,9 +107,7 @@ def test_no_path_of_one_machine() -> None:
 
 def test_nothing_is_left_undone() -> None:
     marks = "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"])
-    assert (
-        lines_matching(rf"\b(?:{marks})\b", (".py", ".sh", ".toml", "Makefile", ".yml", ".yaml", ".js")) == []
-    )
+    assert lines_matching(rf"\b(?:{marks})\b", (".py", ".sh", ".toml", "Makefile", ".yml", ".yaml", ".js")) == []
     undone = r"raise NotImplemented" + r"Error|mark\.(?:skip\b|x" + r"fail)"
     assert lines_matching(undone, (".py",)) == []
 
@@ -130,9 +122,7 @@ def test_nothing_is_left_to_fill_in() -> None:
 
 
 def modules() -> list[Path]:
-    return sorted(
-        path for path in PATTERNS.rglob("*.py") if path.name != "__init__.py" and path in set(tracked())
-    )
+    return sorted(path for path in PATTERNS.rglob("*.py") if path.name != "__init__.py" and path in set(tracked()))
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda path: str(path.relative_to(PATTERNS)))
@@ -151,9 +141,7 @@ def test_pattern_imports_nothing_of_the_app(module: Path) -> None:
             continue
         for name in absolute:
             top = name.split(".")[0]
-            assert top not in {"studyhall", "harness", "tests"}, (
-                f"line {node.lineno} imports {name} of the app"
-            )
+            assert top not in {"studyhall", "harness", "tests"}, f"line {node.lineno} imports {name} of the app"
             known = top in sys.stdlib_module_names or importlib.util.find_spec(top)
             assert known, f"line {node.lineno} imports {name}, which is not installed"
 
@@ -270,9 +258,7 @@ def read_yaml(path: Path) -> Any:
     return {"on": found.pop(True), **found} if True in found else found  # YAML 1.1 reads on: as true
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.name)
 def test_workflow_is_valid_has_limits_and_few_rights(path: Path) -> None:
     workflow = read_yaml(path)
     schema = get_builtin_schema("vendor.github-workflows")

@@ -99,9 +99,7 @@ async def _bare(url: str, client: redis.Redis, sizes: Sequence[int], samples: in
     return await _grow(sizes, samples, fill, one_add, one_fetch, waiting)
 
 
-async def _producer(
-    url: str, client: redis.Redis, sizes: Sequence[int], samples: int
-) -> list[dict[str, Any]]:
+async def _producer(url: str, client: redis.Redis, sizes: Sequence[int], samples: int) -> list[dict[str, Any]]:
     jobs = JobTypes()
     jobs.register(name="nothing", payload=Nothing, handler=nothing, queue=QUEUE)
     producer = Producer(url, validated(jobs), signing(Signer(KEYS)), timeout=30)
@@ -157,9 +155,7 @@ async def _grow(
                 await step(number)
                 times[name].append((time.perf_counter() - began) * 1e6)
         if waiting() != size:
-            raise RuntimeError(
-                f"{waiting()} jobs wait instead of {size}: the figures would be of another backlog"
-            )
+            raise RuntimeError(f"{waiting()} jobs wait instead of {size}: the figures would be of another backlog")
         row: dict[str, Any] = {"waiting": size}
         for name, measured in times.items():
             row[f"{name}_us"] = round(statistics.median(measured), 1)

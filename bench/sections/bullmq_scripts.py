@@ -36,9 +36,7 @@ QUEUE_KEYS = (
     "meta",
     "pc",
 )
-OLDEST_ACTIVE = (
-    'local oldest = redis.call("LINDEX", KEYS[2], -1)\nARGV[1] = oldest\nKEYS[12] = ARGV[7] .. oldest\n'
-)
+OLDEST_ACTIVE = 'local oldest = redis.call("LINDEX", KEYS[2], -1)\nARGV[1] = oldest\nKEYS[12] = ARGV[7] .. oldest\n'
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,9 +73,7 @@ def _work(
     done = _run(tool, url, client, scripts.finish(), jobs, pipeline)
     completed = client.zcard(scripts.key["completed"])
     if completed < jobs:  # redis-benchmark does not look at replies
-        raise RuntimeError(
-            f"only {completed} of {jobs} calls finished a job: the figure would be of refusals"
-        )
+        raise RuntimeError(f"only {completed} of {jobs} calls finished a job: the figure would be of refusals")
     return done
 
 

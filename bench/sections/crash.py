@@ -127,9 +127,7 @@ def held(peer: Peer, client: redis.Redis, queue: str) -> Held:
     count: Any = client
     if peer.id in ("stock", "queuesmith", "queuesmith-bare", "node"):
         key = f"bull:{queue}"
-        waiting = (
-            count.llen(f"{key}:wait") + count.zcard(f"{key}:prioritized") + count.zcard(f"{key}:delayed")
-        )
+        waiting = count.llen(f"{key}:wait") + count.zcard(f"{key}:prioritized") + count.zcard(f"{key}:delayed")
         return Held(waiting, count.llen(f"{key}:active"), count.zcard(f"{key}:failed"))
     return {
         "celery": lambda: Held(count.llen(queue), count.hlen("unacked")),

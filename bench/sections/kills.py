@@ -71,9 +71,7 @@ def survive(lab: Lab, peer: Peer, *, jobs: int, kills: int, limit: float, seed: 
             began = time.monotonic()
             rest = _at_rest(effects, jobs, partial(held, peer, client, bench.queue), limit)
         left, times = held(peer, client, bench.queue), effects.times()
-        lab.say(
-            f"{peer.title}: {done} kills, {len(times)} of {jobs} done, {time.monotonic() - began:.0f} s after them"
-        )
+        lab.say(f"{peer.title}: {done} kills, {len(times)} of {jobs} done, {time.monotonic() - began:.0f} s after them")
     words = WORDS[peer.id]
     return {
         "kills": done,
@@ -99,9 +97,7 @@ def _kill(bench: Bench, effects: Effects, when: list[tuple[int, float]], limit: 
 
     def start() -> Workers:
         processes = AT_A_TIME if bench.peer.id in ONE_PER_PROCESS else 1
-        return bench.start(
-            processes, concurrency=AT_A_TIME // processes, kind="row", takeover=TAKEOVER, tries=tries
-        )
+        return bench.start(processes, concurrency=AT_A_TIME // processes, kind="row", takeover=TAKEOVER, tries=tries)
 
     workers = start()
     for number, (mark, more) in enumerate(when):

@@ -32,8 +32,7 @@ FORGETS = ("huey",)  # what it runs is not in Redis
 def measure(lab: Lab) -> dict[str, dict[str, Value]]:
     limit = lab.scale(40, 90)
     rows: dict[str, dict[str, Value]] = {
-        peer.id: {"by_default": WORDS[peer.id].default, "settings": WORDS[peer.id].takeover}
-        for peer in lab.peers
+        peer.id: {"by_default": WORDS[peer.id].default, "settings": WORDS[peer.id].takeover} for peer in lab.peers
     }
 
     def one(turn: tuple[Peer, str]) -> None:

@@ -68,9 +68,7 @@ class Stream:
 
 
 def event(n: int, subjects: int) -> Event:
-    return Event(
-        id=f"e-{n}", source="/bench", type="order.placed.v1", subject=f"o-{n % subjects}", data={"n": n}
-    )
+    return Event(id=f"e-{n}", source="/bench", type="order.placed.v1", subject=f"o-{n % subjects}", data={"n": n})
 
 
 async def rate(store: AsyncEngine, redis: Redis, count: int) -> float:

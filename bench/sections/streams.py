@@ -40,9 +40,7 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
 
 
 def event(number: int) -> Event:
-    return Event(
-        source="/bench", type="order.placed.v1", subject=f"order-{number % 1000}", data={"total": number}
-    )
+    return Event(source="/bench", type="order.placed.v1", subject=f"order-{number % 1000}", data={"total": number})
 
 
 async def acknowledged(redis: Redis, stream: str, group: str) -> None:
@@ -70,9 +68,7 @@ async def ours(url: str, count: int, *, ordered: bool = False) -> dict[str, Valu
 
     stop = asyncio.Event()
     began = time.perf_counter()
-    consumer = asyncio.create_task(
-        bus.consume("bench", ["order"], nothing, stop=stop, concurrency=CONCURRENCY)
-    )
+    consumer = asyncio.create_task(bus.consume("bench", ["order"], nothing, stop=stop, concurrency=CONCURRENCY))
     await acknowledged(redis, "events:order:0", "bench")
     seconds = time.perf_counter() - began
     stop.set()

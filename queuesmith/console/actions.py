@@ -24,9 +24,7 @@ Action = Literal["retry", "promote", "remove"]
 FITS: dict[str, frozenset[str]] = {
     "retry": frozenset({"failed", "completed"}),
     "promote": frozenset({"delayed"}),
-    "remove": frozenset(
-        {"wait", "paused", "prioritized", "delayed", "waiting-children", "failed", "completed"}
-    ),
+    "remove": frozenset({"wait", "paused", "prioritized", "delayed", "waiting-children", "failed", "completed"}),
 }
 
 
@@ -98,9 +96,7 @@ async def _one(console: Console, action: Action, queue: str, job_id: str, state:
             await handle.backend.promote(job_id)
         elif action == "remove":
             if not await handle.remove(job_id, {"removeChildren": True}):
-                raise Problem(
-                    409, "conflict", "A worker holds it, or a schedule needs it. It was not removed."
-                )
+                raise Problem(409, "conflict", "A worker holds it, or a schedule needs it. It was not removed.")
         else:
             job = await handle.getJob(job_id)
             if job is None:

@@ -19,13 +19,9 @@ from .app import LOOPBACK, console
 def run(options: argparse.Namespace) -> int:
     host, port, token = options.host, options.port, options.token or secrets.token_urlsafe(24)
     if len(token) < 12:
-        raise Refused(
-            "the token is short enough to be guessed: take 12 characters or more, openssl rand -hex 16"
-        )
+        raise Refused("the token is short enough to be guessed: take 12 characters or more, openssl rand -hex 16")
     if options.database and options.database.startswith("sqlite:") and not _file(options.database).exists():
-        raise Refused(
-            f"there is no database {_file(options.database)}. The console looks at one, it makes none"
-        )
+        raise Refused(f"there is no database {_file(options.database)}. The console looks at one, it makes none")
     names = {*LOOPBACK, *options.allow_host, host if ":" not in host else f"[{host}]"}
     try:
         app = console(

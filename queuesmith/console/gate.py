@@ -21,9 +21,7 @@ READING = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_BODY = 64 * 1024
 MAX_CLIENTS = 10_000
 BODY_PAUSE, BODY_SECONDS = 20.0, 300.0  # between two pieces of a body, and for all of it
-SECRET_NAMES = frozenset(
-    {"token", "access_token", "admin_token", "api_key", "apikey", "authorization", "bearer"}
-)
+SECRET_NAMES = frozenset({"token", "access_token", "admin_token", "api_key", "apikey", "authorization", "bearer"})
 SECURITY_HEADERS = {
     # The console is one page with its own script and style; nothing inline, nothing from elsewhere.
     "Content-Security-Policy": (
@@ -84,9 +82,7 @@ class Gate:
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if "*" not in self._hosts and name not in self._hosts:
             # Another name for our address (DNS rebinding) would make a stranger's page same-origin with us.
-            raise Problem(
-                421, "unknown-host", "This host name is not served; see the setting of allowed hosts."
-            )
+            raise Problem(421, "unknown-host", "This host name is not served; see the setting of allowed hosts.")
         query = scope.get("query_string", b"").decode("latin-1")
         if any(key.lower() in SECRET_NAMES for key, _ in parse_qsl(query, keep_blank_values=True)):
             raise Problem(
@@ -99,9 +95,7 @@ class Gate:
         origin = headers.get("origin")
         foreign = origin is not None and urlsplit(origin).netloc.lower() != host
         if foreign or headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            raise Problem(
-                403, "cross-site", "Requests that change something must come from this site itself."
-            )
+            raise Problem(403, "cross-site", "Requests that change something must come from this site itself.")
         # The peer's address. A header that anybody can write counts only from a proxy that the settings trust.
         self._rate.check(scope["client"][0] if scope.get("client") else "")
 

@@ -36,12 +36,8 @@ LISTS = ("active", "wait", "paused")
 # In the order in which an operator wants to see them.
 STATES = (*LISTS, "prioritized", "delayed", "waiting-children", "failed", "completed")
 NEWEST_FIRST = frozenset({"failed", "completed"})
-TOLD = frozenset(
-    {"added", "waiting", "waiting-children", "active", "delayed", "completed", "failed", "stalled"}
-)
-JobState = Literal[
-    "active", "wait", "paused", "prioritized", "delayed", "waiting-children", "failed", "completed"
-]
+TOLD = frozenset({"added", "waiting", "waiting-children", "active", "delayed", "completed", "failed", "stalled"})
+JobState = Literal["active", "wait", "paused", "prioritized", "delayed", "waiting-children", "failed", "completed"]
 Queue = Annotated[str | None, Query(pattern=r"^[^\x00-\x1f:/]{1,200}$")]
 Word = Annotated[str | None, Query(max_length=200, description="an id, or a part of an id or name")]
 
@@ -73,9 +69,7 @@ async def jobs(
     q: Word = None,
     page: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
     size: Annotated[int, Query(ge=1, le=100)] = 25,
-    offset: Annotated[
-        int, Query(ge=0, description="with q: where to go on, `next` of the answer before")
-    ] = 0,
+    offset: Annotated[int, Query(ge=0, description="with q: where to go on, `next` of the answer before")] = 0,
 ) -> dict[str, Any]:
     """One page of the jobs: next to be served first, ended ones newest first. With `q` those that match; `next` is
     where to go on looking, null at the end."""
@@ -105,9 +99,7 @@ async def jobs(
 
 
 @router.get("/jobs/export")
-async def export(
-    console: State, _: Admin, queue: Queue = None, state: JobState | None = None
-) -> StreamingResponse:
+async def export(console: State, _: Admin, queue: Queue = None, state: JobState | None = None) -> StreamingResponse:
     """The first 10,000 of these as a JSON array, with payloads and results, secrets masked."""
     names = [await console.known(queue)] if queue else await console.names()
     async with console.bounded():
@@ -121,9 +113,7 @@ async def export(
                 found = await page_of(console, parts, offset, min(100, total - offset), whole=True)
             if not found:
                 break
-            yield ("" if offset == 0 else ",\n") + ",\n".join(
-                json.dumps(row, ensure_ascii=False) for row in found
-            )
+            yield ("" if offset == 0 else ",\n") + ",\n".join(json.dumps(row, ensure_ascii=False) for row in found)
             offset += 100
         yield "]\n"
 
@@ -134,9 +124,7 @@ async def export(
 async def add(console: State, _: Admin, wanted: NewJob) -> dict[str, str]:
     """Add a job by BullMQ's own script. A queue that is not there is made."""
     if not console.adds:
-        raise Problem(
-            403, "no-adding", "Jobs of this service are signed by it: add them through its own API."
-        )
+        raise Problem(403, "no-adding", "Jobs of this service are signed by it: add them through its own API.")
     opts: dict[str, Any] = {"attempts": wanted.attempts, "priority": wanted.priority}
     if wanted.delay:
         opts["delay"] = int(wanted.delay * 1000)
@@ -190,8 +178,7 @@ async def job(console: State, _: Admin, queue: QueueName, job_id: JobId) -> dict
         "cancellable": console.store is not None and _is_ours(parsed(fields.get("data"))),
         "timeline": happened,
         "deaths": [
-            {"id": one.id, "at": one.failed_at, "cause": one.cause, "reason": redact_text(one.reason)}
-            for one in deaths
+            {"id": one.id, "at": one.failed_at, "cause": one.cause, "reason": redact_text(one.reason)} for one in deaths
         ],
     }
 
@@ -211,10 +198,7 @@ async def cancel_job(
             (why or Reason()).reason,
             prefix=console.producer.prefix,
         )
-    return [
-        {"queue": one.queue, "job_id": one.job_id, "state": one.state, "reason": one.reason}
-        for one in stopped
-    ]
+    return [{"queue": one.queue, "job_id": one.job_id, "state": one.state, "reason": one.reason} for one in stopped]
 
 
 @router.get("/flows/{queue}/{job_id}")
@@ -333,9 +317,7 @@ async def page_of(
     return rows
 
 
-async def _exact(
-    console: Console, queues: Sequence[str], state: str | None, job_id: str
-) -> list[dict[str, Any]]:
+async def _exact(console: Console, queues: Sequence[str], state: str | None, job_id: str) -> list[dict[str, Any]]:
     """The job of this id in each queue, whatever the size of the lists."""
     async with console.redis.pipeline(transaction=False) as pipe:
         for queue in queues:
@@ -362,9 +344,7 @@ async def _node(console: Console, key: str) -> dict[str, Any]:
     state = (await where(console, queue, ident))["state"] if name else "unknown"
     state = _told(state, result)
     done = parsed(progress)
-    percent = (
-        100.0 if state == "completed" else float(done.get("percent", 0)) if isinstance(done, dict) else 0.0
-    )
+    percent = 100.0 if state == "completed" else float(done.get("percent", 0)) if isinstance(done, dict) else 0.0
     return {
         "id": _ident(console, key),
         "queue": queue,
@@ -443,9 +423,7 @@ def _is_ours(data: Any) -> bool:
 
 
 def _shown(value: Any, text: str | None) -> Any:
-    return (
-        redact(value) if len(text or "") <= MAX_TEXT else redact_text(f"{(text or '')[:MAX_TEXT]} … cut off")
-    )
+    return redact(value) if len(text or "") <= MAX_TEXT else redact_text(f"{(text or '')[:MAX_TEXT]} … cut off")
 
 
 def _unsigned(data: Any) -> Any:

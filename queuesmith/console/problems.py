@@ -84,9 +84,7 @@ class Problem(HTTPException):
         self.slug, self.more = slug, more
 
 
-def problem(
-    status: int, slug: str, detail: str, headers: Mapping[str, str] | None = None, **more: Any
-) -> JSONResponse:
+def problem(status: int, slug: str, detail: str, headers: Mapping[str, str] | None = None, **more: Any) -> JSONResponse:
     body = {
         "type": f"urn:queuesmith:problem:{slug}",
         "title": TITLES.get(status, "Error"),
@@ -105,16 +103,12 @@ def install(api: FastAPI, meanings: Sequence[Meaning] = MEANINGS) -> None:
     async def _http(_: Request, error: HTTPException) -> JSONResponse:
         slug = error.slug if isinstance(error, Problem) else TITLES.get(error.status_code, "error")
         more = error.more if isinstance(error, Problem) else {}
-        return problem(
-            error.status_code, slug.lower().replace(" ", "-"), str(error.detail), error.headers, **more
-        )
+        return problem(error.status_code, slug.lower().replace(" ", "-"), str(error.detail), error.headers, **more)
 
     @api.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         # Where and why, never what: the input may hold a secret.
-        faults = [
-            {"at": ".".join(map(str, one["loc"])), "message": str(one["msg"])} for one in error.errors()[:20]
-        ]
+        faults = [{"at": ".".join(map(str, one["loc"])), "message": str(one["msg"])} for one in error.errors()[:20]]
         return problem(422, "invalid", "The request does not fit; see errors.", errors=faults)
 
     @api.exception_handler(Exception)
@@ -135,13 +129,9 @@ def problem_of(error: Exception, meanings: Sequence[Meaning] = MEANINGS) -> JSON
             wait = getattr(error, "retry_after", 2.0 if status == 503 else None)
             headers = {"Retry-After": str(max(1, math.ceil(wait)))} if wait is not None else {}
             inner = isinstance(error, INNER) and not isinstance(error, Permanent)
-            said = (
-                "A server behind this does not answer. Try again soon." if inner else redact_text(str(error))
-            )
+            said = "A server behind this does not answer. Try again soon." if inner else redact_text(str(error))
             if status >= 500:
-                log.warning(
-                    "not available", extra={"fields": {"problem": slug, "error": type(error).__name__}}
-                )
+                log.warning("not available", extra={"fields": {"problem": slug, "error": type(error).__name__}})
             return problem(status, slug, said, headers)
     log.error("a request failed", exc_info=error)
     return problem(500, "internal", "Something went wrong here; the log has it under the correlation id.")

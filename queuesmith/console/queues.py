@@ -57,9 +57,7 @@ async def measured(console: Console) -> dict[str, Any]:
     names = await console.names()
     letters = counts(console.store) if console.store and "dead_letters" in await console.tables() else None
     async with console.bounded():
-        found = await health.measure(
-            console.redis, names, dead_letters=letters, prefix=console.producer.prefix
-        )
+        found = await health.measure(console.redis, names, dead_letters=letters, prefix=console.producer.prefix)
         async with console.redis.pipeline(transaction=False) as pipe:
             for queue in names:
                 ended = console.key(queue, "completed")
@@ -183,9 +181,7 @@ async def schedules(console: State, _: Admin) -> dict[str, Any]:
                     job = console.key(queue, "repeat", ident, str(int(last or 0)))
                     pipe.hmget(job, "finishedOn", "failedReason", "processedOn")
                 ends = await pipe.execute()
-            for (ident, score), fields, last, (ended, failed, started) in zip(
-                due, found, lasts, ends, strict=True
-            ):
+            for (ident, score), fields, last, (ended, failed, started) in zip(due, found, lasts, ends, strict=True):
                 created = _number(fields.get("startDate"))
                 known = last if last and (started or int(fields.get("ic") or 1) > 1) else None
                 rows.append(
@@ -199,13 +195,7 @@ async def schedules(console: State, _: Admin) -> dict[str, Any]:
                         "next": score / 1000,
                         "overdue": now - score / 1000 > LATE,
                         "last": known / 1000 if known else None,
-                        "last_state": "failed"
-                        if failed
-                        else "completed"
-                        if ended
-                        else "active"
-                        if started
-                        else None,
+                        "last_state": "failed" if failed else "completed" if ended else "active" if started else None,
                         "last_job": f"repeat:{ident}:{int(last)}" if last and started else None,
                         "ran": int(fields.get("ic") or 0),
                         "starts": created / 1000 if created else None,
@@ -223,9 +213,7 @@ async def run_now(console: State, _: Admin, queue: QueueName, schedule_id: JobId
     handle: Any = console.producer.queue(queue)
     async with console.bounded():
         found = None
-        with contextlib.suppress(
-            ValueError
-        ):  # bullmq-Python unpacks the empty answer for one that is not there
+        with contextlib.suppress(ValueError):  # bullmq-Python unpacks the empty answer for one that is not there
             found = await handle.getJobScheduler(schedule_id)
         if found is None:
             raise Problem(404, "not-found", f"There is no schedule {schedule_id!r} in {queue}.")
@@ -251,9 +239,7 @@ def _last(fields: dict[str, str], due: float) -> float | None:
         return due - every
     try:
         zone = ZoneInfo(fields.get("tz") or "UTC")
-        before = croniter(
-            fields["pattern"], datetime.fromtimestamp(due / 1000, zone), second_at_beginning=True
-        )
+        before = croniter(fields["pattern"], datetime.fromtimestamp(due / 1000, zone), second_at_beginning=True)
         return float(before.get_prev(float)) * 1000
     except (KeyError, ValueError, OSError):
         return None

@@ -26,9 +26,7 @@ class Repair(BaseModel):
 
     action: Literal["retry", "compensate", "mark"]
     by: Annotated[str, Field(min_length=1, max_length=100)]
-    note: Annotated[
-        str, Field(min_length=1, max_length=1_000, description="what was found and done: the evidence")
-    ]
+    note: Annotated[str, Field(min_length=1, max_length=1_000, description="what was found and done: the evidence")]
     step: Annotated[str | None, Field(max_length=100)] = None
     outcome: Literal["done", "undone"] | None = None
     result: dict[str, Any] | None = None
@@ -75,9 +73,7 @@ async def repair(console: State, _: Admin, saga_id: SagaId, wanted: Repair) -> d
     elif wanted.action == "compensate":
         await saga_repair.compensate(store, saga_id, by=by, note=note)
     elif wanted.step and wanted.outcome:
-        await saga_repair.mark(
-            store, saga_id, wanted.step, wanted.outcome, by=by, note=note, result=wanted.result
-        )
+        await saga_repair.mark(store, saga_id, wanted.step, wanted.outcome, by=by, note=note, result=wanted.result)
     else:
         raise Problem(422, "invalid", "`mark` needs a step and an outcome, done or undone.")
     return await saga(console, by, saga_id)

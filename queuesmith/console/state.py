@@ -70,9 +70,7 @@ class Console:
             async with self.producer.bounded(SECONDS):
                 yield
         except QueueUnavailable as error:
-            raise QueueUnavailable(
-                "Redis does not answer. What is shown of its queues may be old."
-            ) from error
+            raise QueueUnavailable("Redis does not answer. What is shown of its queues may be old.") from error
 
     def database(self) -> AsyncEngine:
         if self.store is None:

@@ -134,8 +134,7 @@ def _html_row(card: Card, row: Row) -> str:
     told = ""
     for one in row.broken:
         links = ", ".join(
-            f'<a href="{html.escape(page)}">{html.escape(Path(page).stem)}</a>'
-            for page in _pages(card, one.invariant)
+            f'<a href="{html.escape(page)}">{html.escape(Path(page).stem)}</a>' for page in _pages(card, one.invariant)
         )
         told += (
             f"<small><b>{html.escape(one.invariant)}</b> (promised: {html.escape(INVARIANTS[one.invariant])}): "

@@ -45,9 +45,7 @@ def _run(options: argparse.Namespace) -> int:
     spec, chosen = load(file), _chosen(options)
     terminal = sys.stderr.isatty()
     card = prove(spec, chosen, _progress if terminal else _line)
-    card.command = (
-        f"{program()} prove{'' if options.file == 'prove.toml' else f' {shlex.quote(options.file)}'}"
-    )
+    card.command = f"{program()} prove{'' if options.file == 'prove.toml' else f' {shlex.quote(options.file)}'}"
     if terminal:
         print("\r\033[K", end="", file=sys.stderr)
     print(as_json(card) if options.json else as_text(card))
@@ -70,9 +68,7 @@ def _chosen(options: argparse.Namespace) -> Options:
     for name in only:
         if name not in FAULTS:
             near = difflib.get_close_matches(name, FAULTS, 1)
-            raise Wrong(
-                f"--only {name}: {f'did you mean {near[0]}?' if near else 'see queuesmith prove --list'}"
-            )
+            raise Wrong(f"--only {name}: {f'did you mean {near[0]}?' if near else 'see queuesmith prove --list'}")
     try:
         soak = seconds(options.soak) if options.soak else 0.0
     except ValueError as error:

@@ -97,9 +97,7 @@ def _recognise(path: Path) -> tuple[str, re.Match[str], str, str | None, str] | 
 
 def look_at(folder: Path) -> Found | None:
     """The first worker that is found, one that is named `worker` before others."""
-    for path in sorted(
-        _files(folder), key=lambda path: ("worker" not in path.name, "test" in str(path), str(path))
-    ):
+    for path in sorted(_files(folder), key=lambda path: ("worker" not in path.name, "test" in str(path), str(path))):
         if found := _recognise(path):
             stack, match, command, queue, text = found
             named = re.search(queue, text) if queue else None
@@ -115,9 +113,7 @@ def look_at(folder: Path) -> Found | None:
             if path.suffix == ".ts":
                 run = run.replace("node ", "npx tsx ")
             setup = f"go build -o {{dir}}/worker ./{where.parent.as_posix()}" if stack == "asynq" else ""
-            return Found(
-                stack, run, name, where.as_posix(), setup, path.suffix == ".py" and module.startswith("src.")
-            )
+            return Found(stack, run, name, where.as_posix(), setup, path.suffix == ".py" and module.startswith("src."))
     package = folder / "package.json"
     if package.is_file() and '"bullmq"' in package.read_text(encoding="utf-8", errors="replace"):
         return Found("BullMQ for Node", "npm run worker", "", "package.json")
@@ -136,9 +132,7 @@ def _value(folder: Path, word: str) -> str:
     return ""
 
 
-_ENV = re.compile(
-    r"""(?:environ(?:\.get\(|\[)|[gG]etenv\(|process\.env(?:\.|\[))\s*["'`]?([A-Z][A-Z0-9_]+)"""
-)
+_ENV = re.compile(r"""(?:environ(?:\.get\(|\[)|[gG]etenv\(|process\.env(?:\.|\[))\s*["'`]?([A-Z][A-Z0-9_]+)""")
 _SENDERS = ("submit", "enqueue", "send", "produce", "producer", "publish", "client")
 
 
@@ -162,9 +156,7 @@ def _sender(folder: Path, stack: str) -> str:
     if stack.endswith("Node"):
         suffix, run = ".js", "node"
     if stack == "asynq":
-        names = [
-            path.parent for path in _files(folder) if path.name == "main.go" and path.parent.name in _SENDERS
-        ]
+        names = [path.parent for path in _files(folder) if path.name == "main.go" and path.parent.name in _SENDERS]
         where = names[0].relative_to(folder).as_posix() if names else "cmd/submit"
         return f"go run ./{where} {{key}}"
     for path in sorted(_files(folder), key=lambda path: (len(path.parts), path.name)):

@@ -102,9 +102,7 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
     again = {key: place for key, place in batch.queued.items() if batch.jobs[key].count}
     if again:
         key, place = next(iter(again.items()))
-        told = (
-            f"{len(again)} done, and still on the queue after {watched:.0f} s ({place}): they will run again"
-        )
+        told = f"{len(again)} done, and still on the queue after {watched:.0f} s ({place}): they will run again"
         # Another system may keep what it retried: only of these two is it known what a job there means.
         if watched >= promised and ("BullMQ" in place or "unacked" in place):
             broken.append(Broken("stuck", told, world.timeline.story(key)))
@@ -213,11 +211,7 @@ def _duplicated(world: World, batch: Batch) -> list[Broken]:
                         else "under one key"
                     )
                     found[key] = f"{made[0].line.split()[0]} at {provider.name} {len(made)} times, {under}"
-        if (
-            job.count > 1
-            and key not in found
-            and not (promise == "same key" and world.spec.effect.kind == "provider")
-        ):
+        if job.count > 1 and key not in found and not (promise == "same key" and world.spec.effect.kind == "provider"):
             found[key] = f"{job.count} times"
     if not found:
         return []
@@ -262,9 +256,7 @@ def _not_done(world: World, missing: list[Job], fault: Fault) -> list[Broken]:
         )
     if waiting:
         key = next(iter(waiting))
-        told.append(
-            Broken("stuck", f"{len(waiting)} still in Redis ({waiting[key]})", world.timeline.story(key))
-        )
+        told.append(Broken("stuck", f"{len(waiting)} still in Redis ({waiting[key]})", world.timeline.story(key)))
     if completed:
         told.append(
             Broken(
@@ -304,11 +296,7 @@ def _late(world: World, jobs: list[Job]) -> list[Broken]:
     if took <= promised + world.warmup:
         return []
     slow = max((job for job in jobs if job.seen), key=lambda job: job.seen[0] - max(job.over, job.at))
-    return [
-        Broken(
-            "stuck", f"recovered after {took:.0f} s, promised {promised:g} s", world.timeline.story(slow.key)
-        )
-    ]
+    return [Broken("stuck", f"recovered after {took:.0f} s, promised {promised:g} s", world.timeline.story(slow.key))]
 
 
 def _all_failed(jobs: list[Job]) -> bool:

@@ -155,9 +155,7 @@ def http(
     method: str, url: str, headers: Mapping[str, str] | None = None, body: Any = None, timeout: float = 10
 ) -> tuple[int, bytes]:
     data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(
-        url, data, {"Content-Type": "application/json", **(headers or {})}, method=method
-    )
+    asked = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})}, method=method)
     try:
         with urllib.request.urlopen(asked, timeout=timeout) as response:
             return response.status, response.read(2**20)
@@ -178,9 +176,7 @@ def bullmq_states(world: World, keys: Iterable[str]) -> dict[str, tuple[str, str
             members = batch.execute()
         states = {str(one): state for state, ones in zip(_STATES, members, strict=True) for one in ones}
         # In two round trips, whatever earlier faults left behind: this is asked again and again while they work.
-        names = [
-            name for name in client.scan_iter(f"{base}:*", count=2000, _type="hash") if name != f"{base}:meta"
-        ]
+        names = [name for name in client.scan_iter(f"{base}:*", count=2000, _type="hash") if name != f"{base}:meta"]
         with client.pipeline(transaction=False) as batch:
             for name in names:
                 batch.hmget(name, "data", "opts", "failedReason")
@@ -215,8 +211,7 @@ def queued(world: World, keys: set[str]) -> dict[str, str]:
     except Exception as error:  # whatever a Redis that just came back says
         return dict.fromkeys(keys, f"unknown: {type(error).__name__}")
     unusual = {
-        key: [place for place in places if shape(world, place) not in world.resting]
-        for key, places in found.items()
+        key: [place for place in places if shape(world, place) not in world.resting] for key, places in found.items()
     }
     return {key: places[0] for key, places in unusual.items() if places}
 
@@ -230,9 +225,7 @@ def in_redis(world: World, keys: set[str]) -> dict[str, list[str]]:
         for name in client.scan_iter(count=500):
             kind = str(client.type(name))
             command = _WHOLE.get(kind)
-            content = (
-                client.execute_command(*(part.replace("NAME", name) for part in command)) if command else ""
-            )
+            content = client.execute_command(*(part.replace("NAME", name) for part in command)) if command else ""
             # In the name alone it is a marker or a lock, not a job.
             for key in world.keys_in(str(content)) & keys:
                 found.setdefault(key, []).append(f"{kind} {name}")

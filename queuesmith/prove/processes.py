@@ -224,9 +224,7 @@ def _parents() -> list[tuple[int, int]]:
                 if fields[0] not in "ZX":
                     found.append((int(path.parent.name), int(fields[1])))
         return found
-    rows = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False
-    ).stdout
+    rows = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
     return [(int(pid), int(parent)) for pid, parent in (row.split() for row in rows.splitlines())]
 
 
@@ -240,13 +238,7 @@ def marked(marker: str) -> dict[int, str]:
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if marker.encode() in path.read_bytes():
-                command = (
-                    (path.parent / "cmdline")
-                    .read_bytes()
-                    .replace(b"\0", b" ")
-                    .decode(errors="replace")
-                    .strip()
-                )
+                command = (path.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 if command:  # a zombie has none
                     found[int(path.parent.name)] = command
     return found

@@ -102,9 +102,7 @@ class PlayedProvider:
         self._timeline, self._seed, self._key_of, self._scale = timeline, seed, key_of, scale
         self._applied: dict[tuple[str, str], float] = {}  # (route, idempotency key) -> when
         self._results: dict[tuple[str, str], Any] = {}
-        self._made: dict[
-            str, list[Any]
-        ] = {}  # subject, or idempotency key -> what it was answered with, each time
+        self._made: dict[str, list[Any]] = {}  # subject, or idempotency key -> what it was answered with, each time
         self._tries: Counter[str] = Counter()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"provider {self.name}", daemon=True)
@@ -171,9 +169,7 @@ class PlayedProvider:
         route = self._route(request)
         line = f"{request.method} {urlsplit(request.target).path}"
         subject = request.pick(route.effect or route.lookup) if route else ""
-        key = self._key_of(subject) or self._key_of(
-            f"{request.target} {request.body.decode(errors='replace')}"
-        )
+        key = self._key_of(subject) or self._key_of(f"{request.target} {request.body.decode(errors='replace')}")
         call = Call(
             self._timeline.now(),
             route,
@@ -277,9 +273,7 @@ def _listed(reply: Any, found: list[Any]) -> Any:
 
 def _pattern(path: str) -> re.Pattern[str]:
     parts = re.split(r"\{(\w+)\}", path)
-    return re.compile(
-        "".join(f"(?P<{part}>[^/]+)" if i % 2 else re.escape(part) for i, part in enumerate(parts))
-    )
+    return re.compile("".join(f"(?P<{part}>[^/]+)" if i % 2 else re.escape(part) for i, part in enumerate(parts)))
 
 
 async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Request | None:

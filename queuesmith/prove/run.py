@@ -68,8 +68,7 @@ class Card:
     def proved(self) -> bool:
         """Did any fault, beside `none`, hit something?"""
         return any(
-            row.verdict in ("held", "broken") and row.fault in FAULTS and row.fault != "none"
-            for row in self.rows
+            row.verdict in ("held", "broken") and row.fault in FAULTS and row.fault != "none" for row in self.rows
         )
 
 
@@ -237,9 +236,7 @@ class _Run:
         possible = [
             fault
             for name, fault in FAULTS.items()
-            if name != "none"
-            and (not options.only or name in options.only)
-            and not self._left_out_of_soak(fault)
+            if name != "none" and (not options.only or name in options.only) and not self._left_out_of_soak(fault)
         ]
         world, done = self._open_world("soak"), list[tuple[Batch, Fault]]()
         rows: list[Row] = []
@@ -342,9 +339,7 @@ def _check_baseline(world: World, batch: Batch) -> None:
     """Without any fault nothing happens: then it is not the service that is to be judged."""
     if not batch.expected():
         said = next((job.said.strip() for job in batch.jobs.values() if job.said), "it said nothing")
-        raise Wrong(
-            f"`submit` was refused, without any fault: {said[-600:]}{world.spec.line('service.submit')}"
-        )
+        raise Wrong(f"`submit` was refused, without any fault: {said[-600:]}{world.spec.line('service.submit')}")
     if any(job.count for job in batch.expected()):
         _learn_places(world, set(batch.jobs))
         return

@@ -115,9 +115,7 @@ class Redis(Server):
             "maxmemory-policy": "noeviction",
             **self._config,
         }
-        return self._run(
-            [self._binary, *(part for name, value in settings.items() for part in (f"--{name}", value))]
-        )
+        return self._run([self._binary, *(part for name, value in settings.items() for part in (f"--{name}", value))])
 
     def answers(self) -> bool:
         from redis import RedisError
@@ -253,9 +251,7 @@ def _postgres_binaries() -> Path:
     for name in (shutil.which("initdb"), *(str(found / "initdb") for found in reversed(versions))):
         if name and (folder := Path(name).resolve().parent) and (folder / "postgres").exists():
             return folder
-    raise Wrong(
-        "the file asks for PostgreSQL: install the server package (Debian: postgresql), or put initdb on PATH"
-    )
+    raise Wrong("the file asks for PostgreSQL: install the server package (Debian: postgresql), or put initdb on PATH")
 
 
 def _tool(name: str) -> str | None:
@@ -328,9 +324,7 @@ class RabbitMQ(Server):
         erlang = [str(path) for path in Path("/usr/lib/erlang").glob("erts-*/bin")]
         epmd = shutil.which("epmd", path=os.pathsep.join([os.environ.get("PATH", ""), *erlang]))
         if self._script is None or epmd is None:
-            raise Wrong(
-                "the file asks for RabbitMQ: install it (Debian: rabbitmq-server); no service has to run"
-            )
+            raise Wrong("the file asks for RabbitMQ: install it (Debian: rabbitmq-server); no service has to run")
         env = rabbitmq_environment(self.folder.resolve(), self.port, self._dist, self._epmd_port)
         if self._epmd is None:
             self._epmd = self._run([epmd], env=env)
@@ -347,9 +341,7 @@ def rabbitmq_environment(home: Path, port: int, dist: int, epmd: int) -> dict[st
     """Of a node and its epmd on these ports, with all it reads and writes in `home`."""
     (home / "enabled_plugins").write_text("[].\n")
     (home / "rabbitmq.conf").write_text(
-        f"listeners.tcp.1 = 127.0.0.1:{port}\n"
-        "disk_free_limit.absolute = 20MB\n"
-        "raft.wal_max_size_bytes = 16000000\n"
+        f"listeners.tcp.1 = 127.0.0.1:{port}\ndisk_free_limit.absolute = 20MB\nraft.wal_max_size_bytes = 16000000\n"
     )
     return {
         "HOME": str(home),

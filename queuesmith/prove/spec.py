@@ -160,17 +160,13 @@ class Spec:
     def alone(self) -> bool:
         """Would two copies of it meet, on a port or in a database that the file does not give?"""
         service = self.service
-        fixed_port = service.api is not None and not any(
-            "{port" in one for one in _strings([service.api, service.env])
-        )
+        fixed_port = service.api is not None and not any("{port" in one for one in _strings([service.api, service.env]))
         own_store = self.effect.kind == "sql" and not re.search(r"\{(dir|postgres)\}", self.effect.target)
         return fixed_port or own_store
 
     def says(self, hole: str) -> bool:
         """Does a submit, a command or the environment contain this placeholder?"""
-        return any(
-            hole in text for text in _strings([self.service.submit, self.service.env, self.service.worker])
-        )
+        return any(hole in text for text in _strings([self.service.submit, self.service.env, self.service.worker]))
 
 
 def load(path: Path) -> Spec:
@@ -329,9 +325,7 @@ _EXAMPLES = {
 def _service(table: Table, path: Path) -> Service:
     keys = table.take("keys", str, "text")
     if keys not in ("text", "number", "uuid", "date") and not all(f"%{part}" in keys for part in "Ymd"):
-        table.wrong(
-            "keys", f'`keys` is "{keys}"; write "text", "number", "uuid", "date" or a form of dates, "%Y%m%d"'
-        )
+        table.wrong("keys", f'`keys` is "{keys}"; write "text", "number", "uuid", "date" or a form of dates, "%Y%m%d"')
     service = Service(
         name=table.take("name", str, path.resolve().parent.name),
         worker=_program(table, "worker"),
@@ -379,9 +373,7 @@ def _command(table: Table, key: str, value: str | list[Any] | None) -> Command |
 
 def _program(table: Table, key: str) -> Program:
     value = table.take(key, (str, list, dict))
-    inner = Table(
-        table.path, table.text, f"{table.name}.{key}", value if isinstance(value, dict) else {"run": value}
-    )
+    inner = Table(table.path, table.text, f"{table.name}.{key}", value if isinstance(value, dict) else {"run": value})
     run = _command(inner, "run", inner.take("run", (str, list)))
     assert run is not None
     program = Program(run, inner.take("ready", str, ""))
@@ -414,17 +406,13 @@ def _probe(top: Table, name: str, providers: Sequence[Provider], *, needed: bool
         return Probe("provider", effective[0]) if needed else None
     if name not in top._told and effective:
         listed = ", ".join(f'"{one}"' for one in effective)
-        top.wrong(
-            "", f"`effect` is missing. Write [effect] with provider = [{listed}]: those that every job calls"
-        )
+        top.wrong("", f"`effect` is missing. Write [effect] with provider = [{listed}]: those that every job calls")
     table = top.table(name)
     kinds = ("sql", "redis", "http", "command", "log", "provider")
     forms = {kind: (str, list) if kind == "provider" else str for kind in kinds}
     found = [(kind, target) for kind in kinds if (target := table.take(kind, forms[kind], None)) is not None]
     if len(found) != 1:
-        table.wrong(
-            "", f"[{name}] needs exactly one of {', '.join(kinds)}: how to see what happened to a key"
-        )
+        table.wrong("", f"[{name}] needs exactly one of {', '.join(kinds)}: how to see what happened to a key")
     (kind, target), count = found[0], table.take("count", str, "")
     query = table.take("query", str) if kind == "sql" else ""
     if kind == "sql" and not re.match(r"(sqlite:///|postgres(ql)?(\+\w+)?://|\{postgres\})", target):
@@ -433,9 +421,7 @@ def _probe(top: Table, name: str, providers: Sequence[Provider], *, needed: bool
         names = target if isinstance(target, list) else [target]
         if not names or not set(names) <= set(effective):
             wrong = ", ".join(f'"{one}"' for one in names if one not in effective) or "none"
-            table.wrong(
-                kind, f"`provider` names {wrong}; with an effect there is: {', '.join(effective) or 'none'}"
-            )
+            table.wrong(kind, f"`provider` names {wrong}; with an effect there is: {', '.join(effective) or 'none'}")
         target = " ".join(names)
     if kind in ("http", "log") and "{key}" not in target:
         table.wrong(kind, f"`{kind}` has no {{key}}")
@@ -467,9 +453,7 @@ def _provider(top: Table, name: str, table: Table) -> Provider:
         )
         one.end()
     if not routes:
-        table.wrong(
-            "", f'[provider.{name}] has no route; write "POST /labels" = {{ effect = "json:parcel" }}'
-        )
+        table.wrong("", f'[provider.{name}] has no route; write "POST /labels" = {{ effect = "json:parcel" }}')
     return Provider(name, tuple(routes))
 
 
@@ -487,9 +471,7 @@ def _answers(table: Table) -> tuple[tuple[str, float], ...]:
     for part in value.split(","):
         found = re.fullmatch(r"\s*(\w+)\s+(\d+(?:\.\d+)?)\s*%\s*", part)
         if not found or not (found[1] in ANSWERS or re.fullmatch(r"[45]\d\d", found[1])):
-            table.wrong(
-                "answers", f'`answers`: cannot read "{part.strip()}"; write "ok 92%, lost 3%, 500 3%, 429 2%"'
-            )
+            table.wrong("answers", f'`answers`: cannot read "{part.strip()}"; write "ok 92%, lost 3%, 500 3%, 429 2%"')
         mix.append((found[1], float(found[2]) / 100))
     if abs(sum(share for _, share in mix) - 1) > 0.001:
         table.wrong("answers", f"`answers` add up to {sum(share for _, share in mix):.0%}; they must to 100%")

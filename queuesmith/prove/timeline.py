@@ -38,9 +38,7 @@ class Timeline:
 
     def events(self, *kinds: str, since: float = 0) -> list[Event]:
         with self._lock:
-            found = [
-                event for event in self._events if event.at >= since and (not kinds or event.kind in kinds)
-            ]
+            found = [event for event in self._events if event.at >= since and (not kinds or event.kind in kinds)]
         return sorted(found, key=lambda event: event.at)
 
     def story(self, key: str, most: int = 7) -> str:
@@ -52,9 +50,7 @@ class Timeline:
         faults = self.events("fault", since=first)
         done = sum(event.kind in ("call", "effect") for event in own)
         after = [event for event in faults if event.at > last and done < 2][:1]
-        told = sorted(
-            [*own, *(event for event in faults if event.at <= last), *after], key=lambda event: event.at
-        )
+        told = sorted([*own, *(event for event in faults if event.at <= last), *after], key=lambda event: event.at)
         sent = [event for event in told if event.kind == "submit"]
         if len(sent) > 2:
             told = [event for event in told if event not in sent[1:]]
@@ -70,6 +66,4 @@ class Timeline:
     def write(self, folder: Path, extra: Iterable[Event] = ()) -> None:
         events = sorted([*self.events(), *extra], key=lambda event: event.at)
         (folder / "timeline.txt").write_text("".join(f"{event}\n" for event in events), encoding="utf-8")
-        (folder / "timeline.json").write_text(
-            json.dumps([asdict(event) for event in events]), encoding="utf-8"
-        )
+        (folder / "timeline.json").write_text(json.dumps([asdict(event) for event in events]), encoding="utf-8")

@@ -191,12 +191,9 @@ class World:
             self.keeper.close()
             raise
         self.providers = {
-            one.name: PlayedProvider(one, self.timeline, seed, self.key_of, self.scale)
-            for one in spec.providers
+            one.name: PlayedProvider(one, self.timeline, seed, self.key_of, self.scale) for one in spec.providers
         }
-        self.service = ServiceRunner(
-            spec, self.keeper, self.timeline, folder / "logs", self.environment, self.values
-        )
+        self.service = ServiceRunner(spec, self.keeper, self.timeline, folder / "logs", self.environment, self.values)
         self._submitters = concurrent.futures.ThreadPoolExecutor(24, "submit")
 
     @property
@@ -287,9 +284,7 @@ class World:
     def called(self, key: str, own: str) -> None:
         """The service has an id of its own for this key."""
         self._own_ids[own] = key
-        self._own_pattern = next(
-            (shape for shape in _SHAPES if shape.fullmatch(own)), re.compile(r"[\w.:-]+")
-        )
+        self._own_pattern = next((shape for shape in _SHAPES if shape.fullmatch(own)), re.compile(r"[\w.:-]+"))
 
     def new_jobs(self, batch: Batch, count: int, expects: str = "done") -> list[Job]:
         jobs = [Job(self._make_key(len(self._known) + 1 + n), expects) for n in range(count)]
@@ -360,9 +355,7 @@ class World:
             job.accepted |= taken
             job.refused |= not taken
             job.said = job.said if taken else said
-            self.timeline.add(
-                "submit", "sent" if taken else f"refused when sent ({_last(said)})", job.key, sent
-            )
+            self.timeline.add("submit", "sent" if taken else f"refused when sent ({_last(said)})", job.key, sent)
 
     def run(self, command: Command, limit: float) -> tuple[int, str]:
         """A command of the file -> its exit code, and what it said."""
@@ -426,9 +419,7 @@ class World:
         if self.spec.failures:
             with contextlib.suppress(Unreadable):
                 read = probes.read(self.spec.failures, self, keys)
-                found |= {
-                    key: f"in [failures]: {value}" for key, value in read.items() if value and key in keys
-                }
+                found |= {key: f"in [failures]: {value}" for key, value in read.items() if value and key in keys}
         if self.spec.failures or self.spec.service.queue:
             return found
         meant = {key for key in keys - found.keys() if self._known[key].expects == "failed"}
@@ -447,10 +438,7 @@ class World:
         return [line for _, _, line in self.service.lines]
 
     def events_of_logs(self) -> list[Event]:
-        return [
-            Event(at, "log", f"{source}: {line}", self.key_of(line))
-            for at, source, line in self.service.lines
-        ]
+        return [Event(at, "log", f"{source}: {line}", self.key_of(line)) for at, source, line in self.service.lines]
 
     # waiting
 

@@ -23,9 +23,7 @@ async def cancel_document(app: App, document_id: str, reason: str) -> list[Cance
     # The markers first, in the database: they hold whether the flow is queued, waits to be, or runs.
     for name in reversed(STAGES):
         ident, payload = job_id(name, document_id), app.jobs.encode(name, given)["payload"]
-        ended.append(
-            await rule_out(app.store, app.jobs[name].queue, name, ident, document_id, payload, reason)
-        )
+        ended.append(await rule_out(app.store, app.jobs[name].queue, name, ident, document_id, payload, reason))
     if all(one.state == "too-late" for one in ended):
         return ended
     async with begin(app.store) as tx:

@@ -68,9 +68,7 @@ def _check_free(host: str, port: int) -> None:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        raise SettingsError(
-            f"cannot listen on {host}, port {port}: {why}. Choose another --port or --host"
-        ) from None
+        raise SettingsError(f"cannot listen on {host}, port {port}: {why}. Choose another --port or --host") from None
 
 
 def _loopback(host: str) -> bool:

@@ -34,9 +34,7 @@ def cancel_command(
     if as_json:
         show_json([asdict(one) for one in done])
     else:
-        show_table(
-            "Cancelled", ["job", "state"], [[one.job_id, one.state] for one in done], "Nothing to cancel."
-        )
+        show_table("Cancelled", ["job", "state"], [[one.job_id, one.state] for one in done], "Nothing to cancel.")
     if all(one.state == "too-late" for one in done):
         raise fail("too late: all of it was done already")
 

@@ -19,9 +19,7 @@ COMMANDS = [
     {
         "name": "ask",
         "description": "Ask about your documents",
-        "options": [
-            {"type": 3, "name": "question", "description": "What you want to know", "required": True}
-        ],
+        "options": [{"type": 3, "name": "question", "description": "What you want to know", "required": True}],
     }
 ]
 
@@ -34,9 +32,7 @@ def register_command(
     """Declare /ask; saying it again changes nothing. The bot's token comes from CHAT_BOT_TOKEN."""
     token = os.environ.get(BOT_TOKEN, "")
     if not token:
-        raise SettingsError(
-            f"put the bot's token into {BOT_TOKEN}; an option would end up in the shell's history"
-        )
+        raise SettingsError(f"put the bot's token into {BOT_TOKEN}; an option would end up in the shell's history")
     run(register(settings_for(data_dir).chat_url, application, token))
     out.print("registered /ask")
 
@@ -59,8 +55,6 @@ async def register(base_url: str, application: str, token: str) -> None:
             if reply.status_code >= 500:
                 raise Transient(f"the chat platform answered {reply.status_code}")
             if reply.status_code >= 300:
-                raise Permanent(
-                    f"the chat platform refused ({reply.status_code}): check the id and the token"
-                )
+                raise Permanent(f"the chat platform refused ({reply.status_code}): check the id and the token")
 
         await inline_retry.call(put, attempts=4, timeout=30)

@@ -11,9 +11,7 @@ from .patterns.core.job import DAY
 from .patterns.core.redaction import redact
 from .terminal import AsJson, DataDir, ago, fail, out, run, settings_for, show_fields, show_json, show_table
 
-app = typer.Typer(
-    no_args_is_help=True, help="Dead letters: list, look at, replay or purge jobs that failed for good."
-)
+app = typer.Typer(no_args_is_help=True, help="Dead letters: list, look at, replay or purge jobs that failed for good.")
 
 
 LetterId = Annotated[str, typer.Argument(metavar="DEAD_LETTER", help="Id from `studyhall dlq list`.")]
@@ -92,9 +90,7 @@ def show(letter: LetterId, data_dir: DataDir = None, as_json: AsJson = False) ->
 
 @app.command()
 def replay(
-    letter: Annotated[
-        str | None, typer.Argument(metavar="DEAD_LETTER", help="Its id; none with --all.")
-    ] = None,
+    letter: Annotated[str | None, typer.Argument(metavar="DEAD_LETTER", help="Its id; none with --all.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Replay all that match --queue and --name.")] = False,
     queue: Annotated[str | None, typer.Option(help="With --all: only this queue.")] = None,
     name: Annotated[str | None, typer.Option(help="With --all: only jobs of this name.")] = None,

@@ -44,9 +44,7 @@ def submit_command(
                 if any(stage.state != "completed" for stage in stages):
                     async with read(studyhall.store) as connection:
                         document = await db.document(connection, document_id, owner)
-                    stopped[path] = (
-                        document and document.error
-                    ) or "stopped; see studyhall status and dlq list"
+                    stopped[path] = (document and document.error) or "stopped; see studyhall status and dlq list"
             return made
 
     made = run(go())
@@ -103,8 +101,7 @@ def status_command(
                     "error": document.error,
                     "created_at": document.created_at,
                     "stages": {
-                        s.name: {"state": s.state, "percent": s.percent}
-                        for s in await states(studyhall, document.id)
+                        s.name: {"state": s.state, "percent": s.percent} for s in await states(studyhall, document.id)
                     },
                 }
                 for document in documents

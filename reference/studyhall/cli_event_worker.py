@@ -46,9 +46,7 @@ def event_worker_command(
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         async with open_app(settings) as studyhall, open_bus(settings.bus_url or studyhall.redis.url) as bus:
-            print(
-                json.dumps({"event": "ready", "pid": os.getpid(), "bus": bus.capabilities.broker}), flush=True
-            )
+            print(json.dumps({"event": "ready", "pid": os.getpid(), "bus": bus.capabilities.broker}), flush=True)
             await event_worker.run(studyhall.store, bus, provider, stop=stop, groups=group or tuple(GROUPS))
 
     run(work())

@@ -77,9 +77,7 @@ def quarantine(
 
     async def work() -> list[dict[str, Any]]:
         async with bus_of(data_dir) as bus:
-            return [
-                _told(each, entry) for each in groups for entry in await bus.quarantined(each, limit=limit)
-            ]
+            return [_told(each, entry) for each in groups for entry in await bus.quarantined(each, limit=limit)]
 
     rows = run(work())
     if as_json:

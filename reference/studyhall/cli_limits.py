@@ -12,9 +12,7 @@ from .terminal import AsJson, DataDir, fail, out, run, settings_for, show_json, 
 
 
 def limits_command(
-    retry: Annotated[
-        str | None, typer.Option("--retry", metavar="JOB", help="Queue a parked request again.")
-    ] = None,
+    retry: Annotated[str | None, typer.Option("--retry", metavar="JOB", help="Queue a parked request again.")] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:

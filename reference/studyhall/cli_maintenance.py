@@ -61,9 +61,7 @@ def _print(found: dict[str, Any]) -> None:
         for queue in found["queues"]
     ]
     show_table("Queues", columns, rows, "No queues.")
-    out.print(
-        f"dead letters: {found['dead_letters']}, outbox: {found['signals']['outbox.oldest']:.0f} s behind"
-    )
+    out.print(f"dead letters: {found['dead_letters']}, outbox: {found['signals']['outbox.oldest']:.0f} s behind")
     for name, because in found["over_limit"].items():
         err.print(f"[red]{name}[/] is over its limit: {because}", soft_wrap=True)
     for alert in found["alerts"]:

@@ -19,9 +19,7 @@ from .payment_sandbox import CARDS
 from .terminal import AsJson, DataDir, ago, fail, out, run, show_fields, show_json, show_table
 
 order = typer.Typer(no_args_is_help=True, help="Orders: buy a study pack, list orders, follow one.")
-outbox = typer.Typer(
-    no_args_is_help=True, help="Events on their way to the bus: how many, how old, what is stuck."
-)
+outbox = typer.Typer(no_args_is_help=True, help="Events on their way to the bus: how many, how old, what is stuck.")
 quarantine = typer.Typer(no_args_is_help=True, help="Events the event worker gave up on.")
 outbox.add_typer(quarantine, name="quarantine")
 
@@ -34,12 +32,8 @@ def buy(
     *,
     seats: Annotated[int, typer.Option(min=1, max=service.MAX_SEATS, help="How many seats.")] = 1,
     customer: Annotated[str | None, typer.Option(help="Who buys (default: your user name).")] = None,
-    card: Annotated[
-        str, typer.Option(help=f"card_ok, or one that misbehaves: {', '.join(CARDS)}.")
-    ] = "card_ok",
-    order_id: Annotated[
-        str | None, typer.Option("--id", help="Same id again: same order, no second one.")
-    ] = None,
+    card: Annotated[str, typer.Option(help=f"card_ok, or one that misbehaves: {', '.join(CARDS)}.")] = "card_ok",
+    order_id: Annotated[str | None, typer.Option("--id", help="Same id again: same order, no second one.")] = None,
     wait: Annotated[float, typer.Option(min=0, max=600, help="Seconds to wait for its end.")] = 0.0,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -86,9 +80,7 @@ def packs_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
             async with begin(engine) as tx:
                 await service.seed_packs(tx)
             async with read(engine) as tx:
-                return [
-                    dict(row) for row in (await tx.execute(select(packs).order_by(packs.c.id))).mappings()
-                ]
+                return [dict(row) for row in (await tx.execute(select(packs).order_by(packs.c.id))).mappings()]
 
     rows = run(work())
     if as_json:
@@ -113,9 +105,7 @@ def packs_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @order.command("list")
 def list_(
-    status: Annotated[
-        str | None, typer.Option(help="Only placed, processing, confirmed or cancelled ones.")
-    ] = None,
+    status: Annotated[str | None, typer.Option(help="Only placed, processing, confirmed or cancelled ones.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many.")] = 50,
     data_dir: DataDir = None,
     as_json: AsJson = False,

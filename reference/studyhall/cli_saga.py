@@ -18,9 +18,7 @@ from .patterns.saga import repair as saga_repair
 from .patterns.saga import store as saga_store
 from .terminal import AsJson, DataDir, ago, fail, out, run, settings_for, show_fields, show_json, show_table
 
-app = typer.Typer(
-    no_args_is_help=True, help="Sagas: list, look at their timeline, repair the ones that got stuck."
-)
+app = typer.Typer(no_args_is_help=True, help="Sagas: list, look at their timeline, repair the ones that got stuck.")
 
 STATES = ("running", "compensating", "needs_repair", "completed", "compensated")
 
@@ -55,9 +53,7 @@ def list_(
         "Sagas",
         ["id", "saga", "state", "changed", "why"],
         [[saga.id, saga.name, saga.state, ago(saga.updated_at), saga.error or ""] for saga in sagas],
-        "No saga waits for a human."
-        if state == "needs_repair"
-        else "No sagas. Try: studyhall order buy biology-101",
+        "No saga waits for a human." if state == "needs_repair" else "No sagas. Try: studyhall order buy biology-101",
     )
 
 
@@ -72,9 +68,7 @@ def show(saga: str, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     row, history = run(work())
     if as_json:
         steps = [redact(asdict(step)) for step in row.steps]
-        show_json(
-            {**_brief(row), "data": redact(row.data), "steps": steps, "history": list(map(asdict, history))}
-        )
+        show_json({**_brief(row), "data": redact(row.data), "steps": steps, "history": list(map(asdict, history))})
         return
     show_fields({**_brief(row), "data": json.dumps(redact(row.data))})
     show_table(
@@ -86,10 +80,7 @@ def show(saga: str, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     show_table(
         "Timeline",
         ["time (UTC)", "step", "what", "detail", "by"],
-        [
-            [_clock(entry.at), entry.step or "", entry.event, entry.detail or "", entry.actor]
-            for entry in history
-        ],
+        [[_clock(entry.at), entry.step or "", entry.event, entry.detail or "", entry.actor] for entry in history],
         "nothing yet",
     )
 
@@ -99,19 +90,11 @@ def repair(
     saga: str,
     *,
     note: Annotated[str, typer.Option(help="What you found and did; kept in the timeline.")],
-    retry: Annotated[
-        bool, typer.Option("--retry", help="Try the stuck step again, with all its attempts.")
-    ] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Try the stuck step again, with all its attempts.")] = False,
     done: Annotated[str | None, typer.Option(metavar="STEP", help="You did this step by hand.")] = None,
-    undone: Annotated[
-        str | None, typer.Option(metavar="STEP", help="You took this step back by hand.")
-    ] = None,
-    compensate: Annotated[
-        bool, typer.Option("--compensate", help="Stop, and take back what was done.")
-    ] = False,
-    result: Annotated[
-        str | None, typer.Option(metavar="JSON", help="With --done: what the step returns.")
-    ] = None,
+    undone: Annotated[str | None, typer.Option(metavar="STEP", help="You took this step back by hand.")] = None,
+    compensate: Annotated[bool, typer.Option("--compensate", help="Stop, and take back what was done.")] = False,
+    result: Annotated[str | None, typer.Option(metavar="JSON", help="With --done: what the step returns.")] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Also in the middle of a call, which may still take effect.")
     ] = False,
@@ -139,9 +122,7 @@ def repair(
             elif compensate:
                 await saga_repair.compensate(engine, saga, by=who, note=note, force=force)
             elif done is not None:
-                await saga_repair.mark(
-                    engine, saga, done, "done", by=who, note=note, result=value, force=force
-                )
+                await saga_repair.mark(engine, saga, done, "done", by=who, note=note, result=value, force=force)
             else:
                 await saga_repair.mark(engine, saga, str(undone), "undone", by=who, note=note, force=force)
             return await saga_store.load(engine, saga)

@@ -13,9 +13,7 @@ from .worker import process_command, work
 def worker_command(
     data_dir: DataDir = None,
     processes: Annotated[int | None, typer.Option(help="Worker processes (default: one per core).")] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(help="Jobs at once per process and queue (default 20).")
-    ] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Jobs at once per process and queue (default 20).")] = None,
     queue: Annotated[list[str] | None, typer.Option(help="Only these queues; may be repeated.")] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:

@@ -173,9 +173,7 @@ async def reject(tx: AsyncConnection, document_id: str, owner: str, code: str, m
     await _update(tx, document_id, owner, status="rejected", error_code=code, error=message)
 
 
-async def replace_blob(
-    tx: AsyncConnection, document_id: str, owner: str, *, blob: str, size: int, sha256: str
-) -> bool:
+async def replace_blob(tx: AsyncConnection, document_id: str, owner: str, *, blob: str, size: int, sha256: str) -> bool:
     """Another file for the same document, for example a repaired one; a rejection is taken back."""
     values = {
         "blob": blob,
@@ -216,9 +214,7 @@ async def quiz(connection: AsyncConnection, document_id: str, owner: str) -> Qui
     return None if data is None else Quiz.model_validate_json(data)
 
 
-async def save_explanations(
-    tx: AsyncConnection, document_id: str, provider: str, made: Sequence[Explanation]
-) -> None:
+async def save_explanations(tx: AsyncConnection, document_id: str, provider: str, made: Sequence[Explanation]) -> None:
     await _replace(tx, explanation_sets, document_id, provider, _EXPLANATIONS.dump_json(list(made)).decode())
 
 
@@ -250,25 +246,19 @@ def _mine(document_id: str, owner: str) -> ColumnElement[bool]:
 
 
 async def _update(tx: AsyncConnection, document_id: str, owner: str, **values: object) -> int:
-    done = await tx.execute(
-        update(documents).where(_mine(document_id, owner)).values(updated_at=time.time(), **values)
-    )
+    done = await tx.execute(update(documents).where(_mine(document_id, owner)).values(updated_at=time.time(), **values))
     return done.rowcount
 
 
 async def _replace(tx: AsyncConnection, table: Table, document_id: str, provider: str, data: str) -> None:
     await tx.execute(delete(table).where(table.c.document_id == document_id))
     await tx.execute(
-        insert(table).values(
-            document_id=document_id, provider=provider[:120], data=data, created_at=time.time()
-        )
+        insert(table).values(document_id=document_id, provider=provider[:120], data=data, created_at=time.time())
     )
 
 
 async def _data(connection: AsyncConnection, table: Table, document_id: str, owner: str) -> str | None:
     found: str | None = await connection.scalar(
-        select(table.c.data)
-        .join(documents, documents.c.id == table.c.document_id)
-        .where(_mine(document_id, owner))
+        select(table.c.data).join(documents, documents.c.id == table.c.document_id).where(_mine(document_id, owner))
     )
     return found

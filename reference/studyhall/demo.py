@@ -70,9 +70,7 @@ class Story:
 
 
 def demo_command(
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave everything running at the end, until Ctrl-C.")
-    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave everything running at the end, until Ctrl-C.")] = False,
 ) -> None:
     """A guided tour: documents flow, a worker is killed in the middle, a poison document is replayed."""
     raise typer.Exit(run(tour(settings_for(None), keep=keep, console=out)))
@@ -90,9 +88,7 @@ async def tour(settings: Settings, *, keep: bool, console: Console) -> int:
             server.append(app.redis)
             console.rule("[bold]StudyHall")
             where = "embedded" if app.redis.owned else "yours"
-            console.print(
-                f"Redis/Valkey {app.redis.version} ({where}), SQLite, a local provider: no key, no network."
-            )
+            console.print(f"Redis/Valkey {app.redis.version} ({where}), SQLite, a local provider: no key, no network.")
             await _start_worker(app, story, console)
             await _follow_documents(app, story, console)
             await _poison(app, story, folder, console)
@@ -191,17 +187,13 @@ async def _follow_documents(app: App, story: Story, console: Console) -> None:
             every = {ident: await states(app, ident) for ident in story.documents}
             for ident, stages in every.items():
                 _show(bars, tasks[ident], stages)
-            graph = [
-                stage for stages in every.values() for stage in stages if stage.name == "graph-generation"
-            ]
+            graph = [stage for stages in every.values() for stage in stages if stage.name == "graph-generation"]
             if not story.killed and any(stage.state == "active" and stage.percent >= 40 for stage in graph):
                 story.workers[0].process.send_signal(signal.SIGKILL)
                 await story.workers[0].process.wait()
                 story.killed, killed_at = 1, time.monotonic()
                 busy = sum(stage.state == "active" for stage in graph)
-                story.resumed_at = ", ".join(
-                    f"{stage.percent:.0f} %" for stage in graph if stage.state == "active"
-                )
+                story.resumed_at = ", ".join(f"{stage.percent:.0f} %" for stage in graph if stage.state == "active")
                 bars.console.print(
                     f"\n[bold red]2.[/] SIGKILL to worker 1 in the middle of {busy} graphs. Nobody told Redis: "
                     "their locks run out, then another worker takes the jobs over, from their last checkpoint."
@@ -219,18 +211,16 @@ async def _follow_documents(app: App, story: Story, console: Console) -> None:
 async def _taken_over(app: App) -> bool:
     """A second start of a graph job that the killed worker had begun."""
     queue = app.producer.queue("graphs")
-    for ident in await app.producer.redis.zrange(
-        queue.toKey("completed"), 0, -1
-    ) + await app.producer.redis.lrange(queue.toKey("active"), 0, -1):
+    for ident in await app.producer.redis.zrange(queue.toKey("completed"), 0, -1) + await app.producer.redis.lrange(
+        queue.toKey("active"), 0, -1
+    ):
         if int(await app.producer.redis.hget(queue.toKey(ident), "ats") or 0) > 1:
             return True
     return False
 
 
 async def _poison(app: App, story: Story, folder: Path, console: Console) -> None:
-    console.print(
-        "\n[bold]3.[/] A damaged PDF. Trying again would not help, so it goes to the dead letters at once."
-    )
+    console.print("\n[bold]3.[/] A damaged PDF. Trying again would not help, so it goes to the dead letters at once.")
     good = (SAMPLES / "photosynthesis.pdf").read_bytes()
     broken = folder / "damaged.pdf"
     broken.write_bytes(good[: len(good) // 3])
@@ -241,9 +231,7 @@ async def _poison(app: App, story: Story, folder: Path, console: Console) -> Non
         await asyncio.sleep(0.1)
     story.dead_letters = len(letters)
     console.print(f"   dead letter: [yellow]{escape(letters[0].reason)}[/]")
-    console.print(
-        "   The file is repaired and the dead letter replayed: the same job, its flow goes on behind it."
-    )
+    console.print("   The file is repaired and the dead letter replayed: the same job, its flow goes on behind it.")
     broken.write_bytes(good)
     await replace_file(app, ident, broken, OWNER)
     await dead_letter.replay(app.store, app.producer.redis, letters[0].id)
@@ -264,15 +252,11 @@ async def _summary(app: App, story: Story, seconds: float, console: Console) -> 
         results = {
             "graph-generation": await connection.scalar(select(func.count()).select_from(db.graphs)),
             "quiz-creation": await connection.scalar(select(func.count()).select_from(db.quizzes)),
-            "connection-explanations": await connection.scalar(
-                select(func.count()).select_from(db.explanation_sets)
-            ),
+            "connection-explanations": await connection.scalar(select(func.count()).select_from(db.explanation_sets)),
         }
         done = (
             await connection.scalar(
-                select(func.count())
-                .select_from(idempotency.inbox)
-                .where(idempotency.inbox.c.consumer.in_(STAGES))
+                select(func.count()).select_from(idempotency.inbox).where(idempotency.inbox.c.consumer.in_(STAGES))
             )
             or 0
         )

@@ -30,13 +30,9 @@ async def buy_packs(app: App, folder: Path, console: Console) -> dict[str, objec
         "\n[bold]4.[/] Three orders: a good card, a charge whose answer is lost on the way, a declined card.\n"
         "   Each is a saga: seats are reserved, money is taken, the order confirmed, or all of it taken back."
     )
-    async with _process(
-        folder, "studyhall.payment_sandbox", "--data-dir", str(folder / "payments")
-    ) as sandbox:
+    async with _process(folder, "studyhall.payment_sandbox", "--data-dir", str(folder / "payments")) as sandbox:
         url = str(sandbox["url"])
-        async with _process(
-            folder, "studyhall", "event-worker", "--data-dir", str(folder), "--payment-url", url
-        ):
+        async with _process(folder, "studyhall", "event-worker", "--data-dir", str(folder), "--payment-url", url):
             placed = await _place(app)
             ended = await _ends(app, placed)
             async with httpx2.AsyncClient() as client:
@@ -68,9 +64,7 @@ async def _ends(app: App, placed: list[str]) -> dict[str, str]:
     deadline = time.monotonic() + PATIENCE
     while True:
         async with read(app.store) as connection:
-            rows = await connection.execute(
-                select(orders.c.id, orders.c.status).where(orders.c.id.in_(placed))
-            )
+            rows = await connection.execute(select(orders.c.id, orders.c.status).where(orders.c.id.in_(placed)))
             states = {row.id: row.status for row in rows}
             told = await connection.scalar(select(func.count()).select_from(payouts)) or 0
         ended = all(state in ("confirmed", "cancelled") for state in states.values())
@@ -85,9 +79,7 @@ async def _duplicated(app: App, placed: list[str]) -> int:
         for table in (payouts, feed_entries, notifications):
             # An order may get two messages (placed, then its end), but never the same one twice.
             same = (table.c.order_id, table.c.text) if "text" in table.c else (table.c.order_id,)
-            rows = await connection.execute(
-                select(func.count()).where(table.c.order_id.in_(placed)).group_by(*same)
-            )
+            rows = await connection.execute(select(func.count()).where(table.c.order_id.in_(placed)).group_by(*same))
             duplicated += sum(int(count) - 1 for (count,) in rows)
     return duplicated
 

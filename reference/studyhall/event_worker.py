@@ -73,9 +73,7 @@ async def consume(store: AsyncEngine, bus: EventBus, group: str, *, stop: asynci
     await bus.consume(group, [TOPIC], consumers.handler(store, group), stop=stop)
 
 
-async def reconcile_events(
-    store: AsyncEngine, bus: EventBus, group: str, *, grace: float = LATE
-) -> Reconciled | None:
+async def reconcile_events(store: AsyncEngine, bus: EventBus, group: str, *, grace: float = LATE) -> Reconciled | None:
     """Give the group what was published and never reached it: a bus that lost its data tells nobody.
 
     None when the group still has events to read. Safe beside the group and beside others that do the same:
@@ -114,9 +112,7 @@ async def reconcile_events(
     return await reconcile(published(), handled, hand_over, grace=grace)
 
 
-async def _reconcile_now_and_then(
-    store: AsyncEngine, bus: EventBus, group: str, *, stop: asyncio.Event
-) -> None:
+async def _reconcile_now_and_then(store: AsyncEngine, bus: EventBus, group: str, *, stop: asyncio.Event) -> None:
     while not stop.is_set():
         try:
             await reconcile_events(store, bus, group)

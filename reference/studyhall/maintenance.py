@@ -46,9 +46,7 @@ RULES = (
         because="jobs are there and no worker is: start `studyhall worker`",
     ),
     Rule("*.backlog", raise_at=10_000, clear_at=5_000, because="more comes in than is done"),
-    Rule(
-        "*.failure_rate", raise_at=0.2, clear_at=0.05, because="every fifth job fails: see studyhall dlq list"
-    ),
+    Rule("*.failure_rate", raise_at=0.2, clear_at=0.05, because="every fifth job fails: see studyhall dlq list"),
     Rule(
         "dead_letters",
         raise_at=100,
@@ -87,9 +85,7 @@ class Cleaned:
         return {**rows, **{f"files_{name}": n for name, n in asdict(self.files).items()}}
 
 
-async def clean_up(
-    store: AsyncEngine, blob_dir: Path, *, kept: Retention = DEFAULT, grace: float = 3600.0
-) -> Cleaned:
+async def clean_up(store: AsyncEngine, blob_dir: Path, *, kept: Retention = DEFAULT, grace: float = 3600.0) -> Cleaned:
     """Purge what is past its retention, and files of documents that are gone. Safe to run twice at once."""
 
     async def in_use(blobs: Sequence[str]) -> set[str]:
@@ -165,9 +161,7 @@ class Maintenance:
         async with self.producer.redis.pipeline(transaction=False) as batch:
             for document in documents:
                 batch.exists(queue.toKey(job_id(LAST, document)))
-            found = {
-                document for document, here in zip(documents, await batch.execute(), strict=True) if here
-            }
+            found = {document for document, here in zip(documents, await batch.execute(), strict=True) if here}
         stages = {job_id(name, document): document for document in documents for name in STAGES}
         letters = select(dead_letters.c.job_id).where(
             dead_letters.c.job_id.in_(stages), dead_letters.c.replayed_at.is_(None)

@@ -24,29 +24,17 @@ class SettingsError(Exception):
 class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    data_dir: Path = Field(
-        Path(".studyhall"), description="embedded Redis, SQLite and uploaded files live here"
-    )
-    redis_url: str | None = Field(
-        None, description="redis://, rediss://, unix:// or redis+sentinel://; none: embedded"
-    )
-    database_url: str | None = Field(
-        None, description="postgresql://... or sqlite:///...; none: SQLite in data_dir"
-    )
-    bus_url: str | None = Field(
-        None, description="event bus: redis://, amqp://, nats:// or kafka://; none: our Redis"
-    )
-    payment_url: str | None = Field(
-        None, description="payment provider; none: the sandbox started by the demo"
-    )
+    data_dir: Path = Field(Path(".studyhall"), description="embedded Redis, SQLite and uploaded files live here")
+    redis_url: str | None = Field(None, description="redis://, rediss://, unix:// or redis+sentinel://; none: embedded")
+    database_url: str | None = Field(None, description="postgresql://... or sqlite:///...; none: SQLite in data_dir")
+    bus_url: str | None = Field(None, description="event bus: redis://, amqp://, nats:// or kafka://; none: our Redis")
+    payment_url: str | None = Field(None, description="payment provider; none: the sandbox started by the demo")
 
     provider: Literal["local", "anthropic", "openai"] = Field("local", description="who does the AI work")
     provider_url: str | None = Field(None, description="base address of the provider's API")
     provider_key: str | None = Field(None, repr=False, description="API key of the provider")
     provider_model: str | None = Field(None, description="model name at the provider")
-    provider_pace: Annotated[float, Field(ge=0, le=60)] = Field(
-        0.0, description="local provider: seconds per chunk"
-    )
+    provider_pace: Annotated[float, Field(ge=0, le=60)] = Field(0.0, description="local provider: seconds per chunk")
 
     signing_keys: str | None = Field(
         None, repr=False, description="comma separated, newest first; none: made in data_dir"
@@ -77,24 +65,16 @@ class Settings(BaseModel):
     chat_public_key: str | None = Field(
         None, description="Ed25519 key (hex) of the chat application; turns POST /interactions on"
     )
-    chat_url: str = Field(
-        "https://discord.com/api/v10", description="where answers to chat commands are sent"
-    )
+    chat_url: str = Field("https://discord.com/api/v10", description="where answers to chat commands are sent")
     chat_token_seconds: Annotated[float, Field(gt=0, le=900)] = Field(
         900.0, description="life of an interaction's token; the answer must be there by then"
     )
     chat_owner: str = Field("you", description="whose documents /ask answers from")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least level that is logged"
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
     log_format: Literal["json", "human"] = Field("json", description="json for machines, human for terminals")
 
-    processes: Annotated[int, Field(ge=1, le=256)] = Field(
-        os.cpu_count() or 1, description="worker processes"
-    )
-    concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
-        20, description="jobs at once per process and queue"
-    )
+    processes: Annotated[int, Field(ge=1, le=256)] = Field(os.cpu_count() or 1, description="worker processes")
+    concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(20, description="jobs at once per process and queue")
     lock_seconds: Annotated[float, Field(ge=1, le=600)] = Field(
         7.5, description="with stalled_seconds: how long after its worker died a job is taken over"
     )
@@ -117,9 +97,7 @@ class Settings(BaseModel):
         None,
         description="AI jobs per second of all users; none: 5 with a remote provider, no limit with the local one",
     )
-    ai_burst: Annotated[int, Field(ge=1)] = Field(
-        20, description="AI jobs all users together may start at once"
-    )
+    ai_burst: Annotated[int, Field(ge=1)] = Field(20, description="AI jobs all users together may start at once")
     breaker_failures: Annotated[int, Field(ge=1)] = Field(
         5, description="failed calls within 30 s after which a remote provider is left alone"
     )
@@ -134,9 +112,7 @@ class Settings(BaseModel):
         None, description="append OpenTelemetry spans here as JSON lines; needs opentelemetry-sdk; none: off"
     )
     time_zone: str = Field("UTC", description="of nightly work, for example Europe/Berlin")
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(
-        0, description="Prometheus port of a worker, 0: off"
-    )
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="Prometheus port of a worker, 0: off")
 
     @field_validator("alert_urls")
     @classmethod
@@ -220,6 +196,4 @@ def load(env: Mapping[str, str] = os.environ, overrides: Mapping[str, object] | 
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         field = str(first["loc"][0])
-        raise SettingsError(
-            f"{variable(field)}: {first['msg']} ({Settings.model_fields[field].description})"
-        ) from None
+        raise SettingsError(f"{variable(field)}: {first['msg']} ({Settings.model_fields[field].description})") from None

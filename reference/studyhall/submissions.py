@@ -52,9 +52,7 @@ async def replace_file(app: App, document_id: str, path: Path, owner: str = "you
     """Another file for a document, before its failed job is replayed. The old one is left to the sweep."""
     claim = await Blobs(app.settings.blob_dir).put(path, ("documents", document_id))
     async with begin(app.store) as tx:
-        found = await db.replace_blob(
-            tx, document_id, owner, blob=claim.ref, size=claim.size, sha256=claim.sha256
-        )
+        found = await db.replace_blob(tx, document_id, owner, blob=claim.ref, size=claim.size, sha256=claim.sha256)
     if not found:
         raise UnknownDocument(str(UnknownDocument.__doc__))
 
@@ -83,15 +81,9 @@ async def _state(app: App, name: str, document_id: str) -> StageState:
     if job is None:
         dead = archive.dead_letters.c
         letters = await archive.find(app.store, (dead.job_id == ident) & dead.replayed_at.is_(None), limit=1)
-        return (
-            StageState(name, "failed", 0.0, letters[0].reason)
-            if letters
-            else StageState(name, "gone", 0.0, "")
-        )
+        return StageState(name, "failed", 0.0, letters[0].reason) if letters else StageState(name, "gone", 0.0, "")
     if (why := cancelled(job.returnvalue)) is not None:
         return StageState(name, "cancelled", 0.0, why)
     progress = job.progress if isinstance(job.progress, dict) else {}
     percent = 100.0 if state == "completed" else float(progress.get("percent", 0.0))
-    return StageState(
-        name, state, percent, str(job.failedReason if state == "failed" else progress.get("message", ""))
-    )
+    return StageState(name, state, percent, str(job.failedReason if state == "failed" else progress.get("message", "")))

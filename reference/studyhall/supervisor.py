@@ -58,9 +58,7 @@ async def supervise(command: Sequence[str], count: int, grace: float) -> int:
         signalled()
         await asyncio.sleep(grace + 10)
         for process in list(children.values()):
-            log.error(
-                "worker process did not stop in time, killing it", extra={"fields": {"pid": process.pid}}
-            )
+            log.error("worker process did not stop in time, killing it", extra={"fields": {"pid": process.pid}})
             process.kill()
 
     reaper = asyncio.create_task(reap())

@@ -21,9 +21,7 @@ T = TypeVar("T")
 
 DataDir = Annotated[
     Path | None,
-    typer.Option(
-        "--data-dir", "-d", help="Where embedded Redis, SQLite and files live (default .studyhall)."
-    ),
+    typer.Option("--data-dir", "-d", help="Where embedded Redis, SQLite and files live (default .studyhall)."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
@@ -39,9 +37,7 @@ def settings_for(data_dir: Path | None, *, quiet: bool = True, **options: object
     """Settings from the environment and the command line. Commands for people log warnings only."""
     os.umask(0o077)  # whatever a command writes (database, uploads, keys) is for our own user alone
     settings = load(overrides={"data_dir": data_dir, **options})
-    configure_logging(
-        "warning" if quiet else settings.log_level, style="human" if quiet else settings.log_format
-    )
+    configure_logging("warning" if quiet else settings.log_level, style="human" if quiet else settings.log_format)
     return settings
 
 

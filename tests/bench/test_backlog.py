@@ -13,9 +13,7 @@ def test_each_size_has_a_row_with_its_ratio_to_the_smallest(redis_url: str) -> N
         assert first["add_ratio"] == first["fetch_ratio"] == 1
         assert first.keys() == backlog.COLUMNS.keys()
         for name in ("add", "fetch"):
-            assert second[f"{name}_ratio"] == pytest.approx(
-                second[f"{name}_us"] / first[f"{name}_us"], abs=0.01
-            )
+            assert second[f"{name}_ratio"] == pytest.approx(second[f"{name}_us"] / first[f"{name}_us"], abs=0.01)
 
 
 async def test_a_backlog_that_changes_its_size_gives_no_figures() -> None:

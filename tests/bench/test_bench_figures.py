@@ -30,9 +30,7 @@ def test_a_ratio_is_taken_round_by_round() -> None:
     assert shared.spread == 0
 
 
-@pytest.mark.parametrize(
-    ("one", "other"), [([], []), ([1.0], []), ([1.0, 2.0], [1.0]), ([1.0, 1.0], [1.0, 0.0])]
-)
+@pytest.mark.parametrize(("one", "other"), [([], []), ([1.0], []), ([1.0, 2.0], [1.0]), ([1.0, 1.0], [1.0, 0.0])])
 def test_no_ratio_without_a_round_on_both_sides(one: list[float], other: list[float]) -> None:
     assert ratio(one, other) is None
 

@@ -137,9 +137,7 @@ def test_sections_measured_earlier_are_kept_but_never_mixed_with_another_kind_of
 
 @pytest.mark.parametrize("log", [False, True])
 def test_pictures_are_well_formed_and_their_bars_as_long_as_their_values(log: bool) -> None:
-    svg = plots.bars(
-        "a < b", {"one & two": [100.0, 50.0], "none": [None], "zero": [0.0]}, ours=["zero"], log=log
-    )
+    svg = plots.bars("a < b", {"one & two": [100.0, 50.0], "none": [None], "zero": [0.0]}, ours=["zero"], log=log)
     tree = ElementTree.fromstring(svg)
     widths = [float(bar.attrib["width"]) for bar in tree.iter("{http://www.w3.org/2000/svg}rect")]
     assert len(widths) == 3, "no bar for what was not measured"

@@ -35,9 +35,7 @@ def test_one_command_writes_json_report_and_picture(tmp_path: Path) -> None:
         "--out",
         str(tmp_path),
     ]
-    done = subprocess.run(
-        [sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
-    )
+    done = subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "results.json").read_text())
     row = found["sections"]["enqueue"]["rows"]["queuesmith-bare"]
@@ -107,15 +105,11 @@ def test_a_worker_that_ends_is_an_error_with_what_it_said(lab: Lab) -> None:
     with lab.bench(lab.peers[1]) as bench:
         bench.url = "no-such-scheme://nowhere"
         workers = bench.start()
-        with pytest.raises(
-            RuntimeError, match=r"(?s)its worker ended.*must specify one of the following schemes"
-        ):
+        with pytest.raises(RuntimeError, match=r"(?s)its worker ended.*must specify one of the following schemes"):
             bench.finished(1, workers, timeout=60)
 
 
-def test_a_peer_that_cannot_be_installed_is_said_and_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_that_cannot_be_installed_is_said_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("gone", "queuesmith"):
         (tmp_path / "peers" / name).mkdir(parents=True)
         told = (PEERS / "queuesmith" / "peer.toml").read_text()
@@ -152,9 +146,7 @@ def test_every_section_says_what_it_measures() -> None:
         assert len(module.ABOUT) > 60, name
         assert all(column.label for column in module.COLUMNS.values())
     files = {
-        path.stem
-        for path in (ROOT / "bench" / "sections").glob("*.py")
-        if hasattr(sections.load(path.stem), "TITLE")
+        path.stem for path in (ROOT / "bench" / "sections").glob("*.py") if hasattr(sections.load(path.stem), "TITLE")
     }
     assert files == set(sections.NAMES)
 

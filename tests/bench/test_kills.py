@@ -30,9 +30,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kills, "TAKEOVER", 2.0)
     monkeypatch.setattr(kills, "AT_A_TIME", 10)
     # At the row of a job, which has 20 ms left: an ordinary handler is hit between its effect and its end.
-    monkeypatch.setattr(
-        kills, "moments", lambda jobs, count, seed: [(20 * (n + 1), 0.0) for n in range(count)]
-    )
+    monkeypatch.setattr(kills, "moments", lambda jobs, count, seed: [(20 * (n + 1), 0.0) for n in range(count)])
 
 
 @pytest.mark.fault
@@ -64,9 +62,7 @@ def test_what_a_queue_holds_is_read_from_the_keys_of_the_peer(lab: Lab, name: st
         bench.enqueue(3, kind="row", takeover=5, tries=2)
         assert crash.held(peer, client, bench.queue).waiting == 3
         workers = bench.start(concurrency=1, takeover=5, tries=2)
-        assert kills._at_rest(effects, 3, lambda: crash.held(peer, client, bench.queue), 60) is not None, (
-            workers.said()
-        )
+        assert kills._at_rest(effects, 3, lambda: crash.held(peer, client, bench.queue), 60) is not None, workers.said()
         assert crash.held(peer, client, bench.queue).dead == 0
         assert set(effects.times()) == {0, 1, 2}
 

@@ -79,9 +79,7 @@ def finished(client: httpx2.Client, wanted: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def test_100000_jobs_in_each_state_are_shown_without_holding_redis(
-    server: RedisServer, console: ConsoleServer
-) -> None:
+def test_100000_jobs_in_each_state_are_shown_without_holding_redis(server: RedisServer, console: ConsoleServer) -> None:
     for state in ("wait", "delayed", "failed"):
         fill(server, "big", state, MANY)
     paths = [
@@ -226,9 +224,7 @@ def test_a_node_service_is_seen_and_acted_on_and_its_worker_agrees(
         assert after["next"] == schedule["next"], "beside the regular runs"
 
 
-def test_everything_needs_the_token_in_a_header_and_guessing_ends(
-    server: RedisServer, tmp_path: Path
-) -> None:
+def test_everything_needs_the_token_in_a_header_and_guessing_ends(server: RedisServer, tmp_path: Path) -> None:
     console = ConsoleServer(tmp_path, server.url)
     try:
         with client_of(console, "wrong") as guess, httpx2.Client(base_url=console.url) as bare:
@@ -261,9 +257,7 @@ def test_everything_needs_the_token_in_a_header_and_guessing_ends(
 
 
 @pytest.mark.needs_browser
-def test_redis_away_is_said_and_the_token_is_as_good_as_before(
-    tmp_path: Path, open_page: Callable[..., Any]
-) -> None:
+def test_redis_away_is_said_and_the_token_is_as_good_as_before(tmp_path: Path, open_page: Callable[..., Any]) -> None:
     own = RedisServer.start()
     console = ConsoleServer(tmp_path, own.url)
     try:
@@ -382,9 +376,7 @@ def test_accessibility_check_finds_nothing_at_all(
         ):
             page.goto(f"/#/{route}")
             until_sync(
-                lambda page=page: (
-                    not {"Looking…", "Counting…"} & set(page.locator("main").inner_text().splitlines())
-                ),
+                lambda page=page: not {"Looking…", "Counting…"} & set(page.locator("main").inner_text().splitlines()),
                 what=f"the data of {route}",
             )
             if route == "jobs/seen/failed-2":

@@ -174,9 +174,7 @@ def test_a_job_is_cancelled_and_the_rest_of_its_flow_with_it(
     )
 
 
-def test_html_in_names_and_errors_is_shown_as_text(
-    hall: StudyHall, open_page: OpenPage, tmp_path: Path
-) -> None:
+def test_html_in_names_and_errors_is_shown_as_text(hall: StudyHall, open_page: OpenPage, tmp_path: Path) -> None:
     document = hall.upload(SAMPLES / "water-cycle.md", HOSTILE)
     script = "<script>alert(2)</script>"
     hall.program(PROGRAMS / "add_job.py", hall.redis_url, "documents", script)
@@ -221,9 +219,7 @@ def restored(hall: StudyHall) -> Iterator[StudyHall]:
 def test_restart_of_the_api_is_announced_and_outlived(restored: StudyHall, open_page: OpenPage) -> None:
     hall = restored
     page = open_page(hall, "#/documents", token=True)
-    page.watched.expect(
-        "ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_EMPTY_RESPONSE", "403"
-    )
+    page.watched.expect("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_EMPTY_RESPONSE", "403")
     page.locator("#link-state", has_text="Live").wait_for()
     page.evaluate(KEEP_TEXTS)
     hall.stop_api()

@@ -53,9 +53,7 @@ def graded(case: dict[str, Any], folder: Path) -> list[str]:
     told = (ROOT / case["good"] / "prove.toml").read_text()
     (folder / "prove.toml").write_text(told.replace('"../.."', json.dumps(str(ROOT / "reference"))))
     if case["stack"] == "bullmq-ts":
-        built = subprocess.run(
-            ["npx", "--no-install", "tsc"], cwd=folder, capture_output=True, text=True, check=False
-        )
+        built = subprocess.run(["npx", "--no-install", "tsc"], cwd=folder, capture_output=True, text=True, check=False)
         if built.returncode:
             return [f"tsc: {built.stdout.strip()[-300:]}"]
     with stacks._path(stacks.BUILT / case["stack"] / "bin"):
@@ -104,22 +102,16 @@ def checked(name: str, folder: Path) -> list[str]:
     case = CASES[name]
     if "good" not in case:
         return []
-    wrong = [
-        f"the good one fails: {why}" for why in graded(case, laid_out(case, case["good"], folder / "good"))
-    ]
+    wrong = [f"the good one fails: {why}" for why in graded(case, laid_out(case, case["good"], folder / "good"))]
     if not graded(case, laid_out(case, case["start"], folder / "start")):
         wrong.append("the naive one passes")
     return wrong
 
 
 def main(words: Iterable[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", nargs="*", choices=[[], *CASES], metavar="CASE", help=", ".join(CASES))
-    parser.add_argument(
-        "--with", dest="command", metavar="COMMAND", help="the client that answers, on your account"
-    )
+    parser.add_argument("--with", dest="command", metavar="COMMAND", help="the client that answers, on your account")
     options = parser.parse_args(None if words is None else list(words))
     failed = 0
     for name in options.case or CASES:

@@ -67,9 +67,7 @@ def broken_links(folder: Path) -> Iterator[str]:
     def document(path: Path) -> Document:
         if path not in documents:
             text = path.read_text()
-            head, _, code = (
-                text.partition("<main ") if (folder / "source") in path.parents else (text, "", "")
-            )
+            head, _, code = text.partition("<main ") if (folder / "source") in path.parents else (text, "", "")
             documents[path] = Document(head)  # a source page links to its own lines only
             documents[path].ids |= set(re.findall(r'<span class="line" id="(L\d+)"', code))
         return documents[path]
@@ -100,9 +98,7 @@ def test_every_link_leads_somewhere(guide: Guide) -> None:
 
 
 def test_a_link_to_nowhere_is_found(tmp_path: Path) -> None:
-    (tmp_path / "index.html").write_text(
-        '<a href="gone/">x</a> <a href="#nowhere">y</a> <script src="//cdn/x.js">'
-    )
+    (tmp_path / "index.html").write_text('<a href="gone/">x</a> <a href="#nowhere">y</a> <script src="//cdn/x.js">')
     assert sorted(broken_links(tmp_path)) == [
         "index.html -> #nowhere (no such place)",
         "index.html -> //cdn/x.js",
@@ -132,9 +128,7 @@ def test_quoted_lines_are_the_lines_that_are_linked(guide: Guide) -> None:
             block = re.search(r"<pre>(.*?)</pre>", text[match.end() :], re.DOTALL)
             assert block, pattern.id
             quoted = re.sub(r"<[^>]+>", "", block[1]).lstrip("\n").split("\n")[0].strip()
-            plain = (
-                quoted.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"').replace("&#39;", "'")
-            )
+            plain = quoted.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"').replace("&#39;", "'")
             assert plain.replace("&amp;", "&") == line, f"{pattern.id}: {match[1]}#L{match[2]}"
             checked += 1
     assert checked > 8
@@ -174,9 +168,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Guide:
     proof = catalogue.find("retry").proofs[0]
     run = "2031-02-03 full 424242"
     entry = {"run": run, "proof": proof, "figures": {"draws": 98765, "distinct_naive": 77}}
-    (folder / "figures" / "retry.json").write_text(
-        json.dumps({"at the cap": entry, "runs": {run: "python 3.x"}})
-    )
+    (folder / "figures" / "retry.json").write_text(json.dumps({"at the cap": entry, "runs": {run: "python 3.x"}}))
     bench = {
         "date": "2031-02-04",
         "mode": "full",
@@ -246,9 +238,7 @@ def test_every_experiment_has_a_sentence_that_its_figures_fill() -> None:
         ),
     ],
 )
-def test_a_figure_in_a_sentence_reads_as_english(
-    given: str, read: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_figure_in_a_sentence_reads_as_english(given: str, read: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cards, "templates", lambda: {"x": {"y": given}})
     assert cards.sentence("x", "y", {}) == read
 

@@ -65,9 +65,7 @@ def read(guide: Guide, browser: Any) -> Iterator[Open]:
         watched.clean()
 
 
-def test_pages_load_without_errors_or_foreign_requests_and_their_diagrams_are_drawn(
-    guide: Guide, read: Open
-) -> None:
+def test_pages_load_without_errors_or_foreign_requests_and_their_diagrams_are_drawn(guide: Guide, read: Open) -> None:
     addresses = guide.addresses() if full() else SAMPLE
     page = read("")
     drawn = 0
@@ -77,8 +75,7 @@ def test_pages_load_without_errors_or_foreign_requests_and_their_diagrams_are_dr
         page.wait_for_function(DRAWN)
         drawn += page.locator("figure.qs-diagram .qs-drawing svg").count()
         assert (
-            page.locator("figure.qs-diagram .qs-drawing:visible").count()
-            == page.locator("figure.qs-diagram").count()
+            page.locator("figure.qs-diagram .qs-drawing:visible").count() == page.locator("figure.qs-diagram").count()
         ), address
     assert drawn >= 6
 
@@ -187,9 +184,7 @@ def test_a_timeline_plays_only_where_motion_is_welcome(read: Open) -> None:
     figure = page.locator("figure.qs-timeline[data-ready]")
     figure.get_by_role("button", name="Play").click()
     last = timelines()["outbox"]["moments"][-1]["at"]
-    page.wait_for_function(
-        "(at) => document.querySelector('.qs-timeline output').textContent === at", arg=last
-    )
+    page.wait_for_function("(at) => document.querySelector('.qs-timeline output').textContent === at", arg=last)
     figure.get_by_role("button", name="Play").wait_for()  # it stops at the end
     still = read("patterns/outbox/", reduced_motion="reduce").locator("figure.qs-timeline[data-ready]")
     assert still.get_by_role("slider").count() == 1
@@ -264,9 +259,7 @@ def storm_of_the_tests() -> Callable[..., dict[str, int]]:
     return storm
 
 
-@pytest.mark.parametrize(
-    ("clients", "attempts", "capacity"), [(1000, 5, 20), (137, 3, 0), (50, 4, 60), (400, 8, 7)]
-)
+@pytest.mark.parametrize(("clients", "attempts", "capacity"), [(1000, 5, 20), (137, 3, 0), (50, 4, 60), (400, 8, 7)])
 def test_the_storm_equals_the_experiment_of_the_tests(
     calculators: Any, clients: int, attempts: int, capacity: int, seed: int
 ) -> None:

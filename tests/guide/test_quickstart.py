@@ -27,9 +27,7 @@ def test_the_quickstart_installs_what_the_recipe_needs(tmp_path: Path) -> None:
     typed = re.search(r"uv pip install -q (.*)", BLOCKS[0])
     assert asked
     assert typed
-    names = [
-        {re.split(r"[\[<>=]", word.strip("'"))[0] for word in line[1].split()} for line in (asked, typed)
-    ]
+    names = [{re.split(r"[\[<>=]", word.strip("'"))[0] for word in line[1].split()} for line in (asked, typed)]
     assert names[0] - {"pytest", "pytest-asyncio"} == names[1]
 
 

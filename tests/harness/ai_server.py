@@ -135,9 +135,7 @@ class AIServer:
                 return False
             case Drop():
                 # Linger zero: close sends RST, as a crashing server or a load balancer does.
-                writer.get_extra_info("socket").setsockopt(
-                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-                )
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 return False
         return True
 
@@ -155,16 +153,13 @@ class AIServer:
 async def _read_request(reader: asyncio.StreamReader) -> Recorded:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     headers = {
-        name.strip().lower(): value.strip()
-        for name, _, value in (line.partition(":") for line in head[1:] if line)
+        name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)
     }
     body = await reader.readexactly(int(headers.get("content-length", "0")))
     return Recorded(head[0].split(" ")[1], headers, json.loads(body or b"{}"))
 
 
-async def _send(
-    writer: asyncio.StreamWriter, status: int, body: bytes, headers: dict[str, str] | None = None
-) -> None:
+async def _send(writer: asyncio.StreamWriter, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
     lines = [f"HTTP/1.1 {status} Said", "content-type: application/json", f"content-length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
     writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)

@@ -22,16 +22,12 @@ class Api:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = httpx2.AsyncClient(base_url=self.url, timeout=30)
-        self.admin = httpx2.AsyncClient(
-            base_url=self.url, timeout=30, headers={"authorization": f"Bearer {TOKEN}"}
-        )
+        self.admin = httpx2.AsyncClient(base_url=self.url, timeout=30, headers={"authorization": f"Bearer {TOKEN}"})
         self.workers: list[Spawned] = []
 
     async def start(self) -> None:
         """Start the API, or start it again after it was killed."""
-        self.process = self._spawn(
-            "studyhall", "api", "--port", self.port, "--data-dir", self._data_dir, env=self._env
-        )
+        self.process = self._spawn("studyhall", "api", "--port", self.port, "--data-dir", self._data_dir, env=self._env)
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -59,9 +55,7 @@ class Api:
         return made
 
     def logs(self) -> str:
-        return "\n".join(
-            one.log.read_text(encoding="utf-8", errors="replace") for one in (self.process, *self.workers)
-        )
+        return "\n".join(one.log.read_text(encoding="utf-8", errors="replace") for one in (self.process, *self.workers))
 
 
 @asynccontextmanager
@@ -118,9 +112,7 @@ def standing_api(
     data = directory / "data"
     try:
         api = spawner("studyhall", "api", "--port", port, "--data-dir", data, env=full)
-        beside = (
-            spawner("studyhall", "worker", "--processes", 1, "--data-dir", data, env=full) if worker else None
-        )
+        beside = spawner("studyhall", "worker", "--processes", 1, "--data-dir", data, env=full) if worker else None
         standing = StandingApi(api, beside, f"http://127.0.0.1:{port}", data)
         deadline = time.monotonic() + 60
         while True:

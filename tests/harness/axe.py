@@ -36,9 +36,7 @@ def serious(page: Any) -> list[str]:
     return violations(page, ("serious", "critical"))
 
 
-def violations(
-    page: Any, impacts: tuple[str, ...] = ("minor", "moderate", "serious", "critical")
-) -> list[str]:
+def violations(page: Any, impacts: tuple[str, ...] = ("minor", "moderate", "serious", "critical")) -> list[str]:
     result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     assert len(result["passes"]) > 10, "the checker checked nothing"
     return [

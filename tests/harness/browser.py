@@ -144,9 +144,7 @@ class StudyHall:
     def program(self, path: Path, *args: object) -> None:
         """Run a program of the tests on the same data, to its end."""
         self._started += 1
-        child = spawn_python(
-            path, *args, env=self._env, log=self.directory / f"{self._started}-{path.stem}.log"
-        )
+        child = spawn_python(path, *args, env=self._env, log=self.directory / f"{self._started}-{path.stem}.log")
         assert child.wait(60) == 0, str(child)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:

@@ -45,9 +45,7 @@ class ChatPlatform:
 
     def edits(self, token: str) -> int:
         """Edits of the first message that were taken."""
-        return sum(
-            1 for _, method, of, status in self.requests if (method, of, status) == ("PATCH", token, 200)
-        )
+        return sum(1 for _, method, of, status in self.requests if (method, of, status) == ("PATCH", token, 200))
 
     def busy(self, times: int, seconds: float) -> None:
         self._busy += [seconds] * times

@@ -14,9 +14,7 @@ import pytest
 from .missing import missing
 
 ROOT = Path(__file__).resolve().parents[2]
-VERSION = (
-    "2.1.325"  # the package of a platform holds a native binary: it needs npm to arrive, but no Node to run
-)
+VERSION = "2.1.325"  # the package of a platform holds a native binary: it needs npm to arrive, but no Node to run
 MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 QUIET = {
     "DISABLE_TELEMETRY": "1",
@@ -38,9 +36,7 @@ def install_claude() -> Path | None:
     with (home / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # test processes run side by side
         if not ready.exists():
-            (home / "package.json").write_text(
-                json.dumps({"private": True, "dependencies": {package: VERSION}})
-            )
+            (home / "package.json").write_text(json.dumps({"private": True, "dependencies": {package: VERSION}}))
             npm = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
             if subprocess.run(npm, cwd=home, capture_output=True, timeout=240, check=False).returncode:
                 return None
@@ -55,9 +51,7 @@ class ClaudeClient:
     binary: Path
     home: Path
 
-    def run(
-        self, *args: str | Path, cwd: Path | None = None, ok: bool = True
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *args: str | Path, cwd: Path | None = None, ok: bool = True) -> subprocess.CompletedProcess[str]:
         """`claude ARGS`; with `ok`, an exit code other than 0 fails the test with what the client said."""
         env = {"PATH": os.environ["PATH"], "TERM": "dumb", "HOME": str(self.home), **QUIET}
         env["CLAUDE_CONFIG_DIR"] = str(self.home / ".claude")
@@ -72,9 +66,7 @@ class ClaudeClient:
             check=False,
         )
         if ok and done.returncode:
-            pytest.fail(
-                f"claude {' '.join(map(str, args))} exited {done.returncode}:\n{done.stdout}\n{done.stderr}"
-            )
+            pytest.fail(f"claude {' '.join(map(str, args))} exited {done.returncode}:\n{done.stdout}\n{done.stderr}")
         return done
 
 

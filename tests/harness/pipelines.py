@@ -108,9 +108,7 @@ class JobSetup:
     ) -> AsyncIterator[JobSetup]:
         """`directory`: a folder for SQLite, or a database URL. `options` go to the Producer."""
         setup = cls(url, jobs)
-        setup.store = open_store(
-            directory if isinstance(directory, str) else f"sqlite:///{directory / 'setup.db'}"
-        )
+        setup.store = open_store(directory if isinstance(directory, str) else f"sqlite:///{directory / 'setup.db'}")
         await create_all(setup.store)
         setup.signer = signer or Signer(KEYS)
         setup.producer = full_producer(jobs, url, signer=setup.signer, **{"timeout": 10.0, **options})

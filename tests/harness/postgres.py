@@ -181,9 +181,7 @@ async def store(store_url: str) -> AsyncIterator[AsyncEngine]:
 
 
 def _children(parent: int) -> list[int]:
-    table = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
-    ).stdout
+    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     pairs = (map(int, line.split()) for line in table.splitlines())
     return [child for child, its_parent in pairs if its_parent == parent]
 

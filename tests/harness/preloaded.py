@@ -183,9 +183,7 @@ def become(argv: list[str], env: dict[str, str], cwd: str, base: list[str]) -> N
     time.tzset()
     os.chdir(cwd)
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w"), encoding="utf-8", write_through=True)
-    sys.stderr = io.TextIOWrapper(
-        io.FileIO(2, "w"), encoding="utf-8", errors="backslashreplace", write_through=True
-    )
+    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w"), encoding="utf-8", errors="backslashreplace", write_through=True)
     module = argv[0] == "-m"
     first = cwd if module else str(Path(argv[0]).parent)
     sys.path[:] = [first, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep)), *base]

@@ -73,9 +73,7 @@ class RabbitServer:
         binary = str(script) if script.exists() else need_binary("rabbitmqctl", how=HOW)
         environment = self._environment()
         argv = [binary, "-n", environment["RABBITMQ_NODENAME"], *command]
-        done = subprocess.run(
-            argv, check=False, env=environment, cwd=self.directory, capture_output=True, timeout=60
-        )
+        done = subprocess.run(argv, check=False, env=environment, cwd=self.directory, capture_output=True, timeout=60)
         assert done.returncode == 0, (done.stdout + done.stderr).decode(errors="replace")[-1500:]
 
     def stop(self) -> None:

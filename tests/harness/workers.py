@@ -32,9 +32,7 @@ async def at_work(queue: str, processor: Processor, **options: Any) -> AsyncIter
 
 
 @contextlib.asynccontextmanager
-async def stock_at_work(
-    queue: str, processor: Processor, *, connection: Any, **options: Any
-) -> AsyncIterator[Any]:
+async def stock_at_work(queue: str, processor: Processor, *, connection: Any, **options: Any) -> AsyncIterator[Any]:
     """BullMQ's own worker, started as its documentation says; ended by force, since it may hang."""
     worker = Worker(queue, processor, {"connection": connection, "autorun": False, **options})
     running = asyncio.create_task(worker.run())

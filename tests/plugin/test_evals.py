@@ -14,10 +14,7 @@ from harness.missing import missing
 from queuesmith.prove.faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = {
-    path.parent.name: yaml.safe_load(path.read_text())
-    for path in sorted(ROOT.glob("tests/evals/*/case.yaml"))
-}
+CASES = {path.parent.name: yaml.safe_load(path.read_text()) for path in sorted(ROOT.glob("tests/evals/*/case.yaml"))}
 SKILLS = {path.parent.name for path in ROOT.glob("skills/*/SKILL.md")}
 GIVEN_AWAY = re.compile(
     r"\b(outbox|inbox|saga|idempotent|idempotency pattern|dead[- ]letter|DLQ|jitter|back-?off|circuit breaker|"
@@ -69,8 +66,7 @@ def failed(case: dict[str, Any], text: str) -> set[str]:
     return {
         grader["name"]
         for grader in graders
-        if bool(re.search(grader["pattern"], text, re.IGNORECASE))
-        != (grader.get("match", "contains") == "contains")
+        if bool(re.search(grader["pattern"], text, re.IGNORECASE)) != (grader.get("match", "contains") == "contains")
     }
 
 
@@ -84,9 +80,7 @@ def turn(skill: str) -> str:
 
 def test_a_case_without_a_service_fails_when_a_skill_is_called(tmp_path: Path) -> None:
     assert evals.run("heap", lambda folder, prompt: "no JSON\n{}\n" + turn("somebody-elses"), tmp_path) == []
-    assert evals.run("heap", lambda folder, prompt: turn("background-jobs"), tmp_path) == [
-        "called background-jobs"
-    ]
+    assert evals.run("heap", lambda folder, prompt: turn("background-jobs"), tmp_path) == ["called background-jobs"]
 
 
 def test_graded_cases_are_whole_and_their_grader_is_not_shown() -> None:

@@ -23,8 +23,7 @@ def manifest(name: str) -> dict[str, Any]:
 
 
 PORTABLE, CLAUDE, MARKET = (
-    manifest(name)
-    for name in ("plugin.json", ".claude-plugin/plugin.json", ".claude-plugin/marketplace.json")
+    manifest(name) for name in ("plugin.json", ".claude-plugin/plugin.json", ".claude-plugin/marketplace.json")
 )
 # Where other clients differ. Fields: schemas/plugin.schema.json of cursor/plugins, docs/extensions of gemini-cli.
 OTHERS = {name: manifest(name) for name in (".cursor-plugin/plugin.json", "gemini-extension.json")}
@@ -36,9 +35,9 @@ def test_version_and_description_are_the_same_everywhere() -> None:
     for key in ("name", "description", "author", "homepage", "repository", "license", "keywords"):
         assert PORTABLE[key] == CLAUDE[key], key
     for name, other in OTHERS.items():
-        assert {
-            key: PORTABLE[key] for key in other if key not in ("author", "displayName")
-        }.items() <= other.items(), name
+        assert {key: PORTABLE[key] for key in other if key not in ("author", "displayName")}.items() <= other.items(), (
+            name
+        )
         assert {"name", "version", "description"} <= set(other)
     assert set(OTHERS[".cursor-plugin/plugin.json"]["author"]) <= {"name", "email"}
     assert "version" not in MARKET["plugins"][0], "the version lives in plugin.json alone"
@@ -89,9 +88,7 @@ def test_repository_address_comes_from_one_place() -> None:
         for match in re.finditer(r"(?:gh:|github\.com/|marketplace add )([\w-]+/[\w.-]+)", path.read_text())
     }
     # A stack's own library is named where it is installed.
-    assert found - {
-        stack.install.rpartition("github.com/")[2].partition("@")[0] for stack in STACKS.values()
-    } == {SLUG}
+    assert found - {stack.install.rpartition("github.com/")[2].partition("@")[0] for stack in STACKS.values()} == {SLUG}
 
 
 def test_icon_is_square_small_and_drawn_by_our_code(tmp_path: Path) -> None:

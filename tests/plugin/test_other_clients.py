@@ -20,9 +20,7 @@ from harness.node import install
 pytestmark = pytest.mark.full
 ROOT = Path(__file__).resolve().parents[2]
 SKILLS = sorted(path.parent.name for path in ROOT.glob("skills/*/SKILL.md"))
-LINES = re.findall(
-    r"^(?:npx skills|gemini|codex|copilot) .+$", (ROOT / "README.md").read_text(), re.MULTILINE
-)
+LINES = re.findall(r"^(?:npx skills|gemini|codex|copilot) .+$", (ROOT / "README.md").read_text(), re.MULTILINE)
 PACKAGES = {
     "skills": "1.7.4",
     "gemini": "@google/gemini-cli@0.61.0",
@@ -35,13 +33,8 @@ def follow(client: str, tmp_path: Path, *further: str) -> str:
     """The README's lines for this client, with a checkout in place of the address; what all of them said."""
     package, _, version = PACKAGES[client].rpartition("@")
     home = install(f"client-{client}", {package or client: version})
-    if (
-        home is None
-        or int(subprocess.check_output(["node", "-p", "process.versions.node"]).split(b".")[0]) < 22
-    ):
-        missing(
-            f"Node.js 22 with {client}", "install a current node and npm, with a package registry in reach"
-        )
+    if home is None or int(subprocess.check_output(["node", "-p", "process.versions.node"]).split(b".")[0]) < 22:
+        missing(f"Node.js 22 with {client}", "install a current node and npm, with a package registry in reach")
     checkout = tmp_path / "checkout"
     for name in ("skills", "agents", ".claude-plugin"):
         shutil.copytree(ROOT / name, checkout / name)
@@ -71,9 +64,7 @@ def test_the_tool_for_skills_installs_them_all_from_a_checkout(tmp_path: Path) -
     follow("skills", tmp_path)
     found = {path.parent.name: path.parent for path in tmp_path.glob(".agents/skills/*/SKILL.md")}
     assert sorted(found) == SKILLS
-    assert (found["background-jobs"] / "references" / "recipes" / "paid-call.md").is_file(), (
-        "pages come along"
-    )
+    assert (found["background-jobs"] / "references" / "recipes" / "paid-call.md").is_file(), "pages come along"
 
 
 def test_gemini_accepts_the_extension_and_installs_the_skills(tmp_path: Path) -> None:

@@ -28,9 +28,7 @@ def parcels() -> Callable[..., Spec]:
     def make(defect: str = "", env: dict[str, str] | None = None, **promises: object) -> Spec:
         spec = load(SERVICES / "parcels.toml")
         service = dataclasses.replace(spec.service, env={**spec.service.env, "DEFECT": defect, **(env or {})})
-        return dataclasses.replace(
-            spec, service=service, promises=dataclasses.replace(spec.promises, **promises)
-        )
+        return dataclasses.replace(spec, service=service, promises=dataclasses.replace(spec.promises, **promises))
 
     return make
 

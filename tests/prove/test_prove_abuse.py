@@ -112,9 +112,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFix
         port = taken.getsockname()[1]
         api = f'api = {{ run = "python -m http.server --bind 127.0.0.1 {port}", ready = "http://127.0.0.1:1/" }}'
         assert main([*service(tmp_path, more=api), "--only", "twice"]) == 2
-    assert re.search(
-        r"api ends at once.*line 6\).*Address already in use", capsys.readouterr().err, re.DOTALL
-    )
+    assert re.search(r"api ends at once.*line 6\).*Address already in use", capsys.readouterr().err, re.DOTALL)
 
 
 def test_a_listener_that_outlives_the_service_is_seen_even_if_its_process_hides(
@@ -169,9 +167,7 @@ def test_without_any_server_to_start_it_says_how_to_get_one(
     assert "no redis-server or valkey-server on PATH. Install one, or" in capsys.readouterr().err
 
 
-def test_one_that_ignores_sigterm_is_told_so_and_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_that_ignores_sigterm_is_told_so_and_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*service(tmp_path, handler="signal.SIG_IGN"), "--only", "term", "--json"]) == 1
     card = json.loads(capsys.readouterr().out)
     (term,) = [row for row in card["rows"] if row["fault"] == "term"]

@@ -92,9 +92,7 @@ def test_a_service_on_postgresql_survives_its_faults(
     assert set(verdicts(card).values()) == {"held"}, as_text(card)
 
 
-@pytest.mark.skipif(
-    not shutil.which("cc"), reason="a C compiler makes the wrong clock; or install libfaketime"
-)
+@pytest.mark.skipif(not shutil.which("cc"), reason="a C compiler makes the wrong clock; or install libfaketime")
 def test_the_clock_is_wrong_in_every_way_to_ask_for_it_and_the_monotonic_one_is_right(tmp_path: Path) -> None:
     env, why = clock.ahead(3600, tmp_path)
     assert not why
@@ -112,9 +110,7 @@ def test_the_clock_is_wrong_in_every_way_to_ask_for_it_and_the_monotonic_one_is_
 @pytest.mark.parametrize(("usual", "broken"), [(0.5, ["enqueue"]), (9.0, [])])
 def test_a_slow_machine_is_not_taken_for_a_slow_submit(usual: float, broken: list[str]) -> None:
     """Seen with seed 6: where every process took nine seconds to start, a submit that did was called too slow."""
-    world = SimpleNamespace(
-        spec=SimpleNamespace(promises=SimpleNamespace(enqueue=10.0)), normal=usual, redis=None
-    )
+    world = SimpleNamespace(spec=SimpleNamespace(promises=SimpleNamespace(enqueue=10.0)), normal=usual, redis=None)
     batch, during, after = Batch("redis-restart"), [Job("k1", slowest=10.6)], [Job("k2", slowest=usual)]
     _enqueued(world, batch, during, after, "Redis")
     assert [name for name, _ in batch.broken] == broken
@@ -150,9 +146,7 @@ def test_a_fault_that_hit_nothing_is_not_called_held(parcels: Parcels, card_of: 
     assert not card.proved
 
 
-def test_an_effect_that_the_service_never_heard_of_is_not_called_held(
-    parcels: Parcels, card_of: CardOf
-) -> None:
+def test_an_effect_that_the_service_never_heard_of_is_not_called_held(parcels: Parcels, card_of: CardOf) -> None:
     """Seen at the provider alone it looks done; the killed worker's job is gone and nobody asks again."""
     spec = dataclasses.replace(parcels("pops", recovery=4.0), effect=Probe("provider", "carrier"))
     row = next(row for row in card_of(spec, "kill-at-effect").rows if row.fault == "kill-at-effect")
@@ -177,9 +171,7 @@ def test_the_same_seed_answers_the_same() -> None:
     def answers(seed: int, keys: list[str]) -> dict[str, list[str]]:
         provider = PlayedProvider(Provider("carrier", (route,)), Timeline(), seed, str, 1.0)
         calls = [Call(0.0, route, "POST /labels", key, key, "", 0) for key in keys for _ in range(3)]
-        return {
-            key: [provider._mixed(route, call) for call in calls if call.key == key] for key in sorted(keys)
-        }
+        return {key: [provider._mixed(route, call) for call in calls if call.key == key] for key in sorted(keys)}
 
     keys = [f"k{number}" for number in range(40)]
     assert answers(7, keys) == answers(7, keys[::-1])
@@ -190,9 +182,7 @@ def test_the_same_seed_answers_the_same() -> None:
 def test_a_look_up_may_answer_with_a_list_and_one_job_may_have_several_effects() -> None:
     make = Route("POST", "/thumbs", effect="json:reference", several=True, latency=(0.0, 0.0))
     find = Route("GET", "/thumbs", lookup="query:reference", reply={"data": ["{found}"], "more": False})
-    provider = PlayedProvider(
-        Provider("resizer", (make, find)), Timeline(), 1, lambda text: "k1" * ("k1" in text), 1.0
-    )
+    provider = PlayedProvider(Provider("resizer", (make, find)), Timeline(), 1, lambda text: "k1" * ("k1" in text), 1.0)
     provider.start()
     try:
 

@@ -64,9 +64,7 @@ def test_a_broken_promise_is_exit_code_1_with_evidence_and_every_output(
         shutil.rmtree(evidence)
 
 
-def test_a_clean_run_is_exit_code_0_and_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_clean_run_is_exit_code_0_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", str(sample(tmp_path)), "--only", "twice"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"twice .* held", out)
@@ -137,9 +135,7 @@ def test_every_page_to_read_is_there() -> None:
     assert {name for pages in READ.values() for name in pages} | set(_PAGES.values()) <= names
 
 
-def test_an_unknown_fault_is_refused_with_a_suggestion(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_fault_is_refused_with_a_suggestion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", str(sample(tmp_path)), "--only", "redis-kil"]) == 2
     assert "did you mean redis-kill?" in capsys.readouterr().err
 

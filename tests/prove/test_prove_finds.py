@@ -123,9 +123,7 @@ def test_an_error_that_is_printed_and_caught_is_no_visible_failure_and_its_job_i
     )
     card = card_of(load(folder / "prove.toml"), "refused", "outage")
     broken = {
-        row.fault: {one.invariant: one.measured for one in row.broken}
-        for row in card.rows
-        if row.verdict == "broken"
+        row.fault: {one.invariant: one.measured for one in row.broken} for row in card.rows if row.verdict == "broken"
     }
     assert "nowhere to be seen" in broken["refused"]["invisible failure"], as_text(card)
     assert "completed without their effect" in broken["outage"]["lost"], as_text(card)

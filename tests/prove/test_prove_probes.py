@@ -105,7 +105,5 @@ def test_a_job_is_queued_where_no_done_one_rests(world: Any) -> None:
 
 def test_a_provider_without_keys_sells_twice_and_one_with_keys_once(shop: PlayedProvider) -> None:
     for _ in range(2):
-        urllib.request.urlopen(
-            urllib.request.Request(f"{shop.url}/labels", b'{"parcel": "k3"}'), timeout=5
-        ).close()
+        urllib.request.urlopen(urllib.request.Request(f"{shop.url}/labels", b'{"parcel": "k3"}'), timeout=5).close()
     assert shop.counts() == {"k3": 2}

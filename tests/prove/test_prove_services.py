@@ -46,9 +46,7 @@ def test_studyhall_keeps_its_promises(card_of: CardOf) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_studyhall_keeps_its_promises_under_every_fault(
-    card_of: CardOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_studyhall_keeps_its_promises_under_every_fault(card_of: CardOf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "1")
     card = card_of(load(ROOT / "reference" / "prove.toml"))
     assert not card.broken, as_text(card)
@@ -72,9 +70,7 @@ def test_naive_programs_are_caught(how: str, invariant: str, card_of: CardOf) ->
 
 @pytest.mark.full
 @pytest.mark.needs_node
-def test_the_quick_start_of_bullmq_for_node_is_caught(
-    card_of: CardOf, node_home: Path, tmp_path: Path
-) -> None:
+def test_the_quick_start_of_bullmq_for_node_is_caught(card_of: CardOf, node_home: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(SERVICES / "bullmq_node", tmp_path / "service")
     (folder / "node_modules").symlink_to(node_home / "node_modules")
     card = card_of(load(folder / "prove.toml"), "lost", "term")

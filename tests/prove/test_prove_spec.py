@@ -79,9 +79,7 @@ def test_with_one_provider_its_log_is_the_effect(tmp_path: Path) -> None:
 
 
 def test_with_several_providers_the_effect_names_those_that_every_job_calls(tmp_path: Path) -> None:
-    providers = "".join(
-        f'[provider.{name}]\n"POST /" = {{ effect = "json:to" }}\n' for name in ("mail", "sms")
-    )
+    providers = "".join(f'[provider.{name}]\n"POST /" = {{ effect = "json:to" }}\n' for name in ("mail", "sms"))
     text = GOOD.partition("[effect]")[0] + providers
     with pytest.raises(Wrong, match=r'Write \[effect\] with provider = \["mail", "sms"\]'):
         load(write(tmp_path, text))
@@ -132,9 +130,7 @@ def test_with_several_providers_the_effect_names_those_that_every_job_calls(tmp_
         ("[effect]", "[effect", 5, "not TOML"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(
-    old: str, new: str, line: int | None, says: str, tmp_path: Path
-) -> None:
+def test_what_is_wrong_is_named_with_its_line(old: str, new: str, line: int | None, says: str, tmp_path: Path) -> None:
     assert old in GOOD
     with pytest.raises(Wrong) as error:
         load(write(tmp_path, GOOD.replace(old, new, 1)))

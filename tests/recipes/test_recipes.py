@@ -41,8 +41,7 @@ def service_code(recipe: Recipe) -> dict[str, str]:
     return {
         name: text
         for name, text in recipe.files.items()
-        if name.endswith(".py")
-        and not name.startswith(("test_", "send."))  # the other side, played for tests
+        if name.endswith(".py") and not name.startswith(("test_", "send."))  # the other side, played for tests
     }
 
 
@@ -103,9 +102,7 @@ def test_code_is_clean_under_any_names(
     for path in files:
         words = set(re.findall(r"\w+", path.read_text()))
         assert path.suffix == ".csv" or not words & {field.name for field in recipe.fields}, path
-    settings = (
-        (ROOT / "pyproject.toml").read_text().replace('src = ["reference", "tests"]', 'src = [".", "src"]')
-    )
+    settings = (ROOT / "pyproject.toml").read_text().replace('src = ["reference", "tests"]', 'src = [".", "src"]')
     (tmp_path / "pyproject.toml").write_text(settings)
     for command in (
         ["check", "--extend-ignore", "E501"],
@@ -228,9 +225,7 @@ def test_two_nightly_jobs_have_two_schedules(tmp_path: Path) -> None:
     start(recipes()["nightly"], tmp_path, "--into", "app")
     start(recipes()["nightly"], tmp_path, "--into", "app/Weekly_mail", "--queue", QUEUE)
     both = "import app.worker, app.Weekly_mail.worker as two; print(app.worker.nightly.id, two.nightly.id)"
-    done = subprocess.run(
-        [sys.executable, "-c", both], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", both], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["nightly", "weekly-mail"]
 
 
@@ -238,9 +233,7 @@ def test_two_nightly_jobs_have_two_schedules(tmp_path: Path) -> None:
 @pytest.mark.fault
 @pytest.mark.parametrize("into", [".", "app"])
 @pytest.mark.usefixtures("_own_python")
-def test_a_second_recipe_lives_beside_the_first_on_its_modules_and_its_database(
-    into: str, tmp_path: Path
-) -> None:
+def test_a_second_recipe_lives_beside_the_first_on_its_modules_and_its_database(into: str, tmp_path: Path) -> None:
     known, below = recipes(), f"{into}/mails".removeprefix("./")
     start(known["paid-call"], tmp_path, "--into", into)
     again = [sys.executable, ROOT / "bin" / "queuesmith", "start", "unkeyed-call", "--into", into]
@@ -252,9 +245,7 @@ def test_a_second_recipe_lives_beside_the_first_on_its_modules_and_its_database(
     first = f"{into}." if into != "." else ""
     # Two tables, not one under two definitions; and two providers, whose calls have the same keys.
     both = f"import {first}worker as one, {first}mails.worker as two; print(one.results, two.results)"
-    done = subprocess.run(
-        [sys.executable, "-c", both], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", both], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["results", "mails_results"]
     assert '"mails",' in (tmp_path / below / "worker.py").read_text()
     assert load(tmp_path / "prove-mails.toml").effect.query.endswith("from mails_results group by 1")
@@ -285,9 +276,7 @@ def test_recipe_holds_under_kills(recipe: Recipe, flat: Path) -> None:
 @pytest.mark.fault
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_recipe_holds_under_every_quick_fault(
-    recipe: Recipe, flat: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recipe_holds_under_every_quick_fault(recipe: Recipe, flat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "1")
     card = prove(load(flat / "prove.toml"), Options(seed=3, quick=True))
     shutil.rmtree(card.evidence, ignore_errors=True)

@@ -76,9 +76,7 @@ def figures_in(path: Path) -> list[tuple[int, re.Match[str]]]:
     text = path.read_text()
     for what in NOT_PROSE:
         text = re.sub(what, lambda cut: "\n" * cut[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE)
-    return [
-        (number, match) for number, line in enumerate(text.splitlines(), 1) for match in FIGURE.finditer(line)
-    ]
+    return [(number, match) for number, line in enumerate(text.splitlines(), 1) for match in FIGURE.finditer(line)]
 
 
 def is_setting(path: Path, figure: re.Match[str]) -> bool:
@@ -147,9 +145,7 @@ def test_a_number_is_generated_or_a_setting_of_the_code(path: Path) -> None:
     given = GIVEN.get(str(path.relative_to(ROOT)), set())
     found = figures_in(path)
     wrong = [
-        f"line {line}: {figure[0]}"
-        for line, figure in found
-        if figure[0] not in given and not is_setting(path, figure)
+        f"line {line}: {figure[0]}" for line, figure in found if figure[0] not in given and not is_setting(path, figure)
     ]
     assert not wrong, (
         f"{wrong}: a measurement belongs in a region (`<!-- sync:figure pattern/proof/key -->`, a card), a setting "

@@ -44,13 +44,9 @@ def test_files_name_the_command_what_to_install_and_where_the_detail_is() -> Non
     assert "the docstrings of `patterns/event_bus/bus.py`" in text
 
 
-def test_card_without_figures_says_where_they_would_come_from(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_card_without_figures_says_where_they_would_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cards, "COMMITTED", tmp_path)
-    pattern = dataclasses.replace(
-        catalogue.find("retry"), summary="It holds.", proofs=("tests/a.py::test_a",)
-    )
+    pattern = dataclasses.replace(catalogue.find("retry"), summary="It holds.", proofs=("tests/a.py::test_a",))
     assert "It holds." in quotes.card(pattern)
     assert "`tests/a.py`, run `make faults`" in quotes.card(pattern)
 

@@ -52,9 +52,7 @@ def test_precision_and_recall_on_the_corpus() -> None:
     reported = set().union(*(found(path) for path in sorted(corpus.iterdir())))
     right = planted & reported
     precision, recall = len(right) / len(reported), len(right) / len(planted)
-    print(
-        f"\n{len(planted)} faults, {len(reported)} reported: precision {precision:.3f}, recall {recall:.3f}"
-    )
+    print(f"\n{len(planted)} faults, {len(reported)} reported: precision {precision:.3f}, recall {recall:.3f}")
     print("missed:", sorted(planted - reported), "\nwrong:", sorted(reported - planted))
     assert precision >= 0.9
     assert recall >= 0.9
@@ -63,9 +61,7 @@ def test_precision_and_recall_on_the_corpus() -> None:
 @pytest.mark.slow
 def test_nothing_is_found_in_the_proven_code() -> None:
     """Ten thousand lines of queue code that does all of this right: the false positives would show here."""
-    assert [
-        (item.file, item.line, item.rule) for item in review_jobs.review([ROOT / "reference" / "studyhall"])
-    ] == []
+    assert [(item.file, item.line, item.rule) for item in review_jobs.review([ROOT / "reference" / "studyhall"])] == []
 
 
 def test_recipes_and_stacks_have_only_the_faults_they_show() -> None:
@@ -116,9 +112,7 @@ def test_socket_timeout_is_no_finding_before_redis_py_8(tmp_path: Path) -> None:
         ("README.md", "bullmq 5", "repeat-option"),
     ],
 )
-def test_repeat_is_judged_by_the_version_of_bullmq(
-    name: str, content: str, rule: str, tmp_path: Path
-) -> None:
+def test_repeat_is_judged_by_the_version_of_bullmq(name: str, content: str, rule: str, tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / name).write_text(content)
     (tmp_path / "src").mkdir()
@@ -196,18 +190,13 @@ def test_json_has_all_that_a_report_needs() -> None:
     findings = json.loads(run(SAMPLES / "bad", "--json").stdout)["findings"]
     assert findings
     for finding in findings:
-        assert all(
-            finding[key]
-            for key in ("rule", "severity", "file", "line", "code", "why", "fix", "proof", "page")
-        )
+        assert all(finding[key] for key in ("rule", "severity", "file", "line", "code", "why", "fix", "proof", "page"))
     order = [review_jobs.SEVERITIES.index(finding["severity"]) for finding in findings]
     assert order == sorted(order), "the worst first"
 
 
 def test_tests_are_left_out_unless_asked_for(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_a.py").write_text(
-        "import asyncio\n\n\nasync def f(w):\n    asyncio.create_task(w())\n"
-    )
+    (tmp_path / "tests" / "test_a.py").write_text("import asyncio\n\n\nasync def f(w):\n    asyncio.create_task(w())\n")
     assert run(tmp_path).returncode == 0
     assert run(tmp_path, "--include-tests").returncode == 1

@@ -41,10 +41,7 @@ from studyhall.patterns.schedule.history import note_start
 from studyhall.patterns.schedule.slots import Tick
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {
-    name: (ROOT / f"skills/background-jobs/references/{name}.md").read_text()
-    for name in ("runbook", "migrate")
-}
+PAGES = {name: (ROOT / f"skills/background-jobs/references/{name}.md").read_text() for name in ("runbook", "migrate")}
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
 ADDED = re.compile(r"queuesmith add ([a-z. -]+?) --into")
 DAY = 86_400_000

@@ -69,9 +69,7 @@ def test_page_with_an_example_shows_no_signatures(ident: str) -> None:
     """Signatures are in the module, which the reader has; what to type is in the example."""
     text = catalogue.patterns()[ident].page.read_text()
     assert "sync:quote tests/skills/examples/" not in text or not re.search(r"sync:quote [^\n]*~", text)
-    assert not [
-        comment for comment in re.findall(r"<!-- (\S+)", text) if not comment.lstrip("/").startswith("sync")
-    ]
+    assert not [comment for comment in re.findall(r"<!-- (\S+)", text) if not comment.lstrip("/").startswith("sync")]
 
 
 # ---- whole
@@ -131,9 +129,7 @@ def test_page_uses_no_variable_of_the_client(path: Path) -> None:
 def test_voice_has_no_persona_and_no_shouting() -> None:
     for path in [*EVERY, *(ROOT / "agents").glob("*.md")]:
         text = re.sub(BLOCK, "", path.read_text())
-        assert not re.findall(
-            r"(?i:you are an? (?:elite|expert|world|senior))|\bIMPORTANT\b|\bMUST\b|🚨", text
-        ), path
+        assert not re.findall(r"(?i:you are an? (?:elite|expert|world|senior))|\bIMPORTANT\b|\bMUST\b|🚨", text), path
 
 
 # ---- code
@@ -209,9 +205,7 @@ def test_commands_that_the_skills_name_exist() -> None:
         assert shown.returncode == 0, shown.stderr
         for path in SKILLS:
             for line in re.findall(rf'queuesmith"? {verb}\b[^`\n]*', path.read_text()):
-                assert [
-                    option for option in re.findall(r"--[a-z-]+", line) if option not in shown.stdout
-                ] == [], line
+                assert [option for option in re.findall(r"--[a-z-]+", line) if option not in shown.stdout] == [], line
 
 
 # ---- coverage and validators
@@ -228,9 +222,7 @@ def test_topic_is_answered(topic: str) -> None:
 
 @pytest.mark.parametrize("path", SKILLS, ids=label)
 def test_skill_is_valid_by_the_reference_library(path: Path) -> None:
-    done = subprocess.run(
-        [BIN / "agentskills", "validate", path.parent], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([BIN / "agentskills", "validate", path.parent], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -280,6 +272,4 @@ DUTIES = {
 def test_agent_asks_watches_and_hands_over(agent: str) -> None:
     head, body = (ROOT / "agents" / f"{agent}.md").read_text().split("---\n", 2)[1:]
     assert [words for words in DUTIES[agent] if words not in body.lower()] == []
-    assert re.search(r"Context: (Asked for something else|A command or a log)", head), (
-        "called without being asked"
-    )
+    assert re.search(r"Context: (Asked for something else|A command or a log)", head), "called without being asked"

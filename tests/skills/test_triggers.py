@@ -100,10 +100,7 @@ def test_requests_call_their_skill(name: str, share: float, capsys: pytest.Captu
     silent = [request for wanted, request in requests if wanted == "none" and called(request) == "none"]
     foreign = sum(wanted == "none" for wanted, _ in requests)
     with capsys.disabled():
-        print(
-            f"\n{name}: {len(requests) - len(wrong)} of {len(requests)} right, "
-            f"{len(silent)} of {foreign} left alone"
-        )
+        print(f"\n{name}: {len(requests) - len(wrong)} of {len(requests)} right, {len(silent)} of {foreign} left alone")
     assert len(requests) >= 60
     assert len(wrong) <= (1 - share) * len(requests), wrong if "unseen" not in name else len(wrong)
     assert len(silent) >= 0.8 * foreign

@@ -34,9 +34,7 @@ def run(script: str, redis: RedisServer, package: str = "") -> Any:
     if (folder / "tsconfig.json").is_file() and package:
         subprocess.run(["npx", "--no-install", "tsc", "-p", "."], cwd=folder, check=True, timeout=300)
     (folder / "script.mjs").write_text(script.replace("REDIS_PORT", str(redis.port)))
-    ran = subprocess.run(
-        ["node", "script.mjs"], cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
+    ran = subprocess.run(["node", "script.mjs"], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
 

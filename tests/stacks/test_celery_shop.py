@@ -96,9 +96,7 @@ class Shop:
         with contextlib.closing(sqlite3.connect(self.environment["STORE"], timeout=10)) as db:
             return db.execute(query).fetchall()
 
-    def until(
-        self, query: str, enough: Callable[[list[tuple[object, ...]]], bool], limit: float = 120
-    ) -> None:
+    def until(self, query: str, enough: Callable[[list[tuple[object, ...]]], bool], limit: float = 120) -> None:
         poll(lambda: enough(self.rows(query)), query, limit)
 
     def work(self, app: str = "shop", processes: int = 2) -> subprocess.Popen[bytes]:
@@ -169,9 +167,7 @@ def test_three_beats_make_one_manifest_per_slot(shop: Shop, carrier: Carrier, tm
     assert {row[0] for row in shop.rows("SELECT slot FROM slots")} >= set(range(first, last + 1))
 
 
-def test_a_refused_label_is_a_dead_letter_and_is_bought_once_when_replayed(
-    shop: Shop, carrier: Carrier
-) -> None:
+def test_a_refused_label_is_a_dead_letter_and_is_bought_once_when_replayed(shop: Shop, carrier: Carrier) -> None:
     carrier.refuses = "/"
     shop.work()
     shop.run("python", "shop.py", "submit", "p1")
@@ -227,9 +223,7 @@ def test_an_order_of_django_or_fastapi_gets_its_receipt_once_and_on_commit_loses
 
 
 @pytest.mark.fault
-def test_a_chord_loses_its_body_with_a_member_and_the_counted_one_does_not(
-    shop: Shop, carrier: Carrier
-) -> None:
+def test_a_chord_loses_its_body_with_a_member_and_the_counted_one_does_not(shop: Shop, carrier: Carrier) -> None:
     """One killed worker, and one part that fails for good and is replayed."""
     shop.environment["LONGEST"] = "6"
     shop.run("python", "chord_shop.py", "create")

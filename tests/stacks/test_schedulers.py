@@ -139,9 +139,7 @@ def test_two_processes_make_one_job_per_slot_and_their_naive_twin_two(
 
 def test_a_cron_job_that_kubernetes_starts_twice_makes_one_job(folder: Path) -> None:
     environment = {**os.environ, "STORE": str(folder / "shop.db"), "PERIOD": "86400"}
-    subprocess.run(
-        [sys.executable, "-c", "import slots; slots.create()"], cwd=folder, env=environment, check=True
-    )
+    subprocess.run([sys.executable, "-c", "import slots; slots.create()"], cwd=folder, env=environment, check=True)
     started = [subprocess.Popen([sys.executable, "slots.py"], cwd=folder, env=environment) for _ in range(4)]
     assert [one.wait(60) for one in started] == [0, 0, 0, 0]
     with contextlib.closing(sqlite3.connect(environment["STORE"])) as db:

@@ -231,9 +231,7 @@ def test_what_sqs_put_aside_becomes_a_dead_letter_with_a_reason(run: Run) -> Non
 
 
 @pytest.mark.needs_postgres
-def test_of_an_ordered_group_only_the_first_is_claimed_also_on_postgresql(
-    run: Run, postgres_url: str
-) -> None:
+def test_of_an_ordered_group_only_the_first_is_claimed_also_on_postgresql(run: Run, postgres_url: str) -> None:
     run(
         """
         declare(["steps.fifo"], {}, 30)

@@ -65,9 +65,7 @@ def test_the_shop_of_a_stack_with_its_modules_is_small(stack: str, files: list[s
     assert len([line for line in lines if line and not line.startswith(("//", "#"))]) <= 400
 
 
-@pytest.mark.parametrize(
-    "page", [*stacks.STACKS, "celery-django", "bullmq-ts-more", "other-python", "schedulers"]
-)
+@pytest.mark.parametrize("page", [*stacks.STACKS, "celery-django", "bullmq-ts-more", "other-python", "schedulers"])
 def test_the_page_of_a_stack_is_short(page: str) -> None:
     path = ROOT.parents[1] / "skills" / "background-jobs" / "references" / "stacks" / f"{page}.md"
     assert quotes.tokens(path.read_text()) <= 2_000

@@ -115,9 +115,7 @@ def run() -> Callable[..., subprocess.CompletedProcess[str]]:
             stdin=subprocess.DEVNULL,
             **options,
         )
-        assert done.returncode == code, (
-            f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-        )
+        assert done.returncode == code, f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
     return go

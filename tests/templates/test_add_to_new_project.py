@@ -21,19 +21,13 @@ PARTS = [f"{one.id}.{Path(part).stem}" for one in catalogue.patterns().values() 
     [
         ("background-jobs", ["lease", "tracing", "sync-inbox"]),
         pytest.param("background-jobs", [*catalogue.patterns(), *PARTS], marks=pytest.mark.full, id="all"),
-        pytest.param(
-            "event-driven", [*catalogue.patterns(), *PARTS], marks=pytest.mark.full, id="all-events"
-        ),
+        pytest.param("event-driven", [*catalogue.patterns(), *PARTS], marks=pytest.mark.full, id="all-events"),
     ],
 )
-def test_a_new_project_stays_green(
-    render: Render, run: Run, installed: Path, kind: str, patterns: list[str]
-) -> None:
+def test_a_new_project_stays_green(render: Render, run: Run, installed: Path, kind: str, patterns: list[str]) -> None:
     project = render(kind=kind, package="a_package_with_rather_a_long_name")
     run(sys.executable, installed / "bin" / "queuesmith", "add", *patterns, cwd=project)
     run("make", f"VENV={VENV}", "lint", cwd=project)
-    said = run(
-        "make", f"VENV={VENV}", "test", "ARGS=-q tests/patterns tests/test_settings.py", cwd=project
-    ).stdout
+    said = run("make", f"VENV={VENV}", "test", "ARGS=-q tests/patterns tests/test_settings.py", cwd=project).stdout
     assert " passed" in said
     assert "skipped" not in said

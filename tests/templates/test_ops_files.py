@@ -112,9 +112,7 @@ def test_a_real_prometheus_scrapes_a_service_and_evaluates_rules_and_panels(
         found = ask("alerts") or {"alerts": []}
         return {one["labels"]["alertname"] for one in found["alerts"]}
 
-    until_sync(
-        lambda: {"NobodyWorks", "ServiceDown"} <= pending(), 60, "alerts about the worker that is not there"
-    )
+    until_sync(lambda: {"NobodyWorks", "ServiceDown"} <= pending(), 60, "alerts about the worker that is not there")
     spawn.command(sys.executable, "-m", "service", "worker", cwd=project, env=env)
     until_sync(lambda: not pending(), 60, "the end of these alerts")
     board = json.loads((project / "ops" / "dashboard.json").read_text())

@@ -111,9 +111,7 @@ def test_added_modules_are_ours_byte_for_byte_and_their_proof_passes_there(
     assert " failed" in run(*pytest_, "tests/patterns/test_retry.py", "-k", "cap", cwd=shop, code=1).stdout
 
 
-def test_adding_again_changes_nothing_and_adding_more_keeps_what_is_there(
-    queuesmith: Command, shop: Path
-) -> None:
+def test_adding_again_changes_nothing_and_adding_more_keeps_what_is_there(queuesmith: Command, shop: Path) -> None:
     queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
     before = files(shop)
     assert "0 files written" in queuesmith("add", "retry", "--into", "src/shop", "--no-tests").stdout
@@ -157,9 +155,7 @@ def test_a_file_that_was_never_ours_is_not_overwritten(queuesmith: Command, shop
     assert mine.read_text() == "# hand-made\n"
 
 
-def test_diff_tells_what_changed_upstream_and_here_and_takes_it(
-    queuesmith: Command, shop: Path, newer: Path
-) -> None:
+def test_diff_tells_what_changed_upstream_and_here_and_takes_it(queuesmith: Command, shop: Path, newer: Path) -> None:
     queuesmith("add", "retry", "deadline", "--into", "src/shop", "--no-tests")
     assert "0 of" in queuesmith("diff").stdout
     change(newer, "core/errors.py", "retry.py")
@@ -173,9 +169,7 @@ def test_diff_tells_what_changed_upstream_and_here_and_takes_it(
     assert "+FIXED = True" in told["diffs"]["src/shop/patterns/retry.py"]
     (ours / "job_ids.py").write_text("# hand-made, and in the way of a module that a fix has come to need\n")
     said = queuesmith("diff", "--apply", root=newer, code=1).stdout
-    assert (ours / "retry.py").read_bytes() == (theirs / "retry.py").read_bytes(), (
-        "one does not block the others"
-    )
+    assert (ours / "retry.py").read_bytes() == (theirs / "retry.py").read_bytes(), "one does not block the others"
     assert "OURS" in edited.read_text()
     assert "hand-made" in (ours / "job_ids.py").read_text()
     accept = re.search(r"then: queuesmith (diff --accept .*)", said)
@@ -190,9 +184,7 @@ def test_diff_tells_what_changed_upstream_and_here_and_takes_it(
     assert "nothing.py is not recorded" in queuesmith("diff", "--accept", "nothing.py", code=2).stderr
 
 
-def test_force_takes_upstreams_version_of_what_was_edited(
-    queuesmith: Command, shop: Path, newer: Path
-) -> None:
+def test_force_takes_upstreams_version_of_what_was_edited(queuesmith: Command, shop: Path, newer: Path) -> None:
     queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
     change(newer, "retry.py")
     ours, theirs = shop / "src/shop/patterns", newer / "reference/studyhall/patterns"
@@ -220,9 +212,7 @@ def test_a_renamed_package_is_found_and_no_file_is_written_into_the_old_one(
     assert "0 of" in queuesmith("diff", root=newer).stdout
 
 
-def test_modules_that_are_nowhere_to_be_found_are_told_and_not_brought_back(
-    queuesmith: Command, shop: Path
-) -> None:
+def test_modules_that_are_nowhere_to_be_found_are_told_and_not_brought_back(queuesmith: Command, shop: Path) -> None:
     queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
     shutil.rmtree(shop / "src/shop/patterns")
     assert "None of the 6 modules" in queuesmith("diff", code=1).stdout
@@ -232,9 +222,7 @@ def test_modules_that_are_nowhere_to_be_found_are_told_and_not_brought_back(
     assert "0 of 0" in queuesmith("diff").stdout
 
 
-def test_what_was_deleted_stays_deleted_until_it_is_added_again(
-    queuesmith: Command, shop: Path, newer: Path
-) -> None:
+def test_what_was_deleted_stays_deleted_until_it_is_added_again(queuesmith: Command, shop: Path, newer: Path) -> None:
     queuesmith("add", "retry", "deadline", "--into", "src/shop", "--no-tests")
     (shop / "src/shop/patterns/deadline.py").unlink()
     change(newer, "deadline.py", "retry.py")
@@ -247,9 +235,7 @@ def test_what_was_deleted_stays_deleted_until_it_is_added_again(
     assert (shop / "src/shop/patterns/deadline.py").is_file()
 
 
-def test_copies_made_by_hand_are_recorded_and_then_known_to_diff(
-    queuesmith: Command, shop: Path, newer: Path
-) -> None:
+def test_copies_made_by_hand_are_recorded_and_then_known_to_diff(queuesmith: Command, shop: Path, newer: Path) -> None:
     theirs = ROOT / "reference/studyhall/patterns"
     for name in catalogue.find("retry").modules:
         (shop / "src/shop/patterns" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -280,9 +266,7 @@ def test_copies_made_by_hand_are_recorded_and_then_known_to_diff(
 def test_a_part_comes_when_it_is_asked_for(queuesmith: Command, shop: Path) -> None:
     add = ("add", "--into", "src/shop", "--no-tests", "--json")
     plain = json.loads(queuesmith(*add, "event-bus").stdout)
-    assert not {"nats-py", "aio-pika", "confluent-kafka"} & {
-        item.partition(">")[0] for item in plain["requirements"]
-    }
+    assert not {"nats-py", "aio-pika", "confluent-kafka"} & {item.partition(">")[0] for item in plain["requirements"]}
     assert not (shop / "src/shop/patterns/event_bus/nats.py").exists()
     more = json.loads(queuesmith(*add, "event-bus.nats").stdout)
     assert more["written"] == ["src/shop/patterns/event_bus/nats.py"]
@@ -336,9 +320,7 @@ def test_a_project_of_0_1_0_is_told_what_moved_where_and_comes_over_by_those_ste
     queuesmith: Command, flat: Path
 ) -> None:
     told = json.loads(queuesmith("diff", "--json", code=1).stdout)
-    assert told["files"]["src/shop/patterns/errors.py"] == (
-        "moved upstream to src/shop/patterns/core/errors.py"
-    )
+    assert told["files"]["src/shop/patterns/errors.py"] == ("moved upstream to src/shop/patterns/core/errors.py")
     assert told["files"]["src/shop/patterns/retry.py"] == "changed upstream"
     before = files(flat)
     for command in (
@@ -352,9 +334,7 @@ def test_a_project_of_0_1_0_is_told_what_moved_where_and_comes_over_by_those_ste
     assert "carry it over afterwards: src/shop/patterns/errors.py\n" in refused
     assert "src/shop/patterns/group_commit.py -> src/shop/patterns/core/group_commit.py" in refused
     assert "shop.patterns.errors -> shop.patterns.core.errors" in refused
-    assert "shop.patterns.idempotency ->" not in refused, (
-        "the package is imported by the name of the old module"
-    )
+    assert "shop.patterns.idempotency ->" not in refused, "the package is imported by the name of the old module"
     step = next(line for line in refused.splitlines() if "queuesmith add" in line)
     assert step == "3. queuesmith add idempotency retry --into src/shop"
     for name in ("errors", "group_commit", "idempotency", "store"):
@@ -365,9 +345,7 @@ def test_a_project_of_0_1_0_is_told_what_moved_where_and_comes_over_by_those_ste
     assert {state for path, state in states.items() if path.startswith("src/")} == {"unchanged"}
 
 
-def test_a_project_made_from_a_template_of_0_1_0_learns_which_patterns_to_add(
-    queuesmith: Command, flat: Path
-) -> None:
+def test_a_project_made_from_a_template_of_0_1_0_learns_which_patterns_to_add(queuesmith: Command, flat: Path) -> None:
     """Its record names no pattern: they are found by their modules."""
     lock = json.loads((flat / ".queuesmith.json").read_text())
     lock["packages"]["src/shop"]["patterns"] = []
@@ -487,18 +465,14 @@ def test_without_into_the_only_package_is_taken_or_the_choice_is_named(
 
 def test_the_import_name_can_be_given(queuesmith: Command, run: Run, shop: Path) -> None:
     """Scripts in a folder that import each other by their names."""
-    told = json.loads(
-        queuesmith("add", "retry", "--into", "scripts", "--package", "patterns", "--json").stdout
-    )
+    told = json.loads(queuesmith("add", "retry", "--into", "scripts", "--package", "patterns", "--json").stdout)
     assert told["package"] == "patterns"
     (shop / "scripts/run.py").write_text("from patterns.retry import decide\n")
     run(sys.executable, "scripts/run.py", cwd=shop)
     assert "0 of" in queuesmith("diff").stdout
 
 
-def test_install_lines_name_every_package_and_speak_the_projects_tool(
-    queuesmith: Command, shop: Path
-) -> None:
+def test_install_lines_name_every_package_and_speak_the_projects_tool(queuesmith: Command, shop: Path) -> None:
     said = queuesmith("add", "bullmq-worker", "outbox", "--dry-run").stdout
     install = next(line for line in said.splitlines() if "pip install" in line)
     for package in ("bullmq==", "msgpack", "redis", "sqlalchemy", "aiosqlite", "pydantic"):
@@ -525,9 +499,7 @@ def test_a_folder_that_cannot_be_imported_is_refused(queuesmith: Command, shop: 
 
 
 def test_new_is_the_scaffold_with_fewer_words(queuesmith: Command, tmp_path: Path) -> None:
-    made = queuesmith(
-        "new", "trips", "--event", "trip.booked", "--fields", "city: str", "--json", cwd=tmp_path
-    )
+    made = queuesmith("new", "trips", "--event", "trip.booked", "--fields", "city: str", "--json", cwd=tmp_path)
     told = json.loads(made.stdout)
     assert "src/trips/processing.py" in told["files"]
     assert "TripBooked" in (tmp_path / "trips/src/trips/events.py").read_text()
@@ -543,9 +515,7 @@ def test_new_is_the_scaffold_with_fewer_words(queuesmith: Command, tmp_path: Pat
         "test": "test_app",
     }.items(),
 )
-def test_any_folder_name_makes_a_project(
-    queuesmith: Command, tmp_path: Path, folder: str, package: str
-) -> None:
+def test_any_folder_name_makes_a_project(queuesmith: Command, tmp_path: Path, folder: str, package: str) -> None:
     made = queuesmith("new", "--", folder, cwd=tmp_path)
     assert (tmp_path / folder / "src" / package / "api.py").is_file()
     where = made.stdout.split("cd ", 1)[1].splitlines()[0]
@@ -558,9 +528,7 @@ def test_a_name_may_be_as_long_as_a_folders(queuesmith: Command, tmp_path: Path)
     assert (folder / "src" / ("a" * 39)).is_dir()
 
 
-def test_a_repository_that_was_just_made_is_as_good_as_empty(
-    queuesmith: Command, run: Run, tmp_path: Path
-) -> None:
+def test_a_repository_that_was_just_made_is_as_good_as_empty(queuesmith: Command, run: Run, tmp_path: Path) -> None:
     run("git", "init", "-q", "fresh", cwd=tmp_path)
     told = json.loads(queuesmith("new", "fresh", "--json", cwd=tmp_path).stdout)
     assert "Makefile" in told["files"]

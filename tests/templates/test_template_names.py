@@ -21,9 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 Render = Callable[..., Path]
 RESERVED = {
     name: set(words.split())
-    for name, words in yaml.safe_load((ROOT / "templates/names.yml").read_text())["reserved"][
-        "default"
-    ].items()
+    for name, words in yaml.safe_load((ROOT / "templates/names.yml").read_text())["reserved"]["default"].items()
 }
 MARK = "qqzz"  # what the user names here; no identifier of ours contains it
 
@@ -63,9 +61,7 @@ def test_no_job_can_take_a_name_that_its_module_uses(render: Render, kind: str) 
     fields = f"{MARK}: str, {MARK}2: int"
     package = render(kind=kind, job=MARK, fields=fields, patterns=["schedule"]) / "src" / "my_service"
     jobs, api = set(identifiers(package / "jobs.py")), set(identifiers(package / "api.py"))
-    taken = {name for name in jobs if name.islower()} | {
-        as_words(name) for name in jobs | api if is_class(name)
-    }
+    taken = {name for name in jobs if name.islower()} | {as_words(name) for name in jobs | api if is_class(name)}
     assert len(taken) > 20
     assert taken <= RESERVED["jobs"] | RESERVED["keywords"] | RESERVED["fields"] | {"annotations"}
 
@@ -90,15 +86,11 @@ def test_no_field_can_take_a_name_of_the_model_or_of_a_column() -> None:
     taken = {name for name in taken if not name.startswith(("_", "model_"))}
     assert taken | {"str", "int", "float", "bool"} <= RESERVED["fields"]
     for file in (ROOT / "templates").rglob("db.py*"):
-        assert (
-            set(re.findall(r'Column\("(\w+)"', file.read_text())) - {"subject", "text"} <= RESERVED["fields"]
-        )
+        assert set(re.findall(r'Column\("(\w+)"', file.read_text())) - {"subject", "text"} <= RESERVED["fields"]
 
 
 def test_no_package_can_hide_a_module_that_the_project_imports() -> None:
-    assert {name for name in sys.stdlib_module_names if not name.startswith("_")} - {"this"} <= RESERVED[
-        "modules"
-    ]
+    assert {name for name in sys.stdlib_module_names if not name.startswith("_")} - {"this"} <= RESERVED["modules"]
     # `python -m test` is Python's own test suite; build and dist are ignored by git; src is where packages lie.
     assert {"test", "tests", "src", "build", "dist", "conftest", "setup"} <= RESERVED["modules"]
 
@@ -130,9 +122,7 @@ def test_no_package_can_hide_one_of_the_installed_packages(render: Render, tmp_p
     uv = Path(sys.executable).with_name("uv")
     subprocess.run([uv, "venv", "-q", "--python", sys.executable, environment], check=True)
     for broker in ("rabbitmq", "nats", "kafka"):
-        project = render(
-            broker, kind="event-driven", broker=broker, database="postgres", patterns=["fan-out"]
-        )
+        project = render(broker, kind="event-driven", broker=broker, database="postgres", patterns=["fan-out"])
         install = [uv, "pip", "install", "-q", "--python", environment / "bin" / "python"]
         subprocess.run([*install, "-r", project / "pyproject.toml", "--extra", "dev"], check=True)
     found = {

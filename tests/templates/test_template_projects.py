@@ -113,9 +113,7 @@ def test_the_first_revision_of_a_job_service_fits_its_tables_on_postgresql(
 def test_make_load_tells_what_the_machine_carries(render: Render, run: Run, kind: str) -> None:
     said = run("make", f"VENV={VENV}", "load", "ARGS=25", cwd=render(kind=kind)).stdout
     assert re.search(r"^ +25 +\d+ +\d+ ", said, re.MULTILINE), said
-    assert re.search(
-        r"^carries (25 requests a second, and was asked|0 requests a second; saturated)", said, re.M
-    )
+    assert re.search(r"^carries (25 requests a second, and was asked|0 requests a second; saturated)", said, re.M)
 
 
 WITNESS = """
@@ -173,9 +171,7 @@ def test_make_run_answers_the_requests_of_the_readme_and_leaves_nothing_behind(
     until_sync(lambda: done.items() <= _ask(f"{address}/{ident}").items(), 60, "the request carried out")
     assert _ask(f"{base}/openapi.json")["openapi"]
     if not answers:  # a second one, on the same port
-        said = run(
-            "make", f"VENV={VENV}", "run", cwd=project, env={**env, "SERVICE_DATA_DIR": "other"}, code=2
-        )
+        said = run("make", f"VENV={VENV}", "run", cwd=project, env={**env, "SERVICE_DATA_DIR": "other"}, code=2)
         assert f"port {port} is taken" in said.stderr
     folder = str(project.resolve())
     assert len(_using(folder)) >= 4, "make, the API, the process beside it, Redis"

@@ -141,11 +141,7 @@ def test_a_project_depends_on_what_its_patterns_import_and_on_nothing_else(rende
 def test_a_simple_worker_is_little_code(render: Render) -> None:
     """The job, its table and the worker process; what is hard lies in the pattern modules."""
     package = render() / "src" / "my_service"
-    lines = [
-        line
-        for name in ("jobs", "db", "worker")
-        for line in (package / f"{name}.py").read_text().splitlines()
-    ]
+    lines = [line for name in ("jobs", "db", "worker") for line in (package / f"{name}.py").read_text().splitlines()]
     assert len([line for line in lines if line.strip() and not line.strip().startswith("#")]) <= 150
 
 
@@ -203,9 +199,7 @@ def check_containers(project: Path, answers: dict[str, Any]) -> None:
 def check_workflow(project: Path, answers: dict[str, Any]) -> None:
     if (workflow := project / ".github" / "workflows" / "ci.yml").exists():
         found = yaml.safe_load(workflow.read_text())
-        check_schema(
-            {"on": found.pop(True), **found}, "vendor.github-workflows"
-        )  # YAML 1.1 reads on: as true
+        check_schema({"on": found.pop(True), **found}, "vendor.github-workflows")  # YAML 1.1 reads on: as true
         steps = found["jobs"]["test"]["steps"]
         commands = [step["run"] for step in steps if "run" in step]
         assert commands[-2] == "make lint test"
@@ -217,9 +211,7 @@ def check_workflow(project: Path, answers: dict[str, Any]) -> None:
         assert answers["ci"] == "none"
 
 
-def test_the_record_for_updates_names_every_module_with_its_hash(
-    render: Render, run: Run, installed: Path
-) -> None:
+def test_the_record_for_updates_names_every_module_with_its_hash(render: Render, run: Run, installed: Path) -> None:
     project = render()
     recorded = json.loads((project / ".queuesmith.json").read_text())["packages"]["src/my_service"]["files"]
     assert len(recorded) == len(list((project / "src/my_service/patterns").rglob("*.py")))

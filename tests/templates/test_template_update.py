@@ -72,9 +72,7 @@ def test_an_update_brings_the_fix_and_keeps_the_users_edits(run: Run, tmp_path: 
 @pytest.mark.slow
 def test_a_project_of_0_1_0_becomes_one_of_this_version(run: Run, tmp_path: Path, render: Render) -> None:
     upstream, project = tmp_path / "upstream", tmp_path / "shop"
-    if subprocess.run(
-        ["git", "cat-file", "-e", FIRST], cwd=ROOT, check=False, capture_output=True
-    ).returncode:
+    if subprocess.run(["git", "cat-file", "-e", FIRST], cwd=ROOT, check=False, capture_output=True).returncode:
         pytest.skip("this checkout has no history back to 0.1.0: git fetch --unshallow")
     run("git", "clone", "-q", "--shared", "--no-checkout", ROOT, upstream, cwd=tmp_path)
     run("git", "tag", "-f", "v0.1.0", FIRST, cwd=upstream)

@@ -18,9 +18,7 @@ broker = RedisBroker(
 dramatiq.set_broker(broker)
 
 
-@dramatiq.actor(
-    actor_name="job", queue_name=contest.setting("queue"), time_limit=2 * contest.HOLD_SECONDS * 1000
-)
+@dramatiq.actor(actor_name="job", queue_name=contest.setting("queue"), time_limit=2 * contest.HOLD_SECONDS * 1000)
 def run(job: contest.Job) -> None:
     contest.work(job)
 

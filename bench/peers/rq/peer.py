@@ -29,8 +29,7 @@ if given.verb == "worker":
         ours = {
             "job_monitoring_interval": max(1, int(given.takeover)),
             "maintenance_interval": int(given.takeover),
-            "worker_ttl": 15
-            + int(given.takeover),  # an idle worker does its maintenance 15 s earlier than that
+            "worker_ttl": 15 + int(given.takeover),  # an idle worker does its maintenance 15 s earlier than that
         }
     Worker([queue], connection=connection, **ours).work(logging_level="ERROR")
 else:

@@ -44,9 +44,7 @@ class Failed(Exception):
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     worker = verbs.add_parser("worker")
     worker.add_argument("--tally", required=True)
@@ -56,9 +54,7 @@ def options() -> argparse.Namespace:
     enqueue.add_argument("--jobs", type=int, required=True)
     enqueue.add_argument("--kind", choices=KINDS, default="noop")
     enqueue.add_argument("--payload", type=int, default=0, help="bytes of ballast in every job")
-    enqueue.add_argument(
-        "--bulk", action="store_true", help="in calls of many, where the peer has such a call"
-    )
+    enqueue.add_argument("--bulk", action="store_true", help="in calls of many, where the peer has such a call")
     enqueue.add_argument("--rate", type=float, help="jobs per second instead of as fast as it goes")
     enqueue.add_argument("--first", type=int, default=0, help="number of the first job")
     enqueue.add_argument("--delay", type=float, help="seconds until the jobs are due")

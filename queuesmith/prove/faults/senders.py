@@ -36,14 +36,10 @@ def burst(world: World, batch: Batch) -> None:
 
 
 def _failing(spec: Spec) -> str:
-    return (
-        "" if spec.service.failing else "needs `failing` in [service]: how to send a job that cannot succeed"
-    )
+    return "" if spec.service.failing else "needs `failing` in [service]: how to send a job that cannot succeed"
 
 
-@fault(
-    "failing", "jobs that cannot succeed must end as visible failures", _failing, may_fail=True, quick=True
-)
+@fault("failing", "jobs that cannot succeed must end as visible failures", _failing, may_fail=True, quick=True)
 def failing(world: World, batch: Batch) -> None:
     world.submit(world.new_jobs(batch, 2, "failed"), world.spec.service.failing)
     world.submit(world.new_jobs(batch, 2))

@@ -239,9 +239,7 @@ def rolling(world: World, batch: Batch) -> None:
 
 
 def _poison(spec: Spec) -> str:
-    return (
-        "" if spec.service.poison else "needs `poison` in [service]: how to send a job that kills its worker"
-    )
+    return "" if spec.service.poison else "needs `poison` in [service]: how to send a job that kills its worker"
 
 
 @fault("poison", "a job that kills its worker, among others", _poison, cost=12)

@@ -27,9 +27,7 @@ LONGEST = float(os.environ.get("LONGEST", "60"))
 # IMMEDIATE: a transaction of SQLite that reads first and writes then fails when another one wrote meanwhile.
 SQLITE = {"transaction_mode": "IMMEDIATE", "timeout": 15}
 STORE = {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ["STORE"], "OPTIONS": SQLITE}
-settings.configure(
-    DATABASES={"default": STORE}, ROOT_URLCONF=__name__, ALLOWED_HOSTS=["127.0.0.1"], USE_TZ=True
-)
+settings.configure(DATABASES={"default": STORE}, ROOT_URLCONF=__name__, ALLOWED_HOSTS=["127.0.0.1"], USE_TZ=True)
 django.setup()
 
 app = Celery("django_shop", broker=os.environ["REDIS_URL"])
@@ -92,9 +90,7 @@ def place_on_commit(request: HttpRequest, number: str) -> HttpResponse:
 @app.task(autoretry_for=(OSError,), retry_backoff=True, max_retries=8)
 def receipt_by_message(order: str) -> None:
     with atomic():
-        sync_inbox.once(
-            connection, "receipts", order, order, lambda _: Receipt.objects.create(order_id=order).pk
-        )
+        sync_inbox.once(connection, "receipts", order, order, lambda _: Receipt.objects.create(order_id=order).pk)
 
 
 # [/on-commit]

@@ -64,9 +64,7 @@ def buy_label(parcel: str, address: str, crash: bool = False) -> Any:
     label = carrier.once(f"label/{parcel}", lambda key: post(url, {"parcel": parcel}, key))
 
     def save(db: Any) -> None:
-        db.execute(
-            "INSERT INTO labels (parcel, label, at) VALUES (?, ?, ?)", (parcel, label["id"], time.time())
-        )
+        db.execute("INSERT INTO labels (parcel, label, at) VALUES (?, ?, ?)", (parcel, label["id"], time.time()))
         # an event of the outbox: it exists if, and only if, the label does
         enqueue(db, "shop.mail_label", f"mail/{parcel}", parcel=parcel, label=label["id"])
 
@@ -100,9 +98,7 @@ def tick() -> None:
 def manifest(slot: int) -> Any:
     with closing(connect()) as db:
         until = (slot * NIGHT,)
-        parcels = [
-            row[0] for row in db.execute("SELECT parcel FROM labels WHERE at < ? AND slot IS NULL", until)
-        ]
+        parcels = [row[0] for row in db.execute("SELECT parcel FROM labels WHERE at < ? AND slot IS NULL", until)]
     url = os.environ["CARRIER_URL"] + "/manifests"
     carrier.once(f"manifest/{slot}", lambda key: post(url, {"slot": slot, "parcels": parcels}, key))
 
@@ -147,9 +143,7 @@ if __name__ == "__main__":
         create_tables()
     elif verb == "submit":
         keys = [word for word in rest if not word.startswith("--")]
-        submit(
-            keys, "" if "--no-address" in rest else os.environ.get("NOTE", "1 Main Street"), "--crash" in rest
-        )
+        submit(keys, "" if "--no-address" in rest else os.environ.get("NOTE", "1 Main Street"), "--crash" in rest)
     elif verb == "dead":
         with closing(connect()) as db:
             print(*(f"{key}  {reason}" for key, _, reason in dead_letters(db)), sep="\n")

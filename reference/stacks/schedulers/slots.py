@@ -11,9 +11,7 @@ PERIOD = float(os.environ.get("PERIOD", "86400"))
 
 def create() -> None:
     with closing(connect()) as db:
-        db.execute(
-            "CREATE TABLE IF NOT EXISTS slots (schedule TEXT, slot BIGINT, PRIMARY KEY (schedule, slot))"
-        )
+        db.execute("CREATE TABLE IF NOT EXISTS slots (schedule TEXT, slot BIGINT, PRIMARY KEY (schedule, slot))")
         db.execute("CREATE TABLE IF NOT EXISTS jobs (slot BIGINT)")
 
 

@@ -74,8 +74,7 @@ _START = (
 _LATER = "UPDATE sqs_runs SET starts = 0, failures = ? WHERE queue = ? AND key = ?"
 _ENDED = "DELETE FROM sqs_runs WHERE queue = ? AND key = ?"
 _BURY = (
-    "INSERT INTO dead_letters (queue, key, body, ordered, reason, at) VALUES (?, ?, ?, ?, ?, ?) "
-    "ON CONFLICT DO NOTHING"
+    "INSERT INTO dead_letters (queue, key, body, ordered, reason, at) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 )
 _UNBURY = "DELETE FROM dead_letters WHERE queue = ? AND key = ? RETURNING body, ordered"
 _IS_DEAD = "SELECT 1 FROM dead_letters WHERE queue = ? AND key = ?"
@@ -114,9 +113,7 @@ def redrive(db: Any, queue: str, key: str) -> None:
 
 def client(service: str) -> Any:
     # The defaults wait 60 s for every answer and try five times: minutes, with SQS away.
-    limits = Config(
-        connect_timeout=3, read_timeout=POLL + 5, retries={"mode": "standard", "total_max_attempts": 2}
-    )
+    limits = Config(connect_timeout=3, read_timeout=POLL + 5, retries={"mode": "standard", "total_max_attempts": 2})
     return boto3.client(service, config=limits)
 
 
@@ -277,9 +274,7 @@ class Worker:
                     told = json.loads(body)
                     key, payload = str(told["key"]), dict(told["payload"])
                 except (ValueError, TypeError, KeyError) as error:
-                    _bury(
-                        db, queue, message_id, body, group, f"not a message of ours: {type(error).__name__}"
-                    )
+                    _bury(db, queue, message_id, body, group, f"not a message of ours: {type(error).__name__}")
                     return None
                 # A copy of it: sent again by a relay that died, or delivered again.
                 if execute(db, _IS_DEAD, queue, key).fetchone():
@@ -338,9 +333,7 @@ class Worker:
 
     def _show_again(self, queue: str, receipt: str, delay: float) -> None:
         seconds = min(math.ceil(delay), TWELVE_HOURS - int(self._longest))
-        self._sqs.change_message_visibility(
-            QueueUrl=self._url(queue), ReceiptHandle=receipt, VisibilityTimeout=seconds
-        )
+        self._sqs.change_message_visibility(QueueUrl=self._url(queue), ReceiptHandle=receipt, VisibilityTimeout=seconds)
 
     def _tend(self) -> None:
         called = collected = 0.0
@@ -371,9 +364,7 @@ class Worker:
         for target, waiting in targets.items():
             for start in range(0, len(waiting), BATCH):
                 batch = waiting[start : start + BATCH]
-                answer = self._send(
-                    target, [_entry(n, row, target in self._topics) for n, row in enumerate(batch)]
-                )
+                answer = self._send(target, [_entry(n, row, target in self._topics) for n, row in enumerate(batch)])
                 # A batch answers 200 although some of it failed: what did stays, and is sent again.
                 for one in answer.get("Failed", ()):
                     log.warning("%s refused one: %s %s", target, one["Code"], one.get("Message", ""))

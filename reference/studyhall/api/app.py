@@ -44,9 +44,7 @@ def create_app(settings: Settings) -> FastAPI:
             api.state.studyhall = ApiState(
                 app=app,
                 stream=stream,
-                results=Results(
-                    stream, app.producer.redis, stored=result_of(app.store), failed=reason_of(app.store)
-                ),
+                results=Results(stream, app.producer.redis, stored=result_of(app.store), failed=reason_of(app.store)),
                 tasks=tasks,
                 uploads=RequestDedup(app.store, "uploads"),
                 orders=RequestDedup(app.store, "orders"),

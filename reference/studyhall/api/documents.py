@@ -87,9 +87,7 @@ async def upload(
     response: Response,
     file: UploadFile,
     key: RequestKey = None,
-    prefer: Annotated[
-        str | None, Header(max_length=200, description="`wait=10`: answer 201 if done by then")
-    ] = None,
+    prefer: Annotated[str | None, Header(max_length=200, description="`wait=10`: answer 201 if done by then")] = None,
 ) -> Accepted:
     """Take a PDF, DOCX, Markdown or text file; what it is is told by its bytes, not by its name.
 
@@ -107,9 +105,7 @@ async def upload(
     if answer.replayed:
         response.headers["Idempotency-Replayed"] = "true"
     response.headers["Location"] = made.href
-    if (asked := PREFER.search(prefer or "")) and await _through(
-        api, made.id, min(MAX_WAIT, float(asked[1]))
-    ):
+    if (asked := PREFER.search(prefer or "")) and await _through(api, made.id, min(MAX_WAIT, float(asked[1]))):
         response.status_code = 201
         response.headers["Preference-Applied"] = f"wait={asked[1]}"
     return made

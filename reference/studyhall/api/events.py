@@ -46,9 +46,7 @@ class Streamed(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, events: AsyncIterator[str], streams: Streams, client: str, status_code: int = 200
-    ) -> None:
+    def __init__(self, events: AsyncIterator[str], streams: Streams, client: str, status_code: int = 200) -> None:
         # FastAPI reads the default of `status_code` for its OpenAPI document.
         streams.open(client)
         self._streams, self._client = streams, client
@@ -85,9 +83,7 @@ async def my_events(
     caller: Caller,
     client: Client,
     last_event_id: LastId = None,
-    document: Annotated[
-        str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="only this document's")
-    ] = None,
+    document: Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="only this document's")] = None,
 ) -> Streamed:
     """What happens to the caller's documents: stages that start, progress, ends."""
     owners: OrderedDict[str, bool] = OrderedDict()

@@ -16,16 +16,12 @@ IDENT = re.compile(r"[A-Za-z0-9_-]{1,100}")
 BODY = {
     "requestBody": {
         "required": True,
-        "content": {
-            "application/json": {"schema": {"type": "object", "description": "an interaction, signed"}}
-        },
+        "content": {"application/json": {"schema": {"type": "object", "description": "an interaction, signed"}}},
     }
 }
 
 
-@router.post(
-    "/interactions", openapi_extra=BODY, responses={401: {"description": "not signed by the platform"}}
-)
+@router.post("/interactions", openapi_extra=BODY, responses={401: {"description": "not signed by the platform"}})
 async def interaction(
     api: State,
     request: Request,
@@ -35,9 +31,7 @@ async def interaction(
     """Discord's protocol: Ed25519 over timestamp and body, PING, and `/ask question:…`, answered within minutes."""
     settings = api.app.settings
     if not settings.chat_public_key:
-        raise Problem(
-            403, "chat-off", "Chat is off. Set STUDYHALL_CHAT_PUBLIC_KEY and restart to turn it on."
-        )
+        raise Problem(403, "chat-off", "Chat is off. Set STUDYHALL_CHAT_PUBLIC_KEY and restart to turn it on.")
     body = await request.body()
     try:
         verify(settings.chat_public_key, signature, timestamp, body)

@@ -31,9 +31,9 @@ class NewOrder(BaseModel):
 
     pack_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
     seats: Annotated[int, Field(ge=1, le=service.MAX_SEATS)] = 1
-    card: Annotated[
-        str, Field(pattern=r"^card_[a-z_]{1,40}$", description="a payment method of the sandbox")
-    ] = "card_ok"
+    card: Annotated[str, Field(pattern=r"^card_[a-z_]{1,40}$", description="a payment method of the sandbox")] = (
+        "card_ok"
+    )
 
 
 class OrderView(BaseModel):
@@ -92,9 +92,7 @@ async def place_order(
 
 
 @router.get("/orders")
-async def list_orders(
-    api: State, caller: Caller, limit: Annotated[int, Query(ge=1, le=100)] = 20
-) -> list[OrderView]:
+async def list_orders(api: State, caller: Caller, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> list[OrderView]:
     """The caller's orders, newest first."""
     own_orders = select(db.orders).where(db.orders.c.customer == caller)
     async with read(api.app.store) as connection:

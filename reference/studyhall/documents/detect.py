@@ -37,9 +37,7 @@ def detect(file: BinaryIO) -> Kind:
         # Word wraps a .docx with a password in its old container; the name of a stream tells them apart.
         if "EncryptedPackage".encode("utf-16-le") in file.read(1_048_576):
             raise Encrypted("The Word document has a password. Remove it in Word and upload it again.")
-        raise WrongType(
-            "This is an old Office file (.doc, .xls, .ppt). Save it as .docx or PDF and upload that."
-        )
+        raise WrongType("This is an old Office file (.doc, .xls, .ppt). Save it as .docx or PDF and upload that.")
     for signature, name in FOREIGN:
         # "MZ" and "II*" could start a sentence; a program or a picture has NUL bytes, text has none.
         if head.startswith(signature) and (len(signature) > 4 or b"\0" in head or not head.isascii()):

@@ -59,9 +59,7 @@ def read(file: BinaryIO) -> tuple[str, list[Section]]:
     except RuntimeError as error:  # zipfile's way to say that an entry needs a password
         if isinstance(error, RecursionError):
             raise
-        raise Encrypted(
-            "The document is in a password-protected zip. Unpack it and upload what is inside."
-        ) from error
+        raise Encrypted("The document is in a password-protected zip. Unpack it and upload what is inside.") from error
 
 
 def _check(archive: zipfile.ZipFile) -> None:
@@ -69,17 +67,13 @@ def _check(archive: zipfile.ZipFile) -> None:
     if len(entries) > MAX_ENTRIES:
         raise TooLarge(f"The file has {len(entries):,} parts, the limit is {MAX_ENTRIES:,}. {ACCEPTED}")
     if sum(entry.file_size for entry in entries) > MAX_UNPACKED:
-        raise TooLarge(
-            "The Word document unpacks to far more than it should. Remove its pictures and upload it again."
-        )
+        raise TooLarge("The Word document unpacks to far more than it should. Remove its pictures and upload it again.")
     for entry in entries:
         # Word packs with deflate. zipfile unpacks bzip2 and LZMA by whole blocks, past every limit of ours.
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise Corrupt(DAMAGED)
         if entry.file_size > RATIO_FROM and entry.file_size > MAX_RATIO * max(entry.compress_size, 1):
-            raise TooLarge(
-                "The Word document unpacks to far more than it should. Save it again in Word and upload it."
-            )
+            raise TooLarge("The Word document unpacks to far more than it should. Save it again in Word and upload it.")
 
 
 def _main_part(archive: zipfile.ZipFile) -> str:
@@ -91,9 +85,7 @@ def _main_part(archive: zipfile.ZipFile) -> str:
         if _local(element) == "Relationship" and element.get("Type", "").endswith("/officeDocument"):
             target = element.get("Target", "").lstrip("/")
             if target.startswith(("xl/", "ppt/", "visio/")):
-                raise WrongType(
-                    f"This is an Office file, but not a Word document. Save it as PDF. {ACCEPTED}"
-                )
+                raise WrongType(f"This is an Office file, but not a Word document. Save it as PDF. {ACCEPTED}")
             if target in names:
                 return target
     raise Corrupt(DAMAGED)
@@ -122,9 +114,7 @@ def _sections(archive: zipfile.ZipFile, main: str, heading_styles: frozenset[str
     for text, style in _paragraphs(archive, main):
         length += len(text)
         if length > MAX_CHARS:
-            raise TooLarge(
-                f"The document holds more than {MAX_CHARS:,} characters of text. Split it into parts."
-            )
+            raise TooLarge(f"The document holds more than {MAX_CHARS:,} characters of text. Split it into parts.")
         if style in heading_styles and text.strip():
             sections.append(Section(heading, "\n\n".join(paragraphs)))
             heading, paragraphs = text, []

@@ -27,9 +27,7 @@ from .errors import Corrupt, Missing, NoText, TooLarge
 
 MAX_TITLE = 120
 # Control characters but tab and newline, soft hyphens, zero-width and direction marks, lone surrogates.
-INVISIBLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff\ud800-\udfff]"
-)
+INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff\ud800-\udfff]")
 
 
 def extract(path: str | Path, max_bytes: int = MAX_BYTES) -> Extracted:
@@ -93,9 +91,7 @@ def _tidy(kind: Kind, title: str, sections: list[Section], pages: int | None) ->
         cleaned = Section(_one_line(section.heading), _clean(section.text))
         total += len(cleaned.heading) + len(cleaned.text) + 4
         if total > MAX_CHARS:
-            raise TooLarge(
-                f"The document holds more than {MAX_CHARS:,} characters of text. Split it into parts."
-            )
+            raise TooLarge(f"The document holds more than {MAX_CHARS:,} characters of text. Split it into parts.")
         if cleaned.text or cleaned.heading:
             kept.append(cleaned)
     text = "\n\n".join(part for section in kept for part in (section.heading, section.text) if part)

@@ -21,9 +21,7 @@ def read(file: BinaryIO) -> tuple[str, list[Section], int]:
     except (DocumentRejected, OSError, MemoryError, RecursionError):
         raise
     except LimitReachedError as error:
-        raise TooLarge(
-            "The PDF unpacks to far more than it should. Print it to a new PDF and upload that."
-        ) from error
+        raise TooLarge("The PDF unpacks to far more than it should. Print it to a new PDF and upload that.") from error
     except (DependencyError, NotImplementedError) as error:
         raise Encrypted(
             "The PDF uses an encryption we cannot open. Save it without protection and upload it again."

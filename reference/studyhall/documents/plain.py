@@ -90,9 +90,7 @@ def _markdown(lines: list[str]) -> list[Section]:
             continue
         following = lines[index + 1] if index + 1 < len(lines) else ""
         match = HEADING.match(line)
-        underlined = (
-            bool(re.match(r"^(=|-){3,}\s*$", following)) and bool(line.strip()) and not BULLET.match(line)
-        )
+        underlined = bool(re.match(r"^(=|-){3,}\s*$", following)) and bool(line.strip()) and not BULLET.match(line)
         if match or underlined:
             sections.append(Section(heading, _join_wrapped(body)))
             heading, body = _inline(match.group(2) if match else line), []

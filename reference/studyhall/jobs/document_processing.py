@@ -44,9 +44,7 @@ async def process_document(ctx: JobContext, payload: ProcessDocument) -> Done:
         raise
     except (ProcessDied, DeadlineExceeded):
         if ctx.attempt >= ctx.attempts:
-            await _tell_owner(
-                ctx, payload, "unreadable", "This file stops our reader. Save it again and upload that."
-            )
+            await _tell_owner(ctx, payload, "unreadable", "This file stops our reader. Save it again and upload that.")
         raise
 
     count = len(extracted.text.split())

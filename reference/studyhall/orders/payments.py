@@ -50,9 +50,7 @@ class Payments:
         """The charge made under this key, None when there is none."""
         return await self._call("GET", "/v1/charges", params={"key": charge_key}, absent=404) or None
 
-    async def _call(
-        self, method: str, path: str, key: str = "", *, absent: int = 0, **content: Any
-    ) -> dict[str, Any]:
+    async def _call(self, method: str, path: str, key: str = "", *, absent: int = 0, **content: Any) -> dict[str, Any]:
         headers = {"Idempotency-Key": key} if key else {}
         try:
             answer = await self._http.request(method, path, headers=headers, **content)

@@ -74,9 +74,7 @@ async def cancel_order(tx: AsyncConnection, order_id: str) -> None:
         raise OrderRefused(f"order {order_id} is {status or 'unknown'}: only a running one can be cancelled")
 
 
-async def add_pack(
-    tx: AsyncConnection, pack_id: str, *, title: str, author: str, price_cents: int, seats: int
-) -> None:
+async def add_pack(tx: AsyncConnection, pack_id: str, *, title: str, author: str, price_cents: int, seats: int) -> None:
     row = {"id": pack_id, "title": title, "author": author, "price_cents": price_cents}
     await tx.execute(insert(packs).values(**row, seats=seats, seats_free=seats))
 

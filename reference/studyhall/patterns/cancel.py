@@ -87,9 +87,7 @@ async def cancel(
     return [done for key in found if (done := await _cancel_one(client, store, key, reason, prefix))]
 
 
-async def _cancel_one(
-    redis: Any, store: AsyncEngine, key: str, reason: str, prefix: str
-) -> Cancellation | None:
+async def _cancel_one(redis: Any, store: AsyncEngine, key: str, reason: str, prefix: str) -> Cancellation | None:
     queue, _, job_id = key.removeprefix(f"{prefix}:").partition(":")
     name, text = await redis.hmget(key, "name", "data")
     if text is None:

@@ -95,9 +95,7 @@ class CircuitBreaker:
         self._ask, self._tell = redis.register_script(_CLOCK + _ASK), redis.register_script(_CLOCK + _TELL)
         self._renew = redis.register_script(_CLOCK + _RENEW)
         self._probing: set[str] = set()
-        self._inside: dict[
-            asyncio.Task[Any] | None, list[_Pass]
-        ] = {}  # one breaker serves many tasks at once
+        self._inside: dict[asyncio.Task[Any] | None, list[_Pass]] = {}  # one breaker serves many tasks at once
 
     async def call(self, fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         async with self:
@@ -126,9 +124,7 @@ class CircuitBreaker:
         if "until" not in raw:
             return BreakerState(self.name, "closed", failed)
         left = float(raw["until"]) / 1000 - time.time()
-        return BreakerState(
-            self.name, "open" if left > 0 else "half-open", self._failures, round(max(left, 0.0), 2)
-        )
+        return BreakerState(self.name, "open" if left > 0 else "half-open", self._failures, round(max(left, 0.0), 2))
 
     async def _enter(self) -> _Pass:
         token, began = uuid.uuid4().hex, time.monotonic()
@@ -146,9 +142,7 @@ class CircuitBreaker:
                 log.info("probing", extra={"fields": {"breaker": self.name}})
                 self._probing.add(token)
                 return _Pass(token, int(number), began, asyncio.create_task(self._keep(token)))
-        raise BreakerOpen(
-            f"{self.name} is {state}: {BreakerOpen.__doc__}", retry_after=max(int(number), 100) / 1000
-        )
+        raise BreakerOpen(f"{self.name} is {state}: {BreakerOpen.__doc__}", retry_after=max(int(number), 100) / 1000)
 
     async def _leave(self, leave: _Pass, verdict: Verdict) -> None:
         if leave.renewing is not None:

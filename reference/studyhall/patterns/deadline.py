@@ -124,9 +124,7 @@ async def run_within(
             kept = task.result()
     text = f"{label} did not finish within {seconds:g} s"
     if not stopped:
-        text += (
-            f" and ignored its cancellation for {grace:g} s: abandoned. It must not swallow CancelledError"
-        )
+        text += f" and ignored its cancellation for {grace:g} s: abandoned. It must not swallow CancelledError"
     raise DeadlineExceeded(text, limit=seconds, partial=kept, abandoned=not stopped) from cause
 
 

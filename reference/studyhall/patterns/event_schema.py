@@ -84,9 +84,7 @@ class EventTypes:
         data = payload.model_dump(mode="json")
         event = Event(type=event_type, subject=subject, source=source, data=data, **attributes)
         if (size := len(event.encode())) > self.max_bytes:
-            raise EventTooLarge(
-                f"{event_type} has {size} bytes, limit {self.max_bytes}: send a reference instead"
-            )
+            raise EventTooLarge(f"{event_type} has {size} bytes, limit {self.max_bytes}: send a reference instead")
         return event
 
     def decode(self, raw: bytes | str) -> Event:
@@ -99,9 +97,7 @@ class EventTypes:
             raise UnknownEventType(f"unknown event type {name!r}: register it or do not subscribe to it")
         newest = max(models)
         if version > newest:
-            raise UnknownEventVersion(
-                f"{event.type} is newer than v{newest}: deploy this consumer, then replay"
-            )
+            raise UnknownEventVersion(f"{event.type} is newer than v{newest}: deploy this consumer, then replay")
         return _validated(models[newest], event.type, self._upcast(name, version, newest, event))
 
     def _upcast(self, name: str, version: int, newest: int, event: Event) -> dict[str, Any]:
@@ -110,9 +106,7 @@ class EventTypes:
             _validated(model, event.type, data)  # so that an upcaster may rely on the old schema
         for step in range(version, newest):
             if (upcast := self._upcasters.get((name, step))) is None:
-                raise UnknownEventVersion(
-                    f"no upcaster from {name}.v{step} to v{step + 1}: add one, then replay"
-                )
+                raise UnknownEventVersion(f"no upcaster from {name}.v{step} to v{step + 1}: add one, then replay")
             try:
                 data = upcast(data)
             except (LookupError, TypeError, ValueError) as error:
@@ -124,6 +118,4 @@ def _validated(model: type[Payload], event_type: str, data: Mapping[str, Any]) -
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise InvalidEventData(
-            f"{event_type} data does not fit {model.__name__}: {mistakes(error)}"
-        ) from None
+        raise InvalidEventData(f"{event_type} data does not fit {model.__name__}: {mistakes(error)}") from None

@@ -82,9 +82,7 @@ def deliver(
             why = redact_text(then.reason)
             if then.delay is None:
                 raise FailPermanently(why, trace=why) from error
-            raise RetryLater(
-                then.delay, consume_attempt=then.consume_attempt, reason=why, trace=why
-            ) from error
+            raise RetryLater(then.delay, consume_attempt=then.consume_attempt, reason=why, trace=why) from error
 
     return process
 
@@ -141,8 +139,6 @@ class QueuePublisher:
             found = await pipe.execute()
         for ident, finished, failed in zip(ids, found[::2], found[1::2], strict=True):
             if failed:
-                log.warning(
-                    "queue %s: %s failed before, nothing was added: retry the job", self._queue.name, ident
-                )
+                log.warning("queue %s: %s failed before, nothing was added: retry the job", self._queue.name, ident)
             elif finished:
                 log.info("queue %s: %s ran before, nothing was added", self._queue.name, ident)

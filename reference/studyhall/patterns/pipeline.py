@@ -51,9 +51,7 @@ class Pipeline:
         self._run = _composed(steps)
 
     async def __call__(self, job: Any, token: str) -> Any:
-        run = JobContext(
-            job, token, self._services, self._judge, str(job.id), str(job.name), str(job.queue.name)
-        )
+        run = JobContext(job, token, self._services, self._judge, str(job.id), str(job.name), str(job.queue.name))
         try:
             return await self._run(run)
         except BaseException as error:
@@ -109,9 +107,7 @@ def _check(steps: Sequence[Step]) -> None:
             raise WrongOrder(f"{name} is not a step: a step is `async def step(run, call_next)`")
         for fact in getattr(step, "before", ()):
             if fact in known:
-                raise WrongOrder(
-                    f"{name} has to stand before {known[fact]}, which gives the {fact}: move it up"
-                )
+                raise WrongOrder(f"{name} has to stand before {known[fact]}, which gives the {fact}: move it up")
         for fact in getattr(step, "needs", ()):
             if fact not in known:
                 giver = _GIVERS.get(fact, f"a step that gives the {fact}")

@@ -83,9 +83,7 @@ def queue_limit(most: int, *, per: float, evenly: bool = False) -> dict[str, int
 def named_tenant(tenant: object, known: Container[str] | None = None) -> str:
     """The tenant's name, or `UnknownTenant`. Ask it at the producer too, where somebody can still fix it."""
     if not isinstance(tenant, str) or not tenant.strip():
-        raise UnknownTenant(
-            f"the tenant is {'empty' if tenant in ('', None) else 'no name'}. {UnknownTenant.__doc__}"
-        )
+        raise UnknownTenant(f"the tenant is {'empty' if tenant in ('', None) else 'no name'}. {UnknownTenant.__doc__}")
     if known is not None and tenant not in known:
         # The name itself stays out of the logs.
         raise UnknownTenant(f"no such tenant. {UnknownTenant.__doc__}")
@@ -116,12 +114,8 @@ def tenant_limit(
     """
     for per_second, at_once in ((rate, burst), total or UNLIMITED):
         if (per_second, at_once) != UNLIMITED and not (per_second > 0 and at_once >= 1):
-            raise ValueError(
-                f"a limit needs a rate above 0 and a burst of 1 at least, got {per_second}, {at_once}"
-            )
-    return TenantLimit(
-        redis, (rate, burst), total or UNLIMITED, tenant_of, jobs, known, horizon, on_outage, name
-    )
+            raise ValueError(f"a limit needs a rate above 0 and a burst of 1 at least, got {per_second}, {at_once}")
+    return TenantLimit(redis, (rate, burst), total or UNLIMITED, tenant_of, jobs, known, horizon, on_outage, name)
 
 
 def limited(tenants: TenantLimit) -> Step:
@@ -176,9 +170,7 @@ class TenantLimit:
             if self._on_outage == "allow":
                 return 0.0
             # The queue lives in the same Redis: nothing can be acknowledged now, so waiting loses nothing.
-            raise ResourceBusy(
-                f"the rate limit cannot be asked ({type(error).__name__})", retry_after=1.0
-            ) from error
+            raise ResourceBusy(f"the rate limit cannot be asked ({type(error).__name__})", retry_after=1.0) from error
         return self._seconds(kept, wait)
 
     async def book(
@@ -200,18 +192,13 @@ class TenantLimit:
         except (RedisError, OSError):
             return list(requests)
         waits = [self._seconds(*turn) for turn in turns]
-        return [
-            replace(request, delay=max(request.delay, wait))
-            for request, wait in zip(requests, waits, strict=True)
-        ]
+        return [replace(request, delay=max(request.delay, wait)) for request, wait in zip(requests, waits, strict=True)]
 
     def _ask(self, tenant: str, job: str, how: str = "") -> dict[str, Any]:
         # A digest: names are of any length, and many are e-mail addresses.
         lines = [f"{self._name}:{hashlib.sha256(tenant.encode()).hexdigest()[:32]}", f"{self._name}:total"]
         keys = [key for line in lines for key in (line, f"{line}:turns")]
-        limits = [
-            part for rate, burst in (self._each, self._total) for part in (1000 / rate if rate else 0, burst)
-        ]
+        limits = [part for rate, burst in (self._each, self._total) for part in (1000 / rate if rate else 0, burst)]
         return {"keys": keys, "args": [job, self._horizon * 1000, *limits, how]}
 
     def _seconds(self, kept: Any, wait: Any) -> float:

@@ -54,9 +54,7 @@ class RequestDedup:
     def __init__(self, store: AsyncEngine, kind: str) -> None:
         self._inbox = Inbox(store, f"requests/{kind}")
 
-    async def run(
-        self, caller: str, key: str | None, body: object, work: Callable[[str], Awaitable[Any]]
-    ) -> Answer:
+    async def run(self, caller: str, key: str | None, body: object, work: Callable[[str], Awaitable[Any]]) -> Answer:
         """`work(id)` once per caller and key. `body`: JSON values that name the contents, a digest for files."""
         if key is None:
             return Answer(await work(uuid.uuid4().hex), replayed=False)

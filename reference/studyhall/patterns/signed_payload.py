@@ -75,15 +75,11 @@ class Signer:
         """Raise `ForgedJob` unless one of our keys signed exactly this."""
         signature = data.get(FIELD) if isinstance(data, Mapping) else None
         if not isinstance(signature, str):
-            raise ForgedJob(
-                "the job is not signed: enqueue it through Producer, or give both sides the same keys"
-            )
+            raise ForgedJob("the job is not signed: enqueue it through Producer, or give both sides the same keys")
         key_id, _, mac = signature.partition(".")
         key = self._keys.get(key_id)
         if key is None:
-            raise ForgedJob(
-                "the job is signed with a key this worker does not know: add it to the accepted keys"
-            )
+            raise ForgedJob("the job is signed with a key this worker does not know: add it to the accepted keys")
         try:
             expected = self._mac(key, name, job_id, data)
         except NotJson:  # nothing our own producer could have written

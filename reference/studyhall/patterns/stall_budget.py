@@ -29,9 +29,7 @@ class CrashLoop(Permanent):
 def check(stalled: int, limit: int = CRASH_LIMIT) -> None:
     """Raise `CrashLoop` when the job has used up its crash budget."""
     if stalled > limit:
-        raise CrashLoop(
-            f"its worker died {stalled} times while running it (limit {limit}); {CrashLoop.__doc__}"
-        )
+        raise CrashLoop(f"its worker died {stalled} times while running it (limit {limit}); {CrashLoop.__doc__}")
 
 
 def crash_budget(limit: int = CRASH_LIMIT) -> Step:

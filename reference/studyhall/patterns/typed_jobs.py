@@ -262,9 +262,7 @@ class JobTypes:
         """The job type and the validated payload of a job taken from the queue, or a `Permanent` error."""
         job_type = self[name]
         if not isinstance(data, dict) or not isinstance(data.get("payload"), dict):
-            raise MalformedPayload(
-                f"{name}: data is not an envelope {{v, payload}}, so use `encode` to enqueue"
-            )
+            raise MalformedPayload(f"{name}: data is not an envelope {{v, payload}}, so use `encode` to enqueue")
         version, body = data.get("v"), data["payload"]
         if type(version) is not int:
             raise MalformedPayload(f"{name}: `v` is not a version number")

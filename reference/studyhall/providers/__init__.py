@@ -41,14 +41,10 @@ def open_provider(settings: Settings) -> AIProvider:
     from .wires import AnthropicMessages, ChatCompletions
 
     if not settings.provider_model:
-        raise SettingsError(
-            f"STUDYHALL_PROVIDER is {settings.provider}: name a model in STUDYHALL_PROVIDER_MODEL too"
-        )
+        raise SettingsError(f"STUDYHALL_PROVIDER is {settings.provider}: name a model in STUDYHALL_PROVIDER_MODEL too")
     if not settings.provider_key and not settings.provider_url:
         # A server of your own may need no key; the public ones always do.
-        raise SettingsError(
-            f"STUDYHALL_PROVIDER is {settings.provider}: put its API key in STUDYHALL_PROVIDER_KEY"
-        )
+        raise SettingsError(f"STUDYHALL_PROVIDER is {settings.provider}: put its API key in STUDYHALL_PROVIDER_KEY")
     return HttpProvider(
         AnthropicMessages() if settings.provider == "anthropic" else ChatCompletions(),
         base_url=settings.provider_url or ADDRESSES[settings.provider],

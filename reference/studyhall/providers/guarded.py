@@ -58,9 +58,7 @@ class GuardedProvider:
         deadline: float,
     ) -> list[Explanation]:
         async with self._breaker:
-            return await self._provider.explain(
-                connections, text, key=key, on_progress=on_progress, deadline=deadline
-            )
+            return await self._provider.explain(connections, text, key=key, on_progress=on_progress, deadline=deadline)
 
     async def answer(self, question: str, text: str, *, key: str, deadline: float) -> str:
         async with self._breaker:

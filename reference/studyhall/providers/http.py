@@ -162,9 +162,7 @@ class HttpProvider:
         except (httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.LocalProtocolError):
             raise ProviderRefused(str(ProviderRefused.__doc__)) from None
         except httpx2.HTTPError as error:
-            raise ProviderDown(
-                f"the connection to {self._wire.name} failed ({type(error).__name__})"
-            ) from None
+            raise ProviderDown(f"the connection to {self._wire.name} failed ({type(error).__name__})") from None
         try:
             return shape.model_validate(self._wire.answer(json.loads(reply)))
         except ValidationError as error:

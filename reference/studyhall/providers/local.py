@@ -170,8 +170,7 @@ async def _build(
     """A maximum spanning forest keeps everything connected that can be; the strongest other pairs join it."""
     counts = {term.name: term.count for term in vocabulary.terms}
     strength = {
-        pair: meetings / (4 * math.sqrt(counts[pair[0]] * counts[pair[1]]))
-        for pair, meetings in shared.items()
+        pair: meetings / (4 * math.sqrt(counts[pair[0]] * counts[pair[1]])) for pair, meetings in shared.items()
     }
     ranked = sorted(strength, key=lambda pair: (-shared[pair] * strength[pair], pair))
     group = {name: name for name in counts}
@@ -196,15 +195,12 @@ async def _build(
     best = max(term.score for term in vocabulary.terms)
     return ConceptGraph(
         concepts=tuple(
-            Concept(
-                name=term.name, weight=round(term.score / best, 4), sentence=definitions.get(term.name, "")
-            )
+            Concept(name=term.name, weight=round(term.score / best, 4), sentence=definitions.get(term.name, ""))
             for term in vocabulary.terms
             if term.name in joined
         ),
         links=tuple(
-            _link(pair, labels.get(pair), weight=round(strength[pair] / strongest, 4))
-            for pair in sorted(chosen)
+            _link(pair, labels.get(pair), weight=round(strength[pair] / strongest, 4)) for pair in sorted(chosen)
         ),
         coverage=coverage,
     )
@@ -234,9 +230,7 @@ async def _read_again(
                     labels.setdefault(pair, (first.name == pair[0], between))
         for position, (term, begin, end) in enumerate(spans):
             tells = re.match(r" (?:is|are|means|consists?|describes?)\b", sentence[end:]) is not None
-            rank = (2 if tells and begin < 12 else 1 if position == 0 else 0) + (
-                0 if len(sentence) > 240 else 1
-            )
+            rank = (2 if tells and begin < 12 else 1 if position == 0 else 0) + (0 if len(sentence) > 240 else 1)
             if rank > definitions.get(term.name, (-1, ""))[0]:
                 definitions[term.name] = (rank, sentence)
         if index % 100 == 99:
@@ -255,9 +249,7 @@ def _gaps(vocabulary: Vocabulary, found: Sequence[str]) -> dict[str, list[tuple[
     """For each concept the sentences that make a fair question: (sentence, words to hide, concepts in it)."""
     gaps = defaultdict[str, list[tuple[str, str, frozenset[str]]]](list)
     for sentence in found:
-        if not 40 <= len(sentence) <= 260 or re.match(
-            r"(?:It|They|This|That|These|Those|He|She)\b", sentence
-        ):
+        if not 40 <= len(sentence) <= 260 or re.match(r"(?:It|They|This|That|These|Those|He|She)\b", sentence):
             continue
         spans = vocabulary.spans(sentence)
         names = frozenset(term.name for term, _, _ in spans)
@@ -279,9 +271,7 @@ def _question(
         others = [concept.name for concept in graph.concepts if concept.name not in present]
         dice.shuffle(others)
         # Like the answer in number of words and in being plural: otherwise grammar gives it away.
-        others.sort(
-            key=lambda other: (_shape(other) != _shape(hidden), len(other.split()) != len(hidden.split()))
-        )
+        others.sort(key=lambda other: (_shape(other) != _shape(hidden), len(other.split()) != len(hidden.split())))
         wrong = [other for other in others if other.casefold() != hidden.casefold()][:3]
         if len(wrong) < 3:
             continue

@@ -97,9 +97,7 @@ def explanations(batch: Sequence[Link], found: Sequence[str]) -> tuple[str, str]
     """Only sentences that name one of the concepts go along: a twentieth of the text, as a rule."""
     names = {_stems(name) for link in batch for name in (link.source, link.target)}
     picked = [sentence for sentence in found if any(f" {name} " in f" {_stems(sentence)} " for name in names)]
-    pairs = "\n".join(
-        f"{number}. {link.source} and {link.target}" for number, link in enumerate(batch, start=1)
-    )
+    pairs = "\n".join(f"{number}. {link.source} and {link.target}" for number, link in enumerate(batch, start=1))
     task = (
         "Explain in two or three sentences how each pair of concepts is connected according to a study text, "
         f"and quote the sentences it rests on word for word. Keep the numbers of the pairs. {DATA}\n{pairs}"
@@ -124,8 +122,7 @@ def relevant(question: str, found: Sequence[str], *, at_most: int) -> list[str]:
     """The sentences that share the most words with the question, in the order of the text."""
     asked = {stem(word) for word in WORD.findall(question) if len(word) > 3}
     scores = [
-        (len(asked & {stem(word) for word in WORD.findall(sentence)}), -index)
-        for index, sentence in enumerate(found)
+        (len(asked & {stem(word) for word in WORD.findall(sentence)}), -index) for index, sentence in enumerate(found)
     ]
     best = sorted((one for one in scores if one[0]), reverse=True)[:at_most]
     return [found[-index] for _, index in sorted(best, key=lambda one: -one[1])]
@@ -155,9 +152,7 @@ class Draft:
 
     def add(self, answer: Concepts) -> None:
         for concept in answer.concepts:
-            entry = self.found.setdefault(
-                _stems(concept.name), {"name": concept.name, "sentence": "", "parts": 0}
-            )
+            entry = self.found.setdefault(_stems(concept.name), {"name": concept.name, "sentence": "", "parts": 0})
             entry["parts"] += 1
             entry["sentence"] = entry["sentence"] or concept.sentence
         for link in answer.links:

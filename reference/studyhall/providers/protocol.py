@@ -83,7 +83,5 @@ def time_left(deadline: float) -> float:
     """Seconds until `deadline`; raises when there are none, so that no step starts that cannot end."""
     left = deadline - time.monotonic()
     if left <= 0:
-        raise DeadlineExceeded(
-            "no time left for the next step; the next attempt goes on from the last checkpoint"
-        )
+        raise DeadlineExceeded("no time left for the next step; the next attempt goes on from the last checkpoint")
     return left

@@ -80,9 +80,7 @@ def report(paths: Iterable[Path], include_tests: bool = False) -> Report:
             about = RULES[rule]
             code = lines[line - 1].strip()[:120] if line <= len(lines) else ""
             found.append(
-                Finding(
-                    rule, about.severity, str(path), line, code, about.why, about.fix, about.proof, about.page
-                )
+                Finding(rule, about.severity, str(path), line, code, about.why, about.fix, about.proof, about.page)
             )
     found.sort(key=lambda item: (SEVERITIES.index(item.severity), item.file, item.line))
     return Report(found, project.read)
@@ -95,9 +93,7 @@ def review(paths: Iterable[Path], include_tests: bool = False) -> list[Finding]:
 def show(made: Report) -> None:
     for finding in made.findings:
         print(f"{finding.severity}: {finding.file}:{finding.line}: {finding.rule}\n    {finding.code}")
-        print(
-            f"    why    {finding.why}\n    fix    {finding.fix} ({finding.page})\n    prove  {finding.proof}\n"
-        )
+        print(f"    why    {finding.why}\n    fix    {finding.fix} ({finding.page})\n    prove  {finding.proof}\n")
     read = made.read
     print("read: " + (", ".join(f"{count} {name}" for name, count in read.files.items()) or "nothing"))
     if read.frameworks:
@@ -111,12 +107,8 @@ def show(made: Report) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "paths", nargs="*", type=Path, default=[Path()], help="files or folders (default: here)"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="*", type=Path, default=[Path()], help="files or folders (default: here)")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--fail-on", choices=SEVERITIES, default="high", help="exit 1 from this severity on")
     parser.add_argument("--include-tests", action="store_true", help="look at test code too")
@@ -133,9 +125,7 @@ def main(argv: list[str] | None = None) -> int:
     made = report(options.paths, options.include_tests)
     if options.json:
         read = asdict(made.read) | {"warnings": made.read.warnings()}
-        print(
-            json.dumps({"findings": [asdict(finding) for finding in made.findings], "read": read}, indent=2)
-        )
+        print(json.dumps({"findings": [asdict(finding) for finding in made.findings], "read": read}, indent=2))
     else:
         show(made)
     worst = SEVERITIES.index(options.fail_on)

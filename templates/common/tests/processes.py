@@ -23,9 +23,7 @@ class Processes:
         env = self._env | {f"{PREFIX}{name.upper()}": str(value) for name, value in settings.items()}
         log = self._logs / f"{len(self._running)}-{Path(command[-1]).stem}.log"
         with log.open("wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, *command], env=env, cwd=self._logs, stdout=out, stderr=out
-            )
+            process = subprocess.Popen([sys.executable, *command], env=env, cwd=self._logs, stdout=out, stderr=out)
         self._running.append(process)
         return process
 

@@ -67,9 +67,7 @@ def test_a_huge_body_is_refused(api: TestClient, chunked: bool) -> None:
     assert answer.status_code == 413
 
 
-async def test_a_body_that_stops_coming_is_not_waited_for(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_body_that_stops_coming_is_not_waited_for(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edge, "BODY_SECONDS", 0.1)
     headers = {"host": "localhost", "content-type": "application/json", "content-length": "9"}
     scope = {

@@ -81,9 +81,7 @@ class Operator:
 
 
 @pytest.fixture
-def operator(
-    env: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Operator:
+def operator(env: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Operator:
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     return Operator(capsys)

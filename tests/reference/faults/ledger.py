@@ -99,16 +99,12 @@ class Ledger:
 
         await until(nothing_left, limit, "every job reached its end", every=0.1)
 
-    async def kill_at_random(
-        self, kills: int, total: int, rng: random.Random, table: Table, **options: Any
-    ) -> int:
+    async def kill_at_random(self, kills: int, total: int, rng: random.Random, table: Table, **options: Any) -> int:
         """SIGKILL a random worker each time another share of the work is done; a new one takes its place."""
         done = 0
         for number in range(1, kills + 1):
             mark = total * number // (kills + 1)
-            await until(
-                partial(self.reached, mark, table), 60, f"{mark} effects before kill {number}", every=0.01
-            )
+            await until(partial(self.reached, mark, table), 60, f"{mark} effects before kill {number}", every=0.01)
             await asyncio.sleep(rng.random() * 0.05)
             await until(self._busy, 30, f"jobs to be running at kill {number}", every=0.01)
             victim = rng.choice([worker for worker in self.workers if worker.returncode is None])

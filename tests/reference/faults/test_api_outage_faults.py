@@ -28,9 +28,7 @@ async def upload(api: Api) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("away", ["killed", "frozen"])
-async def test_reads_go_on_and_writes_answer_in_time_while_redis_is_away(
-    away, spawn, own_redis, tmp_path, figures
-):
+async def test_reads_go_on_and_writes_answer_in_time_while_redis_is_away(away, spawn, own_redis, tmp_path, figures):
     async with api_at(spawn, tmp_path, own_redis.url) as api:
         await api.worker()
         before = (await upload(api)).json()

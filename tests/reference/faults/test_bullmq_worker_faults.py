@@ -96,9 +96,7 @@ async def test_blocked_event_loop_keeps_its_locks(redis_server, redis_url, spawn
 @pytest.mark.slow
 async def test_hung_event_loop_gives_its_jobs_up_and_does_not_report_them(redis_server, redis_url, spawn):
     """Keeping locks for a loop that is hung for good would keep its jobs from everybody forever."""
-    hung = Child(
-        spawn, redis_server.port, "reliable", work="block", seconds=5, options={**OURS, "hung_after": 1.0}
-    )
+    hung = Child(spawn, redis_server.port, "reliable", work="block", seconds=5, options={**OURS, "hung_after": 1.0})
     other = Child(spawn, redis_server.port, "reliable", seconds=0, options=OURS)
     await hung.says("ready")
     async with queue_at(redis_url, "reliable") as queue:
@@ -112,15 +110,10 @@ async def test_hung_event_loop_gives_its_jobs_up_and_does_not_report_them(redis_
         await hung.says("lost", 10)
     assert taken_over["at"] < ended["at"]
     assert hung.said("completed") == []
-    assert (
-        "is no longer ours" in hung.said("error")[0]["text"]
-        or "lock was lost" in hung.said("error")[0]["text"]
-    )
+    assert "is no longer ours" in hung.said("error")[0]["text"] or "lock was lost" in hung.said("error")[0]["text"]
 
 
-async def test_sigterm_under_load_loses_nothing_and_counts_no_stall(
-    redis_server, redis_url, spawn, scale, figures
-):
+async def test_sigterm_under_load_loses_nothing_and_counts_no_stall(redis_server, redis_url, spawn, scale, figures):
     terms, jobs = scale(2, 20), scale(400, 3000)
     async with queue_at(redis_url, "reliable") as queue:
         for first in range(0, jobs, 500):

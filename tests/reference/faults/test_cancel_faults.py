@@ -83,9 +83,7 @@ async def bench(redis_url: str, tmp_path: Path, spawn: Spawner) -> AsyncIterator
     await close(made.store)
 
 
-async def test_an_active_job_is_stopped_and_stays_cancelled_where_the_naive_flag_comes_back_as_a_retry(
-    bench, figures
-):
+async def test_an_active_job_is_stopped_and_stays_cancelled_where_the_naive_flag_comes_back_as_a_retry(bench, figures):
     worker = await bench.worker()
     ref = await bench.add("a", seconds=30)
     await worker.line('"start"')
@@ -104,9 +102,7 @@ async def test_an_active_job_is_stopped_and_stays_cancelled_where_the_naive_flag
     naive = await bench.worker("--naive")
     queue, redis = bench.producer.queue("work"), bench.producer.redis
     data = {"payload": {"seconds": 1.0}}
-    await queue.add(
-        "step-one", data, {"jobId": "n", "attempts": 3, "backoff": {"type": "fixed", "delay": 50}}
-    )
+    await queue.add("step-one", data, {"jobId": "n", "attempts": 3, "backoff": {"type": "fixed", "delay": 50}})
     await naive.line('"start"')
     await redis.set("cancel:n", 1)
 
@@ -153,9 +149,7 @@ async def test_too_late_is_said_and_the_result_stands(bench):
         await cancel(bench.producer.redis, bench.store, "work", "step-one.unknown", "why")
 
 
-async def test_cancellations_at_any_moment_leave_effect_or_cancellation_never_both(
-    bench, scale, seed, figures
-):
+async def test_cancellations_at_any_moment_leave_effect_or_cancellation_never_both(bench, scale, seed, figures):
     jobs, rng = scale(120, 600), random.Random(seed)
     await bench.worker()
     await bench.worker()

@@ -135,9 +135,7 @@ async def test_kills_cost_at_most_a_batch_each_where_a_restart_repeats_everythin
 
 
 @pytest.mark.slow
-async def test_a_frozen_run_that_wakes_up_after_it_was_taken_over_cannot_save(
-    redis_url, tmp_path, spawn, figures
-):
+async def test_a_frozen_run_that_wakes_up_after_it_was_taken_over_cannot_save(redis_url, tmp_path, spawn, figures):
     """SIGSTOP in the middle of a batch, for longer than the lock: two runs believe that the batch is theirs."""
     rows, batch = 1_000, 100
     async with Imports.open(redis_url, tmp_path, spawn) as imports:

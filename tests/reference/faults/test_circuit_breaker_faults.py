@@ -132,9 +132,7 @@ async def test_three_processes_leave_a_dead_provider_alone_and_one_of_them_probe
 
 
 @pytest.mark.slow
-async def test_probe_of_a_killed_process_is_free_after_its_lease_and_there_is_never_a_second(
-    redis_url, spawn, figures
-):
+async def test_probe_of_a_killed_process_is_free_after_its_lease_and_there_is_never_a_second(redis_url, spawn, figures):
     cooldown, lease = 2.0, 1.5
     async with Provider.start() as provider:
         processes = await callers(

@@ -113,9 +113,7 @@ async def test_every_cause_is_dead_lettered_once_under_kills_with_one_alert_each
     assert Counter(letter.job_id for letter in letters) == Counter(ids), "each once"
     assert causes == dict.fromkeys(("exhausted", "unrecoverable", "stalled", "malformed"), each)
     assert set(alerts) == {letter.id for letter in letters}, "one alert id per job"
-    assert sum(alerts.values()) <= len(ids) + deaths["alert sent"] + deaths["anywhere"], (
-        "repeats by death only"
-    )
+    assert sum(alerts.values()) <= len(ids) + deaths["alert sent"] + deaths["anywhere"], "repeats by death only"
     assert await redis.zcard(FAILED) == 0
     assert seen_by_naive == {"exhausted"}, "the fault did not happen: the naive filter saw all causes"
 
@@ -177,9 +175,7 @@ async def test_a_failed_listener_killed_before_its_copy_loses_the_job_and_the_sw
     assert swept == {*ids, "the-last"}
 
 
-async def test_keeping_failed_jobs_by_count_evicts_them_before_the_sweep(
-    store, redis, redis_url, spawn, figures
-):
+async def test_keeping_failed_jobs_by_count_evicts_them_before_the_sweep(store, redis, redis_url, spawn, figures):
     """Two queues, for the count trims the whole failed set: neighbours with an age go with it."""
     keep = {"by-count": {"count": 5}, "by-age": {"age": 14 * 24 * 3600}}
     for name, value in keep.items():

@@ -68,9 +68,7 @@ async def test_timed_out_subprocess_is_killed_with_its_children_and_never_charge
 
 
 @pytest.mark.fault
-async def test_hung_jobs_give_their_slots_back_where_they_block_the_queue_without_a_deadline(
-    redis_url, figures
-):
+async def test_hung_jobs_give_their_slots_back_where_they_block_the_queue_without_a_deadline(redis_url, figures):
     slots, others = 2, 20
 
     async def work(job: Job) -> None:
@@ -83,9 +81,7 @@ async def test_hung_jobs_give_their_slots_back_where_they_block_the_queue_withou
     async def limited(job: Job, token: str) -> None:
         await run_within(0.2, work, job)
 
-    async def run(
-        name: str, processor: Callable[[Job, str], Awaitable[None]], patience: float
-    ) -> dict[str, int]:
+    async def run(name: str, processor: Callable[[Job, str], Awaitable[None]], patience: float) -> dict[str, int]:
         connection = Redis.from_url(redis_url, decode_responses=True, socket_timeout=30)
         queue = Queue(name, {"connection": connection})
         for _ in range(slots):

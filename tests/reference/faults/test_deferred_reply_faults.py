@@ -30,9 +30,7 @@ DEFERRED, IMMEDIATE = 5, 4
 SECRET = "sk-chat-0123456789abcdefghij"
 
 
-async def ask(
-    api: Api, platform: ChatPlatform, ident: str, question: str = "what is rain?"
-) -> tuple[float, Any]:
+async def ask(api: Api, platform: ChatPlatform, ident: str, question: str = "what is rain?") -> tuple[float, Any]:
     body, headers = platform.command(question, id=ident)
     began = time.monotonic()
     response = await api.client.post("/interactions", content=body, headers=headers)
@@ -65,9 +63,7 @@ def ai(server: AIServer) -> dict[str, str]:
 
 
 @pytest.mark.slow
-async def test_commands_are_acknowledged_at_once_while_twenty_slow_ones_run(
-    spawn, redis_url, tmp_path, figures, scale
-):
+async def test_commands_are_acknowledged_at_once_while_twenty_slow_ones_run(spawn, redis_url, tmp_path, figures, scale):
     pace, count = PLATFORM_WAITS + 0.2, scale(60, 300)
     naive = LocalProvider(pace=pace)
 

@@ -78,9 +78,7 @@ async def preparations(store: AsyncEngine) -> dict[str, int]:
 
 
 @pytest.mark.slow
-async def test_every_outage_is_answered_in_time_and_recovered_from_without_a_restart(
-    own_redis, tmp_path, figures
-):
+async def test_every_outage_is_answered_in_time_and_recovered_from_without_a_restart(own_redis, tmp_path, figures):
     """Cold start, kill and freeze; the same producers from beginning to end. The stock `add` just hangs."""
     store = open_store(f"sqlite:///{tmp_path / 'orders.db'}")
     await create_all(store)
@@ -217,9 +215,7 @@ async def test_crash_between_commit_and_queue_loses_no_job(redis_url, store_url,
         await until(lambda: jobs_at(redis_url), 20, "the drainer to queue the order")
         await drainer.drain(0)
         await running
-    assert await jobs_at(redis_url) == ["prepare-order.ours"], (
-        "the naive order has a row and no job, for good"
-    )
+    assert await jobs_at(redis_url) == ["prepare-order.ours"], "the naive order has a row and no job, for good"
 
 
 async def test_rolled_back_order_leaves_no_request(redis_url, orders):
@@ -328,8 +324,7 @@ async def test_delay_counts_from_acceptance(redis_url, orders):
         await drain(orders, producer)
         async with queue_at(redis_url, shop.QUEUE) as queue:
             delays = {
-                job.id: job.opts.get("delay", 0)
-                for job in await queue.getJobs(["prioritized", "delayed"], 0, -1)
+                job.id: job.opts.get("delay", 0) for job in await queue.getJobs(["prioritized", "delayed"], 0, -1)
             }
         assert delays["prepare-order.soon"] == 0
         assert 590_000 < delays["prepare-order.later"] < 600_000

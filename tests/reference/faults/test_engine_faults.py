@@ -23,9 +23,7 @@ from studyhall.patterns.engine import RedisServer, ensure_redis
 
 pytestmark = [
     pytest.mark.fault,
-    pytest.mark.skipif(
-        sys.platform != "linux", reason="these promises rest on PDEATHSIG, which only Linux has"
-    ),
+    pytest.mark.skipif(sys.platform != "linux", reason="these promises rest on PDEATHSIG, which only Linux has"),
 ]
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -155,9 +153,7 @@ def test_killing_every_user_leaves_no_server_and_no_loss(spawn, tmp_path, ensure
     )
 
 
-def test_killed_server_comes_back_by_itself_with_what_it_acknowledged(
-    spawn, tmp_path, make_redis, figures, scale
-):
+def test_killed_server_comes_back_by_itself_with_what_it_acknowledged(spawn, tmp_path, make_redis, figures, scale):
     # A server as it comes: snapshots at Redis' default times, no append-only file.
     naive = make_redis(appendonly="no")
     naive_written = 500
@@ -185,9 +181,7 @@ def test_killed_server_comes_back_by_itself_with_what_it_acknowledged(
         assert url.endswith(f":{state['port']}/0"), "on the same port, where its clients look for it"
     for user in users:
         keeps_counting(user)
-    lost, old_lost = (
-        sum(numbers) for numbers in zip(*(losses(user, killed_at) for user in users), strict=True)
-    )
+    lost, old_lost = (sum(numbers) for numbers in zip(*(losses(user, killed_at) for user in users), strict=True))
     assert old_lost == 0, "an acknowledged write older than a second is never lost"
     figures(
         "engine",
@@ -345,9 +339,7 @@ def test_damaged_data_is_reported_not_dropped(tmp_path, ensure):
         client.mset({f"key:{n}": "x" * 50 for n in range(100)})
     server.stop()
     until_sync(lambda: not alive(server.pid or 0), 10, "the server ends")
-    written = max(
-        (tmp_path / "redis" / "appendonlydir").glob("*.incr.aof"), key=lambda path: path.stat().st_size
-    )
+    written = max((tmp_path / "redis" / "appendonlydir").glob("*.incr.aof"), key=lambda path: path.stat().st_size)
     data = written.read_bytes().replace(b"$50\r\n", b"?50\r\n")
     written.write_bytes(data)
     with pytest.raises(engine.DidNotStart, match=r"(?s)ended at once.*Bad file format"):

@@ -121,9 +121,7 @@ async def test_connection_that_swallows_every_byte_is_replaced_within_20_seconds
 
 
 @pytest.mark.parametrize("kind", [pytest.param("kafka", marks=pytest.mark.full), "kafka-ordered"])
-async def test_kafka_brokers_that_stand_still_are_no_crash_and_start_no_handler_beside_itself(
-    kind, any_kafka
-):
+async def test_kafka_brokers_that_stand_still_are_no_crash_and_start_no_handler_beside_itself(kind, any_kafka):
     brokers = any_kafka
     bus = open_bus(kind, brokers.url, f"t{uuid.uuid4().hex[:10]}")
     hands = Hands(3)
@@ -148,9 +146,7 @@ async def test_kafka_brokers_that_stand_still_are_no_crash_and_start_no_handler_
         brokers.thaw()
         await bus.close()
     hands.never_beside_itself(8)
-    assert (
-        max(hands.done.values()) <= 3
-    )  # a member that was silent for too long is given its partitions again
+    assert max(hands.done.values()) <= 3  # a member that was silent for too long is given its partitions again
 
 
 ALARMS = {

@@ -84,13 +84,9 @@ async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_
             await worker.line('"ready"')
             if kill < kills:
                 mark = began + total * 4 * (kill + 1) // (kills + 4)
-                await until(
-                    lambda mark=mark: _at_least(steps_done, mark, idle), 30, f"{mark} steps", every=0.01
-                )
+                await until(lambda mark=mark: _at_least(steps_done, mark, idle), 30, f"{mark} steps", every=0.01)
                 await asyncio.sleep(rng.random() * 0.03)
-                hits += sum(
-                    [await producer.redis.llen(f"bull:{q}:active") for q in (program.QUEUE, program.NAIVE)]
-                )
+                hits += sum([await producer.redis.llen(f"bull:{q}:active") for q in (program.QUEUE, program.NAIVE)])
                 worker.kill()
         assert worker is not None
         await until(idle, 60, "nothing is left", every=0.1)
@@ -107,17 +103,13 @@ async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_
     async def idle() -> bool:
         for name in (program.QUEUE, program.NAIVE):
             counts = await producer.queue(name).getJobCounts()
-            if any(
-                counts[state] for state in ("waiting", "prioritized", "delayed", "active", "waiting-children")
-            ):
+            if any(counts[state] for state in ("waiting", "prioritized", "delayed", "active", "waiting-children")):
                 return False
         return True
 
     async def by_hand(number: int) -> None:
         first = program.STEPS[0]
-        await producer.queue(program.NAIVE).add(
-            first, {"chain": number}, {"jobId": f"{first}.{number}", "attempts": 3}
-        )
+        await producer.queue(program.NAIVE).add(first, {"chain": number}, {"jobId": f"{first}.{number}", "attempts": 3})
 
     try:
         naive, naive_hits = await run(chains, by_hand)

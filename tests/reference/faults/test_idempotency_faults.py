@@ -58,9 +58,7 @@ async def test_killed_consumers_lose_and_double_nothing_while_set_nx_does_both(
     *, store, store_url, redis_url, spawn, scale, seed, figures
 ):
     kills, events = scale(12, 48), scale(60, 240)
-    outcome = await kill_consumers(
-        store, (store_url, redis_url), spawn, kills=kills, events=events, seed=seed
-    )
+    outcome = await kill_consumers(store, (store_url, redis_url), spawn, kills=kills, events=events, seed=seed)
     deaths, lost, duplicated = outcome["inbox"]
     figures(
         "idempotency",
@@ -85,9 +83,7 @@ async def test_killed_consumers_lose_and_double_nothing_while_set_nx_does_both(
 async def test_a_key_made_of_the_job_id_gives_one_customer_the_others_result(store, redis_url):
     """BullMQ's ids are counters per queue: the first job of every queue is job 1."""
     async with producer_client(redis_url) as redis:
-        ann = await Queue("invoices", {"connection": redis}).add(
-            "pay", {"customer": "ann", "key": "invoice-7"}
-        )
+        ann = await Queue("invoices", {"connection": redis}).add("pay", {"customer": "ann", "key": "invoice-7"})
         bob = await Queue("refunds", {"connection": redis}).add("pay", {"customer": "bob", "key": "refund-3"})
         assert ann.id == bob.id == "1"
 

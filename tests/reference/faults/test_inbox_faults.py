@@ -47,9 +47,7 @@ async def test_a_consumer_killed_before_and_after_its_effect_applies_every_event
         last.terminate()
         assert await last.exited(20) == 0
         async with read(store) as connection:
-            return list(
-                (await connection.execute(select(effects.c.event).where(effects.c.mode == mode))).scalars()
-            )
+            return list((await connection.execute(select(effects.c.event).where(effects.c.mode == mode))).scalars())
 
     naive: dict[str, int] = {}
     moments = ("before", "after")  # of the kills

@@ -63,9 +63,7 @@ async def _longest_block(busy: Callable[[], Awaitable[object]]) -> float:
 
 
 @pytest.mark.slow
-async def test_event_loop_stays_free_during_cpu_bound_work_that_blocks_it_past_the_lock_inline(
-    pool, work, figures
-):
+async def test_event_loop_stays_free_during_cpu_bound_work_that_blocks_it_past_the_lock_inline(pool, work, figures):
     seconds = LOCK_DURATION + 0.5
 
     async def inline() -> None:
@@ -92,9 +90,7 @@ async def test_process_killer_takes_only_itself_down_where_an_executor_fails_its
 
     loop = asyncio.get_running_loop()
     with ProcessPoolExecutor(5, multiprocessing.get_context("spawn")) as executor:
-        neighbours = [
-            loop.run_in_executor(executor, work.neighbour, str(naive_gate), number) for number in range(4)
-        ]
+        neighbours = [loop.run_in_executor(executor, work.neighbour, str(naive_gate), number) for number in range(4)]
         killer = loop.run_in_executor(executor, work.die, "sigkill")
         # CPython 3.11 may not watch the process it started last until one more call comes in: without this
         # one the executor can wait for the dead process forever.
@@ -104,9 +100,7 @@ async def test_process_killer_takes_only_itself_down_where_an_executor_fails_its
         naive = await asyncio.gather(*neighbours, return_exceptions=True)
         with pytest.raises(BrokenProcessPool):  # and it never recovers
             await loop.run_in_executor(executor, work.add, 1, 1)
-    assert all(isinstance(result, BrokenProcessPool) for result in naive), (
-        "five innocent calls failed with it"
-    )
+    assert all(isinstance(result, BrokenProcessPool) for result in naive), "five innocent calls failed with it"
 
     ours = [asyncio.create_task(pool.run(work.neighbour, str(gate), number)) for number in range(4)]
     with pytest.raises(ProcessDied, match="the process running die died: SIGKILL") as caught:
@@ -164,9 +158,7 @@ async def test_timeout_kills_an_endless_loop(pool, work, tmp_path):
 
 
 @pytest.mark.fault
-async def test_a_deadline_or_cancellation_around_the_call_kills_the_process_and_its_children(
-    pool, work, tmp_path
-):
+async def test_a_deadline_or_cancellation_around_the_call_kills_the_process_and_its_children(pool, work, tmp_path):
     mark = tmp_path / "grandchild"
     with pytest.raises(DeadlineExceeded):
         await run_within(3, lambda: pool.run(work.start_a_grandchild_and_hang, str(mark)))

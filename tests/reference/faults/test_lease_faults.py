@@ -42,16 +42,12 @@ async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
     await close(engine)
 
 
-async def frozen_holder_story(
-    kind: str, redis_url: str, redis: Any, spawn: Spawner, store_url: str
-) -> list[Spawned]:
+async def frozen_holder_story(kind: str, redis_url: str, redis: Any, spawn: Spawner, store_url: str) -> list[Spawned]:
     """A takes it and is frozen past its time, B takes over and writes, A wakes up and writes."""
 
     def holder(who: str) -> Spawned:
         more = ["--await-loss"] if kind == "fenced" and who == "a" else []
-        return spawn(
-            PROGRAMS / "lease_holder.py", kind, who, f"--redis={redis_url}", f"--store={store_url}", *more
-        )
+        return spawn(PROGRAMS / "lease_holder.py", kind, who, f"--redis={redis_url}", f"--store={store_url}", *more)
 
     a = holder("a")
     await a.line('"held"')
@@ -66,9 +62,7 @@ async def frozen_holder_story(
     return [a, b]
 
 
-async def test_stale_write_of_a_holder_frozen_past_its_lease_is_refused(
-    redis_url, redis, spawn, tmp_path, figures
-):
+async def test_stale_write_of_a_holder_frozen_past_its_lease_is_refused(redis_url, redis, spawn, tmp_path, figures):
     async def story(kind: str) -> tuple[list[str], list[Spawned]]:
         url = f"sqlite:///{tmp_path / kind}.db"
         engine = open_store(url)

@@ -81,9 +81,7 @@ def relays(spawn: Spawner, store_url: str, redis_url: str) -> Relays:
 
 
 def event(subject: str, n: int) -> Event:
-    return Event(
-        id=f"{subject}-{n}", source="/proof", type="order.changed.v1", subject=subject, data={"n": n}
-    )
+    return Event(id=f"{subject}-{n}", source="/proof", type="order.changed.v1", subject=subject, data={"n": n})
 
 
 async def bump(store: AsyncEngine, subject: str, rng: random.Random, *, fail: bool) -> str | None:
@@ -225,9 +223,7 @@ async def fill(store: AsyncEngine, count: int) -> None:
 
 
 @pytest.mark.fault
-async def test_three_relays_at_once_double_nothing_while_two_naive_ones_double_all(
-    store, relays, scale, figures
-):
+async def test_three_relays_at_once_double_nothing_while_two_naive_ones_double_all(store, relays, scale, figures):
     """With the default lease of 30 s: none of them stalls for longer, not even on a crowded machine."""
     count = scale(200, 2000)
     await fill(store, count)
@@ -266,9 +262,7 @@ async def test_three_relays_at_once_double_nothing_while_two_naive_ones_double_a
 
 
 @pytest.mark.fault
-async def test_a_relay_frozen_past_its_lease_doubles_what_it_held_and_reorders_nothing(
-    store, relays, figures
-):
+async def test_a_relay_frozen_past_its_lease_doubles_what_it_held_and_reorders_nothing(store, relays, figures):
     """The limit of the promise above: a lease cannot stop a process that does not know it is late."""
     relays.publish_seconds, relays.lease_seconds = 0.02, 2.0
     events = 100

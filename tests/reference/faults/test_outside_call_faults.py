@@ -103,15 +103,11 @@ async def under_fire(
         with redis.client() as client:
 
             def ended() -> bool:
-                return bool(
-                    client.zcard("bull:labels:completed") + client.zcard("bull:labels:failed") == calls
-                )
+                return bool(client.zcard("bull:labels:completed") + client.zcard("bull:labels:failed") == calls)
 
             def left() -> str:
                 states = {name: client.hgetall(f"bull:labels:{name}") for name in parcels}
-                return (
-                    f"all jobs ended; left: {[job for job in states.values() if 'finishedOn' not in job][:3]}"
-                )
+                return f"all jobs ended; left: {[job for job in states.values() if 'finishedOn' not in job][:3]}"
 
             await until(ended, 180, left, every=0.1)
             found = {name: client.hgetall(f"bull:labels:{name}") for name in parcels}
@@ -208,9 +204,7 @@ async def test_the_naive_twin_with_a_key_and_retries_duplicates(spawn, own_redis
     calls, kills = scale((60, 3), (300, 40))
     provider = Provider(spawn, seed=seed, key_life=600)
     spec = {"way": "naive", "redis": own_redis.url, "provider": provider.url, "ledger": "redis"}
-    await under_fire(
-        spawn, own_redis, provider, spec, calls=calls, kills=kills, freezes=0, away=0.0, seed=seed
-    )
+    await under_fire(spawn, own_redis, provider, spec, calls=calls, kills=kills, freezes=0, away=0.0, seed=seed)
     printed = provider.printed()
     duplicated = [parcel for parcel, count in printed.items() if count > 1]
     assert duplicated, "what this pattern is for"

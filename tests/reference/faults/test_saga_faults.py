@@ -71,9 +71,7 @@ class Shop:
     directory: Path
     placed: int = 0
 
-    async def place(
-        self, customer: str, *, method: str = "card_ok", pack: str = "pack", naive: bool = False
-    ) -> str:
+    async def place(self, customer: str, *, method: str = "card_ok", pack: str = "pack", naive: bool = False) -> str:
         """Every order has its own customer, so that a charge under a second key would be seen."""
         self.placed += 1
         order_id = f"{'naive' if naive else 'order'}-{self.placed:03}"
@@ -143,9 +141,7 @@ class Shop:
             for row in await saga_store.history(self.store, order_id)
             if row.event == "started"
         ]
-        return Counter((order_id, str(row.step)) for order_id, row in started), {
-            row.actor for _, row in started
-        }
+        return Counter((order_id, str(row.step)) for order_id, row in started), {row.actor for _, row in started}
 
     async def saga(self, order_id: str) -> saga_store.SagaRow:
         return await saga_store.load(self.store, order_id)
@@ -163,11 +159,7 @@ class Shop:
         refunded = {row["charge_key"] for row in ledger["refunds"] if row["status"] == "refunded"}
         found = {}
         for row in rows:
-            mine = [
-                c
-                for c in ledger["charges"]
-                if c["customer"] == row["customer"] and c["status"] == "succeeded"
-            ]
+            mine = [c for c in ledger["charges"] if c["customer"] == row["customer"] and c["status"] == "succeeded"]
             kept = sum(c["amount"] for c in mine if c["key"] not in refunded)
             good = row["status"] == "confirmed"
             story = {
@@ -201,9 +193,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest_asyncio.fixture
-async def shop(
-    store: AsyncEngine, store_url: str, stage: Path, spawn: Spawner, tmp_path: Path
-) -> AsyncIterator[Shop]:
+async def shop(store: AsyncEngine, store_url: str, stage: Path, spawn: Spawner, tmp_path: Path) -> AsyncIterator[Shop]:
     sandbox = spawn("studyhall.payment_sandbox", "--data-dir", tmp_path / "payments")
     url = json.loads(await sandbox.line('"url"'))["url"]
     async with begin(store) as tx:
@@ -234,9 +224,7 @@ def every_death() -> list[tuple[Case, list[Death]]]:
     # A killed process is resumed by one that is killed as well, in the same step and on the way back.
     matrix += [(OK, [("after intent", "charge"), ("after effect", "charge"), ("after record", "charge")])]
     for moment in UNDO:
-        matrix += [
-            (FAILS_AT_CONFIRM, [("after effect", "charge"), (moment, "charge"), (moment, "reserve-seats")])
-        ]
+        matrix += [(FAILS_AT_CONFIRM, [("after effect", "charge"), (moment, "charge"), (moment, "reserve-seats")])]
     return matrix
 
 
@@ -248,9 +236,7 @@ async def test_killed_at_any_moment_money_seats_and_order_agree_in_the_end(shop,
         must = [(OK, [("after effect", "charge")]), (FAILS_AT_CONFIRM, [("after undo effect", "charge")])]
         rest = [one for one in matrix if one not in must]
         matrix = must + random.Random(seed).sample(rest, quick - len(must))
-    cases = [
-        (await shop.place(case[0], method=case[1], pack=case[2]), case, deaths) for case, deaths in matrix
-    ]
+    cases = [(await shop.place(case[0], method=case[1], pack=case[2]), case, deaths) for case, deaths in matrix]
 
     killed = 0
     for nth in range(3):
@@ -493,9 +479,7 @@ async def test_five_deaths_in_a_step_consume_none_of_its_two_attempts(shop, figu
 
     for _ in range(5):
         await die_in_the_charge(order, ours)
-    assert {step.name: (step.attempts, step.crashes) for step in (await shop.saga(order)).steps}[
-        "charge"
-    ] == (0, 4)
+    assert {step.name: (step.attempts, step.crashes) for step in (await shop.saga(order)).steps}["charge"] == (0, 4)
     await shop.fault("unavailable")
     await shop.endings(shop.victims([{"saga_id": order, "signal": None}], limits=ours))
     saga, events = await shop.saga(order), await shop.events(order)
@@ -507,9 +491,7 @@ async def test_five_deaths_in_a_step_consume_none_of_its_two_attempts(shop, figu
     await shop.endings(shop.victims([{"saga_id": twin, "signal": None}], limits=naive))
     assert (await shop.saga(twin)).state == "compensated", "an order that nobody refused is lost"
     assert not await shop.disagreements()
-    figures(
-        "saga", name=f"deaths-{shop.kind}", kills=5, attempts=2, completed=1, naive_kills=2, naive_completed=0
-    )
+    figures("saga", name=f"deaths-{shop.kind}", kills=5, attempts=2, completed=1, naive_kills=2, naive_completed=0)
 
 
 async def test_a_stuck_undo_beside_independent_ones_survives_kills(shop):

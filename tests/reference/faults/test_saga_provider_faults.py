@@ -109,9 +109,7 @@ async def test_killed_runners_of_cancelled_sagas_leave_one_valid_label_or_none(
     for saga_id in cancelled:
         await parcels.cancel(saga_id)  # those that had completed
     states = await parcels.ended()
-    wanted = {
-        one: "compensated" if n % 4 == 0 or one in cancelled else "completed" for n, one in enumerate(ids)
-    }
+    wanted = {one: "compensated" if n % 4 == 0 or one in cancelled else "completed" for n, one in enumerate(ids)}
     assert states == wanted
     valid = parcels.valid()
     assert valid == {saga_id: 1 for saga_id, state in states.items() if state == "completed"}

@@ -49,9 +49,7 @@ class Fleet:
         self.store = open_store(self.store_url)
         await create_all(self.store)
         jobs = schedule_instances.job_types()
-        self.producer = full_producer(
-            jobs, self.redis_url, signer=Signer(schedule_instances.KEYS), timeout=10
-        )
+        self.producer = full_producer(jobs, self.redis_url, signer=Signer(schedule_instances.KEYS), timeout=10)
         self.schedules: Schedules = schedule_instances.schedules(jobs, **self.when)
         self.queue = self.producer.queue(schedule_instances.QUEUE)
         try:
@@ -266,9 +264,7 @@ async def test_an_old_instance_that_restarts_in_a_rolling_deploy_removes_nothing
         await until(ticks, 30, "ticks after the loss")
         assert await has_both()
         told = [line for line in restarted.lines() if "changes nothing" in line]
-    assert told == [
-        "version 2 of the schedules is in force: this instance declares version 1 and changes nothing"
-    ]
+    assert told == ["version 2 of the schedules is in force: this instance declares version 1 and changes nothing"]
 
 
 @pytest.mark.slow

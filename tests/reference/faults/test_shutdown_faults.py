@@ -13,9 +13,7 @@ pytestmark = pytest.mark.fault
 
 
 @pytest.mark.slow
-async def test_sigterms_mid_job_spend_no_attempt_and_stall_nothing(
-    redis_url, tmp_path, spawn, scale, seed, figures
-):
+async def test_sigterms_mid_job_spend_no_attempt_and_stall_nothing(redis_url, tmp_path, spawn, scale, seed, figures):
     rolls, jobs, grace = scale(4, 20), scale(160, 800), 1.0
     rng = random.Random(seed)
     exits: list[float] = []

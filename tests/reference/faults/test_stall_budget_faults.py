@@ -40,9 +40,7 @@ async def test_random_kills_lose_fail_and_double_nothing(redis_url, tmp_path, sp
         await ledger.add(naive_jobs, seconds=0.3)
         await ledger.worker(naive=True, concurrency=5)
         await ledger.worker(naive=True, concurrency=5)
-        await ledger.kill_at_random(
-            naive_kills, naive_jobs, rng, ledger_jobs.naive_ledger, naive=True, concurrency=5
-        )
+        await ledger.kill_at_random(naive_kills, naive_jobs, rng, ledger_jobs.naive_ledger, naive=True, concurrency=5)
         await ledger.idle()
         naive, naive_counts = await ledger.entries(ledger_jobs.naive_ledger), await ledger.counts()
     naive_duplicated = sum(1 for times in naive.values() if times > 1)

@@ -45,9 +45,7 @@ def request(n: int) -> JobRequest:
 def jobs_for(handler: Callable[[JobContext, Work], Awaitable[Any]]) -> JobTypes:
     jobs = JobTypes()
     retry = RetryPolicy(base=0.05, cap=0.2, attempts=3)
-    jobs.register(
-        name="work", payload=Work, handler=handler, queue="setup", retry=retry, deadline=Deadline(30.0)
-    )
+    jobs.register(name="work", payload=Work, handler=handler, queue="setup", retry=retry, deadline=Deadline(30.0))
     return jobs
 
 
@@ -115,9 +113,7 @@ async def test_a_full_disk_fails_no_job_and_is_not_hammered(redis_url, tmp_path)
         await setup.producer.enqueue_many([request(n) for n in range(JOBS)])
         disk.full = True
         async with setup.working(concurrency=SLOTS, lock=30):
-            await until(
-                lambda: count(setup, "snoozed") > PROBES, 60, "jobs met the full disk, some after a pause"
-            )
+            await until(lambda: count(setup, "snoozed") > PROBES, 60, "jobs met the full disk, some after a pause")
             assert (await setup.counts("setup")).get("failed", 0) == 0
             assert await stored(setup) == []
             tries = count(setup, "snoozed")
@@ -139,9 +135,7 @@ async def test_postgres_stopped_and_started_again_fails_no_job(redis_url, own_po
             await until(lambda: count(setup, "snoozed") >= before + PROBES, 60, "jobs met the outage")
             await asyncio.to_thread(own_postgres.restart)
             await everything_done_once(setup, runs)
-        assert count(setup, "snoozed") <= 3 * SLOTS, (
-            "the outage was met by what was under way, then by single jobs"
-        )
+        assert count(setup, "snoozed") <= 3 * SLOTS, "the outage was met by what was under way, then by single jobs"
 
 
 @pytest.mark.slow
@@ -180,9 +174,7 @@ async def test_a_job_older_than_its_retry_policy_survives_an_outage(redis_url, t
     runs = Runs()
     jobs = JobTypes()
     retry = RetryPolicy(base=0.05, cap=0.2, attempts=1, max_age=0.001)
-    jobs.register(
-        name="work", payload=Work, handler=runs.handle, queue="setup", retry=retry, deadline=Deadline(30.0)
-    )
+    jobs.register(name="work", payload=Work, handler=runs.handle, queue="setup", retry=retry, deadline=Deadline(30.0))
     async with JobSetup.open(redis_url, tmp_path, jobs) as setup:
         disk = Disk(setup)
         disk.full = True

@@ -86,9 +86,7 @@ async def test_sigterm_while_the_workers_still_start_is_exit_0_too(redis_url, tm
 
 
 @pytest.mark.slow
-async def test_a_killed_supervisor_takes_its_workers_and_their_embedded_server_along(
-    tmp_path, spawn, figures
-):
+async def test_a_killed_supervisor_takes_its_workers_and_their_embedded_server_along(tmp_path, spawn, figures):
     """The usual children of a killed parent go on forever, unseen: that is the naive twin."""
     naive = spawn.command(
         "python3",

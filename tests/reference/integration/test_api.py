@@ -110,9 +110,7 @@ def test_a_running_document_can_be_cancelled(hall):
     listed: dict[str, str] = {}
     for row in hall.admin.get("/admin/queues").json()["queues"]:
         wanted = {"queue": row["queue"], "state": "completed", "size": 100}
-        listed |= {
-            job["id"]: job["state"] for job in hall.admin.get("/admin/jobs", params=wanted).json()["jobs"]
-        }
+        listed |= {job["id"]: job["state"] for job in hall.admin.get("/admin/jobs", params=wanted).json()["jobs"]}
     stages = {f"{stage['name']}.{made.json()['id']}": stage["state"] for stage in ended["stages"]}
     assert {job: listed[job] for job in stages} == stages, "the list of jobs tells cancelled from completed"
     job = f"graph-generation.{made.json()['id']}"
@@ -149,9 +147,7 @@ def events(response: httpx2.Response) -> Iterator[tuple[str, str, Any]]:
             fields = {}
 
 
-def follow(
-    hall: StandingApi, document: str, last: str = "", stop_after: str = ""
-) -> list[tuple[str, str, Any]]:
+def follow(hall: StandingApi, document: str, last: str = "", stop_after: str = "") -> list[tuple[str, str, Any]]:
     """Events of a document until its last stage is completed, or until the first `stop_after`."""
     headers = {"last-event-id": last} if last else {}
     seen = []
@@ -313,9 +309,7 @@ def test_dead_letters_are_listed_shown_replayed_and_purged(hall: StandingApi) ->
 
 
 def test_a_stuck_saga_is_repaired_with_a_name_and_a_note(hall: StandingApi) -> None:
-    order = hall.client.post("/orders", json={"pack_id": "history-1848"}, headers={"x-user": "saga"}).json()[
-        "id"
-    ]
+    order = hall.client.post("/orders", json={"pack_id": "history-1848"}, headers={"x-user": "saga"}).json()["id"]
     assert order in [one["id"] for one in hall.admin.get("/admin/sagas").json()]
     shown = hall.admin.get(f"/admin/sagas/{order}").json()
     assert [step["name"] for step in shown["steps"]] == ["place-order", "reserve-seats", "charge", "confirm"]

@@ -225,8 +225,5 @@ async def test_headers_without_end_are_refused(monkeypatch):
 
 async def test_a_slow_answer_is_not_mistaken_for_a_slow_request(monkeypatch):
     async with impatient_server(monkeypatch) as port, httpx2.AsyncClient() as client:
-        answers = [
-            await client.post(f"http://localhost:{port}/echo", content=b"x" * size)
-            for size in (0, 10, 60_000)
-        ]
+        answers = [await client.post(f"http://localhost:{port}/echo", content=b"x" * size) for size in (0, 10, 60_000)]
         assert [answer.text for answer in answers] == ["0", "10", "60000"]

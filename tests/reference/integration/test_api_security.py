@@ -185,9 +185,7 @@ def test_what_people_send_reaches_neither_the_logs_nor_the_jobs(hall, server):
     secret = "hunter2-hunter2-hunter2"
     hall.client.get("/admin/queues", headers={"authorization": f"Bearer {secret}"})
     hall.client.get("/documents", params={"token": secret})
-    hall.client.post(
-        "/orders", json={"pack_id": secret, "seats": secret}, headers={"idempotency-key": secret}
-    )
+    hall.client.post("/orders", json={"pack_id": secret, "seats": secret}, headers={"idempotency-key": secret})
     hall.client.post("/orders", content=f'{{"password": "{secret}'.encode())
     made = upload(hall, f"{secret}.md", TEXT + secret.encode(), **{"idempotency-key": secret})
     hall.until(made.json()["href"], lambda d: d["stages"][0]["state"] == "completed")

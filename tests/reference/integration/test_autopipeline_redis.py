@@ -72,9 +72,7 @@ async def test_a_dead_server_fails_every_call_at_once_and_the_next_connection_wo
     started = time.monotonic()
     answers = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(answer, ConnectionError) for answer in answers)
-    assert time.monotonic() - started < autopipeline.SILENCE_TICKS, (
-        "they waited until the silence was noticed"
-    )
+    assert time.monotonic() - started < autopipeline.SILENCE_TICKS, "they waited until the silence was noticed"
     assert all(isinstance(a, ConnectionError) for a in [await _caught(echo(args=[n])) for n in range(20)])
     own_redis.restart()
     assert await asyncio.gather(*(echo(args=[n]) for n in range(50))) == [str(n) for n in range(50)]

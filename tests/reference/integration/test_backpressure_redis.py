@@ -42,9 +42,7 @@ def request(number: int | str, name: str = "work", **options: Any) -> JobRequest
 
 
 @asynccontextmanager
-async def producer_at(
-    url: str, limits: Limits | dict[str, Limits] | None, **options: Any
-) -> AsyncIterator[Producer]:
+async def producer_at(url: str, limits: Limits | dict[str, Limits] | None, **options: Any) -> AsyncIterator[Producer]:
     producer = full_producer(job_types(), url)
     if limits is not None:
         producer.admission = Admission(producer.redis, limits, **options)
@@ -226,9 +224,7 @@ async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(redis_url,
     assert reasons == {"Expired"}
 
 
-async def test_a_worker_whose_clock_is_an_hour_ahead_drops_nothing_that_is_fresh(
-    redis_url, tmp_path, monkeypatch
-):
+async def test_a_worker_whose_clock_is_an_hour_ahead_drops_nothing_that_is_fresh(redis_url, tmp_path, monkeypatch):
     ran: list[str] = []
 
     async def note(ctx: JobContext, _payload: Work) -> None:

@@ -173,9 +173,7 @@ async def test_global_concurrency_is_kept_busy(redis_url, figures):
     async with queue_at(redis_url, "stock") as stock_queue, queue_at(redis_url, "ours") as our_queue:
         await stock_queue.setGlobalConcurrency(2)
         await our_queue.setGlobalConcurrency(2)
-    took = await _race(
-        redis_url, short, jobs=6, stock={"concurrency": 5, "drainDelay": drain}, ours={"concurrency": 5}
-    )
+    took = await _race(redis_url, short, jobs=6, stock={"concurrency": 5, "drainDelay": drain}, ours={"concurrency": 5})
     figures(
         "bullmq-worker",
         name="global-concurrency",

@@ -185,9 +185,7 @@ async def test_a_paused_worker_takes_nothing_until_it_is_resumed(redis_url):
         pausing = asyncio.create_task(worker.pause())
         await asyncio.sleep(0)
         await queue.addBulk([{"name": "job", "data": {}} for _ in range(5)])
-        async with at_work(
-            "q", nothing, url=redis_url
-        ) as other:  # and it takes no wake-up calls from the others
+        async with at_work("q", nothing, url=redis_url) as other:  # and it takes no wake-up calls from the others
             await until_counts(queue, {"active": 1, "completed": 5}, 10, "the other worker to do five")
             assert not pausing.done(), "the long job still runs"
             await other.drain(5)

@@ -154,9 +154,7 @@ async def test_sys_exit_in_a_task_of_the_processor_is_a_crash_that_a_budget_ends
 
         for _ in range(6):
             worker = spawn(EXITING, redis_url)
-            await until(
-                lambda worker=worker: worker.returncode is not None or ended(), 30, "an exit, or the end"
-            )
+            await until(lambda worker=worker: worker.returncode is not None or ended(), 30, "an exit, or the end")
             if worker.returncode is None:
                 break
         assert await ended(), await counts(queue)
@@ -164,9 +162,7 @@ async def test_sys_exit_in_a_task_of_the_processor_is_a_crash_that_a_budget_ends
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize(
-    "what", ["sys.exit", "interrupt", "panic", "generator", "wordless", "cancelled future"]
-)
+@pytest.mark.parametrize("what", ["sys.exit", "interrupt", "panic", "generator", "wordless", "cancelled future"])
 async def test_nothing_that_a_listener_raises_touches_a_job(redis_url, what, kind):
     """A CancelledError out of `.result()` of a cancelled future: 20 jobs failed, none of them had run."""
     call, _ = RAISED[what]
@@ -194,9 +190,7 @@ async def test_nothing_that_a_listener_raises_touches_a_job(redis_url, what, kin
     async with queue_at(redis_url, "q") as queue:
         await queue.addBulk([{"name": "works", "data": {}} for _ in range(19)])
         await queue.add("fails", {})
-        async with at_work(
-            "q", process, url=redis_url, concurrency=3, on_error=listener("on_error")
-        ) as worker:
+        async with at_work("q", process, url=redis_url, concurrency=3, on_error=listener("on_error")) as worker:
             for event in events[:-1]:
                 worker.on(event, listener(event))
             await queue.addBulk([{"name": "works", "data": {}} for _ in range(20)])

@@ -192,9 +192,7 @@ async def test_an_id_whose_key_is_no_hash_leaves_the_queue_and_its_neighbours_ru
         client.zadd("bull:q:prioritized", {"ranked": 1})
         async with (
             queue_at(redis_url, "q") as queue,
-            at_work(
-                "q", process, url=redis_url, concurrency=1, on_error=lambda error: said.append(str(error))
-            ),
+            at_work("q", process, url=redis_url, concurrency=1, on_error=lambda error: said.append(str(error))),
         ):
             await queue.addBulk([{"name": "job", "data": {}} for _ in range(5)])
             # The second one waits for a foreign key that the end of the first job meets.
@@ -216,9 +214,7 @@ async def test_a_foreign_job_ends_in_one_visible_state_in_the_pipeline_too(redis
     async def nothing(_ctx: JobContext, _payload: Work) -> None: ...
 
     jobs = JobTypes()
-    jobs.register(
-        name="work", payload=Work, handler=nothing, queue="q", retry=RetryPolicy(base=0.01, attempts=2)
-    )
+    jobs.register(name="work", payload=Work, handler=nothing, queue="q", retry=RetryPolicy(base=0.01, attempts=2))
     async with JobSetup.open(redis_url, tmp_path, jobs) as setup:
         ref = await setup.producer.enqueue(JobRequest("work", {}, key="good"))
         with redis_server.client() as client:

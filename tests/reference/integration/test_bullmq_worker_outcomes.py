@@ -54,9 +54,7 @@ async def test_retry_later_spends_an_attempt_only_when_told(redis_url):
     assert starts[1] - starts[0] >= 0.29
 
 
-@pytest.mark.parametrize(
-    "backoff", [None, {"type": "fixed", "delay": 20}, {"type": "exponential", "delay": 10}]
-)
+@pytest.mark.parametrize("backoff", [None, {"type": "fixed", "delay": 20}, {"type": "exponential", "delay": 10}])
 async def test_other_errors_follow_the_jobs_own_attempts_and_backoff(redis_url, backoff):
     runs: list[int] = []
 

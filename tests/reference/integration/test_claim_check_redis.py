@@ -143,9 +143,7 @@ async def test_the_sweep_takes_what_nobody_needs_and_nothing_else(redis_url, tmp
         os.utime(young_orphan)
         swept = await blobs.sweep("scans", needed)
         left = [path for path in everything if path.exists()]
-        assert left == [done_blob, dead_blob, waiting_blob, young_orphan], (
-            "kept job, dead letter, waiting job, young"
-        )
+        assert left == [done_blob, dead_blob, waiting_blob, young_orphan], "kept job, dead letter, waiting job, young"
         assert (swept.kept, swept.deleted) == (3, 3)
         assert swept.freed > 0
 

@@ -126,9 +126,7 @@ def test_submit_refuses_what_it_cannot_take(studyhall, tmp_path, monkeypatch):
     assert studyhall("status", "--json").json == [], "nothing was stored"
 
 
-def test_a_document_goes_through_and_a_corrupt_one_goes_on_after_its_repair(
-    studyhall, redis_url, tmp_path, spawn
-):
+def test_a_document_goes_through_and_a_corrupt_one_goes_on_after_its_repair(studyhall, redis_url, tmp_path, spawn):
     """Replay inside a flow, in the app: the failed stage runs again, the three that wait for it follow."""
     worker(spawn, redis_url, tmp_path)
     good = studyhall("submit", SAMPLES / "water-cycle.md", "--wait", "--json")

@@ -106,15 +106,9 @@ def test_wrong_input_says_what_to_do(studyhall):
     assert "No saga has this id" in studyhall("saga", "show", "nope", fails=1)
     assert "there is no order" in studyhall("order", "show", "nope", fails=1)
     assert "exactly one of" in studyhall("saga", "repair", "x", "--note", "n", fails=2)
-    assert "exactly one of" in studyhall(
-        "saga", "repair", "x", "--note", "n", "--retry", "--compensate", fails=2
-    )
-    assert "JSON object" in studyhall(
-        "saga", "repair", "x", "--note", "n", "--done", "a", "--result", "[", fails=2
-    )
-    assert "is `studyhall event-worker` running?" in studyhall(
-        "order", "buy", "biology-101", "--wait", "0.2", fails=1
-    )
+    assert "exactly one of" in studyhall("saga", "repair", "x", "--note", "n", "--retry", "--compensate", fails=2)
+    assert "JSON object" in studyhall("saga", "repair", "x", "--note", "n", "--done", "a", "--result", "[", fails=2)
+    assert "is `studyhall event-worker` running?" in studyhall("order", "buy", "biology-101", "--wait", "0.2", fails=1)
 
 
 def test_stuck_saga_is_found_understood_and_repaired(studyhall, store_url):
@@ -131,12 +125,8 @@ def test_stuck_saga_is_found_understood_and_repaired(studyhall, store_url):
     assert "garbled" in told.replace("\n", "")
     assert "ann@example.com" not in told
 
-    assert "mark the step undone" in studyhall(
-        "saga", "repair", "o1", "--done", "charge", "--note", "n", fails=1
-    )
-    repaired = studyhall(
-        "saga", "repair", "o1", "--undone", "charge", "--note", "bank paid it back", "--json"
-    )
+    assert "mark the step undone" in studyhall("saga", "repair", "o1", "--done", "charge", "--note", "n", fails=1)
+    repaired = studyhall("saga", "repair", "o1", "--undone", "charge", "--note", "bank paid it back", "--json")
     assert repaired["state"] == "compensating"
     drive(store_url)
     assert studyhall("order", "show", "o1", "--json")["status"] == "cancelled"
@@ -180,9 +170,7 @@ CONFIRMED = {
 
 
 def order_event(ident: str, kind: str = "order.confirmed.v1", **data: Any) -> Event:
-    return Event(
-        id=ident, source="test", type=kind, subject=ident, data={**CONFIRMED, "order_id": ident, **data}
-    )
+    return Event(id=ident, source="test", type=kind, subject=ident, data={**CONFIRMED, "order_id": ident, **data})
 
 
 async def published_and_consumed(
@@ -201,9 +189,7 @@ async def published_and_consumed(
         stop = asyncio.Event()
         tasks = [
             asyncio.create_task(
-                bus.consume(
-                    group, [TOPIC], consumer(engine, inbox_name(group), types, GROUPS[group]), stop=stop
-                )
+                bus.consume(group, [TOPIC], consumer(engine, inbox_name(group), types, GROUPS[group]), stop=stop)
             )
             for group in groups
         ]

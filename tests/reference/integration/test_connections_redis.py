@@ -338,9 +338,7 @@ async def test_failover_behind_one_address_is_followed_by_every_client(make_redi
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize(
-    "make", [producer_client, partial(worker_client, kind=AutoPipeline), blocking_client]
-)
+@pytest.mark.parametrize("make", [producer_client, partial(worker_client, kind=AutoPipeline), blocking_client])
 async def test_a_demoted_server_costs_a_client_one_answer_at_most(make_redis, make):
     old, new = make_redis(), make_redis()
     with proxy_to(old.port) as proxy:
@@ -384,11 +382,7 @@ async def test_a_connection_that_died_without_a_word_is_noticed_soon(redis_serve
             await until(lambda: started, 10, "the first to start")
             waiter = f"bull:{base64.b64encode(b'q').decode()}"
             with redis_server.client() as client:
-                ports = [
-                    int(one["addr"].rpartition(":")[2])
-                    for one in client.client_list()
-                    if one["name"] == waiter
-                ]
+                ports = [int(one["addr"].rpartition(":")[2]) for one in client.client_list() if one["name"] == waiter]
             assert proxy.swallow() >= 3 if dead == "all" else proxy.swallow(*ports) == 1
             finish.set()
             await until(queue.getCompletedCount, 30, "the first to be completed over a new connection")
@@ -414,9 +408,7 @@ SUFFICES = re.search(r"ACL SETUSER worker .*", str(worker_connections.__doc__))
 async def test_a_user_with_few_rights_works_and_is_told_once_what_is_missing(make_redis, rights, missing):
     server = make_redis()
     with server.client() as admin:
-        admin.execute_command(
-            "ACL", "SETUSER", "worker", "on", ">secret", f"~{rights.split()[0]}", *rights.split()[1:]
-        )
+        admin.execute_command("ACL", "SETUSER", "worker", "on", ">secret", f"~{rights.split()[0]}", *rights.split()[1:])
     url = server.url.replace("redis://", "redis://worker:secret@")
     told: list[BaseException] = []
     late: list[float] = []
@@ -457,14 +449,10 @@ async def test_a_redis_cluster_is_recognised_and_the_error_says_what_works(make_
     server = make_redis(cluster_enabled="yes")
     with server.client() as client:
         client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-        await until(
-            lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", 20, "the cluster"
-        )
+        await until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", 20, "the cluster")
     reported: list[BaseException] = []
     with pytest.raises(NoCluster, match="cluster mode off"):
-        await asyncio.wait_for(
-            ReliableWorker("q", nothing, url=server.url, on_error=reported.append).run(), 10
-        )
+        await asyncio.wait_for(ReliableWorker("q", nothing, url=server.url, on_error=reported.append).run(), 10)
     assert reported == []
     queue = Queue("q", {"connection": producer_client(server.url)})
     with pytest.raises(NoCluster, match="cluster mode off"):

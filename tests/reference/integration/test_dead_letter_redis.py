@@ -49,9 +49,7 @@ async def add(redis: Redis, job_id: str, queue: str = "q", **opts: Any) -> None:
     await Queue(queue, {"connection": redis}).add("greet", data, {"jobId": job_id, "attempts": 1, **opts})
 
 
-async def fail(
-    redis: Redis, redis_url: str, *job_ids: str, queue: str = "q", process: Process = dies
-) -> None:
+async def fail(redis: Redis, redis_url: str, *job_ids: str, queue: str = "q", process: Process = dies) -> None:
     """Have a real worker fail these jobs."""
     for job_id in job_ids:
         await add(redis, job_id, queue)

@@ -129,9 +129,7 @@ async def test_a_paid_answer_survives_every_failure_of_sending_it(store, platfor
     assert len(calls) == 1
 
 
-async def test_failing_work_comes_back_with_growing_pauses_until_the_token_is_about_to_end(
-    store, platform, webhook
-):
+async def test_failing_work_comes_back_with_growing_pauses_until_the_token_is_about_to_end(store, platform, webhook):
     """Three attempts with short pauses bridged 6 s."""
     replies = DeferredReplies(store, life=900)
 

@@ -46,15 +46,10 @@ async def test_delayed_jobs_start_on_time_where_the_stock_worker_is_late(redis_u
         async with worker("q", processor, **options):
             # All before the first is due: every add would wake the stock worker, which then looks around.
             refs = await producer.enqueue_many(
-                [
-                    JobRequest("later", {}, key=f"{worker.__name__}-{n}", delay=2 + n * 3 / jobs)
-                    for n in range(jobs)
-                ]
+                [JobRequest("later", {}, key=f"{worker.__name__}-{n}", delay=2 + n * 3 / jobs) for n in range(jobs)]
             )
             scores: Any = await producer.redis.zmscore("bull:q:delayed", [ref.id for ref in refs])
-            due.update(
-                zip([ref.id for ref in refs], [score // 0x1000 / 1000 for score in scores], strict=True)
-            )
+            due.update(zip([ref.id for ref in refs], [score // 0x1000 / 1000 for score in scores], strict=True))
             assert min(due[ref.id] for ref in refs) > time.time(), "the first was due before all were added"
             deadline = time.monotonic() + 30
             while len(late) < jobs and time.monotonic() < deadline:
@@ -83,9 +78,7 @@ async def test_delayed_jobs_start_on_time_where_the_stock_worker_is_late(redis_u
 
 
 @pytest.mark.parametrize("ahead", [3600, -3600])
-async def test_a_worker_whose_clock_is_wrong_starts_a_delayed_job_on_time(
-    redis_url, producer, monkeypatch, ahead
-):
+async def test_a_worker_whose_clock_is_wrong_starts_a_delayed_job_on_time(redis_url, producer, monkeypatch, ahead):
     real, started = time.time, list[float]()
 
     async def processor(job: Any, token: str) -> None:
@@ -100,9 +93,7 @@ async def test_a_worker_whose_clock_is_wrong_starts_a_delayed_job_on_time(
     assert started[0] > due - 0.05, "it was started early"
 
 
-async def test_waiting_in_the_queue_holds_no_slot_where_a_sleeping_job_holds_one(
-    redis_url, producer, figures
-):
+async def test_waiting_in_the_queue_holds_no_slot_where_a_sleeping_job_holds_one(redis_url, producer, figures):
     started: dict[str, float] = {}
 
     async def processor(job: Any, token: str) -> None:
@@ -130,14 +121,10 @@ async def test_waiting_in_the_queue_holds_no_slot_where_a_sleeping_job_holds_one
     theirs = await wait_of_a_quick_job(naive=True)
     assert theirs > 1
     assert ours < theirs / 2
-    figures(
-        "delayed", name="slots", quick_job_waited_ms=round(1000 * ours), naive_waited_ms=round(1000 * theirs)
-    )
+    figures("delayed", name="slots", quick_job_waited_ms=round(1000 * ours), naive_waited_ms=round(1000 * theirs))
 
 
-async def test_a_rescheduled_job_starts_at_its_new_time_and_has_not_waited_since_the_old_one(
-    redis_url, producer
-):
+async def test_a_rescheduled_job_starts_at_its_new_time_and_has_not_waited_since_the_old_one(redis_url, producer):
     ran: dict[str, tuple[float, Any]] = {}
 
     async def processor(job: Any, token: str) -> None:

@@ -121,9 +121,7 @@ async def rate_of_faststream(redis: Redis, url: str, count: int) -> float:
     broker = RedisBroker(url, logger=None)
     handled = 0
 
-    @broker.subscriber(
-        stream=StreamSub("beside", group="mail", consumer="one", max_records=100, polling_interval=50)
-    )
+    @broker.subscriber(stream=StreamSub("beside", group="mail", consumer="one", max_records=100, polling_interval=50))
     async def nothing(_: Event) -> None:
         nonlocal handled
         handled += 1
@@ -369,9 +367,7 @@ async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(k
     await publish(30)
     async with consuming(first, "mail", handler("first"), concurrency=64):
         await until(lambda: started["first"] == 30, 30, "all in hand of the only member")
-        joined = asyncio.create_task(
-            second.consume("mail", ["order"], handler("second"), stop=leave, concurrency=64)
-        )
+        joined = asyncio.create_task(second.consume("mail", ["order"], handler("second"), stop=leave, concurrency=64))
         await until(rebalancing, 30, "a second member")
         await asyncio.sleep(0.5)  # were its events going to be taken, this is when
         assert started["second"] == 0

@@ -227,9 +227,7 @@ async def test_redelivery_is_bounded_and_ends_in_quarantine_with_the_reason(bus)
         await until(three, 30, "three in quarantine", every=0.2)
         await nothing_left(bus, "mail")
     assert Counter(seen.started) == {retried.id: QUICK.attempts, hopeless.id: 1}
-    found = {
-        entry.event.id if entry.event else "unreadable": entry for entry in await bus.quarantined("mail")
-    }
+    found = {entry.event.id if entry.event else "unreadable": entry for entry in await bus.quarantined("mail")}
     assert found[retried.id].event == retried
     assert found[retried.id].deliveries == QUICK.attempts
     assert "attempt 3 of 3 failed: RuntimeError: line 7" in found[retried.id].reason
@@ -314,12 +312,8 @@ async def test_a_late_group_gets_the_past_only_where_declared(bus):
 
 
 def _odd_ids() -> st.SearchStrategy[list[str]]:
-    tricky = st.sampled_from(
-        ["a", "a ", " a", "A", "a\t", "a\n", "a\r\nX: y", "é", "e\u0301", "\U0001f600" * 200]
-    )
-    tricky |= st.sampled_from(
-        ["replay/mail/1", "mail/1", "~", "%20", "a" * 200, "*", ">", "a.b", "\x00", "\ufffd"]
-    )
+    tricky = st.sampled_from(["a", "a ", " a", "A", "a\t", "a\n", "a\r\nX: y", "é", "e\u0301", "\U0001f600" * 200])
+    tricky |= st.sampled_from(["replay/mail/1", "mail/1", "~", "%20", "a" * 200, "*", ">", "a.b", "\x00", "\ufffd"])
     anything = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)
     return st.lists(tricky | anything, min_size=1, max_size=40, unique=True)
 
@@ -334,9 +328,7 @@ def _odd_ids() -> st.SearchStrategy[list[str]]:
 )
 @given(ids=_odd_ids())
 @example(ids=["a", "a ", " a", "\ta", "a\n", "\U0001f600" * 200, "é" * 130, "replay/mail/1", "mail/1"])
-async def test_every_id_an_event_may_have_is_delivered_and_only_its_own_repeats_are_dropped(
-    kind, request, ids
-):
+async def test_every_id_an_event_may_have_is_delivered_and_only_its_own_repeats_are_dropped(kind, request, ids):
     seen = Seen()
     # A bus of its own for every example: the brokers remember ids.
     url = request.getfixturevalue(SERVERS[kind.removesuffix("-ordered")])
@@ -386,9 +378,7 @@ async def test_order_per_key_holds_with_two_members_and_failures(bus, another, s
             await publish(bus, list(turn))
         await until(lambda: sum(map(len, finished.values())) >= keys * each, 60, "all events")
         await nothing_left(bus, "mail")
-    if isinstance(
-        bus, KafkaBus
-    ):  # a rebalance gives again what was done behind a partition's oldest unsettled event
+    if isinstance(bus, KafkaBus):  # a rebalance gives again what was done behind a partition's oldest unsettled event
         finished = {subject: list(dict.fromkeys(numbers)) for subject, numbers in finished.items()}
     assert dict(finished) == {f"k{key}": list(range(each)) for key in range(keys)}
     assert (overlaps, unlucky) == (0, set())
@@ -430,9 +420,7 @@ async def test_replay_goes_to_one_group_and_leaves_the_others_alone(bus):
 
         await until(both, 30, "three in each quarantine", every=0.2)
         broken = False
-        chosen = [
-            entry for entry in await bus.quarantined("mail") if entry.event and entry.event.id != ids[0]
-        ]
+        chosen = [entry for entry in await bus.quarantined("mail") if entry.event and entry.event.id != ids[0]]
         assert await bus.replay_quarantined("mail", [entry.id for entry in chosen]) == 2
         assert await bus.replay_quarantined("mail", [entry.id for entry in chosen]) == 0  # only once
         wrong = ["", "nonsense", "0", "77", "0-1", "order/x", "order/0-1", "no topic/1-1", str(2**64)]
@@ -484,9 +472,7 @@ async def _remove_all(bus: Any) -> None:
     elif bus.capabilities.broker == "nats-jetstream":
         await (await bus._jetstream()).purge_stream(bus.prefix)
     elif bus.capabilities.broker == "kafka":
-        everything = [
-            TopicPartition(f"{bus.prefix}.order", number, OFFSET_END) for number in range(bus.partitions)
-        ]
+        everything = [TopicPartition(f"{bus.prefix}.order", number, OFFSET_END) for number in range(bus.partitions)]
         admin = AdminClient(bus._config)  # its answers end with it
         for removed in admin.delete_records(everything).values():
             await asyncio.to_thread(removed.result, 20)
@@ -561,9 +547,7 @@ async def test_a_handler_that_hangs_or_cancels_itself_is_retried_and_does_not_en
 
 def test_no_adapter_is_left_out_and_each_says_what_it_cannot_do():
     for name, make in BUSES.items():
-        capabilities = make(
-            "redis://127.0.0.1:1" if name.startswith("redis") else "127.0.0.1:1", "t"
-        ).capabilities
+        capabilities = make("redis://127.0.0.1:1" if name.startswith("redis") else "127.0.0.1:1", "t").capabilities
         assert capabilities.limits, name
         assert not capabilities.transactions, "declared nowhere, proven nowhere"
         assert (name in ORDERED) == capabilities.ordered_per_key

@@ -78,18 +78,14 @@ async def relaying(relays: list[Relay]) -> AsyncIterator[None]:
 
 def placed(order: str) -> Event:
     """The id comes from the order: a caller that retries makes the same event again."""
-    return Event(
-        id=f"placed-{order}", source="/shop", type="order.placed.v1", subject=order, data={"order": order}
-    )
+    return Event(id=f"placed-{order}", source="/shop", type="order.placed.v1", subject=order, data={"order": order})
 
 
 class AnswerLost(Exception):
     pass
 
 
-async def test_one_queue_down_and_three_tries_end_with_one_job_in_each_queue(
-    store, queues, own_redis, figures
-):
+async def test_one_queue_down_and_three_tries_end_with_one_job_in_each_queue(store, queues, own_redis, figures):
     fan_out = FanOut({"order.placed": QUEUES})
     own_redis.kill()
 
@@ -220,9 +216,7 @@ async def test_a_slow_consumer_does_not_delay_the_others(store, queues, redis_ur
             for n in range(5):
                 async with begin(store) as tx:
                     await fan_out.add(tx, placed(f"o-{n}"))
-            await until(
-                lambda: len(done) == 5, 15, "the quick consumer, while the slow one hangs on its first job"
-            )
+            await until(lambda: len(done) == 5, 15, "the quick consumer, while the slow one hangs on its first job")
     finally:
         gate.set()
         for worker in workers:
@@ -300,9 +294,7 @@ async def test_an_event_added_again_whose_job_failed_is_not_passed_over_in_silen
         taken.append(event.id)
 
     async with delivering("payouts", take, redis_url):
-        await until(
-            lambda: sorted(taken) == ["placed-o-1", "placed-o-2"], 10, "the retried job and the new one"
-        )
+        await until(lambda: sorted(taken) == ["placed-o-1", "placed-o-2"], 10, "the retried job and the new one")
 
 
 async def test_every_queue_gets_the_job_in_the_shape_that_its_worker_expects(store, queues):

@@ -139,9 +139,7 @@ async def test_a_child_of_another_living_flow_is_refused_before_anything_is_adde
     async with JobSetup.open(redis_url, tmp_path, flows.jobs) as setup:
         await setup.producer.enqueue(fan_in(step("first", "right"), [step("shared")]))
         before = await setup.counts("right")
-        with pytest.raises(
-            FlowConflict, match=r"left\.shared belongs to the flow of bull:right:right\.first"
-        ):
+        with pytest.raises(FlowConflict, match=r"left\.shared belongs to the flow of bull:right:right\.first"):
             await setup.producer.enqueue(fan_in(step("second", "right"), [step("shared"), step("own")]))
         assert await setup.counts("right") == before
         assert await setup.counts("left") == {"prioritized": 1}

@@ -43,9 +43,7 @@ async def of(redis: Any, store: AsyncEngine, queue: str = "q") -> QueueHealth:
     return (await measure(redis, [queue], dead_letters=counts(store))).queues[0]
 
 
-async def test_a_backlog_in_any_waiting_state_is_seen_where_a_depth_alarm_sees_none(
-    redis_url, redis, store, figures
-):
+async def test_a_backlog_in_any_waiting_state_is_seen_where_a_depth_alarm_sees_none(redis_url, redis, store, figures):
     async with queue_at(redis_url, "q") as queue:
         for start in range(0, 5_000, 500):
             more = [{"name": "n", "data": {}, "opts": {"priority": 1000}} for _ in range(start, start + 500)]
@@ -115,9 +113,7 @@ async def test_who_may_not_list_connections_is_told_of_no_worker_count(redis_url
         await redis.acl_deluser("watcher")
 
 
-async def test_the_oldest_job_counts_whatever_its_priority_and_however_long_it_was_delayed(
-    redis_url, redis, store
-):
+async def test_the_oldest_job_counts_whatever_its_priority_and_however_long_it_was_delayed(redis_url, redis, store):
     async with queue_at(redis_url, "q") as queue:
         now = int(time.time() * 1000)
         await queue.add("young", {}, {"priority": 1})
@@ -126,9 +122,7 @@ async def test_the_oldest_job_counts_whatever_its_priority_and_however_long_it_w
         await queue.obliterate(True)
 
         # Enqueued days ago to run now: it has not waited for days.
-        job = await queue.add(
-            "planned", {}, {"delay": 86_400_000, "timestamp": now - 86_400_000, "priority": 5}
-        )
+        job = await queue.add("planned", {}, {"delay": 86_400_000, "timestamp": now - 86_400_000, "priority": 5})
         await job.promote()
         assert (await of(redis, store)).oldest < 10
         await queue.obliterate(True)
@@ -220,9 +214,7 @@ async def test_pages_list_every_state_in_serving_order(redis_url, redis):
         await anext(pages(redis, "q", "meta"))
 
 
-async def test_three_instances_and_a_wobbling_value_send_one_alert_per_incident(
-    redis_url, store, tmp_path, figures
-):
+async def test_three_instances_and_a_wobbling_value_send_one_alert_per_incident(redis_url, store, tmp_path, figures):
     values = [10, 70, 55, 65, 58, 61, 45, 20, 5]  # one incident, around a limit of 60
     rules = [Rule("*.oldest", raise_at=60, clear_at=30, because="jobs wait too long")]
     stores_of_instances = [open_store(f"sqlite:///{tmp_path / 'health.db'}") for _ in range(3)]
@@ -234,9 +226,7 @@ async def test_three_instances_and_a_wobbling_value_send_one_alert_per_incident(
     naive = 0
     for value in values:
         naive += 3 * (value >= 60)  # the usual: an interval in each instance, a plain limit
-        await asyncio.gather(
-            *(evaluate(engine, {"q.oldest": value}, rules, send) for engine in stores_of_instances)
-        )
+        await asyncio.gather(*(evaluate(engine, {"q.oldest": value}, rules, send) for engine in stores_of_instances))
     for engine in stores_of_instances:
         await close(engine)
     assert [(alert.signal, alert.raised, alert.value) for alert in sent] == [

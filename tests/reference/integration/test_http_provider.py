@@ -77,9 +77,7 @@ async def test_graph_is_merged_checked_and_asked_for_with_an_idempotency_key(pro
     server.will(Answer(CONCEPTS))
     graph = await provider.concept_graph(TEXT, **options())
     assert [concept.name for concept in graph.concepts] == ["rivers", "glacier"]  # Rivers and rivers are one
-    assert [(link.source, link.label, link.target) for link in graph.links] == [
-        ("glacier", "feeds", "rivers")
-    ]
+    assert [(link.source, link.label, link.target) for link in graph.links] == [("glacier", "feeds", "rivers")]
     (request,) = server.requests
     assert request.headers["idempotency-key"] == "job-1-part-1"
     assert request.body["model"] == "m-1"
@@ -201,9 +199,7 @@ async def test_trouble_of_the_provider_is_transient(provider, server, status):
 
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 413, 422, 301])
 async def test_request_that_can_never_pass_is_permanent(provider, server, status):
-    server.will(
-        Reply(status, {"error": {"type": "invalid_request_error"}}, {"location": "http://127.0.0.1:9/"})
-    )
+    server.will(Reply(status, {"error": {"type": "invalid_request_error"}}, {"location": "http://127.0.0.1:9/"}))
     with pytest.raises(ProviderRefused, match=f"{status}.*Check its address, key, model"):
         await provider.concept_graph(TEXT, **options())
     assert len(server.requests) == 1
@@ -239,9 +235,7 @@ def http_date(seconds: float) -> str:
         ({}, 30, 30),
     ],
 )
-async def test_rate_limit_carries_the_providers_own_wait_within_bounds(
-    provider, server, headers, least, most
-):
+async def test_rate_limit_carries_the_providers_own_wait_within_bounds(provider, server, headers, least, most):
     server.will(Reply(429, {"error": {"type": "rate_limit_error"}}, headers))
     with pytest.raises(RateLimited) as caught:
         await provider.concept_graph(TEXT, **options())
@@ -323,9 +317,7 @@ async def test_model_that_refuses_is_permanent_and_one_that_was_cut_off_is_not(p
 
 async def test_neither_key_nor_text_reaches_logs_or_messages(provider, server, caplog):
     caplog.set_level(logging.DEBUG)
-    quoting = {
-        "error": {"type": "bad", "code": f"wrong key {KEY}", "message": f"{KEY} cannot read {TEXT[:200]}"}
-    }
+    quoting = {"error": {"type": "bad", "code": f"wrong key {KEY}", "message": f"{KEY} cannot read {TEXT[:200]}"}}
     leaks = [
         Reply(401, quoting),
         Reply(500, quoting),

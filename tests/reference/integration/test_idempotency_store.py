@@ -82,9 +82,7 @@ async def test_fifty_concurrent_duplicates_make_one_effect_and_equal_results(sto
     assert all(result == results[0] for result in results)
 
 
-async def test_duplicates_across_processes_make_one_effect_and_equal_results(
-    store, store_url, spawn, tmp_path
-):
+async def test_duplicates_across_processes_make_one_effect_and_equal_results(store, store_url, spawn, tmp_path):
     """5 processes × 10 tasks, each with a result of its own: all must get the winner's."""
     children = [spawn(PROGRAMS / "inbox_racer.py", store_url, tmp_path / "gun", n) for n in range(5)]
     for child in children:
@@ -140,9 +138,7 @@ async def test_a_failed_batch_reaches_every_caller_and_the_next_works(own_postgr
     await create_all(engine)
     results = Inbox(engine, "results")
     own_postgres.kill()
-    failed = await asyncio.gather(
-        *(results.record(f"k{n}", ONE, n) for n in range(10)), return_exceptions=True
-    )
+    failed = await asyncio.gather(*(results.record(f"k{n}", ONE, n) for n in range(10)), return_exceptions=True)
     assert all(isinstance(answer, StoreUnavailable) for answer in failed), failed
     own_postgres.restart()
     assert await asyncio.gather(*(results.record(f"k{n}", ONE, n) for n in range(10))) == list(range(10))

@@ -57,9 +57,7 @@ async def test_dead_provider_is_left_alone_by_the_jobs_that_need_it(redis_url, t
         assert provider.name == "openai/m"
 
         async def ask() -> Any:
-            return await provider.concept_graph(
-                TEXT, key="k", on_progress=nobody, deadline=time.monotonic() + 20
-            )
+            return await provider.concept_graph(TEXT, key="k", on_progress=nobody, deadline=time.monotonic() + 20)
 
         refused = 0
         for _ in range(20):  # the server answers 500 to everything

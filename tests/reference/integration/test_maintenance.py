@@ -73,9 +73,7 @@ async def test_a_document_whose_flow_was_lost_is_enqueued_again_and_others_are_l
     for name in STAGES:
         for document in (lost, gone):
             await hall.producer.queue(hall.jobs[name].queue).remove(f"{name}.{document}")
-    early = await Maintenance(
-        hall.producer, hall.store, hall.jobs.queues, hall.settings.blob_dir
-    ).reconcile_documents()
+    early = await Maintenance(hall.producer, hall.store, hall.jobs.queues, hall.settings.blob_dir).reconcile_documents()
     assert (early.repaired, early.young) == ([], 2), "an upload may still be on its way"
     async with begin(hall.store) as tx:
         await tx.execute(update(db.documents).values(updated_at=1.0))
@@ -125,9 +123,7 @@ def test_an_unknown_time_zone_is_refused_with_the_name_of_the_setting():
         load({"STUDYHALL_TIME_ZONE": "Europe/Atlantis"})
 
 
-async def test_the_command_line_lists_runs_cancels_and_reports(
-    redis_url: str, tmp_path: Path, spawn: Spawner
-) -> None:
+async def test_the_command_line_lists_runs_cancels_and_reports(redis_url: str, tmp_path: Path, spawn: Spawner) -> None:
     env = {"REDIS_URL": redis_url, "STUDYHALL_PROVIDER_PACE": "5", "STUDYHALL_GRACE_SECONDS": "1"}
 
     async def studyhall(*args: object, code: int = 0) -> Any:

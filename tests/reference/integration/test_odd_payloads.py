@@ -127,9 +127,7 @@ RAW = {
 
 
 @pytest.mark.parametrize("raw", RAW)
-async def test_what_a_foreign_producer_wrote_fails_once_by_name_and_its_neighbour_runs(
-    raw, redis_url, tmp_path
-):
+async def test_what_a_foreign_producer_wrote_fails_once_by_name_and_its_neighbour_runs(raw, redis_url, tmp_path):
     payload, name = RAW[raw]
     jobs = jobs_of(Strict)
     async with JobSetup.open(redis_url, tmp_path, jobs) as setup:

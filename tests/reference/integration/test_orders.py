@@ -183,9 +183,7 @@ async def test_events_that_the_bus_lost_are_found_and_handed_to_their_consumer_o
 
     async def publish(*names: str) -> None:
         facts = [
-            Event(
-                id=name, source="t", type="order.confirmed.v1", subject=name, data={**sold, "order_id": name}
-            )
+            Event(id=name, source="t", type="order.confirmed.v1", subject=name, data={**sold, "order_id": name})
             for name in names
         ]
         async with begin(shop) as tx:
@@ -231,9 +229,7 @@ async def _end_leases(store: AsyncEngine, pid: int) -> None:
     async with begin(store) as tx:
         mine = saga_store.sagas.update().where(saga_store.sagas.c.owner.contains(f":{pid}:"))
         await tx.execute(mine.values(due_at=0.0))
-        claimed = outbox.update().where(
-            outbox.c.claimed_by.contains(f"-{pid}-"), outbox.c.published_at.is_(None)
-        )
+        claimed = outbox.update().where(outbox.c.claimed_by.contains(f"-{pid}-"), outbox.c.published_at.is_(None))
         await tx.execute(claimed.values(due_at=0.0))
 
 

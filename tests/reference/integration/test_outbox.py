@@ -224,9 +224,7 @@ async def test_a_lease_that_ended_goes_to_another_relay_and_the_late_one_cannot_
     assert (await lag(store)).waiting == 1
 
 
-async def test_many_relays_with_random_failures_keep_every_aggregate_in_order_and_double_nothing(
-    store, scale, seed
-):
+async def test_many_relays_with_random_failures_keep_every_aggregate_in_order_and_double_nothing(store, scale, seed):
     """Small batches on few aggregates, so that the relays get into each other's way all the time."""
     rng, count = random.Random(seed), scale(300, 2000)
 
@@ -256,9 +254,7 @@ async def test_many_relays_with_random_failures_keep_every_aggregate_in_order_an
         relay.stop()
     await asyncio.wait_for(asyncio.gather(*tasks), 20)
     async with read(store) as connection:
-        rows = (
-            await connection.execute(select(outbox.c.subject, outbox.c.event_id).order_by(outbox.c.position))
-        ).all()
+        rows = (await connection.execute(select(outbox.c.subject, outbox.c.event_id).order_by(outbox.c.position))).all()
     for subject in {row.subject for row in rows}:
         stored = [row.event_id for row in rows if row.subject == subject]
         assert [e.id for e in sink.events if e.subject == subject] == stored
@@ -294,9 +290,7 @@ async def test_purge_removes_old_published_rows_in_batches_and_nothing_else(stor
     assert await purge(store, 3600) == 0
     assert [await purge(store, -1, batch=10) for _ in range(4)] == [10, 10, 4, 0]
     async with read(store) as connection:
-        left = (
-            (await connection.execute(select(outbox.c.event_id).order_by(outbox.c.position))).scalars().all()
-        )
+        left = (await connection.execute(select(outbox.c.event_id).order_by(outbox.c.position))).scalars().all()
     assert left == ["s0-1", "waiting-1"]
 
 
@@ -445,9 +439,7 @@ async def fill(
 
 async def plan_of_a_claim(store: AsyncEngine) -> str:
     compiled = _claim(is_postgres(store), True).compile(dialect=store.dialect)
-    given: Any = compiled.construct_params(
-        {"to": "bus", "worker": "w", "max": 100, "lease": 30.0, "bytes": 1 << 20}
-    )
+    given: Any = compiled.construct_params({"to": "bus", "worker": "w", "max": 100, "lease": 30.0, "bytes": 1 << 20})
     if compiled.positiontup:
         given = tuple(given[name] for name in compiled.positiontup)
     explain = "EXPLAIN" if is_postgres(store) else "EXPLAIN QUERY PLAN"

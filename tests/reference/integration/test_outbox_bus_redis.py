@@ -69,16 +69,12 @@ async def bus(redis_url: str) -> AsyncIterator[RedisStreamsBus]:
 
 
 @asynccontextmanager
-async def consuming(
-    bus: RedisStreamsBus, store: AsyncEngine, types: EventTypes, *names: str
-) -> AsyncIterator[None]:
+async def consuming(bus: RedisStreamsBus, store: AsyncEngine, types: EventTypes, *names: str) -> AsyncIterator[None]:
     stop = asyncio.Event()
     for name in names:
         await bus.subscribe(name, ["order"])
     tasks = [
-        asyncio.create_task(
-            bus.consume(name, ["order"], consumer(store, name, types, effect_of(name)), stop=stop)
-        )
+        asyncio.create_task(bus.consume(name, ["order"], consumer(store, name, types, effect_of(name)), stop=stop))
         for name in names
     ]
     try:

@@ -121,9 +121,7 @@ def clean(*texts: str | None) -> None:
 
 
 @pytest.mark.parametrize("how", FAULTS)
-async def test_no_value_of_a_statement_reaches_log_redis_or_dead_letter(
-    how, redis_url, store_url, tmp_path, written
-):
+async def test_no_value_of_a_statement_reaches_log_redis_or_dead_letter(how, redis_url, store_url, tmp_path, written):
     async def store_person(_ctx: JobContext, payload: Person) -> Done:
         return Done(None, FAULTS[payload.how])
 
@@ -163,9 +161,7 @@ async def test_no_value_in_the_errors_of_batched_statements(store):
     def twice(tx: Connection) -> None:
         mark = "%s" if is_postgres(store) else "?"
         row = ("c", CANARIES[0], CANARIES[1], "{}", 1.0)
-        insert = (
-            f"INSERT INTO inbox (consumer, key, fingerprint, result, at) VALUES ({', '.join([mark] * 5)})"
-        )
+        insert = f"INSERT INTO inbox (consumer, key, fingerprint, result, at) VALUES ({', '.join([mark] * 5)})"
         tx.exec_driver_sql(insert, [row, row])
 
     with pytest.raises(Exception, match=r"(?i)unique") as raised:

@@ -101,9 +101,7 @@ async def test_completed_leaves_effect_result_line_and_count(redis_url, tmp_path
         assert line["duration_ms"] >= 0
         assert line["correlation_id"]
         assert "ann@example.com" not in json.dumps(line), "the payload is not part of the line"
-        assert (
-            'jobs_total{name="work",outcome="completed",queue="setup"} 1.0' in setup.metrics.render().decode()
-        )
+        assert 'jobs_total{name="work",outcome="completed",queue="setup"} 1.0' in setup.metrics.render().decode()
 
 
 async def test_duplicate_gets_the_stored_result_without_a_second_effect(redis_url, tmp_path):
@@ -131,9 +129,7 @@ async def test_duplicate_gets_the_stored_result_without_a_second_effect(redis_ur
     ],
     ids=["sys.exit", "interrupt", "panic", "generator", "group", "wordless", "cancelled future"],
 )
-async def test_whatever_a_handler_raises_is_a_failed_attempt_and_the_line_says_so(
-    redis_url, tmp_path, call, reason
-):
+async def test_whatever_a_handler_raises_is_a_failed_attempt_and_the_line_says_so(redis_url, tmp_path, call, reason):
     """sys.exit() ended every worker that took the job; a panic ran forever, logged as completed."""
 
     async def handler(ctx: JobContext, payload: Work) -> None:
@@ -229,9 +225,7 @@ async def test_a_delayed_job_and_a_replayed_one_have_their_whole_max_age(redis_u
         return "done"
 
     jobs = JobTypes()
-    jobs.register(
-        name="work", payload=Work, handler=waits_once, queue="setup", retry=RetryPolicy(max_age=2.5)
-    )
+    jobs.register(name="work", payload=Work, handler=waits_once, queue="setup", retry=RetryPolicy(max_age=2.5))
     later, dies = JobRequest("work", {}, key="later", delay=3.0), JobRequest("work", {}, key="dies")
     async with JobSetup.open(redis_url, tmp_path, jobs) as setup:
         await setup.producer.enqueue(later)
@@ -289,9 +283,7 @@ async def test_released_on_drain_without_attempt_and_finished_by_the_next_worker
         assert await effect_count(setup) == 1
 
 
-@pytest.mark.parametrize(
-    "result", [object(), float("nan"), {1, 2}, b"bytes"], ids=["object", "nan", "set", "bytes"]
-)
+@pytest.mark.parametrize("result", [object(), float("nan"), {1, 2}, b"bytes"], ids=["object", "nan", "set", "bytes"])
 async def test_a_result_that_is_not_json_fails_once_and_takes_its_effect_back(redis_url, tmp_path, result):
     runs: list[int] = []
 
@@ -448,9 +440,7 @@ async def test_a_job_whose_acknowledgement_was_lost_is_a_duplicate_when_it_comes
         ref = await setup.producer.enqueue(work(1))
         job = await setup.job(work(1))
         box = idempotency.Inbox(setup.store, "work")
-        await box.record(
-            "k1", idempotency.fingerprint(job.data["payload"]), {"n": 1, "from": "the dead worker"}
-        )
+        await box.record("k1", idempotency.fingerprint(job.data["payload"]), {"n": 1, "from": "the dead worker"})
         async with setup.working():
             assert await setup.ended(work(1)) == ["completed"]
         assert (await setup.job(work(1))).returnvalue["from"] == "the dead worker"

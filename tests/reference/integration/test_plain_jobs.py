@@ -58,9 +58,7 @@ class Shop:
         return payload.parcel
 
     def pipeline(self, setup: JobSetup) -> Pipeline:
-        others = plain(
-            Label, self.theirs, key=lambda label: label.parcel, retry=RetryPolicy(base=0.01, attempts=4)
-        )
+        others = plain(Label, self.theirs, key=lambda label: label.parcel, retry=RetryPolicy(base=0.01, attempts=4))
         return Pipeline(typed(setup.jobs, otherwise=others), crash_budget(), once(inboxes(setup.store)))
 
 
@@ -143,9 +141,7 @@ async def test_jobs_that_wait_from_the_old_code_run_after_the_upgrade(redis_url,
         queue_at(redis_url, SHOP) as queue,
     ):
         backoff = {"type": "exponential", "delay": 500}
-        await queue.add(
-            "print", {"parcel": "failed once"}, {"attempts": 3, "backoff": backoff, "jobId": "old-1"}
-        )
+        await queue.add("print", {"parcel": "failed once"}, {"attempts": 3, "backoff": backoff, "jobId": "old-1"})
         async with stock_at_work(SHOP, old, connection=connection):
             await until_counts(queue, {"delayed": 1}, 20, "the old worker failed it once")
         await queue.add("print", {"parcel": "waits"}, {})
@@ -158,9 +154,7 @@ async def test_jobs_that_wait_from_the_old_code_run_after_the_upgrade(redis_url,
     assert sorted(shop.printed) == ["delayed", "failed once", "ranked", "waits"]
 
 
-async def test_the_same_key_under_the_same_name_is_another_request_on_another_queue(
-    redis_url, tmp_path, shop, jobs
-):
+async def test_the_same_key_under_the_same_name_is_another_request_on_another_queue(redis_url, tmp_path, shop, jobs):
     """Order 7 is to be packed and to be mailed: equal data, and Node names both jobs `job`."""
     step = plain(Label, shop.theirs, key=lambda label: label.parcel)
     async with (
@@ -182,9 +176,7 @@ async def test_the_same_key_under_the_same_name_is_another_request_on_another_qu
     assert [stored and stored.result for stored in results] == ["7", "7"]
 
 
-async def test_of_one_kind_the_same_key_is_one_request_whatever_the_jobs_are_named(
-    redis_url, tmp_path, shop, jobs
-):
+async def test_of_one_kind_the_same_key_is_one_request_whatever_the_jobs_are_named(redis_url, tmp_path, shop, jobs):
     """Seen on a repair: what was running says `refund`, the new sender says `task`."""
     step = plain(Label, shop.theirs, key=lambda label: label.parcel, kind="labels")
     async with (

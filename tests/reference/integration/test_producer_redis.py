@@ -62,9 +62,7 @@ BAD: list[tuple[type[Exception], JobRequest]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("error", "request_"), BAD, ids=[f"{e.__name__}-{n}" for n, (e, _) in enumerate(BAD)]
-)
+@pytest.mark.parametrize(("error", "request_"), BAD, ids=[f"{e.__name__}-{n}" for n, (e, _) in enumerate(BAD)])
 async def test_bad_input_is_refused_by_name_and_nothing_is_queued(redis_url, tmp_path, error, request_):
     async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup:
         with pytest.raises(error) as refused:
@@ -87,9 +85,7 @@ async def test_a_repeat_of_a_failed_request_is_an_error_that_says_so(redis_url, 
         async with setup.working():
             await setup.producer.enqueue(note("k", "poison"))
             assert await setup.ended(note("k")) == ["failed"]
-        stock = await setup.producer.queue("notes").add(
-            "note", {}, {"jobId": setup.producer.ref(note("k")).id}
-        )
+        stock = await setup.producer.queue("notes").add("note", {}, {"jobId": setup.producer.ref(note("k")).id})
         assert stock is not None
         assert await setup.state(note("k")) == "failed", "BullMQ reported an add that never happened"
         with pytest.raises(FailedTwin, match="dead letters"):

@@ -42,9 +42,7 @@ async def test_progress_per_row_keeps_milestones_and_everybody_elses_events(redi
     jobs = JobTypes()
     jobs.register(name="import", payload=Import, handler=handler, queue="ours")
     async with JobSetup.open(redis_url, tmp_path, jobs) as setup:
-        requests = [
-            JobRequest("import", {"rows": 0 if n < QUIET else REPORTS}, key=f"k{n}") for n in range(QUIET + 1)
-        ]
+        requests = [JobRequest("import", {"rows": 0 if n < QUIET else REPORTS}, key=f"k{n}") for n in range(QUIET + 1)]
         async with setup.working(concurrency=1):
             for request in requests:
                 await setup.producer.enqueue(request)

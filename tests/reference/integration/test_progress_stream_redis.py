@@ -55,9 +55,7 @@ class Reader:
                 await asyncio.sleep(self._pause)
 
     def numbers(self, queue: str) -> list[int]:
-        return [
-            int(event.progress["percent"]) for event in self.seen if event.queue == queue and event.progress
-        ]
+        return [int(event.progress["percent"]) for event in self.seen if event.queue == queue and event.progress]
 
     async def stop(self) -> str:
         self._task.cancel()
@@ -79,9 +77,7 @@ async def test_a_client_that_comes_back_misses_nothing_on_any_instance(redis_url
             for number in mine:
                 await queue("alpha", number)
                 await queue("beta", number)
-            await until(
-                lambda mine=mine, r=reader: mine[-1] in r.numbers("beta"), what="the client has seen it"
-            )
+            await until(lambda mine=mine, r=reader: mine[-1] in r.numbers("beta"), what="the client has seen it")
             last = await reader.stop()
             await forgetful.stop()
             for name in QUEUES:

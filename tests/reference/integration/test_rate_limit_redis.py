@@ -237,9 +237,7 @@ class Shop:
         await asyncio.sleep(payload.seconds)
         self.ended[ctx.key] = time.monotonic()
 
-    async def add(
-        self, owner: str, count: int, *, book: TenantLimit | None = None, **fields: Any
-    ) -> list[str]:
+    async def add(self, owner: str, count: int, *, book: TenantLimit | None = None, **fields: Any) -> list[str]:
         keys = [f"{owner}-{len(self.added) + n}" for n in range(count)]
         for key in keys:
             self.added[key] = time.monotonic()
@@ -415,12 +413,8 @@ async def test_a_booked_turn_is_kept_for_its_job_and_paid_once(redis_url):
     assert delays[:2] == [0, 0]
     assert delays[2:] == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.08), "each has a turn of its own"
     again = [request.delay for request in await limit.book(producer.ref, "heavy", requests)]
-    assert all(later <= first for first, later in zip(delays[:5], again, strict=False)), (
-        "asking twice pays once"
-    )
-    assert [await limit.turn("heavy", f"work/work.k{n}") for n in range(2)] == [0, 0], (
-        "their tokens were theirs"
-    )
+    assert all(later <= first for first, later in zip(delays[:5], again, strict=False)), "asking twice pays once"
+    assert [await limit.turn("heavy", f"work/work.k{n}") for n in range(2)] == [0, 0], "their tokens were theirs"
     assert await limit.turn("heavy", "work/work.k5") > 0.1
     assert await limit.turn("heavy", "work/unbooked") > 0.3, "behind all that were booked"
     with pytest.raises(UnknownTenant):
@@ -438,9 +432,7 @@ async def test_tenant_over_budget_keeps_its_rate_order_and_attempts(redis_url, t
         await at.done(keys)
         starts = [at.started[key][0] for key in keys]
         fetched = [
-            job.attemptsStarted
-            for key in keys
-            if (job := await at.producer.queue("work").getJob(f"work.{key}"))
+            job.attemptsStarted for key in keys if (job := await at.producer.queue("work").getJob(f"work.{key}"))
         ]
     await client.aclose()
     assert at.attempts == {1}, "an attempt was spent on waiting"
@@ -512,9 +504,7 @@ async def test_total_holds_for_all_tenants_together(redis_url):
         waits.append(await limit.turn(f"tenant-{n % 7}", f"job-{n}"))
         turns.append((asked + waits[-1], time.monotonic() + waits[-1]))
     assert waits[:4] == [0.0] * 4
-    gaps = [
-        (later[0] - earlier[1], later[1] - earlier[0]) for earlier, later in itertools.pairwise(turns[4:])
-    ]
+    gaps = [(later[0] - earlier[1], later[1] - earlier[0]) for earlier, later in itertools.pairwise(turns[4:])]
     assert all(least < 0.15 and most > 0.05 for least, most in gaps), "each refused job has a turn of its own"
     await client.aclose()
 
@@ -565,9 +555,7 @@ async def test_job_without_a_tenant_fails_for_good_and_its_neighbours_run(redis_
     assert "nobody" not in at.started
 
 
-async def test_tenant_that_is_not_known_is_refused_by_name_at_the_producer_and_at_the_worker(
-    redis_url, tmp_path
-):
+async def test_tenant_that_is_not_known_is_refused_by_name_at_the_producer_and_at_the_worker(redis_url, tmp_path):
     with pytest.raises(UnknownTenant, match="Fix the producer"):
         named_tenant("stranger", {"known"})
     client = producer_client(redis_url)
@@ -598,9 +586,7 @@ async def test_limit_without_redis_waits_or_allows_as_told_in_bounded_time(own_r
         assert await opened.turn("a", "job") == 0.0
         assert time.monotonic() - began < 5
         requests = [JobRequest("work", {"owner": "a"}, key="k")]
-        assert await closed.book(producer.ref, "a", requests) == requests, (
-            "adding them will say what is wrong"
-        )
+        assert await closed.book(producer.ref, "a", requests) == requests, "adding them will say what is wrong"
     own_redis.restart()
     assert await closed.turn("b", "job") == 0.0
     await producer.close()

@@ -43,9 +43,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def server(
-    kind: str, request: pytest.FixtureRequest, tcp_proxy: Callable[[int], TcpProxy]
-) -> Iterator[Server]:
+def server(kind: str, request: pytest.FixtureRequest, tcp_proxy: Callable[[int], TcpProxy]) -> Iterator[Server]:
     if kind.startswith("kafka"):  # its clients go to the address the brokers name, past any proxy
         broker = request.getfixturevalue("any_kafka")
         yield Server(broker.url, broker.freeze, broker.thaw)
@@ -103,15 +101,11 @@ async def put(store: AsyncEngine, *events: Event) -> None:
 async def consumed(store: AsyncEngine) -> dict[str, int]:
     """Attempts of every event that cost one."""
     async with read(store) as connection:
-        rows = await connection.execute(
-            select(outbox.c.event_id, outbox.c.attempts).where(outbox.c.attempts > 0)
-        )
+        rows = await connection.execute(select(outbox.c.event_id, outbox.c.attempts).where(outbox.c.attempts > 0))
         return {row.event_id: row.attempts for row in rows}
 
 
-async def test_a_bus_that_is_down_costs_nobody_an_attempt_beside_events_that_it_would_never_take(
-    sqlite, bus, server
-):
+async def test_a_bus_that_is_down_costs_nobody_an_attempt_beside_events_that_it_would_never_take(sqlite, bus, server):
     await bus.subscribe("group", ["order"])
     relay = Relay(sqlite, bus, policy=TWICE, poll=0.05)
     async with running(relay):

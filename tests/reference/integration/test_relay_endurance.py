@@ -74,9 +74,7 @@ async def test_a_pool_without_a_free_connection_does_not_end_the_relay(small_poo
         for _ in range(pool.size() + pool._max_overflow):
             await holders.enter_async_context(small_pool.connect())
         async with running(relay) as task:
-            await until(
-                lambda: task.done() or relay.counts.outages >= 3, 20, "the relay to find no connection"
-            )
+            await until(lambda: task.done() or relay.counts.outages >= 3, 20, "the relay to find no connection")
             assert not task.done()
             await holders.aclose()
             await put(small_pool, event("after"))

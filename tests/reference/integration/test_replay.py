@@ -170,9 +170,7 @@ async def test_a_range_is_chosen_by_position_by_time_or_by_id(store):
     assert await ids(logged(store, after=2, until=4)) == ["e-2", "e-3"]
     assert await ids(logged(store, ids=["e-9", "e-1"])) == ["e-1", "e-9"]
     assert await ids(logged(store, since=now + timedelta(hours=1))) == []
-    assert (
-        await ids(logged(store, since=now - timedelta(hours=1), before=now + timedelta(hours=1))) == ALL[:10]
-    )
+    assert await ids(logged(store, since=now - timedelta(hours=1), before=now + timedelta(hours=1))) == ALL[:10]
 
 
 async def test_purged_and_unpublished_events_are_not_replayed(store):

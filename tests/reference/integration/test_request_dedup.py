@@ -47,9 +47,7 @@ async def naive(client: redis.asyncio.Redis, orders: Orders, key: str, ident: st
     return True
 
 
-async def test_a_failed_request_may_be_retried_and_a_late_repeat_is_not_a_second_one(
-    store, redis_url, figures
-):
+async def test_a_failed_request_may_be_retried_and_a_late_repeat_is_not_a_second_one(store, redis_url, figures):
     body = {"pack": "biology", "seats": 1}
     async with redis.asyncio.Redis.from_url(redis_url) as client:
         window = Orders()

@@ -304,9 +304,7 @@ async def test_step_that_kills_its_process_again_and_again_is_given_up(store):
     await runner.run("s1")
     async with begin(store) as tx:  # as four processes leave it that died in b
         await tx.execute(text("UPDATE saga SET state = 'running', due_at = 0, owner = 'the fourth'"))
-        await tx.execute(
-            text("UPDATE saga_step SET state = 'started', crashes = 3, result = NULL WHERE name = 'b'")
-        )
+        await tx.execute(text("UPDATE saga_step SET state = 'started', crashes = 3, result = NULL WHERE name = 'b'"))
     world.calls.clear()
     saga = await settled(runner)
     assert saga.state == "compensated"
@@ -394,9 +392,7 @@ async def test_daily_clean_up_forgets_old_ended_sagas(store, tmp_path):
     ended = {"name": "trip", "state": "completed", "data": {}, "created_at": 0.0}
     rows = [{"id": f"old-{n}", **ended, "updated_at": 0.0} for n in range(1_200)]
     async with begin(store) as tx:
-        await tx.execute(
-            insert(saga_store.sagas), [*rows, {"id": "young", **ended, "updated_at": time.time()}]
-        )
+        await tx.execute(insert(saga_store.sagas), [*rows, {"id": "young", **ended, "updated_at": time.time()}])
     assert (await clean_up(store, tmp_path)).numbers()["sagas"] == 1_200
     assert [row.id for row in await saga_store.list_sagas(store)] == ["young"]
 
@@ -528,9 +524,7 @@ async def test_a_cancelled_database_step_leaves_nothing_and_a_final_step_cannot_
 
 
 async def test_a_stuck_undo_does_not_hold_up_what_is_independent_of_it(store):
-    world = World(
-        d=[Permanent("no")], **{"undo c": [Permanent("closed"), {}], "undo d": [Transient("503"), {}]}
-    )
+    world = World(d=[Permanent("no")], **{"undo c": [Permanent("closed"), {}], "undo d": [Transient("503"), {}]})
     free: dict[str, Any] = {"independent": True}
     steps = [world.step("a", **free), world.step("b"), world.step("c"), world.step("d", **free)]
     runner = await started(store, Saga("trip", steps))
@@ -559,9 +553,7 @@ async def test_a_lost_request_is_not_repeated_after_its_key_is_forgotten(store):
     assert saga.state == "needs_repair"
     assert "its key is forgotten" in str(saga.error)
     assert world.calls == ["a"], "it was not made a second time"
-    await saga_repair.mark(
-        store, "s1", "a", "done", by="ann", note="seen at the provider's", result={"id": 1}
-    )
+    await saga_repair.mark(store, "s1", "a", "done", by="ann", note="seen at the provider's", result={"id": 1})
     assert (await settled(runner)).state == "completed"
 
 
@@ -587,9 +579,7 @@ async def test_a_request_that_may_still_be_running_is_neither_looked_up_nor_undo
 
 async def test_crashes_and_lost_answers_of_certain_refusals_consume_no_attempt(store):
     world = World(a=[NotMade("no connection"), {"id": 1}])
-    runner = await started(
-        store, Saga("trip", [world.step("a", retry=RetryPolicy(base=0.001, cap=0.001, attempts=2))])
-    )
+    runner = await started(store, Saga("trip", [world.step("a", retry=RetryPolicy(base=0.001, cap=0.001, attempts=2))]))
     for number in range(5):  # as processes leave it that died with it
         async with begin(store) as tx:
             await tx.execute(text(f"UPDATE saga SET due_at = 0, owner = 'dead {number}'"))

@@ -142,9 +142,7 @@ async def test_a_renamed_schedule_keeps_its_history_and_repeats_no_slot(hall):
     assert await hall.next_slot("old") is None
     assert (await hall.next_slot("new") or 0) > before.last_slot
     async with hall.at_work(new):
-        await until(
-            lambda: [name for name, _ in hall.ran].count("new") >= 1, what="a tick under the new name"
-        )
+        await until(lambda: [name for name, _ in hall.ran].count("new") >= 1, what="a tick under the new name")
     slots = [slot for _, slot in hall.ran]
     assert len(slots) == len(set(slots))
     assert (await hall.state(new)).ticks > before.ticks
@@ -260,9 +258,7 @@ async def test_a_tick_that_its_successor_overtook_counts_as_run_and_not_as_misse
         return await call_next(run)
 
     await schedules.apply(hall.producer, hall.store)
-    pipeline = full_pipeline(
-        hall.jobs, hall.store, hangs_once, ticking(schedules, hall.store), signer=hall.signer
-    )
+    pipeline = full_pipeline(hall.jobs, hall.store, hangs_once, ticking(schedules, hall.store), signer=hall.signer)
     async with at_work("q", pipeline, url=hall.url):
         await until(lambda: len(hall.ran) >= 3, what="ticks before and after the one that hangs")
         reported = (await hall.state(schedules)).missed

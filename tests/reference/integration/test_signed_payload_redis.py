@@ -46,9 +46,7 @@ def richer(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "payload": {**data["payload"], "cents": 1_000_000}}
 
 
-async def test_injected_and_altered_jobs_never_run_where_the_usual_worker_pays_them(
-    redis_url, tmp_path, figures
-):
+async def test_injected_and_altered_jobs_never_run_where_the_usual_worker_pays_them(redis_url, tmp_path, figures):
     paid: list[tuple[str, int]] = []
     async with JobSetup.open(redis_url, tmp_path, payout_jobs(paid)) as setup:
         redis, queue = setup.producer.redis, setup.producer.queue("payouts")

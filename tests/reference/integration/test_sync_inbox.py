@@ -32,10 +32,7 @@ def sqlite(path: Path, **options: Any) -> Connect:
     params=[
         "sqlite",
         "sqlite-autocommit",
-        *(
-            pytest.param(name, marks=pytest.mark.needs_postgres)
-            for name in ("postgres", "postgres-autocommit")
-        ),
+        *(pytest.param(name, marks=pytest.mark.needs_postgres) for name in ("postgres", "postgres-autocommit")),
     ]
 )
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:

@@ -28,13 +28,9 @@ def spans_in(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-async def test_producer_worker_and_child_job_in_two_processes_are_one_trace(
-    redis_url, tmp_path, spawn, figures
-):
+async def test_producer_worker_and_child_job_in_two_processes_are_one_trace(redis_url, tmp_path, spawn, figures):
     store = f"sqlite:///{tmp_path / 'traced.db'}"
-    worker = spawn(
-        PROGRAM, "work", f"--redis={redis_url}", f"--store={store}", f"--spans={tmp_path / 'worker.jsonl'}"
-    )
+    worker = spawn(PROGRAM, "work", f"--redis={redis_url}", f"--store={store}", f"--spans={tmp_path / 'worker.jsonl'}")
     await worker.line("ready")
     producer = spawn(PROGRAM, "produce", f"--redis={redis_url}", f"--spans={tmp_path / 'producer.jsonl'}")
     assert await producer.exited(20) == 0

@@ -57,9 +57,7 @@ async def test_a_job_nobody_knows_fails_at_once_where_the_if_else_worker_complet
         for job_name, data in BAD:
             await queue.add(job_name, data, {"attempts": 3})
         for number in range(GOOD):
-            await queue.add(
-                "send-mail", jobs.encode("send-mail", SendMail(to=f"user{number}")), {"attempts": 3}
-            )
+            await queue.add("send-mail", jobs.encode("send-mail", SendMail(to=f"user{number}")), {"attempts": 3})
         running = asyncio.create_task(worker.run())
 
         async def finished(queue: Queue = queue) -> dict[str, int] | None:
@@ -73,9 +71,7 @@ async def test_a_job_nobody_knows_fails_at_once_where_the_if_else_worker_complet
         await connection.aclose()
 
     good = [f"user{number}" for number in range(GOOD)]
-    assert counts["naive"]["completed"] == len(BAD) + GOOD, (
-        "the naive twin reports success for work it never did"
-    )
+    assert counts["naive"]["completed"] == len(BAD) + GOOD, "the naive twin reports success for work it never did"
     assert sorted(done["naive"]) == sorted([*good, "a"]), "and it ran data of a version it does not know"
     assert counts["typed"] == {"completed": GOOD, "failed": len(BAD)}
     assert done["typed"] == good, "neighbours go on"

@@ -57,9 +57,7 @@ class Bench:
         )
 
     async def add(self, number: int, **fields: Any) -> JobRef:
-        return await self.producer.enqueue(
-            JobRequest("work", {"number": number, **fields}, key=f"k-{number}")
-        )
+        return await self.producer.enqueue(JobRequest("work", {"number": number, **fields}, key=f"k-{number}"))
 
     def worker(self) -> Any:
         return at_work("work", full_pipeline(self.jobs, self.store), url=self.url, concurrency=20)
@@ -132,9 +130,7 @@ async def test_every_wait_resolves_at_any_gap_and_a_late_listener_sees_nothing(b
     assert resolved == 50
     assert naive == 0
     assert bench.leaked == 0
-    figures(
-        "wait-for-result", name="gaps", waits=50, resolved=resolved, naive_waits=tries, naive_resolved=naive
-    )
+    figures("wait-for-result", name="gaps", waits=50, resolved=resolved, naive_waits=tries, naive_resolved=naive)
 
 
 async def test_failure_raises_also_after_the_sweep_took_the_job_away(bench):
@@ -223,9 +219,7 @@ async def test_two_thousand_waiters_survive_an_outage_of_the_database(redis_url,
     stored = Inbox(store, "work")
     await asyncio.gather(*(stored.record(ref.key, "f", {"number": n}) for n, ref in enumerate(refs)))
     await asyncio.to_thread(own_postgres.kill)
-    impatient = await asyncio.gather(
-        *(results.wait(ref, timeout=1.5) for ref in refs), return_exceptions=True
-    )
+    impatient = await asyncio.gather(*(results.wait(ref, timeout=1.5) for ref in refs), return_exceptions=True)
     assert Counter(map(type, impatient)) == {StillRunning: 2_000}, "one clear error, and only for the time"
     waiting = [asyncio.create_task(results.wait(ref, timeout=60)) for ref in refs]
     await asyncio.wait(waiting, timeout=1.0)

@@ -33,9 +33,7 @@ async def working(queue: str, processor: Any, url: str) -> AsyncIterator[Reliabl
         await running
 
 
-async def test_jobs_are_done_retried_later_without_an_attempt_or_failed_for_good(
-    redis: Redis, redis_url: str
-) -> None:
+async def test_jobs_are_done_retried_later_without_an_attempt_or_failed_for_good(redis: Redis, redis_url: str) -> None:
     seen: list[str] = []
 
     async def process(job: Any, token: str) -> str:

@@ -52,9 +52,7 @@ def test_after_a_lost_answer_the_same_key_is_sent_when_the_first_request_has_end
 
     def answered() -> bool:
         try:
-            return calls.once("label/p-2", lambda key: sent.append(key) or {"label": "L-2"}) == {
-                "label": "L-2"
-            }
+            return calls.once("label/p-2", lambda key: sent.append(key) or {"label": "L-2"}) == {"label": "L-2"}
         except InFlight:
             return False
 

@@ -295,9 +295,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("what", HUGE)
-def test_one_huge_token_of_a_word_file_is_refused_before_expat_reads_it_again_and_again(
-    stored, what: str
-) -> None:
+def test_one_huge_token_of_a_word_file_is_refused_before_expat_reads_it_again_and_again(stored, what: str) -> None:
     """Expat 2.5 takes quadratic time for it: 433 kB in a zip kept a reader busy until its deadline, three times."""
     began = time.process_time()
     with pytest.raises(Corrupt, match="save it under a new name"):
@@ -370,9 +368,7 @@ def test_pdf_stream_bomb_is_refused(stored) -> None:
         extract(stored(body))
 
 
-@pytest.mark.parametrize(
-    "line", ["[" * 200_000, "![" * 100_000, "*a" * 100_000, "<!--" * 50_000, "> " * 100_000]
-)
+@pytest.mark.parametrize("line", ["[" * 200_000, "![" * 100_000, "*a" * 100_000, "<!--" * 50_000, "> " * 100_000])
 def test_markdown_made_to_slow_down_patterns_is_still_linear(stored, line: str) -> None:
     began = time.perf_counter()
     extract(stored(f"# Title\n\n{line}\n{line[:15_000]}\nwords\n".encode()))
@@ -382,9 +378,7 @@ def test_markdown_made_to_slow_down_patterns_is_still_linear(stored, line: str) 
 # ---- any bytes at all
 
 VALID = {"pdf": pdf("Words on a page.", "More words."), "docx": docx(paragraph("Words in a document."))}
-HEADS = st.sampled_from(
-    [b"", b"%PDF-1.5\n", b"PK\x03\x04", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", b"\xff\xfe", b"# a\n"]
-)
+HEADS = st.sampled_from([b"", b"%PDF-1.5\n", b"PK\x03\x04", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", b"\xff\xfe", b"# a\n"])
 ANY_SPEED = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -409,9 +403,7 @@ def test_random_bytes_give_text_or_a_permanent_error(tmp_path: Path, head: bytes
 @pytest.mark.parametrize("kind", VALID)
 @ANY_SPEED
 @given(data=st.data())
-def test_damaged_documents_give_text_or_a_permanent_error(
-    tmp_path: Path, kind: str, data: st.DataObject
-) -> None:
+def test_damaged_documents_give_text_or_a_permanent_error(tmp_path: Path, kind: str, data: st.DataObject) -> None:
     raw = bytearray(VALID[kind])
     positions = st.integers(0, len(raw) - 1)
     for at, value in data.draw(st.lists(st.tuples(positions, st.integers(0, 255)), max_size=12)):

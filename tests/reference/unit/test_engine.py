@@ -155,9 +155,7 @@ def test_nothing_installed_says_what_was_seen_and_three_ways_out(
 # ---- how a started server is set up
 
 
-def test_started_server_appends_never_evicts_and_keeps_to_its_directory(
-    ensure: Ensure, tmp_path: Path
-) -> None:
+def test_started_server_appends_never_evicts_and_keeps_to_its_directory(ensure: Ensure, tmp_path: Path) -> None:
     server = ensure(tmp_path / "with space ünd umlaut")
     assert config(server, "appendonly", "appendfsync", "maxmemory-policy", "protected-mode", "save") == [
         "yes",
@@ -248,9 +246,7 @@ def test_evicting_and_forgetful_server_is_a_warning_whose_command_mends_it(
     real = make_redis(maxmemory_policy="allkeys-lru", appendonly="no")
     server = ensure(tmp_path, real.url)
     assert len(server.warnings) == 2
-    assert [
-        record.getMessage() for record in caplog.records if record.levelname == "WARNING"
-    ] == server.warnings
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == server.warnings
     with real.client() as client:
         for warning in server.warnings:
             command = re.search(r"Fix: (CONFIG SET \S+ \S+),", warning)
@@ -295,9 +291,7 @@ def test_wrong_password_is_named_but_not_shown(
         "redis://:s3cret@[::1",
     ],
 )
-def test_no_password_is_shown_whatever_is_wrong_with_the_url(
-    ensure: Ensure, tmp_path: Path, url: str
-) -> None:
+def test_no_password_is_shown_whatever_is_wrong_with_the_url(ensure: Ensure, tmp_path: Path, url: str) -> None:
     with pytest.raises(engine.EngineError) as caught:
         ensure(tmp_path, url)
     assert "s3cr" not in str(caught.value)
@@ -308,9 +302,7 @@ def test_no_password_is_shown_whatever_is_wrong_with_the_url(
 
 
 def test_refused_connection_says_start_it_or_unset_it(ensure: Ensure, tmp_path: Path) -> None:
-    with pytest.raises(
-        engine_check.Unreachable, match=r"redis://127.0.0.1:1/0 cannot be reached.*Start it.*unset"
-    ):
+    with pytest.raises(engine_check.Unreachable, match=r"redis://127.0.0.1:1/0 cannot be reached.*Start it.*unset"):
         ensure(tmp_path, "redis://127.0.0.1:1/0")
 
 
@@ -421,9 +413,7 @@ def tls_front(redis_server: RealServer, tmp_path: Path) -> Iterator[tuple[int, P
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)
-    names = x509.SubjectAlternativeName(
-        [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    )
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     made = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -440,9 +430,7 @@ def tls_front(redis_server: RealServer, tmp_path: Path) -> Iterator[tuple[int, P
     pem.write_bytes(made.public_bytes(serialization.Encoding.PEM))
     private = tmp_path / "key.pem"
     private.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(pem, private)
@@ -472,9 +460,7 @@ def test_untrusted_certificate_says_where_to_name_it(
         ensure(tmp_path, f"rediss://127.0.0.1:{tls_front[0]}")
 
 
-def test_plain_url_on_a_tls_port_says_rediss(
-    ensure: Ensure, tmp_path: Path, tls_front: tuple[int, Path]
-) -> None:
+def test_plain_url_on_a_tls_port_says_rediss(ensure: Ensure, tmp_path: Path, tls_front: tuple[int, Path]) -> None:
     with pytest.raises(engine_check.TlsMismatch, match=r"speaks TLS\. Write rediss://"):
         ensure(tmp_path, f"redis://127.0.0.1:{tls_front[0]}")
 
@@ -492,9 +478,7 @@ def test_tls_url_on_a_plain_port_says_redis(ensure: Ensure, tmp_path: Path, redi
 def run_command(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     without = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
     argv = [sys.executable, "-m", "studyhall.patterns.engine", *args]
-    return subprocess.run(
-        argv, capture_output=True, text=True, env={**without, **env}, timeout=60, check=False
-    )
+    return subprocess.run(argv, capture_output=True, text=True, env={**without, **env}, timeout=60, check=False)
 
 
 def test_command_shows_what_is_used_and_leaves_nothing_running(tmp_path: Path) -> None:

@@ -69,9 +69,7 @@ async def test_the_pause_is_spread_over_its_whole_length_also_at_the_cap() -> No
         for _ in range(8):
             dependency = Dependency(*(Transient("x") for _ in range(3)))
             await call(dependency, attempts=4, base=0.2, cap=0.2)
-            gaps = [
-                after - before for before, after in zip(dependency.calls, dependency.calls[1:], strict=False)
-            ]
+            gaps = [after - before for before, after in zip(dependency.calls, dependency.calls[1:], strict=False)]
             found += gaps
         return found
 

@@ -109,9 +109,7 @@ async def test_a_closed_pool_says_so(work: ModuleType) -> None:
         SubprocessPool(0)
 
 
-async def test_a_warm_call_costs_little(
-    pool: SubprocessPool, work: ModuleType, figures: Callable[..., object]
-) -> None:
+async def test_a_warm_call_costs_little(pool: SubprocessPool, work: ModuleType, figures: Callable[..., object]) -> None:
     took = []
     for _ in range(201):
         start = time.perf_counter()

@@ -22,9 +22,7 @@ def test_short_portable_keys_stay_readable() -> None:
 def test_every_id_is_portable_and_stable(name: str, key: str) -> None:
     ident = job_id(name, key)
     assert ident == job_id(name, key)
-    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", ident), (
-        "no colon, no blank: fit for Redis keys, Node and URLs"
-    )
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", ident), "no colon, no blank: fit for Redis keys, Node and URLs"
     assert not ident.isdigit(), "BullMQ replaces numeric ids"
 
 

@@ -23,11 +23,7 @@ from studyhall.providers import ConceptGraph, LocalProvider, Quiz, Step, TooLitt
 from studyhall.providers.language import sentences, split_sentences
 
 SAMPLES = Path(__file__).parents[3] / "reference" / "samples"
-TEXTS = {
-    path.stem: extract(path).text
-    for path in sorted(SAMPLES.iterdir())
-    if path.suffix in (".md", ".docx", ".pdf")
-}
+TEXTS = {path.stem: extract(path).text for path in sorted(SAMPLES.iterdir()) if path.suffix in (".md", ".docx", ".pdf")}
 # What a teacher would put on the board, at the least.
 EXPECTED = {
     "water-cycle": {
@@ -279,8 +275,7 @@ async def test_too_little_to_work_with_is_a_permanent_error(text: str) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    text=st.text(max_size=1500)
-    | st.lists(st.sampled_from(TEXTS["water-cycle"].split()), max_size=300).map(" ".join)
+    text=st.text(max_size=1500) | st.lists(st.sampled_from(TEXTS["water-cycle"].split()), max_size=300).map(" ".join)
 )
 def test_any_text_gives_a_valid_graph_or_a_permanent_error(text: str) -> None:
     async def work() -> None:

@@ -104,9 +104,7 @@ shaped: st.SearchStrategy[tuple[str, str]] = st.one_of(
     text(8, 20).map(lambda word: (f"password={word} host=db", word)),
     text(8, 20).map(lambda word: (f"{{'api_key': '{word}', 'page': 3}}", word)),
     text(8, 20).map(lambda word: (json.dumps(json.dumps({"client_secret": word})), word)),
-    text(40, 90).map(
-        lambda key: (f"-----BEGIN RSA PRIVATE KEY-----\n{key}\n-----END RSA PRIVATE KEY-----", key)
-    ),
+    text(40, 90).map(lambda key: (f"-----BEGIN RSA PRIVATE KEY-----\n{key}\n-----END RSA PRIVATE KEY-----", key)),
 )
 telling_keys = st.sampled_from(
     [
@@ -158,9 +156,7 @@ def test_a_secret_of_known_shape_never_appears_wherever_it_stands(
 
 @settings(max_examples=200, deadline=None)
 @given(telling_keys, text(6, 20) | st.integers(10**5, 10**9).map(str), paths, st.booleans())
-def test_a_value_under_a_telling_key_never_appears(
-    key: str, value: str, path: list[str], number: bool
-) -> None:
+def test_a_value_under_a_telling_key_never_appears(key: str, value: str, path: list[str], number: bool) -> None:
     inner: Any = int(value) if number and value.isdigit() else value
     shown = json.dumps(redact(nested({key: inner, "page": 7}, path)))
     assert value not in shown
@@ -220,9 +216,7 @@ def test_anything_can_be_logged_and_nothing_is_trusted_to_describe_itself(output
     loop: list[Any] = []
     loop.append(loop)
     login = Login(user="ada", password=SecretStr("hunter2"), extra={"otp": "123456"})
-    execution(
-        rude=Rude(), raw=b"hunter2", login=login, loop=loop, many=list(range(10_000)), long="x" * 100_000
-    )
+    execution(rude=Rude(), raw=b"hunter2", login=login, loop=loop, many=list(range(10_000)), long="x" * 100_000)
     line = json.loads(output.getvalue())
     assert line["rude"] == "<Rude>"
     assert line["raw"] == "<bytes>"
@@ -238,9 +232,7 @@ def test_a_secret_on_the_cut_is_not_left_in_half() -> None:
         assert "example" not in shown
 
 
-@pytest.mark.parametrize(
-    "evil", ["a" * 9_000, "@" * 9_000, "eyJ-" * 3_000, "://" + ":" * 9_000, "1 " * 5_000]
-)
+@pytest.mark.parametrize("evil", ["a" * 9_000, "@" * 9_000, "eyJ-" * 3_000, "://" + ":" * 9_000, "1 " * 5_000])
 def test_text_made_to_be_slow_is_not(evil: str) -> None:
     start = time.process_time()  # of this process, so that a loaded machine does not decide
     redact_text(evil * 100)

@@ -75,9 +75,7 @@ async def test_parallel_consumers_reorder_and_lanes_do_not(seed: int, figures: C
     )
 
 
-async def test_redelivery_in_any_order_keeps_the_order_of_the_key(
-    seed: int, figures: Callable[..., Path]
-) -> None:
+async def test_redelivery_in_any_order_keeps_the_order_of_the_key(seed: int, figures: Callable[..., Path]) -> None:
     """A broker that brings failed deliveries back in random order, against lanes and against nothing."""
     rng = random.Random(seed)
 

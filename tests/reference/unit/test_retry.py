@@ -46,9 +46,7 @@ policies = st.builds(
 
 @settings(max_examples=1_000, deadline=None)
 @given(policies, st.integers(0, 2_000), st.integers())
-def test_delay_is_random_between_zero_and_the_capped_exponential(
-    policy: RetryPolicy, attempt: int, seed: int
-) -> None:
+def test_delay_is_random_between_zero_and_the_capped_exponential(policy: RetryPolicy, attempt: int, seed: int) -> None:
     delay = full_jitter(policy, attempt, random.Random(seed))
     assert 0 <= delay <= min(policy.cap, policy.base * 2.0 ** min(attempt, 1_000))
 
@@ -77,9 +75,7 @@ def test_delays_at_the_cap_differ_where_the_popular_formula_gives_one(
     buckets = Counter(int(delay / policy.cap * 10) for delay in ours)
     assert len(buckets) == 10
     assert min(buckets.values()) > 50, "spread over the whole range, not bunched"
-    figures(
-        "retry", name="at the cap", draws=1_000, distinct_naive=len(popular), distinct_ours=len(set(ours))
-    )
+    figures("retry", name="at the cap", draws=1_000, distinct_naive=len(popular), distinct_ours=len(set(ours)))
 
 
 def _storm(delay_after: Callable[[int], float], clients: int, attempts: int, capacity: int) -> dict[str, int]:
@@ -345,9 +341,7 @@ def test_free_waits_end_by_their_count(error: Exception) -> None:
     ends = [decide(error, policy, 0, waits=waits).outcome for waits in range(5)]
     assert ends == [Outcome.SNOOZED] * 3 + [Outcome.EXPIRED] * 2
     assert "waited 3 times of 3" in decide(error, policy, 0, waits=3).reason
-    assert decide(Unavailable("away"), policy, 0, waits=99).outcome is Outcome.SNOOZED, (
-        "an outage is not counted"
-    )
+    assert decide(Unavailable("away"), policy, 0, waits=99).outcome is Outcome.SNOOZED, "an outage is not counted"
 
 
 def test_a_scale_of_zero_leaves_the_decisions_and_takes_the_pauses() -> None:

@@ -88,9 +88,7 @@ def test_signing_keys_are_split_and_cleaned() -> None:
 
 @pytest.mark.parametrize("keys", ["short", " , ", "long-enough-for-a-key,short"])
 def test_a_short_signing_key_is_refused_without_printing_it(keys: str) -> None:
-    with pytest.raises(
-        SettingsError, match="STUDYHALL_SIGNING_KEYS: each key needs at least 16 bytes"
-    ) as refused:
+    with pytest.raises(SettingsError, match="STUDYHALL_SIGNING_KEYS: each key needs at least 16 bytes") as refused:
         load({"STUDYHALL_SIGNING_KEYS": keys}).keys()
     assert "short" not in str(refused.value)
 

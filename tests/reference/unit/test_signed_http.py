@@ -20,9 +20,7 @@ def test_what_was_signed_just_now_passes_and_secrets_rotate() -> None:
     assert sign("old", BODY, now=NOW) == f"t=1700000000,v1={mac('old', b'1700000000.' + BODY)}"
     verify(["old"], sign("old", BODY, now=NOW), BODY, now=NOW + 299)
     verify(["new", "old"], sign("old", BODY, now=NOW), BODY, now=NOW)
-    both = (
-        f"t=1700000000, v1={mac('gone', b'1700000000.' + BODY)}, v1={mac('new', b'1700000000.' + BODY)}, v0=x"
-    )
+    both = f"t=1700000000, v1={mac('gone', b'1700000000.' + BODY)}, v1={mac('new', b'1700000000.' + BODY)}, v0=x"
     verify(["new"], both, BODY, now=NOW)
 
 

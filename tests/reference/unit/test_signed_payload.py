@@ -16,9 +16,7 @@ OLD, NEW = "old-key-old-key-old", "new-key-new-key-new"
 DATA = {"v": 1, "payload": {"to": "ann", "cents": 100}, "key": "k", "meta": {"cid": "c"}}
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda children: (
-        st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=8), children, max_size=4)
-    ),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=8), children, max_size=4),
     max_leaves=10,
 )
 

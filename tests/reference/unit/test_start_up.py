@@ -40,9 +40,7 @@ def processor_seconds(code: str) -> float:
         before = os.times()
         subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
         after = os.times()
-        used.append(
-            after.children_user + after.children_system - before.children_user - before.children_system
-        )
+        used.append(after.children_user + after.children_system - before.children_user - before.children_system)
     return min(used)
 
 

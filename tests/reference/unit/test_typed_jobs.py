@@ -115,9 +115,7 @@ def test_an_unknown_version_is_permanent_and_says_what_is_read(jobs: JobTypes, v
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
         lambda inner: (
             st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(["v", "payload", "document_id", "meta"]) | st.text(), inner, max_size=4
-            )
+            | st.dictionaries(st.sampled_from(["v", "payload", "document_id", "meta"]) | st.text(), inner, max_size=4)
         ),
         max_leaves=12,
     )
@@ -186,9 +184,7 @@ def test_jobs_of_an_older_version_run_after_the_deploy() -> None:
     )
     _, payload = new.decode("graph-generation", in_the_queue)
     assert payload == MakeGraph(document_id="d1", pages=[1])
-    assert in_the_queue["payload"] == {"doc": "d1"}, (
-        "an upcast works on a copy: a retry starts from the same data"
-    )
+    assert in_the_queue["payload"] == {"doc": "d1"}, "an upcast works on a copy: a retry starts from the same data"
     with pytest.raises(UnknownVersion, match="reads 1"):
         old.decode("graph-generation", new.encode("graph-generation", payload))
 

@@ -120,9 +120,7 @@ class _Wire:
             self._writer.write(b"".join(calls))
 
     async def _read(self) -> None:
-        why: Exception = ConnectionError(
-            "Redis closed the connection; the outcome of the calls on it is unknown"
-        )
+        why: Exception = ConnectionError("Redis closed the connection; the outcome of the calls on it is unknown")
         try:
             while self.open and (data := await self._stream.read(1 << 18)):
                 self._silent = 0

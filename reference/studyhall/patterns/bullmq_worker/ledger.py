@@ -153,9 +153,7 @@ class Ledger:
         scripts = self.backend.scripts
         now = self.clock.millis()
         keys, args = scripts.moveToDelayedArgs(run.job_id, now, run.token, delay_ms, options)
-        found = _found(
-            await self._write(run, "moveToDelayed", keys, args, ("delayed", "waiting", "prioritized"))
-        )
+        found = _found(await self._write(run, "moveToDelayed", keys, args, ("delayed", "waiting", "prioritized")))
         run.job.attemptsMade += consume
         return found
 
@@ -213,9 +211,7 @@ class Ledger:
         self._keys[state] = (before, [f"{key['']}metrics:{state}", key["marker"]])
         return self._keys[state]
 
-    async def _write(
-        self, run: Run, script: str, keys: list[str], args: list[Any], done: tuple[str, ...]
-    ) -> Any:
+    async def _write(self, run: Run, script: str, keys: list[str], args: list[Any], done: tuple[str, ...]) -> Any:
         """Run a script that changes `run`'s job; `done`: the states that say an earlier try got through."""
         tries = 0
 
@@ -253,9 +249,7 @@ class Ledger:
                 if lock == token and no_hash:
                     await conn.lrem(key["active"], 0, job_id)
                     await conn.delete(f"{key['']}{job_id}:lock")
-                    self.on_outage(
-                        ValueError(f"{key['']}{job_id} is no job but of another type: taken off the queue")
-                    )
+                    self.on_outage(ValueError(f"{key['']}{job_id} is no job but of another type: taken off the queue"))
                     return Found()
                 if lock == token:
                     return Found(await conn.hgetall(key[""] + job_id), job_id)

@@ -86,9 +86,7 @@ class Outcomes:
             case Exception() | asyncio.CancelledError() if loop_ends and run.cancelled is None:
                 # sys.exit() in a task that a processor started ends the loop, and nobody knows whose it was: released,
                 # the culprit would end every next worker too, and no budget would count it.
-                raise LockLost(
-                    f"job {run.job_id} ran when its event loop was ended: that is a crash, it comes back"
-                )
+                raise LockLost(f"job {run.job_id} ran when its event loop was ended: that is a crash, it comes back")
             case AbortError() if run.cancelled is not None:
                 return await self._fail(run, error, fetch)
             case asyncio.CancelledError() if run.cancelled is not None:
@@ -108,9 +106,7 @@ class Outcomes:
     async def _retry_later(self, run: Run, error: RetryLater, fetch: bool) -> Found:
         fields = _failure(run.job, error, error.reason) if error.consume_attempt else None
         delay = max(0, round(error.delay * 1000))
-        found = await self._ledger.delayed(
-            run, delay, consume=error.consume_attempt, fields=fields, fetch=fetch
-        )
+        found = await self._ledger.delayed(run, delay, consume=error.consume_attempt, fields=fields, fetch=fetch)
         self._events.emit("delayed", run.job, error)
         return found
 
@@ -120,9 +116,7 @@ class Outcomes:
             return await self._fail(run, error, fetch)
         try:
             delay = self._backoff(job, error)
-        except (
-            BaseException
-        ) as unknown:  # e.g. a strategy that only Node knows; stock leaves such a job active
+        except BaseException as unknown:  # e.g. a strategy that only Node knows; stock leaves such a job active
             reason = f"{describe(error)} (no retry: {describe(unknown)})"
             return await self._fail(run, FailPermanently(reason), fetch)
         if delay < 0:  # how a strategy says "no more"

@@ -53,9 +53,7 @@ def read_job(queue: Any, fields: Mapping[str, str], job_id: str) -> Reading:
     except Exception as error:  # never let a job nobody can read come back forever as stalled
         # Keep the evidence in a form that every tool can list.
         repairs |= {"name": "unreadable", "opts": "{}", "data": json.dumps({"unreadable": dict(fields)})}
-        return Reading(
-            Job(queue, "unreadable", None, {}, job_id), repairs, f"unreadable job: {describe(error)}"
-        )
+        return Reading(Job(queue, "unreadable", None, {}, job_id), repairs, f"unreadable job: {describe(error)}")
 
 
 def _repairs(fields: Mapping[str, str]) -> dict[str, str]:
@@ -105,9 +103,7 @@ def _parent(fields: Mapping[str, str]) -> dict[str, str]:
     key, parent = fields.get("parentKey", ""), _parsed(fields.get("parent", "null"))
     queue, colon, ident = key.rpartition(":")
     good_key = not key or bool(queue and colon and ident)
-    if good_key and (
-        "parent" not in fields or (isinstance(parent, dict) and _texts(parent, "id", "queueKey"))
-    ):
+    if good_key and ("parent" not in fields or (isinstance(parent, dict) and _texts(parent, "id", "queueKey"))):
         return {}
     # From the key, if that is good; an empty id means "no parent". (A script cannot delete a field.)
     if not good_key:

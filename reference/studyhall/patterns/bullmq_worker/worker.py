@@ -98,9 +98,7 @@ class ReliableWorker:
         error, job)` gives the ms for backoff types that are not BullMQ's own. `metrics` is BullMQ's
         {"maxDataPoints": minutes}."""
         if not _is_async(processor):
-            raise TypeError(
-                "the processor must be `async def`; run blocking code in a thread or a subprocess"
-            )
+            raise TypeError("the processor must be `async def`; run blocking code in a thread or a subprocess")
         if concurrency < 1:
             raise ValueError("concurrency must be at least 1")
         self.name, self.prefix, self.concurrency = queue, prefix, concurrency

@@ -52,9 +52,7 @@ __all__ = [
 class DeadlineExceeded(Transient):
     """The work ran into its time limit. Raise it, let it grow per attempt, or checkpoint smaller steps."""
 
-    def __init__(
-        self, message: str, *, limit: float = 0.0, partial: object = None, abandoned: bool = False
-    ) -> None:
+    def __init__(self, message: str, *, limit: float = 0.0, partial: object = None, abandoned: bool = False) -> None:
         super().__init__(message)
         self.limit = limit
         self.partial = partial

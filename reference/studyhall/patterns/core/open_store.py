@@ -58,9 +58,7 @@ __all__ = ["SILENCE", "TableTaken", "WrongStoreUrl", "close", "create_all", "cro
 
 CONNECT_WAIT = 5  # seconds until an unreachable server is an error
 SILENCE = 10  # seconds
-JOBS_PER_CONNECTION = (
-    50  # that end together, each with an effect of 200 ms: the last one has waited LOCK_WAIT
-)
+JOBS_PER_CONNECTION = 50  # that end together, each with an effect of 200 ms: the last one has waited LOCK_WAIT
 _CONNECTIONS = text(
     "SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int, "
     "(SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')"
@@ -168,9 +166,7 @@ async def close(store: AsyncEngine) -> None:
 
 def _open_sqlite(url: URL) -> AsyncEngine:
     if (url.database or ":memory:") == ":memory:":
-        raise WrongStoreUrl(
-            f"{WrongStoreUrl.__doc__} In memory every connection would have a database of its own."
-        )
+        raise WrongStoreUrl(f"{WrongStoreUrl.__doc__} In memory every connection would have a database of its own.")
     path = str(Path(str(url.database)).absolute())  # now: after a chdir it would be another file
     options = {key: str(value).upper() for key, value in url.query.items()}
     synchronous = options.pop("SYNCHRONOUS", options.pop("synchronous", "NORMAL"))

@@ -72,9 +72,7 @@ def events_client(url: str) -> Redis:
     Repeating is safe here and only here: reading a stream from a known id changes nothing.
     """
     forever = Retry(ExponentialWithJitterBackoff(base=0.1, cap=1.0), retries=-1)
-    return build_client(
-        Redis, url, retry=forever, socket_connect_timeout=2.0, socket_timeout=BLOCKING_SECONDS
-    )
+    return build_client(Redis, url, retry=forever, socket_connect_timeout=2.0, socket_timeout=BLOCKING_SECONDS)
 
 
 def lock_client(url: str, *, name: str | None = None) -> redis.Redis:

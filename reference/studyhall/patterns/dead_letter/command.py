@@ -24,9 +24,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("do", nargs="?", choices=("list", "replay"), default="list")
     parser.add_argument("ids", nargs="*", metavar="ID")
     parser.add_argument("--all", action="store_true")

@@ -87,9 +87,7 @@ class Replayed:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-async def replay(
-    store: AsyncEngine, redis: Redis, dead_letter_id: str, *, prefix: str = "bull"
-) -> DeadLetter:
+async def replay(store: AsyncEngine, redis: Redis, dead_letter_id: str, *, prefix: str = "bull") -> DeadLetter:
     """Put the job of this dead letter back into its queue."""
     dead_letter = (await show(store, dead_letter_id))[0]
     if not dead_letter.name or not isinstance(parsed(dead_letter.snapshot["fields"].get("opts")), dict):
@@ -140,9 +138,7 @@ async def replay_many(
 async def _claim(store: AsyncEngine, dead_letter: DeadLetter) -> None:
     now = time.time()
     free = and_(_t.replayed_at.is_(None), or_(_t.replaying_until.is_(None), _t.replaying_until < now))
-    claim = (
-        update(dead_letters).where(_t.id == dead_letter.id, free).values(replaying_until=now + REPLAY_LEASE)
-    )
+    claim = update(dead_letters).where(_t.id == dead_letter.id, free).values(replaying_until=now + REPLAY_LEASE)
     async with begin(store) as tx:
         if (await tx.execute(claim)).rowcount == 1:
             return
@@ -156,9 +152,7 @@ async def _mark(store: AsyncEngine, dead_letter: DeadLetter, **values: Any) -> N
         await tx.execute(update(dead_letters).where(_t.id == dead_letter.id).values(**values))
 
 
-async def _restore(
-    redis: Redis, dead_letter: DeadLetter, prefix: str, *, waits_for: Sequence[str] = ()
-) -> None:
+async def _restore(redis: Redis, dead_letter: DeadLetter, prefix: str, *, waits_for: Sequence[str] = ()) -> None:
     """Write the job as it was and let it wait for a worker, or for `waits_for`. All of it or nothing."""
     queue = Queue(dead_letter.queue, {"connection": redis, "prefix": prefix})
     keys, key = queue.keys, queue.toKey(dead_letter.job_id)

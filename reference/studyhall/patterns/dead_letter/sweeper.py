@@ -130,9 +130,7 @@ end
 """
 
 
-async def _archive(
-    queue: str, base: str, page: Sequence[tuple[bytes, float]], redis: Any, store: AsyncEngine
-) -> int:
+async def _archive(queue: str, base: str, page: Sequence[tuple[bytes, float]], redis: Any, store: AsyncEngine) -> int:
     dead = [part for job_id, score in page for part in (job_id, _text(score))]
     found: Any = await redis.execute_command("EVAL", _READ, 1, f"{base}failed", base, *dead, **RAW)
     rows = [

@@ -171,17 +171,13 @@ def parse(body: bytes) -> Interaction | None:
         names = [data["id"], data["application_id"], data["token"], user, asked["name"]]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise Unreadable(str(Unreadable.__doc__)) from None
-    if not all(
-        isinstance(name, str) and 0 < len(name) <= most for name, most in zip(names, LONGEST, strict=True)
-    ):
+    if not all(isinstance(name, str) and 0 < len(name) <= most for name, most in zip(names, LONGEST, strict=True)):
         raise Unreadable(str(Unreadable.__doc__))
     ident, application, token, user, command = names
     return Interaction(ident, application, token, user, command, options)
 
 
-def message(
-    text: str, *, only_to_the_user: bool = True, fields: Mapping[str, Any] = DISCORD
-) -> dict[str, Any]:
+def message(text: str, *, only_to_the_user: bool = True, fields: Mapping[str, Any] = DISCORD) -> dict[str, Any]:
     """An answer in the response itself. `fields`: what else the platform takes, {} for others than Discord."""
     return {
         "type": 4,
@@ -206,9 +202,7 @@ class DeferredReplies:
         self._margin = min(15.0, life / 5) if margin is None else margin
         self._away_until = 0.0
 
-    async def accept(
-        self, interaction: Interaction, enqueue: Callable[[], Awaitable[object]]
-    ) -> dict[str, Any]:
+    async def accept(self, interaction: Interaction, enqueue: Callable[[], Awaitable[object]]) -> dict[str, Any]:
         """What to answer now. `enqueue` adds the job, with the interaction's id as its key."""
         if time.monotonic() < self._away_until:
             return self._message(BUSY)
@@ -257,9 +251,7 @@ class DeferredReplies:
                 raise Snooze(1.0, "the acknowledgement has not arrived yet") from error
             await self._move(ident, "working", state="expired", token="")
             raise
-        except (
-            Permanent
-        ):  # the platform takes this message never: a plain note, and the reason to the dead letters
+        except Permanent:  # the platform takes this message never: a plain note, and the reason to the dead letters
             await self._move(ident, "working", answer=FAILED)
             if text != FAILED:
                 await webhook.edit(row.application_id, row.token, FAILED)
@@ -283,9 +275,7 @@ class DeferredReplies:
     async def tell_late(self, webhook: Webhook, limit: int = 100) -> int:
         """Run it every few seconds beside the workers: whoever still waits when the token is about to end is told."""
         soon = time.time() + self._margin / 2  # the workers' own notes come first
-        late = select(_t.id).where(
-            _t.state.in_(("waiting", "working")), _t.expires_at.between(time.time(), soon)
-        )
+        late = select(_t.id).where(_t.state.in_(("waiting", "working")), _t.expires_at.between(time.time(), soon))
         async with read(self._store) as connection:
             found = (await connection.scalars(late.limit(limit))).all()
         for ident in found:
@@ -332,9 +322,7 @@ class DeferredReplies:
     async def purge(self, older_than: float) -> int:
         """Forget interactions whose token ended that many seconds ago."""
         async with begin(self._store) as tx:
-            return (
-                await tx.execute(delete(chat_replies).where(_t.expires_at < time.time() - older_than))
-            ).rowcount
+            return (await tx.execute(delete(chat_replies).where(_t.expires_at < time.time() - older_than))).rowcount
 
     async def _note(self, interaction: Interaction) -> str:
         """Its state, which is new if this is the first delivery."""

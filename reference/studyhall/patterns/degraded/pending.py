@@ -109,9 +109,7 @@ async def drain(store: AsyncEngine, producer: Enqueues, batch: int = 100) -> Dra
         later: dict[str, Any] = {"claimed_by": None, "attempts": waiting.attempts + 1}
         try:
             with correlation(waiting.correlation_id):
-                await producer.enqueue(
-                    _request(json.loads(waiting.request), time.time() - waiting.accepted_at)
-                )
+                await producer.enqueue(_request(json.loads(waiting.request), time.time() - waiting.accepted_at))
         except QueueUnavailable:
             await _update(store, row.claimed_by == claimer, {"due_at": time.time(), "claimed_by": None})
             return Drained(queued, parked, postponed, unavailable=True)

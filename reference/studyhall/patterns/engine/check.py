@@ -112,11 +112,7 @@ def without_secrets(url: str) -> str:
     head = re.split(r"[?#]", rest)[0]
     address = head.rpartition("@")[2]
     # An unescaped / ? or # in a password moves the "@" to where no parser looks for it.
-    sure = (
-        re.fullmatch(r"[\w.,:/\[\]-]+", address)
-        and not address.startswith(":")
-        and "@" not in rest[len(head) :]
-    )
+    sure = re.fullmatch(r"[\w.,:/\[\]-]+", address) and not address.startswith(":") and "@" not in rest[len(head) :]
     return f"{scheme}://{address}" if sure else "the configured server"
 
 
@@ -139,19 +135,13 @@ def _explained(where: str, error: Exception) -> EngineError:  # noqa: PLR0911 (o
     """The named error for what redis-py raised."""
     text = str(error)
     if "CERTIFICATE_VERIFY_FAILED" in text:
-        return TlsMismatch(
-            f"{where}: certificate not trusted. Add ?ssl_ca_certs=/path/to/ca.pem to REDIS_URL."
-        )
+        return TlsMismatch(f"{where}: certificate not trusted. Add ?ssl_ca_certs=/path/to/ca.pem to REDIS_URL.")
     if "[SSL" in text:
-        return TlsMismatch(
-            f"{where} cannot agree on TLS with us. Look at the ssl_ options in REDIS_URL: {text}."
-        )
+        return TlsMismatch(f"{where} cannot agree on TLS with us. Look at the ssl_ options in REDIS_URL: {text}.")
     if isinstance(error, redis.AuthenticationError) or "NOAUTH" in text:
         return WrongPassword(f"{where} refuses this user name or password. Correct them in REDIS_URL.")
     if isinstance(error, redis.TimeoutError | TimeoutError):
-        return Unreachable(
-            f"{where} did not answer in time. Look for a firewall or a wrong REDIS_URL, {UNSET}."
-        )
+        return Unreachable(f"{where} did not answer in time. Look for a firewall or a wrong REDIS_URL, {UNSET}.")
     if isinstance(error, redis.BusyLoadingError):
         return Unreachable(f"{where} is still loading its data. Try again in a moment.")
     if isinstance(error, redis.InvalidResponse):
@@ -178,9 +168,7 @@ def _tls_mismatch(url: str, error: Exception) -> TlsMismatch | None:
             with socket.create_connection(address, 0.3) as plain:
                 plain.sendall(b"PING\r\n")
                 if plain.recv(1) in (b"+", b"-"):
-                    return TlsMismatch(
-                        f"{without_secrets(url)} does not speak TLS. Write redis:// in REDIS_URL."
-                    )
+                    return TlsMismatch(f"{without_secrets(url)} does not speak TLS. Write redis:// in REDIS_URL.")
         if parts.scheme == "redis" and isinstance(error, redis.ConnectionError):
             anyone = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE

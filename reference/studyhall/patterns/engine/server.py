@@ -91,9 +91,7 @@ def ensure_redis(data_dir: Path, url: str | None = None) -> RedisServer:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         user = _open(directory / "users.lock")
     except OSError as error:
-        raise UnusableDirectory(
-            f"{directory}: {error.strerror}. Choose a data directory you can write to."
-        ) from error
+        raise UnusableDirectory(f"{directory}: {error.strerror}. Choose a data directory you can write to.") from error
     try:
         server = _join_or_start(directory, user)
     except BaseException:

@@ -102,9 +102,7 @@ def encoded(event: Event) -> bytes | Exception:
     except ValueError as error:
         return error
     if len(raw) > MAX_BYTES:
-        return EventTooLarge(
-            f"{event.type} has {len(raw)} bytes, limit {MAX_BYTES}: send a reference instead"
-        )
+        return EventTooLarge(f"{event.type} has {len(raw)} bytes, limit {MAX_BYTES}: send a reference instead")
     return raw
 
 

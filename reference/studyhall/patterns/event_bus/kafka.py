@@ -83,11 +83,7 @@ class KafkaBus:
     async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
         bodies = [encoded(event) for event in events]
         # Not the topic of an event that is refused: asking for an illegal name fails for all of them.
-        topics = {
-            self._topic(topic_of(e))
-            for e, body in zip(events, bodies, strict=True)
-            if isinstance(body, bytes)
-        }
+        topics = {self._topic(topic_of(e)) for e, body in zip(events, bodies, strict=True) if isinstance(body, bytes)}
         try:
             await self._ensure(topics)
         except KafkaException as error:

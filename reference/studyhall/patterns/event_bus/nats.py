@@ -217,9 +217,7 @@ class NatsBus:
             renewal.cancel()
             del self._running[spot]
 
-    async def _answer(
-        self, spot: tuple[str, int], message: Msg, verdict: Decision | None, deliveries: int
-    ) -> None:
+    async def _answer(self, spot: tuple[str, int], message: Msg, verdict: Decision | None, deliveries: int) -> None:
         group, waits = spot[0], self._running[spot]
         if verdict is not None and verdict.delay is not None:
             # Before the event goes back: killed in between, it has one attempt more, never one less.

@@ -221,9 +221,7 @@ class RabbitBus:
         try:
             await exchange.publish(message, topic, mandatory=True, timeout=self.confirm_within)
         except PublishError:
-            return NoSubscriber(
-                f"no group is subscribed to {topic!r}: subscribe one, then publish {event.id} again"
-            )
+            return NoSubscriber(f"no group is subscribed to {topic!r}: subscribe one, then publish {event.id} again")
         except TROUBLE as error:
             return self._unconfirmed(error)
         return None
@@ -245,9 +243,7 @@ class RabbitBus:
         finally:
             sending.cancel()
 
-    async def _parked(
-        self, channel: AbstractChannel, group: str, limit: int
-    ) -> AsyncIterator[AbstractIncomingMessage]:
+    async def _parked(self, channel: AbstractChannel, group: str, limit: int) -> AsyncIterator[AbstractIncomingMessage]:
         queue = await channel.get_queue(f"{self._queue(group)}.quarantine", ensure=False)
         for _ in range(limit):
             if (message := await queue.get(fail=False)) is None:

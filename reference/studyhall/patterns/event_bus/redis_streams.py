@@ -67,9 +67,7 @@ class RedisStreamsBus:
         self.ordered, self.partitions = ordered, partitions
         self.claim_idle, self.retain = claim_idle, retain
         self._members = itertools.count()
-        self.trimmed = (
-            0  # events that somebody else's XTRIM took before a group of this process read them: alert on it
-        )
+        self.trimmed = 0  # events that somebody else's XTRIM took before a group of this process read them: alert on it
         self.capabilities = Capabilities(
             broker="redis-streams",
             ordered_per_key=ordered,
@@ -100,9 +98,7 @@ class RedisStreamsBus:
                 await PUBLISH(self.redis, [stream], [int(self.capabilities.dedup_window * 1000), *parts])
             except (RedisError, OSError) as error:
                 for i in indexes:
-                    results[i] = BrokerUnavailable(
-                        f"Redis did not confirm ({error!r}); publish the same id again"
-                    )
+                    results[i] = BrokerUnavailable(f"Redis did not confirm ({error!r}); publish the same id again")
         return results
 
     async def subscribe(self, group: str, topics: Sequence[str]) -> None:
@@ -169,9 +165,7 @@ class RedisStreamsBus:
                 at = datetime.fromtimestamp(int(text(entry).partition("-")[0]) / 1000, UTC)
                 deliveries = int(field["deliveries"])
                 found.append(
-                    Quarantined(
-                        f"{topic}/{text(entry)}", topic, field["event"], field["reason"], deliveries, at
-                    )
+                    Quarantined(f"{topic}/{text(entry)}", topic, field["event"], field["reason"], deliveries, at)
                 )
         return sorted(found, key=lambda each: each.at)[:limit]
 
@@ -183,9 +177,7 @@ class RedisStreamsBus:
             topic, entry = found.groups()
             base = f"{self.prefix}:{topic}"
             # Into the group's own stream: the topic's stream would give it to every other group as well.
-            done += int(
-                await REPLAY(self.redis, [f"{base}:quarantine:{group}", f"{base}:replay:{group}"], [entry])
-            )
+            done += int(await REPLAY(self.redis, [f"{base}:quarantine:{group}", f"{base}:replay:{group}"], [entry]))
         return done
 
     async def lag(self, group: str) -> int:

@@ -163,13 +163,9 @@ class StreamConsumer:
                     await self._hand_back(stream, entry, 0)
                     return False
                 if not new:
-                    again = await self._until_answered(
-                        AGAIN, [stream], [self.group, self.member, entry, int(counts)]
-                    )
+                    again = await self._until_answered(AGAIN, [stream], [self.group, self.member, entry, int(counts)])
                     if again == []:
-                        log.error(
-                            "%s of %s was trimmed before %s finished it: lost", entry, stream, self.group
-                        )
+                        log.error("%s of %s was trimmed before %s finished it: lost", entry, stream, self.group)
                     if not again:
                         return False  # another member took it while we were frozen or cut off
                     deliveries, fields = int(again[0]), _fields(again[1])
@@ -179,9 +175,7 @@ class StreamConsumer:
                 return True
             if verdict.delay is None:
                 facts = [body, fields.get(b"key", b""), verdict.reason, deliveries]
-                await self._until_answered(
-                    QUARANTINE, [stream, self.quarantine(stream)], [self.group, entry, *facts]
-                )
+                await self._until_answered(QUARANTINE, [stream, self.quarantine(stream)], [self.group, entry, *facts])
                 log.warning("quarantined %s of %s for %s: %s", entry, stream, self.group, verdict.reason)
                 return False
             if await self._stopped_while_waiting(stream, entry, verdict.delay):

@@ -54,9 +54,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not self.clear_at < self.raise_at:
-            raise ValueError(
-                f"{self.signal}: clear_at {self.clear_at} must be below raise_at {self.raise_at}"
-            )
+            raise ValueError(f"{self.signal}: clear_at {self.clear_at} must be below raise_at {self.raise_at}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +101,7 @@ async def evaluate(
 async def raised(store: AsyncEngine) -> list[Alert]:
     """The alerts that stand, the oldest first."""
     async with read(store) as connection:
-        rows = await connection.execute(
-            select(health_alerts).where(_t.raised.is_(True)).order_by(_t.since, _t.signal)
-        )
+        rows = await connection.execute(select(health_alerts).where(_t.raised.is_(True)).order_by(_t.since, _t.signal))
         return [Alert(row.signal, True, row.since, row.value) for row in rows]
 
 
@@ -122,9 +118,7 @@ async def _claim(store: AsyncEngine, rules: Sequence[Rule]) -> list[Alert]:
     return sorted(found, key=lambda alert: (alert.since, alert.signal))
 
 
-async def _announce(
-    store: AsyncEngine, alert: Alert, send: Callable[[Alert], Awaitable[object]] | None
-) -> bool:
+async def _announce(store: AsyncEngine, alert: Alert, send: Callable[[Alert], Awaitable[object]] | None) -> bool:
     try:
         async with asyncio.timeout(SENDING):
             if send is not None:

@@ -73,10 +73,7 @@ class Health:
         return named
 
     def as_dict(self) -> dict[str, Any]:
-        rows = [
-            {**asdict(queue), "backlog": queue.backlog, "unattended": queue.unattended}
-            for queue in self.queues
-        ]
+        rows = [{**asdict(queue), "backlog": queue.backlog, "unattended": queue.unattended} for queue in self.queues]
         return {"queues": rows, "dead_letters": self.dead_letters, "memory": self.memory}
 
 

@@ -105,9 +105,7 @@ class Inbox:
         self._look_ups = GroupCommit(self._look_up_all, poison=_POISON)
         self._records = GroupCommit(self._record_all, poison=_POISON)
 
-    async def once(
-        self, key: str, fingerprint: str, effect: Callable[[AsyncConnection], Awaitable[Any]]
-    ) -> Any:
+    async def once(self, key: str, fingerprint: str, effect: Callable[[AsyncConnection], Awaitable[Any]]) -> Any:
         """Run `effect(tx)` unless it was done before; either way return the result of the run that counted.
 
         An effect that raises leaves nothing: the next delivery runs it again. Keep slow work out of it, it

@@ -32,9 +32,7 @@ __all__ = ["IsolatedError", "ProcessDied", "SubprocessPool"]
 
 T = TypeVar("T")
 
-_BOOT = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {} import serve; serve(int(sys.argv[2]))"
-)
+_BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {} import serve; serve(int(sys.argv[2]))"
 _START_LIMIT = 60.0
 _LAST_BREATH = 2.0
 
@@ -235,9 +233,7 @@ def _address(fn: Callable[..., Any]) -> tuple[str, str]:
     module, name = getattr(fn, "__module__", ""), getattr(fn, "__qualname__", "")
     found = getattr(sys.modules.get(module), name, None) if module != "__main__" else None
     if found is not fn:
-        raise TypeError(
-            f"{_label(fn)} must be a top-level function of an importable module to run in a child"
-        )
+        raise TypeError(f"{_label(fn)} must be a top-level function of an importable module to run in a child")
     return module, name
 
 

@@ -50,12 +50,8 @@ class JobMetrics:
         self.registry = registry or CollectorRegistry()
         registry, labels = self.registry, ("queue", "name")
         self._jobs = Counter("jobs", "Executions by outcome", (*labels, "outcome"), registry=registry)
-        self._duration = Histogram(
-            "job_duration_seconds", "Run time", labels, buckets=QUICK_TO_DAY, registry=registry
-        )
-        self._wait = Histogram(
-            "job_wait_seconds", "Due time to start", labels, buckets=QUICK_TO_DAY, registry=registry
-        )
+        self._duration = Histogram("job_duration_seconds", "Run time", labels, buckets=QUICK_TO_DAY, registry=registry)
+        self._wait = Histogram("job_wait_seconds", "Due time to start", labels, buckets=QUICK_TO_DAY, registry=registry)
         self._running = Gauge("jobs_running", "Executions going on now", labels, registry=registry)
         self._errors = Counter(
             "job_errors",

@@ -20,9 +20,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("do", nargs="?", choices=("list", "retry", "discard"), default="list")
     parser.add_argument("destination", nargs="?")
     parser.add_argument("events", nargs="*", metavar="EVENT")

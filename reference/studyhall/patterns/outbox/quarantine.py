@@ -49,9 +49,7 @@ async def lag(store: AsyncEngine, *, destination: str = BUS) -> Lag:
     age = clock(is_postgres(store)) - func.min(outbox.c.created_at).filter(~given_up)
     counts = (func.count().filter(~given_up), age, func.count().filter(given_up))
     async with read(store) as connection:
-        found = await connection.execute(
-            select(*counts).where(unpublished, outbox.c.destination == destination)
-        )
+        found = await connection.execute(select(*counts).where(unpublished, outbox.c.destination == destination))
         waiting, oldest, given = found.one()
     return Lag(waiting, max(oldest or 0.0, 0.0), given)
 
@@ -62,9 +60,7 @@ async def destinations(store: AsyncEngine) -> list[str]:
         return sorted(await connection.scalars(select(outbox.c.destination).distinct()))
 
 
-async def quarantined(
-    store: AsyncEngine, *, destination: str = BUS, limit: int = 100
-) -> list[QuarantinedRow]:
+async def quarantined(store: AsyncEngine, *, destination: str = BUS, limit: int = 100) -> list[QuarantinedRow]:
     """Oldest first."""
     row, later = outbox.c, outbox.alias("later")
     behind = (
@@ -106,9 +102,7 @@ async def purge(store: AsyncEngine, older_than: float, *, batch: int = 1000) -> 
         return (await tx.execute(delete(outbox).where(outbox.c.position.in_(due)))).rowcount
 
 
-async def _release(
-    store: AsyncEngine, event_ids: Sequence[str], destination: str, values: dict[str, object]
-) -> int:
+async def _release(store: AsyncEngine, event_ids: Sequence[str], destination: str, values: dict[str, object]) -> int:
     chosen = (outbox.c.event_id.in_(event_ids), outbox.c.destination == destination, *_quarantined)
     async with begin(store) as tx:
         return (await tx.execute(update(outbox).where(*chosen).values(**values))).rowcount

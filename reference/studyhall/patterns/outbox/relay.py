@@ -219,9 +219,7 @@ class Relay:
             async with asyncio.timeout(max(until - time.monotonic(), 0.1)):
                 return await apart(self._publisher.publish, events)
         except TimeoutError:
-            slow = (
-                f"no answer within 70 % of the lease of {self._lease:g} s: slow, not away? Then raise `lease`"
-            )
+            slow = f"no answer within 70 % of the lease of {self._lease:g} s: slow, not away? Then raise `lease`"
             return [BrokerUnavailable(slow)] * len(rows)
         except BUS_AWAY as error:
             return [error] * len(rows)

@@ -92,9 +92,7 @@ async def add(tx: AsyncConnection, *events: Event, to: Iterable[str] = (BUS,)) -
         await tx.execute(_LOCK_SUBJECTS, {"subjects": sorted({event.subject for event in events})})
         # Sent by the server when this transaction commits, never when it rolls back.
         await tx.execute(_NOTIFY, {"channel": CHANNEL, "destinations": destinations})
-    stored = [
-        {"event_id": e.id, "subject": e.subject, "type": e.type, "body": e.encode().decode()} for e in events
-    ]
+    stored = [{"event_id": e.id, "subject": e.subject, "type": e.type, "body": e.encode().decode()} for e in events]
     rows = [{**row, "destination": destination} for row in stored for destination in destinations]
     # Counted by RETURNING: for several rows psycopg's rowcount is -1.
     return len((await tx.execute(_new_row(tx), rows)).all()) if rows else 0

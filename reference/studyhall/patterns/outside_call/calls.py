@@ -137,11 +137,7 @@ class OutsideCalls:
         deadline, pause = time.monotonic() + self._record_for, 0.1
         while True:
             try:
-                return (
-                    call
-                    if await self._ledger.write(call)
-                    else await self._ledger.read(call.provider, call.key)
-                )
+                return call if await self._ledger.write(call) else await self._ledger.read(call.provider, call.key)
             except Exception as error:
                 if time.monotonic() > deadline:
                     log.error(

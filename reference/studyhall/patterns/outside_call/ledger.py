@@ -110,9 +110,7 @@ class Call:
 
     def resolved(self, done: Any, again: bool) -> Call:
         if self.state not in (State.UNCLEAR, State.REFUSED):
-            raise Permanent(
-                f"{self.key!r} is {self.state}: only unclear and refused calls are resolved by hand"
-            )
+            raise Permanent(f"{self.key!r} is {self.state}: only unclear and refused calls are resolved by hand")
         return self.to(State.INTENDED, tries=0) if again else self.to(State.DONE, result=dumps(done))
 
     def outcome(self) -> Any:

@@ -155,9 +155,7 @@ class Course:
         key = provider_key(f"{saga.name}/{saga.id}", row.name)
         known = {step.name: step.result for step in saga.steps if step.result is not None}
         attempt = 1 + (row.undo_attempts if saga.backward else row.attempts)
-        return StepContext(
-            saga.id, saga.data, row.name, attempt, key, f"{key}-undo", row.result, known, saga.error
-        )
+        return StepContext(saga.id, saga.data, row.name, attempt, key, f"{key}-undo", row.result, known, saga.error)
 
     def _forward(self, draft: Draft, steps: Sequence[Step]) -> Action | None:
         for row, step in zip(draft.saga.steps, steps, strict=True):

@@ -72,14 +72,10 @@ async def mark(
     ):
         if backward != (outcome == "undone"):
             fits = "undone" if backward else "done"
-            raise CannotRepair(
-                f"saga {saga_id} goes {'backward' if backward else 'forward'}: mark the step {fits}"
-            )
+            raise CannotRepair(f"saga {saga_id} goes {'backward' if backward else 'forward'}: mark the step {fits}")
         values = {"result": dict(result or {}), "sent_at": None} if outcome == "done" else {}
         this = (steps.c.saga_id == saga_id, steps.c.name == step)
-        if (
-            await tx.execute(update(steps).where(*this).values(state=outcome, **FROM_NOW_ON, **values))
-        ).rowcount != 1:
+        if (await tx.execute(update(steps).where(*this).values(state=outcome, **FROM_NOW_ON, **values))).rowcount != 1:
             all_names = select(steps.c.name).where(steps.c.saga_id == saga_id).order_by(steps.c.position)
             names = ", ".join((await tx.scalars(all_names)).all())
             raise CannotRepair(f"saga {saga_id} has no step {step!r}; its steps: {names}")
@@ -92,9 +88,7 @@ async def compensate(store: AsyncEngine, saga_id: str, *, by: str, note: str, fo
         await tx.execute(update(steps).where(steps.c.saga_id == saga_id).values(**FROM_NOW_ON))
 
 
-async def cancel(
-    tx: AsyncConnection, defined: Mapping[str, Saga], saga_id: str, *, by: str, reason: str
-) -> bool:
+async def cancel(tx: AsyncConnection, defined: Mapping[str, Saga], saga_id: str, *, by: str, reason: str) -> bool:
     """See `SagaRunner.cancel`."""
     saga = await _locked(tx, saga_id)
     if saga.backward:

@@ -187,9 +187,7 @@ class SagaRunner:
             # Else the end of their leases would count as a crash, and with enough of those a step is given up.
             await release(self.store, left, full_jitter(OUTAGE, 3))
             del self._left[: len(left)]
-        return await claim(
-            self.store, owner=self.owner, names=names, seconds=seconds, limit=limit, saga_id=saga_id
-        )
+        return await claim(self.store, owner=self.owner, names=names, seconds=seconds, limit=limit, saga_id=saga_id)
 
     async def _drive(self, held: Held) -> None:
         draft = Draft(held.saga, self.owner)
@@ -287,10 +285,7 @@ class SagaRunner:
             # A COMMIT whose answer was lost has happened or not, and only the table knows.
             stands = await load(self.store, draft.saga.id)
             draft.become(before)
-            if (
-                stands.fence == before.saga.fence
-                and stands.steps[action.row.position].state != action.row.state
-            ):
+            if stands.fence == before.saga.fence and stands.steps[action.row.position].state != action.row.state:
                 draft.become(Draft(stands, self.owner))
                 return await self._settle(draft, self._course.next)
             return await self._settle(draft, lambda draft: self._course.failed(draft, action, failed))
@@ -302,9 +297,7 @@ class SagaRunner:
     def _done(self, draft: Draft, action: Action, result: Result) -> Action | None:
         return self._course.done(draft, action, result, stop=self._stopping)
 
-    def _reach(
-        self, when: str, what: str, draft: Draft, action: Action | None, backward: bool | None = None
-    ) -> None:
+    def _reach(self, when: str, what: str, draft: Draft, action: Action | None, backward: bool | None = None) -> None:
         # A look-up has no intent and no effect of its own, but what it found is recorded.
         if action is not None and (action.kind != "look up" or what == "record"):
             undo = "undo " if (draft.saga.backward if backward is None else backward) else ""

@@ -390,15 +390,10 @@ async def claim(
             return []
         until = {"owner": owner, "due_at": now + seconds}
         tx.execute(_TAKE, {"_ids": [row["id"] for row in rows], **until})
-        found = _with_steps(
-            tx, [SagaRow(**{**row, **until, "fence": row["fence"] + 1, "steps": ()}) for row in rows]
-        )
+        found = _with_steps(tx, [SagaRow(**{**row, **until, "fence": row["fence"] + 1, "steps": ()}) for row in rows])
         before = {row["id"]: row["owner"] for row in rows if row["owner"] is not None}
         if before:
-            told = [
-                note(ident, owner, "taken over", None, f"lease of {who} ended")
-                for ident, who in before.items()
-            ]
+            told = [note(ident, owner, "taken over", None, f"lease of {who} ended") for ident, who in before.items()]
             _send(tx, _NOTE, told)
         return [Held(saga, saga.id in before) for saga in found]
 

@@ -235,9 +235,7 @@ class Schedules:
         if schedule.every is not None:
             repeat = {"every": round(schedule.every * 1000)}
         options, data = self._options(schedule, producer), self._data(schedule, since)
-        await bullmq_scheduler.add(
-            queue, schedule.id, slot, schedule.job, data, options, repeat=repeat, now=now
-        )
+        await bullmq_scheduler.add(queue, schedule.id, slot, schedule.job, data, options, repeat=repeat, now=now)
         entry = {"queue": queue.name, "fingerprint": fingerprint, "when": when, "since": since}
         await self._registry(producer).put(schedule.id, entry)
         done.written.append(schedule.id)
@@ -328,9 +326,7 @@ def _check(schedule: Schedule, jobs: Jobs) -> None:
     if schedule.overlap not in ("skip", "queue") or schedule.when_late not in ("run", "skip"):
         raise InvalidSchedule(f"schedule {schedule.id}: overlap is skip or queue, when_late is run or skip")
     if not 0 <= schedule.jitter < 86_400 or (cadence.every is not None and schedule.jitter >= cadence.every):
-        raise InvalidSchedule(
-            f"schedule {schedule.id}: jitter {schedule.jitter!r} must be shorter than its interval"
-        )
+        raise InvalidSchedule(f"schedule {schedule.id}: jitter {schedule.jitter!r} must be shorter than its interval")
 
 
 def _spread(schedule: Schedule, slot: int) -> float:
@@ -372,9 +368,7 @@ def ticking(schedules: Schedules, store: AsyncEngine) -> Step:
 class ScheduleKeeper(Periodic):
     """Applies the schedules when its process starts and heals them from time to time; drains like a worker."""
 
-    def __init__(
-        self, schedules: Schedules, producer: Queues, store: AsyncEngine, *, every: float = 30.0
-    ) -> None:
+    def __init__(self, schedules: Schedules, producer: Queues, store: AsyncEngine, *, every: float = 30.0) -> None:
         super().__init__("looking after the schedules", self._look, every=every, retry=1.0)
         self._schedules, self._producer, self._store = schedules, producer, store
         self._how = schedules.apply
@@ -382,7 +376,5 @@ class ScheduleKeeper(Periodic):
     async def _look(self) -> None:
         done = await self._how(self._producer, self._store)
         if done.written or done.removed:
-            log.info(
-                "schedules changed", extra={"fields": {"written": done.written, "removed": done.removed}}
-            )
+            log.info("schedules changed", extra={"fields": {"written": done.written, "removed": done.removed}})
         self._how = self._schedules.heal

@@ -53,9 +53,7 @@ class Cadence:
         try:
             zone = ZoneInfo(self.tz)
         except Exception:  # ValueError, OSError, ZoneInfoNotFoundError, by the kind of nonsense
-            raise InvalidSchedule(
-                f"unknown time zone {self.tz!r}: use a name such as Europe/Berlin"
-            ) from None
+            raise InvalidSchedule(f"unknown time zone {self.tz!r}: use a name such as Europe/Berlin") from None
         if self.cron is not None:
             self._check_cron(zone)
         elif isinstance(self.every, bool) or not isinstance(self.every, int | float):
@@ -150,8 +148,7 @@ class Cadence:
         fields, _ = croniter.expand(self.cron, second_at_beginning=True)
         minutes, hours, seconds = fields[0], fields[1], (*fields[5:], [0])[0]
         every = [
-            range(size) if values == ["*"] else values
-            for values, size in ((hours, 24), (minutes, 60), (seconds, 60))
+            range(size) if values == ["*"] else values for values, size in ((hours, 24), (minutes, 60), (seconds, 60))
         ]
         return sorted((3600 * hour + 60 * minute + second) * 1000 for hour, minute, second in product(*every))
 
@@ -204,9 +201,7 @@ def tick_of(job_id: str, data: object) -> Tick | None:
         return None
     match = re.fullmatch(r"repeat:([a-z0-9-]{1,60}):([0-9]{1,15})", str(job_id))
     if match is None or match[1] != declared.get("id"):
-        raise ForgedJob(
-            "the job says it belongs to a schedule, but its id is not one of that schedule's ticks"
-        )
+        raise ForgedJob("the job says it belongs to a schedule, but its id is not one of that schedule's ticks")
     return Tick(match[1], int(match[2]), declared)
 
 

@@ -7,16 +7,16 @@ from .rules import Hit
 from .text import KEYED, SECRET, THROTTLE, arguments, calls, closing, line_at, plain_inserts, replaced_rows
 
 # Parameters by which a function that handles messages is known.
-MESSAGE = r"\*asynq\.Task\b|\bamqp\.Delivery\b|\bkafka\.Message\b|\*sarama\.ConsumerMessage\b|\*nats\.Msg\b|\*river\.Job\["
+MESSAGE = (
+    r"\*asynq\.Task\b|\bamqp\.Delivery\b|\bkafka\.Message\b|\*sarama\.ConsumerMessage\b|\*nats\.Msg\b|\*river\.Job\["
+)
 LOG = r"\b(?:log|logger|slog|zap|\w*[lL]og(?:ger)?)\.(?:Print|Printf|Println|Info|Infof|Infow|Debug|Debugf|Warn|Warnf|Error|Errorf|Fatal|Fatalf)"
 SENDS = r"\.(?:Enqueue|EnqueueContext|Publish|PublishWithContext|WriteMessages|SendMessage|XAdd|Produce)\s*\("
 EFFECT = re.compile(
     r"(?:store|save|insert|update|charge|send|publish|enqueue|create|exec|delete|post|commit)\w*\($",
     re.IGNORECASE,
 )
-SLOTTED = re.compile(
-    r"\bslots?\b|ON CONFLICT|advisory_lock|redsync|asynq\.(?:TaskID|Unique)\(", re.IGNORECASE
-)
+SLOTTED = re.compile(r"\bslots?\b|ON CONFLICT|advisory_lock|redsync|asynq\.(?:TaskID|Unique)\(", re.IGNORECASE)
 
 
 def findings(text: str, uses: set[str]) -> Iterator[Hit]:
@@ -52,11 +52,7 @@ def _errors(body: str) -> Iterator[tuple[str, int]]:
     for match in re.finditer(r"\bif\b[^{\n]*\berr\s*!=\s*nil\s*\{", body):
         block = body[match.end() - 1 : closing(body, match.end() - 1)]
         ends = re.findall(r"\breturn\b([^\n}]*)", block)
-        if (
-            ends
-            and all(end.strip() == "nil" for end in ends)
-            and not re.search(r"errors\.(Is|As)", match[0] + block)
-        ):
+        if ends and all(end.strip() == "nil" for end in ends) and not re.search(r"errors\.(Is|As)", match[0] + block):
             yield "swallowed-error", match.start()
         elif re.fullmatch(rf"\{{\s*(?:{LOG}\([^\n]*\)\s*)?\}}", block):
             yield "swallowed-error", match.start()
@@ -75,9 +71,7 @@ def _asynq(text: str) -> Iterator[Hit]:
     made = {match[1]: call for match, call in calls(text, r"\b(\w+)(?:,\s*\w+)?\s*:?=\s*asynq\.NewTask")}
     for match, call in calls(text, r"\.Enqueue(?:Context)?"):
         given = arguments(call)
-        options = (
-            call + made.get(given[-1] if given else "", "") + "".join(made.get(one, "") for one in given)
-        )
+        options = call + made.get(given[-1] if given else "", "") + "".join(made.get(one, "") for one in given)
         known = "asynq.NewTask(" in call or any(one in made for one in given)
         if "..." in options or not known:
             continue  # built elsewhere

@@ -128,9 +128,7 @@ class Read:
         if not self.files:
             notes.append("no file was read: nothing is known about this code")
         elif not self.frameworks:
-            notes.append(
-                "no queue, broker or scheduler was recognised in what was read: 0 findings say nothing here"
-            )
+            notes.append("no queue, broker or scheduler was recognised in what was read: 0 findings say nothing here")
         if self.not_read:
             notes.append("not read: " + ", ".join(f"{count} {name}" for name, count in self.not_read.items()))
         if self.not_parsed:
@@ -161,9 +159,7 @@ class Project:
         self.acks_late = "acks_late" in everything
         self.manifests = Manifests(paths)
         # Before version 8 redis-py had no default socket timeout.
-        self.old_redis = any(
-            int(version.split(".")[0]) < 8 for version in self.manifests.of("Python", "redis")
-        )
+        self.old_redis = any(int(version.split(".")[0]) < 8 for version in self.manifests.of("Python", "redis"))
         self.uses = {
             path: frameworks_in(text, LANGUAGES[path.suffix])
             for path, text in [*self.python.items(), *self.scripts.items(), *self.go.items()]
@@ -254,11 +250,7 @@ class Manifests:
         return [row[3] for row in rows if row[4] or row[0] not in locked]
 
     def nearest(self, path: Path, language: str, package: str) -> str | None:
-        rows = [
-            row
-            for row in self._found
-            if row[1:3] == (language, package) and path.resolve().is_relative_to(row[0])
-        ]
+        rows = [row for row in self._found if row[1:3] == (language, package) and path.resolve().is_relative_to(row[0])]
         best = max(rows, key=lambda row: (len(row[0].parts), row[4]), default=None)
         return best[3] if best else None
 

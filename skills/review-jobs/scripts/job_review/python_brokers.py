@@ -24,11 +24,7 @@ def findings(tree: Tree, project: Project) -> Iterator[Hit]:
             yield "gather-fan-out", call.lineno
         if called.endswith("Celery") and "Celery" in tree.uses and not project.acks_late:
             yield "acks-early", call.lineno
-        if (
-            reads_blocking
-            and not project.old_redis
-            and re.search(r"(^|\.)(Redis|StrictRedis|from_url)$", called)
-        ):
+        if reads_blocking and not project.old_redis and re.search(r"(^|\.)(Redis|StrictRedis|from_url)$", called):
             if re.search("redis", called, re.IGNORECASE) and not {"socket_timeout", None} & set(given):
                 yield "redis-default-timeout", call.lineno
         if method == "xadd" and "maxlen" in given:
@@ -58,11 +54,7 @@ def _auto_commits(tree: Tree, call: ast.Call) -> bool:
         config = call.args[0]
         if isinstance(config, ast.Name):
             made = next(
-                (
-                    n
-                    for n in tree.nodes
-                    if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == config.id
-                ),
+                (n for n in tree.nodes if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == config.id),
                 None,
             )
             config = made.value if made else config
@@ -84,9 +76,7 @@ def _schedules(tree: Tree, called: str) -> bool:
 
 
 def _streams(tree: Tree) -> Iterator[Hit]:
-    line = min(
-        (call.lineno for call in tree.calls if getattr(call.func, "attr", "") == "xreadgroup"), default=None
-    )
+    line = min((call.lineno for call in tree.calls if getattr(call.func, "attr", "") == "xreadgroup"), default=None)
     if line is None:
         return
     if not re.search(r"xack|noack\s*=\s*True", tree.source):

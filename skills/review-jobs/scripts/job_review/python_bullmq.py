@@ -134,8 +134,7 @@ def _priorities(tree: Tree) -> Iterator[Hit]:
                 for part in node.body
                 if isinstance(part, ast.Assign)
                 and (
-                    isinstance(node, ast.ClassDef)
-                    or re.search("priorit", ast.unparse(part.targets[0]), re.IGNORECASE)
+                    isinstance(node, ast.ClassDef) or re.search("priorit", ast.unparse(part.targets[0]), re.IGNORECASE)
                 )
             }
             if _inverted(constants):

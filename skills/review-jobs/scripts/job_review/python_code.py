@@ -153,11 +153,7 @@ def _fixed_pause(tree: Tree, arguments: list[ast.expr]) -> bool:
     pause = arguments[0] if arguments else None
     if isinstance(pause, ast.Name):
         pause = next(
-            (
-                n.value
-                for n in tree.tree.body
-                if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == pause.id
-            ),
+            (n.value for n in tree.tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == pause.id),
             None,
         )
     if pause is None or any(isinstance(p, ast.Call | ast.Attribute | ast.Name) for p in ast.walk(pause)):
@@ -201,7 +197,9 @@ def _swallowed(tree: Tree, handler: ast.ExceptHandler) -> Iterator[Hit]:
                 return
             if isinstance(part, ast.Call):
                 called = ast.unparse(part.func)
-                harmless = r"capture_exception|print_exc|^(str|repr|type|getattr|dict)$|format|^(self\.)?_?log(ger|ging)?\."
+                harmless = (
+                    r"capture_exception|print_exc|^(str|repr|type|getattr|dict)$|format|^(self\.)?_?log(ger|ging)?\."
+                )
                 if not logs(called) and not re.search(harmless, called):
                     return  # it does something about it
             if isinstance(part, ast.Assign | ast.AugAssign):
@@ -358,9 +356,7 @@ def _shown(values: list[ast.expr]) -> Iterator[ast.AST]:
 
 def _row(tree: Tree, call: ast.Call, value: ast.expr) -> bool:
     text = ast.unparse(value)
-    if re.search(
-        r"\b\w+\.__dict__\b|\bvars\(\w+\)|\._mapping\b|\._asdict\(\)|model_to_dict\(|\bdict\(row\)", text
-    ):
+    if re.search(r"\b\w+\.__dict__\b|\bvars\(\w+\)|\._mapping\b|\._asdict\(\)|model_to_dict\(|\bdict\(row\)", text):
         return True
     if match := re.search(r"\b(\w+)\.to_dict\(\)", text):
         told = r"payload|job|data|message|event|command|task|envelope|context|trace|telemetry|meta|header"

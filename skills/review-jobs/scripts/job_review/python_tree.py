@@ -23,9 +23,7 @@ class Tree:
 
     @cached_property
     def _tasks(self) -> set[Function]:
-        return {
-            f for f in self.functions.values() if any(TASK.search(ast.unparse(d)) for d in f.decorator_list)
-        }
+        return {f for f in self.functions.values() if any(TASK.search(ast.unparse(d)) for d in f.decorator_list)}
 
     @cached_property
     def jobs(self) -> set[Function]:
@@ -43,9 +41,7 @@ class Tree:
             kind = name(call.func).rsplit(".", maxsplit=1)[-1]
             given = [*call.args, *(keyword.value for keyword in call.keywords)]
             if kind.endswith("Worker") or kind in ("basic_consume", "consume", "enqueue", "subscribe"):
-                found |= {
-                    self.functions[a.id] for a in given if isinstance(a, ast.Name) and a.id in self.functions
-                }
+                found |= {self.functions[a.id] for a in given if isinstance(a, ast.Name) and a.id in self.functions}
         return found
 
     @cached_property
@@ -97,8 +93,7 @@ class Tree:
 
     def is_queue(self, receiver: str) -> bool:
         return self.bullmq and (
-            receiver in self.queues
-            or receiver.rsplit(".", maxsplit=1)[-1].lower().rstrip("_").endswith("queue")
+            receiver in self.queues or receiver.rsplit(".", maxsplit=1)[-1].lower().rstrip("_").endswith("queue")
         )
 
     def enqueues(self, node: ast.AST) -> bool:
@@ -124,9 +119,7 @@ class Tree:
         if method == "send" and self.functions.get(receiver) in self._tasks:
             return True
         if method == "send":
-            return bool(self.uses & {"dramatiq", "Kafka"}) and not re.search(
-                r"outbox|mail|smtp|http", receiver
-            )
+            return bool(self.uses & {"dramatiq", "Kafka"}) and not re.search(r"outbox|mail|smtp|http", receiver)
         return method == "delay" and receiver != "" and bool(self.uses & {"Celery", "RQ"} or node.args)
 
     def in_transaction(self, node: ast.AST) -> bool:
@@ -151,13 +144,9 @@ class Tree:
         block = next((p for p in self.above(node) if isinstance(p, Function)), None)
         if block is None:
             return False
-        own = [
-            part for part in ast.walk(block) if isinstance(part, ast.Call) and self.function(part) is block
-        ]
+        own = [part for part in ast.walk(block) if isinstance(part, ast.Call) and self.function(part) is block]
         at = getattr(node, "lineno", 0)
-        commits = {
-            name(c.func).rpartition(".")[0] for c in own if name(c.func).endswith(".commit") and c.lineno > at
-        }
+        commits = {name(c.func).rpartition(".")[0] for c in own if name(c.func).endswith(".commit") and c.lineno > at}
         # What an earlier commit ended is no longer open.
         since = max((c.lineno for c in own if name(c.func).endswith(".commit") and c.lineno < at), default=0)
         return any(
@@ -197,9 +186,7 @@ def keys(node: ast.AST | None) -> dict[str, ast.expr]:
     if not isinstance(node, ast.Dict):
         return {}
     return {
-        text: value
-        for key, value in zip(node.keys, node.values, strict=True)
-        if (text := text_of(key)) is not None
+        text: value for key, value in zip(node.keys, node.values, strict=True) if (text := text_of(key)) is not None
     }
 
 

@@ -58,9 +58,7 @@ def _keys_and_locks(text: str) -> Iterator[Hit]:
         value = match[1]
         if simple := re.match(r"\w+", value):
             made = re.search(rf"\b(?:const|let)\s+{simple[0]}\s*=\s*([^\n]*)", text)
-            value = (
-                made[1] if made and simple[0] not in ("crypto", "uuid", "uuidv4", "nanoid", "job") else value
-            )
+            value = made[1] if made and simple[0] not in ("crypto", "uuid", "uuidv4", "nanoid", "job") else value
         if re.search(r"\bjob\??\.id\b", value):
             yield "job-id-as-key", line_at(text, match.start())
         elif re.search(RANDOM, value) and not re.search(
@@ -95,9 +93,7 @@ def _errors(text: str, uses: set[str]) -> Iterator[Hit]:
                 body[match.start() :],
                 re.IGNORECASE,
             )
-            calls_out = re.search(r"\b(?:fetch|axios[.\w]*)\s*\(", loop) and re.search(
-                r"\b(?:break|return)\b", loop
-            )
+            calls_out = re.search(r"\b(?:fetch|axios[.\w]*)\s*\(", loop) and re.search(r"\b(?:break|return)\b", loop)
             waits = re.search(r"\bcatch\b", loop) and re.search(r"setTimeout|sleep\(|delay\(", loop)
             if waits or (counted and calls_out):
                 yield "inner-retry", line_at(text, start + match.start())
@@ -135,9 +131,7 @@ def _processors(text: str) -> list[tuple[int, str]]:
 
 def _bodies(text: str, function: str) -> list[tuple[int, str]]:
     made = rf"function\s+{function}\s*\([^)]*\)[^{{]*|\b{function}\s*(?::[^=]*)?=\s*(?:async\s*)?\([^)]*\)\s*=>\s*"
-    return [
-        (begun.end(), text[begun.end() : closing(text, begun.end())]) for begun in re.finditer(made, text)
-    ]
+    return [(begun.end(), text[begun.end() : closing(text, begun.end())]) for begun in re.finditer(made, text)]
 
 
 def _calls(text: str, uses: set[str]) -> Iterator[Hit]:
@@ -171,17 +165,17 @@ def _sends(text: str) -> Iterator[Hit]:
             yield "gather-fan-out", line_at(text, match.start())
     for match, inside in calls(text, r"(?:\$transaction|\.transaction|\bwithTransaction|\binTransaction)"):
         for call in re.finditer(SENDS, inside):
-            if re.search(
-                r"queue|bus|publisher|redis|producer|channel", call[1], re.IGNORECASE
-            ) or re.fullmatch(_queues(text), call[1]):
+            if re.search(r"queue|bus|publisher|redis|producer|channel", call[1], re.IGNORECASE) or re.fullmatch(
+                _queues(text), call[1]
+            ):
                 yield "publish-in-transaction", line_at(text, match.end() - 1 + call.start())
     for begun in re.finditer(r"query\(\s*['\"`]BEGIN['\"`]", text):
         ended = re.search(r"query\(\s*['\"`]COMMIT['\"`]", text[begun.end() :])
         inside = text[begun.end() : begun.end() + ended.start()] if ended else ""
         for call in re.finditer(SENDS, inside):
-            if re.search(
-                r"queue|bus|publisher|redis|producer|channel", call[1], re.IGNORECASE
-            ) or re.fullmatch(_queues(text), call[1]):
+            if re.search(r"queue|bus|publisher|redis|producer|channel", call[1], re.IGNORECASE) or re.fullmatch(
+                _queues(text), call[1]
+            ):
                 yield "publish-in-transaction", line_at(text, begun.end() + call.start())
     for match, call in calls(text, _queues(text) + r"\.add"):
         sent = [*arguments(call), "", ""][1]
@@ -227,11 +221,7 @@ def _bullmq(path: Path, text: str, project: Project) -> Iterator[Hit]:
                 yield "missing-attempts", line_at(text, match.start())
             if "removeOn" not in options:
                 yield "missing-retention", line_at(text, match.start())
-        if (
-            options
-            and not re.search(r"\b(?:jobId|deduplication|repeat)\b", options)
-            and re.match(r"\{\s*\w", given[1])
-        ):
+        if options and not re.search(r"\b(?:jobId|deduplication|repeat)\b", options) and re.match(r"\{\s*\w", given[1]):
             yield "add-without-id", line_at(text, match.start())
         if ident := re.search(r"jobId\s*:\s*([`'\"])(.*?)\1", options):
             if ":" in re.sub(r"\$\{[^}]*\}", "", ident[2]) or ident[2].isdigit():
@@ -251,20 +241,12 @@ def _bullmq(path: Path, text: str, project: Project) -> Iterator[Hit]:
             yield "no-shutdown", line_at(text, match.start())
         if "maxStalledCount" not in call and not re.search(r",\s*\w*[oO]pt\w*\s*\)$|\.\.\.\s*\w+", call):
             yield "stall-default", line_at(text, match.start())
-    for match in re.finditer(
-        r"(\w*priorit\w*)[^=:\n]*[=:]\s*\{|enum\s+\w*priorit\w*\s*\{", text, re.IGNORECASE
-    ):
+    for match in re.finditer(r"(\w*priorit\w*)[^=:\n]*[=:]\s*\{|enum\s+\w*priorit\w*\s*\{", text, re.IGNORECASE):
         listed = text[match.end() - 1 : closing(text, match.end() - 1)]
         named = [(key, int(number)) for key, number in re.findall(r"(\w+)\s*[:=]\s*(\d+)", listed)]
-        urgent = [
-            number
-            for key, number in named
-            if re.search(r"urgent|high|critical|vip|premium", key, re.IGNORECASE)
-        ]
+        urgent = [number for key, number in named if re.search(r"urgent|high|critical|vip|premium", key, re.IGNORECASE)]
         relaxed = [
-            number
-            for key, number in named
-            if re.search(r"low|bulk|batch|normal|default|free", key, re.IGNORECASE)
+            number for key, number in named if re.search(r"low|bulk|batch|normal|default|free", key, re.IGNORECASE)
         ]
         if urgent and relaxed and min(urgent) > min(relaxed):
             yield "inverted-priority", line_at(text, match.start())
@@ -276,9 +258,7 @@ def _bullmq(path: Path, text: str, project: Project) -> Iterator[Hit]:
         if int(match[1]) > int(match[2]) > 0:
             yield "inverted-priority", line_at(text, match.start())
     if not re.search(r"prioritized|oldest", text, re.IGNORECASE):
-        for match in re.finditer(
-            r"\.getWaitingCount\s*\(|\.getJobCounts\s*\(\s*['\"]|\.llen\s*\([^)\n]*:wait\b", text
-        ):
+        for match in re.finditer(r"\.getWaitingCount\s*\(|\.getJobCounts\s*\(\s*['\"]|\.llen\s*\([^)\n]*:wait\b", text):
             around = text[max(0, match.start() - 300) : match.start()]
             if re.search(r"health|ready|backlog|depth", around, re.IGNORECASE):
                 yield "partial-health", line_at(text, match.start())

@@ -87,9 +87,7 @@ async def work(options: argparse.Namespace) -> None:
             )
 
     workers = [
-        ReliableWorker(
-            name, processor, url=options.redis, lock_duration=1.5, stalled_interval=0.3, concurrency=8
-        )
+        ReliableWorker(name, processor, url=options.redis, lock_duration=1.5, stalled_interval=0.3, concurrency=8)
         for name, processor in ((QUEUE, full_pipeline(job_types(), store)), (NAIVE, by_hand))
     ]
 

@@ -41,9 +41,7 @@ class Carrier:
     async def print(self, parcel: str, key: str) -> Any:
         headers = {"idempotency-key": key} if self._keys else {}
         try:
-            said = await self._client.post(
-                "/labels", json={"parcel": parcel, "reference": key}, headers=headers
-            )
+            said = await self._client.post("/labels", json={"parcel": parcel, "reference": key}, headers=headers)
         except httpx2.ConnectError as error:
             raise NotMade("the carrier cannot be reached") from error
         check_status(said.status_code, retry_after=0.1)

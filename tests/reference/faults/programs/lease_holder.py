@@ -13,9 +13,7 @@ from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, metadata
 from studyhall.patterns.lease import Lease, StaleFence, check_fence
 
-writes = Table(
-    "writes", metadata, Column("id", Integer, primary_key=True), Column("who", String(20), nullable=False)
-)
+writes = Table("writes", metadata, Column("id", Integer, primary_key=True), Column("who", String(20), nullable=False))
 
 
 def say(event: str, **fields: Any) -> None:

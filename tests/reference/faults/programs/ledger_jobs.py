@@ -23,9 +23,7 @@ ledger = Table(
     Column("entry", Integer),
     Column("pid", Integer),
 )
-naive_ledger = Table(
-    "naive_ledger", metadata, Column("id", Integer, primary_key=True), Column("entry", Integer)
-)
+naive_ledger = Table("naive_ledger", metadata, Column("id", Integer, primary_key=True), Column("entry", Integer))
 starts = Table(
     "starts",
     metadata,

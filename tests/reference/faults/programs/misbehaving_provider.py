@@ -41,9 +41,7 @@ async def print_label(body: dict[str, Any], key: str) -> Answer:
     known, label = keys.get(key, (0.0, None))
     if key and label and time.monotonic() - known < SPEC["key_life"]:
         return 200, label
-    await asyncio.sleep(
-        rng.uniform(0.3, 1.0) * SPEC["slow"] if trouble == "slow" else rng.uniform(0.01, 0.05)
-    )
+    await asyncio.sleep(rng.uniform(0.3, 1.0) * SPEC["slow"] if trouble == "slow" else rng.uniform(0.01, 0.05))
     label = {"label": len(printed) + 1}
     printed.append({**label, "parcel": body["parcel"], "reference": body["reference"], "void": False})
     if key:
@@ -75,9 +73,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         method, target, _ = head[0].split(" ")
-        headers = {
-            name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])
-        }
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         said = await answer(method, target, headers, body)
         if said is None:

@@ -11,9 +11,7 @@ from studyhall.patterns.typed_jobs import JobTypes, Payload
 QUEUE = "preparations"
 
 orders = Table("pending_orders", metadata, Column("id", String(50), primary_key=True))
-prepared = Table(
-    "prepared_orders", metadata, Column("id", Integer, primary_key=True), Column("order_id", String(50))
-)
+prepared = Table("prepared_orders", metadata, Column("id", Integer, primary_key=True), Column("order_id", String(50)))
 
 
 class PrepareOrder(Payload):

@@ -55,9 +55,7 @@ def dying(victim: dict[str, Any]) -> Moment:
     return probe
 
 
-def failing(
-    step: SagaStep | DbStep, deadline: float, attempts: int = 6, undo_attempts: int = 6, **limits: Any
-) -> Any:
+def failing(step: SagaStep | DbStep, deadline: float, attempts: int = 6, undo_attempts: int = 6, **limits: Any) -> Any:
     def wrap(do: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def then_fail(ctx: Any, *tx: Any) -> Any:
             result = await do(ctx, *tx)
@@ -123,9 +121,7 @@ async def naive(engine: AsyncEngine, payments: Payments, victim: dict[str, Any])
         """The order is placed."""
 
     async def charge() -> None:
-        made = await payments.charge(
-            key, amount=row["amount_cents"], customer=row["customer"], method=row["method"]
-        )
+        made = await payments.charge(key, amount=row["amount_cents"], customer=row["customer"], method=row["method"])
         ctx.results["charge"] = made
 
     async def confirm() -> None:
@@ -170,8 +166,7 @@ async def _claim_without_lease(engine: AsyncEngine, *, owner: str, **_: Any) -> 
         open_ = select(saga_store.sagas.c.id).where(saga_store.sagas.c.due_at.is_not(None))
         found = (await tx.scalars(open_)).all()
     return [
-        saga_store.Held(replace(await saga_store.load(engine, one), owner=owner), taken_over=False)
-        for one in found
+        saga_store.Held(replace(await saga_store.load(engine, one), owner=owner), taken_over=False) for one in found
     ]
 
 
@@ -217,9 +212,7 @@ def perform(plan: dict[str, Any]) -> None:
         if os.WIFSTOPPED(status):
             print(json.dumps({"saga_id": pids[pid], "frozen": pid}), flush=True)
             continue
-        ended = (
-            f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
-        )
+        ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
         print(json.dumps({"saga_id": pids.pop(pid), "ended": ended}), flush=True)
     print("all ended", flush=True)
 

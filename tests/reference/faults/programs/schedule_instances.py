@@ -88,9 +88,7 @@ async def ours(args: argparse.Namespace) -> None:
     declared = schedules(jobs, version=args.version, also=args.also, **when, **more)
     await declared.apply(producer, store)
     pipeline = full_pipeline(jobs, store, ticking(declared, store), signer=signer)
-    worker = ReliableWorker(
-        QUEUE, pipeline, url=args.redis, lock_duration=1.0, stalled_interval=0.3, concurrency=20
-    )
+    worker = ReliableWorker(QUEUE, pipeline, url=args.redis, lock_duration=1.0, stalled_interval=0.3, concurrency=20)
     running = asyncio.create_task(worker.run())
     await worker.ready()
     say(event="ready")

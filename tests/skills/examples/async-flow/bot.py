@@ -110,9 +110,7 @@ async def example(redis_url: str, store_url: str) -> None:
         "x-signature-ed25519": key.sign(stamp.encode() + body).signature.hex(),
     }
     services = SimpleNamespace(model=model, webhook=Webhook())
-    worker = ReliableWorker(
-        "chat", Pipeline(typed(jobs), once(inboxes(store)), services=services), url=redis_url
-    )
+    worker = ReliableWorker("chat", Pipeline(typed(jobs), once(inboxes(store)), services=services), url=redis_url)
     running = asyncio.create_task(worker.run())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
         assert (await client.post("/interactions", content=body + b" ", headers=good)).status_code == 401

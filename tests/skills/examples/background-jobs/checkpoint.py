@@ -59,9 +59,7 @@ async def example(redis_url: str, store_url: str) -> None:
             raise RuntimeError("dies after two batches")
         return done
 
-    jobs.register(
-        name="import", payload=Import, handler=crashing, retry=RetryPolicy(base=0.01, cap=0.02, attempts=3)
-    )
+    jobs.register(name="import", payload=Import, handler=crashing, retry=RetryPolicy(base=0.01, cap=0.02, attempts=3))
     producer = Producer(redis_url, validated(jobs))
     await producer.enqueue(JobRequest("import", Import(rows=350), key="file-1"))
     worker = ReliableWorker("default", pipeline(jobs, store), url=redis_url)

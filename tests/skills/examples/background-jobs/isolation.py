@@ -15,9 +15,7 @@ pool = SubprocessPool(size=2)  # one per process, closed after the workers have 
 async def crunch(ctx, payload) -> int:
     try:
         return await pool.run(count_primes, payload.limit, timeout=ctx.remaining(), memory_limit=512 << 20)
-    except (
-        ProcessDied
-    ) as error:  # segfault, OOM: only this call. Transient by default; a repeat offender is not
+    except ProcessDied as error:  # segfault, OOM: only this call. Transient by default; a repeat offender is not
         if ctx.attempt >= 2:
             raise Permanent(f"kills its process every time: {error}") from error
         raise

@@ -18,9 +18,7 @@ class AddCredit(Payload):
 async def add_credit(ctx: JobContext, payload: AddCredit) -> Done:
     # Slow or outside work here, with ctx.provider_key("step") as the provider's idempotency key.
     async def save(tx) -> None:  # commits together with the marker: once
-        await tx.execute(
-            text("UPDATE accounts SET cents = cents + :cents WHERE id = :account"), payload.model_dump()
-        )
+        await tx.execute(text("UPDATE accounts SET cents = cents + :cents WHERE id = :account"), payload.model_dump())
 
     return Done({"added": payload.cents}, save)
 

@@ -21,9 +21,7 @@ async def old_credit(ctx: JobContext, old: OldCredit) -> Done:
 
 def pipeline(store) -> Pipeline:
     theirs = plain(OldCredit, old_credit, key=lambda old: old.payment)
-    return Pipeline(
-        logged(), typed(jobs, otherwise=theirs), crash_budget(), once(inboxes(store)), within_deadline()
-    )
+    return Pipeline(logged(), typed(jobs, otherwise=theirs), crash_budget(), once(inboxes(store)), within_deadline())
 
 
 # [/both]

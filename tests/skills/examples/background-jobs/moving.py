@@ -8,9 +8,7 @@ def in_celery(db, payment: str, payload: dict, effect):
     return sync_inbox.once(db, "add-credit", payment, payload, effect)
 
 
-async def in_bullmq(
-    store, payment: str, payload: dict, effect
-):  # what `once(inboxes(store))` does in a pipeline
+async def in_bullmq(store, payment: str, payload: dict, effect):  # what `once(inboxes(store))` does in a pipeline
     return await Inbox(store, "add-credit").once(payment, fingerprint(payload), effect)
 
 

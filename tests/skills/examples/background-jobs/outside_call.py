@@ -10,9 +10,7 @@ class Carrier:
     def __init__(self, store, url: str) -> None:
         self.http = httpx.AsyncClient(base_url=url, timeout=20)  # at most `longest`
         # By the carrier's own documentation: a request ends within 30 s, a key lives for a day.
-        self.calls = OutsideCalls(
-            StoreLedger(store), "carrier", longest=30, key_life=86_400, look_up=self.find
-        )
+        self.calls = OutsideCalls(StoreLedger(store), "carrier", longest=30, key_life=86_400, look_up=self.find)
 
     async def label(self, parcel: str) -> dict:
         async def send(key: str) -> dict:

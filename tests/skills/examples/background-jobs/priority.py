@@ -16,9 +16,7 @@ async def example(redis_url: str, store_url: str) -> None:
     from patterns.typed_jobs import validated
 
     producer, order = Producer(redis_url, validated(jobs)), []
-    await producer.enqueue_many(
-        [cleanup, *(JobRequest("add-credit", urgent.payload, key=f"n{i}") for i in range(3))]
-    )
+    await producer.enqueue_many([cleanup, *(JobRequest("add-credit", urgent.payload, key=f"n{i}") for i in range(3))])
     await producer.enqueue(urgent)
 
     async def note(job, token) -> None:

@@ -112,10 +112,7 @@ async def example(redis_url: str, store_url: str) -> None:
         assert await relay.run_once() == 1
     redis = producer_client(redis_url)
     for queue in routes.queues:
-        assert (
-            sum((await Queue(queue, {"connection": redis}).getJobCounts("waiting", "prioritized")).values())
-            == 1
-        )
+        assert sum((await Queue(queue, {"connection": redis}).getJobCounts("waiting", "prioritized")).values()) == 1
     taken = []
 
     async def take(event) -> None:
@@ -147,9 +144,7 @@ async def example(redis_url: str, store_url: str) -> None:
     bus = RedisStreamsBus(producer_client(redis_url))  # unordered: the lanes alone keep the order
     await bus.subscribe("stock", ["order"])
     placed = [OrderPlaced(order_id=f"k{number % 2}", cents=number) for number in range(20)]
-    events = [
-        types.new(order, subject=order.order_id, source="shop", id=f"m{order.cents}") for order in placed
-    ]
+    events = [types.new(order, subject=order.order_id, source="shop", id=f"m{order.cents}") for order in placed]
     assert await bus.publish(events) == [None] * 20
     handled, broken, stop = [], {"m4", "m7"}, asyncio.Event()
 
