@@ -87,6 +87,22 @@ async def test_redis_reports_what_somebody_else_trimmed_away_unread(redis, caplo
     assert bus.trimmed == reported(), "for a metric or a health check"
 
 
+async def test_redis_reports_what_was_trimmed_away_from_a_dead_member(redis):
+    bus = RedisStreamsBus(redis, claim_idle=0.2)
+    await bus.subscribe("mail", ["order"])
+    await bus.publish(events(30))
+    await redis.xreadgroup("mail", "dead", {"events:order:0": ">"}, count=20)
+    await redis.xtrim("events:order:0", maxlen=15, approximate=False)
+    done: set[str] = set()
+
+    async def keep(event: Event) -> None:
+        done.add(event.id)
+
+    async with consuming(bus, "mail", keep):
+        await until(lambda: len(done) + bus.trimmed == 30, 30, lambda: f"{len(done)} done, {bus.trimmed} lost")
+    assert (len(done), bus.trimmed) == (15, 15)
+
+
 async def _pending(redis: Redis) -> bool:
     return bool((await redis.xpending("events:order:0", "mail"))["pending"])
 

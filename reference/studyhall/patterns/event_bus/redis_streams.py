@@ -67,7 +67,7 @@ class RedisStreamsBus:
         self.ordered, self.partitions = ordered, partitions
         self.claim_idle, self.retain = claim_idle, retain
         self._members = itertools.count()
-        self.trimmed = 0  # events that somebody else's XTRIM took before a group of this process read them: alert on it
+        self.trimmed = 0  # events that somebody else's XTRIM took from a group of this process: alert on it
         self.capabilities = Capabilities(
             broker="redis-streams",
             ordered_per_key=ordered,
@@ -139,6 +139,7 @@ class RedisStreamsBus:
             subscribe=lambda: self.subscribe(group, topics),
             tidy=tidy,
             quarantine=lambda stream: f"{self._topic(stream)}:quarantine:{group}",
+            trimmed=lambda stream, lost: self._report(stream, group, lost),
             stop=stop,
             ordered=self.ordered,
             concurrency=concurrency,
@@ -195,13 +196,12 @@ class RedisStreamsBus:
 
     async def _notice_gap(self, stream: str, group: str) -> None:
         if lost := int(await GAP(self.redis, [stream], [group])):
-            self.trimmed += lost
-            log.error(
-                "%d events of %s were trimmed before %s read them: publish that range again from the outbox",
-                lost,
-                stream,
-                group,
-            )
+            self._report(stream, group, lost)
+
+    def _report(self, stream: str, group: str, lost: int) -> None:
+        self.trimmed += lost
+        again = "publish that range again from the outbox"
+        log.error("%d events of %s were trimmed before %s had handled them: %s", lost, stream, group, again)
 
     async def _unread(self, stream: str, info: dict[str, object]) -> int:
         if isinstance(unread := info.get("lag"), int):

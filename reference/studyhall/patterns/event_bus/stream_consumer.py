@@ -43,6 +43,7 @@ class StreamConsumer:
     subscribe: Callable[[], Awaitable[None]]
     tidy: Callable[[], Awaitable[None]]
     quarantine: Callable[[str], str]
+    trimmed: Callable[[str, int], None]
     stop: asyncio.Event
     ordered: bool
     concurrency: int
@@ -126,7 +127,9 @@ class StreamConsumer:
         cursor = "0-0"
         while True:
             args = [self.group, self.member, int(idle * 1000), cursor, 2 * self.concurrency]
-            cursor, found = await TAKE(self.redis, [stream], args)
+            cursor, found, gone = await TAKE(self.redis, [stream], args)
+            if gone:
+                self.trimmed(stream, len(gone))
             for entry, flat in found:
                 self._start(stream, text(entry), _fields(flat))
             if (cursor := text(cursor)) == "0-0" or (found and not self.ordered):  # leave some for others
@@ -165,7 +168,7 @@ class StreamConsumer:
                 if not new:
                     again = await self._until_answered(AGAIN, [stream], [self.group, self.member, entry, int(counts)])
                     if again == []:
-                        log.error("%s of %s was trimmed before %s finished it: lost", entry, stream, self.group)
+                        self.trimmed(stream, 1)
                     if not again:
                         return False  # another member took it while we were frozen or cut off
                     deliveries, fields = int(again[0]), _fields(again[1])

@@ -107,7 +107,8 @@ for i = 1, #entry[2], 2 do field[entry[2][i]] = entry[2][i + 1] end
 redis.call('XADD', KEYS[2], '*', 'event', field['event'], 'key', field['key'])
 return redis.call('XDEL', KEYS[1], ARGV[1])""")
 # Entries of others that have been idle long enough: now ours. It counts as a delivery only when one starts to
-# run (AGAIN), or a crash would be charged to everything the dead process had in its hands.
+# run (AGAIN), or a crash would be charged to everything the dead process had in its hands. And those that somebody
+# trimmed away, which it takes off the list of pending entries: nobody else is told of them.
 TAKE = Script("""
 local found = {}
 local claimed = redis.call('XAUTOCLAIM', KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], 'COUNT', ARGV[5], 'JUSTID')
@@ -115,7 +116,7 @@ for _, id in ipairs(claimed[2]) do
   local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
   if entry then table.insert(found, entry) end
 end
-return {claimed[1], found}""")
+return {claimed[1], found, claimed[3] or {}}""")
 # An entry of ours again; ARGV[4] says whether that counts as a delivery. Nothing if it is no longer ours, and an empty
 # list if somebody trimmed it away: then it is no longer pending either.
 AGAIN = Script("""
