@@ -32,11 +32,29 @@ imported = Table(
     Column("line", Integer, primary_key=True),
     Column("data", Text, nullable=False),
 )
+rejected = Table(
+    "rejected",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("line", Integer, primary_key=True),
+    Column("reason", Text, nullable=False),
+)
 
 
 def read(path: Path, skip: int):
+    """Rows behind the first `skip`: the number, the line in the file, the row."""
     with path.open(newline="", encoding="utf-8-sig") as file:
-        yield from islice(enumerate(csv.DictReader(file), 1), skip, None)
+        rows = csv.DictReader(file)
+        for number, row in enumerate(rows, 1):
+            if number > skip:
+                yield number, rows.line_num, row
+
+
+def wrong_with(row: dict) -> str | None:
+    """Your rules. A row that breaks one is listed in `rejected`, and the import goes on."""
+    if None in row or None in row.values():
+        return "more or fewer columns than the first line"
+    return None
 
 
 async def handle(ctx: JobContext, task: Task) -> Done:
@@ -50,8 +68,15 @@ async def handle(ctx: JobContext, task: Task) -> Done:
 
 
 async def save(key: str, batch: list, tx):
-    rows = [{"key": key, "line": n, "data": json.dumps(row)} for n, row in batch]
-    await tx.execute(insert(imported), rows)
+    good, bad = [], []
+    for _, line, row in batch:
+        if why := wrong_with(row):
+            bad.append({"key": key, "line": line, "reason": why})
+        else:
+            good.append({"key": key, "line": line, "data": json.dumps(row)})
+    for table, rows in ((imported, good), (rejected, bad)):
+        if rows:
+            await tx.execute(insert(table), rows)
 
 
 async def main():
