@@ -257,7 +257,7 @@ def packages(
             names |= set(_PACKAGES_OF.get(name, (name,)))
     if not postgres:
         names -= _ON_REQUEST
-    known = _pinned()
+    known = pinned()
     return sorted(known.get(name, name) for name in {*names, *also})
 
 
@@ -273,7 +273,7 @@ def imported(text: str) -> set[str]:
 
 
 @functools.cache
-def _pinned() -> dict[str, str]:
+def pinned() -> dict[str, str]:
     """Package -> requirement, from pyproject.toml."""
     project = _project()
     listed = [

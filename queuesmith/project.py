@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import keyword
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from . import catalogue
 from .record import Record, Refused
 
 PROOFS = "tests/patterns"
@@ -50,6 +52,9 @@ class Project:
                     f"{into or folder} cannot be imported: {part!r} is no Python name. Name the package, like "
                     f"src/app, or go into the folder and use --into . if its files import each other by their names"
                 )
+        top = prefix.split(".")[0]
+        if not (folder / "__init__.py").is_file() and (top in sys.stdlib_module_names or top in catalogue.pinned()):
+            raise Refused(f"{into or folder}: a package {top} would hide the {top} that others import; name it otherwise")
         return cls(root, where, prefix)
 
     @property

@@ -20,8 +20,8 @@ from .record import Refused
 
 FOLDER = ROOT / "reference" / "recipes"
 _VALUES = {"str": "text", "int": "1", "float": "1.5", "bool": "true"}
-# An argument of submit.py, and what every pydantic model has.
-_TAKEN = ("keys", "unreadable", "copy", "json", "dict", "schema", "validate", "construct", "file")
+# Arguments of submit.py, and what every pydantic model has.
+_TAKEN = ("keys", "unreadable", "help", "copy", "json", "dict", "schema", "validate", "construct", "file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ def recipes() -> dict[str, Recipe]:
 
 
 def find(name: str) -> Recipe:
-    if name in (known := recipes()):
-        return known[name]
+    if found := (known := recipes()).get(name.replace("_", "-").lower()):
+        return found
     raise Refused(f"there is no recipe {name!r}; there are {', '.join(known)}")
 
 
@@ -155,12 +155,13 @@ def render(recipe: Recipe, *, queue: str, fields: tuple[Field, ...], project: Pr
 
 
 def _filled(recipe: Recipe, text: str, queue: str, fields: tuple[Field, ...]) -> str:
-    if "class Task(" in text:
-        text = _with_fields(text, fields)
-    for old, new in zip(_examples(recipe.fields[1:]), _examples(fields[1:]), strict=True):
-        text = text.replace(old, new) if old else text
+    # The key first: the other fields may have its old name.
     text = re.sub(rf"\b{recipe.fields[0].name}\b", fields[0].name, text)
     text = re.sub(rf"\b{recipe.fields[0].name.upper()}\b", fields[0].name.upper(), text)
+    for old, new in zip(_examples(recipe.fields[1:]), _examples(fields[1:]), strict=True):
+        text = text.replace(old, new) if old else text
+    if "class Task(" in text:
+        text = _with_fields(text, fields)
     text = re.sub(rf'^((?:QUEUE|queue) = )"{re.escape(recipe.queue)}"', rf'\1"{queue}"', text, flags=re.MULTILINE)
     if fields[0].type == "int" and not re.search(r"^keys = ", text, flags=re.MULTILINE):
         text = re.sub(r"^\[service\]$", '[service]\nkeys = "number"', text, flags=re.MULTILINE)

@@ -18,7 +18,8 @@ from queuesmith import cli
 from queuesmith.prove.card import as_text
 from queuesmith.prove.run import Options, prove
 from queuesmith.prove.spec import load
-from queuesmith.recipes import Recipe, parse_fields, recipes
+from queuesmith.project import Project
+from queuesmith.recipes import Recipe, parse_fields, recipes, render
 from queuesmith.record import Refused
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,6 +115,15 @@ def test_code_is_clean_under_any_names(
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@every_recipe
+def test_another_field_may_have_the_name_of_the_recipes_own_key(recipe: Recipe, tmp_path: Path) -> None:
+    fields = recipe.fields[::-1]
+    files = render(recipe, queue=QUEUE, fields=fields, project=Project(tmp_path, ".", ""), modules="patterns")
+    task = next(node for node in ast.parse(files["jobs.py"]).body if getattr(node, "name", "") == "Task")
+    assert re.findall(r"^    (\w+): (?:str|int)$", ast.unparse(task), re.MULTILINE) == [one.name for one in fields]
+    assert fields[1].name in files["prove.toml"]
+
+
 # ---- the command
 
 
@@ -131,6 +141,7 @@ def test_start_alone_lists_the_recipes(capsys: pytest.CaptureFixture[str]) -> No
         "parcel: date": "cannot read",
         "class: str": "class is taken",
         "json: str": "json is taken",
+        "parcel: str, help: str": "help is taken",
         "a: str, a: int": "names a field twice",
         "weight: float": "is the key: it is a str or an int",
     }.items(),

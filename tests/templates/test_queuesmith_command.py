@@ -498,6 +498,16 @@ def test_a_folder_that_cannot_be_imported_is_refused(queuesmith: Command, shop: 
     assert "no Python name" in queuesmith("add", "retry", "--into", "src/my-app", code=2).stderr
 
 
+@pytest.mark.parametrize("name", ["json", "queue", "redis"])
+def test_a_new_package_that_would_hide_one_that_is_imported_is_refused(
+    queuesmith: Command, shop: Path, name: str
+) -> None:
+    """`python -m json.worker` is not found, and everybody else's `import json` breaks."""
+    before = files(shop)
+    assert "would hide" in queuesmith("add", "retry", "--into", name, code=2).stderr
+    assert files(shop) == before
+
+
 def test_new_is_the_scaffold_with_fewer_words(queuesmith: Command, tmp_path: Path) -> None:
     made = queuesmith("new", "trips", "--event", "trip.booked", "--fields", "city: str", "--json", cwd=tmp_path)
     told = json.loads(made.stdout)
