@@ -9,7 +9,8 @@ from bullmq import AbortError, AbortSignal
 
 from harness.waiting import until
 from harness.workers import at_work, counts, queue_at, until_counts
-from studyhall.patterns.bullmq_worker.worker import LOCK_LOST
+from studyhall.patterns.bullmq_worker import LOCK_LOST
+from studyhall.patterns.dead_letter.sweeping import sweeping
 
 
 async def nothing(job: Any, token: str) -> None:
@@ -198,3 +199,23 @@ async def test_a_paused_worker_takes_nothing_until_it_is_resumed(redis_url):
         assert await ended(queue, 7) == {"completed": 7}
         await worker.pause()
     assert heard == ["paused", "paused", "resumed", "paused"]
+
+
+async def test_a_restart_of_redis_is_one_line_and_one_when_it_is_back_and_no_traceback(own_redis, store, caplog):
+    sweep = sweeping(["q"], store, own_redis.url, every=0.1)
+    sweeps = asyncio.create_task(sweep.run())
+    async with at_work("q", nothing, url=own_redis.url):
+        await asyncio.to_thread(own_redis.kill)
+        await until(lambda: {"periodic", "events"} <= said(caplog, "ERROR"), 20, "both say so")
+        await asyncio.to_thread(own_redis.restart)
+        await until(lambda: {"periodic", "events"} <= said(caplog, "WARNING"), 20, "both say that it is back")
+    sweep.stop()
+    await sweeps
+    lines = [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")]
+    assert len(lines) == 4, [record.getMessage() for record in lines]
+    assert not any(record.exc_info for record in lines)
+    assert any("sweep of dead letters failed: ConnectionError: " in record.getMessage() for record in lines)
+
+
+def said(caplog: pytest.LogCaptureFixture, level: str) -> set[str]:
+    return {record.name.split(".")[-1] for record in caplog.records if record.levelname == level}

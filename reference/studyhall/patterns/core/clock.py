@@ -15,9 +15,12 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from .failures import describe
+
 __all__ = ["Periodic", "apart", "told_to_end"]
 
 log = logging.getLogger("periodic")
+_AWAY = {"ConnectionError", "TimeoutError", "OSError", "OperationalError", "Unavailable", "QueueUnavailable"}
 T = TypeVar("T")
 
 
@@ -84,7 +87,10 @@ class Periodic:
             pause = self._on_error(error)
             return self._retry if pause is None else pause
         if not self._failing:  # once per outage: every round of it would be a flood
-            log.error("%s failed; trying again every %g s", self._name, self._retry, exc_info=error)
+            # Where we stood when a server went away says nothing. By name: this module needs no package.
+            away = _AWAY & {kind.__name__ for kind in type(error).__mro__}
+            words = self._name, type(error).__name__, describe(error), self._retry
+            log.error("%s failed: %s: %s; trying again every %g s", *words, exc_info=None if away else error)
             self._failing = True
         return self._retry
 
