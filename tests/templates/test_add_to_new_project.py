@@ -28,6 +28,7 @@ def test_a_new_project_stays_green(render: Render, run: Run, installed: Path, ki
     project = render(kind=kind, package="a_package_with_rather_a_long_name")
     run(sys.executable, installed / "bin" / "queuesmith", "add", *patterns, cwd=project)
     run("make", f"VENV={VENV}", "lint", cwd=project)
-    said = run("make", f"VENV={VENV}", "test", "ARGS=-q tests/patterns tests/test_settings.py", cwd=project).stdout
+    test = ("make", f"VENV={VENV}", "test", "ARGS=-q tests/patterns tests/test_settings.py")
+    said = run(*test, cwd=project, timeout=800).stdout
     assert " passed" in said
     assert "skipped" not in said

@@ -18,6 +18,7 @@ import math
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 
@@ -64,11 +65,14 @@ def surviving(seconds: float, *, base: float = 1.0, cap: float = 30.0) -> RetryP
 
     After its end the last job waits for `cap` seconds at most.
     """
-    floor, attempts, pause, left = 0.5, 1, base, seconds
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"an outage lasts some seconds, got {seconds}; to never give up: forever()")
+    policy = RetryPolicy(base, cap, max_age=max(DAY, 2 * seconds), floor=0.5)
+    attempts, pause, left = 1, base, seconds
     while left > 0 and pause < cap:
-        left, pause, attempts = left - floor * pause, 2 * pause, attempts + 1
-    attempts += max(0, math.ceil(left / (floor * cap)))
-    return RetryPolicy(base, cap, attempts, max(DAY, 2 * seconds), floor)
+        left, pause, attempts = left - policy.floor * pause, 2 * pause, attempts + 1
+    attempts += max(0, math.ceil(left / (policy.floor * cap)))
+    return replace(policy, attempts=attempts)
 
 
 def forever(*, base: float = 1.0, cap: float = 60.0) -> RetryPolicy:

@@ -284,6 +284,13 @@ def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> Non
         RetryPolicy(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("wrong", [(60, 0, 30), (60, 1, 0.5), (math.inf, 1, 30), (math.nan, 1, 30), (-1, 1, 30)])
+def test_an_outage_that_cannot_be_counted_is_refused(wrong: tuple[float, float, float]) -> None:
+    """A base of 0, tempting in tests, never came back; an endless outage was an OverflowError."""
+    with pytest.raises(ValueError, match=r"base|forever"):
+        surviving(wrong[0], base=wrong[1], cap=wrong[2])
+
+
 # ---- policies that people ask for
 
 
