@@ -103,13 +103,13 @@ def parse_fields(text: str) -> tuple[Field, ...]:
     return tuple(found)
 
 
-def planned(recipe: Recipe, project: Project, *, queue: str = "", fields: str = "") -> Adoption:
+def planned(recipe: Recipe, project: Project, *, queue: str | None = None, fields: str | None = None) -> Adoption:
     """What `queuesmith start` would write. A folder below one that has modules uses those."""
     home = project.with_modules()
     own = render(
         recipe,
-        queue=queue or recipe.queue,
-        fields=parse_fields(fields) if fields else recipe.fields,
+        queue=recipe.queue if queue is None else queue,
+        fields=recipe.fields if fields is None else parse_fields(fields),
         project=project,
         modules=home.package,
     )

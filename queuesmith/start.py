@@ -23,7 +23,7 @@ def start(options: argparse.Namespace) -> int:
         return _list(options)
     recipe = find(options.recipe)
     project = Project.find(options.into)
-    adoption = planned(recipe, project, queue=options.queue or "", fields=options.fields or "")
+    adoption = planned(recipe, project, queue=options.queue, fields=options.fields)
     written = [] if options.dry_run else put(options, adoption)
     if options.json:
         files = {change.path: change.state for change in adoption.changes}
@@ -40,13 +40,13 @@ def start(options: argparse.Namespace) -> int:
         )
         return 0
     _say(options, adoption, [change.path for change in written])
-    print(f"\n{_key(recipe, options.fields or '')}\n\nThen:")
+    print(f"\n{_key(recipe, options.fields)}\n\nThen:")
     print("\n".join(f"  {command}" for command in _next(recipe, project)))
     print(f"\nWhat it survives, what to change: {recipe.page}")
     return 0
 
 
-def _key(recipe: Recipe, fields: str) -> str:
+def _key(recipe: Recipe, fields: str | None) -> str:
     first = (parse_fields(fields) if fields else recipe.fields)[0].name
     other = ", or what `key_of` in jobs.py returns" if "def key_of" in recipe.files["jobs.py"] else ""
     return f"Key: {first}, the first field{other}. The same key again is a duplicate."

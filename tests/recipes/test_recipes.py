@@ -137,6 +137,7 @@ def test_start_alone_lists_the_recipes(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("fields", "why"),
     {
+        "": "cannot read ''",
         "parcel": "cannot read 'parcel'",
         "parcel: date": "cannot read",
         "class: str": "class is taken",
@@ -174,6 +175,13 @@ def test_an_unknown_recipe_names_those_there_are(capsys: pytest.CaptureFixture[s
     assert "paid-call" in capsys.readouterr().err
     assert cli.main(["recipe", "paid-call"]) == 2
     assert "did you mean: queuesmith start" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--queue", "--fields"])
+def test_an_empty_option_is_refused_and_no_default_taken(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A shell variable that was not set: the service would listen to a queue that nobody fills."""
+    assert cli.main(["start", "paid-call", "--dry-run", option, ""]) == 2
+    assert option in capsys.readouterr().err
 
 
 def test_start_says_what_the_key_is(

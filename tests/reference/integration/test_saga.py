@@ -12,10 +12,11 @@ from sqlalchemy import insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from harness.waiting import until
+from harness.workers import at_work, queue_at, until_counts
 from studyhall.maintenance import clean_up
 from studyhall.patterns.core import open_store as open_store_module
 from studyhall.patterns.core import store as store_module
-from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
+from studyhall.patterns.core.errors import Permanent, RateLimited, RetryLater, Transient
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, is_postgres
@@ -606,6 +607,24 @@ async def test_a_woken_runner_starts_a_new_saga_long_before_its_next_poll(store)
     await until(lambda: len(world.calls) == 2, 10, "the second saga, 60 s before the next poll")
     runner.stop()
     await asyncio.wait_for(running, 10)
+
+
+async def test_a_job_per_saga_drives_it_on_bullmq_and_its_waits_consume_no_attempt(store, redis_url):
+    """As the page says: no `run_forever` here, and jobs as anybody adds them, without attempts."""
+    world = World(pay=[RateLimited("slow down", retry_after=0.1), Transient("503"), {"id": 7}], ship=[Permanent("no")])
+    runner = await started(store, Saga("trip", [world.step("pay"), world.step("ship")]))
+
+    async def drive(job: Any, token: str) -> str:
+        row = await runner.run(job.data["saga"])
+        if row.due_at is not None:
+            raise RetryLater(max(0.05, row.due_at - time.time()))
+        return row.state
+
+    async with queue_at(redis_url, "sagas") as queue, at_work("sagas", drive, url=redis_url):
+        job = await queue.add("drive", {"saga": "s1"}, {"jobId": "s1x"})
+        await until_counts(queue, {"completed": 1}, 20, "the job ends with its saga")
+        assert (await queue.getJob(job.id)).returnvalue == "compensated"
+    assert world.calls == ["pay", "pay", "pay", "ship", "undo ship", "undo pay"]
 
 
 async def test_tables_of_an_older_version_get_the_new_columns(store):
