@@ -86,7 +86,7 @@ class Producer:
         self._timeout, self._turns = timeout, asyncio.Semaphore(MAX_ADDS)
         self._kept = retention.job_options() if retention else KEPT
         self.admission, self.prefix = admission, prefix
-        self.redis = producer_client(url)
+        self.redis = producer_client(url, answer=timeout)
         self.options = {"connection": self.redis, "prefix": prefix}
         self._queues: dict[str, Queue] = {}
 

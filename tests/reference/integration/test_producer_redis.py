@@ -14,7 +14,7 @@ from studyhall.patterns.flow import FlowConflict, FlowTooLarge, UnknownPolicy, c
 from studyhall.patterns.job_ids import InvalidKey
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.priority import UnknownPriority
-from studyhall.patterns.producer import JobRequest
+from studyhall.patterns.producer import JobRequest, Producer
 from studyhall.patterns.typed_jobs import InvalidMaxAge, JobTypes, MalformedPayload, Payload, UnknownJob
 
 
@@ -121,3 +121,15 @@ async def test_options_of_every_job_are_explicit(redis_url, tmp_path):
         assert job.opts["removeOnFail"] == {"age": 14 * 24 * 3600}
         assert job.data["meta"]["max_age"] == 600
         assert job.data["sig"]
+
+
+async def test_a_longer_timeout_waits_for_a_server_that_stands_still_for_longer_than_the_usual_answer(own_redis):
+    """The client's own limit of 1.5 s cut every longer one short."""
+    producer = Producer(own_redis.url, timeout=60)
+    await producer.enqueue(JobRequest("mail", {}, key="before", queue="mails"))
+    own_redis.pause()
+    adding = asyncio.create_task(producer.enqueue(JobRequest("mail", {}, key="meanwhile", queue="mails")))
+    await asyncio.sleep(2.5)  # the fault itself
+    own_redis.resume()
+    assert (await adding).id
+    await producer.close()

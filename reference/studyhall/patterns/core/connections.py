@@ -65,21 +65,22 @@ def meaning(error: Exception) -> Exception:
     return error
 
 
-def producer_client(url: str) -> Redis:
-    """For code that adds jobs: an answer or an error in time, for a 503 or an outbox row.
+def producer_client(url: str, *, answer: float = ANSWER_SECONDS) -> Redis:
+    """For code that adds jobs: an answer or an error in time, for a 503 or an outbox row; `answer`: a longer one.
 
     One repeat, for a broken connection alone: after a restart of Redis every pooled connection is dead, and
     the first request to notice must not pay for it.
     """
+    answer = max(answer, ANSWER_SECONDS)
     options: dict[str, Any] = {
         "retry": Retry(NoBackoff(), 1, supported_errors=(BrokenConnection,)),
-        "socket_connect_timeout": CONNECT_SECONDS,
-        "socket_timeout": ANSWER_SECONDS,
+        "socket_connect_timeout": answer * CONNECT_SECONDS / ANSWER_SECONDS,
+        "socket_timeout": answer,
     }
     if sentinel_of(url):
         return build_client(Redis, url, **options)
     # The default pool refuses the 101st command at once; this one lets it wait for a free connection.
-    pool = BlockingConnectionPool.from_url(url, max_connections=64, timeout=ANSWER_SECONDS, **TEXT, **options)
+    pool = BlockingConnectionPool.from_url(url, max_connections=64, timeout=answer, **TEXT, **options)
     return watched(Redis.from_pool(pool), _Watched)
 
 
