@@ -54,7 +54,9 @@ class Project:
                 )
         top = prefix.split(".")[0]
         if not (folder / "__init__.py").is_file() and (top in sys.stdlib_module_names or top in catalogue.pinned()):
-            raise Refused(f"{into or folder}: a package {top} would hide the {top} that others import; name it otherwise")
+            raise Refused(
+                f"{into or folder}: a package {top} would hide the {top} that others import; name it otherwise"
+            )
         return cls(root, where, prefix)
 
     @property

@@ -15,10 +15,10 @@ import pytest
 
 from guide import quotes
 from queuesmith import cli
+from queuesmith.project import Project
 from queuesmith.prove.card import as_text
 from queuesmith.prove.run import Options, prove
 from queuesmith.prove.spec import load
-from queuesmith.project import Project
 from queuesmith.recipes import Recipe, parse_fields, recipes, render
 from queuesmith.record import Refused
 
