@@ -156,6 +156,8 @@ class Project:
             or ("SIGTERM" in text and re.search(r"process\.(on|once)\(", text))
             for text in self.scripts.values()
         )
+        # A queue that is made in another file may have them.
+        self.default_options = any("defaultJobOptions" in text for text in self.scripts.values())
         self.acks_late = "acks_late" in everything
         self.manifests = Manifests(paths)
         # Before version 8 redis-py had no default socket timeout.
