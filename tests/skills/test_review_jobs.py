@@ -132,7 +132,7 @@ def test_lock_file_says_more_than_the_range_beside_it(tmp_path: Path) -> None:
 
 
 def test_defaults_of_a_queue_that_another_file_makes_count(tmp_path: Path) -> None:
-    """All thirteen findings of these rules in a public code base were wrong: its queues are made in files of their own."""
+    """All thirteen findings of these rules in a public code base were wrong: its queues are made elsewhere."""
     made = "export const mailQueue = new Queue('mail', { connection, defaultJobOptions: JOB })"
     (tmp_path / "queues.ts").write_text(f"import {{ Queue }} from 'bullmq'\n{made}\n")
     (tmp_path / "worker.ts").write_text("import { Job } from 'bullmq'\nawait mailQueue.add('hello', job.data.id)\n")

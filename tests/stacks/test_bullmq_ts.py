@@ -9,14 +9,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from bullmq import Queue
 
 from guide import stacks
 from harness.missing import missing
 from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import counts, queue_at
-from studyhall.patterns.core.connections import producer_client
 
 pytestmark = pytest.mark.slow
 
@@ -253,41 +251,27 @@ process.exit(0);
     assert sorted(rows) == sorted((f"py-{n}", 1) for n in range(12))
 
 
-async def test_jobs_of_bullmq_5_and_6_and_of_python_are_run_by_each_other(own_redis: RedisServer) -> None:
-    """Also what `moving.md` says of a deploy from 5 to 6: plain, delayed, prioritized, retried, scheduled."""
-    work = """
-const [name, seen] = ['NAME', []];
-const worker = new Worker(name, async (job) => {
-  if (job.name === 'retried' && job.attemptsMade < 1) throw new Error('not yet');
-  seen.push(job.name);
-}, { connection });
-await until(() => new Set(seen).size === 5);
-await worker.close();
-console.log(JSON.stringify([...new Set(seen)].sort()));
-process.exit(0);
-"""
-    add = """
-const queue = new Queue('NAME', { connection });
+def test_bullmq_5_and_6_run_the_jobs_of_each_other(own_redis: RedisServer) -> None:
+    script = """
+const queue = new Queue('ADDS', { connection });
 await queue.add('plain', {});
 await queue.add('delayed', {}, { delay: 300 });
 await queue.add('prioritized', {}, { priority: 5 });
 await queue.add('retried', {}, { attempts: 3, backoff: { type: 'fixed', delay: 50 } });
 await queue.upsertJobScheduler('nightly', { every: 400 }, { name: 'scheduled' });
-console.log('null');
+const seen = new Set();
+if ('WORKS') new Worker('WORKS', async (job) => {
+  if (job.name === 'retried' && job.attemptsMade < 1) throw new Error('not yet');
+  seen.add(job.name);
+}, { connection });
+await until(() => !'WORKS' || seen.size === 5);
+console.log(JSON.stringify([...seen].sort()));
 process.exit(0);
 """
     kinds = ["delayed", "plain", "prioritized", "retried", "scheduled"]
-    for by, to in (("", "bullmq-5"), ("bullmq-5", "")):
-        run(QUEUE + add.replace("NAME", f"to-{to}"), own_redis, by)
-        assert run(QUEUE + work.replace("NAME", f"to-{to}"), own_redis, to) == kinds
-    queue = Queue("from-python", {"connection": producer_client(own_redis.url)})
-    await queue.add("plain", {}, {})
-    await queue.add("delayed", {}, {"delay": 300})
-    await queue.add("prioritized", {}, {"priority": 5})
-    await queue.add("retried", {}, {"attempts": 3, "backoff": {"type": "fixed", "delay": 50}})
-    await queue.upsertJobScheduler("nightly", {"every": 400}, "scheduled", {}, {})
-    assert run(QUEUE + work.replace("NAME", "from-python"), own_redis, "bullmq-5") == kinds
-    await queue.close()
+    for package, adds, works in (("", "six", ""), ("bullmq-5", "five", "six"), ("", "more", "five")):
+        found = run(QUEUE + script.replace("ADDS", adds).replace("WORKS", works), own_redis, package)
+        assert found == (kinds if works else [])
 
 
 def test_what_bullmq_5_and_6_do_otherwise(own_redis: RedisServer) -> None:
@@ -302,40 +286,30 @@ await until(() => ticks > (repeats ? 2 : 0));
 await worker.close();
 const debounced = { debounce: { id: 'a', ttl: 1000 } };
 const debounce = await queue.add('a', {}, debounced).then(() => 'taken', (error) => error.message);
-await queue.pause();
-await queue.add('b', {});
-const paused = Object.keys(await queue.getJobCounts()).includes('paused');
-console.log(JSON.stringify({ repeats, debounce, paused, repeatable: 'getRepeatableJobs' in queue }));
+const paused = 'paused' in (await queue.getJobCounts());
+console.log(JSON.stringify([repeats, debounce, paused, 'getRepeatableJobs' in queue]));
 process.exit(0);
 """
-    assert run(QUEUE + script.replace("VERSION", "five"), own_redis, "bullmq-5") == {
-        "repeats": True,
-        "debounce": "taken",
-        "paused": True,
-        "repeatable": True,
-    }
-    assert run(QUEUE + script.replace("VERSION", "six"), own_redis) == {
-        "repeats": False,
-        "debounce": "Debounce option has been removed. Use deduplication option instead",
-        "paused": False,
-        "repeatable": False,
-    }
-    five, six = (
-        json.loads((home(package) / "node_modules" / "bullmq" / "package.json").read_text())
-        for package in ("bullmq-5", "")
-    )
-    assert "ioredis" in five["dependencies"]
-    assert "ioredis" in six["peerDependencies"]
+    gone = "Debounce option has been removed. Use deduplication option instead"
+    for package, told in (("bullmq-5", [True, "taken", True, True]), ("", [False, gone, False, False])):
+        assert run(QUEUE + script.replace("VERSION", package or "bullmq-6"), own_redis, package) == told
+        bullmq = json.loads((home(package) / "node_modules" / "bullmq" / "package.json").read_text())
+        assert "ioredis" in bullmq["dependencies" if package else "peerDependencies"]
 
 
 def test_resume_of_bullmq_5_drops_what_others_added_to_a_paused_queue(own_redis: RedisServer) -> None:
     """5 keeps the jobs of a paused queue in a list of its own and renames it over `wait`, where 6 and Python add."""
-    add = "await queue.add('a', {});\nconsole.log('null'); process.exit(0);"
-    run(f"{QUEUE}const queue = new Queue('shared', {{ connection }});\nawait queue.pause();\n{add}", own_redis)
-    run(f"{QUEUE}const queue = new Queue('shared', {{ connection }});\n{add}", own_redis, "bullmq-5")
-    resume = "await queue.resume();\nconsole.log(await queue.getWaitingCount()); process.exit(0);"
-    resumed = f"{QUEUE}const queue = new Queue('shared', {{ connection }});\n{resume}"
-    assert run(resumed, own_redis, "bullmq-5") == 1
+    script = """
+const queue = new Queue('shared', { connection });
+if (!RESUMES) await queue.pause();
+await queue.add('a', {});
+if (RESUMES) await queue.resume();
+console.log(await queue.getWaitingCount());
+process.exit(0);
+"""
+    assert run(QUEUE + script.replace("RESUMES", "false"), own_redis) == 1
+    # Two jobs, and nobody will run the first.
+    assert run(QUEUE + script.replace("RESUMES", "true"), own_redis, "bullmq-5") == 1
     with own_redis.client() as redis:
-        # Both jobs are there, one of them in no list: nobody will run it.
         assert redis.exists("bull:shared:1", "bull:shared:2") == 2
+        assert redis.lrange("bull:shared:wait", 0, -1) == ["2"]

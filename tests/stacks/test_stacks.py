@@ -32,11 +32,6 @@ def broken(card: Card) -> set[str]:
 
 
 @pytest.mark.parametrize("stack", stacks.STACKS)
-def test_the_naive_twin_is_judged_by_the_same_file(stack: str) -> None:
-    assert (ROOT / stack / "naive" / "prove.toml").read_text() == (ROOT / stack / "prove.toml").read_text()
-
-
-@pytest.mark.parametrize("stack", stacks.STACKS)
 def test_every_stack_promises_the_same(stack: str) -> None:
     def asked(told: dict[str, Any]) -> list[Any]:
         probes = [told["effect"]["query"], told["failures"]["query"]]

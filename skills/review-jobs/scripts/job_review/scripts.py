@@ -168,20 +168,16 @@ def _sends(text: str) -> Iterator[Hit]:
     for match, call in calls(text, r"Promise\.all"):
         if len(re.findall(r"\.(?:add|publish|xAdd)\s*\(", call)) >= 2:
             yield "gather-fan-out", line_at(text, match.start())
-    for match, inside in calls(text, r"(?:\$transaction|\.transaction|\bwithTransaction|\binTransaction)"):
-        for call in re.finditer(SENDS, inside):
-            if re.search(r"queue|bus|publisher|redis|producer|channel", call[1], re.IGNORECASE) or re.fullmatch(
-                _queues(text), call[1]
-            ):
-                yield "publish-in-transaction", line_at(text, match.end() - 1 + call.start())
+    wrapped = calls(text, r"(?:\$transaction|\.transaction|\bwithTransaction|\binTransaction)")
+    transactions = [(match.end() - 1, inside) for match, inside in wrapped]
     for begun in re.finditer(r"query\(\s*['\"`]BEGIN['\"`]", text):
-        ended = re.search(r"query\(\s*['\"`]COMMIT['\"`]", text[begun.end() :])
-        inside = text[begun.end() : begun.end() + ended.start()] if ended else ""
+        inside, ended, _ = text[begun.end() :].partition("COMMIT")
+        transactions.append((begun.end(), inside if ended else ""))
+    sender = re.compile(rf"\w*(?:queue|bus|publisher|redis|producer|channel)\w*|{_queues(text)}", re.IGNORECASE)
+    for start, inside in transactions:
         for call in re.finditer(SENDS, inside):
-            if re.search(r"queue|bus|publisher|redis|producer|channel", call[1], re.IGNORECASE) or re.fullmatch(
-                _queues(text), call[1]
-            ):
-                yield "publish-in-transaction", line_at(text, begun.end() + call.start())
+            if sender.fullmatch(call[1]):
+                yield "publish-in-transaction", line_at(text, start + call.start())
     for match, call in calls(text, _queues(text) + r"\.add"):
         sent = [*arguments(call), "", ""][1]
         loaded = r"(?:\.(?:findUnique|findFirst|findOne\w*|findById|findByPk|save|getOne)\b|\.rows\[0\])"
