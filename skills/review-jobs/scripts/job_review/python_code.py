@@ -241,8 +241,7 @@ def _nested_retries(tree: Tree) -> Iterator[Hit]:
     for function in tree.reached:
         for decorator in function.decorator_list:
             if re.match(
-                r"(tenacity\.)?retry\b|stamina\.retry|backoff\.on_(exception|predicate)",
-                ast.unparse(decorator),
+                r"(tenacity\.)?retry\b|stamina\.retry|backoff\.on_(exception|predicate)", ast.unparse(decorator)
             ):
                 yield "inner-retry", decorator.lineno
     for call in tree.calls:

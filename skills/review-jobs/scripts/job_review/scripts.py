@@ -229,10 +229,7 @@ def _bullmq(path: Path, text: str, project: Project) -> Iterator[Hit]:
                 yield "colon-job-id", line_at(text, match.end() + call.index("jobId") - 1)
     major = project.bullmq_major(path)
     for match in re.finditer(r"\brepeat\s*:\s*\{", text):
-        yield (
-            "repeat-option" if major is None or major > 5 else "repeat-deprecated",
-            line_at(text, match.start()),
-        )
+        yield ("repeat-option" if major is None or major > 5 else "repeat-deprecated", line_at(text, match.start()))
     for match in re.finditer(r"\bgroupKey\s*:", text):
         yield "group-key", line_at(text, match.start())
     for match in re.finditer(r"removeOnFail\s*:\s*(?:true|(?:\{[^}]*\bcount\s*:\s*)?(\d[\d_]*))", text):
