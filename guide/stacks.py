@@ -90,9 +90,11 @@ def _same(one: Path, other: Path) -> bool:
 def run(stack: str, twin: str, *only: str, seed: int = 1, quick: bool = False, keep: bool = False) -> Card:
     """The card of the service with the modules (`kept`) or of its twin as tutorials write it (`default`)."""
     folder = install(stack)
+    if twin == "default":
+        folder = Path(shutil.copytree(SERVICES / stack / "naive", BUILT / stack / "naive", dirs_exist_ok=True))
+        shutil.copy(SERVICES / stack / "prove.toml", folder)
     with _path(BUILT / stack / "bin"):
-        file = (folder if twin == "kept" else folder / "naive") / "prove.toml"
-        card = prove(load(file), Options(quick, seed=seed, only=only or CARD, keep=keep), _say)
+        card = prove(load(folder / "prove.toml"), Options(quick, seed=seed, only=only or CARD, keep=keep), _say)
     if card.evidence and not keep:
         shutil.rmtree(card.evidence, ignore_errors=True)
     return card

@@ -43,17 +43,7 @@ GIVEN = {
     "guide/timelines.toml": {"about a minute", "10 s", "15 s"},  # BullMQ's defaults; a story
     "bench/README.md": {"32 bytes"},  # the record's size
 }
-SECONDS = {
-    "µs": 1e-6,
-    "ms": 1e-3,
-    "s": 1,
-    "second": 1,
-    "min": 60,
-    "minute": 60,
-    "h": 3600,
-    "hour": 3600,
-    "day": 86_400,
-}
+SECONDS = {"µs": 1e-6, "ms": 1e-3, "s": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hour": 3600, "day": 86_400}
 BYTES = {"bytes": 1, "KB": 1024, "MB": 1024**2, "GB": 1024**3}
 UNIT = r"µs|ms|min|seconds?|minutes?|hours?|days?|s|h|KB|MB|GB|bytes|%|×|times|(?:jobs|events|calls|adds)/s"
 FIGURE = re.compile(

@@ -78,15 +78,7 @@ def test_an_entry_that_cannot_be_read_is_named(
 
 
 def test_every_number_is_written_one_way() -> None:
-    shown = {
-        1000: "1,000",
-        60.0: "60",
-        0.0021: "0.0021",
-        15.018: "15",
-        1234.5: "1,234",
-        "n/a": "n/a",
-        True: "True",
-    }
+    shown = {1000: "1,000", 60.0: "60", 0.0021: "0.0021", 15.018: "15", 1234.5: "1,234", "n/a": "n/a", True: "True"}
     assert {value: number(value) for value in shown} == shown
     assert number({"p50": 1.0, "p99": 2500}) == "p50 1, p99 2,500"
 

@@ -131,6 +131,16 @@ def test_lock_file_says_more_than_the_range_beside_it(tmp_path: Path) -> None:
     assert read.versions == {"bullmq (TypeScript/JavaScript)": "6.7.0"}
 
 
+def test_defaults_of_a_queue_that_another_file_makes_count(tmp_path: Path) -> None:
+    """All thirteen findings of these rules in a public code base were wrong: its queues are made elsewhere."""
+    made = "export const mailQueue = new Queue('mail', { connection, defaultJobOptions: JOB })"
+    (tmp_path / "queues.ts").write_text(f"import {{ Queue }} from 'bullmq'\n{made}\n")
+    (tmp_path / "worker.ts").write_text("import { Job } from 'bullmq'\nawait mailQueue.add('hello', job.data.id)\n")
+    assert found(tmp_path) == set()
+    (tmp_path / "queues.ts").unlink()
+    assert found(tmp_path) == {("worker.ts", 2, "missing-attempts"), ("worker.ts", 2, "missing-retention")}
+
+
 def test_report_says_what_was_read_and_what_was_not(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text("from rq import Queue\nimport celery\n")
     (tmp_path / "main.go").write_text('import "github.com/hibiken/asynq"\n')

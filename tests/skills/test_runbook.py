@@ -205,10 +205,7 @@ async def test_every_command_of_the_runbook_shows_the_incident_or_ends_it(
 
     with server.client() as client:
         evict_something(client)
-        async with (
-            queue_at(server.url, "labels") as queue,
-            at_work("labels", work, url=server.url, concurrency=1),
-        ):
+        async with queue_at(server.url, "labels") as queue, at_work("labels", work, url=server.url, concurrency=1):
             for name in ("dead-1", "dead-2"):
                 await queue.add("print", {"parcel": name}, {"jobId": name})
             await until(lambda: client.zcard("bull:labels:failed") == 2, 20, "both died")

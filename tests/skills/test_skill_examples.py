@@ -51,10 +51,7 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("project", "name"),
-    [(path, path.stem) for path in RUNNABLE],
-    indirect=["project"],
-    ids=map(label, RUNNABLE),
+    ("project", "name"), [(path, path.stem) for path in RUNNABLE], indirect=["project"], ids=map(label, RUNNABLE)
 )
 def test_example_does_what_its_page_says(project: Path, name: str, redis_url: str) -> None:
     done = subprocess.run(

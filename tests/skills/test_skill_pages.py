@@ -158,16 +158,7 @@ def test_python_blocks_are_quoted_and_have_no_undefined_name(path: Path, tmp_pat
     for number, block in enumerate(examples):
         (tmp_path / f"block{number}.py").write_text(block)
     if examples:
-        command = [
-            BIN / "ruff",
-            "check",
-            "--isolated",
-            "--output-format",
-            "concise",
-            "--select",
-            "F821",
-            tmp_path,
-        ]
+        command = [BIN / "ruff", "check", "--isolated", "--output-format", "concise", "--select", "F821", tmp_path]
         checked = subprocess.run(command, capture_output=True, text=True, check=False)
         assert checked.returncode == 0, checked.stdout
 
@@ -197,10 +188,7 @@ def test_commands_that_the_skills_name_exist() -> None:
     """Every option after `queuesmith new` or `queuesmith add` in a skill is one that the command knows."""
     for verb in ("new", "start", "add", "list", "diff", "prove"):
         shown = subprocess.run(
-            [sys.executable, ROOT / "bin" / "queuesmith", verb, "--help"],
-            capture_output=True,
-            text=True,
-            check=False,
+            [sys.executable, ROOT / "bin" / "queuesmith", verb, "--help"], capture_output=True, text=True, check=False
         )
         assert shown.returncode == 0, shown.stderr
         for path in SKILLS:
@@ -250,20 +238,8 @@ def test_agent_has_limits_examples_and_loads_skills(path: Path) -> None:
 
 # What a builder has to ask and to hand over, and what keeps a responder from making it worse.
 DUTIES = {
-    "bullmq-job-processor": (
-        "who is told",
-        "connections",
-        "decisions taken",
-        "how it is watched",
-        "queuesmith prove",
-    ),
-    "event-flow-architect": (
-        "who is told",
-        "connections",
-        "decisions taken",
-        "how it is watched",
-        "queuesmith prove",
-    ),
+    "bullmq-job-processor": ("who is told", "connections", "decisions taken", "how it is watched", "queuesmith prove"),
+    "event-flow-architect": ("who is told", "connections", "decisions taken", "how it is watched", "queuesmith prove"),
     "queue-incident-responder": ("`runbook`", "read-only", "before the first change", "seen", "done", "left"),
 }
 

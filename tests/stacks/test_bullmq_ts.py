@@ -1,25 +1,32 @@
-"""What `prove` does not see of BullMQ in TypeScript: SQLite, flows, the Discord bot."""
+"""What `prove` does not see of BullMQ in TypeScript: SQLite, flows, the Discord bot, bullmq 5, Python beside it."""
 
+import functools
 import json
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from guide import stacks
 from harness.missing import missing
 from harness.redis import RedisServer
+from harness.waiting import until
+from harness.workers import counts, queue_at
 
 pytestmark = pytest.mark.slow
 
 # SQLite in WebAssembly, because better-sqlite3 has to be compiled and node:sqlite needs Node 22.
-PACKAGES = {"discord": [], "sqlite": ["node-sqlite3-wasm@0.8.60"]}
+PACKAGES = {"discord": [], "sqlite": ["node-sqlite3-wasm@0.8.60"], "bullmq-5": ["bullmq@5.81.5"]}
+MAJORS = pytest.mark.parametrize("package", ["", "bullmq-5"], ids=["bullmq-6", "bullmq-5"])
+PYTHON_WORKER = Path(__file__).parents[1] / "reference" / "faults" / "programs" / "worker_under_fault.py"
 
 
-def run(script: str, redis: RedisServer, package: str = "") -> Any:
-    """What the script printed last, as JSON. It stands beside the compiled modules."""
+@functools.cache
+def home(package: str = "") -> Path:
+    """A folder with the compiled modules, or one below it with another package; compiled once per run."""
     try:
         folder = stacks.install("bullmq-ts") / package
     except stacks.NotHere as error:
@@ -31,10 +38,23 @@ def run(script: str, redis: RedisServer, package: str = "") -> Any:
             # `--prefix .`: npm would otherwise install into the folder above, which has a package.json.
             npm(["install", "--prefix", ".", "--ignore-scripts", "--no-save", *PACKAGES[package]], folder)
             done.write_text(str(PACKAGES[package]))
+    if package == "bullmq-5":
+        for name in ("inbox.ts", "reliable.ts", "shop.ts", "sqlite.ts", "tsconfig.json"):
+            shutil.copy(folder.parent / name, folder)
     if (folder / "tsconfig.json").is_file() and package:
         subprocess.run(["npx", "--no-install", "tsc", "-p", "."], cwd=folder, check=True, timeout=300)
-    (folder / "script.mjs").write_text(script.replace("REDIS_PORT", str(redis.port)))
-    ran = subprocess.run(["node", "script.mjs"], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    return folder
+
+
+def written(script: str, redis: RedisServer, folder: Path, name: str = "script.mjs") -> Path:
+    (folder / name).write_text(script.replace("REDIS_PORT", str(redis.port)))
+    return folder / name
+
+
+def run(script: str, redis: RedisServer, package: str = "") -> Any:
+    """What the script printed last, as JSON. It stands beside the compiled modules."""
+    path = written(script, redis, home(package))
+    ran = subprocess.run(["node", path], cwd=path.parent, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
 
@@ -57,8 +77,9 @@ const until = async (done) => {
 """
 
 
+@MAJORS
 def test_a_flow_whose_part_fails_for_good_fails_visibly_and_a_stock_one_waits_forever(
-    own_redis: RedisServer,
+    own_redis: RedisServer, package: str
 ) -> None:
     script = """
 import { flow } from './reliable.js';
@@ -76,7 +97,7 @@ const reason = (await queue.getJob('ours')).failedReason;
 console.log(JSON.stringify({ stock: await queue.getJobState('stock'), reason }));
 process.exit(0);
 """
-    found = run(QUEUE + script, own_redis)
+    found = run(QUEUE + script, own_redis, package)
     assert found["stock"] == "waiting-children"
     assert "failed" in found["reason"]
 
@@ -168,3 +189,127 @@ process.exit(0);
         "writes": ["PATCH /api/v10/webhooks/app/secret-token/messages/@original Label 7 "],
         "late": "UnrecoverableError",
     }
+
+
+LABELS = """
+import pg from 'pg';
+import { z } from 'zod';
+import { TABLES } from './inbox.js';
+import { jobType, reliableWorker } from './reliable.js';
+const pool = new pg.Pool({ connectionString: 'STORE' });
+await pool.query(`${TABLES} CREATE TABLE IF NOT EXISTS labels (parcel text)`);
+const label = jobType(z.object({ parcel: z.string() }), async ({ parcel }) => {
+  console.log('start');
+  await new Promise((go) => setTimeout(go, 300));
+  return (tx) => tx.query('INSERT INTO labels VALUES ($1)', [parcel]);
+});
+reliableWorker('labels', { label }, pool, { connection, concurrency: 4, lockDuration: 2000, stalledInterval: 700 });
+"""
+
+
+@MAJORS
+@pytest.mark.fault
+@pytest.mark.needs_postgres
+async def test_a_queue_shared_with_python_loses_nothing_when_workers_of_either_side_are_killed(
+    own_redis: RedisServer, postgres_url: str, spawn: Any, package: str
+) -> None:
+    script = """
+import { JOB } from './reliable.js';
+const queue = new Queue('labels', { connection });
+const options = { ...JOB, backoff: { type: 'exponential', delay: 100, jitter: 1 } };
+await queue.addBulk(Array.from({ length: 12 }, (_, n) => (
+  { name: 'label', data: { parcel: `ts-${n}` }, opts: { ...options, jobId: `label-ts-${n}` } })));
+console.log(JSON.stringify(await queue.getWaitingCount()));
+process.exit(0);
+"""
+    assert run(QUEUE + script, own_redis, package) == 12
+    store = postgres_url.replace("+psycopg", "").partition("?")[0]
+    labels = written((QUEUE + LABELS).replace("STORE", store), own_redis, home(package), "labels.mjs")
+    spec = {"kind": "reliable", "port": own_redis.port, "queue": "labels", "work": "sleep", "seconds": 0.3}
+    spec["options"] = {"concurrency": 4, "lock_duration": 2.0, "stalled_interval": 0.7}
+    sides = {
+        "python": lambda: spawn(PYTHON_WORKER, json.dumps(spec)),
+        "typescript": lambda: spawn.command("node", labels, cwd=labels.parent),
+    }
+    async with queue_at(own_redis.url, "labels") as queue:
+        for done, side in ((12, "python"), (24, "typescript")):
+            for _ in range(2):
+                victim = sides[side]()
+                await victim.line("start", 60)
+                victim.kill()
+            left = sides[side]()
+
+            async def all_done(done: int = done) -> bool:
+                return await counts(queue) == {"completed": done}
+
+            await until(all_done, 60, lambda left=left: str(left))  # type: ignore[misc]
+            left.kill()
+            for n in range(12 if side == "python" else 0):
+                await queue.add("label", {"parcel": f"py-{n}"}, {"attempts": 8, "jobId": f"label-py-{n}"})
+    with psycopg.connect(store) as db:
+        rows = db.execute("SELECT parcel, count(*) FROM labels GROUP BY parcel").fetchall()
+    assert sorted(rows) == sorted((f"py-{n}", 1) for n in range(12))
+
+
+def test_bullmq_5_and_6_run_the_jobs_of_each_other(own_redis: RedisServer) -> None:
+    script = """
+const queue = new Queue('ADDS', { connection });
+await queue.add('plain', {});
+await queue.add('delayed', {}, { delay: 300 });
+await queue.add('prioritized', {}, { priority: 5 });
+await queue.add('retried', {}, { attempts: 3, backoff: { type: 'fixed', delay: 50 } });
+await queue.upsertJobScheduler('nightly', { every: 400 }, { name: 'scheduled' });
+const seen = new Set();
+if ('WORKS') new Worker('WORKS', async (job) => {
+  if (job.name === 'retried' && job.attemptsMade < 1) throw new Error('not yet');
+  seen.add(job.name);
+}, { connection });
+await until(() => !'WORKS' || seen.size === 5);
+console.log(JSON.stringify([...seen].sort()));
+process.exit(0);
+"""
+    kinds = ["delayed", "plain", "prioritized", "retried", "scheduled"]
+    for package, adds, works in (("", "six", ""), ("bullmq-5", "five", "six"), ("", "more", "five")):
+        found = run(QUEUE + script.replace("ADDS", adds).replace("WORKS", works), own_redis, package)
+        assert found == (kinds if works else [])
+
+
+def test_what_bullmq_5_and_6_do_otherwise(own_redis: RedisServer) -> None:
+    script = """
+const queue = new Queue('VERSION', { connection });
+let ticks = 0;
+const worker = new Worker('VERSION', async () => { ticks++; }, { connection });
+await queue.add('tick', {}, { repeat: { every: 200 } });
+// What will tick again is delayed meanwhile.
+const repeats = (await queue.getDelayedCount()) > 0;
+await until(() => ticks > (repeats ? 2 : 0));
+await worker.close();
+const debounced = { debounce: { id: 'a', ttl: 1000 } };
+const debounce = await queue.add('a', {}, debounced).then(() => 'taken', (error) => error.message);
+const paused = 'paused' in (await queue.getJobCounts());
+console.log(JSON.stringify([repeats, debounce, paused, 'getRepeatableJobs' in queue]));
+process.exit(0);
+"""
+    gone = "Debounce option has been removed. Use deduplication option instead"
+    for package, told in (("bullmq-5", [True, "taken", True, True]), ("", [False, gone, False, False])):
+        assert run(QUEUE + script.replace("VERSION", package or "bullmq-6"), own_redis, package) == told
+        bullmq = json.loads((home(package) / "node_modules" / "bullmq" / "package.json").read_text())
+        assert "ioredis" in bullmq["dependencies" if package else "peerDependencies"]
+
+
+def test_resume_of_bullmq_5_drops_what_others_added_to_a_paused_queue(own_redis: RedisServer) -> None:
+    """5 keeps the jobs of a paused queue in a list of its own and renames it over `wait`, where 6 and Python add."""
+    script = """
+const queue = new Queue('shared', { connection });
+if (!RESUMES) await queue.pause();
+await queue.add('a', {});
+if (RESUMES) await queue.resume();
+console.log(await queue.getWaitingCount());
+process.exit(0);
+"""
+    assert run(QUEUE + script.replace("RESUMES", "false"), own_redis) == 1
+    # Two jobs, and nobody will run the first.
+    assert run(QUEUE + script.replace("RESUMES", "true"), own_redis, "bullmq-5") == 1
+    with own_redis.client() as redis:
+        assert redis.exists("bull:shared:1", "bull:shared:2") == 2
+        assert redis.lrange("bull:shared:wait", 0, -1) == ["2"]

@@ -215,10 +215,7 @@ def test_an_order_of_django_or_fastapi_gets_its_receipt_once_and_on_commit_loses
     shop.work("django_shop")
     receipts = "SELECT order_id FROM receipts ORDER BY order_id"
     shop.until(receipts, lambda rows: rows == [("d1",), ("f1",), ("sent",)])
-    assert shop.rows("SELECT key, state FROM jobs ORDER BY key") == [
-        ("receipt/d1", "done"),
-        ("receipt/f1", "done"),
-    ]
+    assert shop.rows("SELECT key, state FROM jobs ORDER BY key") == [("receipt/d1", "done"), ("receipt/f1", "done")]
     assert ("lost",) in shop.rows("SELECT number FROM orders")
 
 

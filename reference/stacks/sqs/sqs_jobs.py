@@ -139,11 +139,7 @@ def declare(queues: Iterable[str], topics: Mapping[str, Sequence[str]], visibili
             sns.subscribe(TopicArn=arn, Protocol="sqs", Endpoint=arns[name], Attributes=raw)
             # Without it SNS drops every copy, and says so to nobody.
             allow = {
-                **{
-                    "Effect": "Allow",
-                    "Principal": {"Service": "sns.amazonaws.com"},
-                    "Action": "sqs:SendMessage",
-                },
+                **{"Effect": "Allow", "Principal": {"Service": "sns.amazonaws.com"}, "Action": "sqs:SendMessage"},
                 **{"Resource": arns[name], "Condition": {"ArnEquals": {"aws:SourceArn": arn}}},
             }
             policy_text = json.dumps({"Version": "2012-10-17", "Statement": [allow]})

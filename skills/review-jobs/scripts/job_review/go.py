@@ -13,8 +13,7 @@ MESSAGE = (
 LOG = r"\b(?:log|logger|slog|zap|\w*[lL]og(?:ger)?)\.(?:Print|Printf|Println|Info|Infof|Infow|Debug|Debugf|Warn|Warnf|Error|Errorf|Fatal|Fatalf)"
 SENDS = r"\.(?:Enqueue|EnqueueContext|Publish|PublishWithContext|WriteMessages|SendMessage|XAdd|Produce)\s*\("
 EFFECT = re.compile(
-    r"(?:store|save|insert|update|charge|send|publish|enqueue|create|exec|delete|post|commit)\w*\($",
-    re.IGNORECASE,
+    r"(?:store|save|insert|update|charge|send|publish|enqueue|create|exec|delete|post|commit)\w*\($", re.IGNORECASE
 )
 SLOTTED = re.compile(r"\bslots?\b|ON CONFLICT|advisory_lock|redsync|asynq\.(?:TaskID|Unique)\(", re.IGNORECASE)
 

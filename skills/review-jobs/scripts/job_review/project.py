@@ -156,6 +156,8 @@ class Project:
             or ("SIGTERM" in text and re.search(r"process\.(on|once)\(", text))
             for text in self.scripts.values()
         )
+        # A queue that is made in another file may have them.
+        self.default_options = any("defaultJobOptions" in text for text in self.scripts.values())
         self.acks_late = "acks_late" in everything
         self.manifests = Manifests(paths)
         # Before version 8 redis-py had no default socket timeout.
@@ -302,20 +304,10 @@ def _required(name: str, text: str) -> Iterator[tuple[str, str, str, bool]]:
             if match := requirement.match(line.split(";")[0].strip()):
                 yield python, match[1].lower(), _bound(match[2] or ""), False
         for package, wanted in project.get("tool", {}).get("poetry", {}).get("dependencies", {}).items():
-            yield (
-                python,
-                package.lower(),
-                wanted if isinstance(wanted, str) else wanted.get("version", ""),
-                False,
-            )
+            yield (python, package.lower(), wanted if isinstance(wanted, str) else wanted.get("version", ""), False)
     elif name == "Pipfile":
         for package, wanted in tomllib.loads(text).get("packages", {}).items():
-            yield (
-                python,
-                package.lower(),
-                wanted if isinstance(wanted, str) else wanted.get("version", ""),
-                False,
-            )
+            yield (python, package.lower(), wanted if isinstance(wanted, str) else wanted.get("version", ""), False)
     elif name == "Pipfile.lock":
         for package, wanted in json.loads(text).get("default", {}).items():
             yield python, package.lower(), wanted.get("version", ""), True

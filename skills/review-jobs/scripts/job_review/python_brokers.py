@@ -54,8 +54,7 @@ def _auto_commits(tree: Tree, call: ast.Call) -> bool:
         config = call.args[0]
         if isinstance(config, ast.Name):
             made = next(
-                (n for n in tree.nodes if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == config.id),
-                None,
+                (n for n in tree.nodes if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == config.id), None
             )
             config = made.value if made else config
         options = keys(config)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from .project import Project
 from .python_tree import Tree, keys, keywords, name, text_of
 from .rules import Hit
+from .text import MANY
 
 URGENT = re.compile(r"urgent|high|critical|vip|premium", re.IGNORECASE)
 RELAXED = re.compile(r"low|bulk|batch|background|normal|default|free", re.IGNORECASE)
@@ -55,8 +56,8 @@ def _add(tree: Tree, call: ast.Call) -> Iterator[Hit]:
 
 def _evicts(node: ast.AST | None) -> bool:
     if isinstance(node, ast.Constant):
-        return node.value is True or (isinstance(node.value, int) and node.value is not False)
-    return isinstance(node, ast.Dict) and "count" in keys(node)
+        return isinstance(node.value, int) and node.value is not False and node.value < MANY
+    return isinstance(node, ast.Dict) and _evicts(keys(node).get("count"))
 
 
 def _odd_id(node: ast.AST) -> bool:

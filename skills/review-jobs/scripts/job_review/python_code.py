@@ -13,6 +13,8 @@ BLOCKING = re.compile(
     r"time\.sleep|requests\.(get|post|put|patch|delete|head|request)|(urllib\.request\.)?urlopen|subprocess\.(run|call|check_call|check_output)"
     r"|psycopg2\.connect|pymysql\.connect|smtplib\.SMTP(_SSL)?|httpx\.(get|post|put|patch|delete|request)"
 )
+# A model of a database: `Payment(…)`, `Payment.objects.create(…)`.
+ROW = re.compile(r"\.objects\.\w*create$|^(?:\w+\.)?[A-Z]\w*(?<!Request)(?<!Params)(?<!Options)$")
 RANDOM = re.compile(
     r"\buuid[14]\(|token_hex\(|token_urlsafe\(|random\.|time\.time\(|\bnow\(\)|\butcnow\(\)|\bulid|\bnanoid"
 )
@@ -110,8 +112,12 @@ def _key(tree: Tree, where: ast.AST, value: ast.expr) -> Iterator[Hit]:
     text = ast.unparse(value)
     if re.search(r"\b(job\.id|self\.request\.id|current_message\(?\)?\.message_id|task_id)\b", text):
         yield "job-id-as-key", where.lineno  # type: ignore[attr-defined]
-    elif RANDOM.search(text) and not any(tree.enqueues(parent) for parent in tree.above(where)):
-        # A key made with the job, in its payload, is equal in every try.
+    elif (
+        RANDOM.search(text)
+        and not any(tree.enqueues(parent) for parent in tree.above(where))
+        and not (isinstance(where, ast.Call) and ROW.search(name(where.func)))
+    ):
+        # A key made with the job, in its payload, or stored in a row, is equal in every try.
         yield "key-per-try", where.lineno  # type: ignore[attr-defined]
 
 
@@ -235,8 +241,7 @@ def _nested_retries(tree: Tree) -> Iterator[Hit]:
     for function in tree.reached:
         for decorator in function.decorator_list:
             if re.match(
-                r"(tenacity\.)?retry\b|stamina\.retry|backoff\.on_(exception|predicate)",
-                ast.unparse(decorator),
+                r"(tenacity\.)?retry\b|stamina\.retry|backoff\.on_(exception|predicate)", ast.unparse(decorator)
             ):
                 yield "inner-retry", decorator.lineno
     for call in tree.calls:

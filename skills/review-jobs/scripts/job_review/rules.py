@@ -47,7 +47,7 @@ RULES = _rules(
      "background-jobs/idempotency"),
     ("missing-retention", "medium", "BullMQ keeps every finished job forever: Redis fills up",
      "removeOnComplete by count and age, removeOnFail by age", "run 10,000 jobs: DBSIZE stays bounded", "background-jobs/retention"),
-    ("remove-on-fail-count", "high", "failed jobs removed at once or kept by count: a burst evicts failures nobody has seen",
+    ("remove-on-fail-count", "high", "failed jobs removed at once or kept by a small count: a burst evicts failures nobody has seen",
      "removeOnFail: {age: 14 days} and a dead-letter sweep", "1,000 failures: 1,000 dead letters", "background-jobs/dead-letter"),
     ("group-key", "high", "limiter.groupKey does not exist in open-source BullMQ: one tenant starves the others",
      "a token bucket per tenant as a guard", "a light tenant's wait beside a heavy one stays within twice its own",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .project import Project
 from .rules import Hit
-from .text import KEYED, SECRET, THROTTLE, arguments, calls, closing, line_at, plain_inserts, replaced_rows
+from .text import KEYED, MANY, SECRET, THROTTLE, arguments, calls, closing, line_at, plain_inserts, replaced_rows
 
 LOG = r"(?:console|log|logger|jobLog|\w*[lL]og)\.(?:log|debug|info|warn|error)"
 SENDS = r"\b(\w+)\.(?:add|addBulk|publish|xAdd|xadd|send|sendToQueue)\s*\("
@@ -14,7 +14,7 @@ RANDOM = r"randomUUID\(|uuidv?[147]?\(|nanoid\(|Date\.now\(|Math\.random\(|ulid\
 BROWSER = re.compile(r"\b(document|window)\.|['\"](?:@angular/core|react|vue|svelte)['\"]")
 # What each process has to look after by itself.
 LOCAL = re.compile(
-    r"heartbeat|keep_?alive|\bping|renew|watch|check\w*Worker|inactive|cache|health|metric|gauge",
+    r"heartbeat|keep_?alive|\bping|renew|watch|check\w*Worker|inactive|cache|health|metric|gauge|progress|flush",
     re.IGNORECASE,
 )
 SLOTTED = re.compile(r"\bslots?\b|ON CONFLICT|advisory_lock|redlock", re.IGNORECASE)
@@ -25,7 +25,7 @@ def findings(path: Path, text: str, project: Project) -> Iterator[Hit]:
     # The timers of a page in a browser are nobody else's.
     if path.suffix not in (".tsx", ".jsx") and not BROWSER.search(text):
         for match, call in calls(text, r"\bsetInterval"):
-            if not LOCAL.search(call):
+            if not LOCAL.search(text[text.rfind("\n", 0, match.start()) + 1 : match.start()] + call):
                 yield "interval-loop", line_at(text, match.start())
     yield from _keys_and_locks(text)
     yield from _errors(text, uses)
@@ -48,11 +48,16 @@ def _queues(text: str) -> str:
 def _keys_and_locks(text: str) -> Iterator[Hit]:
     for match, call in calls(text, r"\.set"):
         if re.search(r"['\"]NX['\"]|\bNX\s*:\s*true", call) and not THROTTLE.search(call):
+            # Nobody asks who was first: a value for all, no marker.
+            if re.search(r"[;{}]\s*(?:await\s+)?[\w.?]+$", text[max(0, match.start() - 200) : match.start()]):
+                continue
             around = text[match.start() : match.start() + 900]
             before = text[max(0, match.start() - 400) : match.start() + 200]
-            if re.search(r"\.eval\s*\(|redlock", around, re.IGNORECASE):
+            lock = re.search(r"lock|cron|leader", before, re.IGNORECASE)
+            # A lock's token is compared where it is released, anywhere in the file.
+            if re.search(r"\.eval\s*\(|redlock", text if lock else around, re.IGNORECASE):
                 continue
-            locks = re.search(r"lock|cron|leader", before, re.IGNORECASE) and re.search(r"\.del\s*\(", around)
+            locks = lock and re.search(r"\.del\s*\(", around)
             yield "lock-without-token" if locks else "set-nx-idempotency", line_at(text, match.start())
     for match in re.finditer(r"\bidempotency[_-]?key['\"]?\s*[:=,]\s*([^\n]*)", text, re.IGNORECASE):
         value = match[1]
@@ -153,7 +158,7 @@ def _logs(text: str) -> Iterator[Hit]:
     for match, call in calls(text, LOG):
         if re.search(r"\bjob\??\.data\b(?!\s*\??\.)", call):
             yield "payload-logged", line_at(text, match.start())
-        shown = re.sub(r"'[^'\n]*'|\"[^\"\n]*\"|\b(?:redact|mask|hash|Boolean)\w*\([^)]*\)", "", call)
+        shown = re.sub(r"'[^'\n]*'|\"[^\"\n]*\"|\b(?:redact|mask|hash|Boolean|Object\.keys)\w*\([^)]*\)", "", call)
         shown = re.sub(r"`(?:[^`$]|\$(?!\{))*`", "", shown)
         if re.search(rf"(?:\.|[{{,(]\s*)(?:{SECRET})\b(?!\s*[(:.\w])", shown, re.IGNORECASE):
             yield "secret-logged", line_at(text, match.start())
@@ -163,20 +168,16 @@ def _sends(text: str) -> Iterator[Hit]:
     for match, call in calls(text, r"Promise\.all"):
         if len(re.findall(r"\.(?:add|publish|xAdd)\s*\(", call)) >= 2:
             yield "gather-fan-out", line_at(text, match.start())
-    for match, inside in calls(text, r"(?:\$transaction|\.transaction|\bwithTransaction|\binTransaction)"):
-        for call in re.finditer(SENDS, inside):
-            if re.search(r"queue|bus|publisher|redis|producer|channel", call[1], re.IGNORECASE) or re.fullmatch(
-                _queues(text), call[1]
-            ):
-                yield "publish-in-transaction", line_at(text, match.end() - 1 + call.start())
+    wrapped = calls(text, r"(?:\$transaction|\.transaction|\bwithTransaction|\binTransaction)")
+    transactions = [(match.end() - 1, inside) for match, inside in wrapped]
     for begun in re.finditer(r"query\(\s*['\"`]BEGIN['\"`]", text):
-        ended = re.search(r"query\(\s*['\"`]COMMIT['\"`]", text[begun.end() :])
-        inside = text[begun.end() : begun.end() + ended.start()] if ended else ""
+        inside, ended, _ = text[begun.end() :].partition("COMMIT")
+        transactions.append((begun.end(), inside if ended else ""))
+    sender = re.compile(rf"\w*(?:queue|bus|publisher|redis|producer|channel)\w*|{_queues(text)}", re.IGNORECASE)
+    for start, inside in transactions:
         for call in re.finditer(SENDS, inside):
-            if re.search(r"queue|bus|publisher|redis|producer|channel", call[1], re.IGNORECASE) or re.fullmatch(
-                _queues(text), call[1]
-            ):
-                yield "publish-in-transaction", line_at(text, begun.end() + call.start())
+            if sender.fullmatch(call[1]):
+                yield "publish-in-transaction", line_at(text, start + call.start())
     for match, call in calls(text, _queues(text) + r"\.add"):
         sent = [*arguments(call), "", ""][1]
         loaded = r"(?:\.(?:findUnique|findFirst|findOne\w*|findById|findByPk|save|getOne)\b|\.rows\[0\])"
@@ -210,7 +211,7 @@ def _brokers(text: str, uses: set[str]) -> Iterator[Hit]:
 
 
 def _bullmq(path: Path, text: str, project: Project) -> Iterator[Hit]:
-    defaults = "defaultJobOptions" in text
+    defaults = "defaultJobOptions" in text or (project.default_options and not re.search(r"\bnew\s+Queue\b", text))
     for match, call in calls(text, _queues(text) + r"\.add"):
         given = arguments(call)
         options = given[2] if len(given) > 2 else ""
@@ -228,14 +229,12 @@ def _bullmq(path: Path, text: str, project: Project) -> Iterator[Hit]:
                 yield "colon-job-id", line_at(text, match.end() + call.index("jobId") - 1)
     major = project.bullmq_major(path)
     for match in re.finditer(r"\brepeat\s*:\s*\{", text):
-        yield (
-            "repeat-option" if major is None or major > 5 else "repeat-deprecated",
-            line_at(text, match.start()),
-        )
+        yield ("repeat-option" if major is None or major > 5 else "repeat-deprecated", line_at(text, match.start()))
     for match in re.finditer(r"\bgroupKey\s*:", text):
         yield "group-key", line_at(text, match.start())
-    for match in re.finditer(r"removeOnFail\s*:\s*(true|\d+|\{[^}]*\bcount\b[^}]*\})", text):
-        yield "remove-on-fail-count", line_at(text, match.start())
+    for match in re.finditer(r"removeOnFail\s*:\s*(?:true|(?:\{[^}]*\bcount\s*:\s*)?(\d[\d_]*))", text):
+        if int(match[1] or 0) < MANY:
+            yield "remove-on-fail-count", line_at(text, match.start())
     for match, call in calls(text, r"new\s+Worker\s*(?:<[^>]*>)?"):
         if not project.scripts_stop:
             yield "no-shutdown", line_at(text, match.start())

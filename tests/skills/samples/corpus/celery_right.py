@@ -1,3 +1,5 @@
+import uuid
+
 import requests
 from celery import Celery
 from celery.exceptions import Reject
@@ -12,6 +14,11 @@ def push(self, order_id):
     if 400 <= answer.status_code < 500 and answer.status_code not in (408, 409, 425, 429):
         raise Reject(f"HTTP {answer.status_code}", requeue=False)
     answer.raise_for_status()
+
+
+def begin_refund(payment):
+    # the key is stored with the row, before anybody is called
+    return Refund.objects.create(payment=payment, idempotency_key=str(uuid.uuid4()))
 
 
 @app.task

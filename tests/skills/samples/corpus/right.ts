@@ -24,6 +24,27 @@ export async function enqueue(order: { id: string; email: string }) {
 }
 
 setInterval(() => renewLease(), 5_000)
+setInterval(() => void writer.flushAll(), 1_000)
+const progress = setInterval(() => logger.info(`${done} rows`), 10_000)
+
+export class Lock {
+  // the token is compared where the lock is released
+  release = () => redis.eval(COMPARE_AND_DELETE, 1, this.lockKey, this.token)
+
+  async take() {
+    const taken = await redis.set(this.lockKey, this.token, 'EX', 30, 'NX')
+    return taken === 'OK'
+  }
+}
+
+export async function epoch(fresh: string) {
+  if (!fresh) return;
+  await redis.set('epoch', fresh, 'EX', 60, 'NX');
+  logger.debug('fields of the token', { names: Object.keys(answer.authToken) })
+  return redis.get('epoch')
+}
+
+export const kept = new Queue('kept', { connection, defaultJobOptions: { ...JOB, removeOnFail: 100_000 } })
 
 export function report(name: string) {
   return queueOf(name).getJobCounts('completed', 'failed')
