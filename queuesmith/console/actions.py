@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path
@@ -15,7 +17,7 @@ from studyhall.patterns.core.redaction import redact_text
 
 from .jobs import LISTS, where
 from .problems import Problem
-from .state import Admin, Console, JobId, QueueName, State
+from .state import QUEUE, Admin, Console, JobId, QueueName, State
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 KEPT = 20
@@ -34,7 +36,7 @@ class Many(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     action: Action
-    queue: Annotated[str, Field(pattern=r"^[^\x00-\x1f:/]{1,200}$")]
+    queue: Annotated[str, Field(pattern=QUEUE)]
     state: Literal["wait", "paused", "prioritized", "delayed", "waiting-children", "failed", "completed"]
     ids: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=500)] = []
     count: Annotated[int, Field(ge=0, le=10_000_000)] = 0
@@ -61,9 +63,8 @@ async def act(console: State, _: Admin, queue: QueueName, job_id: JobId, action:
 async def act_on_many(console: State, _: Admin, wanted: Many) -> dict[str, str]:
     """Start it; how far it is: the `href` of the answer. What is not done when this process stops is left as it is."""
     await console.known(wanted.queue)
-    state = started(console, {"done": 0, "of": len(wanted.ids) or wanted.count, "refused": {}})
-    console.tasks.start(_many(console, wanted, state), name=f"{wanted.action} {state['id']}")
-    return {"id": state["id"], "href": f"/admin/actions/{state['id']}"}
+    state = {"done": 0, "of": len(wanted.ids) or wanted.count, "refused": {}}
+    return started(console, state, partial(_many, console, wanted))
 
 
 @router.get("/actions/{action_id}")
@@ -72,16 +73,29 @@ async def action_state(
 ) -> dict[str, Any]:
     """How far it is. Known to the process that runs it, until it stops."""
     if action_id not in console.running:
-        raise Problem(404, "not-found", "There is no such action in this process.")
+        raise Problem(404, "not-found", "The server was started again. What was not done by then is as it was.")
     return console.running[action_id]
 
 
-def started(console: Console, state: dict[str, Any]) -> dict[str, Any]:
-    made = {"id": uuid.uuid4().hex, "state": "running", "at": time.time(), **state}
-    console.running[made["id"]] = made
+def started(
+    console: Console, state: dict[str, Any], work: Callable[[dict[str, Any]], Awaitable[None]]
+) -> dict[str, str]:
+    """Run `work(state)` in the background; the answer says where to ask how far it is."""
+    ident = uuid.uuid4().hex
+    console.running[ident] = state | {"id": ident, "state": "running", "at": time.time()}
     for old in list(console.running)[:-KEPT]:
         del console.running[old]
-    return made
+
+    async def run(state: dict[str, Any]) -> None:
+        try:
+            await work(state)
+            state["state"] = "done"
+        except BaseException as error:
+            state["state"] = f"stopped: {redact_text(str(error)) or type(error).__name__}"
+            raise
+
+    console.tasks.start(run(console.running[ident]), name=f"action {ident}")
+    return {"id": ident, "href": f"/admin/actions/{ident}"}
 
 
 async def _one(console: Console, action: Action, queue: str, job_id: str, state: str | None = None) -> None:
@@ -109,21 +123,15 @@ async def _one(console: Console, action: Action, queue: str, job_id: str, state:
 
 
 async def _many(console: Console, wanted: Many, state: dict[str, Any]) -> None:
-    try:
-        if wanted.ids:
-            for job_id in dict.fromkeys(wanted.ids):
-                try:
-                    async with console.bounded():
-                        await _one(console, wanted.action, wanted.queue, job_id)
-                    state["done"] += 1
-                except Problem as refused:
-                    state["refused"][job_id] = str(refused.detail)
-        else:
-            await _all(console, wanted, state)
-        state["state"] = "done"
-    except BaseException as error:
-        state["state"] = f"stopped: {redact_text(str(error)) or type(error).__name__}"
-        raise
+    if not wanted.ids:
+        await _all(console, wanted, state)
+    for job_id in dict.fromkeys(wanted.ids):
+        try:
+            async with console.bounded():
+                await _one(console, wanted.action, wanted.queue, job_id)
+            state["done"] += 1
+        except Problem as refused:
+            state["refused"][job_id] = str(refused.detail)
 
 
 async def _all(console: Console, wanted: Many, state: dict[str, Any]) -> None:

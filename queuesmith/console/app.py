@@ -67,13 +67,7 @@ def console(
 
 
 def include(
-    api: FastAPI,
-    state: Console | None,
-    *,
-    name: str,
-    views: Sequence[str] = (),
-    extra: str = "",
-    live: bool = False,
+    api: FastAPI, state: Console | None, *, name: str, views: Sequence[str] = (), extra: str = "", live: bool = False
 ) -> None:
     """The endpoints under /admin and the page at /. `views` are those of the service, whose scripts it serves at
     `extra`; `live`: it has an event stream at /admin/events. Without a state, it sets `api.state.console` itself."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select
 
 from studyhall.patterns import dead_letter
 from studyhall.patterns.core.errors import JobError
@@ -18,11 +19,14 @@ from studyhall.patterns.core.redaction import redact, redact_text
 from studyhall.patterns.core.store import read
 
 from .actions import started
-from .problems import Problem
 from .state import Admin, Console, State
 
 router = APIRouter(prefix="/admin/dead-letters", tags=["admin"])
 DeadLetterId = Annotated[str, Path(pattern=r"^[^\x00-\x1f/]{1,300}$")]
+BRIEF = (
+    *("id", "queue", "job_id", "name", "cause", "reason"),
+    *("attempts_made", "failed_at", "archived_at", "replayed_at"),
+)
 
 
 class ReplayMany(BaseModel):
@@ -54,36 +58,26 @@ class Purge(BaseModel):
 async def dead_letters(
     console: State,
     _: Admin,
-    queue: Annotated[str | None, Query(max_length=100)] = None,
+    queue: Annotated[str | None, Query(max_length=200)] = None,
     replayed: bool = False,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    after: Annotated[str | None, Query(max_length=300, description="last id of the page before")] = None,
+    q: Annotated[str, Query(max_length=200, description="a part of an id, a name or a reason")] = "",
+    page: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+    size: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> dict[str, Any]:
-    """Newest first. `next` is the `after` of the next page, `total` how many there are."""
-    table = dead_letter.dead_letters
-    same: list[Any] = [table.c.replayed_at.is_not(None) if replayed else table.c.replayed_at.is_(None)]
+    """One page, newest first. `total`: how many match; `queues`: of those there are dead letters of."""
+    columns = dead_letter.dead_letters.c
+    same: list[Any] = [columns.replayed_at.is_not(None) if replayed else columns.replayed_at.is_(None)]
     if queue:
-        same.append(table.c.queue == queue)
+        same.append(columns.queue == queue)
+    if word := q.strip():
+        same.append(or_(*(columns[name].icontains(word, autoescape=True) for name in ("job_id", "name", "reason"))))
+    rows = select(*(columns[name] for name in BRIEF)).where(*same)  # without the snapshots, which may be large
+    newest = rows.order_by(columns.archived_at.desc(), columns.id).limit(size).offset(page * size)
     async with read(console.database()) as connection:
-        total = (await connection.execute(select(func.count()).select_from(table).where(*same))).scalar_one()
-    found = await dead_letter.list_dead_letters(
-        console.database(), queue=queue, replayed=replayed, limit=limit, after=after
-    )
-    return {
-        "dead_letters": [_brief(one) for one in found],
-        "next": found[-1].id if len(found) == limit else None,
-        "total": total,
-    }
-
-
-@router.get("/replays/{replay_id}")
-async def replay_state(
-    console: State, _: Admin, replay_id: Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]
-) -> dict[str, Any]:
-    """How far a replay of many is. Known to the process that runs it, until it stops."""
-    if replay_id not in console.running:
-        raise Problem(404, "not-found", "There is no such replay in this process.")
-    return console.running[replay_id]
+        total = await connection.scalar(select(func.count()).where(*same))
+        queues = (await connection.scalars(select(columns.queue).distinct())).all()
+        found = (await connection.execute(newest)).all()
+    return {"dead_letters": [_brief(one) for one in found], "total": total, "queues": sorted(queues)}
 
 
 @router.get("/{dead_letter_id}")
@@ -113,9 +107,7 @@ async def replay(console: State, _: Admin, dead_letter_id: DeadLetterId) -> dict
 @router.post("/replay", status_code=202)
 async def replay_many(console: State, _: Admin, wanted: ReplayMany) -> dict[str, str]:
     """Start replaying many, at most `per_second`. What is not done when this process stops stays a dead letter."""
-    state = started(console, {"replayed": [], "refused": {}})
-    console.tasks.start(_replay(console, wanted, state), name=f"replay {state['id']}")
-    return {"id": state["id"], "href": f"/admin/dead-letters/replays/{state['id']}"}
+    return started(console, {"replayed": [], "refused": {}}, partial(_replay, console, wanted))
 
 
 @router.post("/purge")
@@ -126,36 +118,19 @@ async def purge(console: State, _: Admin, wanted: Purge) -> dict[str, int]:
 
 async def _replay(console: Console, wanted: ReplayMany, state: dict[str, Any]) -> None:
     store, redis = console.database(), console.redis
-    try:
-        if wanted.every:
-            done = await dead_letter.replay_many(
-                store, redis, queue=wanted.queue, name=wanted.name, per_second=wanted.per_second
-            )
-            state["replayed"], state["refused"] = done.job_ids, done.refused
-        else:
-            start = time.monotonic()
-            for number, ident in enumerate(dict.fromkeys(wanted.ids)):
-                await asyncio.sleep(max(0.0, start + number / wanted.per_second - time.monotonic()))
-                try:
-                    state["replayed"].append((await dead_letter.replay(store, redis, ident)).job_id)
-                except JobError as error:
-                    state["refused"][ident] = redact_text(str(error))
-        state["state"] = "done"
-    except BaseException as error:
-        state["state"] = f"stopped: {type(error).__name__}"
-        raise
+    if wanted.every:
+        done = await dead_letter.replay_many(
+            store, redis, queue=wanted.queue, name=wanted.name, per_second=wanted.per_second
+        )
+        state["replayed"], state["refused"] = done.job_ids, done.refused
+    start = time.monotonic()
+    for number, ident in enumerate(dict.fromkeys(wanted.ids)):
+        await asyncio.sleep(max(0.0, start + number / wanted.per_second - time.monotonic()))
+        try:
+            state["replayed"].append((await dead_letter.replay(store, redis, ident)).job_id)
+        except JobError as error:
+            state["refused"][ident] = redact_text(str(error))
 
 
-def _brief(one: dead_letter.DeadLetter) -> dict[str, Any]:
-    return {
-        "id": one.id,
-        "queue": one.queue,
-        "job_id": one.job_id,
-        "name": one.name,
-        "cause": one.cause,
-        "reason": redact_text(one.reason),
-        "attempts_made": one.attempts_made,
-        "failed_at": one.failed_at,
-        "archived_at": one.archived_at,
-        "replayed_at": one.replayed_at,
-    }
+def _brief(one: Any) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in BRIEF} | {"reason": redact_text(one.reason)}

@@ -42,11 +42,7 @@ class Gate:
     `bodies`: paths that may take more than `MAX_BODY` bytes."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        hosts: Collection[str],
-        rate: float = 50.0,
-        bodies: Mapping[str, int] | None = None,
+        self, app: ASGIApp, hosts: Collection[str], rate: float = 50.0, bodies: Mapping[str, int] | None = None
     ) -> None:
         self._app = app
         self._bodies = bodies or {}

@@ -20,7 +20,7 @@ from studyhall.patterns.dead_letter import dead_letters, find
 from studyhall.patterns.dead_letter.archive import parsed
 
 from .problems import Problem
-from .state import Admin, Console, JobId, QueueName, State
+from .state import QUEUE, Admin, Console, JobId, QueueName, State
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 MAX_EVENTS_READ = 5_000
@@ -31,14 +31,14 @@ MAX_EXPORT = 10_000
 SEARCH_SECONDS = 0.15  # then the rest of a long list waits for the next request
 SEARCHED = 500  # jobs per step of a search
 FAR = 100_000  # how far into a list a job's place is looked for: about 2 ms
-ROW = ("name", "timestamp", "processedOn", "finishedOn", "atm", "failedReason", "progress", "delay", "pb")
+ROW = ("name", "timestamp", "processedOn", "finishedOn", "atm", "failedReason", "progress", "pb")
 LISTS = ("active", "wait", "paused")
 # In the order in which an operator wants to see them.
 STATES = (*LISTS, "prioritized", "delayed", "waiting-children", "failed", "completed")
 NEWEST_FIRST = frozenset({"failed", "completed"})
 TOLD = frozenset({"added", "waiting", "waiting-children", "active", "delayed", "completed", "failed", "stalled"})
 JobState = Literal["active", "wait", "paused", "prioritized", "delayed", "waiting-children", "failed", "completed"]
-Queue = Annotated[str | None, Query(pattern=r"^[^\x00-\x1f:/]{1,200}$")]
+Queue = Annotated[str | None, Query(pattern=QUEUE)]
 Word = Annotated[str | None, Query(max_length=200, description="an id, or a part of an id or name")]
 
 
@@ -49,7 +49,7 @@ class Reason(BaseModel):
 class NewJob(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    queue: Annotated[str, Field(pattern=r"^[^\x00-\x1f:/]{1,200}$")]
+    queue: Annotated[str, Field(pattern=QUEUE)]
     name: Annotated[str, Field(min_length=1, max_length=200)]
     data: Any = None
     job_id: Annotated[
@@ -191,12 +191,7 @@ async def cancel_job(
     await console.known(queue)
     async with console.bounded():
         stopped = await cancelling.cancel(
-            console.redis,
-            console.database(),
-            queue,
-            job_id,
-            (why or Reason()).reason,
-            prefix=console.producer.prefix,
+            console.redis, console.database(), queue, job_id, (why or Reason()).reason, prefix=console.producer.prefix
         )
     return [{"queue": one.queue, "job_id": one.job_id, "state": one.state, "reason": one.reason} for one in stopped]
 
@@ -376,22 +371,12 @@ async def _timeline(client: Any, key: str, job_id: str) -> list[dict[str, Any]]:
     return found[::-1]
 
 
-def _row(
-    queue: str,
-    ident: str,
-    state: str,
-    result: str | None,
-    name: str | None,
-    added: str | None,
-    started: str | None,
-    ended: str | None,
-    attempts: str | None,
-    reason: str | None,
-    progress: str | None,
-    delay: str | None,
-    worker: str | None,
-) -> dict[str, Any]:
+def _row(queue: str, ident: str, state: str, result: str | None, *values: str | None) -> dict[str, Any]:
+    """`values` are those of ROW."""
+    name, added, started, ended, attempts, reason, progress, worker = values
     done = parsed(progress)
+    if type(done) in (int, float):
+        done = {"percent": done}
     return {
         "queue": queue,
         "id": ident,
@@ -402,11 +387,7 @@ def _row(
         "ended_at": _seconds(ended),
         "attempts_made": int(attempts or 0),
         "reason": redact_text(reason) if reason else None,
-        "progress": redact(done)
-        if isinstance(done, dict)
-        else {"percent": done}
-        if type(done) in (int, float)
-        else None,
+        "progress": redact(done) if isinstance(done, dict) else None,
         "worker": worker or None,
     }
 

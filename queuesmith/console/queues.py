@@ -13,12 +13,13 @@ from croniter import croniter
 from fastapi import APIRouter
 from redis.exceptions import NoPermissionError
 
-from studyhall.patterns import dead_letter, health
+from studyhall.patterns import health
 from studyhall.patterns.core.errors import QueueUnavailable
 from studyhall.patterns.core.redaction import redact
 from studyhall.patterns.core.store import StoreUnavailable
 from studyhall.patterns.dead_letter import counts
 from studyhall.patterns.dead_letter.archive import parsed
+from studyhall.patterns.schedule import history as ticks
 
 from .problems import Problem
 from .state import Admin, Console, JobId, QueueName, State
@@ -56,6 +57,7 @@ async def measured(console: Console) -> dict[str, Any]:
     since = (time.time() - 60) * 1000
     names = await console.names()
     letters = counts(console.store) if console.store and "dead_letters" in await console.tables() else None
+    died = (await letters(since / 1000))[1] if letters else {}
     async with console.bounded():
         found = await health.measure(console.redis, names, dead_letters=letters, prefix=console.producer.prefix)
         async with console.redis.pipeline(transaction=False) as pipe:
@@ -64,12 +66,10 @@ async def measured(console: Console) -> dict[str, Any]:
                 pipe.zcount(ended, since, "+inf").zcard(ended)
                 pipe.zcount(console.key(queue, "failed"), since, "+inf")
             ends = iter(await pipe.execute())
-    recent = await dead_letter.list_dead_letters(console.database(), limit=200) if letters else []
     rows = found.as_dict()
     for row in rows["queues"]:
         row["completed_last_minute"], row["completed"], failed = next(ends), next(ends), next(ends)
-        died = sum(one.queue == row["queue"] and one.failed_at * 1000 > since for one in recent)
-        row["failed_last_minute"] = failed + died
+        row["failed_last_minute"] = failed + died.get(row["queue"], 0)
     return {**rows, "at": time.time()}
 
 
@@ -164,8 +164,10 @@ async def _active(console: Console, queue: str) -> list[dict[str, Any]]:
 
 @router.get("/schedules")
 async def schedules(console: State, _: Admin) -> dict[str, Any]:
-    """BullMQ's job schedulers: what runs by the clock, next and last, and what is overdue."""
+    """BullMQ's job schedulers: what runs by the clock, next and last, what is overdue, and where a Queuesmith service
+    keeps its ticks in the store also those that were missed."""
     rows, total, now = [], 0, time.time()
+    past, missed_at = await _ticks(console)
     async with console.bounded():
         for queue in await console.names():
             key = console.key(queue, "repeat")
@@ -200,9 +202,23 @@ async def schedules(console: State, _: Admin) -> dict[str, Any]:
                         "ran": int(fields.get("ic") or 0),
                         "starts": created / 1000 if created else None,
                         "payload": redact(parsed(fields.get("data"))),
+                        "missed": past[ident].missed if ident in past else 0,
+                        "skipped": past[ident].skipped if ident in past else 0,
+                        "missed_at": missed_at.get(ident, []),
                     }
                 )
     return {"schedules": rows, "total": total}
+
+
+async def _ticks(console: Console) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """What the store knows of each schedule, and the latest ticks that nobody ran; nothing where it is away."""
+    with contextlib.suppress(StoreUnavailable):
+        if {"schedule_state", "schedule_missed"} <= await console.tables():
+            store = console.database()
+            past = await ticks.past(store)
+            late = {ident: await ticks.missed(store, ident) for ident, row in past.items() if row.missed}
+            return past, {ident: [slot / 1000 for slot in slots] for ident, slots in late.items()}
+    return {}, {}
 
 
 @router.post("/schedules/{queue}/{schedule_id}/run")

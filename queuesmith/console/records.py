@@ -42,10 +42,7 @@ class Events(BaseModel):
 
 @router.get("/sagas")
 async def sagas(
-    console: State,
-    _: Admin,
-    state: SagaState | None = None,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    console: State, _: Admin, state: SagaState | None = None, limit: Annotated[int, Query(ge=1, le=200)] = 50
 ) -> list[dict[str, Any]]:
     """Newest change first. `state=needs_repair` is the list that waits for a human."""
     return [_saga(one) for one in await saga_store.list_sagas(console.database(), state=state, limit=limit)]

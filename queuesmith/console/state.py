@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
+from urllib.parse import unquote
 
 from fastapi import Depends, Path, Request
 from fastapi.security import HTTPBearer
 from fastapi.security.http import HTTPAuthorizationCredentials
+from pydantic import BeforeValidator
 from sqlalchemy import inspect
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -30,8 +32,10 @@ FIRST_LOOK = 0.2  # seconds that a request waits for the first look at a large s
 MOST_QUEUES = 500
 SECONDS = 5.0  # for a command of the console, the slowest of several
 
-QueueName = Annotated[str, Path(pattern=r"^[^\x00-\x1f:/]{1,200}$")]
-JobId = Annotated[str, Path(pattern=r"^[^\x00-\x1f/]{1,200}$")]
+QUEUE = r"^[^\x00-\x1f:]{1,200}$"
+# Quoted twice by the page: a slash in a name would otherwise be one of the path.
+QueueName = Annotated[str, BeforeValidator(unquote), Path(pattern=QUEUE)]
+JobId = Annotated[str, BeforeValidator(unquote), Path(pattern=r"^[^\x00-\x1f]{1,200}$")]
 
 
 @dataclass(slots=True)

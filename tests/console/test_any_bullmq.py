@@ -1,25 +1,34 @@
 """`queuesmith console` on queues that others made: a Node.js service, 100,000 jobs, and no Redis at all."""
 
+import asyncio
+import json
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from sqlalchemy import Table, insert
 
-from harness.axe import axe_source, violations
 from harness.browser import TOKEN, ConsoleServer
 from harness.processes import Spawner
 from harness.redis import RedisServer
 from harness.waiting import until_sync
+from studyhall.patterns.core.open_store import close, create_all, open_store
+from studyhall.patterns.core.store import begin
+from studyhall.patterns.dead_letter import dead_letters
+from studyhall.patterns.schedule.history import missed_slots, schedule_state
 
 pytestmark = pytest.mark.slow
 
 NODE_SIDE = Path(__file__).parent / "programs" / "node_side.mjs"
 MANY = 100_000
+LETTERS = 20_000
+HOSTILE = "<img src=x onerror=alert(1)>"
 SLOW_MICROSECONDS = 20_000
 # As BullMQ lays them out; its own scripts act on them afterwards.
 FILL = """
@@ -46,6 +55,20 @@ def fill(server: RedisServer, queue: str, state: str, count: int) -> None:
         for start in range(1, count + 1, 5_000):
             now = int(time.time() * 1000) - count
             client.eval(FILL, 1, f"bull:{queue}:", state, start, min(count, start + 4_999), now)
+
+
+def make_store(url: str, *rows: tuple[Table, list[dict[str, Any]]]) -> None:
+    async def make() -> None:
+        store = open_store(url)
+        await create_all(store)
+        async with begin(store) as tx:
+            for table, some in rows:
+                await tx.execute(insert(table), some)
+        await close(store)
+
+    # Playwright keeps an event loop running in this thread.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, make()).result()
 
 
 def client_of(console: ConsoleServer, token: str = TOKEN) -> httpx2.Client:
@@ -106,8 +129,9 @@ def test_100000_jobs_in_each_state_are_shown_without_holding_redis(server: Redis
         )
         redis.config_set("slowlog-max-len", 100_000)
         redis.config_set("slowlog-log-slower-than", 0)
-        redis.slowlog_reset()
+        worst: list[dict[str, int]] = []
         for _round in range(3):
+            redis.slowlog_reset()
             for path in paths:
                 began = time.monotonic()
                 answer = client.get(path)
@@ -122,23 +146,26 @@ def test_100000_jobs_in_each_state_are_shown_without_holding_redis(server: Redis
             ):
                 wanted = {"action": action, "queue": "big", "state": state, "count": count}
                 assert finished(client, wanted)["done"] == count
+            took: dict[str, int] = {}
+            for one in redis.slowlog_get(100_000):
+                kind = " ".join(one["command"].decode().split()[:2])  # a script by its hash, a job by its queue
+                kind = re.sub(r"-\d+\b.*| \d+$", "", kind)
+                took[kind] = max(took.get(kind, 0), one["duration"])
+            assert len(took) > 10, took
+            worst.append(took)
         redis.config_set("slowlog-log-slower-than", -1)
         deep = {"queue": "big", "state": "delayed", "page": 1_000, "size": 50}
         pages = client.get("/admin/jobs", params=deep).json()
         assert pages["total"] == MANY - 3_000
         assert all(row["due"] > time.time() for row in pages["jobs"])
-        took: dict[str, list[int]] = {}
-        for one in redis.slowlog_get(100_000):
-            kind = " ".join(one["command"].decode().split()[:2])  # a script by its hash, a job by its queue
-            took.setdefault(re.sub(r"-\d+\b.*| \d+$", "", kind), []).append(one["duration"])
         assert "cmdstat_keys" not in redis.info("commandstats")
-    assert sum(map(len, took.values())) > 5_000
-    # The median: a machine that is busy elsewhere stops a command in its middle, but not every other time.
-    middle = {kind: sorted(times)[len(times) // 2] for kind, times in took.items()}
+    # The longest command of each kind, in the best of three rounds: a machine that is busy elsewhere stops a command in
+    # its middle, but not the same one every time.
+    longest = {kind: min(took.get(kind, 0) for took in worst) for kind in worst[0]}
     print({path: f"{1000 * seconds:.0f} ms" for path, seconds in best.items()})
-    print("median µs", sorted(((time, kind) for kind, time in middle.items()), reverse=True)[:5])
-    assert {kind: time for kind, time in middle.items() if time > SLOW_MICROSECONDS} == {}
-    assert max(best.values()) < 1.0, "300 ms, and as much again twice for a loaded machine"
+    print("longest µs", sorted(((time, kind) for kind, time in longest.items()), reverse=True)[:5])
+    assert {kind: time for kind, time in longest.items() if time > SLOW_MICROSECONDS} == {}
+    assert max(best.values()) < 0.3
 
 
 def test_search_finds_any_job_by_id_and_goes_on_by_name(server: RedisServer, console: ConsoleServer) -> None:
@@ -161,6 +188,104 @@ def test_search_finds_any_job_by_id_and_goes_on_by_name(server: RedisServer, con
         assert sorted(found) == sorted(f"wait-{n}" for n in (2999, *range(29990, 30_000)))
         whole = client.get("/admin/jobs/export", params={"queue": "long", "state": "failed"}).json()
         assert [row["payload"] for row in whole][:2] == [{"number": 20}, {"number": 19}]
+
+
+@pytest.fixture(scope="module")
+def stored(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleServer]:
+    """A console with a database: many dead letters, and a schedule that missed two ticks."""
+    folder = tmp_path_factory.mktemp("stored")
+    url = f"sqlite:///{folder / 'service.db'}"
+
+    snapshot = json.dumps({"fields": {"data": '{"text": "' + 1_000 * "x" + '"}'}, "logs": []})
+    same = {"name": "charge", "cause": "exhausted", "reason": HOSTILE, "attempts_made": 3, "snapshot": snapshot}
+    letters = [
+        {**same, "id": f"{n:032x}", "queue": f"q{n % 3}", "job_id": f"order-{n}", "failed_at": n, "archived_at": n}
+        for n in range(LETTERS)
+    ]
+    counted = {"id": "nightly", "last_slot": 1_790_000_000_000, "ticks": 5, "missed": 2, "skipped": 0}
+    lost = [{"id": "nightly", "slot": 1_789_000_000_000 + n} for n in (0, 3_600_000)]
+    make_store(url, (dead_letters, letters), (schedule_state, [counted]), (missed_slots, lost))
+    with server.client() as redis:
+        redis.hset("bull:clock:meta", "opts.maxLenEvents", "10000")
+        redis.zadd("bull:clock:repeat", {"nightly": (time.time() + 3_600) * 1000})
+        redis.hset("bull:clock:repeat:nightly", mapping={"name": "report", "every": "86400000", "ic": "5"})
+    running = ConsoleServer(folder, server.url, "--database", url)
+    yield running
+    running.close()
+
+
+def test_every_dead_letter_is_reached_in_time(stored: ConsoleServer) -> None:
+    best: dict[str, float] = {}
+    with client_of(stored) as client:
+
+        def ask(**query: Any) -> Any:
+            began = time.monotonic()
+            answer = client.get("/admin/dead-letters", params=query).json()
+            best[str(query)] = min(best.get(str(query), 60.0), time.monotonic() - began)
+            return answer
+
+        for _round in range(3):  # the best of them: the machine may be busy
+            first, last = ask(), ask(page=399)
+            assert [first["total"], first["queues"]] == [LETTERS, ["q0", "q1", "q2"]]
+            assert first["dead_letters"][0]["job_id"] == f"order-{LETTERS - 1}"
+            assert last["dead_letters"][-1]["job_id"] == "order-0"
+            [found] = ask(q="ORDER-16181", queue="q2")["dead_letters"]
+            assert found["job_id"] == "order-16181"
+            assert ask(q="100%_")["total"] == 0, "what was typed is no pattern"
+    assert max(best.values()) < 0.3, best
+
+
+@pytest.mark.needs_browser
+def test_dead_letters_are_paged_and_missed_ticks_listed(stored: ConsoleServer, open_page: Callable[..., Any]) -> None:
+    page = open_page(stored, "#/letters?queue=q1", token=True)
+    page.get_by_text("1–50 of 6,667 dead letters").wait_for()
+    page.get_by_role("button", name="Replay all 6,667…").wait_for()
+    page.get_by_role("button", name="Next page").click()
+    page.get_by_text("51–100 of 6,667 dead letters").wait_for()
+    page.get_by_label("Search").fill("order-16182")
+    page.get_by_text("No dead letter matches").wait_for()
+    page.get_by_label("Queue").select_option("q0")
+    page.get_by_text("1–1 of 1 dead letter").wait_for()
+    assert page.url.endswith("#/letters?queue=q0&q=order-16182")
+    page.get_by_role("link", name="charge").click()
+    detail = page.locator(".detail")
+    detail.get_by_text(HOSTILE).wait_for()
+    detail.get_by_role("link", name="Close").click()
+    page.get_by_text("1–1 of 1 dead letter").wait_for()
+
+    page.goto("/#/schedules")
+    page.get_by_text("2 missed").click()
+    assert page.locator("details li:visible").count() == 2
+
+
+@pytest.mark.needs_browser
+def test_odd_names_and_html_are_shown_as_text_and_acted_on(
+    server: RedisServer, console: ConsoleServer, open_page: Callable[..., Any]
+) -> None:
+    queue = f"a/b %2F ü?#&{HOSTILE}"
+    fill(server, queue, "failed", 2)
+    with server.client() as redis:
+        hostile = {"name": HOSTILE, "failedReason": HOSTILE, "stacktrace": json.dumps([HOSTILE])}
+        redis.rename(f"bull:{queue}:failed-1", f"bull:{queue}:x/{HOSTILE}")
+        redis.hset(f"bull:{queue}:x/{HOSTILE}", mapping={**hostile, "data": json.dumps({HOSTILE: HOSTILE})})
+        redis.zadd(f"bull:{queue}:failed", {f"x/{HOSTILE}": time.time() * 1000})
+        redis.zrem(f"bull:{queue}:failed", "failed-1")
+    page = open_page(console, "#/jobs", token=True, viewport={"width": 390, "height": 800})
+    page.get_by_label("Queue").select_option(queue)
+    page.get_by_text("1–2 of 2 jobs").wait_for()
+    page.get_by_role("link", name=HOSTILE).click()
+    detail = page.locator(".detail")
+    until_sync(lambda: HOSTILE in detail.locator("[data-part=payload]").inner_text(), what="the payload")
+    assert page.locator("img[src=x]").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    detail.get_by_role("button", name="Retry").click()
+    page.get_by_text("Retry: the job was retried.").wait_for()
+    page.goto("/#/overview")
+    page.get_by_role("button", name=f"Pause {queue}").click()
+    page.get_by_role("button", name="Pause it").click()
+    page.get_by_text("is paused.").wait_for()
+    with server.client() as redis:
+        assert redis.hget(f"bull:{queue}:meta", "paused") == "1"
 
 
 @pytest.mark.needs_node
@@ -188,9 +313,7 @@ def test_a_node_service_is_seen_and_acted_on_and_its_worker_agrees(
         assert "the mail server said no" in failed["reason"]
         assert "node_side.mjs" in failed["attempts_failed"][0]["error"], "a stack trace"
         until_sync(
-            lambda: "mail" in client.get("/admin/workers").json()["queues"],
-            timeout=60,
-            what="found by its keys",
+            lambda: "mail" in client.get("/admin/workers").json()["queues"], timeout=60, what="found by its keys"
         )
         who = client.get("/admin/workers").json()
         assert {one["name"] for one in who["workers"] if one["queue"] == "mail"} == {"post-office"}
@@ -215,13 +338,15 @@ def test_a_node_service_is_seen_and_acted_on_and_its_worker_agrees(
         assert ends("n1", "completed")["result"] == {"sent": "new"}
         ends("later-eve", "completed")
 
-        [schedule] = client.get("/admin/schedules").json()["schedules"]
-        assert [schedule["id"], schedule["tz"], schedule["overdue"]] == ["digest", "Europe/Berlin", False]
+        def digest() -> Any:
+            return next(one for one in client.get("/admin/schedules").json()["schedules"] if one["id"] == "digest")
+
+        schedule = digest()
+        assert [schedule["tz"], schedule["overdue"]] == ["Europe/Berlin", False]
         assert schedule["next"] > time.time()
         made = client.post("/admin/schedules/mail/digest/run").json()
         assert ends(made["job_id"], "completed")["result"] == {"sent": "all"}
-        [after] = client.get("/admin/schedules").json()["schedules"]
-        assert after["next"] == schedule["next"], "beside the regular runs"
+        assert digest()["next"] == schedule["next"], "beside the regular runs"
 
 
 def test_everything_needs_the_token_in_a_header_and_guessing_ends(server: RedisServer, tmp_path: Path) -> None:
@@ -259,7 +384,9 @@ def test_everything_needs_the_token_in_a_header_and_guessing_ends(server: RedisS
 @pytest.mark.needs_browser
 def test_redis_away_is_said_and_the_token_is_as_good_as_before(tmp_path: Path, open_page: Callable[..., Any]) -> None:
     own = RedisServer.start()
-    console = ConsoleServer(tmp_path, own.url)
+    url = f"sqlite:///{tmp_path / 'service.db'}"
+    make_store(url)
+    console = ConsoleServer(tmp_path, own.url, "--database", url)
     try:
         fill(own, "mail", "failed", 3)
         own.kill()
@@ -276,10 +403,16 @@ def test_redis_away_is_said_and_the_token_is_as_good_as_before(tmp_path: Path, o
         page.get_by_role("alert").filter(has_text="Redis").first.wait_for()
         page.goto("/#/jobs")
         page.locator("main .note.tone-bad").wait_for()
+        page.goto("/#/letters")
+        page.get_by_text("No dead letters").wait_for()  # the database is there
+        page.goto("/#/jobs")
         own.restart()
         fill(own, "mail", "failed", 3)
         page.locator("tbody tr").first.wait_for(timeout=60_000)
         until_sync(lambda: page.locator("#banner").is_hidden(), timeout=30, what="the banner is gone")
+        own.kill()  # while somebody looks
+        page.get_by_role("alert").filter(has_text="Redis").first.wait_for()
+        assert page.locator("tbody tr").count(), "what was seen last stays"
     finally:
         console.close()
         own.stop()
@@ -346,41 +479,3 @@ def test_a_detail_on_a_phone_is_in_sight_and_the_list_is_where_it_was(
     assert 0 <= box["y"] < 800, "8,000 pixels further down it was never found"
     page.locator(".detail").get_by_role("link", name="Close").click()
     until_sync(lambda: abs(page.evaluate("scrollY") - before) < 200, what="back in the list")
-
-
-@pytest.mark.needs_browser
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_accessibility_check_finds_nothing_at_all(
-    server: RedisServer, console: ConsoleServer, open_page: Callable[..., Any], theme: str
-) -> None:
-    fill(server, "seen", "failed", 3)
-    fill(server, "seen", "delayed", 3)
-    source = axe_source()
-    found: list[str] = []
-    for width in (390, 1280):
-        # The page's own policy would refuse the checker's script: bypassed in this context alone.
-        look = {
-            "viewport": {"width": width, "height": 800},
-            "color_scheme": theme,
-            "reduced_motion": "reduce",
-        }
-        page = open_page(console, "", token=True, bypass_csp=True, **look)
-        page.evaluate(source)
-        for route in (
-            "overview",
-            "jobs/seen",
-            "jobs/seen?state=failed",
-            "jobs/seen/failed-2",
-            "workers",
-            "schedules",
-        ):
-            page.goto(f"/#/{route}")
-            until_sync(
-                lambda page=page: not {"Looking…", "Counting…"} & set(page.locator("main").inner_text().splitlines()),
-                what=f"the data of {route}",
-            )
-            if route == "jobs/seen/failed-2":
-                page.locator(".detail [data-part=payload]").wait_for()
-            found += [f"{route} at {width}: {one}" for one in violations(page)]
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, route
-    assert found == []

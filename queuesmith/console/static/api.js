@@ -8,6 +8,11 @@ export function address(path) {
   return new URL(path.replace(/^\//, ""), BASE);
 }
 
+/** path("/admin/jobs", queue, id): a slash or a percent sign in a name is quoted twice, or the path would end there. */
+export function path(base, ...parts) {
+  return [base, ...parts.map((part) => encodeURIComponent(/[/%]/.test(part) ? encodeURIComponent(part) : part))].join("/");
+}
+
 export class ApiError extends Error {
   constructor(status, message, retryAfter = null, kind = "") {
     super(message);

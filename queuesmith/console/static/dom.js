@@ -1,4 +1,6 @@
 // Elements from data. Text only ever becomes a text node, so a document named <img onerror=…> is just a name.
+import { admin } from "./api.js";
+import { count, plural } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -188,6 +190,66 @@ export function split(...list) {
     else if (narrow && was) scrollTo(0, before);
   };
   return node;
+}
+
+/** The row that is open beside the list, as the address says. `make(id)`: its card; `where(id)`: whom to ask about it. */
+export function opened(frame, name, make, where, back) {
+  let id;
+  return {
+    get id() {
+      return id;
+    },
+    open(next) {
+      if (next === id) return;
+      id = next;
+      frame.open(id ? make(id) : null);
+    },
+    async refresh() {
+      const asked = id;
+      if (!asked) return;
+      const found = await admin(where(asked)).catch((error) => { if (error.status === 404) return null; throw error; });
+      if (asked !== id) return;
+      const card = frame.lastElementChild.firstElementChild;
+      if (found) card.show(found);
+      else replace(card, empty(`There is no such ${name}`, h("a", { href: back() }, "Close")));
+    },
+  };
+}
+
+/** "51–100 of 5,000 jobs", and the way to the pages beside it. */
+export function pager(label, size, go, ...more) {
+  let now = 0;
+  const shown = h("p", { class: "number", role: "status" });
+  const [before, after] = [["Previous page", -1], ["Next page", 1]].map(([name, by]) => h("button", { type: "button", class: "small-button", onclick: () => go(now + by) }, name));
+  const node = h("nav", { class: "pager", "aria-label": label }, shown, before, after, more);
+  node.show = (page, rows, total, one, instead) => {
+    now = page;
+    text(shown, instead ?? (rows ? `${count(page * size + 1)}–${count(page * size + rows)} of ${plural(total, one)}` : ""));
+    set(before, "hidden", Boolean(instead) || page === 0);
+    set(after, "hidden", Boolean(instead) || (page + 1) * size >= total);
+  };
+  return node;
+}
+
+/** Do it, say what became of it, and look again. */
+export async function attempt(work, refresh) {
+  try {
+    const said = await work();
+    if (said) toast(said);
+  } catch (error) {
+    toast(error.message, "bad");
+  }
+  refresh();
+}
+
+/** Ask how far it is what the server does in the background, until it is through. */
+export async function follow(href, refresh) {
+  for (;;) {
+    await new Promise((resolve) => setTimeout(resolve, 400));
+    const now = await admin(href);
+    refresh();
+    if (now.state !== "running") return now;
+  }
 }
 
 /** Text as it is, wrapped, with a button that copies it. */

@@ -16,6 +16,7 @@ import { workers } from "./views/workers.js";
 let VIEWS = [overview, jobs, workers, schedules, letters, sagas, outbox, events];
 let about = { name: "", token: "" };
 const EVERY = { live: 4000, connecting: 2500, polling: 2500, offline: 2500 };
+const DARK = matchMedia("(prefers-color-scheme: dark)");
 const AT_MOST_EVERY = 600; // however many events arrive
 
 const main = document.getElementById("main");
@@ -177,10 +178,8 @@ function accessChanged() {
 // ---- theme
 
 function openTheme() {
-  const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-  const root = document.documentElement;
-  const next = (root.dataset.theme ?? system) === "dark" ? "light" : "dark";
-  root.dataset.theme = next;
+  const next = isDark() ? "light" : "dark";
+  document.documentElement.dataset.theme = next;
   try {
     localStorage.setItem("queuesmith.theme", next);
   } catch {
@@ -189,9 +188,13 @@ function openTheme() {
   themeLabel();
 }
 
+function isDark() {
+  const { theme } = document.documentElement.dataset;
+  return theme ? theme === "dark" : DARK.matches;
+}
+
 function themeLabel() {
-  const dark = (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  text(document.getElementById("toggle-theme"), dark ? "Light theme" : "Dark theme");
+  text(document.getElementById("toggle-theme"), isDark() ? "Light theme" : "Dark theme");
 }
 
 // ---- keys. One letter each, so they can be switched off (some people speak to their browser).
@@ -326,7 +329,7 @@ text(document.getElementById("zone"), zone());
 document.getElementById("open-token").addEventListener("click", openToken);
 document.getElementById("toggle-theme").addEventListener("click", openTheme);
 document.getElementById("open-help").addEventListener("click", openHelp);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeLabel);
+DARK.addEventListener("change", themeLabel);
 addEventListener("online", () => live.now());
 document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });

@@ -1,5 +1,5 @@
 import { ApiError, get, post } from "../api.js";
-import { bar, cell, confirmAction, empty, h, keyed, pill, replace, set, setPill, table, text, toast } from "../dom.js";
+import { attempt, bar, cell, confirmAction, empty, h, keyed, pill, replace, set, setPill, table, text, toast } from "../dom.js";
 import { flowGraph } from "../flow.js";
 import { ago, bytes, full, plural } from "../format.js";
 
@@ -92,15 +92,13 @@ function detail(id, refresh) {
   const stop = h("button", { type: "button", class: "danger small-button", hidden: true }, "Cancel this document");
   stop.addEventListener("click", async () => {
     if (!(await confirmAction("Cancel this document?", "Stages that run are told to stop, those that wait never start. Upload it again to begin again.", "Cancel it", "Go on"))) return;
-    try {
+    await attempt(async () => {
       await post(`/documents/${encodeURIComponent(id)}/cancel`, { reason: "cancelled in the console" });
-      toast("Cancelled: running stages stop now.");
-    } catch (error) {
-      toast(error.message, "bad");
-    }
-    refresh();
+      return "Cancelled: running stages stop now.";
+    }, refresh);
   });
-  const node = h("section", { class: "card detail", "aria-label": "Document" }, h("div", { class: "card-head" }, title, state), facts, trouble, h("div", { class: "flow-frame" }, graph), stages, h("div", { class: "card-head card-foot" }, h("a", { href: "#/documents" }, "Close"), stop));
+  const made = h("div", { class: "stack" });
+  const node = h("section", { class: "card detail", "aria-label": "Document" }, h("div", { class: "card-head" }, title, state), facts, trouble, h("div", { class: "flow-frame" }, graph), stages, made, h("div", { class: "card-head card-foot" }, h("a", { href: "#/documents" }, "Close"), stop));
   node.show = (document) => {
     const all = summary(document);
     text(title, document.name);
@@ -111,9 +109,22 @@ function detail(id, refresh) {
     set(stop, "hidden", !["waiting", "active", "delayed"].includes(all.state));
     const nodes = (document.stages ?? []).map((stage, index, list) => ({ ...stage, id: stage.name, after: index ? [list[index - 1].name] : [] }));
     graph.show(nodes);
+    const shape = JSON.stringify([document.graph, document.quiz, document.explanations]);
+    if (made.dataset.shape !== shape) replace(made, results(document));
+    made.dataset.shape = shape;
     keyed(stages, document.stages ?? [], (stage) => stage.name, stageRow, (one, stage) => one.show(stage));
   };
   return node;
+}
+
+/** What was made of it so far, each part behind its heading. */
+function results({ graph, quiz, explanations }) {
+  const part = (title, rows) => h("details", null, h("summary", null, title), h("ul", { class: "small stack" }, rows.map((row) => h("li", null, row))));
+  return [
+    graph && part(plural(graph.concepts.length, "concept"), graph.links.map((link) => `${link.source} – ${link.label || "belongs to"} – ${link.target}`)),
+    quiz && part(plural(quiz.questions.length, "question"), quiz.questions.map((one) => `${one.prompt} (${one.choices.join(", ")}) ${one.answer}`)),
+    explanations && part(plural(explanations.length, "explanation"), explanations.map((one) => `${one.source}, ${one.target}: ${one.text}`)),
+  ];
 }
 
 function stageRow(stage) {

@@ -19,8 +19,10 @@ from harness.waiting import until
 from harness.workers import at_work
 from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import producer_client
+from studyhall.patterns.core.errors import FailPermanently, ForgedJob
 from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.dead_letter import DeadLetter, dead_letters, sweeper
+from studyhall.patterns.retry import decide
 
 Process = Callable[[Job, str], Awaitable[Any]]
 
@@ -72,23 +74,26 @@ async def only(engine: AsyncEngine) -> DeadLetter:
     return letters[0]
 
 
-async def test_the_four_causes_are_all_archived_and_leave_redis(store, redis, redis_url):
+async def test_the_five_causes_are_all_archived_and_leave_redis(store, redis, redis_url):
     async def process(job: Job, _token: str) -> None:
         if job.id == "unrecoverable":
             raise UnrecoverableError("bad card")
+        if job.id == "forged":
+            reason = decide(ForgedJob("the job is not signed"), None, 0).reason
+            raise FailPermanently(reason)
         raise RuntimeError("again")
 
-    for job_id, attempts in (("exhausted", 2), ("unrecoverable", 5), ("stalled-out", 5)):
+    for job_id, attempts in (("exhausted", 2), ("unrecoverable", 5), ("stalled-out", 5), ("forged", 1)):
         await add(redis, job_id, attempts=attempts)
     await redis.hset("bull:q:stalled-out", "defa", "job stalled more than allowable limit")
     async with working(redis_url, process, "q"):
-        await until(lambda: failed(redis, 3), 20, "three jobs fail")
+        await until(lambda: failed(redis, 4), 20, "four jobs fail")
     await redis.zadd("bull:q:failed", {"no-hash": 1_700_000_000_000, "broken": 1_700_000_000_001})
     await redis.hset("bull:q:broken", mapping={"name": "x", "data": "{oops", "opts": "{}"})
 
     swept = await dead_letter.sweep(["q"], redis, store)
 
-    assert swept.archived == 5
+    assert swept.archived == 6
     letters = {letter.job_id: letter for letter in await dead_letter.list_dead_letters(store)}
     assert {job_id: letter.cause for job_id, letter in letters.items()} == {
         "exhausted": "exhausted",
@@ -96,6 +101,7 @@ async def test_the_four_causes_are_all_archived_and_leave_redis(store, redis, re
         "stalled-out": "stalled",
         "no-hash": "malformed",
         "broken": "malformed",
+        "forged": "forged",
     }
     assert letters["unrecoverable"].reason == "bad card"
     assert letters["exhausted"].attempts_made == 2

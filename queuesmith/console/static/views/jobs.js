@@ -1,5 +1,5 @@
-import { admin, download, save } from "../api.js";
-import { bar, block, cell, confirmAction, confirmByWord, empty, h, icon, keyed, modal, pill, replace, set, setPill, split, stateName, table, text, toast, tone } from "../dom.js";
+import { admin, download, path, save } from "../api.js";
+import { attempt, bar, block, cell, confirmAction, confirmByWord, empty, follow, h, icon, keyed, modal, pager, pill, replace, set, setPill, split, stateName, table, text, toast, tone } from "../dom.js";
 import { flowGraph } from "../flow.js";
 import { ago, ahead, clock, count, full, plural, seconds, short } from "../format.js";
 import { queues } from "../queues.js";
@@ -100,13 +100,10 @@ function momentRow(entry) {
 async function act(action, queue, id, refresh) {
   const { word, done, danger } = ACTIONS[action];
   if (danger && !(await confirmAction("Remove this job?", "It is deleted with its payload, its logs and the jobs of its flow that it waits for. This cannot be undone.", "Remove it", "Keep it"))) return;
-  try {
-    await admin(`/admin/jobs/${encodeURIComponent(queue)}/${encodeURIComponent(id)}/${action}`, { method: "POST" });
-    toast(`${word}: the job was ${done}.`);
-  } catch (error) {
-    toast(error.message, "bad");
-  }
-  refresh();
+  await attempt(async () => {
+    await admin(path("/admin/jobs", queue, id, action), { method: "POST" });
+    return `${word}: the job was ${done}.`;
+  }, refresh);
 }
 
 function detail(queue, id, refresh, back) {
@@ -129,13 +126,10 @@ function detail(queue, id, refresh, back) {
   const keep = h("button", { type: "button", class: "small-button", onclick: () => save(new Blob([JSON.stringify(whole, null, 2)], { type: "application/json" }), `${queue}-${id}.json`) }, "Save as JSON");
   stop.addEventListener("click", async () => {
     if (!(await confirmAction("Cancel this job?", "If it runs it is told to stop; if it waits it never starts. Nothing it did before is taken back.", "Cancel the job", "Leave it"))) return;
-    try {
-      await admin(`/admin/jobs/${encodeURIComponent(queue)}/${encodeURIComponent(id)}/cancel`, { method: "POST", json: { reason: "cancelled in the console" } });
-      toast("Cancelled: if it runs, it stops now.");
-    } catch (error) {
-      toast(error.message, "bad");
-    }
-    refresh();
+    await attempt(async () => {
+      await admin(path("/admin/jobs", queue, id, "cancel"), { method: "POST", json: { reason: "cancelled in the console" } });
+      return "Cancelled: if it runs, it stops now.";
+    }, refresh);
   });
   const node = h(
     "section",
@@ -206,9 +200,8 @@ function detail(queue, id, refresh, back) {
 }
 
 async function look(queue, id) {
-  const path = `${encodeURIComponent(queue)}/${encodeURIComponent(id)}`;
   const missing = (error) => { if (error.status === 404) return null; throw error; };
-  const [job, flow] = await Promise.all([admin(`/admin/jobs/${path}`).catch(missing), admin(`/admin/flows/${path}`).catch(missing)]);
+  const [job, flow] = await Promise.all([admin(path("/admin/jobs", queue, id)).catch(missing), admin(path("/admin/flows", queue, id)).catch(missing)]);
   return job && { ...job, flow };
 }
 
@@ -221,22 +214,14 @@ async function actOnMany(action, queue, state, ids, total, refresh) {
     ? await confirmByWord(`${word} ${what}?`, "They are deleted with their payloads and logs. This cannot be undone.", "remove", `Remove ${count(number)}`)
     : await confirmAction(`${word}: ${what}?`, state === "completed" ? "They were done. Each runs again." : "They go in line at once, however many that is for the workers.", `${word} ${count(number)}`, "Not now");
   if (!sure) return;
-  try {
+  await attempt(async () => {
     const { href } = await admin("/admin/actions", { method: "POST", json: { action, queue, state, ...(ids.length ? { ids } : { count: total }) } });
-    for (;;) {
-      await new Promise((resolve) => setTimeout(resolve, 400));
-      const now = await admin(href);
-      refresh();
-      if (now.state === "running") continue;
-      const refused = Object.values(now.refused);
-      toast(`${plural(now.done, "job")} ${done}.${now.state === "done" ? "" : ` ${now.state}`}`, now.state === "done" ? "ok" : "bad");
-      if (refused.length) toast(`${plural(refused.length, "job")} not: ${refused[0]}`, "bad");
-      break;
-    }
-  } catch (error) {
-    toast(error.message, "bad");
-  }
-  refresh();
+    const now = await follow(href, refresh);
+    const refused = Object.values(now.refused);
+    if (refused.length) toast(`${plural(refused.length, "job")} not: ${refused[0]}`, "bad");
+    if (now.state !== "done") toast(now.state, "bad");
+    return `${plural(now.done, "job")} ${done}.`;
+  }, refresh);
 }
 
 async function addJob(queue, refresh) {
@@ -285,12 +270,9 @@ function mount({ body, tools, params, query, refresh }) {
   const nameField = h("input", { id: "job-name", type: "search", "data-search": "", placeholder: "id, or part of a name" });
   const list = table("Jobs", ["Select", "Job", "Queue*", "State", "Progress*", "Tries*", "When"]);
   const nothing = h("div", null, h("p", { class: "muted" }, "Looking…"));
-  const shown = h("p", { class: "number", role: "status" });
-  const turn = (label, by) => h("button", { type: "button", class: "small-button", onclick: () => go({ page: wanted.page + by }) }, label);
-  const [before, after] = [turn("Previous page", -1), turn("Next page", 1)];
   const onward = h("button", { type: "button", class: "small-button", hidden: true }, "Look further");
-  const pager = h("nav", { class: "pager", "aria-label": "Pages of jobs" }, shown, before, after, onward);
-  const frame = split(nothing, list, pager);
+  const pages = pager("Pages of jobs", SIZE, (page) => go({ page }), onward);
+  const frame = split(nothing, list, pages);
   const many = Object.entries(ACTIONS).map(([name, { danger }]) => [name, h("button", { type: "button", hidden: true, class: danger ? "danger" : "", onclick: async () => {
     await actOnMany(name, wanted.queue, wanted.state, [...chosen], answer.total, refresh);
     chosen.clear();
@@ -340,10 +322,7 @@ function mount({ body, tools, params, query, refresh }) {
     const selecting = wanted.queue && wanted.state && wanted.state !== "active";
     list.querySelector("th").hidden = !selecting;
     keyed(list.body, rows, (row) => `${row.queue}/${row.id}`, (row) => jobRow(row, () => wanted, chosen, draw), (node, row) => { node.show(row); node.classList.toggle("chosen", row.id === wanted.id && row.queue === wanted.queue); });
-    const from = wanted.page * SIZE;
-    text(shown, wanted.q ? `${plural(rows.length, "job")} found${rest ? `. ${rest}` : ` among ${count(answer.total)}.`}` : answer.total ? `${count(from + 1)}–${count(from + answer.jobs.length)} of ${plural(answer.total, "job")}` : "");
-    set(before, "hidden", Boolean(wanted.q) || wanted.page === 0);
-    set(after, "hidden", Boolean(wanted.q) || from + SIZE >= answer.total);
+    pages.show(wanted.page, answer.jobs.length, answer.total, "job", wanted.q ? `${plural(rows.length, "job")} found${rest ? `. ${rest}` : ` among ${count(answer.total)}.`}` : undefined);
     set(onward, "hidden", !wanted.q || answer.next === null);
     for (const [name, button] of many) {
       const { states, word: verb } = ACTIONS[name];

@@ -1,8 +1,10 @@
-import { admin } from "../api.js";
-import { cell, confirmByWord, block, empty, h, icon, keyed, modal, pill, replace, set, split, table, text, toast } from "../dom.js";
+import { admin, path } from "../api.js";
+import { attempt, block, cell, confirmByWord, empty, follow, h, icon, keyed, modal, opened, pager, pill, replace, set, split, table, text, toast } from "../dom.js";
 import { ago, count, full, plural, short } from "../format.js";
 
-function letterRow(letter, chosen, changed) {
+const SIZE = 50;
+
+function letterRow(letter, chosen, changed, address) {
   const box = h("input", { type: "checkbox", "aria-label": `Select ${letter.name} ${letter.job_id}` });
   box.addEventListener("change", () => {
     if (box.checked) chosen.add(letter.id);
@@ -10,17 +12,19 @@ function letterRow(letter, chosen, changed) {
     changed();
   });
   const age = h("time");
+  const link = h("a", { class: "title" }, letter.name || "(no name)");
   const node = h(
     "tr",
     { role: "row" },
     cell("Select", box),
-    cell("Job", h("div", null, h("a", { class: "title", href: `#/letters/${encodeURIComponent(letter.id)}` }, letter.name || "(no name)"), h("div", { class: "small muted mono" }, `${letter.queue} / ${short(letter.job_id)}`))),
+    cell("Job", h("div", null, link, h("div", { class: "small muted mono" }, `${letter.queue} / ${short(letter.job_id)}`))),
     cell("Why*", h("div", null, h("span", { class: "pill tone-bad" }, icon("warn"), letter.cause), h("div", { class: "small" }, letter.reason))),
     cell("Tries*", h("span", { class: "number" }, letter.attempts_made)),
     cell("Failed", age),
   );
   node.show = (one) => {
     box.checked = chosen.has(one.id);
+    set(link, "href", address({ id: one.id }));
     text(age, ago(one.failed_at));
     set(age, "title", full(one.failed_at));
   };
@@ -28,13 +32,10 @@ function letterRow(letter, chosen, changed) {
 }
 
 async function replayOne(id, refresh) {
-  try {
-    await admin(`/admin/dead-letters/${encodeURIComponent(id)}/replay`, { method: "POST", json: {} });
-    toast("Replayed: the job is back in its queue, under its own id.");
-  } catch (error) {
-    toast(error.message, "bad");
-  }
-  refresh();
+  await attempt(async () => {
+    await admin(path("/admin/dead-letters", id, "replay"), { method: "POST", json: {} });
+    return "Replayed: the job is back in its queue, under its own id.";
+  }, refresh);
 }
 
 async function replaySome(ids, queue, total, refresh) {
@@ -51,30 +52,16 @@ async function replaySome(ids, queue, total, refresh) {
     ),
   );
   if (!perSecond) return;
-  try {
+  attempt(async () => {
     const json = { ids, every: ids.length === 0, queue: queue || null, per_second: perSecond };
-    const started = await admin("/admin/dead-letters/replay", { method: "POST", json });
+    const { href } = await admin("/admin/dead-letters/replay", { method: "POST", json });
     toast(`Replaying, at most ${perSecond} per second.`);
-    follow(started.href, refresh);
-  } catch (error) {
-    toast(error.message, "bad");
-  }
-  refresh();
-}
-
-/** Tell how a replay of many went, when it is through. */
-async function follow(href, refresh) {
-  for (;;) {
-    await new Promise((resolve) => setTimeout(resolve, 700));
-    const now = await admin(href).catch(() => null);
-    refresh();
-    if (now === null) return toast("The server was restarted: dead letters that were not replayed are still here.", "bad");
-    if (now.state === "running") continue;
+    const now = await follow(href, refresh);
     const refused = Object.values(now.refused);
     if (refused.length) toast(`${plural(refused.length, "dead letter")} could not be replayed: ${refused[0]}`, "bad");
-    if (now.replayed.length) toast(`${plural(now.replayed.length, "dead letter")} replayed.`);
-    return undefined;
-  }
+    if (now.state !== "done") toast(now.state, "bad");
+    return now.replayed.length && `${plural(now.replayed.length, "dead letter")} replayed.`;
+  }, refresh);
 }
 
 async function purge(refresh) {
@@ -91,16 +78,13 @@ async function purge(refresh) {
   if (chosen === null || chosen === undefined) return;
   const warning = `Letters archived more than ${plural(chosen, "day")} ago are deleted, replayed or not. They cannot be replayed afterwards.`;
   if (!(await confirmByWord("Delete them for good?", warning, "purge", "Purge"))) return;
-  try {
+  await attempt(async () => {
     const done = await admin("/admin/dead-letters/purge", { method: "POST", json: { older_than_days: chosen, confirm: "purge" } });
-    toast(`${plural(done.purged ?? 0, "dead letter")} purged.`);
-  } catch (error) {
-    toast(error.message, "bad");
-  }
-  refresh();
+    return `${plural(done.purged ?? 0, "dead letter")} purged.`;
+  }, refresh);
 }
 
-function detail(id, refresh) {
+function detail(id, refresh, back) {
   const node = h("section", { class: "card detail", "aria-label": "Dead letter" });
   let shape = "";
   node.show = (letter) => {
@@ -133,29 +117,36 @@ function detail(id, refresh) {
         : null,
       h("h3", null, "Payload, secrets masked"),
       payload,
-      h("div", { class: "card-head card-foot" }, h("a", { href: "#/letters" }, "Close"), letter.replayed_at ? null : h("button", { type: "button", class: "primary small-button", onclick: () => replayOne(id, refresh) }, "Replay this one")),
+      h("div", { class: "card-head card-foot" }, h("a", { href: back() }, "Close"), letter.replayed_at ? null : h("button", { type: "button", class: "primary small-button", onclick: () => replayOne(id, refresh) }, "Replay this one")),
     );
   };
   return node;
 }
 
 function mount({ body, tools, params, query, refresh }) {
-  let id = params[0];
   const chosen = new Set();
-  let letters = [];
+  let wanted = {};
   let shown = [];
   let total = 0;
   const all = h("input", { type: "checkbox", id: "letters-all" });
   const replayChosen = h("button", { type: "button", class: "primary", disabled: true }, "Replay selected");
   const replayAll = h("button", { type: "button" }, "Replay all…");
   const purgeOld = h("button", { type: "button", class: "danger" }, "Purge…");
-  const queueField = h("select", { id: "letter-queue" }, h("option", { value: "" }, "All queues"));
+  const queueField = h("select", { id: "letter-queue" });
   const kind = h("select", { id: "letter-kind" }, h("option", { value: "" }, "Not replayed"), h("option", { value: "1" }, "Replayed"));
   const search = h("input", { id: "letter-search", type: "search", "data-search": "", placeholder: "name, id or reason" });
   const list = table("Dead letters", ["Select", "Job", "Why*", "Tries*", "Failed"]);
   const nothing = h("div", null, h("p", { class: "muted" }, "Looking…"));
-  const sum = h("p", { class: "muted small status-line", role: "status" });
-  const frame = split(nothing, sum, list);
+  const address = (changes) => {
+    const { id, ...rest } = { ...wanted, id: one.id, ...changes };
+    const asked = new URLSearchParams(Object.entries(rest).filter(([, value]) => value));
+    return `${["#/letters", ...(id ? [encodeURIComponent(id)] : [])].join("/")}${asked.size ? `?${asked}` : ""}`;
+  };
+  const go = (changes) => { location.hash = address({ page: 0, id: "", ...changes }); };
+  const pages = pager("Pages of dead letters", SIZE, (page) => go({ page }));
+  const frame = split(nothing, list, pages);
+  const back = () => address({ id: "" });
+  const one = opened(frame, "dead letter", (id) => detail(id, refresh, back), (id) => path("/admin/dead-letters", id), back);
   list.hidden = true;
   const changed = () => {
     text(replayChosen, chosen.size ? `Replay ${plural(chosen.size, "selected dead letter")}…` : "Replay selected");
@@ -163,6 +154,7 @@ function mount({ body, tools, params, query, refresh }) {
     all.checked = shown.length > 0 && shown.every((letter) => chosen.has(letter.id));
     all.indeterminate = chosen.size > 0 && !all.checked;
   };
+  const draw = () => keyed(list.body, shown, (letter) => letter.id, (letter) => letterRow(letter, chosen, changed, address), (node, letter) => { node.show(letter); node.classList.toggle("chosen", letter.id === one.id); });
   all.addEventListener("change", () => {
     for (const letter of shown) {
       if (all.checked) chosen.add(letter.id);
@@ -176,19 +168,30 @@ function mount({ body, tools, params, query, refresh }) {
     chosen.clear();
     changed();
   });
-  replayAll.addEventListener("click", () => replaySome([], queueField.value, total, refresh));
+  replayAll.addEventListener("click", () => replaySome([], wanted.queue, total, refresh));
   purgeOld.addEventListener("click", () => purge(refresh));
-  const asked = () => {
-    const now = new URLSearchParams(Object.entries({ queue: queueField.value, replayed: kind.value, q: search.value.trim() }).filter(([, value]) => value));
-    return now.size ? `?${now}` : "";
+  queueField.addEventListener("change", () => go({ queue: queueField.value }));
+  kind.addEventListener("change", () => go({ replayed: kind.value }));
+  let typing = null;
+  search.addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => {
+      wanted = { ...wanted, q: search.value.trim(), page: 0 };
+      history.replaceState(null, "", address({})); // no step back for every letter
+      refresh();
+    }, 300);
+  });
+  const fill = (names) => {
+    if (wanted.queue && !names.includes(wanted.queue)) names.push(wanted.queue);
+    if ([...queueField.options].slice(1).map((option) => option.value).join() !== names.join() || !queueField.options.length) replace(queueField, h("option", { value: "" }, "All queues"), names.map((name) => h("option", { value: name }, name)));
+    if (document.activeElement !== queueField) queueField.value = wanted.queue;
   };
-  const filtered = () => history.replaceState(null, "", `#/letters${id ? `/${encodeURIComponent(id)}` : ""}${asked()}`);
-  for (const field of [queueField, kind]) field.addEventListener("change", () => { filtered(); refresh(); });
-  search.addEventListener("input", () => { filtered(); pick(); changed(); });
-  kind.value = query.get("replayed") ?? "";
-  search.value = query.get("q") ?? "";
-  if (query.get("queue")) replace(queueField, h("option", { value: "" }, "All queues"), h("option", { value: query.get("queue") }, query.get("queue")));
-  queueField.value = query.get("queue") ?? "";
+  const navigate = ([id], asked) => {
+    wanted = { queue: asked.get("queue") ?? "", replayed: asked.get("replayed") ?? "", q: asked.get("q") ?? "", page: Math.max(0, Number(asked.get("page")) || 0) };
+    kind.value = wanted.replayed;
+    if (document.activeElement !== search) search.value = wanted.q;
+    one.open(id);
+  };
   replace(tools, replayChosen, replayAll, purgeOld);
   replace(
     body,
@@ -199,55 +202,30 @@ function mount({ body, tools, params, query, refresh }) {
       h("div", { class: "check" }, all, h("label", { for: "letters-all" }, "Select all shown"))),
     frame,
   );
-  const draw = () => {
-    keyed(list.body, shown, (letter) => letter.id, (letter) => letterRow(letter, chosen, changed), (node, letter) => { node.show(letter); node.classList.toggle("chosen", letter.id === id); });
-  };
-  const pick = () => {
-    const word = search.value.trim().toLowerCase();
-    shown = letters.filter((row) => (!queueField.value || row.queue === queueField.value) && (!word || `${row.name} ${row.job_id} ${row.reason}`.toLowerCase().includes(word)));
-    replace(nothing, shown.length ? null : letters.length ? empty("No dead letter matches", "Clear the search, or choose another queue.") : kind.value ? empty("Nothing was replayed yet") : empty("No dead letters", "Jobs that fail for good are kept here with their reason, until somebody replays or purges them. Nothing to do."));
-    list.hidden = shown.length === 0;
-    draw();
-  };
-  const open = () => frame.open(id ? detail(id, refresh) : null);
-  open();
+  navigate(params, query);
+  fill([]);
   return {
-    navigate: (next) => {
-      if (next[0] === id) return;
-      id = next[0];
-      open();
-    },
+    navigate,
+    unmount: () => clearTimeout(typing),
     event: ({ name }) => { if (name === "failed" || name === "gap") refresh(); },
     failed: (error) => replace(nothing, h("p", { class: "note tone-bad", role: "alert" }, error.message)),
     refresh: async () => {
-      const wanted = new URLSearchParams({ limit: "200" });
-      if (kind.value) wanted.set("replayed", "true");
-      if (queueField.value) wanted.set("queue", queueField.value);
-      const one = id;
-      const [answer, letter] = await Promise.all([
-        admin(`/admin/dead-letters?${wanted}`),
-        one ? admin(`/admin/dead-letters/${encodeURIComponent(one)}`).catch((error) => { if (error.status === 404) return null; throw error; }) : null,
-      ]);
-      letters = answer.dead_letters;
+      const now = wanted;
+      const asked = new URLSearchParams(Object.entries({ ...now, size: SIZE }).filter(([, value]) => value));
+      const [answer] = await Promise.all([admin(`/admin/dead-letters?${asked}`), one.refresh()]);
+      if (now !== wanted) return;
+      shown = answer.dead_letters;
       total = answer.total;
-      text(replayAll, total ? `Replay all ${count(total)}…` : "Replay all…");
-      text(sum, letters.length < total ? `The newest ${count(letters.length)} of ${plural(total, "dead letter")}. Choose a queue to see others.` : letters.length ? plural(total, "dead letter") : "");
-      const names = [...new Set(letters.map((row) => row.queue))].sort();
-      if (queueField.value && !names.includes(queueField.value)) names.push(queueField.value);
-      if ([...queueField.options].slice(1).map((option) => option.value).join() !== names.join()) {
-        const before = queueField.value;
-        replace(queueField, h("option", { value: "" }, "All queues"), names.map((name) => h("option", { value: name }, name)));
-        queueField.value = before;
-      }
-      for (const gone of [...chosen].filter((key) => !letters.some((row) => row.id === key))) chosen.delete(gone);
-      pick();
-      set(replayAll, "disabled", Boolean(kind.value) || letters.length === 0);
+      fill(answer.queues);
+      for (const gone of [...chosen].filter((key) => !shown.some((row) => row.id === key))) chosen.delete(gone);
+      const filtered = now.queue || now.q;
+      replace(nothing, shown.length ? null : now.page ? empty("This page is empty", "Dead letters were replayed or purged since.") : filtered ? empty("No dead letter matches", "Clear the search, or choose another queue.") : now.replayed ? empty("Nothing was replayed yet") : empty("No dead letters", "Jobs that fail for good are kept here with their reason, until somebody replays or purges them. Nothing to do."));
+      list.hidden = shown.length === 0;
+      pages.show(now.page, shown.length, total, "dead letter");
+      text(replayAll, total && !now.q ? `Replay all ${count(total)}…` : "Replay all…");
+      set(replayAll, "disabled", Boolean(now.replayed || now.q) || total === 0);
+      draw();
       changed();
-      if (one && one === id) {
-        const card = frame.lastElementChild.firstElementChild;
-        if (letter) card.show(letter);
-        else replace(card, empty("There is no such dead letter", h("a", { href: "#/letters" }, "Close")));
-      }
     },
   };
 }

@@ -1,6 +1,6 @@
 import { figure } from "../charts.js";
 import { admin } from "../api.js";
-import { cell, confirmAction, empty, h, keyed, pill, replace, table, toast } from "../dom.js";
+import { attempt, cell, confirmAction, empty, h, keyed, pill, replace, table } from "../dom.js";
 import { count, seconds } from "../format.js";
 
 const SLOTS = 60;
@@ -9,13 +9,10 @@ const history = { waiting: [], oldest: [], quarantined: [] };
 async function release(event, action, refresh) {
   const json = { ids: [event.event_id], action, why: action === "discard" ? "given up in the console" : "" };
   if (action === "discard" && !(await confirmAction("Give this event up?", "It will never be published; the events behind it go on.", "Give it up", "Keep it"))) return;
-  try {
+  await attempt(async () => {
     await admin("/admin/outbox/quarantine", { method: "POST", json });
-    toast(action === "requeue" ? "The event worker tries it again." : "Given up; what waited behind it goes on.");
-  } catch (error) {
-    toast(error.message, "bad");
-  }
-  refresh();
+    return action === "requeue" ? "The event worker tries it again." : "Given up; what waited behind it goes on.";
+  }, refresh);
 }
 
 function rowOf(event, refresh) {

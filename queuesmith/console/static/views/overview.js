@@ -1,6 +1,6 @@
 import { figure } from "../charts.js";
-import { admin } from "../api.js";
-import { confirmAction, empty, h, keyed, pill, replace, set, setPill, text, toast } from "../dom.js";
+import { admin, path } from "../api.js";
+import { attempt, confirmAction, empty, h, keyed, pill, replace, set, setPill, text } from "../dom.js";
 import { count, percent, plural, seconds } from "../format.js";
 import { SLOTS, queues } from "../queues.js";
 
@@ -28,13 +28,10 @@ async function pause(row, again) {
     ? [`Resume ${row.queue}?`, "Workers take jobs from it again.", "Resume it"]
     : [`Pause ${row.queue}?`, "No worker, in whatever language, takes a job from it until somebody resumes it. What runs is finished.", "Pause it"];
   if (!(await confirmAction(...words))) return;
-  try {
-    await admin(`/admin/queues/${encodeURIComponent(row.queue)}/${row.paused ? "resume" : "pause"}`, { method: "POST" });
-    toast(row.paused ? `${row.queue} goes on.` : `${row.queue} is paused.`);
-  } catch (error) {
-    toast(error.message, "bad");
-  }
-  again();
+  await attempt(async () => {
+    await admin(path("/admin/queues", row.queue, row.paused ? "resume" : "pause"), { method: "POST" });
+    return row.paused ? `${row.queue} goes on.` : `${row.queue} is paused.`;
+  }, again);
 }
 
 /** Running is what has somebody who works; a queue without jobs may do without. */

@@ -1,5 +1,5 @@
-import { admin } from "../api.js";
-import { cell, empty, h, icon, keyed, modal, pill, replace, set, setPill, split, stateName, table, text, toast, tone } from "../dom.js";
+import { admin, path } from "../api.js";
+import { attempt, cell, empty, h, icon, keyed, modal, opened, pill, replace, set, setPill, split, stateName, table, text, tone } from "../dom.js";
 import { ago, clock, full } from "../format.js";
 
 const STATES = ["needs_repair", "running", "compensating", "completed", "compensated"];
@@ -48,13 +48,10 @@ async function repair(saga, refresh) {
   const [action, step] = wanted.what.split(/:(.*)/s);
   const json = { action, note: wanted.note, by: wanted.by };
   if (action === "mark") Object.assign(json, { step, outcome: backward ? "undone" : "done" });
-  try {
-    await admin(`/admin/sagas/${encodeURIComponent(saga.id)}/repair`, { method: "POST", json });
-    toast("Noted: the next runner goes on from here.");
-  } catch (error) {
-    toast(error.message, "bad");
-  }
-  refresh();
+  await attempt(async () => {
+    await admin(path("/admin/sagas", saga.id, "repair"), { method: "POST", json });
+    return "Noted: the next runner goes on from here.";
+  }, refresh);
 }
 
 function stepItem(step) {
@@ -107,40 +104,30 @@ function detail(id, refresh) {
   return node;
 }
 
-function mount({ body, params, refresh }) {
-  let id = params[0];
+function mount({ body, params, query, refresh }) {
   const stateField = h("select", { id: "saga-state", "data-search": "" }, h("option", { value: "" }, "All states"), STATES.map((state) => h("option", { value: state }, stateName(state))));
   const list = table("Sagas", ["Saga", "State", "Why*", "Changed*"]);
   const nothing = h("div", null, h("p", { class: "muted" }, "Looking…"));
   const frame = split(nothing, list);
   list.hidden = true;
-  stateField.addEventListener("change", refresh);
+  stateField.value = query.get("state") ?? "";
+  stateField.addEventListener("change", () => {
+    history.replaceState(null, "", `${location.hash.split("?")[0]}${stateField.value && `?state=${stateField.value}`}`);
+    refresh();
+  });
   replace(body, h("form", { class: "filters", onsubmit: (event) => event.preventDefault() }, h("div", null, h("label", { for: "saga-state" }, "State"), stateField)), frame);
-  const open = () => frame.open(id ? detail(id, refresh) : null);
-  open();
+  const one = opened(frame, "saga", (id) => detail(id, refresh), (id) => path("/admin/sagas", id), () => "#/sagas");
+  one.open(params[0]);
   return {
-    navigate: (next) => {
-      if (next[0] === id) return;
-      id = next[0];
-      open();
-    },
+    navigate: ([id]) => one.open(id),
     failed: (error) => replace(nothing, h("p", { class: "note tone-bad", role: "alert" }, error.message)),
     refresh: async () => {
       const wanted = new URLSearchParams({ limit: "100" });
       if (stateField.value) wanted.set("state", stateField.value);
-      const one = id;
-      const [answer, saga] = await Promise.all([
-        admin(`/admin/sagas?${wanted}`),
-        one ? admin(`/admin/sagas/${encodeURIComponent(one)}`).catch((error) => { if (error.status === 404) return null; throw error; }) : null,
-      ]);
-      const sagas = answer;
+      const [sagas] = await Promise.all([admin(`/admin/sagas?${wanted}`), one.refresh()]);
       replace(nothing, sagas.length ? null : stateField.value ? empty(`No saga is ${stateName(stateField.value)}`, "Choose another state to see the others.") : empty("No sagas yet", "Work across several systems appears here step by step, with what was taken back."));
       list.hidden = sagas.length === 0;
-      keyed(list.body, sagas, (row) => row.id, sagaRow, (node, row) => { node.show(row); node.classList.toggle("chosen", row.id === id); });
-      if (one !== id || !id) return;
-      const card = frame.lastElementChild.firstElementChild;
-      if (saga) card.show(saga);
-      else replace(card, empty("There is no such saga", h("a", { href: "#/sagas" }, "Close")));
+      keyed(list.body, sagas, (row) => row.id, sagaRow, (node, row) => { node.show(row); node.classList.toggle("chosen", row.id === one.id); });
     },
   };
 }

@@ -1,28 +1,31 @@
-import { admin } from "../api.js";
-import { cell, confirmAction, empty, h, keyed, pill, replace, set, setPill, table, text, toast } from "../dom.js";
+import { admin, path } from "../api.js";
+import { attempt, cell, confirmAction, empty, h, keyed, pill, replace, set, setPill, table, text } from "../dom.js";
 import { ago, ahead, count, full, plural, seconds } from "../format.js";
 
 async function run(one, refresh) {
   if (!(await confirmAction(`Run ${one.id} now?`, "One run more, beside the regular ones. If its payload is signed, the next regular run is brought forward instead.", "Run it now", "Not now"))) return;
-  try {
-    const made = await admin(`/admin/schedules/${encodeURIComponent(one.queue)}/${encodeURIComponent(one.id)}/run`, { method: "POST" });
-    toast(`${made.done === "added" ? "Added" : "Brought forward"}: ${made.job_id}`);
-  } catch (error) {
-    toast(error.message, "bad");
-  }
-  refresh();
+  await attempt(async () => {
+    const made = await admin(path("/admin/schedules", one.queue, one.id, "run"), { method: "POST" });
+    return `${made.done === "added" ? "Added" : "Brought forward"}: ${made.job_id}`;
+  }, refresh);
 }
 
 function rowOf(one, refresh) {
   const [next, last] = [h("time"), h("time")];
   const [late, ended] = [pill("overdue"), h("a")];
+  const [sum, slots, ran] = [h("summary"), h("ul"), h("span", { class: "number" })];
+  const lost = h("details", { class: "small" }, sum, slots);
   const go = h("button", { type: "button", class: "small-button", onclick: () => run(one, refresh) }, "Run now", h("span", { class: "hidden-text" }, ` ${one.id}`));
   const rule = one.pattern ? `${one.pattern}${one.tz ? `, ${one.tz}` : ", UTC"}` : `every ${seconds(one.every / 1000)}`;
-  const node = h("tr", { role: "row" }, cell("Schedule", h("div", null, h("span", { class: "title" }, one.id), h("div", { class: "small muted" }, `${one.queue}: ${one.name}`))), cell("When", h("span", { class: "mono" }, rule)), cell("Next", h("div", null, next, " ", late)), cell("Last", h("div", null, last, " ", ended)), cell("Runs", h("span", { class: "number" }, count(one.ran))), cell("Action", go));
+  const node = h("tr", { role: "row" }, cell("Schedule", h("div", null, h("span", { class: "title" }, one.id), h("div", { class: "small muted" }, `${one.queue}: ${one.name}`))), cell("When", h("span", { class: "mono" }, rule)), cell("Next", h("div", null, next, " ", late)), cell("Last", h("div", null, last, " ", ended)), cell("Runs", h("div", null, ran, lost)), cell("Action", go));
   node.show = (now) => {
     text(next, ahead(now.next));
     set(next, "title", full(now.next));
     late.hidden = !now.overdue;
+    text(ran, count(now.ran));
+    lost.hidden = !now.missed;
+    text(sum, `${count(now.missed)} missed`);
+    keyed(slots, now.missed_at, String, (slot) => h("li", null, full(slot)));
     text(last, now.last ? ago(now.last) : "not yet");
     set(last, "title", full(now.last));
     ended.hidden = !now.last_state;
@@ -56,4 +59,4 @@ function mount({ body, refresh }) {
   };
 }
 
-export const schedules = { id: "schedules", title: "Schedules", icon: "schedules", admin: true, about: "What runs by the clock: next, last, and what is overdue.", mount };
+export const schedules = { id: "schedules", title: "Schedules", icon: "schedules", admin: true, about: "What runs by the clock: next, last, what is overdue and what was missed.", mount };

@@ -89,7 +89,7 @@ class DeadLetter:
     queue: str
     job_id: str
     name: str
-    cause: str  # exhausted | unrecoverable | stalled | malformed
+    cause: str  # exhausted | unrecoverable | stalled | malformed | forged
     reason: str
     attempts_made: int
     failed_at: float

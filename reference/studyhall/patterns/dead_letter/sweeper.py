@@ -174,6 +174,8 @@ def _cause(fields: dict[str, str], attempts_made: int, reason: str) -> str:
         return "malformed"
     if reason == STALLED:
         return "stalled"
+    if reason.startswith("ForgedJob: "):
+        return "forged"
     return "exhausted" if attempts_made >= _number(opts.get("attempts"), 1) else "unrecoverable"
 
 
