@@ -2,7 +2,7 @@
 
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -74,8 +74,25 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # boxes around the help cost half of its time
-    help="StudyHall: a study assistant whose background work survives crashes, duplicates and outages.",
 )
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        from queuesmith.catalogue import version
+
+        typer.echo(f"studyhall {version()}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show it and exit.")]
+
+
+@app.callback()
+def _studyhall(version: Version = False) -> None:
+    """StudyHall: a study assistant whose background work survives crashes, duplicates and outages."""
+
+
 for _name, (_, _about) in (COMMANDS | HIDDEN).items():
     app.command(_name, short_help=_about, hidden=_name in HIDDEN)(lambda: None)
 
@@ -93,6 +110,8 @@ def command(name: str) -> Any:
 
 def main() -> None:
     try:
+        if "--json" in sys.argv:  # then wrong words on the command line are JSON too
+            sys.exit(app(standalone_mode=False) or 0)
         app()
     except KeyboardInterrupt:
         sys.exit(130)
@@ -104,6 +123,10 @@ def main() -> None:
         from .supervisor import UNUSABLE
         from .terminal import fail
 
+        if isinstance(error, typer.exceptions.TyperException):
+            usage: Any = error
+            fail(usage.format_message() if hasattr(usage, "format_message") else "stopped")
+            sys.exit(getattr(usage, "exit_code", 1))
         if not isinstance(error, SettingsError | EngineError | JobError):
             raise
         fail(str(error))

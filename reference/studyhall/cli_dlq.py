@@ -9,7 +9,7 @@ from .app import open_app
 from .patterns import dead_letter
 from .patterns.core.job import DAY
 from .patterns.core.redaction import redact
-from .terminal import AsJson, DataDir, ago, fail, out, run, settings_for, show_fields, show_json, show_table
+from .terminal import AsJson, DataDir, ago, ask, fail, out, run, settings_for, show_fields, show_json, show_table
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, look at, replay or purge jobs that failed for good.")
 
@@ -128,7 +128,7 @@ def purge(
 ) -> None:
     """Forget old dead letters for good."""
     if not yes:
-        typer.confirm(f"Delete every dead letter older than {older_than:g} days?", abort=True)
+        ask(f"Delete every dead letter older than {older_than:g} days?")
 
     async def work() -> int:
         async with open_app(settings_for(data_dir)) as studyhall:

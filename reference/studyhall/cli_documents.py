@@ -13,7 +13,7 @@ from .app import App, open_app
 from .patterns.core.store import read
 from .patterns.degraded.pending import pending
 from .submissions import StageState, states, submit
-from .terminal import AsJson, DataDir, ago, err, fail, out, run, settings_for, show_json, show_table
+from .terminal import AsJson, DataDir, ago, err, fail, out, run, settings_for, show_fields, show_json, show_table
 
 
 def submit_command(
@@ -54,7 +54,7 @@ def submit_command(
         for path, document_id in made.items():
             out.print(f"{document_id}  {path}", highlight=False)
     for path, why in stopped.items():
-        fail(f"{path}: {why}")
+        fail(f"{path}: {why}", answered=True)
     if stopped:
         raise typer.Exit(1)
 
@@ -82,6 +82,7 @@ def _so_far(stages: dict[str, dict[str, Any]]) -> str:
 
 
 def status_command(
+    document_id: Annotated[str | None, typer.Argument(metavar="ID", help="Only this document, stage by stage.")] = None,
     owner: Annotated[str, typer.Option(help="Whose documents.")] = "you",
     limit: Annotated[int, typer.Option(min=1, max=500)] = 20,
     data_dir: DataDir = None,
@@ -92,7 +93,12 @@ def status_command(
     async def go() -> list[dict[str, Any]]:
         async with open_app(settings_for(data_dir)) as studyhall:
             async with read(studyhall.store) as connection:
-                documents = await db.documents_of(connection, owner, limit=limit)
+                if document_id is None:
+                    documents = await db.documents_of(connection, owner, limit=limit)
+                elif found := await db.document(connection, document_id, owner):
+                    documents = [found]
+                else:
+                    raise fail(f"{owner} has no document {document_id}; `studyhall status` lists them")
             return [
                 {
                     "id": document.id,
@@ -101,7 +107,8 @@ def status_command(
                     "error": document.error,
                     "created_at": document.created_at,
                     "stages": {
-                        s.name: {"state": s.state, "percent": s.percent} for s in await states(studyhall, document.id)
+                        s.name: {"state": s.state, "percent": s.percent, "message": s.message}
+                        for s in await states(studyhall, document.id)
                     },
                 }
                 for document in documents
@@ -109,19 +116,19 @@ def status_command(
 
     rows = run(go())
     if as_json:
-        show_json(rows)
+        show_json(rows if document_id is None else rows[0])
+        return
+    if document_id is not None:
+        stages = rows[0].pop("stages")
+        show_fields({**rows[0], "created_at": ago(rows[0]["created_at"])})
+        columns = ["stage", "state", "percent", "message"]
+        show_table("Stages", columns, [[name, *stage.values()] for name, stage in stages.items()], "")
         return
     show_table(
         f"Documents of {owner}",
         ["id", "name", "status", "stages", "uploaded"],
         [
-            [
-                row["id"],
-                row["name"],
-                row["error"] or row["status"],
-                _so_far(row["stages"]),
-                ago(row["created_at"]),
-            ]
+            [row["id"], row["name"], row["error"] or row["status"], _so_far(row["stages"]), ago(row["created_at"])]
             for row in rows
         ],
         "Nothing uploaded yet. Try: studyhall submit reference/samples/*.md",

@@ -50,11 +50,7 @@ def status(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     async def work() -> list[dict[str, Any]]:
         async with bus_of(data_dir) as bus:
             return [
-                {
-                    "group": group,
-                    "waiting": await bus.lag(group),
-                    "quarantined": len(await bus.quarantined(group, ALL)),
-                }
+                {"group": group, "waiting": await bus.lag(group), "quarantined": len(await bus.quarantined(group, ALL))}
                 for group in GROUPS
             ]
 
@@ -112,7 +108,7 @@ def retry(
     count, wanted = run(work())
     show_json({"delivered": count}) if as_json else out.print(f"delivered {count} of {wanted} again")
     if count < wanted:
-        raise fail("the others are not in quarantine; see: studyhall events quarantine")
+        raise fail("the others are not in quarantine; see: studyhall events quarantine", answered=True)
 
 
 @app.command()
@@ -141,7 +137,7 @@ def replay(
     report = run(work())
     show_json(asdict(report)) if as_json else show_fields(asdict(report))
     if report.failed:
-        raise fail("some events failed again; those behind them of the same subject were left alone")
+        raise fail("some events failed again; those behind them of the same subject were left alone", answered=True)
 
 
 def _known(group: str) -> str:

@@ -223,7 +223,7 @@ def _released(events: list[str], data_dir: DataDir, as_json: bool, *, discard: s
     count, verb = run(work()), "replayed" if discard is None else "discarded"
     show_json({verb: count}) if as_json else out.print(f"{verb} {count} of {len(events)}")
     if count < len(events):
-        raise fail("the others are not in quarantine; see: studyhall outbox quarantine list")
+        raise fail("the others are not in quarantine; see: studyhall outbox quarantine list", answered=True)
 
 
 def _money(cents: int) -> str:

@@ -2,16 +2,17 @@
 
 import json
 import os
+import sys
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
+from textwrap import TextWrapper
 from typing import Annotated, Any, TypeVar
 
 import typer
 import uvloop
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from .patterns.core.errors import clean_text
 from .patterns.observability import configure_logging
@@ -41,7 +42,18 @@ def settings_for(data_dir: Path | None, *, quiet: bool = True, **options: object
     return settings
 
 
-def fail(message: str, code: int = 1) -> typer.Exit:
+def ask(question: str) -> None:
+    """Go on only after a yes. A script says --yes: it has nobody to ask."""
+    if not sys.stdin.isatty():
+        raise fail("there is no terminal to ask at; to do it anyway: --yes", 2)
+    typer.confirm(question, abort=True, err=True)
+
+
+def fail(message: str, code: int = 1, *, answered: bool = False) -> typer.Exit:
+    """With --json the error is JSON too, unless an answer was printed already."""
+    if "--json" in sys.argv and not answered:
+        show_json({"error": message})
+        return typer.Exit(code)
     err.print(f"[red]error:[/] {_shown(message)}", highlight=False, soft_wrap=True)
     return typer.Exit(code)
 
@@ -51,26 +63,45 @@ def show_json(value: object) -> None:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
-    """A table, or a line that says what to do when there is nothing to show. Prose is folded into what room there is;
-    ids and numbers are left whole, to be copied."""
-    shown = [[_shown(value) for value in row] for row in rows]
+    """A table, or a line that says what to do when there is nothing to show. What fits stands side by side, the rest
+    below its row: no line is too long, and ids are left whole, to be copied."""
+    shown = [[clean_text(str(value), limit=100_000) for value in row] for row in rows]
     if not shown:
         out.print(f"[dim]{escape(empty)}[/]")
         return
-    table = Table(title=title, title_justify="left", header_style="bold", box=None, padding=(0, 2, 0, 0))
-    for column, values in zip(columns, zip(*shown, strict=True), strict=True):
-        whole = not any(" " in value.strip() for value in values if len(value) > 20)
-        width = max(len(column), *map(len, values)) if whole else None
-        table.add_column(column, overflow="fold", no_wrap=whole, min_width=width)
+    sizes = [max(map(len, values)) for values in zip(columns, *shown, strict=True)]
+    beside, left = list[int](), out.width + 2
+    for number, size in enumerate(sizes):
+        if size + 2 <= left:
+            beside, left = [*beside, number], left - size - 2
+
+    def line(values: Sequence[str]) -> str:
+        return escape("  ".join(f"{values[number]:<{sizes[number]}}" for number in beside).rstrip())
+
+    _say(f"[italic]{escape(title)}[/]\n[bold]{line(columns)}[/]")
     for row in shown:
-        table.add_row(*row)
-    out.print(table, crop=False)
+        _say(line(row))
+        for number, value in enumerate(row):
+            if number not in beside and value:
+                _say(_folded(f"{columns[number]}: {value}".removeprefix(": "), "    ", "      "))
 
 
 def show_fields(fields: Mapping[str, object]) -> None:
     width = max(map(len, fields))
     for name, value in fields.items():
-        out.print(f"[bold]{name:<{width}}[/]  {_shown(value)}", highlight=False, soft_wrap=True)
+        for number, line in enumerate(clean_text(str(value), limit=100_000).splitlines() or [""]):
+            folded = _folded(line, (width + 2) * " ", (width + 2) * " ")[width + 2 :]
+            _say(f"[bold]{'' if number else name:<{width}}[/]  {folded}")
+
+
+def _say(text: str) -> None:
+    out.print(text, highlight=False, soft_wrap=True)
+
+
+def _folded(text: str, first: str, rest: str) -> str:
+    """Into the width of the terminal, with no word broken."""
+    fold = TextWrapper(out.width, first, rest, break_long_words=False, break_on_hyphens=False)
+    return escape(fold.fill(text) or first)
 
 
 def _shown(value: object) -> str:

@@ -182,13 +182,55 @@ def test_dlq_mistakes_exit_with_a_line_that_says_what_to_do(studyhall):
         (("dlq", "replay", "nothing"), 1, "no dead letter"),
         (("dlq", "replay"), 2, "name one dead letter"),
         (("dlq", "replay", "x", "--all"), 2, "name one dead letter"),
-        (("dlq", "purge"), 1, ""),
+        (("dlq", "purge"), 2, "--yes"),
+        (("status", "nothing"), 1, "no document nothing"),
     ):
         said = studyhall(*args)
         assert said.code == code, (args, said.code, said.err)
         assert text in said.err
         assert "Traceback" not in said.err
     assert "every job that ended, ended well" in studyhall("dlq", "list").out
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (("dlq", "show", "nothing"), 1),
+        (("dlq", "purge"), 2),
+        (("dlq", "show"), 2),
+        (("lost",), 2),
+        (("status", "--limit", "many"), 2),
+        (("schedule", "run", "nothing"), 1),
+    ],
+)
+def test_errors_are_json_where_json_was_asked_for(studyhall, args, code):
+    said = studyhall(*args, "--json")
+    assert said.code == code, said.err
+    assert list(said.json) == ["error"]
+    assert said.json["error"]
+
+
+def test_tables_fit_80_columns_and_leave_ids_whole(studyhall, monkeypatch):
+    for console in (terminal.out, terminal.err):
+        monkeypatch.setattr(console, "_width", 80)
+    [ident] = studyhall("submit", SAMPLES / "water-cycle.md", "--json").json.values()
+    order = studyhall("order", "buy", "biology-101", "--json").json["id"]
+    for args, whole in (
+        (("status",), ident),
+        (("status", ident), ident),
+        (("cancel", ident), f"connection-explanations.{ident}"),
+        (("saga", "list"), order),
+        (("saga", "show", order), order),
+        (("order", "list"), order),
+        (("schedule", "list"), "nightly-cleanup"),
+        (("health",), "documents"),
+        (("limits",), "documents"),
+        (("events", "status"), "notifications"),
+    ):
+        said = studyhall(*args)
+        assert "Traceback" not in said.err, said.err
+        assert whole in said.out, args
+        assert max(map(len, said.out.splitlines())) <= 80, args
 
 
 def test_people_get_tables_where_scripts_get_json(studyhall):
@@ -204,11 +246,7 @@ def test_people_get_tables_where_scripts_get_json(studyhall):
     assert (queued.code, queued.out.startswith("queued as ")) == (0, True)
     assert "declared: " in studyhall("schedule", "run", "nightly").err
     alone = studyhall("health")
-    assert (alone.code, "nobody works" in alone.out, "start `studyhall worker`" in alone.err) == (
-        1,
-        True,
-        True,
-    )
+    assert (alone.code, "nobody works" in alone.out, "start `studyhall worker`" in alone.err) == (1, True, True)
     stopped = studyhall("cancel", ident)
     assert stopped.code == 0
     for stage in ("document-processing", "graph-generation", "quiz-creation", "connection-explanations"):

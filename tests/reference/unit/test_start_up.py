@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import typer
 
 from studyhall import cli
@@ -55,8 +56,9 @@ except SystemExit:
 """
 
 
-def test_help_loads_no_heavy_library() -> None:
-    assert not loaded_by(CALLED.format('"--help"')) & HEAVY
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_load_no_heavy_library(option: str) -> None:
+    assert not loaded_by(CALLED.format(f'"{option}"')) & HEAVY
 
 
 def test_help_costs_less_than_importing_bullmq_and_typer() -> None:
