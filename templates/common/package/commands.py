@@ -130,6 +130,7 @@ def _parser() -> Parser:
     one.add_argument("--all", action="store_true", help="all that wait, ten a second")
     one = command(dlq, "purge", dlq_purge, "forget old ones for good")
     one.add_argument("--older-than", type=float, required=True, metavar="DAYS")
+    one.add_argument("--yes", action="store_true", help="do not ask")
 {@% if scheduled %@}
     clock = groups.add_parser("schedule", help="what runs by the clock").add_subparsers(required=True)
     command(clock, "list", schedule_list, "when each runs next, and what became of its ticks")
@@ -220,7 +221,18 @@ async def dlq_replay(app: App, options: argparse.Namespace) -> Answer:
 
 
 async def dlq_purge(app: App, options: argparse.Namespace) -> Answer:
+    if not options.yes:
+        _ask(f"Delete every dead letter older than {options.older_than:g} days?")
     return Answer({"dead_letters": await dead_letter.purge(app.store, options.older_than * DAY)})
+
+
+def _ask(question: str) -> None:
+    """Go on only after a yes. A script says --yes: it has nobody to ask."""
+    if not sys.stdin.isatty():
+        raise JobError("there is no terminal to ask at; to do it anyway: --yes")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if input().strip().lower() not in ("y", "yes"):
+        raise JobError("nothing was deleted")
 
 
 def _letter(one: dead_letter.DeadLetter) -> Row:

@@ -71,7 +71,8 @@ async def climb(port: int, most: int) -> None:
             if refused or p99 > 1000 * SLOW or behind > SLOW:
                 why = f"the {@ process @} is {behind:.1f} s behind" if behind > SLOW else "the API answers too late"
                 why = f"{refused} were refused" if refused else why
-                print(f"carries {carried:g} requests a second; saturated at {rate}: {why}")
+                told = f"{carried:g}" if carried else f"fewer than {rate}"
+                print(f"carries {told} requests a second; saturated at {rate}: {why}")
                 return
             carried, rate = rate, rate * 2
     print(f"carries {carried:g} requests a second, and was asked no more")
@@ -79,7 +80,7 @@ async def climb(port: int, most: int) -> None:
 
 def main() -> None:
     most = int(sys.argv[1]) if sys.argv[1:] else MOST
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Redis may be ending yet
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         own = {"PYTHONPATH": str(Path(__file__).parents[1] / "src"), f"{PREFIX}DATA_DIR": f"{folder}/data"}
         processes = Processes({**inherited, **own}, Path(folder))

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+{@% if jobs %@}
+import io
+{@% endif %@}
 import json
 import subprocess
 import sys
@@ -13,7 +16,9 @@ from threading import Thread
 from typing import Any
 
 import pytest
+{@% if not jobs %@}
 from fastapi.testclient import TestClient
+{@% endif %@}
 from sqlalchemy import Table, update
 
 {@% if jobs %@}
@@ -106,11 +111,11 @@ async def forge(settings: Settings) -> None:
 
 
 def test_a_failed_job_is_told_shown_replayed_and_at_last_forgotten(
-    api: TestClient,
     processes: Processes,
     settings: Settings,
     operator: Operator,
     received: tuple[str, list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     address, told = received
     asyncio.run(forge(settings))
@@ -125,8 +130,9 @@ def test_a_failed_job_is_told_shown_replayed_and_at_last_forgotten(
             clean_up_seconds=1,
             sweep_seconds=0.2,
         )
-    until(lambda: told, "alert")
+    until(lambda: told, "alert", 90)
     (letter,) = operator("dlq", "list")
+    assert letter["cause"] == "forged"
     assert operator("dlq", "show", letter["id"])["payload"]
     assert operator("health", code=1)["healthy"] is False
     assert operator("status", "0" * 32)["state"] == "failed"
@@ -137,7 +143,19 @@ def test_a_failed_job_is_told_shown_replayed_and_at_last_forgotten(
     until(lambda: len(operator("dlq", "list")) == 1, "it fails again")
     assert [alert["signal"] for alert in told if alert["state"] == "raised"] == ["work.failure_rate"]
     asyncio.run(age(settings, dead_letters, "archived_at"))
-    until(lambda: operator("dlq", "list") == [], "clean-up")
+    until(lambda: operator("dlq", "list") == [], "clean-up", 90)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))  # no terminal
+    assert "--yes" in operator("dlq", "purge", "--older-than", "0", code=1)["error"]
+    assert operator("dlq", "purge", "--older-than", "0", "--yes") == {"dead_letters": 0}
+{@% if 'schedule' in patterns %@}
+
+
+def test_a_schedule_is_listed_and_run_by_hand(operator: Operator) -> None:
+    (row,) = operator("schedule", "list")
+    assert row["missed"] == 0
+    assert "by-hand" in operator("schedule", "run", row["id"])["job"]
+    assert row["id"] in operator("schedule", "run", "nothing", code=1)["error"]
+{@% endif %@}
 {@% else %@}
 def test_events_and_sagas_are_shown_and_at_last_forgotten(
     api: TestClient, processes: Processes, settings: Settings, operator: Operator
@@ -158,7 +176,7 @@ def test_events_and_sagas_are_shown_and_at_last_forgotten(
     assert operator("events", "replay", "notices", "--since", "2020-01-01")["applied"] == 0
     asyncio.run(age(settings, outbox, "published_at"))
     asyncio.run(age(settings, sagas, "updated_at"))
-    until(lambda: operator("saga", "list") == [], "clean-up")
+    until(lambda: operator("saga", "list") == [], "clean-up", 90)
 
 
 def test_when_no_relay_runs_the_api_says_so_once(
