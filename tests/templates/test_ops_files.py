@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from guide import dashboards
+from harness.browser import StudyHall
 from harness.missing import need_binary
 from harness.ports import free_port
 from harness.processes import Spawner
@@ -71,9 +72,10 @@ def test_every_metric_has_its_panel_and_a_rule_about_none_is_refused(monkeypatch
 def test_a_real_prometheus_scrapes_a_service_and_evaluates_rules_and_panels(
     render: Render, spawn: Spawner, tmp_path: Path
 ) -> None:
-    server = need_binary("prometheus", how=HOW)
     project = render("service", patterns=["observability.metrics"])
-    ports = {name: free_port() for name in ("api", "worker", "prometheus")}
+    assert (project / "ops" / "alerts.yml").read_text() == dashboards.ALERTS.read_text()
+    ports = {name: free_port() for name in ("api", "worker")}
+    ask = scraping(spawn, tmp_path, *ports.values())
     env = {
         "PYTHONPATH": "src",
         "SERVICE_PORT": str(ports["api"]),
@@ -88,22 +90,6 @@ def test_a_real_prometheus_scrapes_a_service_and_evaluates_rules_and_panels(
         asked = urllib.request.Request(api + example["URL"], body, {"content-type": "application/json"})
         urllib.request.urlopen(asked, timeout=10).close()
 
-    def ask(path: str, **query: str) -> Any:
-        address = f"http://127.0.0.1:{ports['prometheus']}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-        try:
-            with urllib.request.urlopen(address, timeout=10) as answer:
-                return json.load(answer)["data"]
-        except OSError:
-            return None
-
-    targets = [f"127.0.0.1:{ports[name]}" for name in ("api", "worker")]
-    (tmp_path / "prometheus.yml").write_text(
-        f"global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n"
-        f"rule_files: [{project / 'ops' / 'alerts.yml'}]\n"
-        f"scrape_configs: [{{job_name: service, static_configs: [{{targets: {json.dumps(targets)}}}]}}]\n"
-    )
-    listen = f"--web.listen-address=127.0.0.1:{ports['prometheus']}"
-    spawn.command(server, "--config.file=prometheus.yml", "--storage.tsdb.path=data", listen, cwd=tmp_path)
     spawn.command(sys.executable, "-m", "service", "api", cwd=project, env=env)
     until_sync(lambda: _answers(f"{api}/readyz"), 60, "an API that is ready")
     post()  # and nobody works
@@ -115,19 +101,58 @@ def test_a_real_prometheus_scrapes_a_service_and_evaluates_rules_and_panels(
     until_sync(lambda: {"NobodyWorks", "ServiceDown"} <= pending(), 60, "alerts about the worker that is not there")
     spawn.command(sys.executable, "-m", "service", "worker", cwd=project, env=env)
     until_sync(lambda: not pending(), 60, "the end of these alerts")
-    board = json.loads((project / "ops" / "dashboard.json").read_text())
     # What this kind of service does not have, and what has not happened.
-    absent = re.compile("Events|Age of the oldest of them|Sagas|Failed")
-    for panel in board["panels"]:
+    panels_show(ask, project / "ops" / "dashboard.json", post, "Events|Age of the oldest of them|Sagas|Failed")
+
+
+@pytest.mark.full
+def test_every_panel_shows_something_of_studyhall(spawn: Spawner, tmp_path: Path) -> None:
+    metrics = free_port()
+    hall = StudyHall(tmp_path, STUDYHALL_METRICS_PORT=str(metrics))
+    ask = scraping(spawn, tmp_path, hall.port, metrics)
+    (tmp_path / "damaged.pdf").write_bytes(b"%PDF-1.7 cut off")
+    try:
+        panels_show(ask, dashboards.DASHBOARD, lambda: hall.upload(tmp_path / "damaged.pdf"))
+    finally:
+        hall.close()
+
+
+def scraping(spawn: Spawner, folder: Path, *ports: int) -> Callable[..., Any]:
+    """A Prometheus with our rules that looks at these ports every second; what is called asks it."""
+    server, port = need_binary("prometheus", how=HOW), free_port()
+    targets = json.dumps([f"127.0.0.1:{one}" for one in ports])
+    (folder / "prometheus.yml").write_text(
+        f"global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n"
+        f"rule_files: [{dashboards.ALERTS}]\n"
+        f"scrape_configs: [{{job_name: service, static_configs: [{{targets: {targets}}}]}}]\n"
+    )
+    listen = f"--web.listen-address=127.0.0.1:{port}"
+    spawn.command(server, "--config.file=prometheus.yml", "--storage.tsdb.path=tsdb", listen, cwd=folder)
+
+    def ask(path: str, **query: str) -> Any:
+        address = f"http://127.0.0.1:{port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
+        try:
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                return json.load(answer)["data"]
+        except OSError:
+            return None
+
+    return ask
+
+
+def panels_show(ask: Callable[..., Any], board: Path, stir: Callable[[], object], absent: str = "$") -> None:
+    """Every query of the dashboard is understood and has a series, but for panels whose title is `absent`."""
+    until_sync(lambda: ask("query", query="up") is not None, 60, "a Prometheus that answers")
+    for panel in json.loads(board.read_text())["panels"]:
         for target in panel["targets"]:
 
             def shown(expr: str = target["expr"]) -> bool:
-                post()  # something to see
+                stir()  # something to see
                 found = ask("query", query=expr)
                 assert found is not None, f"Prometheus refuses {expr}"
-                return bool(found["result"]) or absent.match(panel["title"]) is not None  # noqa: B023
+                return bool(found["result"]) or re.match(absent, panel["title"]) is not None  # noqa: B023
 
-            until_sync(shown, 30, f"something in the panel {panel['title']!r}")
+            until_sync(shown, 60, f"something in the panel {panel['title']!r}")
 
 
 def _answers(url: str) -> bool:
