@@ -18,7 +18,7 @@ from harness.browser import TOKEN, StudyHall, launched  # noqa: E402
 SAMPLES = ROOT / "reference" / "samples"
 TARGET = ROOT / "guide" / "assets" / "screenshots"
 DESKTOP = {"width": 1280, "height": 800}
-LARGEST = 18_000
+LARGEST = 12_500
 
 
 def main() -> None:
@@ -73,8 +73,8 @@ def _save(page: Any, name: str) -> None:
     from PIL import Image
 
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    picture = picture.resize((picture.width * 9 // 16, picture.height * 9 // 16), Image.Resampling.LANCZOS)
-    for quality in (70, 60, 50, 45):
+    picture = picture.resize((picture.width // 2, picture.height // 2), Image.Resampling.LANCZOS)
+    for quality in (70, 60, 50, 45, 40, 35):
         out = io.BytesIO()
         picture.save(out, "WEBP", quality=quality, method=6)
         if out.tell() <= LARGEST:
