@@ -26,8 +26,7 @@ COMMANDS = [
 
 @app.command("register")
 def register_command(
-    application: Annotated[str, typer.Argument(help="Id of the application on the platform.")],
-    data_dir: DataDir = None,
+    application: Annotated[str, typer.Argument(help="Id of the application on the platform.")], data_dir: DataDir = None
 ) -> None:
     """Declare /ask; saying it again changes nothing. The bot's token comes from CHAT_BOT_TOKEN."""
     token = os.environ.get(BOT_TOKEN, "")

@@ -27,13 +27,7 @@ def health_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
             if (rule := rule_for(name, RULES)) and value >= rule.raise_at
         }
         fine = not over and not standing
-        return {
-            "healthy": fine,
-            "over_limit": over,
-            "alerts": standing,
-            "signals": signals,
-            **measured.as_dict(),
-        }
+        return {"healthy": fine, "over_limit": over, "alerts": standing, "signals": signals, **measured.as_dict()}
 
     found = run(go())
     if as_json:

@@ -131,10 +131,7 @@ def repair(
     if as_json:
         show_json(_brief(row))
     else:
-        out.print(
-            f"saga {row.id} is {row.state} again; follow it with: studyhall saga show {row.id}",
-            highlight=False,
-        )
+        out.print(f"saga {row.id} is {row.state} again; follow it with: studyhall saga show {row.id}", highlight=False)
 
 
 def _brief(saga: saga_store.SagaRow) -> dict[str, Any]:

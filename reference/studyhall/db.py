@@ -105,14 +105,7 @@ class Document:
 
 
 async def add_document(
-    tx: AsyncConnection,
-    *,
-    document_id: str,
-    owner: str,
-    name: str,
-    blob: str,
-    size: int,
-    sha256: str | None = None,
+    tx: AsyncConnection, *, document_id: str, owner: str, name: str, blob: str, size: int, sha256: str | None = None
 ) -> None:
     now = time.time()
     # A NUL is legal in a multipart file name and an error in PostgreSQL.
@@ -175,14 +168,7 @@ async def reject(tx: AsyncConnection, document_id: str, owner: str, code: str, m
 
 async def replace_blob(tx: AsyncConnection, document_id: str, owner: str, *, blob: str, size: int, sha256: str) -> bool:
     """Another file for the same document, for example a repaired one; a rejection is taken back."""
-    values = {
-        "blob": blob,
-        "size": size,
-        "sha256": sha256,
-        "status": "uploaded",
-        "error_code": None,
-        "error": None,
-    }
+    values = {"blob": blob, "size": size, "sha256": sha256, "status": "uploaded", "error_code": None, "error": None}
     return await _update(tx, document_id, owner, **values) == 1
 
 

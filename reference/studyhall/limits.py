@@ -30,10 +30,7 @@ def provider_breaker(settings: Settings, redis: Redis) -> CircuitBreaker | None:
     if settings.provider == "local":
         return None
     return CircuitBreaker(
-        redis,
-        f"studyhall:{settings.provider}",
-        failures=settings.breaker_failures,
-        cooldown=settings.breaker_seconds,
+        redis, f"studyhall:{settings.provider}", failures=settings.breaker_failures, cooldown=settings.breaker_seconds
     )
 
 

@@ -33,26 +33,11 @@ GRACE = 120.0  # seconds that an upload may be on its way into the queue
 LAST = STAGES[-1]
 
 RULES = (
-    Rule(
-        "*.oldest",
-        raise_at=300,
-        clear_at=60,
-        because="jobs wait too long: add workers, or look for one that hangs",
-    ),
-    Rule(
-        "*.unattended",
-        raise_at=1,
-        clear_at=0.5,
-        because="jobs are there and no worker is: start `studyhall worker`",
-    ),
+    Rule("*.oldest", raise_at=300, clear_at=60, because="jobs wait too long: add workers, or look for one that hangs"),
+    Rule("*.unattended", raise_at=1, clear_at=0.5, because="jobs are there and no worker is: start `studyhall worker`"),
     Rule("*.backlog", raise_at=10_000, clear_at=5_000, because="more comes in than is done"),
     Rule("*.failure_rate", raise_at=0.2, clear_at=0.05, because="every fifth job fails: see studyhall dlq list"),
-    Rule(
-        "dead_letters",
-        raise_at=100,
-        clear_at=20,
-        because="failed jobs wait for a person: see studyhall dlq list",
-    ),
+    Rule("dead_letters", raise_at=100, clear_at=20, because="failed jobs wait for a person: see studyhall dlq list"),
     Rule(
         "redis.memory",
         raise_at=0.8,

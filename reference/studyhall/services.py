@@ -30,11 +30,7 @@ class Pool(Protocol):
     """Runs CPU-bound or risky functions in processes that can be killed (`patterns/isolation/pool.py`)."""
 
     async def run(
-        self,
-        fn: Callable[..., T],
-        *args: Any,
-        timeout: float | None = None,
-        memory_limit: int | None = None,
+        self, fn: Callable[..., T], *args: Any, timeout: float | None = None, memory_limit: int | None = None
     ) -> T: ...
 
 

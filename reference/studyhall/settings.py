@@ -49,8 +49,7 @@ class Settings(BaseModel):
         "smtp://user:password@host/?from=…&to=…; none: the log",
     )
     trusted_proxies: str | None = Field(
-        None,
-        description="addresses of proxies whose X-Forwarded-For is believed, comma separated; none: nobody's",
+        None, description="addresses of proxies whose X-Forwarded-For is believed, comma separated; none: nobody's"
     )
     event_streams: Annotated[int, Field(ge=1)] = Field(500, description="event streams open at once")
     event_streams_per_client: Annotated[int, Field(ge=1)] = Field(
@@ -89,13 +88,11 @@ class Settings(BaseModel):
     )
     max_document_bytes: Annotated[int, Field(ge=1)] = Field(50 * 1024 * 1024, description="largest upload")
     user_rate: Annotated[float, Field(gt=0)] | None = Field(
-        None,
-        description="AI jobs per second and user; none: 1 with a remote provider, no limit with the local one",
+        None, description="AI jobs per second and user; none: 1 with a remote provider, no limit with the local one"
     )
     user_burst: Annotated[int, Field(ge=1)] = Field(10, description="AI jobs one user may start at once")
     ai_rate: Annotated[float, Field(gt=0)] | None = Field(
-        None,
-        description="AI jobs per second of all users; none: 5 with a remote provider, no limit with the local one",
+        None, description="AI jobs per second of all users; none: 5 with a remote provider, no limit with the local one"
     )
     ai_burst: Annotated[int, Field(ge=1)] = Field(20, description="AI jobs all users together may start at once")
     breaker_failures: Annotated[int, Field(ge=1)] = Field(

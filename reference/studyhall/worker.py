@@ -106,8 +106,7 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
             for worker in workers:
                 await worker.ready()
             print(
-                json.dumps({"event": "ready", "pid": os.getpid(), "redis": without_secrets(app.redis.url)}),
-                flush=True,
+                json.dumps({"event": "ready", "pid": os.getpid(), "redis": without_secrets(app.redis.url)}), flush=True
             )
 
         tell_every = min(2.0, settings.chat_token_seconds / 20)
@@ -131,8 +130,7 @@ async def sweep(app: App) -> None:
 
 async def _alert(letter: dead_letter.DeadLetter) -> None:
     log.error(
-        "dead letter",
-        extra={"fields": {"queue": letter.queue, "job_id": letter.job_id, "reason": letter.reason}},
+        "dead letter", extra={"fields": {"queue": letter.queue, "job_id": letter.job_id, "reason": letter.reason}}
     )
 
 

@@ -113,12 +113,7 @@ class StudyHall:
         """A payment provider and the event worker: from here on orders are paid, confirmed or taken back."""
         folder = self.directory / "payments"
         self._sandbox = spawn_python(
-            "studyhall.payment_sandbox",
-            "--port",
-            "0",
-            "--data-dir",
-            folder,
-            log=self.directory / "payments.log",
+            "studyhall.payment_sandbox", "--port", "0", "--data-dir", folder, log=self.directory / "payments.log"
         )
         url = json.loads(self._sandbox.line_sync('"url"', timeout=30))["url"]
         self._relay = self._spawn("event-worker", "--payment-url", url)
@@ -225,11 +220,7 @@ def launched() -> Iterator[Any]:
     try:
         with sync_playwright() as playwright:
             chromium = playwright.chromium.launch(
-                executable_path=binary,
-                headless=True,
-                args=FLAGS,
-                env={**os.environ, "HOME": folder},
-                timeout=60_000,
+                executable_path=binary, headless=True, args=FLAGS, env={**os.environ, "HOME": folder}, timeout=60_000
             )
             try:
                 yield chromium

@@ -68,12 +68,7 @@ def open_bus(kind: str, url: str, prefix: str) -> EventBus:
 
 def events(count: int, subject: str | None = None, **data: Any) -> list[Event]:
     return [
-        Event(
-            source="/test",
-            type="order.placed.v1",
-            subject=subject or f"order-{n}",
-            data={"number": n, **data},
-        )
+        Event(source="/test", type="order.placed.v1", subject=subject or f"order-{n}", data={"number": n, **data})
         for n in range(count)
     ]
 

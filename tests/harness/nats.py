@@ -58,16 +58,7 @@ class NatsServer:
 
     def _launch(self) -> None:
         log = self.directory / "log"
-        argv = [
-            self._binary,
-            "-a",
-            "127.0.0.1",
-            "-p",
-            str(self.port),
-            "-js",
-            "-sd",
-            str(self.directory / "data"),
-        ]
+        argv = [self._binary, "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self.directory / "data")]
         with log.open("ab") as out:
             self._process = start_tied(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         deadline = time.monotonic() + 20

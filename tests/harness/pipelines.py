@@ -128,12 +128,7 @@ class JobSetup:
 
     @contextlib.asynccontextmanager
     async def working(
-        self,
-        *queues: str,
-        steps: Sequence[Step] = (),
-        concurrency: int = 10,
-        lock: float = 5.0,
-        **options: Any,
+        self, *queues: str, steps: Sequence[Step] = (), concurrency: int = 10, lock: float = 5.0, **options: Any
     ) -> AsyncIterator[list[ReliableWorker]]:
         """A worker per queue (default: all); `steps` and `options` go to `full_pipeline`."""
         defaults: dict[str, Any] = {"signer": self.signer, "metrics": self.metrics, "log": self._log}
@@ -142,12 +137,7 @@ class JobSetup:
             yield [
                 await stack.enter_async_context(
                     at_work(
-                        queue,
-                        pipeline,
-                        url=self.url,
-                        concurrency=concurrency,
-                        lock_duration=lock,
-                        stalled_interval=1.0,
+                        queue, pipeline, url=self.url, concurrency=concurrency, lock_duration=lock, stalled_interval=1.0
                     )
                 )
                 for queue in queues or self.jobs.queues

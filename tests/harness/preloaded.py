@@ -27,24 +27,8 @@ from typing import Any
 
 # Not prometheus_client and not opentelemetry: what they are depends on the environment they are imported in.
 LIBRARIES = [
-    *(
-        "aiosqlite",
-        "bullmq",
-        "croniter",
-        "cryptography.fernet",
-        "fastapi",
-        "httpx2",
-        "pydantic",
-        "rich.console",
-    ),
-    *(
-        "redis.asyncio.sentinel",
-        "sqlalchemy.dialects.sqlite",
-        "sqlalchemy.ext.asyncio",
-        "typer",
-        "uvicorn",
-        "uvloop",
-    ),
+    *("aiosqlite", "bullmq", "croniter", "cryptography.fernet", "fastapi", "httpx2", "pydantic", "rich.console"),
+    *("redis.asyncio.sentinel", "sqlalchemy.dialects.sqlite", "sqlalchemy.ext.asyncio", "typer", "uvicorn", "uvloop"),
 ]
 _PR_SET_PDEATHSIG = 1
 

@@ -86,12 +86,7 @@ class Spawned:
                 self.process = Spawned.fork(self.argv[1:], env, cwd, out.fileno())
             else:
                 self.process = start_tied(
-                    self.argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    env=dict(env),
-                    cwd=cwd,
+                    self.argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=dict(env), cwd=cwd
                 )
         self.pid = self.process.pid
 
@@ -198,11 +193,7 @@ class Spawner:
         self._all: list[Spawned] = []
 
     def __call__(
-        self,
-        module_or_path: str | Path,
-        *args: object,
-        env: Mapping[str, str] | None = None,
-        cwd: Path = ROOT,
+        self, module_or_path: str | Path, *args: object, env: Mapping[str, str] | None = None, cwd: Path = ROOT
     ) -> Spawned:
         return self._keep(spawn_python(module_or_path, *args, env=env, log=self._log(), cwd=cwd))
 

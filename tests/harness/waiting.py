@@ -10,11 +10,7 @@ T = TypeVar("T")
 
 
 async def until(
-    fn: Callable[[], T | Awaitable[T]],
-    timeout: float = 10,
-    what: str | Callable[[], str] = "",
-    *,
-    every: float = 0.02,
+    fn: Callable[[], T | Awaitable[T]], timeout: float = 10, what: str | Callable[[], str] = "", *, every: float = 0.02
 ) -> T:
     """Call `fn` (sync or async) until it returns something truthy, and return that.
 

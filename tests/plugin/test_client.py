@@ -22,11 +22,7 @@ NOT_SHIPPED = {".git", ".venv", "build", "dist", "site", "node_modules", "__pyca
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
-    [
-        ("--strict", "."),
-        ("--strict", ".claude-plugin/plugin.json"),
-        ("--strict", "--profile", "directory", "."),
-    ],
+    [("--strict", "."), ("--strict", ".claude-plugin/plugin.json"), ("--strict", "--profile", "directory", ".")],
     ids=["repository", "manifest", "directory"],
 )
 def test_strict_validation_finds_nothing(claude: ClaudeClient, repository: Path, args: tuple[str, ...]) -> None:
@@ -133,17 +129,7 @@ def test_every_eval_case_loads(claude: ClaudeClient, tmp_path: Path) -> None:
 def evaluate(claude: ClaudeClient, plugin: Path, folder: Path) -> tuple[str, dict[str, Any]]:
     report = folder / "result.json"
     where = ("--eval-dir", "tests/evals", "--json", str(report), "--output-dir", str(folder / "out"))
-    how = (
-        "--no-publish",
-        "--trust-plugin",
-        "--runs",
-        "1",
-        "--ablation",
-        "none",
-        "--allow-tools",
-        "Write",
-        "Edit",
-    )
+    how = ("--no-publish", "--trust-plugin", "--runs", "1", "--ablation", "none", "--allow-tools", "Write", "Edit")
     done = claude.run("plugin", "eval", plugin, *where, *how, ok=False)
     assert done.returncode == 2, done.stderr
     result: dict[str, Any] = json.loads(report.read_text())

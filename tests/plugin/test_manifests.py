@@ -45,17 +45,7 @@ def test_version_and_description_are_the_same_everywhere() -> None:
 
 def test_portable_manifest_keeps_to_its_closed_schema() -> None:
     assert PORTABLE["$schema"] == "https://agent-plugins.org/schemas/1.0.0/plugin.schema.json"
-    allowed = {
-        "$schema",
-        "name",
-        "version",
-        "description",
-        "author",
-        "homepage",
-        "repository",
-        "license",
-        "keywords",
-    }
+    allowed = {"$schema", "name", "version", "description", "author", "homepage", "repository", "license", "keywords"}
     assert set(PORTABLE) <= allowed | {"extensions"}
     assert set(PORTABLE["author"]) <= {"name", "email", "url"}
 

@@ -35,11 +35,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
         "python_version": "3.12",
         **LONG,
     },
-    "async-flow, short names, further patterns": {
-        "kind": "async-flow",
-        "patterns": ["saga", "rate-limit"],
-        **SHORT,
-    },
+    "async-flow, short names, further patterns": {"kind": "async-flow", "patterns": ["saga", "rate-limit"], **SHORT},
     "event-driven": {"kind": "event-driven"},
     "event-driven, RabbitMQ, long names, PostgreSQL": {
         "kind": "event-driven",

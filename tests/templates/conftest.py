@@ -98,10 +98,7 @@ def run() -> Callable[..., subprocess.CompletedProcess[str]]:
         # Without our own PYTHONPATH: a project must not find `studyhall` by accident.
         clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "REDIS_URL")}
         # The plugins that a project asks for: importing all of ours took half the time of its tests.
-        plugins = {
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "PYTEST_PLUGINS": "pytest_asyncio.plugin,pytest_timeout",
-        }
+        plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_asyncio.plugin,pytest_timeout"}
         path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
         env = {**clean, **plugins, "PATH": path, **options.pop("env", {})}
         done = subprocess.run(

@@ -94,15 +94,7 @@ def test_added_modules_are_ours_byte_for_byte_and_their_proof_passes_there(
     proofs = "".join(path.read_text() for path in (shop / "tests").rglob("*.py"))
     assert "studyhall." not in proofs
     assert "from shop.patterns.retry import" in proofs
-    pytest_ = (
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:valkey",
-        "--strict-markers",
-    )
+    pytest_ = (sys.executable, "-m", "pytest", "-q", "-p", "no:valkey", "--strict-markers")
     said = run(*pytest_, "tests/patterns/test_retry.py", "tests/patterns/test_circuit_breaker.py", cwd=shop)
     assert " passed" in said.stdout
     # A proof that could not fail there would prove nothing: break the promise, and it does.
@@ -307,10 +299,7 @@ def flat(shop: Path) -> Path:
         }
     proof = {"from": "tests/reference/unit/test_retry.py", "sha256": "0" * 64}
     recorded["tests/patterns/test_retry.py"] = proof
-    lock = {
-        "queuesmith": "0.1.0",
-        "packages": {"src/shop": {"patterns": ["idempotency", "retry"], "files": recorded}},
-    }
+    lock = {"queuesmith": "0.1.0", "packages": {"src/shop": {"patterns": ["idempotency", "retry"], "files": recorded}}}
     (shop / ".queuesmith.json").write_text(json.dumps(lock, indent=2) + "\n")
     (shop / "src/shop/patterns/errors.py").write_text("# edited\n")
     return shop
@@ -323,11 +312,7 @@ def test_a_project_of_0_1_0_is_told_what_moved_where_and_comes_over_by_those_ste
     assert told["files"]["src/shop/patterns/errors.py"] == ("moved upstream to src/shop/patterns/core/errors.py")
     assert told["files"]["src/shop/patterns/retry.py"] == "changed upstream"
     before = files(flat)
-    for command in (
-        ("diff", "--apply"),
-        ("diff", "--apply", "--force"),
-        ("add", "saga", "--into", "src/shop"),
-    ):
+    for command in (("diff", "--apply"), ("diff", "--apply", "--force"), ("add", "saga", "--into", "src/shop")):
         refused = queuesmith(*command, code=2).stderr
         assert "4 modules in src/shop/patterns have moved since 0.1.0. Nothing was written." in refused
         assert files(flat) == before
@@ -362,10 +347,7 @@ WRONG = {
     "nothing to adopt in": (("adopt", "--into", "nowhere"), "is not a folder"),
     "nothing was copied": (("diff",), "there is no .queuesmith.json"),
     "not empty": (("new", "."), "is not empty"),
-    "contradiction": (
-        ("new", "x", "--kind", "background-jobs", "--broker", "kafka"),
-        "for event-driven services",
-    ),
+    "contradiction": (("new", "x", "--kind", "background-jobs", "--broker", "kafka"), "for event-driven services"),
     "job in events": (("new", "x", "--kind", "event-driven", "--job", "send-mail"), "use --event"),
     "job and event": (("new", "x", "--event", "trip.booked", "--job", "send-mail"), "use --event"),
     "a file": (("new", "pyproject.toml"), "pyproject.toml is a file"),

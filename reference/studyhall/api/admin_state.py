@@ -37,10 +37,7 @@ async def breakers(api: State, _: Admin) -> dict[str, Any]:
         "breakers": [asdict(await breaker.state())] if breaker else [],
         "provider": settings.provider,
         "rate_limits": {
-            "user": {
-                "per_second": settings.user_rate or (1.0 if remote else None),
-                "burst": settings.user_burst,
-            },
+            "user": {"per_second": settings.user_rate or (1.0 if remote else None), "burst": settings.user_burst},
             "all": {"per_second": settings.ai_rate or (5.0 if remote else None), "burst": settings.ai_burst},
         },
         "queues": loads,

@@ -22,17 +22,7 @@ router = APIRouter(tags=["events"])
 RETRY_MS = 1_000
 HEARTBEAT = 10.0
 SHOWN = frozenset(
-    {
-        "added",
-        "waiting",
-        "waiting-children",
-        "active",
-        "progress",
-        "delayed",
-        "completed",
-        "failed",
-        "stalled",
-    }
+    {"added", "waiting", "waiting-children", "active", "progress", "delayed", "completed", "failed", "stalled"}
 )
 LastId = Annotated[str | None, Header(alias="Last-Event-ID", max_length=4_000)]
 STREAM: dict[int | str, dict[str, Any]] = {

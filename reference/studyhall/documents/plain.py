@@ -38,11 +38,7 @@ def read(file: BinaryIO) -> tuple[Kind, str, list[Section]]:
 
 
 def _decode(raw: bytes) -> str:
-    for bom, encoding in (
-        (b"\xef\xbb\xbf", "utf-8-sig"),
-        (b"\xff\xfe", "utf-16"),
-        (b"\xfe\xff", "utf-16"),
-    ):
+    for bom, encoding in ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):
         if raw.startswith(bom):
             return _checked(raw.decode(encoding, errors="replace"))
     try:

@@ -56,10 +56,7 @@ def job_types() -> JobTypes:
         deadline=Deadline(180, growth=2, longest=600),
     )
     jobs.register(
-        name="study-reminder",
-        payload=maintenance.Remind,
-        handler=maintenance.study_reminder,
-        queue="reminders",
+        name="study-reminder", payload=maintenance.Remind, handler=maintenance.study_reminder, queue="reminders"
     )
     for name, handler, limit in (
         ("nightly-cleanup", maintenance.nightly_cleanup, 600),
@@ -67,11 +64,7 @@ def job_types() -> JobTypes:
         ("evaluate-health", maintenance.evaluate_health, 30),
     ):
         jobs.register(
-            name=name,
-            payload=maintenance.Nothing,
-            handler=handler,
-            queue="maintenance",
-            deadline=Deadline(limit),
+            name=name, payload=maintenance.Nothing, handler=handler, queue="maintenance", deadline=Deadline(limit)
         )
     jobs.register(
         name="answer-question",

@@ -48,12 +48,7 @@ async def tell_feed(tx: AsyncConnection, event: Event) -> None:
         await tx.execute(insert(feed_entries).values(order_id=order.order_id, text=text, at=time.time()))
 
 
-GROUPS: dict[str, Effect] = {
-    "notifications": notify,
-    "payouts": pay_author,
-    "analytics": count_sale,
-    "feed": tell_feed,
-}
+GROUPS: dict[str, Effect] = {"notifications": notify, "payouts": pay_author, "analytics": count_sale, "feed": tell_feed}
 
 
 def inbox_name(group: str) -> str:

@@ -20,13 +20,7 @@ class GuardedProvider:
         return self._provider.name
 
     async def concept_graph(
-        self,
-        text: str,
-        *,
-        key: str,
-        on_progress: OnProgress,
-        deadline: float,
-        resume: dict[str, Any] | None = None,
+        self, text: str, *, key: str, on_progress: OnProgress, deadline: float, resume: dict[str, Any] | None = None
     ) -> ConceptGraph:
         async with self._breaker:
             return await self._provider.concept_graph(
@@ -34,14 +28,7 @@ class GuardedProvider:
             )
 
     async def quiz(
-        self,
-        text: str,
-        graph: ConceptGraph,
-        *,
-        key: str,
-        on_progress: OnProgress,
-        deadline: float,
-        questions: int = 8,
+        self, text: str, graph: ConceptGraph, *, key: str, on_progress: OnProgress, deadline: float, questions: int = 8
     ) -> Quiz:
         async with self._breaker:
             return await self._provider.quiz(
@@ -49,13 +36,7 @@ class GuardedProvider:
             )
 
     async def explain(
-        self,
-        connections: Sequence[Link],
-        text: str,
-        *,
-        key: str,
-        on_progress: OnProgress,
-        deadline: float,
+        self, connections: Sequence[Link], text: str, *, key: str, on_progress: OnProgress, deadline: float
     ) -> list[Explanation]:
         async with self._breaker:
             return await self._provider.explain(connections, text, key=key, on_progress=on_progress, deadline=deadline)

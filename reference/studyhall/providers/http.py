@@ -77,13 +77,7 @@ class HttpProvider:
         return f"{self._wire.name}/{self._model}"
 
     async def concept_graph(
-        self,
-        text: str,
-        *,
-        key: str,
-        on_progress: OnProgress,
-        deadline: float,
-        resume: dict[str, Any] | None = None,
+        self, text: str, *, key: str, on_progress: OnProgress, deadline: float, resume: dict[str, Any] | None = None
     ) -> ConceptGraph:
         found = sentences(text[:MAX_TEXT])
         parts = chunks(found, size=CHUNK, at_most=MAX_CHUNKS)
@@ -102,14 +96,7 @@ class HttpProvider:
             raise _malformed("the concepts do not make a graph", error) from None
 
     async def quiz(
-        self,
-        text: str,
-        graph: ConceptGraph,
-        *,
-        key: str,
-        on_progress: OnProgress,
-        deadline: float,
-        questions: int = 8,
+        self, text: str, graph: ConceptGraph, *, key: str, on_progress: OnProgress, deadline: float, questions: int = 8
     ) -> Quiz:
         task, body = prompts.quiz(text, graph, questions)
         answer = await self._ask(prompts.Questions, task, body, f"{key}-quiz", deadline)
@@ -121,13 +108,7 @@ class HttpProvider:
         return made
 
     async def explain(
-        self,
-        connections: Sequence[Link],
-        text: str,
-        *,
-        key: str,
-        on_progress: OnProgress,
-        deadline: float,
+        self, connections: Sequence[Link], text: str, *, key: str, on_progress: OnProgress, deadline: float
     ) -> list[Explanation]:
         found = sentences(text[:MAX_TEXT])
         made: list[Explanation] = []

@@ -23,21 +23,7 @@ SLICE = 100  # sentences between two looks at the event loop: about 10 ms of wor
 WORD = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*")
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"”’)\]]*\s+(?=[\"“‘(\[]?[A-Z0-9À-Þ])")
 ABBREVIATION = re.compile(r"\b(?:[A-Za-z]|e\.g|i\.e|vs|cf|approx|Dr|Mr|Mrs|Ms|Prof|Fig|St|ca)\.$")
-NOUN_ENDINGS = (
-    "tion",
-    "sion",
-    "ment",
-    "ness",
-    "ity",
-    "ism",
-    "sis",
-    "ance",
-    "ence",
-    "ure",
-    "age",
-    "ery",
-    "logy",
-)
+NOUN_ENDINGS = ("tion", "sion", "ment", "ness", "ity", "ism", "sis", "ance", "ence", "ure", "age", "ery", "logy")
 OTHER_ENDINGS = ("ly", "ous", "ful", "less", "able", "ible", "ive", "ish")
 
 
@@ -214,9 +200,7 @@ def _verb_stem(word: str) -> str:
 
 
 def _ranked(
-    counts: Counter[tuple[str, ...]],
-    surfaces: dict[tuple[str, ...], Counter[str]],
-    evidence: _Evidence,
+    counts: Counter[tuple[str, ...]], surfaces: dict[tuple[str, ...], Counter[str]], evidence: _Evidence
 ) -> list[Term]:
     kept = {stems: count for stems, count in counts.items() if count >= 2 and len(set(stems)) == len(stems)}
     inside: dict[tuple[str, ...], list[int]] = defaultdict(list)

@@ -39,13 +39,7 @@ class LocalProvider:
         self._pace = pace
 
     async def concept_graph(
-        self,
-        text: str,
-        *,
-        key: str,
-        on_progress: OnProgress,
-        deadline: float,
-        resume: dict[str, Any] | None = None,
+        self, text: str, *, key: str, on_progress: OnProgress, deadline: float, resume: dict[str, Any] | None = None
     ) -> ConceptGraph:
         found = sentences(text[:MAX_TEXT])
         vocabulary = await Vocabulary.of(found, at_most=_concepts_for(found))
@@ -62,24 +56,13 @@ class LocalProvider:
             # The last sentence of the block before: a pair may meet across the border of two blocks.
             lead = blocks[index - 1][-1:] if index else []
             shared.update(_meetings(vocabulary, lead, blocks[index]))
-            state = {
-                "of": digest,
-                "next": index + 1,
-                "pairs": [[a, b, n] for (a, b), n in sorted(shared.items())],
-            }
+            state = {"of": digest, "next": index + 1, "pairs": [[a, b, n] for (a, b), n in sorted(shared.items())]}
             await on_progress(Step("analysing", index + 1, len(blocks), state))
         await on_progress(Step("building", 0, 1))
         return await _build(vocabulary, shared, found, coverage=min(1.0, MAX_TEXT / max(len(text), 1)))
 
     async def quiz(
-        self,
-        text: str,
-        graph: ConceptGraph,
-        *,
-        key: str,
-        on_progress: OnProgress,
-        deadline: float,
-        questions: int = 8,
+        self, text: str, graph: ConceptGraph, *, key: str, on_progress: OnProgress, deadline: float, questions: int = 8
     ) -> Quiz:
         found = sentences(text[:MAX_TEXT])
         vocabulary = _only(await Vocabulary.of(found, at_most=_concepts_for(found)), graph)
@@ -102,13 +85,7 @@ class LocalProvider:
         return Quiz(questions=tuple(made))
 
     async def explain(
-        self,
-        connections: Sequence[Link],
-        text: str,
-        *,
-        key: str,
-        on_progress: OnProgress,
-        deadline: float,
+        self, connections: Sequence[Link], text: str, *, key: str, on_progress: OnProgress, deadline: float
     ) -> list[Explanation]:
         found = sentences(text[:MAX_TEXT])
         vocabulary = await Vocabulary.of(found, at_most=_concepts_for(found))

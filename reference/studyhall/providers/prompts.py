@@ -160,8 +160,7 @@ class Draft:
             if ends[0] != ends[1]:
                 pair = "|".join(ends)
                 entry = self.links.setdefault(
-                    pair,
-                    {"source": _stems(link.source), "target": _stems(link.target), "label": "", "parts": 0},
+                    pair, {"source": _stems(link.source), "target": _stems(link.target), "label": "", "parts": 0}
                 )
                 entry["parts"] += 1
                 entry["label"] = entry["label"] or link.label

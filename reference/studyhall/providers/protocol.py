@@ -44,34 +44,15 @@ class AIProvider(Protocol):
     def name(self) -> str: ...
 
     async def concept_graph(
-        self,
-        text: str,
-        *,
-        key: str,
-        on_progress: OnProgress,
-        deadline: float,
-        resume: dict[str, Any] | None = None,
+        self, text: str, *, key: str, on_progress: OnProgress, deadline: float, resume: dict[str, Any] | None = None
     ) -> ConceptGraph: ...
 
     async def quiz(
-        self,
-        text: str,
-        graph: ConceptGraph,
-        *,
-        key: str,
-        on_progress: OnProgress,
-        deadline: float,
-        questions: int = 8,
+        self, text: str, graph: ConceptGraph, *, key: str, on_progress: OnProgress, deadline: float, questions: int = 8
     ) -> Quiz: ...
 
     async def explain(
-        self,
-        connections: Sequence[Link],
-        text: str,
-        *,
-        key: str,
-        on_progress: OnProgress,
-        deadline: float,
+        self, connections: Sequence[Link], text: str, *, key: str, on_progress: OnProgress, deadline: float
     ) -> list[Explanation]: ...
 
     async def answer(self, question: str, text: str, *, key: str, deadline: float) -> str: ...

@@ -72,10 +72,7 @@ class ChatCompletions:
         return {
             "model": model,
             "messages": [
-                {
-                    "role": "system",
-                    "content": f"{task}\nAnswer with one JSON object of this JSON Schema: {shape}",
-                },
+                {"role": "system", "content": f"{task}\nAnswer with one JSON object of this JSON Schema: {shape}"},
                 {"role": "user", "content": text},
             ],
             "response_format": {"type": "json_object"},

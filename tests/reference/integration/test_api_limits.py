@@ -91,10 +91,7 @@ def test_event_streams_are_limited_per_client_and_a_closed_one_makes_room(api):
             stream = readers.enter_context(api.client.stream("GET", "/events"))
             assert stream.status_code == 200
         refused = api.client.get("/events")
-        assert (refused.status_code, refused.json()["type"]) == (
-            503,
-            "urn:queuesmith:problem:too-many-streams",
-        )
+        assert (refused.status_code, refused.json()["type"]) == (503, "urn:queuesmith:problem:too-many-streams")
         assert refused.headers["retry-after"]
         assert api.client.get("/documents").status_code == 200
     deadline = time.monotonic() + 20
@@ -156,8 +153,7 @@ async def impatient_server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int
         return PlainTextResponse(str(len(await request.body())))
 
     app: Any = gate.Gate(
-        Starlette(routes=[Route("/echo", echo, methods=["POST"])], exception_handlers=_handlers()),
-        ["localhost"],
+        Starlette(routes=[Route("/echo", echo, methods=["POST"])], exception_handlers=_handlers()), ["localhost"]
     )
     port = free_port()
     config = uvicorn.Config(

@@ -28,11 +28,7 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module")
 def hall(tmp_path_factory: pytest.TempPathFactory, server: RedisServer) -> Iterator[StandingApi]:
-    options = {
-        "max_document_bytes": str(LIMIT),
-        "chat_public_key": platform.public_key,
-        "request_rate": "10000",
-    }
+    options = {"max_document_bytes": str(LIMIT), "chat_public_key": platform.public_key, "request_rate": "10000"}
     with standing_api(tmp_path_factory.mktemp("api"), server.url, **options) as standing:
         yield standing
 

@@ -41,11 +41,7 @@ class Hall:
         self.jobs = JobTypes()
         for name, queue in (("tick", "q"), ("tock", "other")):
             self.jobs.register(
-                name=name,
-                payload=Work,
-                handler=self.handle,
-                queue=queue,
-                retry=RetryPolicy(base=0.1, cap=0.3),
+                name=name, payload=Work, handler=self.handle, queue=queue, retry=RetryPolicy(base=0.1, cap=0.3)
             )
         self.signer = Signer(["0123456789abcdef"])
         self.producer = full_producer(self.jobs, url, signer=self.signer, timeout=10)

@@ -26,39 +26,11 @@ SAMPLES = Path(__file__).parents[3] / "reference" / "samples"
 TEXTS = {path.stem: extract(path).text for path in sorted(SAMPLES.iterdir()) if path.suffix in (".md", ".docx", ".pdf")}
 # What a teacher would put on the board, at the least.
 EXPECTED = {
-    "water-cycle": {
-        "ocean",
-        "water vapour",
-        "evaporation",
-        "precipitation",
-        "rivers",
-        "groundwater",
-        "glacier",
-    },
+    "water-cycle": {"ocean", "water vapour", "evaporation", "precipitation", "rivers", "groundwater", "glacier"},
     "plate-tectonics": {"plates", "mantle", "oceanic crust", "mid-ocean ridge", "magma", "earthquakes"},
-    "photosynthesis": {
-        "light",
-        "carbon dioxide",
-        "Calvin cycle",
-        "chlorophyll",
-        "electrons",
-        "oxygen",
-        "sugar",
-    },
+    "photosynthesis": {"light", "carbon dioxide", "Calvin cycle", "chlorophyll", "electrons", "oxygen", "sugar"},
 }
-NO_CONCEPTS = {
-    "this",
-    "called",
-    "place",
-    "part",
-    "however",
-    "moves",
-    "cold",
-    "slowly",
-    "which",
-    "because",
-    "step",
-}
+NO_CONCEPTS = {"this", "called", "place", "part", "however", "moves", "cold", "slowly", "which", "because", "step"}
 
 
 class Steps:

@@ -180,11 +180,7 @@ def test_the_naive_line_with_the_whole_payload_leaks_and_ours_does_not(
     assert leaked == secrets
     assert ours == []
     figures(
-        "observability",
-        name="secrets in a line",
-        secrets=len(secrets),
-        leaked_naive=len(leaked),
-        leaked_ours=len(ours),
+        "observability", name="secrets in a line", secrets=len(secrets), leaked_naive=len(leaked), leaked_ours=len(ours)
     )
 
 
@@ -270,11 +266,7 @@ def test_levels_follow_the_outcome_and_only_the_final_failure_brings_its_stack(o
         execution(outcome=outcome, error=None if outcome is Outcome.COMPLETED else Transient("x"))
     lines = [json.loads(text) for text in output.getvalue().splitlines()]
     levels = {line["outcome"]: line["level"] for line in lines}
-    assert {outcome for outcome, level in levels.items() if level == "error"} == {
-        "permanent",
-        "exhausted",
-        "expired",
-    }
+    assert {outcome for outcome, level in levels.items() if level == "error"} == {"permanent", "exhausted", "expired"}
     assert {outcome for outcome, level in levels.items() if level == "warning"} == {"retry"}
     assert {line["outcome"] for line in lines if "stack" in line} == {"permanent", "exhausted", "expired"}
 
@@ -359,12 +351,7 @@ print(json.dumps(best))
         "microseconds; the budget is 25, see the figures; this catches a line that got many times as dear"
     )
     assert cost["measurement"] < 50
-    figures(
-        "observability",
-        name="cost",
-        line_us=round(cost["line"], 1),
-        measurement_us=round(cost["measurement"], 1),
-    )
+    figures("observability", name="cost", line_us=round(cost["line"], 1), measurement_us=round(cost["measurement"], 1))
 
 
 # ---- correlation and trace ----
