@@ -215,7 +215,10 @@ class World:
             code, said = self.run(self.spec.service.setup, 120)
             if code:
                 raise Wrong(f"`setup` failed with {code}: {self.spec.service.setup}\n{said}")
+        began = time.monotonic()
         self.service.start(resting=resting)
+        # The machine may be slower by now: who is killed will take as long to come back.
+        self.warmup = max(self.warmup, time.monotonic() - began)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
@@ -526,7 +529,6 @@ class World:
         began = time.monotonic()
         working = self.until(lambda: self._at_work(jobs, done), limit, 0.002)
         if working:
-            # The machine may be slower by now: a worker that is killed will take as long to come back.
             self.warmup = max(self.warmup, time.monotonic() - began)
         return working
 
@@ -566,7 +568,8 @@ class World:
             hopeless = batch.fault == "none" and all(slot.quick_ends >= 3 for slot in self.service.workers())
             if began > min(deadline, self._ends) or hopeless:
                 return False
-            time.sleep(max(0.05, 2 * (time.monotonic() - began)))
+            # Gently, but often enough: on a crowded machine one look took 7 s, and the effect was seen 14 s late.
+            time.sleep(min(1.0, max(0.05, 2 * (time.monotonic() - began))))
 
     @property
     def sends_many(self) -> bool:

@@ -1,5 +1,6 @@
 """Known-good services are not flagged, and what did not hit anything is not called held."""
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import aio_pika
 import pytest
 
 from queuesmith.prove import clock
@@ -19,8 +21,10 @@ from queuesmith.prove.card import as_text
 from queuesmith.prove.faults import FAULTS
 from queuesmith.prove.faults.servers import _enqueued
 from queuesmith.prove.probes import http
+from queuesmith.prove.processes import Keeper
 from queuesmith.prove.provider import Call, PlayedProvider
 from queuesmith.prove.run import Card
+from queuesmith.prove.servers import RabbitMQ
 from queuesmith.prove.spec import Probe, Provider, Route, Spec, load
 from queuesmith.prove.timeline import Timeline
 from queuesmith.prove.world import Batch, Crowd, Job
@@ -57,6 +61,31 @@ def test_every_longer_fault_hits_and_is_survived(parcels: Parcels, card_of: Card
 def test_every_fault_of_a_broker_hits_and_is_survived(card_of: CardOf) -> None:
     card = card_of(load(SERVICES / "nats" / "prove.toml"), *BROKER)
     assert {row.verdict for row in card.rows} == {"held"}, as_text(card)
+
+
+async def test_a_queue_declared_just_before_rabbitmq_is_killed_comes_back(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Seen in two of three runs: RabbitMQ forgot the queue's server, and a sound service was called stuck."""
+    request.getfixturevalue("rabbitmq_server")  # or a skip that says how to get one
+    keeper, names = Keeper("QUEUESMITH_PROVE_RUN=rabbitmq"), ("first", "second", "third")
+    server = RabbitMQ(keeper, tmp_path)
+    try:
+        server.start()
+        channel = await (await aio_pika.connect(server.url)).channel()
+        for name in names:
+            await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "quorum"})
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        async with asyncio.timeout(60):
+            connection = await aio_pika.connect(server.url)
+            channel = await connection.channel()
+            for name in names:
+                await channel.default_exchange.publish(aio_pika.Message(b"event"), name)
+            await connection.close()
+    finally:
+        server.remove()
+        keeper.close()
 
 
 def test_every_fault_is_among_those_that_hit() -> None:
