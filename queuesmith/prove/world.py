@@ -36,7 +36,7 @@ _ERRORS = re.compile(r"error|fail|exception|dead|refus|reject|gave up|invalid", 
 @dataclass
 class Job:
     """A key that was sent, once or more. `expects`: done, or failed; `over`: when the fault that it met had ended;
-    `seen`: when each effect was first seen."""
+    `seen`: when each effect was first seen; `unseen`: when a look last found none."""
 
     key: str
     expects: str = "done"
@@ -48,6 +48,7 @@ class Job:
     said: str = ""
     count: int = 0
     seen: list[float] = field(default_factory=list)
+    unseen: float = 0.0
     reason: str = ""
 
 
@@ -384,6 +385,7 @@ class World:
 
     def look(self) -> None:
         """Read the effects, and note what is new."""
+        began = self.timeline.now()
         try:
             found = probes.read(self.spec.effect, self, self._known)
             self.unreadable = ""
@@ -400,6 +402,8 @@ class World:
                     self.timeline.add("effect", again, key)
                 job.seen += [now] * (count - job.count)
             job.count = count
+            if not count:
+                job.unseen = began
 
     def look_for_failures(self, jobs: Iterable[Job]) -> None:
         wanted = {job.key: job for job in jobs if not job.reason}

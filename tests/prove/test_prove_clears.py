@@ -20,6 +20,7 @@ from queuesmith.prove import clock
 from queuesmith.prove.card import as_text
 from queuesmith.prove.faults import FAULTS
 from queuesmith.prove.faults.servers import _enqueued
+from queuesmith.prove.invariants import _late
 from queuesmith.prove.probes import http
 from queuesmith.prove.processes import Keeper
 from queuesmith.prove.provider import Call, PlayedProvider
@@ -143,6 +144,15 @@ def test_a_slow_machine_is_not_taken_for_a_slow_submit(usual: float, broken: lis
     batch, during, after = Batch("redis-restart"), [Job("k1", slowest=10.6)], [Job("k2", slowest=usual)]
     _enqueued(world, batch, during, after, "Redis")
     assert [name for name, _ in batch.broken] == broken
+
+
+@pytest.mark.parametrize(("unseen", "broken"), [(45.0, ["stuck"]), (25.0, [])])
+def test_a_slow_look_is_not_taken_for_a_slow_recovery(unseen: float, broken: list[str]) -> None:
+    """Seen at a load of 18: done 20 s after the kill, looked at 16 s later, and called stuck."""
+    spec = SimpleNamespace(promises=SimpleNamespace(recovery=30.0))
+    world = SimpleNamespace(spec=spec, warmup=0.0, timeline=Timeline())
+    found = _late(world, [Job("k1", over=10.0, seen=[46.0], unseen=unseen)])
+    assert [one.invariant for one in found] == broken
 
 
 def test_worlds_work_in_turn_and_those_that_wait_do_not_count() -> None:
