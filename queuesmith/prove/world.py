@@ -511,13 +511,13 @@ class World:
             provider.linger = seconds
 
     def busy(self, batch: Batch, limit: float = 10) -> bool:
-        """Wait until work of this batch is under way: at a provider, or taken and without effect."""
+        """Wait until work of this batch is under way (at a provider, or taken and without effect), or over."""
 
         def working() -> bool:
             if any(provider.in_flight for provider in self.providers.values()):
                 return True
             self.look()
-            return bool(batch.open())
+            return bool(batch.open()) or all(job.accepted or job.refused for job in batch.jobs.values())
 
         return self.until(working, limit, 0.005)
 
