@@ -24,7 +24,7 @@ from queuesmith.prove.invariants import _late
 from queuesmith.prove.probes import http
 from queuesmith.prove.processes import Keeper
 from queuesmith.prove.provider import Call, PlayedProvider
-from queuesmith.prove.run import Card
+from queuesmith.prove.run import Card, Options, _Run
 from queuesmith.prove.servers import RabbitMQ
 from queuesmith.prove.spec import Probe, Provider, Route, Spec, load
 from queuesmith.prove.timeline import Timeline
@@ -153,6 +153,15 @@ def test_a_slow_look_is_not_taken_for_a_slow_recovery(unseen: float, broken: lis
     world = SimpleNamespace(spec=spec, warmup=0.0, timeline=Timeline())
     found = _late(world, [Job("k1", over=10.0, seen=[46.0], unseen=unseen)])
     assert [one.invariant for one in found] == broken
+
+
+def test_what_the_queue_itself_brings_back_late_is_waited_for(parcels: Parcels, tmp_path: Path) -> None:
+    """asynq hands out a dead worker's tasks after one to two minutes: five rows of its card were unclear."""
+    spec = parcels(recovery=30.0)
+    spec = dataclasses.replace(spec, service=dataclasses.replace(spec.service, redelivery=130.0))
+    run = _Run(spec, Options(only=("kill-all",)), tmp_path, lambda text, done, all: None)
+    world = SimpleNamespace(warmup=2.0, timeline=SimpleNamespace(now=lambda: 20.0))
+    assert (run._patience(10.0, world), run._patience(10.0, world, spec.service.redelivery)) == (22.0, 122.0)
 
 
 def test_worlds_work_in_turn_and_those_that_wait_do_not_count() -> None:
