@@ -510,17 +510,6 @@ class World:
         for provider in self.providers.values():
             provider.linger = seconds
 
-    def busy(self, batch: Batch, limit: float = 10) -> bool:
-        """Wait until work of this batch is under way (at a provider, or taken and without effect), or over."""
-
-        def working() -> bool:
-            if any(provider.in_flight for provider in self.providers.values()):
-                return True
-            self.look()
-            return bool(batch.open()) or all(job.accepted or job.refused for job in batch.jobs.values())
-
-        return self.until(working, limit, 0.005)
-
     def backlog(self, jobs: list[Job], done: int = 0, limit: float = 15) -> bool:
         """Send all while the workers are down, start them, and wait until they are at work and `done` are done.
 

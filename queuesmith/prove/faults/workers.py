@@ -229,13 +229,16 @@ def rolling(world: World, batch: Batch) -> None:
     old = [slot for slot in world.service.workers() if slot not in new]
     world.service.wait_up(world.warmup)
     for slot in old:
-        # Quick jobs are over when their submit ends: then with more, as in `strike`.
+        # Quick jobs are over when their submit ends: in its midst, and then with more, as in `strike`.
         for times in (1, 4, 16) if world.sends_many else (1,):
             hits, jobs = len(batch.hits), times * (service.jobs // len(old) + 1)
             wait = world.submit_later(world.new_jobs(batch, jobs))
-            if world.busy(batch, 15) and slot.alive:
+
+            def struck(slot: Running = slot, hits: int = hits) -> bool:
                 hit_work(world, batch, slot.name)
-            if len(batch.hits) > hits:
+                return len(batch.hits) > hits or all(job.accepted or job.refused for job in batch.jobs.values())
+
+            if slot.alive and world.until(struck, 15, 0.005) and len(batch.hits) > hits:
                 world.service.terminate(slot, world.spec.promises.shutdown)
                 break
             wait()
