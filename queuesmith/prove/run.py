@@ -203,9 +203,9 @@ class _Run:
         world.look()
         return invariants.judge(world, batch, fault)
 
-    def _patience(self, since: float, world: World) -> float:
+    def _patience(self, since: float, world: World, least: float = 0.0) -> float:
         """Until the promised recovery is over, or the run's time."""
-        promised = since + self.spec.promises.recovery + world.warmup - world.timeline.now()
+        promised = since + max(self.spec.promises.recovery, least) + world.warmup - world.timeline.now()
         left = self.options.budget - self.gone if not self.options.only else promised
         return max(0.0, min(promised, left))
 
@@ -303,7 +303,9 @@ class _Run:
     def _echo(self, world: World) -> None:
         """A duplicate comes late, when a lock runs out; work of a quick run may still be on its way."""
         last = max(batch.over for batch in world.batches)
-        end = time.monotonic() + min(self._patience(last, world), 15.0 if self.options.quick else 60.0)
+        again = self.spec.service.redelivery
+        most = 15.0 if self.options.quick else max(60.0, again)
+        end = time.monotonic() + min(self._patience(last, world, again), most)
         keys = {key for batch in world.batches for key in batch.jobs}
         while time.monotonic() < end:
             self.crowd.check()

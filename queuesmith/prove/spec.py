@@ -76,6 +76,7 @@ class Service:
     env: Mapping[str, str] = field(default_factory=dict)
     keys: str = "text"
     lock: float = 30.0
+    redelivery: float = 0.0  # until the queue itself hands out again what a dead worker had, if later than recovery
     jobs: int = 12
 
 
@@ -342,6 +343,7 @@ def _service(table: Table, path: Path) -> Service:
         env={name: str(value) for name, value in table.take("env", dict, {}).items()},
         keys=keys,
         lock=table.time("lock", 30.0),
+        redelivery=table.time("redelivery", 0.0),
         jobs=table.take("jobs", int, 12),
     )
     table.end()

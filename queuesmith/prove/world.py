@@ -36,7 +36,7 @@ _ERRORS = re.compile(r"error|fail|exception|dead|refus|reject|gave up|invalid", 
 @dataclass
 class Job:
     """A key that was sent, once or more. `expects`: done, or failed; `over`: when the fault that it met had ended;
-    `seen`: when each effect was first seen."""
+    `seen`: when each effect was first seen; `unseen`: when a look last found none."""
 
     key: str
     expects: str = "done"
@@ -48,6 +48,7 @@ class Job:
     said: str = ""
     count: int = 0
     seen: list[float] = field(default_factory=list)
+    unseen: float = 0.0
     reason: str = ""
 
 
@@ -215,7 +216,10 @@ class World:
             code, said = self.run(self.spec.service.setup, 120)
             if code:
                 raise Wrong(f"`setup` failed with {code}: {self.spec.service.setup}\n{said}")
+        began = time.monotonic()
         self.service.start(resting=resting)
+        # The machine may be slower by now: who is killed will take as long to come back.
+        self.warmup = max(self.warmup, time.monotonic() - began)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
@@ -381,6 +385,7 @@ class World:
 
     def look(self) -> None:
         """Read the effects, and note what is new."""
+        began = self.timeline.now()
         try:
             found = probes.read(self.spec.effect, self, self._known)
             self.unreadable = ""
@@ -397,6 +402,8 @@ class World:
                     self.timeline.add("effect", again, key)
                 job.seen += [now] * (count - job.count)
             job.count = count
+            if not count:
+                job.unseen = began
 
     def look_for_failures(self, jobs: Iterable[Job]) -> None:
         wanted = {job.key: job for job in jobs if not job.reason}
@@ -503,17 +510,6 @@ class World:
         for provider in self.providers.values():
             provider.linger = seconds
 
-    def busy(self, batch: Batch, limit: float = 10) -> bool:
-        """Wait until work of this batch is under way: at a provider, or taken and without effect."""
-
-        def working() -> bool:
-            if any(provider.in_flight for provider in self.providers.values()):
-                return True
-            self.look()
-            return bool(batch.open())
-
-        return self.until(working, limit, 0.005)
-
     def backlog(self, jobs: list[Job], done: int = 0, limit: float = 15) -> bool:
         """Send all while the workers are down, start them, and wait until they are at work and `done` are done.
 
@@ -526,7 +522,6 @@ class World:
         began = time.monotonic()
         working = self.until(lambda: self._at_work(jobs, done), limit, 0.002)
         if working:
-            # The machine may be slower by now: a worker that is killed will take as long to come back.
             self.warmup = max(self.warmup, time.monotonic() - began)
         return working
 
@@ -566,7 +561,8 @@ class World:
             hopeless = batch.fault == "none" and all(slot.quick_ends >= 3 for slot in self.service.workers())
             if began > min(deadline, self._ends) or hopeless:
                 return False
-            time.sleep(max(0.05, 2 * (time.monotonic() - began)))
+            # Gently, but often enough: on a crowded machine one look took 7 s, and the effect was seen 14 s late.
+            time.sleep(min(1.0, max(0.05, 2 * (time.monotonic() - began))))
 
     @property
     def sends_many(self) -> bool:

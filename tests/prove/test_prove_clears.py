@@ -1,5 +1,6 @@
 """Known-good services are not flagged, and what did not hit anything is not called held."""
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -12,15 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import aio_pika
 import pytest
 
 from queuesmith.prove import clock
 from queuesmith.prove.card import as_text
 from queuesmith.prove.faults import FAULTS
 from queuesmith.prove.faults.servers import _enqueued
+from queuesmith.prove.invariants import _late
 from queuesmith.prove.probes import http
+from queuesmith.prove.processes import Keeper
 from queuesmith.prove.provider import Call, PlayedProvider
-from queuesmith.prove.run import Card
+from queuesmith.prove.run import Card, Options, _Run
+from queuesmith.prove.servers import RabbitMQ
 from queuesmith.prove.spec import Probe, Provider, Route, Spec, load
 from queuesmith.prove.timeline import Timeline
 from queuesmith.prove.world import Batch, Crowd, Job
@@ -57,6 +62,31 @@ def test_every_longer_fault_hits_and_is_survived(parcels: Parcels, card_of: Card
 def test_every_fault_of_a_broker_hits_and_is_survived(card_of: CardOf) -> None:
     card = card_of(load(SERVICES / "nats" / "prove.toml"), *BROKER)
     assert {row.verdict for row in card.rows} == {"held"}, as_text(card)
+
+
+async def test_a_queue_declared_just_before_rabbitmq_is_killed_comes_back(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Seen in two of three runs: RabbitMQ forgot the queue's server, and a sound service was called stuck."""
+    request.getfixturevalue("rabbitmq_server")  # or a skip that says how to get one
+    keeper, names = Keeper("QUEUESMITH_PROVE_RUN=rabbitmq"), ("first", "second", "third")
+    server = RabbitMQ(keeper, tmp_path)
+    try:
+        server.start()
+        channel = await (await aio_pika.connect(server.url)).channel()
+        for name in names:
+            await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "quorum"})
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        async with asyncio.timeout(60):
+            connection = await aio_pika.connect(server.url)
+            channel = await connection.channel()
+            for name in names:
+                await channel.default_exchange.publish(aio_pika.Message(b"event"), name)
+            await connection.close()
+    finally:
+        server.remove()
+        keeper.close()
 
 
 def test_every_fault_is_among_those_that_hit() -> None:
@@ -114,6 +144,24 @@ def test_a_slow_machine_is_not_taken_for_a_slow_submit(usual: float, broken: lis
     batch, during, after = Batch("redis-restart"), [Job("k1", slowest=10.6)], [Job("k2", slowest=usual)]
     _enqueued(world, batch, during, after, "Redis")
     assert [name for name, _ in batch.broken] == broken
+
+
+@pytest.mark.parametrize(("unseen", "broken"), [(45.0, ["stuck"]), (25.0, [])])
+def test_a_slow_look_is_not_taken_for_a_slow_recovery(unseen: float, broken: list[str]) -> None:
+    """Seen at a load of 18: done 20 s after the kill, looked at 16 s later, and called stuck."""
+    spec = SimpleNamespace(promises=SimpleNamespace(recovery=30.0))
+    world = SimpleNamespace(spec=spec, warmup=0.0, timeline=Timeline())
+    found = _late(world, [Job("k1", over=10.0, seen=[46.0], unseen=unseen)])
+    assert [one.invariant for one in found] == broken
+
+
+def test_what_the_queue_itself_brings_back_late_is_waited_for(parcels: Parcels, tmp_path: Path) -> None:
+    """asynq hands out a dead worker's tasks after one to two minutes: five rows of its card were unclear."""
+    spec = parcels(recovery=30.0)
+    spec = dataclasses.replace(spec, service=dataclasses.replace(spec.service, redelivery=130.0))
+    run = _Run(spec, Options(only=("kill-all",)), tmp_path, lambda text, done, all: None)
+    world = SimpleNamespace(warmup=2.0, timeline=SimpleNamespace(now=lambda: 20.0))
+    assert (run._patience(10.0, world), run._patience(10.0, world, spec.service.redelivery)) == (22.0, 122.0)
 
 
 def test_worlds_work_in_turn_and_those_that_wait_do_not_count() -> None:

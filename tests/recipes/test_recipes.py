@@ -283,11 +283,12 @@ def test_started_into_a_flat_folder_its_own_test_is_green(recipe: Recipe, flat: 
 @pytest.mark.fault
 def test_recipe_holds_under_kills(recipe: Recipe, flat: Path) -> None:
     spec = load(flat / "prove.toml")
-    kill = "kill-at-effect" if spec.providers else "kill-at-commit"
-    card = prove(spec, Options(seed=3, only=(kill, "twice")))
+    # Without a provider jobs are over in no time: a deploy hit none of nightly's.
+    faults = ("twice", *(("kill-at-effect",) if spec.providers else ("kill-at-commit", "rolling")))
+    card = prove(spec, Options(seed=3, only=faults))
     shutil.rmtree(card.evidence, ignore_errors=True)
     verdicts = {row.fault: row.verdict for row in card.rows}
-    assert (verdicts[kill], verdicts["twice"]) == ("held", "held"), as_text(card)
+    assert {verdicts[name] for name in faults} == {"held"}, as_text(card)
     assert not card.broken, as_text(card)
 
 

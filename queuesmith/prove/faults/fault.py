@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from queuesmith.prove import probes
 from queuesmith.prove.processes import family, owner
 from queuesmith.prove.spec import Spec
 
@@ -97,6 +99,10 @@ def strike(
 def hit_work(world: World, batch: Batch, whom: str) -> None:
     """Does the signal come while work is left?"""
     open_jobs = max(still_open(world, batch), sum(one.in_flight for one in world.providers.values()))
+    if not open_jobs:
+        with contextlib.suppress(Exception):  # Redis may be away
+            states = probes.bullmq_states(world, batch.jobs).values()
+            open_jobs = sum(state == "active" for state, _ in states)
     if open_jobs:
         batch.hits.append(f"{whom} with {many(open_jobs, 'open job')}")
 

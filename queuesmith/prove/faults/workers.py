@@ -229,10 +229,19 @@ def rolling(world: World, batch: Batch) -> None:
     old = [slot for slot in world.service.workers() if slot not in new]
     world.service.wait_up(world.warmup)
     for slot in old:
-        wait = world.submit_later(world.new_jobs(batch, service.jobs // len(old) + 1))
-        if world.busy(batch, 15) and slot.alive:
-            hit_work(world, batch, slot.name)
-            world.service.terminate(slot, world.spec.promises.shutdown)
+        # Quick jobs are over when their submit ends: in its midst, and then with more, as in `strike`.
+        for times in (1, 4, 16) if world.sends_many else (1,):
+            hits, jobs = len(batch.hits), times * (service.jobs // len(old) + 1)
+            wait = world.submit_later(world.new_jobs(batch, jobs))
+
+            def struck(slot: Running = slot, hits: int = hits) -> bool:
+                hit_work(world, batch, slot.name)
+                return len(batch.hits) > hits or all(job.accepted or job.refused for job in batch.jobs.values())
+
+            if slot.alive and world.until(struck, 15, 0.005) and len(batch.hits) > hits:
+                world.service.terminate(slot, world.spec.promises.shutdown)
+                break
+            wait()
         wait()
     world.submit(world.new_jobs(batch, 2))
     over(world, batch, settle=True)

@@ -54,7 +54,8 @@ class Payments:
         headers = {"Idempotency-Key": key} if key else {}
         try:
             answer = await self._http.request(method, path, headers=headers, **content)
-            body = answer.json()
+            # A proxy answers in a shape of its own, or with nothing: here the status and its header say it all.
+            body = {} if answer.status_code == 429 else answer.json()
         except httpx2.ConnectError as error:
             raise Transient(f"payment provider not reached: {error}") from error
         except (httpx2.HTTPError, ValueError) as error:
@@ -67,7 +68,8 @@ class Payments:
 
 
 def _mapped(answer: httpx2.Response, body: dict[str, Any]) -> Exception:
-    detail = body.get("error") or {}
+    error = body.get("error")
+    detail = error if isinstance(error, dict) else {"message": error or ""}
     reason = f"payment provider: {answer.status_code} {detail.get('code', '')}: {detail.get('message', '')}"
     if answer.status_code == 429:
         wait = parse_retry_after(answer.headers.get("Retry-After"), time.time())

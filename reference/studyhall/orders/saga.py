@@ -1,6 +1,7 @@
 """Buying a study pack, as the business says it. Each step names what takes it back."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import delete, insert, select, update
@@ -9,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from studyhall.patterns import outbox
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.job import RetryPolicy
+from studyhall.patterns.retry import surviving
 from studyhall.patterns.saga import DbStep, Saga, SagaStep, StepContext
 
 from .db import orders, packs, seat_reservations
@@ -16,7 +18,8 @@ from .events import SOURCE, OrderCancelled, OrderConfirmed, types
 from .payments import Payments
 
 SAGA = "buy-study-pack"
-CHARGE = RetryPolicy(base=0.5, cap=30, attempts=5, max_age=900)
+# A minute without the provider cancels no order.
+CHARGE = replace(surviving(60, base=0.5, cap=10), max_age=900)
 REFUND = RetryPolicy(base=0.5, cap=60, attempts=20)
 
 

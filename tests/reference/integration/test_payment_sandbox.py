@@ -117,3 +117,15 @@ async def test_every_fault_becomes_the_error_that_says_what_to_do(provider):
         with pytest.raises(OutcomeUnknown, match="Timeout"):
             await hasty.charge("late", **BUY)
         await until(lambda: payments.find("late"), what="the late charge lands after the client gave up")
+
+
+@pytest.mark.parametrize("body", [{"error": "too many"}, "busy", None])
+async def test_an_answer_of_a_proxy_is_judged_by_its_status(body):
+    """An error that is no object was an AttributeError: Retry-After was not kept, and orders were cancelled."""
+    answer = httpx2.Response(429, json=body, headers={"Retry-After": "7"})
+    async with Payments("http://nowhere") as payments:
+        played = httpx2.MockTransport(lambda request: answer)
+        payments._http = httpx2.AsyncClient(base_url="http://nowhere", transport=played)
+        with pytest.raises(RateLimited) as limited:
+            await payments.charge("k", **BUY)
+    assert limited.value.retry_after == 7
