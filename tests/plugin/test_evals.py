@@ -85,7 +85,7 @@ def test_a_case_without_a_service_fails_when_a_skill_is_called(tmp_path: Path) -
 
 def test_graded_cases_are_whole_and_their_grader_is_not_shown() -> None:
     stacks = {case["stack"] for case in evals.CASES.values() if "good" in case}
-    assert stacks == {"celery", "bullmq-ts", "django"}
+    assert stacks == {"celery", "bullmq-ts", "django", "python"}
     for case in evals.CASES.values():
         assert not GIVEN_AWAY.findall(case["prompt"].replace("dead_letters", ""))
         if "good" in case:
