@@ -198,10 +198,10 @@ def processes_of(pid: int) -> list[int]:
             fields = path.read_text().rpartition(")")[2].split()
             if fields[0] != "Z":
                 children.setdefault(int(fields[1]), []).append(int(path.parent.name))
-    found = [pid]
-    for parent in found:
-        found += children.get(parent, [])
-    return found
+    result = [pid]
+    for parent in result:
+        result += children.get(parent, [])
+    return result
 
 
 class Workers:

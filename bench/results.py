@@ -119,9 +119,9 @@ def values(results: Results, section: str, row: str, key: str) -> list[float]:
 
 
 def figure(results: Results, section: str, row: str, key: str) -> list[float] | str | None:
-    found: list[float] | str | None
-    found = results.get("sections", {}).get(section, {}).get("rows", {}).get(row, {}).get(key)
-    return found
+    result: list[float] | str | None
+    result = results.get("sections", {}).get(section, {}).get("rows", {}).get(row, {}).get(key)
+    return result
 
 
 def median(results: Results, section: str, row: str, key: str) -> float | None:

@@ -256,8 +256,8 @@ def results() -> dict[str, Any]:
     """The committed run; else the one of this machine."""
     for path in BENCHES:
         if path.exists():
-            found: dict[str, Any] = json.loads(path.read_text())
-            return found
+            result: dict[str, Any] = json.loads(path.read_text())
+            return result
     return {}
 
 

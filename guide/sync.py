@@ -24,12 +24,16 @@ def pattern_map() -> str:
     lines: list[str] = []
     for skill, title in SKILLS.items():
         lines += [f"### {title}", "", "| pattern | promise | module | proofs |", "|---|---|---|---|"]
-        for one in sorted(patterns().values(), key=lambda one: one.id):
-            if one.skill == skill:
-                links = ", ".join(_module_links([*one.own, *one.parts]))
-                files = ", ".join(f"[{Path(name).stem.removeprefix('test_')}](../{name})" for name in one.proof_files)
-                page = one.page.relative_to(ROOT).as_posix()
-                lines.append(f"| [**{one.id}**](../{page}) {one.title} | {one.summary} | {links} | {files} |")
+        for pattern in sorted(patterns().values(), key=lambda one: one.id):
+            if pattern.skill == skill:
+                links = ", ".join(_module_links([*pattern.own, *pattern.parts]))
+                files = ", ".join(
+                    f"[{Path(name).stem.removeprefix('test_')}](../{name})" for name in pattern.proof_files
+                )
+                page = pattern.page.relative_to(ROOT).as_posix()
+                lines.append(
+                    f"| [**{pattern.id}**](../{page}) {pattern.title} | {pattern.summary} | {links} | {files} |"
+                )
         lines.append("")
     return "\n".join(lines).rstrip()
 

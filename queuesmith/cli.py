@@ -321,19 +321,19 @@ def _add_console(commands: Any) -> None:
 
 def _list(options: argparse.Namespace) -> int:
     named = found(options.patterns)
-    rows = named or [one for one in catalogue.patterns().values() if options.skill in (None, one.skill)]
+    rows = named or [pattern for pattern in catalogue.patterns().values() if options.skill in (None, pattern.skill)]
     if options.json:
         print_json(
             [
                 {
-                    "id": one.id,
-                    "skill": one.skill,
-                    "title": one.title,
-                    "promise": one.summary,
-                    "modules": one.modules,
-                    "requirements": catalogue.packages(one.modules),
+                    "id": row.id,
+                    "skill": row.skill,
+                    "title": row.title,
+                    "promise": row.summary,
+                    "modules": row.modules,
+                    "requirements": catalogue.packages(row.modules),
                 }
-                for one in rows
+                for row in rows
             ]
         )
         return 0
@@ -346,9 +346,9 @@ def _list(options: argparse.Namespace) -> int:
         print("\n".join(f"  proof     {path}" for path in one.proof_files))
     if named:
         return 0
-    width = max((len(one.id) for one in rows), default=0)
+    width = max((len(row.id) for row in rows), default=0)
     for skill in KINDS:
-        of_skill = sorted((one for one in rows if one.skill == skill), key=lambda one: one.id)
+        of_skill = sorted((row for row in rows if row.skill == skill), key=lambda one: one.id)
         if of_skill:
             print(f"\n{skill}")
         for one in of_skill:

@@ -85,7 +85,7 @@ def _difference(project: Project, path: str, record: Mapping[str, str]) -> Diffe
 def plan_update(root: Path) -> list[Adoption]:
     """What `diff --apply` would do: the recorded files as they are upstream now, and modules they have come to need."""
     record = _read(root)
-    found = []
+    result = []
     for into, entry in record.packages.items():
         project = _recorded(root, into, entry)
         refuse_moved(project, record)
@@ -103,8 +103,8 @@ def plan_update(root: Path) -> list[Adoption]:
                 files[f"{project.modules}/{name}"] = f"{OURS}/{name}"
         changes = [change_of(project, record, path, origin) for path, origin in sorted(files.items())]
         needed = requirements_of(project, catalogue.closure(modules), changes)
-        found.append(Adoption(project, entry["patterns"], changes, *needed))
-    return found
+        result.append(Adoption(project, entry["patterns"], changes, *needed))
+    return result
 
 
 def accept(root: Path, paths: Iterable[Path]) -> list[str]:
@@ -159,7 +159,7 @@ def adopt(folder: Path, *, dry_run: bool = False) -> tuple[Path, list[Copy]]:
     for into, entry in record.packages.items():
         _record_inits(root, into, entry["files"])
         modules = {module_name(file["from"]) for file in entry["files"].values()}
-        held = {one.id for one in catalogue.patterns().values() if one.own[0] in modules}
+        held = {pattern.id for pattern in catalogue.patterns().values() if pattern.own[0] in modules}
         entry["patterns"] = sorted({*entry["patterns"], *held})
     if not dry_run and (copies or (root / LOCK).is_file()):
         replace(root, {LOCK: record.text()})
@@ -222,9 +222,9 @@ def _older() -> dict[str, str]:
         return {}
     command = [git, "-C", str(ROOT), "log", "--format=", "--raw", "--no-abbrev", "--no-renames", "--", OURS]
     output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    found = {}
+    result = {}
     for line in output.splitlines():
         change, _, path = line.partition("\t")
         if path.endswith(".py"):
-            found[change.split()[3]] = module_name(path)
-    return found
+            result[change.split()[3]] = module_name(path)
+    return result

@@ -76,7 +76,7 @@ async def forget_reminder(app: App, document_id: str) -> None:
 
 async def _document(app: App, document_id: str) -> db.Document:
     async with read(app.store) as connection:
-        found = await db.document_of_anybody(connection, document_id)
-    if found is None:
+        result = await db.document_of_anybody(connection, document_id)
+    if result is None:
         raise UnknownDocument(f"there is no document {document_id!r}: see studyhall status")
-    return found
+    return result

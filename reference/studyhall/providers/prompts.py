@@ -124,7 +124,7 @@ def relevant(question: str, found: Sequence[str], *, at_most: int) -> list[str]:
     scores = [
         (len(asked & {stem(word) for word in WORD.findall(sentence)}), -index) for index, sentence in enumerate(found)
     ]
-    best = sorted((one for one in scores if one[0]), reverse=True)[:at_most]
+    best = sorted((score for score in scores if score[0]), reverse=True)[:at_most]
     return [found[-index] for _, index in sorted(best, key=lambda one: -one[1])]
 
 

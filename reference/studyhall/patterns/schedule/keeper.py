@@ -158,8 +158,8 @@ class Schedules:
         return iter(self._all.values())
 
     def __getitem__(self, schedule_id: str) -> Schedule:
-        if found := self._all.get(schedule_id):
-            return found
+        if result := self._all.get(schedule_id):
+            return result
         known = ", ".join(sorted(self._all)) or "none"
         raise UnknownSchedule(f"no schedule {schedule_id!r} (declared: {known})")
 

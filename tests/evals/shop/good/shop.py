@@ -44,7 +44,9 @@ def settle(statement, order, *more):
 
 
 def work():
-    claim = "update steps set due = ? where id = (select id from steps where due <= ? order by due limit 1) returning id"
+    claim = (
+        "update steps set due = ? where id = (select id from steps where due <= ? order by due limit 1) returning id"
+    )
     while True:
         found = store.execute(claim, (time.time() + 8, time.time())).fetchall()
         for (order,) in found:
