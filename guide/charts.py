@@ -102,8 +102,8 @@ def _peers(results: dict[str, Any], section: str) -> list[tuple[str, str]]:
 def table(results: dict[str, Any], only: str = "") -> str:
     """The same and more as a table: all peers, or those that are named."""
     lines = [
-        "| | no-op jobs/s, one process | 20 kills, tuned: lost | stuck | duplicated | killed job runs again after, tuned "
-        "| default |",
+        "| | no-op jobs/s, one process | 20 kills, tuned: lost | stuck | duplicated | killed job runs again after, "
+        "tuned | default |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for ident, about in results["peers"].items():

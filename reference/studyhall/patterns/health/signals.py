@@ -26,7 +26,7 @@ from redis.exceptions import NoPermissionError
 __all__ = ["Health", "QueueHealth", "measure", "memory_used", "problems"]
 
 WINDOW = 300.0  # seconds over which failures are counted
-KEPT = 1_000  # completed jobs that retention leaves: with so many, the window may be cut short
+KEPT = 1_000  # completed jobs that retention leaves: with this many, the window may be cut short
 MOST_PRIORITIES = 32
 
 

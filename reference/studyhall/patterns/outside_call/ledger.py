@@ -138,7 +138,7 @@ class Ledger(Protocol):
         """The calls that wait for a human, the oldest first."""
 
     async def purge(self, provider: str, older_than: float) -> int:
-        """Forget done and refused calls that were made so many seconds ago."""
+        """Forget done and refused calls older than this many seconds."""
 
 
 class SyncLedger(Protocol):
