@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 
 PICTURE = Path(__file__).parent / "assets" / "demo.svg"
@@ -20,9 +21,9 @@ COLUMNS, ROWS, CHAR, LINE, LONGEST = 80, 20, 7.25, 17, 1.5
 STYLE = (
     "text{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;fill:#e6edf3;white-space:pre}"
     ".c{fill:#7ee787}.k{fill:#ffa198}.h{font-weight:600}"
-    "@keyframes s{from{opacity:0}}text{animation:s .01s both}"
+    "@keyframes s{from{opacity:0}}g{animation:s .01s both}"
 )
-STILL = "@media(prefers-reduced-motion:reduce){text,g{animation:none}}"
+STILL = "@media(prefers-reduced-motion:reduce){g,#m{animation:none}}"
 
 
 def record() -> list[tuple[float, str]]:
@@ -46,25 +47,28 @@ def kind(line: str) -> str:
 
 
 def draw(recorded: Iterable[tuple[float, str]]) -> str:
-    drawn, scrolls, clock, last = [], [], 0.3, 0.0
+    drawn, scrolls, clock, last, shown = "", {}, 0.3, 0.0, 0.0
     lines = [(0.0, PROMPT), *recorded]
+    length = clock + sum(min(after[0] - before[0], LONGEST) for before, after in pairwise(lines))
     for row, (at, line) in enumerate(lines):
         clock, last = clock + min(at - last, LONGEST), at
         if row >= ROWS:
-            scrolls.append((clock, (ROWS - row - 1) * LINE))
+            scrolls[f"{100 * clock / length:.1f}%"] = (row + 1 - ROWS) * LINE
         if line.strip():
+            # Lines of one moment are a group.
+            drawn += f'</g>\n<g style="animation-delay:{clock:.1f}s">' if clock > shown + 0.05 else ""
+            shown = clock
             name = f' class="{kind(line)}"' if kind(line) else ""
-            text = escape(line, quote=False)
-            drawn.append(f'<text x="14" y="{row * LINE + 14}"{name} style="animation-delay:{clock:.1f}s">{text}</text>')
-    moves = "".join(f"{100 * at / clock:.1f}%{{transform:translateY({y}px)}}" for at, y in scrolls)
-    moved = f"g{{transform:translateY({scrolls[-1][1]}px);animation:m {clock:.1f}s step-end}}" if scrolls else ""
-    width, height = round(COLUMNS * CHAR + 28), ROWS * LINE + 28
+            drawn += f'<text y="{row * LINE + 14}"{name}>{escape(line, quote=False)}</text>\n'
+    width, height, up = round(COLUMNS * CHAR + 28), ROWS * LINE + 28, max(len(lines) - ROWS, 0) * LINE
+    moves = "".join(f"{at}{{transform:translateY(-{y}px)}}" for at, y in scrolls.items())
+    still = f"#m{{transform:translateY(-{up}px);animation:m {length:.1f}s step-end}}"
+    style = f"{STYLE}@keyframes m{{0%{{transform:none}}{moves}}}{still}{STILL}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="make demo: '
-        f'a worker is killed in the middle of its jobs. {escape(lines[-1][1])}"><style>{STYLE}'
-        f"@keyframes m{{0%{{transform:none}}{moves}}}{moved}{STILL}</style>"
+        f'a worker is killed in the middle of its jobs. {escape(lines[-1][1])}"><style>{style}</style>'
         f'<rect width="{width}" height="{height}" rx="8" fill="#0d1117" stroke="#6e7681"/>'
-        f'<svg y="14" width="{width}" height="{ROWS * LINE}"><g>\n' + "\n".join(drawn) + "</g></svg></svg>\n"
+        f'<svg x="14" y="14" width="{width}" height="{ROWS * LINE}"><g id="m"><g>{drawn}</g></g></svg></svg>\n'
     )
 
 

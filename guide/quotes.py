@@ -192,15 +192,3 @@ def description(skill_md: str) -> str:
     match = re.search(r"^description: (.*)$", skill_md, re.MULTILINE)
     assert match, "a skill has a description on one line"
     return match[1].strip().strip('"')
-
-
-def token_table(_: str = "") -> str:
-    """For the README: what a skill costs before and after it is used."""
-    lines = ["| skill | listed always | SKILL.md | pages | largest page |", "|---|---:|---:|---:|---:|"]
-    for path in sorted((ROOT / "skills").glob("*/SKILL.md")):
-        text = path.read_text()
-        pages = [page.read_text() for page in sorted((path.parent / "references").glob("*.md"))]
-        largest = max((tokens(page) for page in pages), default=0)
-        listed = tokens(f"{path.parent.name} {description(text)}")
-        lines.append(f"| `{path.parent.name}` | {listed} | {tokens(text):,} | {len(pages)} | {largest:,} |")
-    return "\n".join([*lines, "", f"Tokens, estimated: {PROSE} characters of prose or {CODE} of code each."])

@@ -51,19 +51,12 @@ def _module_links(names: list[str]) -> Iterator[str]:
 HEADLINES = (
     ("stall-budget", "random-kills"),
     ("stall-budget", "redis-killed"),
-    ("stall-budget", "recovery"),
     ("shutdown", "sigterm"),
-    ("bullmq-worker", "idle"),
-    ("bullmq-worker", "close"),
     ("idempotency", "kills"),
     ("dead-letter", "kills"),
-    ("checkpoint", "kills"),
-    ("flow", "killed-workers"),
     ("schedule", "leader-kills"),
     ("outbox", "kills"),
     ("saga", "kills"),
-    ("event-bus", "consumer kills, redis"),
-    ("engine", "all-users-killed"),
 )
 
 
@@ -99,7 +92,6 @@ REGIONS: dict[str, Callable[[Path, str], str]] = {
     "stack": lambda _page, args: stacks.table(args),
     "stacks": lambda _page, _: stacks.matrix(),
     "which": lambda _page, args: which.brokers() if args == "brokers" else which.queues(),
-    "tokens": lambda _page, _: quotes.token_table(),
     "quote": lambda _page, args: quotes.quote(args),
     "card": lambda page, _: quotes.card(quotes.pattern_of(page)),
     "files": lambda page, _: quotes.files(quotes.pattern_of(page)),
