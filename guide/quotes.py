@@ -155,7 +155,7 @@ def _owner(module: str) -> Pattern:
     name = module.removesuffix("__init__.py")
 
     def fits(one: Pattern) -> tuple[int, int]:
-        return sum(mine.startswith(name) for mine in one.own), -len(one.modules)
+        return sum(own.startswith(name) for own in one.own), -len(one.modules)
 
     parts = [
         find(f"{pattern.id}.{PurePosixPath(part).stem}") for pattern in patterns().values() for part in pattern.parts

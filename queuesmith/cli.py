@@ -427,7 +427,7 @@ def _console(options: argparse.Namespace) -> int:
 
 
 def _answers(options: argparse.Namespace) -> dict[str, Any]:
-    """What was said on the command line, for copier; None: it asks, or takes the default."""
+    """What was given on the command line, for copier; None: it asks, or takes the default."""
     events = [name for name in ("broker", "event") if getattr(options, name)]
     kind = options.kind or ("event-driven" if events else None)
     if events and kind != "event-driven":

@@ -74,12 +74,12 @@ def _difference(project: Project, path: str, record: Mapping[str, str]) -> Diffe
         return Difference(path, "gone here", "")
     if record["from"] and not (ROOT / record["from"]).is_file():
         return Difference(path, "gone upstream", "")
-    mine, theirs = file.read_text(encoding="utf-8", errors="replace"), content(project, path, record["from"])
-    if mine == theirs:
+    local, upstream = file.read_text(encoding="utf-8", errors="replace"), content(project, path, record["from"])
+    if local == upstream:
         return Difference(path, "unchanged", "")
-    edited, changed = hash_of(mine) != record["sha256"], hash_of(theirs) != record["sha256"]
+    edited, changed = hash_of(local) != record["sha256"], hash_of(upstream) != record["sha256"]
     state = "changed on both sides" if edited and changed else "edited here" if edited else "changed upstream"
-    return Difference(path, state, Change(path, record["from"], state, mine, theirs).diff())
+    return Difference(path, state, Change(path, record["from"], state, local, upstream).diff())
 
 
 def plan_update(root: Path) -> list[Adoption]:
@@ -205,9 +205,9 @@ def _lines(text: str) -> frozenset[str]:
     return frozenset(line for line in lines if len(line) > 12 and not line.startswith(("from ", "import ")))
 
 
-def _most_similar(mine: frozenset[str], lines: Mapping[str, frozenset[str]]) -> str | None:
-    score, name = max((len(mine & theirs) / (len(mine | theirs) or 1), name) for name, theirs in lines.items())
-    return name if score >= SIMILAR and len(mine) >= 10 else None
+def _most_similar(local: frozenset[str], lines: Mapping[str, frozenset[str]]) -> str | None:
+    score, name = max((len(local & upstream) / (len(local | upstream) or 1), name) for name, upstream in lines.items())
+    return name if score >= SIMILAR and len(local) >= 10 else None
 
 
 def _blob(text: str) -> str:

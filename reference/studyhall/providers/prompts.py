@@ -60,13 +60,13 @@ class Explanations(BaseModel):
 
     def for_links(self, batch: Sequence[Link], text: str) -> list[Explanation]:
         """One explanation per link, in their order. LookupError when the model skipped one."""
-        said, whole = {item.number: item for item in self.explanations}, _flat(text)
+        by_number, whole = {item.number: item for item in self.explanations}, _flat(text)
         return [
             Explanation(
                 source=link.source,
                 target=link.target,
-                text=said[number].text,
-                quotes=tuple(quote for quote in said[number].quotes if _in_text(quote, whole)),
+                text=by_number[number].text,
+                quotes=tuple(quote for quote in by_number[number].quotes if _in_text(quote, whole)),
             )
             for number, link in enumerate(batch, start=1)
         ]
