@@ -58,7 +58,7 @@ _OPTIONS: dict[OnFailure, dict[str, Any]] = {
 
 
 class FlowConflict(Permanent):
-    """The same job would have two parents. Give it a key of its own in each flow."""
+    """The same job would have two parents. Give it its own key in each flow."""
 
 
 class FlowTooLarge(Permanent):

@@ -46,7 +46,7 @@ class InFlight(Snooze):
 
 
 class Refused(Permanent):
-    """The provider refused this call for good. Mend it, `resolve(key, again=True)` (on the command line:
+    """The provider refused this call for good. Fix it, `resolve(key, again=True)` (on the command line:
     `outside_call.command PROVIDER KEY --again`), then replay the job."""
 
 

@@ -147,7 +147,7 @@ class SagaConflict(Permanent):
 
 
 class UnknownSaga(Permanent):
-    """No saga has this id. `list_sagas` shows the ones there are."""
+    """No saga has this id. `list_sagas` shows those that exist."""
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class Jobs(Protocol):
 
 
 class UnknownSchedule(JobError):
-    """No schedule of this id is declared. `schedule list` names those that are."""
+    """No schedule of this id is declared. `schedule list` shows the declared ones."""
 
 
 @dataclass(frozen=True, slots=True)
