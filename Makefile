@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 JOBS ?= 3  # tests wait more than they compute
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all faults full lint format sync lock bench bench-full guide screenshots new-pattern release clean
+.PHONY: help install demo test test-all faults full lint format sync lock bench bench-full guide screenshots demo-picture new-pattern release clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ bench-full: $(STAMP) ## The whole benchmark, three rounds, and rewrite bench/res
 
 screenshots: $(STAMP) ## Make guide/assets/screenshots from a running StudyHall (needs chromium)
 	@$(BIN)/python -m guide.screenshots
+
+demo-picture: $(STAMP) ## Record the demo and draw it for the README: guide/assets/demo.svg
+	@$(BIN)/python -m guide.draw_demo
 
 new-pattern: $(STAMP) ## Lay out a new pattern: NAME=slow-start SKILL=background-jobs
 	@$(BIN)/python -m guide.new_pattern $(NAME) $(SKILL)

@@ -6,7 +6,7 @@ A section gets a `Lab` and uses it so:
         with lab.bench(peer) as bench:                     # empty Redis, empty tally
             bench.enqueue(2000, bulk=True)                 # -> seconds
             workers = bench.start(processes=2)             # real processes; killed when the block ends
-            bench.tally.wait(2000)                         # until so many executions ended
+            bench.tally.wait(2000)                         # until this many executions ended
             workers.kill()                                 # SIGKILL to the whole tree, as when a container dies
             bench.tally.records(), bench.tally.missing(2000), bench.tally.duplicated()
 """
@@ -198,10 +198,10 @@ def processes_of(pid: int) -> list[int]:
             fields = path.read_text().rpartition(")")[2].split()
             if fields[0] != "Z":
                 children.setdefault(int(fields[1]), []).append(int(path.parent.name))
-    found = [pid]
-    for parent in found:
-        found += children.get(parent, [])
-    return found
+    result = [pid]
+    for parent in result:
+        result += children.get(parent, [])
+    return result
 
 
 class Workers:
@@ -337,7 +337,7 @@ class Bench:
         return workers
 
     def finished(self, jobs: int, workers: Workers, timeout: float = 120) -> list[Record]:
-        """The records, when so many executions ended; says what the workers said when they do not come."""
+        """The records, when this many executions ended; shows what the workers printed if they do not come."""
         deadline = time.monotonic() + timeout
         while self.tally.count() < jobs:
             if time.monotonic() > deadline or not workers.alive():

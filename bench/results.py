@@ -119,9 +119,9 @@ def values(results: Results, section: str, row: str, key: str) -> list[float]:
 
 
 def figure(results: Results, section: str, row: str, key: str) -> list[float] | str | None:
-    found: list[float] | str | None
-    found = results.get("sections", {}).get(section, {}).get("rows", {}).get(row, {}).get(key)
-    return found
+    result: list[float] | str | None
+    result = results.get("sections", {}).get(section, {}).get("rows", {}).get(row, {}).get(key)
+    return result
 
 
 def median(results: Results, section: str, row: str, key: str) -> float | None:
@@ -131,8 +131,8 @@ def median(results: Results, section: str, row: str, key: str) -> float | None:
 
 def compare(results: Results, section: str, key: str, one: str, other: str) -> Ratio | None:
     """How many times `other` fits into `one`; rounds that both have."""
-    mine, theirs = values(results, section, one, key), values(results, section, other, key)
-    return ratio(mine, theirs)
+    values_of_one, values_of_other = values(results, section, one, key), values(results, section, other, key)
+    return ratio(values_of_one, values_of_other)
 
 
 def columns(section: Mapping[str, Any]) -> dict[str, Column]:

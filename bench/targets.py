@@ -22,28 +22,28 @@ class Target:
 
 
 def targets(results: Results) -> list[Target]:
-    found = [
+    result = [
         _times(results, "full pipeline, no-op jobs", PIPELINE, "stock", 2.0),
         _times(results, "bare worker, no-op jobs", BARE, "stock", 4.0),
         _times(results, "bare worker, no-op jobs", BARE, "node", 0.5),
     ]
-    found += [
+    result += [
         _times(results, "full pipeline ahead, no-op jobs of one process", PIPELINE, peer, 1.0)
         for peer in PYTHON_PEERS
         if peer != "stock" and peer in results["peers"]
     ]
-    found += [
+    result += [
         _least(results, f"bulk enqueue to single, {name}", "enqueue", peer, "gain", 4.0)
         for name, peer in (("full pipeline", PIPELINE), ("bare", BARE))
     ]
-    found += [_scaling(results, name, peer) for name, peer in (("full pipeline", PIPELINE), ("bare", BARE))]
-    found += [
+    result += [_scaling(results, name, peer) for name, peer in (("full pipeline", PIPELINE), ("bare", BARE))]
+    result += [
         _most(results, "p99 enqueue to start, idle queue", "latency", PIPELINE, "idle_p99", 10.0, " ms"),
         _most(results, "enqueue to start after a silence, worst", "silence", PIPELINE, "worst", 10.0, " ms"),
         _most(results, "jobs lost by the kills", "kills", PIPELINE, "lost", 0, ""),
         _most(results, "jobs duplicated by the kills", "kills", PIPELINE, "duplicated", 0, ""),
     ]
-    return found
+    return result
 
 
 def _times(results: Results, text: str, one: str, other: str, wanted: float) -> Target:

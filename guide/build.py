@@ -154,8 +154,8 @@ def _file(address: str) -> str:
 
 
 def _title(text: str) -> str:
-    found = re.search(r"^# (.+)$", text, re.MULTILINE)
-    return found[1].replace("`", "") if found else "?"
+    match = re.search(r"^# (.+)$", text, re.MULTILINE)
+    return match[1].replace("`", "") if match else "?"
 
 
 def serve(site: Path) -> None:

@@ -139,7 +139,7 @@ def sentences(pattern: str, entries: Measured) -> list[str]:
     told = []
     for plain in sorted(merged, key=lambda name: (order.index(name) if name in order else len(order), name)):
         (store, text), *others = merged[plain].items()
-        same = [STORES[other] for other, said in others if said == text]
+        same = [STORES[other] for other, sentence in others if sentence == text]
         on = f" ({' and '.join([STORES[store], *same])})" if store else ""
         told.append(f"{text.removesuffix('.')}{on}.")
     return told
@@ -256,8 +256,8 @@ def results() -> dict[str, Any]:
     """The committed run; else the one of this machine."""
     for path in BENCHES:
         if path.exists():
-            found: dict[str, Any] = json.loads(path.read_text())
-            return found
+            result: dict[str, Any] = json.loads(path.read_text())
+            return result
     return {}
 
 

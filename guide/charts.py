@@ -80,7 +80,7 @@ def recovery(results: dict[str, Any], settings: str = "default") -> str:
         unit = " s" if seconds is not None or str(words).startswith(">") else ""
         shown = number(seconds) if seconds is not None else str(words)
         found.append(Bar(title, shown + unit, [("wait", seconds or 0)], row in OURS, seconds is None))
-    words = "default settings" if settings == "default" else "limits lowered"
+    words = "default settings" if settings == "default" else "tuned"
     order = sorted(found, key=lambda bar: (bar.endless, bar.words == "never", sum(value for _, value in bar.parts)))
     return chart(f"A killed worker's job runs again after, {words}", order)
 
@@ -102,8 +102,8 @@ def _peers(results: dict[str, Any], section: str) -> list[tuple[str, str]]:
 def table(results: dict[str, Any], only: str = "") -> str:
     """The same and more as a table: all peers, or those that are named."""
     lines = [
-        "| | no-op jobs/s, one process | 20 kills: lost | stuck | duplicated | a killed job runs again after, limits "
-        "lowered | at its defaults |",
+        "| | no-op jobs/s, one process | 20 kills, tuned: lost | stuck | duplicated | killed job runs again after, "
+        "tuned | default |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for ident, about in results["peers"].items():

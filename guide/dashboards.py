@@ -152,7 +152,8 @@ def _executions() -> list[tuple[str, str, str]]:
     """Of every worker process: (name, help, type)."""
     families = JobMetrics().registry.collect()
     return [
-        (f"{one.name}_total" if one.type == "counter" else one.name, one.documentation, one.type) for one in families
+        (f"{family.name}_total" if family.type == "counter" else family.name, family.documentation, family.type)
+        for family in families
     ]
 
 

@@ -114,7 +114,7 @@ CHANGE = "- TITLE (`ID`): @@, what it promises.\n"
 def lay_out(ident: str, skill: str) -> list[Path]:
     """Write the files of a new pattern; the paths to fill in."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", ident):
-        raise SystemExit(f"{ident!r} is no name for a pattern: lower-case words with dashes, like slow-start")
+        raise SystemExit(f"{ident!r} is not a name for a pattern: lower-case words with dashes, like slow-start")
     if skill not in SKILLS:
         raise SystemExit(f"there is no skill {skill!r}; take one of {', '.join(SKILLS)}")
     name = ident.replace("-", "_")

@@ -55,22 +55,22 @@ def antipatterns() -> dict[str, dict[str, Any]]:
 
 def all_pages() -> dict[str, str]:
     """Address -> markdown of every page of the guide."""
-    found = {f"patterns/{ident}": pattern_page(one) for ident, one in sorted(patterns().items())}
+    result = {f"patterns/{ident}": pattern_page(one) for ident, one in sorted(patterns().items())}
     for name, address in READING.items():
         skill, stem = name.split("/")
         path = ROOT / "skills" / skill / "references" / f"{stem}.md"
-        found[address] = from_file(path)
+        result[address] = from_file(path)
     for path in sorted((ROOT / "skills").glob("*/references/stacks/*.md")):
-        found[f"stacks/{path.stem}"] = from_file(path)
-    found |= {f"recipes/{one.id}": from_file(ROOT / one.page) for one in recipes().values()}
+        result[f"stacks/{path.stem}"] = from_file(path)
+    result |= {f"recipes/{recipe.id}": from_file(ROOT / recipe.page) for recipe in recipes().values()}
     for path in sorted((ROOT / "skills").glob("*/SKILL.md")):
-        found[f"skills/{path.parent.name}"] = from_file(path)
-    found["reference"] = from_file(ROOT / "reference" / "README.md")
-    found |= {f"antipatterns/{ident}": antipattern_page(row) for ident, row in antipatterns().items()}
+        result[f"skills/{path.parent.name}"] = from_file(path)
+    result["reference"] = from_file(ROOT / "reference" / "README.md")
+    result |= {f"antipatterns/{ident}": antipattern_page(row) for ident, row in antipatterns().items()}
     for path in sorted((HERE / "pages").rglob("*.md")):
         address = path.relative_to(HERE / "pages").with_suffix("").as_posix()
-        found["" if address == "index" else address] = written(path)
-    return found
+        result["" if address == "index" else address] = written(path)
+    return result
 
 
 # ---- text from elsewhere in the repository
@@ -243,12 +243,12 @@ def pattern_link(ident: str) -> str:
 def _neighbours() -> dict[str, set[str]]:
     """Patterns that link to each other in their pages, or whose modules import each other."""
     owner = {name: one.id for one in patterns().values() for name in one.own if not name.startswith("core/")}
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
 
     def join(one: str, other: str) -> None:
         if one != other and other in patterns():
-            found.setdefault(one, set()).add(other)
-            found.setdefault(other, set()).add(one)
+            result.setdefault(one, set()).add(other)
+            result.setdefault(other, set()).add(one)
 
     for ident, pattern in patterns().items():
         for match in LINK.finditer(pattern.page.read_text()):
@@ -258,7 +258,7 @@ def _neighbours() -> dict[str, set[str]]:
             for name in catalogue.imports(module)[0]:
                 if name in owner:
                     join(ident, owner[name])
-    return found
+    return result
 
 
 # ---- anti-patterns
@@ -323,14 +323,14 @@ def section(args: str) -> str:
     """`README.md#Three ways in`: the text below a heading of another file, its links made right."""
     name, _, heading = args.partition("#")
     text = from_file(ROOT / name)
-    found = re.search(
+    match = re.search(
         rf"^(#+) {re.escape(heading)}(?: \{{ #[^\n]*)?\n(.*?)(?=^#{{1,2}} |\Z)",
         text,
         re.DOTALL | re.MULTILINE,
     )
-    if found is None:
+    if match is None:
         raise SystemExit(f"{name} has no heading {heading!r}; the guide shows that section")
-    return found[2].strip()
+    return match[2].strip()
 
 
 def tree() -> str:
@@ -380,7 +380,7 @@ def pattern_index() -> str:
 
 def errors() -> str:
     """Every error that the modules raise, with its docstring, which is its message, and the pattern to read."""
-    owner = {name: one for one in patterns().values() for name in (*one.own, *one.parts)}
+    owner = {name: pattern for pattern in patterns().values() for name in (*pattern.own, *pattern.parts)}
     known, rows = {"Exception", "RuntimeError", "ValueError", "LookupError"}, []
     found = [
         (path.relative_to(catalogue.MODULES).as_posix(), node)

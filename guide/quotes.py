@@ -143,11 +143,11 @@ def imported(page: Path) -> set[str]:
 
 def _more(pattern: Pattern) -> list[Pattern]:
     """Further patterns to add for the code on its page; those of the core last, most come along with the others."""
-    found: list[Pattern] = []
+    result: list[Pattern] = []
     for module in sorted(imported(pattern.page), key=lambda name: (name.startswith("core/"), name)):
-        if not any(module in one.modules for one in (pattern, *found)):
-            found.append(_owner(module))
-    return found
+        if not any(module in one.modules for one in (pattern, *result)):
+            result.append(_owner(module))
+    return result
 
 
 def _owner(module: str) -> Pattern:
@@ -155,14 +155,16 @@ def _owner(module: str) -> Pattern:
     name = module.removesuffix("__init__.py")
 
     def fits(one: Pattern) -> tuple[int, int]:
-        return sum(mine.startswith(name) for mine in one.own), -len(one.modules)
+        return sum(own.startswith(name) for own in one.own), -len(one.modules)
 
-    parts = [find(f"{one.id}.{PurePosixPath(part).stem}") for one in patterns().values() for part in one.parts]
+    parts = [
+        find(f"{pattern.id}.{PurePosixPath(part).stem}") for pattern in patterns().values() for part in pattern.parts
+    ]
     # A part only for what is in it: it brings the rest of its package along too.
     for some in (patterns().values(), parts):
         if found := [one for one in some if module in one.modules and fits(one)[0]]:
             return max(found, key=fits)
-    return max((one for one in patterns().values() if module in one.modules), key=fits)
+    return max((pattern for pattern in patterns().values() if module in pattern.modules), key=fits)
 
 
 def _requirements(names: Iterable[str]) -> list[str]:
@@ -187,18 +189,6 @@ def tokens(text: str) -> int:
 
 
 def description(skill_md: str) -> str:
-    found = re.search(r"^description: (.*)$", skill_md, re.MULTILINE)
-    assert found, "a skill has a description on one line"
-    return found[1].strip().strip('"')
-
-
-def token_table(_: str = "") -> str:
-    """For the README: what a skill costs before and after it is used."""
-    lines = ["| skill | listed always | SKILL.md | pages | largest page |", "|---|---:|---:|---:|---:|"]
-    for path in sorted((ROOT / "skills").glob("*/SKILL.md")):
-        text = path.read_text()
-        pages = [page.read_text() for page in sorted((path.parent / "references").glob("*.md"))]
-        largest = max((tokens(page) for page in pages), default=0)
-        listed = tokens(f"{path.parent.name} {description(text)}")
-        lines.append(f"| `{path.parent.name}` | {listed} | {tokens(text):,} | {len(pages)} | {largest:,} |")
-    return "\n".join([*lines, "", f"Tokens, estimated: {PROSE} characters of prose or {CODE} of code each."])
+    match = re.search(r"^description: (.*)$", skill_md, re.MULTILINE)
+    assert match, "a skill has a description on one line"
+    return match[1].strip().strip('"')

@@ -119,10 +119,10 @@ def _choice(one: catalogue.Pattern) -> dict[str, object]:
 def _parts() -> dict[str, dict[str, object]]:
     """Parts are chosen by themselves: `observability.metrics`."""
     found = {}
-    for one in catalogue.patterns().values():
-        for module in one.parts:
-            part = catalogue.find(f"{one.id}.{PurePosixPath(module).stem}")
-            title = f"{one.title}: {PurePosixPath(module).stem}"
+    for pattern in catalogue.patterns().values():
+        for module in pattern.parts:
+            part = catalogue.find(f"{pattern.id}.{PurePosixPath(module).stem}")
+            title = f"{pattern.title}: {PurePosixPath(module).stem}"
             found[part.id] = {**_choice(part), "title": title, "own": module}
     return dict(sorted(found.items()))
 

@@ -17,8 +17,8 @@ from harness.browser import TOKEN, StudyHall, launched  # noqa: E402
 
 SAMPLES = ROOT / "reference" / "samples"
 TARGET = ROOT / "guide" / "assets" / "screenshots"
-DESKTOP = {"width": 1280, "height": 800}
-LARGEST = 12_500
+DESKTOP = {"width": 1280, "height": 533}
+LARGEST = 8_000
 
 
 def main() -> None:

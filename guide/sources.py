@@ -41,19 +41,19 @@ def link(path: str, line: int | None = None) -> str:
 @functools.cache
 def _definitions(path: str) -> dict[str, tuple[int, int, int]]:
     """Dotted name -> first line, last line and line of the `def` of every function and class, nested ones too."""
-    found: dict[str, tuple[int, int, int]] = {}
+    result: dict[str, tuple[int, int, int]] = {}
 
     def visit(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 first = min([child.lineno, *(mark.lineno for mark in child.decorator_list)])
-                found.setdefault(prefix + child.name, (first, child.end_lineno or child.lineno, child.lineno))
+                result.setdefault(prefix + child.name, (first, child.end_lineno or child.lineno, child.lineno))
                 visit(child, f"{prefix}{child.name}.")
             else:
                 visit(child, prefix)
 
     visit(ast.parse((ROOT / path).read_text()), "")
-    return found
+    return result
 
 
 def defines(path: str, name: str) -> bool:

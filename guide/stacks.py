@@ -174,7 +174,7 @@ def table(stack: str) -> str:
 
 def matrix() -> str:
     """All stacks beside each other, every fault."""
-    told = {stack: found for stack in STACKS if set(TWINS) <= (found := results_of(stack)).keys()}
+    told = {stack: measured for stack in STACKS if set(TWINS) <= (measured := results_of(stack)).keys()}
     heads = [
         f"{STACKS[stack]}, {'default' if twin == 'default' else 'with the modules'}" for stack in told for twin in TWINS
     ]

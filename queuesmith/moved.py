@@ -87,7 +87,7 @@ def refuse_moved(project: Project, record: Record) -> None:
         != entry["files"][path]["sha256"]
     ]
     new = {MOVED[name] for name in moved.values()} | {PurePosixPath(path).name for path in entry["files"]}
-    present = {one.id for one in catalogue.patterns().values() if one.own[0] in new}
+    present = {pattern.id for pattern in catalogue.patterns().values() if pattern.own[0] in new}
     patterns = entry["patterns"] or sorted(present)
     imports = {name.removesuffix(".py"): new_import(name) for name in moved.values()}
     changed = {old: now for old, now in sorted(imports.items()) if old != now}

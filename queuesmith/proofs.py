@@ -31,16 +31,16 @@ class Proofs:
 
 def proofs_of(patterns: Iterable[Pattern], present: set[str]) -> Proofs:
     """Every test of these patterns that can run elsewhere; `present` are the modules that are copied anyway."""
-    found = Proofs()
+    result = Proofs()
     for proof in sorted({path for pattern in patterns for path in _candidates(pattern)}):
         parts = _parts(proof)
         if parts is None:
             continue
         extra = set(catalogue.closure(parts[1])) - present
         if all(name.startswith("core/") for name in extra):
-            found.files |= parts[0]
-            found.modules |= extra
-    return found
+            result.files |= parts[0]
+            result.modules |= extra
+    return result
 
 
 def _candidates(pattern: Pattern) -> Iterator[str]:
@@ -80,8 +80,8 @@ def _parts(proof: str) -> tuple[dict[str, str], frozenset[str]] | None:
 def _module(dotted: list[str]) -> str:
     """The module that `studyhall.patterns.outbox.relay.Relay` is in: the longest beginning that is one."""
     for length in range(len(dotted), 0, -1):
-        if found := catalogue.module_of(dotted[:length]):
-            return found
+        if result := catalogue.module_of(dotted[:length]):
+            return result
     return "__init__.py"
 
 
@@ -109,13 +109,13 @@ def _fixtures_in(text: str) -> Iterator[str]:
 @functools.cache
 def _fixtures() -> dict[str, str]:
     """Fixture -> harness module, without those that the conftest below replaces."""
-    found = {}
+    result = {}
     for path in sorted((ROOT / HARNESS).glob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             marks = [ast.unparse(mark) for mark in getattr(node, "decorator_list", [])]
             if path.stem != "figures" and any("fixture" in mark for mark in marks):
-                found[str(getattr(node, "name", ""))] = path.stem
-    return found
+                result[str(getattr(node, "name", ""))] = path.stem
+    return result
 
 
 def adapted(text: str, package: str) -> str:

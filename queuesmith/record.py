@@ -62,12 +62,12 @@ class Record:
 
     def gone(self, root: Path) -> dict[str, int]:
         """Folders of which no module is left -> how many there were."""
-        found = {}
+        result = {}
         for into, entry in self.packages.items():
             modules = _modules(entry)
             if modules and not any((root / path).is_file() for path in modules):
-                found[into] = len(modules)
-        return found
+                result[into] = len(modules)
+        return result
 
     def _follow(self, root: Path) -> None:
         """A package that was renamed took its modules along: find them by their names."""

@@ -74,18 +74,18 @@ def _difference(project: Project, path: str, record: Mapping[str, str]) -> Diffe
         return Difference(path, "gone here", "")
     if record["from"] and not (ROOT / record["from"]).is_file():
         return Difference(path, "gone upstream", "")
-    mine, theirs = file.read_text(encoding="utf-8", errors="replace"), content(project, path, record["from"])
-    if mine == theirs:
+    local, upstream = file.read_text(encoding="utf-8", errors="replace"), content(project, path, record["from"])
+    if local == upstream:
         return Difference(path, "unchanged", "")
-    edited, changed = hash_of(mine) != record["sha256"], hash_of(theirs) != record["sha256"]
+    edited, changed = hash_of(local) != record["sha256"], hash_of(upstream) != record["sha256"]
     state = "changed on both sides" if edited and changed else "edited here" if edited else "changed upstream"
-    return Difference(path, state, Change(path, record["from"], state, mine, theirs).diff())
+    return Difference(path, state, Change(path, record["from"], state, local, upstream).diff())
 
 
 def plan_update(root: Path) -> list[Adoption]:
     """What `diff --apply` would do: the recorded files as they are upstream now, and modules they have come to need."""
     record = _read(root)
-    found = []
+    result = []
     for into, entry in record.packages.items():
         project = _recorded(root, into, entry)
         refuse_moved(project, record)
@@ -103,8 +103,8 @@ def plan_update(root: Path) -> list[Adoption]:
                 files[f"{project.modules}/{name}"] = f"{OURS}/{name}"
         changes = [change_of(project, record, path, origin) for path, origin in sorted(files.items())]
         needed = requirements_of(project, catalogue.closure(modules), changes)
-        found.append(Adoption(project, entry["patterns"], changes, *needed))
-    return found
+        result.append(Adoption(project, entry["patterns"], changes, *needed))
+    return result
 
 
 def accept(root: Path, paths: Iterable[Path]) -> list[str]:
@@ -159,7 +159,7 @@ def adopt(folder: Path, *, dry_run: bool = False) -> tuple[Path, list[Copy]]:
     for into, entry in record.packages.items():
         _record_inits(root, into, entry["files"])
         modules = {module_name(file["from"]) for file in entry["files"].values()}
-        held = {one.id for one in catalogue.patterns().values() if one.own[0] in modules}
+        held = {pattern.id for pattern in catalogue.patterns().values() if pattern.own[0] in modules}
         entry["patterns"] = sorted({*entry["patterns"], *held})
     if not dry_run and (copies or (root / LOCK).is_file()):
         replace(root, {LOCK: record.text()})
@@ -205,9 +205,9 @@ def _lines(text: str) -> frozenset[str]:
     return frozenset(line for line in lines if len(line) > 12 and not line.startswith(("from ", "import ")))
 
 
-def _most_similar(mine: frozenset[str], lines: Mapping[str, frozenset[str]]) -> str | None:
-    score, name = max((len(mine & theirs) / (len(mine | theirs) or 1), name) for name, theirs in lines.items())
-    return name if score >= SIMILAR and len(mine) >= 10 else None
+def _most_similar(local: frozenset[str], lines: Mapping[str, frozenset[str]]) -> str | None:
+    score, name = max((len(local & upstream) / (len(local | upstream) or 1), name) for name, upstream in lines.items())
+    return name if score >= SIMILAR and len(local) >= 10 else None
 
 
 def _blob(text: str) -> str:
@@ -222,9 +222,9 @@ def _older() -> dict[str, str]:
         return {}
     command = [git, "-C", str(ROOT), "log", "--format=", "--raw", "--no-abbrev", "--no-renames", "--", OURS]
     output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    found = {}
+    result = {}
     for line in output.splitlines():
         change, _, path = line.partition("\t")
         if path.endswith(".py"):
-            found[change.split()[3]] = module_name(path)
-    return found
+            result[change.split()[3]] = module_name(path)
+    return result

@@ -33,6 +33,8 @@ EVERYWHERE = {
     r"for ever": "forever",
     r"anew": "again",
     r"attempts? unspent|spends? (?:no|an) attempt": "consumes no attempt",
+    r"surely": "certainly, or leave it out",
+    r"to be had": "available",
     r"_surely|_call_human|_of_the_last_life": "the noun of the domain",
 }
 IN_TEXTS = {r"doubled": "duplicated", r"(?:was|were|is|are|just) given back": "released"}

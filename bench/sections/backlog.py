@@ -121,9 +121,9 @@ async def _producer(url: str, client: redis.Redis, sizes: Sequence[int], samples
         return await producer.enqueue(request(10_000_000 + number))
 
     async def one_fetch(number: int) -> object:
-        found = await ledger.take(f"token-{number}")
-        assert found.fields is not None, "nothing was waiting"
-        return found
+        result = await ledger.take(f"token-{number}")
+        assert result.fields is not None, "nothing was waiting"
+        return result
 
     def waiting() -> int:
         return int(client.zcard(f"bull:{QUEUE}:prioritized"))

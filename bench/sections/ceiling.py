@@ -97,8 +97,8 @@ def _redis_benchmark(tool: str, url: str, command: Command, count: int, pipeline
     argv = [word.encode() for word in (tool, *where, *how)] + command.argv
     out = subprocess.run(argv, capture_output=True, timeout=600, check=False)
     # The last line is "name","requests per second",…; the name holds the arguments, binary ones included.
-    found = re.search(rb'"([0-9.]+)"(?:,"[0-9.]+")*\s*\Z', out.stdout)
-    figures = re.findall(rb'"([0-9.]+)"', found[0]) if found else []
+    match = re.search(rb'"([0-9.]+)"(?:,"[0-9.]+")*\s*\Z', out.stdout)
+    figures = re.findall(rb'"([0-9.]+)"', match[0]) if match else []
     if out.returncode or not figures:
         raise RuntimeError(f"{tool} failed: {out.stdout[-300:]!r} {out.stderr[-300:]!r}")
     return float(figures[0])

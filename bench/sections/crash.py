@@ -99,11 +99,11 @@ class Effects:
     def times(self) -> Counter[int]:
         """Job -> how often its effect happened."""
         rows = self._database.execute("SELECT job, count(*) FROM effects GROUP BY job")
-        found = Counter(dict(rows.fetchall()))
+        result = Counter(dict(rows.fetchall()))
         if self._lines.exists():
             text = self._lines.read_text()
-            found.update(int(line) for line in text[: text.rfind("\n") + 1].splitlines())
-        return found
+            result.update(int(line) for line in text[: text.rfind("\n") + 1].splitlines())
+        return result
 
     def close(self) -> None:
         self._database.close()
@@ -167,11 +167,11 @@ def _taskiq(client: Any, queue: str) -> Held:
 
 def _containing(client: Any, pattern: str, *words: str) -> int:
     """How many values hold one of the words. The client must not decode: some peers pickle."""
-    found = 0
+    result = 0
     for key in client.scan_iter(pattern, count=1000):
         value = client.get(key) or b""
-        found += any(word.encode() in value for word in words)
-    return found
+        result += any(word.encode() in value for word in words)
+    return result
 
 
 @contextlib.contextmanager

@@ -82,11 +82,11 @@ def once(lab: Lab, peer: Peer, name: str, workload: Workload) -> dict[str, Value
         begun = bench.tally.count(), workers.cpu_seconds(), redis_seconds(client)
         records = bench.finished(jobs, workers)
         ended = bench.tally.count(), workers.cpu_seconds(), redis_seconds(client)
-        found: dict[str, Value] = {name: round(rate(records))}
+        result: dict[str, Value] = {name: round(rate(records))}
         if name == "noop" and ended[0] > begun[0]:
             worked, worker, redis = (after - before for before, after in zip(begun, ended, strict=True))
-            found |= {"worker_us": round(worker / worked * 1e6), "redis_us": round(redis / worked * 1e6)}
-    return found
+            result |= {"worker_us": round(worker / worked * 1e6), "redis_us": round(redis / worked * 1e6)}
+    return result
 
 
 def rate(records: list[Record]) -> float:

@@ -42,7 +42,7 @@ async def open_app(settings: Settings, *, edge: bool = False) -> AsyncIterator[A
     `edge` is for processes that take requests from outside: they refuse when the queues are too long, and they
     start without a Redis that is configured and away. Workers do neither: follow-up work must get in.
     """
-    settings.make_data_dir()  # files live here, also when all servers are elsewhere
+    settings.make_data_dir()  # files live here, even when all servers are elsewhere
     redis = _redis(settings, edge)
     for warning in redis.warnings:
         log.warning(warning)

@@ -17,8 +17,8 @@ from .schedules import schedules
 
 async def cancel_document(app: App, document_id: str, reason: str) -> list[Cancellation]:
     """Stop whatever is still to be done for a document. What is stored already stays."""
-    found = await _document(app, document_id)
-    given = {"document_id": document_id, "owner": found.owner}
+    document = await _document(app, document_id)
+    given = {"document_id": document_id, "owner": document.owner}
     ended = []
     # The markers first, in the database: they hold whether the flow is queued, waits to be, or runs.
     for name in reversed(STAGES):
@@ -27,7 +27,7 @@ async def cancel_document(app: App, document_id: str, reason: str) -> list[Cance
     if all(one.state == "too-late" for one in ended):
         return ended
     async with begin(app.store) as tx:
-        await db.reject(tx, document_id, found.owner, "cancelled", f"Cancelled: {reason}")
+        await db.reject(tx, document_id, document.owner, "cancelled", f"Cancelled: {reason}")
     await pending_jobs.forget(app.store, job_id(STAGES[-1], document_id))
     states = {one.job_id: one for one in ended}
     for name in reversed(STAGES):
@@ -59,9 +59,9 @@ def _queue_of(app: App, ident: str) -> str:
 
 async def remind(app: App, document_id: str, delay: float) -> JobRef:
     """Remind the owner `delay` seconds from now; asked again, the reminder moves."""
-    found = await _document(app, document_id)
+    document = await _document(app, document_id)
     request = JobRequest(
-        "study-reminder", {"document_id": document_id, "owner": found.owner}, key=document_id, delay=delay
+        "study-reminder", {"document_id": document_id, "owner": document.owner}, key=document_id, delay=delay
     )
     ref = await app.producer.enqueue(request)
     if delay:  # if it was there already, only its time changes
@@ -76,7 +76,7 @@ async def forget_reminder(app: App, document_id: str) -> None:
 
 async def _document(app: App, document_id: str) -> db.Document:
     async with read(app.store) as connection:
-        found = await db.document_of_anybody(connection, document_id)
-    if found is None:
+        result = await db.document_of_anybody(connection, document_id)
+    if result is None:
         raise UnknownDocument(f"there is no document {document_id!r}: see studyhall status")
-    return found
+    return result

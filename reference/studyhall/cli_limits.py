@@ -37,11 +37,11 @@ def limits_command(
                 "pending": asdict(await pending(studyhall.store)),
             }
 
-    found = run(go())
+    outcome = run(go())
     if as_json:
-        show_json(found)
+        show_json(outcome)
         return
-    most, age = found["depth_limit"] or "no limit", found["age_limit"]
+    most, age = outcome["depth_limit"] or "no limit", outcome["age_limit"]
     show_table(
         f"Queues: at most {most} jobs, {f'{age:g} s late' if age else 'of any age'}",
         ["queue", "jobs", "ready", "delayed", "waiting for others", "oldest"],
@@ -54,11 +54,11 @@ def limits_command(
                 load["children"],
                 f"{load['oldest_seconds']:g} s",
             ]
-            for name, load in found["queues"].items()
+            for name, load in outcome["queues"].items()
         ],
         "No queues.",
     )
-    breaker, waits = found["provider"], found["pending"]
+    breaker, waits = outcome["provider"], outcome["pending"]
     again = f", next try in {breaker['retry_after']:g} s" if breaker and breaker["retry_after"] else ""
     out.print(f"AI provider: {breaker['state'] + again if breaker else 'local'}", highlight=False)
     if waits["waiting"]:

@@ -29,12 +29,12 @@ def health_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         fine = not over and not standing
         return {"healthy": fine, "over_limit": over, "alerts": standing, "signals": signals, **measured.as_dict()}
 
-    found = run(go())
+    outcome = run(go())
     if as_json:
-        show_json(found)
+        show_json(outcome)
     else:
-        _print(found)
-    if not found["healthy"]:
+        _print(outcome)
+    if not outcome["healthy"]:
         raise typer.Exit(1)
 
 

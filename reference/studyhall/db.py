@@ -142,8 +142,8 @@ async def documents_of(connection: AsyncConnection, owner: str, *, limit: int = 
 
 
 async def text(connection: AsyncConnection, document_id: str, owner: str) -> str | None:
-    found: str | None = await connection.scalar(select(documents.c.text).where(_mine(document_id, owner)))
-    return found
+    result: str | None = await connection.scalar(select(documents.c.text).where(_mine(document_id, owner)))
+    return result
 
 
 async def save_text(tx: AsyncConnection, document_id: str, owner: str, extracted: Extracted) -> None:
@@ -244,7 +244,7 @@ async def _replace(tx: AsyncConnection, table: Table, document_id: str, provider
 
 
 async def _data(connection: AsyncConnection, table: Table, document_id: str, owner: str) -> str | None:
-    found: str | None = await connection.scalar(
+    result: str | None = await connection.scalar(
         select(table.c.data).join(documents, documents.c.id == table.c.document_id).where(_mine(document_id, owner))
     )
-    return found
+    return result

@@ -116,7 +116,7 @@ async def _reconcile_now_and_then(store: AsyncEngine, bus: EventBus, group: str,
     while not stop.is_set():
         try:
             await reconcile_events(store, bus, group)
-        except Exception as error:  # the bus or the database is away: it is no emergency to look later
+        except Exception as error:  # the bus or the database is away: looking later does no harm
             log.warning("cannot look for lost events of %s: %r", group, error)
         with suppress(TimeoutError):
             async with asyncio.timeout(RECONCILE_EVERY):

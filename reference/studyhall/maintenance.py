@@ -146,7 +146,7 @@ class Maintenance:
         async with self.producer.redis.pipeline(transaction=False) as batch:
             for document in documents:
                 batch.exists(queue.toKey(job_id(LAST, document)))
-            found = {document for document, here in zip(documents, await batch.execute(), strict=True) if here}
+            result = {document for document, here in zip(documents, await batch.execute(), strict=True) if here}
         stages = {job_id(name, document): document for document in documents for name in STAGES}
         letters = select(dead_letters.c.job_id).where(
             dead_letters.c.job_id.in_(stages), dead_letters.c.replayed_at.is_(None)
@@ -154,8 +154,8 @@ class Maintenance:
         waiting = select(pending_jobs.c.id).where(pending_jobs.c.id.in_(stages))
         async with read(self.store) as connection:
             for query in (letters, waiting):
-                found |= {stages[ident] for ident in (await connection.scalars(query)).all()}
-        return found
+                result |= {stages[ident] for ident in (await connection.scalars(query)).all()}
+        return result
 
 
 def receivers(urls: str | None) -> Sender | None:

@@ -5,7 +5,7 @@ from .patterns.signed_payload import Signer
 from .patterns.typed_jobs import JobTypes
 from .settings import Settings
 
-# Raise it with every change below, also when you take one back: while a deploy rolls, old instances may restart.
+# Raise it with every change below, even when you revert one: while a deploy rolls, old instances may restart.
 VERSION = 2
 
 

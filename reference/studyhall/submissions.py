@@ -52,8 +52,8 @@ async def replace_file(app: App, document_id: str, path: Path, owner: str = "you
     """Another file for a document, before its failed job is replayed. The old one is left to the sweep."""
     claim = await Blobs(app.settings.blob_dir).put(path, ("documents", document_id))
     async with begin(app.store) as tx:
-        found = await db.replace_blob(tx, document_id, owner, blob=claim.ref, size=claim.size, sha256=claim.sha256)
-    if not found:
+        replaced = await db.replace_blob(tx, document_id, owner, blob=claim.ref, size=claim.size, sha256=claim.sha256)
+    if not replaced:
         raise UnknownDocument(str(UnknownDocument.__doc__))
 
 

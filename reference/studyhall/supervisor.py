@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 log = logging.getLogger("studyhall.supervisor")
-UNUSABLE = 2  # exit code for "a restart will not help": wrong settings, no Redis to be had
+UNUSABLE = 2  # exit code for "a restart will not help": wrong settings, no Redis available
 
 
 async def supervise(command: Sequence[str], count: int, grace: float) -> int:

@@ -1,4 +1,4 @@
-"""Adding and fetching are timed while exactly so many jobs wait."""
+"""Adding and fetching are timed while exactly this many jobs wait."""
 
 import pytest
 

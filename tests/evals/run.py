@@ -37,8 +37,8 @@ def laid_out(case: dict[str, Any], source: str, folder: Path) -> Path:
     """The files of `source`, and what the stack has installed."""
     stack = case["stack"]
     if stack == "django":
-        stacks._python(ROOT / "tests" / "evals" / "django" / "requirements.txt", stacks.BUILT / stack)
-    else:
+        stacks.python_with(ROOT / "tests" / "evals" / "django" / "requirements.txt", stacks.BUILT / stack)
+    elif stack != "python":
         stacks.install(stack)
     shutil.copytree(ROOT / source, folder, ignore=NOT_SHOWN)
     if stack == "bullmq-ts":
@@ -56,7 +56,8 @@ def graded(case: dict[str, Any], folder: Path) -> list[str]:
         built = subprocess.run(["npx", "--no-install", "tsc"], cwd=folder, capture_output=True, text=True, check=False)
         if built.returncode:
             return [f"tsc: {built.stdout.strip()[-300:]}"]
-    with stacks._path(stacks.BUILT / case["stack"] / "bin"):
+    programs = Path(sys.executable).parent if case["stack"] == "python" else stacks.BUILT / case["stack"] / "bin"
+    with stacks._path(programs):
         card: Card = prove(load(folder / "prove.toml"), Options(only=case["faults"]))
     if card.evidence:
         shutil.rmtree(card.evidence, ignore_errors=True)

@@ -7,10 +7,11 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+from xml.etree import ElementTree
 
 import pytest
 
-from guide import cards, timelines
+from guide import cards, draw_demo, timelines
 from harness.guide import Document, Guide, build_guide
 from harness.processes import ROOT
 from queuesmith import catalogue
@@ -329,3 +330,22 @@ def test_a_verdict_of_a_timeline_follows_from_what_is_durable(steps: list[str], 
     told = tomllib.loads((ROOT / "guide" / "timelines.toml").read_text())["idempotency"]
     moments = timelines.derived(told | {"usual": ["title", *steps]})["moments"]
     assert [moment["usual"][1] for moment in moments] == words.split()
+
+
+def test_the_demo_of_the_readme_is_small_whole_and_recorded_by_the_script() -> None:
+    text = draw_demo.PICTURE.read_text()
+    assert len(text.encode()) <= 12_000
+    assert ElementTree.fromstring(text).attrib["aria-label"].endswith("Nothing was lost, nothing was done twice.")
+    assert "href" not in text
+    assert "url(" not in text
+    again = draw_demo.draw([(at, f"line {at} <b>") for at in range(30)])
+    assert ElementTree.fromstring(again).findtext(".//{*}text[last()]")
+    assert "line 29 &lt;b&gt;" in again
+    assert "prefers-reduced-motion" in again
+    readme = (ROOT / "README.md").read_text()
+    assert readme.index("assets/demo.svg") < readme.index("make demo ") < readme.index("## Three ways in")
+
+
+def test_what_is_not_proven_is_told_from_the_readme_and_the_home_page() -> None:
+    assert "(guide/pages/not-proven.md)" in (ROOT / "README.md").read_text()
+    assert "(page:not-proven)" in (ROOT / "guide" / "pages" / "index.md").read_text()

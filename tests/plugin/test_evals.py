@@ -24,7 +24,8 @@ GIVEN_AWAY = re.compile(
 
 
 def test_every_skill_has_a_case() -> None:
-    assert {tag for case in CASES.values() for tag in case["tags"]} == SKILLS
+    by_text = {tag for case in CASES.values() for tag in case["tags"]}
+    assert by_text | {case["skill"] for case in evals.CASES.values() if "skill" in case} == SKILLS
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -51,25 +52,6 @@ def test_graders_need_no_model_and_their_patterns_are_valid(name: str) -> None:
         assert "not_contains" in checks, "at least one trap is looked for"
 
 
-def test_naive_answer_to_the_charge_case_fails_its_graders() -> None:
-    """The graders tell the published way from ours: the code in the prompt itself must not pass."""
-    case = CASES["charged-twice"]
-    naive = re.search(r"```python\n(.*?)```", case["execution"]["prompt"], re.DOTALL)
-    assert naive
-    assert failed(case, naive[1]) >= {"no-redis-flag", "not-keyed-by-job-id", "provider-key"}
-    ours = (ROOT / "tests" / "skills" / "examples" / "background-jobs" / "idempotency.py").read_text()
-    assert failed(case, ours) == set()
-
-
-def failed(case: dict[str, Any], text: str) -> set[str]:
-    graders = [grader for grader in case["graders"] if grader["type"] == "regex"]
-    return {
-        grader["name"]
-        for grader in graders
-        if bool(re.search(grader["pattern"], text, re.IGNORECASE)) != (grader.get("match", "contains") == "contains")
-    }
-
-
 # ---- graded by faults
 
 
@@ -85,7 +67,7 @@ def test_a_case_without_a_service_fails_when_a_skill_is_called(tmp_path: Path) -
 
 def test_graded_cases_are_whole_and_their_grader_is_not_shown() -> None:
     stacks = {case["stack"] for case in evals.CASES.values() if "good" in case}
-    assert stacks == {"celery", "bullmq-ts", "django"}
+    assert stacks == {"celery", "bullmq-ts", "django", "python"}
     for case in evals.CASES.values():
         assert not GIVEN_AWAY.findall(case["prompt"].replace("dead_letters", ""))
         if "good" in case:

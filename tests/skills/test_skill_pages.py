@@ -46,14 +46,10 @@ def test_skill_is_short_enough_to_be_read(path: Path) -> None:
     assert re.search(r" Not for ", quotes.description(text)), "says what it is not for"
 
 
-# Held at what was reached: long examples, run as they stand.
-LONGER = {"saga": 1_500, "deferred-reply": 1_400}
-
-
 @pytest.mark.parametrize("path", PAGES, ids=label)
 def test_page_is_short_enough_to_be_read(path: Path) -> None:
     pattern = catalogue.patterns().get(path.stem)
-    most = LONGER.get(path.stem, 1_200) if pattern and pattern.page == path else 2_500
+    most = 1_200 if pattern and pattern.page == path else 2_500
     assert quotes.tokens(path.read_text()) <= most
 
 

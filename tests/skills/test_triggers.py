@@ -92,7 +92,7 @@ def table(name: str) -> list[tuple[str, str]]:
     return [(wanted, request) for wanted, requests in read.items() for request in requests]
 
 
-@pytest.mark.parametrize(("name", "share"), [("triggers.toml", 0.95), ("triggers-unseen.toml", 0.6)])
+@pytest.mark.parametrize(("name", "share"), [("triggers.toml", 0.95), ("triggers-unseen.toml", 0.7)])
 def test_requests_call_their_skill(name: str, share: float, capsys: pytest.CaptureFixture[str]) -> None:
     """The judge knows words, not meaning: what it leaves uncalled a model may well call. It must not get worse."""
     requests = table(name)

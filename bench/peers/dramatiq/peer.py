@@ -12,7 +12,7 @@ given = contest.options() if __name__ == "__main__" else None
 broker = RedisBroker(
     url=contest.setting("url"),
     heartbeat_timeout=int(contest.takeover(60) * 1000),
-    # so many commands in a million look for dead workers; its default is 1,000
+    # this many commands in a million look for dead workers; its default is 1,000
     maintenance_chance=1_000_000 if contest.setting("takeover") else 1_000,
 )
 dramatiq.set_broker(broker)

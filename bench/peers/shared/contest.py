@@ -60,7 +60,7 @@ def options() -> argparse.Namespace:
     enqueue.add_argument("--delay", type=float, help="seconds until the jobs are due")
     for verb in (worker, enqueue):
         verb.add_argument("--takeover", type=float, help="give a dead worker's job away after these seconds")
-        verb.add_argument("--tries", type=int, help="so many starts of a job, where crashes are counted")
+        verb.add_argument("--tries", type=int, help="starts allowed for a job, where crashes are counted")
         verb.add_argument("--url", required=True)
         verb.add_argument("--queue", default="bench")
     given = parser.parse_args()

@@ -117,9 +117,9 @@ async def list_documents(
 ) -> list[DocumentView]:
     """The caller's documents, newest first."""
     async with read(api.app.store) as connection:
-        found = await db.documents_of(connection, caller, limit=limit)
-    stages = await _stages(api, *(one.id for one in found))
-    return [DocumentView(**_fields(one), stages=stages[one.id]) for one in found]
+        documents = await db.documents_of(connection, caller, limit=limit)
+    stages = await _stages(api, *(document.id for document in documents))
+    return [DocumentView(**_fields(document), stages=stages[document.id]) for document in documents]
 
 
 @router.get("/{document_id}")
@@ -127,19 +127,19 @@ async def show_document(api: State, caller: Caller, document_id: DocumentId) -> 
     """One document: its stages, and what has been made of it so far."""
     async with read(api.app.store) as connection:
         if await db.document(connection, document_id, caller) is None:
-            raise UnknownDocument("There is no such document of yours.")
+            raise UnknownDocument("You have no such document.")
     # The stages first: when one is shown as completed, its result is there.
     stages = (await _stages(api, document_id))[document_id]
     async with read(api.app.store) as connection:
-        found = await db.document(connection, document_id, caller)
-        if found is None:
-            raise UnknownDocument("There is no such document of yours.")
+        document = await db.document(connection, document_id, caller)
+        if document is None:
+            raise UnknownDocument("You have no such document.")
         made = {
             "graph": await db.graph(connection, document_id, caller),
             "quiz": await db.quiz(connection, document_id, caller),
             "explanations": await db.explanations(connection, document_id, caller),
         }
-    return DocumentDetail(**_fields(found), stages=stages, **made)  # type: ignore[arg-type]
+    return DocumentDetail(**_fields(document), stages=stages, **made)  # type: ignore[arg-type]
 
 
 @router.post("/{document_id}/cancel")
@@ -149,7 +149,7 @@ async def cancel_document(
     """Stop the flow: what has not been done will not be; what is done stays."""
     async with read(api.app.store) as connection:
         if await db.document(connection, document_id, caller) is None:
-            raise UnknownDocument("There is no such document of yours.")
+            raise UnknownDocument("You have no such document.")
     async with api.app.producer.bounded():
         stopped = await cancellations.cancel_document(api.app, document_id, (why or Reason()).reason)
     return [Stopped(queue=s.queue, job_id=s.job_id, state=s.state, reason=s.reason) for s in stopped]

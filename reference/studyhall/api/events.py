@@ -78,7 +78,7 @@ async def my_events(
     """What happens to the caller's documents: stages that start, progress, ends."""
     owners: OrderedDict[str, bool] = OrderedDict()
 
-    async def mine(event: JobEvent) -> bool:
+    async def of_caller(event: JobEvent) -> bool:
         stage, _, ident = event.job_id.partition(".")
         if stage not in STAGES or (document is not None and ident != document):
             return False
@@ -94,7 +94,7 @@ async def my_events(
         async for event in api.stream.events(last_event_id, idle=HEARTBEAT):
             if event.name in (GAP, IDLE):
                 yield _wire(event)
-            elif event.name in SHOWN and await mine(event):
+            elif event.name in SHOWN and await of_caller(event):
                 yield _wire(event, document=event.job_id.partition(".")[2])
 
     return Streamed(told(), api.streams, client)

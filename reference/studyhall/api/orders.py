@@ -130,7 +130,7 @@ async def _mine(api: Any, caller: str, order_id: str) -> dict[str, Any]:
     except service.OrderRefused:
         row = {}
     if row.get("customer") != caller:
-        raise Problem(404, "not-found", "There is no such order of yours.")
+        raise Problem(404, "not-found", "You have no such order.")
     return row
 
 

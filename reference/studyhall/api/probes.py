@@ -26,11 +26,11 @@ async def alive() -> dict[str, str]:
 @router.get("/readyz", responses={503: {"description": "a part does not answer"}})
 async def ready(api: State, response: Response) -> dict[str, Any]:
     """Redis and the database answer. 503 with the names of those that do not."""
-    found = await health.problems(redis=api.app.producer.redis.ping, database=lambda: ping(api.app.store))
-    if found:
+    problems = await health.problems(redis=api.app.producer.redis.ping, database=lambda: ping(api.app.store))
+    if problems:
         response.status_code = 503
         response.headers["Retry-After"] = "2"
-    return {"status": "not ready" if found else "ready", "problems": dict(found)}
+    return {"status": "not ready" if problems else "ready", "problems": dict(problems)}
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
@@ -39,13 +39,13 @@ async def metrics(api: State) -> Response:
     samples: list[Sample] = []
     try:
         async with api.app.producer.bounded():
-            found = await health.measure(
+            measured = await health.measure(
                 api.app.producer.redis, api.app.jobs.queues, dead_letters=counts(api.app.store)
             )
     except QueueUnavailable:
         samples.append(("redis_up", {}, 0))
     else:
-        samples += [("redis_up", {}, 1), *queue_samples(found)]
+        samples += [("redis_up", {}, 1), *queue_samples(measured)]
     lag = await outbox_upkeep.lag(api.app.store)
     stuck = await saga_store.list_sagas(api.app.store, state="needs_repair", limit=1_000)
     samples += [

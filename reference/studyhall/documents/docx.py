@@ -214,8 +214,8 @@ class _ShortTokens:
                 if end < 0:
                     break
                 at, self._closing, self._inside, began = end + len(self._closing), b"", 0, len(data)
-            elif found := self.OPENS.search(data, at):
-                self._closing, at = self.CLOSES[found[0]], found.end()
+            elif match := self.OPENS.search(data, at):
+                self._closing, at = self.CLOSES[match[0]], match.end()
                 began = at
             else:
                 break

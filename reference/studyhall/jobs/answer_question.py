@@ -42,6 +42,8 @@ async def answer_question(ctx: JobContext, payload: AnswerQuestion) -> dict[str,
 
 async def _texts(ctx: JobContext, owner: str) -> str:
     async with read(ctx.store) as connection:
-        found = await db.documents_of(connection, owner, limit=DOCUMENTS_READ)
-        texts = [await db.text(connection, one.id, owner) or "" for one in found if one.status == "ready"]
+        documents = await db.documents_of(connection, owner, limit=DOCUMENTS_READ)
+        texts = [
+            await db.text(connection, document.id, owner) or "" for document in documents if document.status == "ready"
+        ]
     return "\n\n".join(texts)[:TEXT_READ]

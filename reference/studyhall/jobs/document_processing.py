@@ -22,8 +22,8 @@ class ProcessDocument(DocumentReference):
 async def process_document(ctx: JobContext, payload: ProcessDocument) -> Done:
     services: Services = ctx.services
     async with read(ctx.store) as connection:
-        found = await db.document(connection, payload.document_id, payload.owner)
-    if found is None:
+        document = await db.document(connection, payload.document_id, payload.owner)
+    if document is None:
         raise UnknownDocument(str(UnknownDocument.__doc__))
 
     await ctx.progress("parsing", 10, "finding out what kind of file this is")
@@ -32,7 +32,7 @@ async def process_document(ctx: JobContext, payload: ProcessDocument) -> Done:
         async with services.shares.of(payload.owner):
             extracted: Extracted = await services.pool.run(
                 extract,
-                await services.upload(found),
+                await services.upload(document),
                 services.max_document_bytes,
                 # A second less than the job has: the pool can then say what happened before it is cut off itself.
                 timeout=max(0.1, limit - 1),

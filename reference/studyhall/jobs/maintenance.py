@@ -49,14 +49,14 @@ async def evaluate_health(ctx: JobContext, payload: Nothing) -> dict[str, object
 
 async def study_reminder(ctx: JobContext, payload: Remind) -> Done:
     async with read(ctx.store) as connection:
-        found = await db.document(connection, payload.document_id, payload.owner)
-    if found is None or found.status != "ready":
+        document = await db.document(connection, payload.document_id, payload.owner)
+    if document is None or document.status != "ready":
         raise Cancelled("the document is gone or was never ready: nothing to go over")
 
     async def save(tx: AsyncConnection) -> None:
         await db.save_reminder(tx, payload.document_id, time.time())
 
-    return Done({"document_id": payload.document_id, "title": found.title or found.name}, save)
+    return Done({"document_id": payload.document_id, "title": document.title or document.name}, save)
 
 
 def _maintenance(ctx: JobContext) -> Maintenance:

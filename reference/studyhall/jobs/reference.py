@@ -33,11 +33,11 @@ class NotReady(Transient):
 async def ready_text(store: AsyncEngine, reference: DocumentReference) -> str:
     """The text of a processed document; a rejected one is a permanent failure for every later stage."""
     async with read(store) as connection:
-        found = await db.document(connection, reference.document_id, reference.owner)
-        if found is None:
+        document = await db.document(connection, reference.document_id, reference.owner)
+        if document is None:
             raise UnknownDocument(str(UnknownDocument.__doc__))
-        if found.status == "rejected":
-            raise Permanent(f"the document was rejected: {found.error}")
+        if document.status == "rejected":
+            raise Permanent(f"the document was rejected: {document.error}")
         text = await db.text(connection, reference.document_id, reference.owner)
     if text is None:
         raise NotReady(str(NotReady.__doc__))

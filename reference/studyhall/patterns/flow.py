@@ -4,7 +4,7 @@ Promise: all jobs of a flow are added or none, so a crash of the producer, of a 
 leaves no chain that ends in the middle. (Steps that enqueue the next one by hand lose the rest of the chain
 when the process dies after the work and before the add, because the work is marked done.) A parent starts
 when all its children have ended, and `ctx.children()` gives it their results. What a failed child does to its
-parent is said per child: see `OnFailure`. Adding a flow a second time changes nothing.
+parent is declared per child: see `OnFailure`. Adding a flow a second time changes nothing.
 
 It does not hold for results in Redis beyond retention: store what matters, pass a reference. A job has one
 parent: a child that waits for its place in another living flow is refused (`FlowConflict`). A flow is cancelled
@@ -58,7 +58,7 @@ _OPTIONS: dict[OnFailure, dict[str, Any]] = {
 
 
 class FlowConflict(Permanent):
-    """The same job would have two parents. Give it a key of its own in each flow."""
+    """The same job would have two parents. Give it its own key in each flow."""
 
 
 class FlowTooLarge(Permanent):

@@ -28,7 +28,7 @@ _READABLE = re.compile(r"(?!sha-)[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class InvalidKey(Permanent):
-    """The business key is empty, too long or not text. Pass what makes the request unique, an order number."""
+    """The business key is empty, too long or not text. Pass what makes the request unique, such as an order number."""
 
 
 def job_id(name: str, key: str) -> str:

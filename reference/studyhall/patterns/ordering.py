@@ -1,7 +1,7 @@
 """Ordering: events of one key one after another, different keys side by side.
 
 Promise: of the items submitted for one key, the next one starts only when the one before has succeeded,
-also when a broker delivers failed ones again, in whatever order they come back; up to `concurrency` keys
+even when a broker delivers failed ones again, in whatever order they come back; up to `concurrency` keys
 run at once.
 
 How it works over redelivery: when an item fails, everything behind it in its lane is refused (`OutOfTurn`,

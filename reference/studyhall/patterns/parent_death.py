@@ -1,4 +1,4 @@
-"""A child process that ends when its parent does, also when the parent was SIGKILLed.
+"""A child process that ends when its parent does, even when the parent was SIGKILLed.
 
 Promise on Linux: the kernel sends the signal at the moment the parent's forking thread is gone.
 

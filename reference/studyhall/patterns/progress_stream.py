@@ -105,7 +105,7 @@ class ProgressStream:
     async def events(
         self, last_id: str | None = None, *, queues: Iterable[str] | None = None, idle: float = 15.0
     ) -> AsyncIterator[JobEvent]:
-        """What came after `last_id`, or comes from now on. IDLE after so many quiet seconds: a heartbeat."""
+        """What came after `last_id`, or comes from now on. IDLE after this many quiet seconds: a heartbeat."""
         wanted = self.queues if queues is None else tuple(q for q in self.queues if q in set(queues))
         await self.ready()
         seen, number = dict(self._at), self._read  # read together: no event falls between the two
@@ -196,10 +196,10 @@ class ProgressStream:
             self._at[queue] = await self._last(queue)
         self._started.set()
         streams: Any = {self._key(queue): _text(self._at[queue]) for queue in self.queues}
-        found: Any = await self._client.xread(streams, count=PAGE, block=BLOCK)
+        entries: Any = await self._client.xread(streams, count=PAGE, block=BLOCK)
         fresh = [
             _event(queue, _position(ident), fields)
-            for key, rows in (found.items() if isinstance(found, dict) else found or ())
+            for key, rows in (entries.items() if isinstance(entries, dict) else entries or ())
             for queue in (key.removeprefix(f"{self._prefix}:").removesuffix(":events"),)
             for ident, fields in (rows[0] if rows and isinstance(rows[0], list) else rows)
         ]

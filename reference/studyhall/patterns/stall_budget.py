@@ -23,7 +23,7 @@ QUEUE_LIMIT = 1_000_000  # what the worker passes as maxStalledCount: never the 
 
 
 class CrashLoop(Permanent):
-    """The job was running in too many crashes. Fix it, or run its work in a child process, then replay it."""
+    """The job was running during too many crashes. Fix it, or run its work in a child process, then replay it."""
 
 
 def check(stalled: int, limit: int = CRASH_LIMIT) -> None:

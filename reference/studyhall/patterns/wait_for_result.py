@@ -87,20 +87,20 @@ class Results:
         before = task.cancelling() if task is not None else 0
         with self._stream.ending(ref.queue, ref.id) as ended:
             while True:
-                found = await self._look(ref, timeout - (time.monotonic() - start))
+                result = await self._look(ref, timeout - (time.monotonic() - start))
                 if task is not None and task.cancelling() > before:
                     # A cancellation can vanish inside redis-py (seen on 3.11): some of 105 waited on for a minute.
                     raise asyncio.CancelledError
                 spent = time.monotonic() - start
-                if found is _NOWHERE and spent >= UNKNOWN_FOR:
+                if result is _NOWHERE and spent >= UNKNOWN_FOR:
                     raise JobUnknown(f"{ref.queue}/{ref.id}: {JobUnknown.__doc__}")
-                if found is not _RUNNING and found is not _NOWHERE:
-                    if (reason := cancelled(found)) is not None:
+                if result is not _RUNNING and result is not _NOWHERE:
+                    if (reason := cancelled(result)) is not None:
                         raise Cancelled(reason)
-                    return found
+                    return result
                 if spent >= timeout:
                     raise StillRunning(f"{ref.queue}/{ref.id} after {timeout:g} s: {StillRunning.__doc__}")
-                nap = min(poll, timeout - spent, 0.1 if found is _NOWHERE else poll)
+                nap = min(poll, timeout - spent, 0.1 if result is _NOWHERE else poll)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(nap):
                         await ended.wait()

@@ -46,7 +46,7 @@ A = TypeVar("A", bound=BaseModel)
 
 
 class ProviderDown(Transient):
-    """The AI provider cannot be reached, is too slow or has an error of its own."""
+    """The AI provider cannot be reached, is too slow or fails."""
 
 
 class MalformedAnswer(Transient):

@@ -36,25 +36,25 @@ class Term:
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    found: list[str] = []
+    result: list[str] = []
     for piece in SENTENCE_END.split(" ".join(paragraph.split())):
-        if found and ABBREVIATION.search(found[-1]):
-            found[-1] += " " + piece
+        if result and ABBREVIATION.search(result[-1]):
+            result[-1] += " " + piece
         else:
-            found.append(piece)
-    return found
+            result.append(piece)
+    return result
 
 
 def sentences(text: str) -> list[str]:
     """Whole sentences; headings and captions are left out because nothing can be quoted from them."""
-    found: list[str] = []
+    result: list[str] = []
     for paragraph in text.split("\n"):
         for sentence in split_sentences(paragraph):
             for start in range(0, len(sentence), MAX_SENTENCE):
                 piece = sentence[start : start + MAX_SENTENCE].strip()
                 if piece.endswith((".", "!", "?", ";", ":", "”", '"', ")")) or len(WORD.findall(piece)) >= 8:
-                    found.append(piece)
-    return found
+                    result.append(piece)
+    return result
 
 
 def chunks(items: Sequence[str], *, size: int, at_most: int) -> list[list[str]]:
@@ -103,18 +103,18 @@ class Vocabulary:
         """Where terms stand in a sentence, longest first at each place, none inside another."""
         words = list(WORD.finditer(sentence))
         stems = [stem(word.group()) for word in words]
-        found: list[tuple[Term, int, int]] = []
+        result: list[tuple[Term, int, int]] = []
         index = 0
         while index < len(words):
             for length in (3, 2, 1):
                 term = self._by_stems.get(tuple(stems[index : index + length]))
                 if term and len(term.stems) == length:
-                    found.append((term, words[index].start(), words[index + length - 1].end()))
+                    result.append((term, words[index].start(), words[index + length - 1].end()))
                     index += length
                     break
             else:
                 index += 1
-        return found
+        return result
 
 
 def stem(word: str) -> str:
@@ -161,13 +161,13 @@ class _Evidence:
         return as_noun >= as_verb
 
     def candidates(self, sentence: str) -> list[tuple[tuple[str, ...], str]]:
-        found: list[tuple[tuple[str, ...], str]] = []
+        result: list[tuple[tuple[str, ...], str]] = []
         for run in self._runs(sentence):
             for length in (1, 2, 3):
                 for start in range(len(run) - length + 1):
                     words = run[start : start + length]
-                    found.append((tuple(stem(word) for word in words), " ".join(words)))
-        return found
+                    result.append((tuple(stem(word) for word in words), " ".join(words)))
+        return result
 
     def _runs(self, sentence: str) -> list[list[str]]:
         runs: list[list[str]] = [[]]

@@ -60,13 +60,13 @@ class Explanations(BaseModel):
 
     def for_links(self, batch: Sequence[Link], text: str) -> list[Explanation]:
         """One explanation per link, in their order. LookupError when the model skipped one."""
-        said, whole = {item.number: item for item in self.explanations}, _flat(text)
+        by_number, whole = {item.number: item for item in self.explanations}, _flat(text)
         return [
             Explanation(
                 source=link.source,
                 target=link.target,
-                text=said[number].text,
-                quotes=tuple(quote for quote in said[number].quotes if _in_text(quote, whole)),
+                text=by_number[number].text,
+                quotes=tuple(quote for quote in by_number[number].quotes if _in_text(quote, whole)),
             )
             for number, link in enumerate(batch, start=1)
         ]
@@ -124,7 +124,7 @@ def relevant(question: str, found: Sequence[str], *, at_most: int) -> list[str]:
     scores = [
         (len(asked & {stem(word) for word in WORD.findall(sentence)}), -index) for index, sentence in enumerate(found)
     ]
-    best = sorted((one for one in scores if one[0]), reverse=True)[:at_most]
+    best = sorted((score for score in scores if score[0]), reverse=True)[:at_most]
     return [found[-index] for _, index in sorted(best, key=lambda one: -one[1])]
 
 

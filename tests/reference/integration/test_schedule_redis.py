@@ -32,7 +32,7 @@ class Work(Payload):
     seconds: float = 0.0
 
 
-class Hall:
+class Service:
     """A producer, a signer, and what ran: schedule and slot of every start of a handler."""
 
     def __init__(self, url: str, store: AsyncEngine) -> None:
@@ -81,74 +81,74 @@ class Hall:
 
 
 @pytest.fixture
-async def hall(redis_url: str, tmp_path: Path) -> AsyncIterator[Hall]:
+async def service(redis_url: str, tmp_path: Path) -> AsyncIterator[Service]:
     store = open_store(f"sqlite:///{tmp_path / 'schedule.db'}")
     await create_all(store)
-    made = Hall(redis_url, store)
+    made = Service(redis_url, store)
     yield made
     await made.producer.close()
     await close(store)
 
 
-async def test_any_number_of_instances_apply_the_same_schedules_once(hall):
+async def test_any_number_of_instances_apply_the_same_schedules_once(service):
     nightly = Schedule("nightly", "tick", cron="0 3 * * *")
     beat = Schedule("beat", "tick", every=60)
-    await asyncio.gather(*(hall.apply(nightly, beat) for _ in range(10)))
-    before = await hall.next_slot("nightly"), await hall.next_slot("beat")
-    again = await hall.apply(nightly, beat)
+    await asyncio.gather(*(service.apply(nightly, beat) for _ in range(10)))
+    before = await service.next_slot("nightly"), await service.next_slot("beat")
+    again = await service.apply(nightly, beat)
     assert (again.written, again.removed) == ([], []), "nothing changed, nothing is written"
-    assert (await hall.next_slot("nightly"), await hall.next_slot("beat")) == before
-    assert await counts(hall.producer.queue("q")) == {"delayed": 2}
+    assert (await service.next_slot("nightly"), await service.next_slot("beat")) == before
+    assert await counts(service.producer.queue("q")) == {"delayed": 2}
     assert before[1] is not None
     assert before[1] % 60_000 == 0, "slots of an interval lie on a grid that all instances share"
 
 
-async def test_what_is_no_longer_declared_goes_and_strangers_stay(hall):
+async def test_what_is_no_longer_declared_goes_and_strangers_stay(service):
     stranger = {"pattern": "0 0 * * *"}
-    await hall.producer.queue("q").upsertJobScheduler("stranger", stranger, "x", {}, {})
-    await hall.apply(Schedule("a", "tick", every=60), Schedule("b", "tick", every=60))
-    done = await hall.apply(Schedule("a", "tock", every=60))  # b is gone, a moved to another queue
+    await service.producer.queue("q").upsertJobScheduler("stranger", stranger, "x", {}, {})
+    await service.apply(Schedule("a", "tick", every=60), Schedule("b", "tick", every=60))
+    done = await service.apply(Schedule("a", "tock", every=60))  # b is gone, a moved to another queue
     assert sorted(done.removed) == ["a", "b"]
-    assert await hall.next_slot("a") is None
-    assert await hall.next_slot("a", "other") is not None
-    assert await hall.next_slot("stranger") is not None
-    assert await counts(hall.producer.queue("q")) == {"delayed": 1}
+    assert await service.next_slot("a") is None
+    assert await service.next_slot("a", "other") is not None
+    assert await service.next_slot("stranger") is not None
+    assert await counts(service.producer.queue("q")) == {"delayed": 1}
 
 
-async def test_a_changed_schedule_replaces_its_next_tick(hall):
-    await hall.apply(Schedule("a", "tick", cron="0 3 * * *", payload={"seconds": 1}))
-    slot = await hall.next_slot("a")
-    await hall.apply(Schedule("a", "tick", cron="0 3 * * *", payload={"seconds": 2}))
-    job = await hall.producer.queue("q").getJob(f"repeat:a:{slot}")
+async def test_a_changed_schedule_replaces_its_next_tick(service):
+    await service.apply(Schedule("a", "tick", cron="0 3 * * *", payload={"seconds": 1}))
+    slot = await service.next_slot("a")
+    await service.apply(Schedule("a", "tick", cron="0 3 * * *", payload={"seconds": 2}))
+    job = await service.producer.queue("q").getJob(f"repeat:a:{slot}")
     assert job is not None
     assert job.data["payload"] == {"seconds": 2}
-    await hall.apply(Schedule("a", "tick", cron="0 4 * * *", payload={"seconds": 2}))
-    assert await hall.next_slot("a") != slot
-    assert await counts(hall.producer.queue("q")) == {"delayed": 1}
+    await service.apply(Schedule("a", "tick", cron="0 4 * * *", payload={"seconds": 2}))
+    assert await service.next_slot("a") != slot
+    assert await counts(service.producer.queue("q")) == {"delayed": 1}
 
 
-async def test_a_renamed_schedule_keeps_its_history_and_repeats_no_slot(hall):
-    old = hall.schedules(Schedule("old", "tick", every=0.5))
-    await old.apply(hall.producer, hall.store)
-    async with hall.at_work(old):
-        await until(lambda: len(hall.ran) >= 2, what="two ticks")
-    before = await hall.state(old)
-    new = hall.schedules(Schedule("new", "tick", every=0.5, was=["old"]))
-    await new.apply(hall.producer, hall.store)
-    assert await hall.next_slot("old") is None
-    assert (await hall.next_slot("new") or 0) > before.last_slot
-    async with hall.at_work(new):
-        await until(lambda: [name for name, _ in hall.ran].count("new") >= 1, what="a tick under the new name")
-    slots = [slot for _, slot in hall.ran]
+async def test_a_renamed_schedule_keeps_its_history_and_repeats_no_slot(service):
+    old = service.schedules(Schedule("old", "tick", every=0.5))
+    await old.apply(service.producer, service.store)
+    async with service.at_work(old):
+        await until(lambda: len(service.ran) >= 2, what="two ticks")
+    before = await service.state(old)
+    new = service.schedules(Schedule("new", "tick", every=0.5, was=["old"]))
+    await new.apply(service.producer, service.store)
+    assert await service.next_slot("old") is None
+    assert (await service.next_slot("new") or 0) > before.last_slot
+    async with service.at_work(new):
+        await until(lambda: [name for name, _ in service.ran].count("new") >= 1, what="a tick under the new name")
+    slots = [slot for _, slot in service.ran]
     assert len(slots) == len(set(slots))
-    assert (await hall.state(new)).ticks > before.ticks
+    assert (await service.state(new)).ticks > before.ticks
 
 
-async def test_ticks_pass_the_signed_pipeline_and_forged_ones_do_not(hall):
-    declared = hall.schedules(Schedule("a", "tick", every=3600))
-    await declared.apply(hall.producer, hall.store)
-    queue = hall.producer.queue("q")
-    slot = await hall.next_slot("a") or 0
+async def test_ticks_pass_the_signed_pipeline_and_forged_ones_do_not(service):
+    declared = service.schedules(Schedule("a", "tick", every=3600))
+    await declared.apply(service.producer, service.store)
+    queue = service.producer.queue("q")
+    slot = await service.next_slot("a") or 0
     template = (await queue.getJob(f"repeat:a:{slot}")).data
     past = slot - 3_600_000
     forged = {
@@ -163,25 +163,25 @@ async def test_ticks_pass_the_signed_pipeline_and_forged_ones_do_not(hall):
     for job_id, data in forged.items():
         await queue.add("tick", data, {"jobId": job_id})
     await queue.add("tick", template, {"jobId": f"repeat:a:{past}"})  # a genuine slot that was missed
-    async with hall.at_work(declared):
-        await until(lambda: hall.ran, what="the genuine tick")
+    async with service.at_work(declared):
+        await until(lambda: service.ran, what="the genuine tick")
 
         async def settled() -> bool:
             return await queue.getFailedCount() == len(forged)
 
         await until(settled, what="every forged tick is refused")
-    assert hall.ran == [("a", past)]
+    assert service.ran == [("a", past)]
     reasons = {job.id: job.failedReason for job in await queue.getFailed()}
     assert all("ForgedJob" in reason for reason in reasons.values()), reasons
 
 
-async def test_the_slot_is_the_key_a_tick_delivered_again_takes_no_effect(hall):
-    declared = hall.schedules(Schedule("a", "tick", every=0.5))
-    await declared.apply(hall.producer, hall.store)
-    queue = hall.producer.queue("q")
-    async with hall.at_work(declared):
-        await until(lambda: hall.ran, what="a tick")
-        _, slot = hall.ran[0]
+async def test_the_slot_is_the_key_a_tick_delivered_again_takes_no_effect(service):
+    declared = service.schedules(Schedule("a", "tick", every=0.5))
+    await declared.apply(service.producer, service.store)
+    queue = service.producer.queue("q")
+    async with service.at_work(declared):
+        await until(lambda: service.ran, what="a tick")
+        _, slot = service.ran[0]
         await queue.removeJobScheduler("a")
         job = await queue.getJob(f"repeat:a:{slot}")
         assert job is not None
@@ -190,18 +190,18 @@ async def test_the_slot_is_the_key_a_tick_delivered_again_takes_no_effect(hall):
         await queue.remove(f"repeat:a:{slot}")
         await queue.add("tick", data, {"jobId": f"repeat:a:{slot}"})
         await until(queue.getCompletedCount, what="it is completed again")
-    assert [one for one in hall.ran if one[1] == slot] == [("a", slot)]
+    assert [one for one in service.ran if one[1] == slot] == [("a", slot)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["skip", "queue"])
-async def test_a_tick_whose_predecessor_still_runs_is_skipped_or_waits(hall, policy):
+async def test_a_tick_whose_predecessor_still_runs_is_skipped_or_waits(service, policy):
     one = Schedule(f"o-{policy}", "tick", every=0.3, payload={"seconds": 0.8}, overlap=policy)
-    declared = hall.schedules(one)
-    await declared.apply(hall.producer, hall.store)
-    queue = hall.producer.queue("q")
-    async with hall.at_work(declared):
-        await until(lambda: len(hall.ran) >= 2, 20, "two long ticks")
+    declared = service.schedules(one)
+    await declared.apply(service.producer, service.store)
+    queue = service.producer.queue("q")
+    async with service.at_work(declared):
+        await until(lambda: len(service.ran) >= 2, 20, "two long ticks")
         await queue.removeJobScheduler(one.id)
 
         async def idle() -> bool:
@@ -209,131 +209,133 @@ async def test_a_tick_whose_predecessor_still_runs_is_skipped_or_waits(hall, pol
             return not any(left.get(name) for name in ("active", "delayed", "waiting", "prioritized"))
 
         await until(idle, 30, "every tick under way ends")
-    state = await hall.state(declared)
+    state = await service.state(declared)
     skipped = [job for job in await queue.getCompleted() if cancelled(job.returnvalue)]
-    assert hall.most == 1, "two ticks ran at once"
+    assert service.most == 1, "two ticks ran at once"
     if policy == "skip":
         assert state.skipped > 0
         assert "still runs" in str(skipped[0].returnvalue)
     else:
-        assert (state.skipped, len(hall.ran)) == (0, state.ticks), "every tick had its turn"
+        assert (state.skipped, len(service.ran)) == (0, state.ticks), "every tick had its turn"
 
 
 @pytest.mark.parametrize("policy", ["run", "skip"])
-async def test_a_late_tick_runs_once_for_all_that_were_missed_or_not_at_all(hall, policy):
+async def test_a_late_tick_runs_once_for_all_that_were_missed_or_not_at_all(service, policy):
     one = Schedule(f"late-{policy}", "tick", every=0.3, when_late=policy)
-    declared = hall.schedules(one)
-    await declared.apply(hall.producer, hall.store)
-    pending = await hall.next_slot(one.id)
+    declared = service.schedules(one)
+    await declared.apply(service.producer, service.store)
+    pending = await service.next_slot(one.id)
     await asyncio.sleep(1.2)  # nobody works: three more slots pass
-    assert (await hall.apply(one)).unchanged == [one.id], "a restart does not drop the tick that is late"
+    assert (await service.apply(one)).unchanged == [one.id], "a restart does not drop the tick that is late"
     # One at a time: on a slow machine the next tick would be noted before the late one, the first of all.
-    async with hall.at_work(declared, concurrency=1):
+    async with service.at_work(declared, concurrency=1):
 
         async def second() -> bool:
-            return bool((await hall.state(declared)).ticks >= 2)
+            return bool((await service.state(declared)).ticks >= 2)
 
         await until(second, what="the tick after the late one")
-    state = await hall.state(declared)
+    state = await service.state(declared)
     assert state.missed >= 2
-    assert ((one.id, pending) in hall.ran) == (policy == "run")
+    assert ((one.id, pending) in service.ran) == (policy == "run")
 
 
-async def test_a_tick_that_its_successor_overtook_counts_as_run_and_not_as_missed_too(hall):
+async def test_a_tick_that_its_successor_overtook_counts_as_run_and_not_as_missed_too(service):
     """Its worker hung, or was killed, after the next tick was planned and before this one was noted."""
-    schedules = hall.schedules(Schedule("beat", "tick", every=0.5, overlap="queue"))
+    schedules = service.schedules(Schedule("beat", "tick", every=0.5, overlap="queue"))
     overtaken: list[int] = []
     go_on = asyncio.Event()
 
     async def hangs_once(run: JobContext, call_next: CallNext) -> Any:
-        if not overtaken and hall.ran:
+        if not overtaken and service.ran:
             tick = tick_of(run.job_id, run.job.data)
             assert tick is not None
             overtaken.append(tick.slot)
             await go_on.wait()
         return await call_next(run)
 
-    await schedules.apply(hall.producer, hall.store)
-    pipeline = full_pipeline(hall.jobs, hall.store, hangs_once, ticking(schedules, hall.store), signer=hall.signer)
-    async with at_work("q", pipeline, url=hall.url):
-        await until(lambda: len(hall.ran) >= 3, what="ticks before and after the one that hangs")
-        reported = (await hall.state(schedules)).missed
+    await schedules.apply(service.producer, service.store)
+    pipeline = full_pipeline(
+        service.jobs, service.store, hangs_once, ticking(schedules, service.store), signer=service.signer
+    )
+    async with at_work("q", pipeline, url=service.url):
+        await until(lambda: len(service.ran) >= 3, what="ticks before and after the one that hangs")
+        reported = (await service.state(schedules)).missed
         go_on.set()
-        await until(lambda: ("beat", overtaken[0]) in hall.ran, what="the tick that was overtaken")
-        await hall.producer.queue("q").removeJobScheduler("beat")
-        await until(lambda: not hall.running, what="the last tick")
-    state = await hall.state(schedules)
+        await until(lambda: ("beat", overtaken[0]) in service.ran, what="the tick that was overtaken")
+        await service.producer.queue("q").removeJobScheduler("beat")
+        await until(lambda: not service.running, what="the last tick")
+    state = await service.state(schedules)
     assert reported == 1, "as long as it had not run, it was missed"
-    assert (state.missed, state.ticks) == (0, len(hall.ran))
-    assert len({slot for _, slot in hall.ran}) == len(hall.ran)
+    assert (state.missed, state.ticks) == (0, len(service.ran))
+    assert len({slot for _, slot in service.ran}) == len(service.ran)
 
 
-async def test_schedules_come_back_after_redis_lost_them_and_never_touch_those_of_a_newer_version(hall):
-    declared = hall.schedules(Schedule("a", "tick", cron="0 3 * * *"))
-    await declared.apply(hall.producer, hall.store)
-    assert (await declared.heal(hall.producer, hall.store)).written == []
-    await hall.producer.redis.flushall()
-    assert (await declared.heal(hall.producer, hall.store)).written == ["a"]
+async def test_schedules_come_back_after_redis_lost_them_and_never_touch_those_of_a_newer_version(service):
+    declared = service.schedules(Schedule("a", "tick", cron="0 3 * * *"))
+    await declared.apply(service.producer, service.store)
+    assert (await declared.heal(service.producer, service.store)).written == []
+    await service.producer.redis.flushall()
+    assert (await declared.heal(service.producer, service.store)).written == ["a"]
     # Its next job is lost alone: BullMQ by itself would never fire again.
-    slot = await hall.next_slot("a")
-    await hall.producer.redis.zrem("bull:q:delayed", f"repeat:a:{slot}")
-    await hall.producer.redis.delete(f"bull:q:repeat:a:{slot}")
-    assert (await declared.heal(hall.producer, hall.store)).written == ["a"]
-    assert await counts(hall.producer.queue("q")) == {"delayed": 1}
+    slot = await service.next_slot("a")
+    await service.producer.redis.zrem("bull:q:delayed", f"repeat:a:{slot}")
+    await service.producer.redis.delete(f"bull:q:repeat:a:{slot}")
+    assert (await declared.heal(service.producer, service.store)).written == ["a"]
+    assert await counts(service.producer.queue("q")) == {"delayed": 1}
     # A newer instance changed it: the older one keeps its hands off.
-    await hall.apply(Schedule("a", "tick", cron="0 5 * * *"))
-    newer = await hall.next_slot("a")
-    assert (await declared.heal(hall.producer, hall.store)).written == []
-    assert await hall.next_slot("a") == newer
+    await service.apply(Schedule("a", "tick", cron="0 5 * * *"))
+    newer = await service.next_slot("a")
+    assert (await declared.heal(service.producer, service.store)).written == []
+    assert await service.next_slot("a") == newer
 
 
 @pytest.mark.parametrize("when", [{"every": 1}, {"cron": "* * * * * *"}])
-async def test_a_slot_noted_by_a_clock_that_was_ahead_silences_nobody(hall, when):
+async def test_a_slot_noted_by_a_clock_that_was_ahead_silences_nobody(service, when):
     """As a worker an hour ahead left it that judged slots by its own clock: last and next slot in the future."""
     one = Schedule("a", "tick", **when)
-    declared = hall.schedules(one)
-    await declared.apply(hall.producer, hall.store)
+    declared = service.schedules(one)
+    await declared.apply(service.producer, service.store)
     future = one.cadence.next_after((time.time() + 3600) * 1000)
     row = {"id": "a", "last_slot": future, "ticks": 5, "missed": 0, "skipped": 0}
-    async with begin(hall.store) as tx:
+    async with begin(service.store) as tx:
         await tx.execute(insert(schedule_state).values(row))
-    queue = hall.producer.queue("q")
-    slot = await hall.next_slot("a")
+    queue = service.producer.queue("q")
+    slot = await service.next_slot("a")
     await queue.removeJobScheduler("a")
     template = {"pattern": "0 0 1 1 *"} if "cron" in when else {"every": 1000, "startDate": future}
     await queue.upsertJobScheduler("a", template, "tick", {}, {})
-    assert (await hall.next_slot("a") or 0) >= future
-    assert (await declared.heal(hall.producer, hall.store)).written == ["a"]
-    async with hall.at_work(declared):
-        await until(lambda: len(hall.ran) >= 3, 20, "ticks")
-    state = await hall.state(declared)
+    assert (await service.next_slot("a") or 0) >= future
+    assert (await declared.heal(service.producer, service.store)).written == ["a"]
+    async with service.at_work(declared):
+        await until(lambda: len(service.ran) >= 3, 20, "ticks")
+    state = await service.state(declared)
     assert slot is not None
-    assert all(slot <= ran < future for _, ran in hall.ran)
+    assert all(slot <= ran < future for _, ran in service.ran)
     assert state.ticks >= 5 + 3
     assert state.last_slot < future
 
 
-async def test_a_tick_on_its_way_while_the_next_one_starts_puts_the_count_back_by_nothing(hall):
+async def test_a_tick_on_its_way_while_the_next_one_starts_puts_the_count_back_by_nothing(service):
     """It had looked at the clock before the next slot came: that slot then counted as one of the future, the count
     went back behind it, and the tick after it reported it as missed although it had run."""
     first, slow, later, last = (Tick("a", slot, {"every": 0.3}) for slot in (600, 900, 1200, 1500))
-    await note_start(hall.store, first, clock_at(600))
-    await note_start(hall.store, later, clock_at(1200))
-    await note_start(hall.store, slow, clock_at(1210))
-    await note_start(hall.store, last, clock_at(1500))
-    state = await hall.state(hall.schedules(Schedule("a", "tick", every=0.3)))
+    await note_start(service.store, first, clock_at(600))
+    await note_start(service.store, later, clock_at(1200))
+    await note_start(service.store, slow, clock_at(1210))
+    await note_start(service.store, last, clock_at(1500))
+    state = await service.state(service.schedules(Schedule("a", "tick", every=0.3)))
     assert (state.last_slot, state.ticks, state.missed) == (1500, 4, 0)
-    assert await missed(hall.store, "a") == []
+    assert await missed(service.store, "a") == []
 
 
-async def test_ten_days_without_a_worker_are_counted_to_the_last_tick_while_the_loop_goes_on(hall):
+async def test_ten_days_without_a_worker_are_counted_to_the_last_tick_while_the_loop_goes_on(service):
     """14,399 were reported as 10,000, and counting them held up the event loop for 3.4 s in a transaction."""
     one = Schedule("a", "tick", cron="* * * * *")
     missed, minute = 14_399, 60_000
     slot = int(time.time() * 1000) // minute * minute
     last = slot - (missed + 1) * minute
     row = {"id": "a", "last_slot": last, "ticks": 1, "missed": 0, "skipped": 0}
-    async with begin(hall.store) as tx:
+    async with begin(service.store) as tx:
         await tx.execute(insert(schedule_state).values(row))
     tick = Tick("a", slot, {"cron": one.cron})
     began = time.perf_counter()
@@ -343,42 +345,42 @@ async def test_ten_days_without_a_worker_are_counted_to_the_last_tick_while_the_
     for _ in range(100):
         one.cadence.next_after(slot)
     asking = (time.perf_counter() - began) / 100
-    await note_start(hall.store, tick, clock_at(slot))
-    assert (await hall.state(hall.schedules(one))).missed == missed
-    async with read(hall.store) as connection:
+    await note_start(service.store, tick, clock_at(slot))
+    assert (await service.state(service.schedules(one))).missed == missed
+    async with read(service.store) as connection:
         known = [row.slot for row in await connection.execute(select(missed_slots).order_by("slot"))]
     assert known == list(range(slot - 1000 * minute, slot, minute)), "the latest are known by name"
     assert counting < 0.02 * missed * asking, "as slow as asking for one slot after the other"
 
 
-async def test_a_changed_definition_counts_from_the_change(hall):
+async def test_a_changed_definition_counts_from_the_change(service):
     """A nightly job becomes one of every second: the seconds since last night were never its slots."""
     nightly = Schedule("a", "tick", cron="0 3 * * *")
-    await hall.apply(nightly)
+    await service.apply(nightly)
     last = nightly.cadence.next_after((time.time() - 86_400) * 1000)
     row = {"id": "a", "last_slot": last, "ticks": 1, "missed": 0, "skipped": 0}
-    async with begin(hall.store) as tx:
+    async with begin(service.store) as tx:
         await tx.execute(insert(schedule_state).values(row))
-    changed = hall.schedules(Schedule("a", "tick", every=1))
+    changed = service.schedules(Schedule("a", "tick", every=1))
     began = time.monotonic()
-    await changed.apply(hall.producer, hall.store)
-    async with hall.at_work(changed):
-        await until(lambda: len(hall.ran) >= 2, 20, "two ticks")
-    state = await hall.state(changed)
+    await changed.apply(service.producer, service.store)
+    async with service.at_work(changed):
+        await until(lambda: len(service.ran) >= 2, 20, "two ticks")
+    state = await service.state(changed)
     assert state.missed <= time.monotonic() - began, "slots from before the change are reported as missed"
     # Written again for another reason, it still counts from that change.
-    since = await hall.since("a")
-    await hall.apply(Schedule("a", "tick", every=1, payload={"seconds": 0.1}))
-    assert await hall.since("a") == since > last
-    await hall.producer.redis.flushall()
-    await changed.heal(hall.producer, hall.store)
-    assert await hall.since("a") == 0, "after a loss of data the outage counts: nothing is known of a change"
+    since = await service.since("a")
+    await service.apply(Schedule("a", "tick", every=1, payload={"seconds": 0.1}))
+    assert await service.since("a") == since > last
+    await service.producer.redis.flushall()
+    await changed.heal(service.producer, service.store)
+    assert await service.since("a") == 0, "after a loss of data the outage counts: nothing is known of a change"
 
 
-async def test_a_slot_that_bullmq_computed_wrong_at_the_end_of_summer_time_is_put_right(hall, monkeypatch):
+async def test_a_slot_that_bullmq_computed_wrong_at_the_end_of_summer_time_is_put_right(service, monkeypatch):
     one = Schedule("a", "tick", cron="0 3 * * *", tz="Europe/Berlin")
-    declared = hall.schedules(one)
-    await declared.apply(hall.producer, hall.store)
+    declared = service.schedules(one)
+    await declared.apply(service.producer, service.store)
     eve = int(datetime(2026, 10, 24, 12, tzinfo=ZoneInfo("Europe/Berlin")).timestamp() * 1000)
 
     async def on_that_eve(_redis: object) -> int:
@@ -386,25 +388,25 @@ async def test_a_slot_that_bullmq_computed_wrong_at_the_end_of_summer_time_is_pu
 
     monkeypatch.setattr("studyhall.patterns.schedule.keeper.server_millis", on_that_eve)
     monkeypatch.setattr("bullmq.job_scheduler.time.time", lambda: eve / 1000)
-    queue = hall.producer.queue("q")
+    queue = service.producer.queue("q")
     await queue.removeJobScheduler("a")
     await queue.upsertJobScheduler("a", {"pattern": one.cron, "tz": one.tz}, "tick", {}, {})
-    wrong = await hall.next_slot("a") or 0
-    assert (await declared.heal(hall.producer, hall.store)).written == ["a"]
-    assert await hall.next_slot("a") == wrong - 3_600_000
+    wrong = await service.next_slot("a") or 0
+    assert (await declared.heal(service.producer, service.store)).written == ["a"]
+    assert await service.next_slot("a") == wrong - 3_600_000
 
 
-async def test_jitter_spreads_a_tick_within_its_bounds_and_costs_no_attempt(hall):
-    declared = hall.schedules(Schedule("a", "tick", every=2, jitter=1.9))
-    await declared.apply(hall.producer, hall.store)
-    async with hall.at_work(declared):
-        await until(lambda: hall.ran, 20, "a tick")
-        late = time.time() - hall.ran[0][1] / 1000
-        await until(hall.producer.queue("q").getCompletedCount, what="it is completed")
-    job = await hall.producer.queue("q").getJob(f"repeat:a:{hall.ran[0][1]}")
+async def test_jitter_spreads_a_tick_within_its_bounds_and_costs_no_attempt(service):
+    declared = service.schedules(Schedule("a", "tick", every=2, jitter=1.9))
+    await declared.apply(service.producer, service.store)
+    async with service.at_work(declared):
+        await until(lambda: service.ran, 20, "a tick")
+        late = time.time() - service.ran[0][1] / 1000
+        await until(service.producer.queue("q").getCompletedCount, what="it is completed")
+    job = await service.producer.queue("q").getJob(f"repeat:a:{service.ran[0][1]}")
     assert job is not None
     assert job.attemptsMade == 1
-    spread = _spread(declared["a"], hall.ran[0][1]) / 1000
+    spread = _spread(declared["a"], service.ran[0][1]) / 1000
     assert 0 <= spread < 1.9
     assert late >= spread - 0.1, "it did not wait for its share of the jitter"
 

@@ -26,7 +26,7 @@ async def test_one_key_is_one_job_and_another_payload_under_it_is_refused(redis_
 
 
 async def test_a_server_that_is_away_is_an_answer_in_time() -> None:
-    with socket.socket() as nobody:  # bound and not listening: the port is surely not served
+    with socket.socket() as nobody:  # bound and not listening: nobody serves the port
         nobody.bind(("127.0.0.1", 0))
         producer = Producer(f"redis://127.0.0.1:{nobody.getsockname()[1]}")
         try:

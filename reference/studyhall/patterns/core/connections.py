@@ -1,7 +1,7 @@
 """How Redis clients are built, and the one for adding jobs; those of a worker are in `worker_connections`. Nobody else
 builds one, because each use needs other numbers than redis-py's defaults.
 
-Promise: a producer answers or fails in under two seconds, also when Redis was never up; nobody reads bytes where text
+Promise: a producer answers or fails in under two seconds, even when Redis was never up; nobody reads bytes where text
 was meant; no connection stays with a server that was demoted, whether Sentinel, DNS or a load balancer leads to the
 new one.
 
@@ -103,7 +103,7 @@ def build_client(kind: type[C], url: str, **options: Any) -> C:
 
 
 class _Watched:
-    """On top of redis-py's connection of whatever kind: leaves a server whose answer says that it is no primary.
+    """On top of redis-py's connection of whatever kind: leaves a server whose answer says that it is not a primary.
     redis-py does so for Sentinel alone. Behind one fixed address it stayed, READONLY for 40 s and longer."""
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
@@ -119,7 +119,7 @@ class _Watched:
         try:
             async with asyncio.timeout(limit):
                 await above.send_packed_command(command, check_health=False)
-        except TimeoutError:  # redis-py has dropped the connection; its own timeout is no builtin one
+        except TimeoutError:  # redis-py has dropped the connection; its own timeout is not the builtin one
             raise Unanswered("Timeout writing to socket") from None
         finally:
             connection.socket_timeout = limit

@@ -133,7 +133,7 @@ def _create_missing(tx: Connection) -> None:
 
 
 async def crowded(store: AsyncEngine, concurrency: int) -> str | None:
-    """What to change when this process cannot have the connections for so many jobs at once; None: all is well.
+    """What to change when this process cannot have the connections for this many jobs at once; None: all is well.
 
     A job holds one for its transactions only, so a few jobs share one; and PostgreSQL must have them all to give.
     """

@@ -28,7 +28,7 @@ MAX_DEPTH = 8
 MAX_ITEMS = 100
 
 # Telling wherever they stand in a key, and telling only as a word of it ("pin" is in "spinner"). A count of
-# "tokens" is no secret.
+# "tokens" is not a secret.
 _ANYWHERE = (
     r"passw|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key|credential|cookie|email"
     r"|token(?!s|iz)"

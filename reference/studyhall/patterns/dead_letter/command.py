@@ -42,9 +42,9 @@ async def _run(options: argparse.Namespace) -> int:
     store = open_store(os.environ["DATABASE_URL"])
     try:
         if options.do == "list":
-            for one in await list_dead_letters(store):
-                at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.failed_at))
-                print(f"{one.id}  {at}  {one.queue}/{one.job_id}  {one.reason}")
+            for letter in await list_dead_letters(store):
+                at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(letter.failed_at))
+                print(f"{letter.id}  {at}  {letter.queue}/{letter.job_id}  {letter.reason}")
             return 0
         redis = producer_client(os.environ["REDIS_URL"])
         try:

@@ -73,7 +73,7 @@ class DegradedProducer:
         return Accepted(ref, queued=False)
 
     async def admit(self, request: JobRequest) -> None:
-        """Before `accept`: is it valid, is there room? Redis away is no reason to refuse, a full table is."""
+        """Before `accept`: is it valid, is there room? An absent Redis is not a reason to refuse, a full table is."""
         await self.producer.checked(request)
         if not self._away:
             try:

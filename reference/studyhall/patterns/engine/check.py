@@ -117,18 +117,18 @@ def without_secrets(url: str) -> str:
 
 
 def _warnings(where: str, info: dict[str, Any]) -> list[str]:
-    found = []
+    result = []
     if (policy := info.get("maxmemory_policy", "noeviction")) != "noeviction":
-        found.append(
+        result.append(
             f"{where} evicts keys when its memory is full (maxmemory-policy {policy}): jobs lose their data. "
             "Fix: CONFIG SET maxmemory-policy noeviction, then CONFIG REWRITE."
         )
     if not int(info.get("aof_enabled", 1)):
-        found.append(
+        result.append(
             f"{where} writes jobs to disk only now and then (appendonly no): a crash loses accepted jobs. "
             "Fix: CONFIG SET appendonly yes, then CONFIG REWRITE."
         )
-    return found
+    return result
 
 
 def _explained(where: str, error: Exception) -> EngineError:  # noqa: PLR0911 (one line per case)

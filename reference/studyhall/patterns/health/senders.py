@@ -148,7 +148,7 @@ def to_all(*senders: Sender) -> Sender:
     """Every sender gets it, whichever of them fail; then the failures are raised."""
 
     async def send(alert: Alert) -> None:
-        results = await asyncio.gather(*(one(alert) for one in senders), return_exceptions=True)
+        results = await asyncio.gather(*(sender(alert) for sender in senders), return_exceptions=True)
         failed = [result for result in results if isinstance(result, Exception)]
         if failed:
             raise ExceptionGroup(f"{len(failed)} of {len(senders)} receivers did not take it", failed)

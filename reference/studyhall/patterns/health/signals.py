@@ -26,7 +26,7 @@ from redis.exceptions import NoPermissionError
 __all__ = ["Health", "QueueHealth", "measure", "memory_used", "problems"]
 
 WINDOW = 300.0  # seconds over which failures are counted
-KEPT = 1_000  # completed jobs that retention leaves: with so many, the window may be cut short
+KEPT = 1_000  # completed jobs that retention leaves: with this many, the window may be cut short
 MOST_PRIORITIES = 32
 
 
@@ -175,15 +175,15 @@ async def _queue(redis: Any, name: str, base: str, dead: int, window: float) -> 
 
 async def _first_of_each_priority(redis: Any, key: str) -> list[str]:
     """The set is sorted by priority * 2**32 + arrival: hop from each priority's first job to the next's."""
-    found: list[str] = []
+    result: list[str] = []
     score: float = 0
     for _ in range(MOST_PRIORITIES):
         page = await redis.zrange(key, score, "+inf", byscore=True, offset=0, num=1, withscores=True)
         if not page:
             break
-        found.append(page[0][0])
+        result.append(page[0][0])
         score = (page[0][1] // 0x100000000 + 1) * 0x100000000
-    return found
+    return result
 
 
 async def _ready_since(redis: Any, key: str) -> float:
@@ -202,14 +202,14 @@ async def problems(limit: float = 2.0, **parts: Callable[[], Awaitable[object]])
 
     `await problems(redis=client.ping, database=lambda: ping(store))`
     """
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for name, ask in parts.items():
         try:
             async with asyncio.timeout(limit):
                 await ask()
         except Exception as error:  # whatever it is, this part does not answer
-            found[name] = type(error).__name__
-    return found
+            result[name] = type(error).__name__
+    return result
 
 
 def _parsed(value: str | None) -> Any:

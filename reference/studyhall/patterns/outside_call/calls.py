@@ -73,8 +73,8 @@ class OutsideCalls:
                 return call.outcome()
             step = self._rules.next(call)
             if step is Next.LOOK_UP and self._look_up is not None:
-                if (found := await self._look_up(call.provider_key)) is not None:
-                    await self._ledger.write(call.answered(found))
+                if (answer := await self._look_up(call.provider_key)) is not None:
+                    await self._ledger.write(call.answered(answer))
                     continue  # whoever wrote first: what stands there counts
                 step = self._rules.after_look_up(call)
             if step is Next.SET_ASIDE:
@@ -93,7 +93,7 @@ class OutsideCalls:
             raise Permanent(f"{key!r} was changed by somebody else just now: look again")
 
     async def purge(self, older_than: float) -> int:
-        """Forget done and refused calls of so many seconds ago: later than any job can come back."""
+        """Forget done and refused calls older than this many seconds: later than any job can come back."""
         return await self._ledger.purge(self._provider, older_than)
 
     async def close(self) -> None:

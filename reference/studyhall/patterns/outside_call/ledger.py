@@ -46,7 +46,7 @@ class InFlight(Snooze):
 
 
 class Refused(Permanent):
-    """The provider refused this call for good. Mend it, `resolve(key, again=True)` (on the command line:
+    """The provider refused this call for good. Fix it, `resolve(key, again=True)` (on the command line:
     `outside_call.command PROVIDER KEY --again`), then replay the job."""
 
 
@@ -138,7 +138,7 @@ class Ledger(Protocol):
         """The calls that wait for a human, the oldest first."""
 
     async def purge(self, provider: str, older_than: float) -> int:
-        """Forget done and refused calls that were made so many seconds ago."""
+        """Forget done and refused calls older than this many seconds."""
 
 
 class SyncLedger(Protocol):

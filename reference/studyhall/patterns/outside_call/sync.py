@@ -44,8 +44,8 @@ class SyncOutsideCalls:
                 return call.outcome()
             step = self._rules.next(call)
             if step is Next.LOOK_UP and self._look_up is not None:
-                if (found := self._look_up(call.provider_key)) is not None:
-                    self._ledger.write(call.answered(found))
+                if (answer := self._look_up(call.provider_key)) is not None:
+                    self._ledger.write(call.answered(answer))
                     continue
                 step = self._rules.after_look_up(call)
             if step is Next.SEND:
@@ -63,7 +63,7 @@ class SyncOutsideCalls:
             raise Permanent(f"{key!r} was changed by somebody else just now: look again")
 
     def purge(self, older_than: float) -> int:
-        """Forget done and refused calls of so many seconds ago: later than any job can come back."""
+        """Forget done and refused calls older than this many seconds: later than any job can come back."""
         return self._ledger.purge(self._provider, older_than)
 
     def _make(self, call: Call, send: Callable[[str], Any], began: float) -> Any:

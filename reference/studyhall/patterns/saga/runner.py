@@ -266,7 +266,7 @@ class SagaRunner:
         try:
             with answers_within(max(ANSWER, action.step.deadline)):
                 async with self._turns, begin(self.store) as tx:
-                    # Only now: to wait for a connection is no fault of the step.
+                    # Only now: waiting for a connection is not the step's fault.
                     async with _time_for(action):
                         result = await apart(call, context, tx) if call else None
                     self._reach("after", "effect", draft, action)

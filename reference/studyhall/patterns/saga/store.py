@@ -147,7 +147,7 @@ class SagaConflict(Permanent):
 
 
 class UnknownSaga(Permanent):
-    """No saga has this id. `list_sagas` shows the ones there are."""
+    """No saga has this id. `list_sagas` shows those that exist."""
 
 
 @dataclass(frozen=True)
@@ -404,7 +404,7 @@ async def claim(
 
 
 async def release(store: AsyncEngine, held: Sequence[SagaRow], seconds: float) -> None:
-    """For anybody, in so many seconds, what nobody has taken over since."""
+    """Due for anybody after this many seconds, unless somebody has taken it over since."""
     rows = [{"_id": saga.id, "_fence": saga.fence, "_due": time.time() + seconds} for saga in held]
     await in_one_hop(store, lambda tx: _send(tx, _FREE, rows), write=True)
 

@@ -79,7 +79,7 @@ class Jobs(Protocol):
 
 
 class UnknownSchedule(JobError):
-    """No schedule of this id is declared. `schedule list` names those that are."""
+    """No schedule of this id is declared. `schedule list` shows the declared ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,8 @@ class Schedules:
         return iter(self._all.values())
 
     def __getitem__(self, schedule_id: str) -> Schedule:
-        if found := self._all.get(schedule_id):
-            return found
+        if result := self._all.get(schedule_id):
+            return result
         known = ", ".join(sorted(self._all)) or "none"
         raise UnknownSchedule(f"no schedule {schedule_id!r} (declared: {known})")
 

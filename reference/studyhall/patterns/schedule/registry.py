@@ -35,9 +35,9 @@ class ScheduleRegistry:
 
     async def read(self) -> tuple[int, str, dict[str, dict[str, Any]]]:
         """Version (-1: none) and fingerprint of the declaration in force, and the entries of its schedules."""
-        found: dict[str, str] = await self._redis.hgetall(self._key)
-        version, _, fingerprint = found.pop(IN_FORCE, "-1 ").partition(" ")
-        return int(version), fingerprint, {name: json.loads(text) for name, text in found.items()}
+        fields: dict[str, str] = await self._redis.hgetall(self._key)
+        version, _, fingerprint = fields.pop(IN_FORCE, "-1 ").partition(" ")
+        return int(version), fingerprint, {name: json.loads(text) for name, text in fields.items()}
 
     async def put(self, schedule_id: str, entry: dict[str, Any]) -> None:
         await self._redis.hset(self._key, schedule_id, json.dumps(entry))

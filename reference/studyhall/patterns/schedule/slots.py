@@ -115,7 +115,7 @@ class Cadence:
         if self.next_after(millis - 1) == millis:
             return True
         # BullMQ's worker computes the next slot by croniter alone. Near a change of the clock that may be a
-        # slot of its own making; it is corrected by `Schedules.heal`, but it is no forgery.
+        # slot of its own making; it is corrected by `Schedules.heal`, but it is not a forgery.
         repeat = {"pattern": self.cron, "tz": self.tz}
         return self.cron is not None and default_repeat_strategy(millis - 1, repeat) == millis
 

@@ -84,7 +84,7 @@ def _asynq(text: str) -> Iterator[Hit]:
 def _brokers(text: str, uses: set[str]) -> Iterator[Hit]:
     if "RabbitMQ" in uses:
         for match, call in calls(text, r"\.Consume(?:WithContext)?"):
-            given = [one for one in arguments(call) if one != "ctx"]
+            given = [argument for argument in arguments(call) if argument != "ctx"]
             if len(given) >= 3 and given[2] == "true":
                 yield "rabbit-auto-ack", line_at(text, match.start())
     if "Kafka" in uses:

@@ -28,7 +28,7 @@ class Tree:
     @cached_property
     def jobs(self) -> set[Function]:
         """Functions that a queue or a broker calls."""
-        found = set(self._tasks)
+        result = set(self._tasks)
         for node in self.functions.values():
             first = next((a.arg for a in node.args.args if a.arg not in ("self", "cls")), "")
             if self.uses and (
@@ -36,13 +36,13 @@ class Tree:
                 or ("arq" in self.uses and first == "ctx")
                 or re.match(r"(handle|process|consume|on_message|callback|perform)(_|$)", node.name)
             ):
-                found.add(node)
+                result.add(node)
         for call in self.calls:
             kind = name(call.func).rsplit(".", maxsplit=1)[-1]
             given = [*call.args, *(keyword.value for keyword in call.keywords)]
             if kind.endswith("Worker") or kind in ("basic_consume", "consume", "enqueue", "subscribe"):
-                found |= {self.functions[a.id] for a in given if isinstance(a, ast.Name) and a.id in self.functions}
-        return found
+                result |= {self.functions[a.id] for a in given if isinstance(a, ast.Name) and a.id in self.functions}
+        return result
 
     @cached_property
     def reached(self) -> set[Function]:

@@ -1,5 +1,4 @@
 # [bot]
-# bot.py: the endpoint the platform calls, and the job that answers
 import os
 
 from fastapi import APIRouter, HTTPException, Request
@@ -20,19 +19,13 @@ class Ask(Payload):
 
 @router.post("/interactions")
 async def interactions(request: Request) -> dict:
-    body, head = await request.body(), request.headers  # the raw bytes: re-serialised JSON would not verify
+    body, head = await request.body(), request.headers  # the raw bytes are what was signed
     try:
-        verify(
-            os.environ["PUBLIC_KEY"],
-            head.get("x-signature-ed25519", ""),
-            head.get("x-signature-timestamp", ""),
-            body,
-        )
+        stamp = head.get("x-signature-timestamp", "")
+        verify(os.environ["PUBLIC_KEY"], head.get("x-signature-ed25519", ""), stamp, body)
         asked = parse(body)
-    except NotSigned:
-        raise HTTPException(401) from None
-    except Unreadable:
-        raise HTTPException(400) from None
+    except (NotSigned, Unreadable) as error:
+        raise HTTPException(401 if isinstance(error, NotSigned) else 400) from None
     if asked is None:
         return PONG
     question = Ask(interaction=asked.id, question=str(asked.options.get("question", "")))
@@ -40,8 +33,8 @@ async def interactions(request: Request) -> dict:
     return await request.app.state.replies.accept(asked, lambda: request.app.state.producer.enqueue(job))
 
 
-# Failing work and failing sends come back until shortly before the token ends, and consume no attempt.
-@jobs.register(name="ask", payload=Ask, queue="chat", deadline=930.0)
+# What fails comes back until shortly before the token ends, and consumes no attempt.
+@jobs.register(name="ask", payload=Ask, queue="chat", deadline=930)
 async def ask(ctx: JobContext, payload: Ask) -> dict:
     async def work(seconds: float) -> str:
         return await ctx.services.model(payload.question, timeout=seconds, key=ctx.provider_key("model"))
@@ -51,9 +44,9 @@ async def ask(ctx: JobContext, payload: Ask) -> dict:
 
 
 def beside_the_worker(replies: DeferredReplies, webhook) -> list[Periodic]:
-    """Whoever still waits when the token is about to end is told: crash limit, max_age, dead letter, no worker."""
-    late = Periodic("late answers", lambda: replies.tell_late(webhook), every=2)
-    return [late, Periodic("old answers", lambda: replies.purge(older_than=86_400), every=3600)]
+    old = Periodic("old answers", lambda: replies.purge(older_than=86_400), every=3600)
+    # Tells whoever still waits when the token is about to end.
+    return [old, Periodic("late answers", lambda: replies.tell_late(webhook), every=2)]
 
 
 # [/bot]

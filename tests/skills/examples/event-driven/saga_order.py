@@ -2,50 +2,42 @@
 from sqlalchemy import text
 
 from patterns.core.errors import Permanent
-from patterns.saga import DbStep, Saga, SagaRunner, SagaStep, StepContext
 from patterns.core.store import begin
+from patterns.saga import DbStep, Saga, SagaRunner, SagaStep
 
 
-async def reserve(ctx: StepContext, tx) -> None:  # DbStep: its effect commits with the saga's own record
-    taken = await tx.execute(text("UPDATE stock SET free = free - 1 WHERE free > 0"))
-    if taken.rowcount != 1:
+async def reserve(ctx, tx) -> None:  # DbStep: its effect commits with the saga's own record
+    if (await tx.execute(text("UPDATE stock SET free = free - 1 WHERE free > 0"))).rowcount != 1:
         raise Permanent("sold out")  # a business no: compensate now
 
 
-async def release(ctx: StepContext, tx) -> None:
+async def release(ctx, tx) -> None:
     await tx.execute(text("UPDATE stock SET free = free + 1"))
 
 
+async def confirm(ctx, tx) -> None:
+    await tx.execute(text("INSERT INTO sold VALUES (:id)"), {"id": ctx.saga_id})
+
+
 def buy(payments) -> Saga:
-    async def charge(ctx: StepContext) -> dict:  # called at least once, always with the same ctx.key
+    async def charge(ctx) -> dict:  # called at least once, always with the same ctx.key
         return {"charge": await payments.charge(ctx.data["cents"], idempotency_key=ctx.key)}
 
-    async def refund(ctx: StepContext) -> None:
-        # By the charge's key: also right when nobody ever saw the answer (ctx.result is None).
+    async def refund(ctx) -> None:  # by the charge's key: right even if nobody ever saw the answer
         await payments.refund(charge_key=ctx.key, idempotency_key=ctx.undo_key)
 
-    async def find(ctx: StepContext) -> dict | None:
-        found = await payments.find(ctx.key)
-        return {"charge": found} if found else None
-
-    async def confirm(ctx: StepContext, tx) -> None:
-        await tx.execute(text("INSERT INTO sold VALUES (:id)"), {"id": ctx.saga_id})
-
-    return Saga(
-        "buy",
-        steps=[
-            DbStep("reserve", do=reserve, undo=release),
-            # By the provider's own documentation: a request ends within 30 s, a key lives for a day.
-            SagaStep("charge", do=charge, undo=refund, resolve=find, deadline=60, longest=30),
-            DbStep("confirm", do=confirm),  # what cannot be undone goes last
-        ],
-    )
+    steps = [
+        DbStep("reserve", do=reserve, undo=release),
+        SagaStep("charge", do=charge, undo=refund, deadline=60, longest=30),  # a request ends within 30 s
+        DbStep("confirm", do=confirm),  # what cannot be undone goes last
+    ]
+    return Saga("buy", steps=steps)
 
 
 async def order(store, runner: SagaRunner, order_id: str, cents: int) -> None:
-    async with begin(store) as tx:  # beside your own rows and outbox.add
-        await runner.start(tx, "buy", order_id, {"cents": cents})  # False: it was started before
-    runner.wake()  # if it runs in this process: it need not wait for its next poll
+    async with begin(store) as tx:  # beside your own rows
+        await runner.start(tx, "buy", order_id, {"cents": cents})  # False: started before
+    runner.wake()  # do not wait for its next poll
 
 
 # [/saga]
@@ -97,9 +89,6 @@ async def example(redis_url: str, store_url: str) -> None:
 
         async def refund(self, charge_key: str, idempotency_key: str) -> None:
             self.charged.pop(charge_key, None)
-
-        async def find(self, key: str) -> str | None:
-            return "ch" if key in self.charged else None
 
     store, payments = open_store(store_url), Payments()
     await create_all(store)
