@@ -50,7 +50,7 @@ sync: $(STAMP) ## Regenerate what is derived from the pages, the modules and the
 bench: $(STAMP) ## Quick benchmark beside Celery, RQ, arq, … (minutes); ARGS="--section latency --peers queuesmith,huey"
 	@$(BIN)/python -m bench $(ARGS)
 
-bench-full: $(STAMP) ## The whole benchmark, three rounds, and rewrite bench/results.json and RESULTS.md
+bench-full: $(STAMP) ## The whole benchmark, three rounds, and rewrite bench/results.json
 	@$(BIN)/python -m bench --full --publish $(ARGS)
 
 screenshots: $(STAMP) ## Make guide/assets/screenshots from a running StudyHall (needs chromium)

@@ -40,7 +40,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the report")
     parser.add_argument("--keep", action="store_true", help="keep what --out holds of sections that are not run now")
     parser.add_argument(
-        "--publish", action="store_true", help="also replace bench/results.json, RESULTS.md and pictures"
+        "--publish", action="store_true", help="also replace bench/results.json, from which the guide draws its page"
     )
     return parser.parse_args(arguments)
 
@@ -77,8 +77,7 @@ def main() -> int:
         server.stop()
     seconds = round(time.monotonic() - began)
     if given.publish:
-        for name in ("results.json", "RESULTS.md", *(f"{picture}.svg" for picture in plots.pictures(found))):
-            shutil.copyfile(given.out / name, HERE / name)
+        shutil.copyfile(given.out / "results.json", HERE / "results.json")
     print(json.dumps(found, indent=1) if given.json else (given.out / "RESULTS.md").read_text())
     kept = [target for target in targets(found) if target.verdict != "not measured"]
     met = sum(target.met for target in kept)
