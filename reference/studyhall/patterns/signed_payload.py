@@ -50,7 +50,7 @@ def signing(signer: Signer) -> AddStep:
 
     async def signing(jobs: Sequence[Outgoing], call_next: AddNext) -> None:
         for job in jobs:
-            job.data = signer.sign(job.ref.name, job.ref.id, job.data)
+            signer.seal(job)
         await call_next()
 
     signing.signer = signer  # type: ignore[attr-defined]  # a schedule signs its templates with it
@@ -72,6 +72,13 @@ class Signer:
         body = _body(data)
         # In the order of the canonical form, which is what `verify` reads fastest.
         return {**json.loads(body), FIELD: self._signature(name, job_id, body)}
+
+    def seal(self, job: Outgoing) -> None:
+        """The same for a job on its way, with the text that is stored: what was signed, and the signature."""
+        body = _body(job.data)
+        signature = self._signature(job.ref.name, job.ref.id, body)
+        job.data = {**job.data, FIELD: signature}
+        job.sealed = (job.data, f"{body[:-1]}{_member(signature)}}}")
 
     def _signature(self, name: str, job_id: str, body: str) -> str:
         return f"{self._current}.{_mac(self._keys[self._current], name, job_id, body)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,12 @@ class Outgoing:
     data: dict[str, Any]
     opts: dict[str, Any]
     children: list[Outgoing] = field(default_factory=list)
+    sealed: tuple[Any, str] = (None, "")  # data and its JSON, by a step that had to write that
+
+    @property
+    def text(self) -> str:
+        data, text = self.sealed
+        return text if data is self.data else json.dumps(self.data, separators=(",", ":"), allow_nan=False)
 
 
 AddNext = Callable[[], Awaitable[None]]
