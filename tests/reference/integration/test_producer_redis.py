@@ -110,6 +110,16 @@ async def test_a_job_that_fails_at_once_is_not_taken_for_its_own_twin(redis_url,
             await setup.producer.enqueue_many([note("k", "poison")])
 
 
+async def test_a_server_that_forgot_the_scripts_is_taught_them_again(redis_url, tmp_path):
+    async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup:
+        for round_ in ("a", "b"):
+            await setup.producer.redis.script_flush()
+            await setup.producer.enqueue(note(f"{round_}-1", delay=60))
+            await setup.producer.redis.script_flush()
+            await setup.producer.enqueue_many([note(f"{round_}-{n}") for n in (2, 3)])
+        assert await setup.counts("notes") == {"delayed": 2, "prioritized": 4}
+
+
 async def test_options_of_every_job_are_explicit(redis_url, tmp_path):
     async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup:
         await setup.producer.enqueue(note("k", priority="low", delay=60, max_age=600))

@@ -77,6 +77,8 @@ class JobMetrics(Collector):
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
+        self._series: dict[tuple[str, str], _Series] = {}
+        self.registry.register(self)
         self._errors = Counter(
             "job_errors",
             "Failed executions by class of error; CrashLoop: given up after too many crashes",
@@ -87,8 +89,6 @@ class JobMetrics(Collector):
             "job_stalls", "Jobs whose worker died or hung, found by this one", ("queue",), registry=self.registry
         )
         self._classes: set[tuple[str, str]] = set()
-        self._series: dict[tuple[str, str], _Series] = {}
-        self.registry.register(self)
 
     def series(self, queue: str, name: str) -> _Series:
         if (found := self._series.get((queue, name))) is None:
