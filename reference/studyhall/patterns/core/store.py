@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, MetaData, Table, select
@@ -42,7 +42,6 @@ __all__ = [
     "answers_within",
     "begin",
     "in_one_hop",
-    "in_plain_sql",
     "insert",
     "is_outage",
     "is_postgres",
@@ -178,23 +177,19 @@ async def ping(store: AsyncEngine) -> None:
             await connection.execute(select(table).limit(0))
 
 
-async def in_one_hop(store: AsyncEngine, work: Callable[[Connection], T], *, write: bool) -> T:
+def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
+    with engine.connect() as connection:
+        connection.begin()
+        done = work(connection)
+        connection.commit()
+        return done
+
+
+async def in_one_hop(store: AsyncEngine, work: Callable[[Any], T], *, write: bool, transact: Any = _transact) -> T:
     """Run the synchronous `work(connection)` in one transaction: for short, frequent, batched statements.
 
     The async SQLite driver changes threads for every statement, begin and commit; this does it once. Measured
     on no-op jobs with their markers, it saves more than half of the database's share."""
-    return await _hop(store, work, _transact, write=write)
-
-
-async def in_plain_sql(store: AsyncEngine, work: Callable[[Runs], T], *, write: bool) -> T:
-    """The same for work that needs nothing but `exec_driver_sql`: on SQLite by the driver itself, whose errors are not
-    SQLAlchemy's, at a third of the cost."""
-    return await _hop(store, work, _transact_plainly, write=write)
-
-
-async def _hop(
-    store: AsyncEngine, work: Callable[[Any], T], transact: Callable[[Engine, Callable[[Any], T]], T], *, write: bool
-) -> T:
     hop = hops.get(store.sync_engine)
     if hop is None:
         async with begin(store) if write else read(store) as connection:
@@ -205,41 +200,6 @@ async def _hop(
             return await run(hop.threads, transact, hop.reader, work)
         async with _turn(store):
             return await run(hop.threads, transact, hop.writer, work)
-
-
-def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
-    with engine.connect() as connection:
-        connection.begin()
-        done = work(connection)
-        connection.commit()
-        return done
-
-
-def _transact_plainly(engine: Engine, work: Callable[[Runs], T]) -> T:
-    pooled = engine.raw_connection()
-    try:
-        database: Any = pooled.driver_connection
-        database.execute("BEGIN" if engine.get_execution_options().get("store_read") else "BEGIN IMMEDIATE")
-        done = work(_Plain(database))
-        database.commit()
-        return done
-    finally:
-        pooled.close()  # rolls back what was not committed
-
-
-class Runs(Protocol):
-    """What a Connection and the driver have in common: plain SQL, a list of rows to run it for each."""
-
-    def exec_driver_sql(self, statement: str, parameters: Any) -> Any: ...
-
-
-class _Plain:
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
-
-    def exec_driver_sql(self, statement: str, parameters: Any) -> sqlite3.Cursor:
-        many = isinstance(parameters, list)
-        return (self._database.executemany if many else self._database.execute)(statement, parameters)
 
 
 @contextmanager
