@@ -210,7 +210,7 @@ class Producer:
         _refuse_twins(jobs, [reply[1:] for reply in replies])
 
     async def _send(self, commands: Sequence[Command]) -> list[Any]:
-        """In one write, in a third of the time of redis-py's pipeline; what Redis refused is among the replies. A
+        """In one write, with fewer calls than redis-py's pipeline makes; what Redis refused is among the replies. A
         broken connection is replaced once: after a restart of Redis all of them are dead."""
         with suppress(ConnectionError):
             return await self._send_once(commands)

@@ -134,7 +134,7 @@ def log_execution(
 def _line(
     logger: str, level: int, job_id: str, name: str, queue: str, attempt: int, outcome: str, milliseconds: float
 ) -> str:
-    """What `JsonLines` makes of the record of an execution that ended well, at a quarter of the cost."""
+    """What `JsonLines` makes of the record of an execution that ended well, without one."""
     ident = current_correlation_id()
     cid = f'"correlation_id":{_quoted(ident)},' if ident else ""
     return (
