@@ -38,7 +38,6 @@ __all__ = [
     "correlation",
     "current_correlation_id",
     "new_correlation_id",
-    "take_correlation",
 ]
 
 DAY = 24 * 3600.0
@@ -161,5 +160,4 @@ def correlation(ident: object = None) -> Iterator[str]:
 
 
 def take_correlation(ident: object = None) -> Token[str]:
-    """As `correlation`, for what every job passes: `token.var.reset(token)` ends it."""
     return _correlation.set(ident if isinstance(ident, str) and _GOOD_ID.fullmatch(ident) else new_correlation_id())

@@ -54,5 +54,4 @@ class Outgoing:
 
 
 AddNext = Callable[[], Awaitable[None]]
-# Of a producer: `await call_next()` adds them.
-AddStep = Callable[[Sequence[Outgoing], AddNext], Awaitable[None]]
+AddStep = Callable[[Sequence[Outgoing], AddNext], Awaitable[None]]  # of a producer: `await call_next()` adds them
