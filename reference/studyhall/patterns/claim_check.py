@@ -84,7 +84,11 @@ class Claim(BaseModel):
 
 def check_size(data: Any, limit: int = MAX_PAYLOAD) -> None:
     """Raise `PayloadTooLarge` when `data` is longer than `limit` bytes of JSON, `NotJson` when it has none."""
-    size = len(dumps(data))  # ASCII: what BullMQ stores
+    _check_text(dumps(data), limit)
+
+
+def _check_text(text: str, limit: int) -> None:
+    size = len(text) if text.isascii() else len(text.encode())
     if size > limit:
         raise PayloadTooLarge(f"{size:,} bytes, the limit is {limit:,}. {PayloadTooLarge.__doc__}")
 
@@ -201,7 +205,10 @@ def max_payload(limit: int = MAX_PAYLOAD) -> Step:
 
     @before("payload")
     async def max_payload(run: JobContext, call_next: CallNext) -> Any:
-        check_size(run.job.data, limit)
+        if (text := run.text) is None:
+            check_size(run.job.data, limit)
+        else:
+            _check_text(text, limit)
         return await call_next(run)
 
     return max_payload

@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable, Mapping, Sequence
+from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any
 
 from .core.errors import ForgedJob
@@ -38,7 +39,7 @@ def signed(signer: Signer, identity: Callable[[str, Any], str] = lambda job_id, 
     @before("payload")
     async def signed(run: JobContext, call_next: CallNext) -> Any:
         data = run.job.data
-        signer.verify(run.name, identity(run.job_id, data), data)
+        signer.verify(run.name, identity(run.job_id, data), data, run.text)
         return await call_next(run)
 
     return signed
@@ -49,7 +50,7 @@ def signing(signer: Signer) -> AddStep:
 
     async def signing(jobs: Sequence[Outgoing], call_next: AddNext) -> None:
         for job in jobs:
-            job.data = signer.sign(job.ref.name, job.ref.id, job.data)
+            signer.seal(job)
         await call_next()
 
     signing.signer = signer  # type: ignore[attr-defined]  # a schedule signs its templates with it
@@ -68,11 +69,22 @@ class Signer:
 
     def sign(self, name: str, job_id: str, data: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of `data` with the signature added. Raises `NotJson` for what no worker could read."""
-        mac = self._mac(self._keys[self._current], name, job_id, data)
-        return {**data, FIELD: f"{self._current}.{mac}"}
+        body = _body(data)
+        # In the order of the canonical form, which is what `verify` reads fastest.
+        return {**json.loads(body), FIELD: self._signature(name, job_id, body)}
 
-    def verify(self, name: str, job_id: str, data: Mapping[str, Any]) -> None:
-        """Raise `ForgedJob` unless one of our keys signed exactly this."""
+    def seal(self, job: Outgoing) -> None:
+        """The same for a job on its way, with the text that is stored: what was signed, and the signature."""
+        body = _body(job.data)
+        signature = self._signature(job.ref.name, job.ref.id, body)
+        job.data = {**job.data, FIELD: signature}
+        job.sealed = (job.data, f"{body[:-1]}{_member(signature)}}}")
+
+    def _signature(self, name: str, job_id: str, body: str) -> str:
+        return f"{self._current}.{_mac(self._keys[self._current], name, job_id, body)}"
+
+    def verify(self, name: str, job_id: str, data: Mapping[str, Any], text: str | None = None) -> None:
+        """Raise `ForgedJob` unless one of our keys signed exactly this. `text`: what `data` was read from."""
         signature = data.get(FIELD) if isinstance(data, Mapping) else None
         if not isinstance(signature, str):
             raise ForgedJob("the job is not signed: enqueue it through Producer, or give both sides the same keys")
@@ -80,15 +92,29 @@ class Signer:
         key = self._keys.get(key_id)
         if key is None:
             raise ForgedJob("the job is signed with a key this worker does not know: add it to the accepted keys")
-        try:
-            expected = self._mac(key, name, job_id, data)
+        found = mac.encode(errors="replace")
+        # Our producers write the canonical form and add the signature to it. Without that one member the text is what
+        # was signed; in a string the quotes would be escaped, and deeper down it would not be the job's signature.
+        if text and hmac.compare_digest(
+            found, _mac(key, name, job_id, text.replace(_member(signature), "", 1)).encode()
+        ):
+            return
+        try:  # written by others: an older version, a tool that changed the job
+            expected = _mac(key, name, job_id, _body(data))
         except NotJson:  # nothing our own producer could have written
             expected = ""
-        if not expected or not hmac.compare_digest(mac.encode(errors="replace"), expected.encode()):
+        if not expected or not hmac.compare_digest(found, expected.encode()):
             raise ForgedJob("the signature does not match: the job's name, id or data was altered")
 
-    @staticmethod
-    def _mac(key: bytes, name: str, job_id: str, data: Mapping[str, Any]) -> str:
-        # Canonical JSON: Redis stores JSON, so what is verified is what was stored, key order aside.
-        body = {k: v for k, v in data.items() if k != FIELD}
-        return hmac.digest(key, dumps([name, job_id, body], _canonical).encode(), "sha256").hex()
+
+def _body(data: Mapping[str, Any]) -> str:
+    """Canonical JSON: the order of keys and blanks in what Redis stores do not matter."""
+    return dumps({k: v for k, v in data.items() if k != FIELD}, _canonical)
+
+
+def _member(signature: str) -> str:
+    return f',"{FIELD}":"{signature}"'
+
+
+def _mac(key: bytes, name: str, job_id: str, body: str) -> str:
+    return hmac.digest(key, f"[{_quoted(name)},{_quoted(job_id)},{body}]".encode(), "sha256").hex()

@@ -89,7 +89,8 @@ def tracing_adds() -> AddStep:
 def trace_meta() -> dict[str, str]:
     """The W3C trace context to put into a job's meta, when a span is open."""
     carrier: dict[str, str] = {}
-    propagate.inject(carrier)
+    if otel_context.get_current():  # empty: nobody traces, and asking every propagator is dear
+        propagate.inject(carrier)
     return carrier
 
 

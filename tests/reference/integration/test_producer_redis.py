@@ -98,16 +98,26 @@ async def test_a_repeat_of_a_failed_request_is_an_error_that_says_so(redis_url, 
 
 async def test_a_job_that_fails_at_once_is_not_taken_for_its_own_twin(redis_url, tmp_path, monkeypatch):
     async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup, setup.working():
-        ask = setup.producer._refuse_twins
+        ask = setup.producer._ask_for_twins
 
         async def ask_late(*args: Any) -> Any:
             assert await setup.ended(note("k")) == ["failed"], "the worker is faster than the question"
             return await ask(*args)
 
-        monkeypatch.setattr(setup.producer, "_refuse_twins", ask_late)
-        await setup.producer.enqueue_many([note("k", "poison")])
+        monkeypatch.setattr(setup.producer, "_ask_for_twins", ask_late)  # of a flow: a plain add asks before it adds
+        await setup.producer.enqueue(fan_in(note("parent"), [note("k", "poison")]))
         with pytest.raises(FailedTwin):
             await setup.producer.enqueue_many([note("k", "poison")])
+
+
+async def test_a_server_that_forgot_the_scripts_is_taught_them_again(redis_url, tmp_path):
+    async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup:
+        for round_ in ("a", "b"):
+            await setup.producer.redis.script_flush()
+            await setup.producer.enqueue(note(f"{round_}-1", delay=60))
+            await setup.producer.redis.script_flush()
+            await setup.producer.enqueue_many([note(f"{round_}-{n}") for n in (2, 3)])
+        assert await setup.counts("notes") == {"delayed": 2, "prioritized": 4}
 
 
 async def test_options_of_every_job_are_explicit(redis_url, tmp_path):

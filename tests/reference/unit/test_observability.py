@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -384,6 +385,37 @@ def test_the_trace_goes_on_in_the_worker() -> None:
         assert job.get_span_context().trace_id == producer.get_span_context().trace_id
     with continued({"traceparent": "garbage", "tracestate": 7}):
         assert not trace.get_current_span().get_span_context().is_valid
+
+
+async def test_the_short_way_writes_the_line_that_the_formatter_writes(output: io.StringIO) -> None:
+    configure_logging("INFO", output)  # once more: pytest has added handlers of its own
+    odd = {"job_id": 'a "quoted" é 😀 ann@example.com', "name": "n", "queue": "q\n"}
+    with correlation("c-1"):
+        for fields in ({}, odd, {"outcome": Outcome.DUPLICATE, "attempt": 3, "duration": 1e-7}):
+            execution(**fields)
+            log.warning("after it")
+            with bind(tenant="t"):  # takes the long way
+                execution(**fields)
+    lines = [json.loads(line) for line in output.getvalue().splitlines()]
+    assert [line["msg"] for line in lines[1::3]] == ["after it"] * 3
+    for short, long in zip(lines[::3], lines[2::3], strict=True):
+        assert long.pop("tenant") == "t"
+        assert {**short, "ts": ""} == {**long, "ts": ""}
+        assert [*short] == [*long], "in the same order"
+
+
+async def test_lines_of_a_turn_are_there_when_it_ended_and_a_second_handler_gets_every_record(
+    output: io.StringIO,
+) -> None:
+    configure_logging("INFO", output)
+    execution()
+    assert output.getvalue() == ""
+    await asyncio.sleep(0)
+    assert len(output.getvalue().splitlines()) == 1
+    other = io.StringIO()
+    logging.getLogger().addHandler(logging.StreamHandler(other))
+    execution()
+    assert other.getvalue() == "job completed\n"
 
 
 # ---- metrics ----

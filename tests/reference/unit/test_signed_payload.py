@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from studyhall.patterns import signed_payload
 from studyhall.patterns.core.errors import ForgedJob, Permanent
+from studyhall.patterns.core.request import JobRef, JobRequest, Outgoing
 from studyhall.patterns.signed_payload import Signer
 
 OLD, NEW = "old-key-old-key-old", "new-key-new-key-new"
@@ -51,6 +53,44 @@ def test_any_change_is_seen(name: str, ident: str, change: dict[str, Any]) -> No
     with pytest.raises(ForgedJob) as refused:
         signer.verify(name, ident, {**signed, **change})
     assert isinstance(refused.value, Permanent), "never retried"
+
+
+def stored_text() -> str:
+    job = Outgoing(JobRequest("n", DATA, "k"), JobRef("q", "n", "i", "k"), DATA, {})
+    Signer([OLD]).seal(job)
+    assert json.loads(job.text) == job.data
+    return job.text
+
+
+def test_the_text_that_a_producer_stores_is_checked_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = stored_text()
+    monkeypatch.setattr(signed_payload, "_body", lambda data: pytest.fail("encoded again"))
+    Signer([NEW, OLD]).verify("n", "i", json.loads(text), text)
+
+
+def test_text_of_an_older_version_and_text_that_a_tool_wrote_again_verify() -> None:
+    data = json.loads(stored_text())
+    for text in (json.dumps(data), json.dumps({"sig": data["sig"], **DATA}, separators=(",", ":"))):
+        Signer([OLD]).verify("n", "i", json.loads(text), text)
+
+
+def test_a_text_in_which_anything_was_changed_or_the_signature_was_moved_is_refused() -> None:
+    text, signer = stored_text(), Signer([OLD])
+    member = text[text.index(',"sig"') : -1]
+    without = text.replace(member, "")
+    forged = [
+        text.replace("100", "900"),
+        text.replace('"cents":100', '"cents":100,"cents":900'),
+        without.replace('"ann"', f'"ann"{member}'),
+        without.replace('"ann"', f'"ann"{member}')[:-1] + f"{member}}}",
+        text[:-1] + ',"payload":{"to":"mallory","cents":100}}',
+        f"{text[:-1]}{member}}}".replace("100", "900"),
+    ]
+    for one in forged:
+        with pytest.raises(ForgedJob):
+            signer.verify("n", "i", json.loads(one), one)
+    with pytest.raises(ForgedJob):
+        signer.verify("n", "j", json.loads(text), text)
 
 
 def test_a_lone_surrogate_in_the_signature_is_a_forgery_and_not_a_crash() -> None:

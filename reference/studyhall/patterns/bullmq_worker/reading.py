@@ -47,6 +47,10 @@ def read_job(queue: Any, fields: Mapping[str, str], job_id: str) -> Reading:
             repairs["opts"] = text
             ignored += wrong
         job = Job.fromJSON(queue, {**fields, **repairs} if repairs else fields, job_id)
+        job.stored = (
+            job.data,
+            fields.get("data"),
+        )  # what is read from the text is read from it once: see `JobContext.text`
         if not job.name:
             raise ValueError("it has no name; was it evicted? Redis needs maxmemory-policy noeviction")
         return Reading(job, repairs, ignored=ignored)

@@ -42,6 +42,7 @@ class JobContext:
     # by the step that decodes the job
     payload: Any = None
     body: Any = None  # the payload as it stands in the queue
+    mark: str = ""  # its fingerprint, where that is known
     handler: Callable[[JobContext, Any], Awaitable[Any]] | None = None
     key: str = ""  # of the business; the queue's own id where the job names none
     kind: str = ""  # the jobs among which the key is one request; empty: those of this name
@@ -67,6 +68,12 @@ class JobContext:
         data = self.job.data
         meta = data.get("meta") if isinstance(data, dict) else None
         return meta if isinstance(meta, dict) else {}
+
+    @property
+    def text(self) -> str | None:
+        """The data as it stands in Redis; None where the worker kept no text, or a step put other data in its place."""
+        data, text = getattr(self.job, "stored", (None, None))
+        return text if data is self.job.data else None
 
     @property
     def due(self) -> float:

@@ -11,7 +11,7 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -152,9 +152,12 @@ def current_correlation_id() -> str:
 @contextmanager
 def correlation(ident: object = None) -> Iterator[str]:
     """Work under this correlation id, or a new one when `ident` is none that we would write into a log."""
-    given = ident if isinstance(ident, str) and _GOOD_ID.fullmatch(ident) else new_correlation_id()
-    was = _correlation.set(given)
+    was = take_correlation(ident)
     try:
-        yield given
+        yield _correlation.get()
     finally:
         _correlation.reset(was)
+
+
+def take_correlation(ident: object = None) -> Token[str]:
+    return _correlation.set(ident if isinstance(ident, str) and _GOOD_ID.fullmatch(ident) else new_correlation_id())

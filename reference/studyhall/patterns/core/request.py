@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,8 +45,13 @@ class Outgoing:
     data: dict[str, Any]
     opts: dict[str, Any]
     children: list[Outgoing] = field(default_factory=list)
+    sealed: tuple[Any, str] = (None, "")  # data and its JSON, by a step that had to write that
+
+    @property
+    def text(self) -> str:
+        data, text = self.sealed
+        return text if data is self.data else json.dumps(self.data, separators=(",", ":"), allow_nan=False)
 
 
 AddNext = Callable[[], Awaitable[None]]
-# Of a producer: `await call_next()` adds them.
-AddStep = Callable[[Sequence[Outgoing], AddNext], Awaitable[None]]
+AddStep = Callable[[Sequence[Outgoing], AddNext], Awaitable[None]]  # of a producer: `await call_next()` adds them

@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, MetaData, Table, select
@@ -177,7 +177,15 @@ async def ping(store: AsyncEngine) -> None:
             await connection.execute(select(table).limit(0))
 
 
-async def in_one_hop(store: AsyncEngine, work: Callable[[Connection], T], *, write: bool) -> T:
+def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
+    with engine.connect() as connection:
+        connection.begin()
+        done = work(connection)
+        connection.commit()
+        return done
+
+
+async def in_one_hop(store: AsyncEngine, work: Callable[[Any], T], *, write: bool, transact: Any = _transact) -> T:
     """Run the synchronous `work(connection)` in one transaction: for short, frequent, batched statements.
 
     The async SQLite driver changes threads for every statement, begin and commit; this does it once. Measured
@@ -189,17 +197,9 @@ async def in_one_hop(store: AsyncEngine, work: Callable[[Connection], T], *, wri
     run = asyncio.get_running_loop().run_in_executor
     with _named_outage(writing=write):
         if not write:
-            return await run(hop.threads, _transact, hop.reader, work)
+            return await run(hop.threads, transact, hop.reader, work)
         async with _turn(store):
-            return await run(hop.threads, _transact, hop.writer, work)
-
-
-def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
-    with engine.connect() as connection:
-        connection.begin()
-        done = work(connection)
-        connection.commit()
-        return done
+            return await run(hop.threads, transact, hop.writer, work)
 
 
 @contextmanager

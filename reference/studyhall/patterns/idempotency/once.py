@@ -40,7 +40,7 @@ def once(markers: Markers) -> Step:
     @needs("payload")
     @gives("transaction")
     async def once(run: JobContext, call_next: CallNext) -> Any:
-        inbox, mark = markers(run.kind or run.name), fingerprint(run.body)
+        inbox, mark = markers(run.kind or run.name), run.mark or fingerprint(run.body)
         if stored := await inbox.seen(run.key, mark):
             return _ended(run, stored.result, Outcome.DUPLICATE)
         run.store, run.transactional = inbox.store, True

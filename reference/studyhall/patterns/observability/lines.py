@@ -12,6 +12,8 @@ every worker.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -22,16 +24,18 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any, Literal, TextIO
 
 from ..core.execution import CallNext, JobContext, Step, before
 from ..core.failures import clean_text
-from ..core.job import Outcome, correlation, current_correlation_id
+from ..core.job import Outcome, current_correlation_id, take_correlation
 from ..core.redaction import redact, redact_text
 
 __all__ = ["HumanLines", "JsonLines", "bind", "configure_logging", "log_execution", "logged"]
 
 WORKER = f"{socket.gethostname()}:{os.getpid()}"
+_WORKER = _quoted(WORKER)
 _QUIET = (Outcome.CANCELLED, Outcome.RELEASED)
 _LEVELS = {
     "retry": logging.WARNING,
@@ -62,27 +66,28 @@ def logged(log: logging.Logger | None = None) -> Step:
     async def logged(run: JobContext, call_next: CallNext) -> Any:
         error: BaseException | None = None
         again: dict[str, str] = {}
-        with correlation(run.meta.get("cid")):
-            started = time.perf_counter()
-            try:
-                return await call_next(run)
-            except BaseException as raised:
-                delay = run.conclude(raised).delay
-                error = raised if run.outcome not in _QUIET else None
-                again = {"retry_at": _timestamp(time.time() + delay)} if delay is not None else {}
-                raise
-            finally:
-                log_execution(
-                    logger,
-                    job_id=run.job_id,
-                    name=run.name,
-                    queue=run.queue,
-                    attempt=run.attempt,
-                    outcome=run.ended,
-                    duration=time.perf_counter() - started,
-                    error=error,
-                    **again,
-                )
+        ours = take_correlation(run.meta.get("cid"))
+        started = time.perf_counter()
+        try:
+            return await call_next(run)
+        except BaseException as raised:
+            delay = run.conclude(raised).delay
+            error = raised if run.outcome not in _QUIET else None
+            again = {"retry_at": _timestamp(time.time() + delay)} if delay is not None else {}
+            raise
+        finally:
+            log_execution(
+                logger,
+                job_id=run.job_id,
+                name=run.name,
+                queue=run.queue,
+                attempt=run.attempt,
+                outcome=run.ended,
+                duration=time.perf_counter() - started,
+                error=error,
+                **again,
+            )
+            ours.var.reset(ours)
 
     return logged
 
@@ -103,6 +108,10 @@ def log_execution(
     level = _LEVELS.get(outcome, logging.INFO)
     if not logger.isEnabledFor(level):
         return
+    if error is None and not extra and (lines := _only_output(logger, level)):
+        text = _line(logger.name, level, str(job_id), name, queue, attempt, str(outcome), round(duration * 1000, 3))
+        if lines.put(text):
+            return
     fields = {
         "job_id": str(job_id),
         "name": name,
@@ -120,6 +129,69 @@ def log_execution(
     record = logger.makeRecord(logger.name, level, "", 0, "job %s", (outcome,), info)
     record.fields = fields
     logger.handle(record)
+
+
+def _line(
+    logger: str, level: int, job_id: str, name: str, queue: str, attempt: int, outcome: str, milliseconds: float
+) -> str:
+    """What `JsonLines` makes of the record of an execution that ended well, without one."""
+    ident = current_correlation_id()
+    cid = f'"correlation_id":{_quoted(ident)},' if ident else ""
+    return (
+        f'{{"ts":"{_timestamp(time.time())}","level":"{logging.getLevelName(level).lower()}",'
+        f'"logger":{_quoted(logger)},"msg":"job {outcome}",{cid}"job_id":{_quoted(redact_text(job_id))},'
+        f'"name":{_quoted(redact_text(name))},"queue":{_quoted(redact_text(queue))},"attempt":{attempt},'
+        f'"outcome":"{outcome}","duration_ms":{milliseconds!r},"worker":{_WORKER}}}\n'
+    )
+
+
+def _only_output(logger: logging.Logger, level: int) -> Lines | None:
+    """The handler of `configure_logging`, if a line would go there in its own form and nobody else wants the record."""
+    at = logger
+    while at.propagate and at.parent is not None and not at.handlers:
+        at = at.parent
+    last = at.parent is None or not at.propagate
+    lines = at.handlers[0] if last and len(at.handlers) == 1 else None
+    if not isinstance(lines, Lines) or type(lines.formatter) is not JsonLines or level < lines.level or _fields.get():
+        return None
+    changed = logger.filters or lines.filters or logging.getLogRecordFactory() is not logging.LogRecord
+    return None if changed else lines
+
+
+class Lines(logging.StreamHandler[TextIO]):
+    """A handler whose lines may also come ready-made. Those of one turn of the event loop are written at its end, in
+    one piece, and before any other record. A process that is killed loses the lines of that turn."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._ready: list[str] = []
+
+    def put(self, line: str) -> bool:
+        """False outside of an event loop, which has turns."""
+        if not self._ready:
+            try:
+                asyncio.get_running_loop().call_soon(self.flush)
+            except RuntimeError:
+                return False
+        self._ready.append(line)
+        return True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._write()
+        except Exception:
+            self.handleError(record)
+        super().emit(record)
+
+    def flush(self) -> None:
+        self._write()
+        super().flush()
+
+    def _write(self) -> None:
+        if self._ready:
+            with self.lock or contextlib.nullcontext():
+                ready, self._ready = self._ready, []
+                self.stream.write("".join(ready))
 
 
 class JsonLines(logging.Formatter):
@@ -163,7 +235,7 @@ def configure_logging(
     level: int | str = "INFO", stream: TextIO | None = None, style: Literal["json", "human"] = "json"
 ) -> logging.Handler:
     """Make this the only output of the process's logs: on stderr, or on `stream`. Call it once, first thing."""
-    handler = logging.StreamHandler(stream or sys.stderr)  # writes a line with its newline in one call
+    handler = Lines(stream or sys.stderr)  # writes a line with its newline in one call
     handler.setFormatter(JsonLines() if style == "json" else HumanLines())
     # Nothing here prints them, and looking them up is a third of the cost of a line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False

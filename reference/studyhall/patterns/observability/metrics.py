@@ -1,18 +1,25 @@
 """Prometheus metrics of executions.
 
 Promise: one count and two observations per execution, a count per class of error, and one per job that was found
-without a living worker (`count_stalls`); label values found in a queue cannot grow them forever.
-Each process measures itself: scrape every worker. A job that stalls is counted by the worker that finds it.
+without a living worker (`count_stalls`); label values found in a queue cannot grow them forever. What every execution
+passes adds to plain numbers; they become metrics when they are scraped.
+Each process measures itself: scrape every worker. A job that stalls is counted by the worker that finds it. `observe`
+and `running` are for one event loop: from several threads at once, counts get lost.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
+from collections import Counter as Counts
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, Counter, generate_latest, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from ..core.execution import CallNext, JobContext, Step
 from ..core.job import Outcome
@@ -23,58 +30,76 @@ OTHER = "other"
 MAX_SERIES = 200
 _FAILED = (Outcome.RETRY, Outcome.PERMANENT, Outcome.EXHAUSTED)
 QUICK_TO_DAY = (0.005, 0.02, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
+_LABELS = ("queue", "name")
+_BOUNDS = [*(str(float(bound)) for bound in QUICK_TO_DAY), "+Inf"]
 
 
 def measured(metrics: JobMetrics) -> Step:
     """Count and time every execution. Next to `logged`, outside all that can raise."""
 
     async def measured(run: JobContext, call_next: CallNext) -> Any:
-        waited, started = max(0.0, run.waited), time.perf_counter()
+        waited, started = run.waited, time.perf_counter()
+        series = metrics.series(run.queue, run.name)
+        series.running += 1
         try:
-            with metrics.running(run.queue, run.name):
-                return await call_next(run)
+            return await call_next(run)
         except BaseException as raised:
             if run.conclude(raised).outcome in _FAILED:
                 metrics.failed(run.queue, raised)
             raise
         finally:
-            metrics.observe(run.queue, run.name, run.ended, time.perf_counter() - started, waited)
+            series.running -= 1
+            series.ended(run.ended, time.perf_counter() - started, waited if waited > 0 else 0.0)
 
     return measured
 
 
-class JobMetrics:
+class _Series:
+    """The numbers of one name on one queue."""
+
+    __slots__ = ("durations", "outcomes", "running", "seconds", "waited", "waits")
+
+    def __init__(self) -> None:
+        self.running, self.seconds, self.waited = 0, 0.0, 0.0
+        self.outcomes: Counts[str] = Counts()
+        self.durations, self.waits = [0] * len(_BOUNDS), [0] * len(_BOUNDS)  # by bucket
+
+    def ended(self, outcome: str, duration: float, waited: float) -> None:
+        self.outcomes[str(outcome)] += 1
+        self.durations[bisect_left(QUICK_TO_DAY, duration)] += 1
+        self.waits[bisect_left(QUICK_TO_DAY, waited)] += 1
+        self.seconds += duration
+        self.waited += waited
+
+
+class JobMetrics(Collector):
     """Prometheus metrics on a registry of their own, so that two of them in a process do not clash."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
-        registry, labels = self.registry, ("queue", "name")
-        self._jobs = Counter("jobs", "Executions by outcome", (*labels, "outcome"), registry=registry)
-        self._duration = Histogram("job_duration_seconds", "Run time", labels, buckets=QUICK_TO_DAY, registry=registry)
-        self._wait = Histogram("job_wait_seconds", "Due time to start", labels, buckets=QUICK_TO_DAY, registry=registry)
-        self._running = Gauge("jobs_running", "Executions going on now", labels, registry=registry)
+        self._series: dict[tuple[str, str], _Series] = {}
+        self.registry.register(self)
         self._errors = Counter(
             "job_errors",
             "Failed executions by class of error; CrashLoop: given up after too many crashes",
             ("queue", "error"),
-            registry=registry,
+            registry=self.registry,
         )
         self._stalls = Counter(
-            "job_stalls", "Jobs whose worker died or hung, found by this one", ("queue",), registry=registry
+            "job_stalls", "Jobs whose worker died or hung, found by this one", ("queue",), registry=self.registry
         )
         self._classes: set[tuple[str, str]] = set()
-        self._bound: dict[tuple[str, str], tuple[Histogram, Histogram, Gauge]] = {}
-        self._counters: dict[tuple[str, str, str], Counter] = {}
+
+    def series(self, queue: str, name: str) -> _Series:
+        if (found := self._series.get((queue, name))) is None:
+            # Anyone who can enqueue can invent names.
+            key = (queue, name if len(self._series) < MAX_SERIES else OTHER)
+            found = self._series.setdefault(key, _Series())
+        return found
 
     def observe(self, queue: str, name: str, outcome: str, duration: float, waited: float) -> None:
         """Count one execution; seconds of running, and of waiting since it was due."""
-        run, wait, _ = self._series(queue, name)
-        run.observe(duration)
-        wait.observe(waited)
-        key = (queue, name if (queue, name) in self._bound else OTHER, str(outcome))
-        if (counter := self._counters.get(key)) is None:  # `labels()` costs more than counting: ask it once
-            counter = self._counters[key] = self._jobs.labels(*key)
-        counter.inc()
+        self.series(queue, name).ended(outcome, duration, waited)
 
     def failed(self, queue: str, error: BaseException) -> None:
         """Count an error by its class."""
@@ -92,25 +117,30 @@ class JobMetrics:
     @contextmanager
     def running(self, queue: str, name: str) -> Iterator[None]:
         """Count what happens inside as going on."""
-        gauge = self._series(queue, name)[2]
-        gauge.inc()
+        series = self.series(queue, name)
+        series.running += 1
         try:
             yield
         finally:
-            gauge.dec()
+            series.running -= 1
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry, from whichever thread serves the scrape."""
+        jobs = CounterMetricFamily("jobs", "Executions by outcome", labels=(*_LABELS, "outcome"))
+        duration = HistogramMetricFamily("job_duration_seconds", "Run time", labels=_LABELS)
+        wait = HistogramMetricFamily("job_wait_seconds", "Due time to start", labels=_LABELS)
+        running = GaugeMetricFamily("jobs_running", "Executions going on now", labels=_LABELS)
+        for key, series in self._series.copy().items():
+            for outcome, count in series.outcomes.copy().items():
+                jobs.add_metric((*key, outcome), count)
+            duration.add_metric(key, list(zip(_BOUNDS, accumulate(series.durations), strict=True)), series.seconds)
+            wait.add_metric(key, list(zip(_BOUNDS, accumulate(series.waits), strict=True)), series.waited)
+            running.add_metric(key, series.running)
+        yield from (jobs, duration, wait, running)
 
     def render(self) -> bytes:
         """Text for /metrics."""
         return generate_latest(self.registry)
-
-    def _series(self, queue: str, name: str) -> tuple[Histogram, Histogram, Gauge]:
-        key = (queue, name)
-        if (bound := self._bound.get(key)) is None:
-            if len(self._bound) >= MAX_SERIES:  # anyone who can enqueue can invent names
-                key = (queue, OTHER)
-            bound = (self._duration.labels(*key), self._wait.labels(*key), self._running.labels(*key))
-            self._bound.setdefault(key, bound)
-        return bound
 
 
 def serve_metrics(metrics: JobMetrics, port: int, host: str = "127.0.0.1") -> None:
