@@ -142,7 +142,7 @@ class Producer:
         return job.ref
 
     async def enqueue_many(self, requests: Sequence[JobRequest]) -> list[JobRef]:
-        """Add many jobs in one round trip per queue; about five times as fast as one by one."""
+        """Add many jobs in one round trip per queue. When it raises, part of them may be there: enqueue all again."""
         if any(request.children for request in requests):
             raise ValueError("enqueue_many takes plain jobs; add flows one by one with enqueue")
         batches: dict[str, list[Outgoing]] = {}
