@@ -125,7 +125,7 @@ def files(pattern: Pattern) -> str:
 
 
 def _part_of(pattern: Pattern, part: str) -> str:
-    needs = " ".join(f'`"{item}"`' for item in packages([part]) if item not in _requirements(pattern.modules))
+    needs = " ".join(f'`"{item}"`' for item in pattern.needed_for(part))
     return f"`{pattern.id}.{PurePosixPath(part).stem}`{needs and f' ({needs})'}"
 
 

@@ -72,6 +72,11 @@ class Pattern:
         """Everything to copy: its own modules and all they import, also indirectly."""
         return closure(self.own)
 
+    def needed_for(self, part: str) -> list[str]:
+        """The packages that this part needs beside those of the pattern, also for what it imports."""
+        has = packages(self.modules)
+        return [name for name in packages(closure([part])) if name not in has]
+
     @property
     def proof_files(self) -> list[str]:
         return sorted({proof.split("::")[0] for proof in self.proofs})

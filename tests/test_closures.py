@@ -40,7 +40,7 @@ PRODUCER = 700  # lines; 96 more make an add one round trip, with 409 calls inst
 HEAVY = {
     "prometheus_client": {"observability/metrics.py"},
     "opentelemetry": {"tracing.py"},
-    "psycopg": {"outbox/wakeup.py", "core/open_store.py"},
+    "psycopg": {"outbox/wakeup.py", "core/open_store.py", "outside_call/command.py"},
     "pydantic": {
         "claim_check.py",
         "core/event.py",
@@ -246,3 +246,10 @@ UNUSED = {
 def test_every_option_is_read(module: str) -> None:
     """An option that nothing reads is a promise that nothing keeps."""
     assert set(unread(module)) == UNUSED.get(module, set())
+
+
+def test_a_part_names_the_packages_of_what_it_imports_and_sync_calls_need_no_store() -> None:
+    gate, calls = catalogue.find("pipeline"), catalogue.find("outside-call")
+    assert any(name.startswith("sqlalchemy") for name in gate.needed_for("store_gate.py"))
+    assert calls.needed_for("outside_call/command.py") == []
+    assert "core/store.py" not in catalogue.find("outside-call.command").modules

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from queuesmith.record import OURS, Record, Refused
+
 from .spec import Spec, Wrong
 
 _SKIPPED = {".git", ".venv", "venv", "node_modules", "__pycache__", "dist", "build", ".tox"}
@@ -97,7 +99,9 @@ def _recognise(path: Path) -> tuple[str, re.Match[str], str, str | None, str] | 
 
 def look_at(folder: Path) -> Found | None:
     """The first worker that is found, one that is named `worker` before others."""
-    for path in sorted(_files(folder), key=lambda path: ("worker" not in path.name, "test" in str(path), str(path))):
+    for path in sorted(
+        _own_files(folder), key=lambda path: ("worker" not in path.name, "test" in str(path), str(path))
+    ):
         if found := _recognise(path):
             stack, match, command, queue, text = found
             named = re.search(queue, text) if queue else None
@@ -139,7 +143,7 @@ _SENDERS = ("submit", "enqueue", "send", "produce", "producer", "publish", "clie
 def _environment(folder: Path, found: Found | None) -> tuple[dict[str, str], list[str]]:
     """What is clear of the variables that the code reads, and the others."""
     names = set()
-    for path in _files(folder):
+    for path in _own_files(folder):
         if "test" not in path.name:
             names |= set(_ENV.findall(path.read_text(encoding="utf-8", errors="replace")[:200_000]))
     clear = {"PYTHONPATH": "src"} if found and found.src else {}
@@ -166,18 +170,57 @@ def _sender(folder: Path, stack: str) -> str:
     return f"{run} submit{suffix} {{key}}"
 
 
+@dataclass(frozen=True)
+class Api:
+    """What takes requests: how it is started, where a job is posted, with which field, and where it says it is up."""
+
+    kind: str
+    run: str
+    path: str
+    field: str
+    ready: str
+    seen: str
+
+
+_APP = re.compile(r"^(\w+)\s*(?::\s*\w+\s*)?=\s*(Flask|FastAPI)\(", re.MULTILINE)
+_ROUTE = re.compile(r"""@\w+\.(get|post|put|route)\(\s*["']([^"']+)["']([^\n]*)""")
+_FIELD = re.compile(
+    r"""(?:json|body|data|payload|form|get_json\([^)]*\))(?:\.get\(|\[)\s*["'](\w+)["']|\(BaseModel\):\s+(\w+):"""
+)
+_HEALTH = ("/healthz", "/health", "/readyz", "/ready", "/livez", "/ping", "/")
+
+
+def _api(folder: Path) -> Api | None:
+    """Of Flask or FastAPI, the first that takes a POST."""
+    for path in sorted(_own_files(folder), key=lambda path: ("test" in path.name, len(path.parts), path.name)):
+        text = path.read_text(encoding="utf-8", errors="replace")[:200_000] if path.suffix == ".py" else ""
+        routes = list(_ROUTE.finditer(text))
+        posts = [one for one in routes if one[1] in ("post", "put") or "POST" in one[3]]
+        if (app := _APP.search(text)) and posts:
+            where = path.relative_to(folder)
+            module = ".".join(where.with_suffix("").parts).removeprefix("src.").removesuffix(".__init__")
+            starts = {"Flask": "flask --app {}:{} run", "FastAPI": "uvicorn {}:{}"}[app[2]]
+            gets = {one[2] for one in routes if one not in posts and not set("<{") & set(one[2])}
+            ready = next((name for name in _HEALTH if name in gets), min(gets, default=""))
+            field = _FIELD.search(text, posts[0].end()) or _FIELD.search(text)
+            run = f"{starts.format(module, app[1])} --port {{port}}"
+            return Api(app[2], run, posts[0][2], field[1] or field[2] if field else "id", ready, where.as_posix())
+    return None
+
+
 def write_first(folder: Path, *, force: bool = False) -> int:
     target = folder / "prove.toml"
     if target.exists() and not force:
         raise Wrong(f"{target} is there already; --force writes it again")
-    found = look_at(folder)
-    target.write_text(_text(folder, found), encoding="utf-8")
+    found, api = look_at(folder), _api(folder)
+    target.write_text(_text(folder, found, api), encoding="utf-8")
     seen = f"{found.stack}, seen in {found.seen}" if found else "no queue library was recognised"
+    seen += f"; {api.kind}, seen in {api.seen}" if api else ""
     print(f"{target} written ({seen}).\nAnswer its questions, then: queuesmith prove {target} --quick")
     return 0
 
 
-def _text(folder: Path, found: Found | None) -> str:
+def _text(folder: Path, found: Found | None, api: Api | None) -> str:
     worker = found.worker if found else "python worker.py"
     locks = {
         "BullMQ": ("30s", "lockDuration"),
@@ -187,7 +230,16 @@ def _text(folder: Path, found: Found | None) -> str:
     lock, what = next(
         (value for name, value in locks.items() if found and found.stack.startswith(name)), ("30s", "lock")
     )
-    submit = _sender(folder, found.stack if found else "")
+    submit = f'submit = "{_sender(folder, found.stack if found else "")}"'
+    post = '# submit = { method = "POST", url = "http://127.0.0.1:{port}/jobs", json = { id = "{key}" } }'
+    start = '# api = { run = "python api.py --port {port}", ready = "http://127.0.0.1:{port}/healthz" }'
+    if api:
+        submit = (
+            post[2:].replace("/jobs", re.sub(r"<[^>]*>|{[^}]*}", "{key}", api.path)).replace(" id ", f" {api.field} ")
+        )
+        post = f'# submit = "{_sender(folder, "")}"'
+        ready = f', ready = "http://127.0.0.1:{{port}}{api.ready}"' if api.ready else ""
+        start = f'api = {{ run = "{api.run}"{ready} }}'
     bullmq = found is not None and found.stack.startswith("BullMQ")
     queue = f'queue = "{found.queue}"' if found and bullmq and found.queue else '# queue = "jobs"'
     setup = f'setup = "{found.setup}"' if found and found.setup else '# setup = "python migrate.py"'
@@ -206,10 +258,10 @@ worker = "{worker}"
 workers = 2
 # How is one job sent? A command that ends with 0 when it was taken ({{keys}} instead of {{key}}: one or more, which
 # saves time), or
-# submit = {{ method = "POST", url = "http://127.0.0.1:{{port}}/jobs", json = {{ id = "{{key}}" }} }}
-submit = "{submit}"
+{post}
+{submit}
 # Is there an api to start? {{port}} is its port, and so is its PORT.
-# api = {{ run = "python api.py --port {{port}}", ready = "http://127.0.0.1:{{port}}/healthz" }}
+{start}
 # Are there tables to be made, or programs to be built, first?
 {setup}
 # What else does it need? A {{canary}} in a secret or in the payload must never be seen in the logs.
@@ -243,6 +295,17 @@ shutdown = "30s"
 enqueue = "10s"          # a submit answers within this, Redis there or not
 # skip = ["redis-full"]  # faults it does not promise to survive
 """  # noqa: S608
+
+
+def _own_files(folder: Path) -> Iterator[Path]:
+    """Without what `queuesmith add` brought: what those read is set where they are called."""
+    try:
+        entries = Record.read(folder).packages.values()
+    except Refused:
+        entries = {}.values()
+    files = {path: one["from"] for entry in entries for path, one in entry["files"].items()}
+    copied = {path for path, origin in files.items() if origin.startswith((OURS, "tests/"))}
+    return (path for path in _files(folder) if path.relative_to(folder).as_posix() not in copied)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -131,7 +131,7 @@ def judge(world: World, batch: Batch, fault: Fault) -> Row:
             )
         )
     broken += _retry_after(world, batch)
-    measured = _measured(batch, jobs)
+    measured = _measured(world, batch, jobs)
     if broken:
         return Row(fault.name, fault.does, "broken", measured, broken)
     if not batch.hits or not jobs:
@@ -171,7 +171,7 @@ def _row(invariant: str, measured: str, broken: list[Broken]) -> Row:
     return Row(invariant, INVARIANTS[invariant], "broken" if broken else "held", measured, broken)
 
 
-def _measured(batch: Batch, jobs: list[Job]) -> str:
+def _measured(world: World, batch: Batch, jobs: list[Job]) -> str:
     done = sum(bool(job.count) for job in jobs if job.expects == "done")
     parts = [f"hit {batch.hits[0]}"] if batch.hits and batch.fault != "none" else []
     parts.append(f"{done} of {sum(job.expects == 'done' for job in jobs)} done")
@@ -180,7 +180,9 @@ def _measured(batch: Batch, jobs: list[Job]) -> str:
     if refused := sum(job.refused and not job.accepted for job in batch.jobs.values()):
         parts.append(f"{refused} refused")
     if (recovered := _recovery(jobs)) >= 0.05:
-        parts.append(f"recovered in {recovered:.1f} s")
+        limit = world.spec.promises.recovery
+        allowed = f" (limit {limit:g} s + {world.warmup:.1f} s, its start)" if recovered > limit else ""
+        parts.append(f"recovered in {recovered:.1f} s{allowed}")
     return ", ".join([*parts, *batch.facts])
 
 

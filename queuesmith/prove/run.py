@@ -20,6 +20,7 @@ from .spec import Spec, Wrong
 from .world import Batch, Crowd, World
 
 NOT_QUICK = "not with --quick"
+NO_REDIS, UNUSED = "no Redis", "the service does not use Redis"
 
 # Worlds that only wait for a recovery, beside those at work.
 WAITING = 4
@@ -62,7 +63,7 @@ class Card:
     @property
     def rest(self) -> list[str]:
         """What was to be run and was not, or not to its end."""
-        return [row.fault for row in self.rows if row.verdict == "unclear" or row.measured == TIME_UP]
+        return [row.fault for row in self.rows if row.verdict == "unclear" or row.measured in (TIME_UP, NOT_QUICK)]
 
     @property
     def proved(self) -> bool:
@@ -100,7 +101,7 @@ class _Run:
         self.spec, self.options, self.folder, self._say = spec, options, folder, say
         self.began = time.monotonic()
         self.worlds: list[World] = []
-        self.server = Sqs.name if spec.sqs else "no Redis"
+        self.server = Sqs.name if spec.sqs else NO_REDIS
         lanes = options.lanes or (1 if spec.alone else min(4, max(2, os.cpu_count() or 2)))
         self._threads = lanes + (0 if lanes == 1 else WAITING)
         self.crowd = Crowd(lanes)
@@ -185,6 +186,8 @@ class _Run:
             world.watch(batch, max(15.0 * world.scale, world.spec.promises.recovery))
             world.service.check_stays()
             _check_baseline(world, batch)
+            if world.redis and not world.redis.connected():
+                self.server = NO_REDIS
             first = min(job.seen[0] for job in batch.expected() if job.seen)
             world.warmup = max(0.0, first - world.service.started)
             world.normal = max(job.slowest for job in batch.jobs.values())
@@ -213,6 +216,8 @@ class _Run:
         """Why this fault does not come."""
         if why := fault.needs(self.spec):
             return why
+        if fault.name.startswith("redis-") and self.server == NO_REDIS:
+            return UNUSED
         if fault.name in self.spec.promises.skip:
             return "not promised ([promises] skip)"
         if self.options.quick and not fault.quick and not self.options.only:
@@ -258,6 +263,9 @@ class _Run:
                     done.append((batch, fault))
                     if len(done) == 1:
                         _check_baseline(world, batch)
+                        if world.redis and not world.redis.connected():
+                            self.server = NO_REDIS
+                            possible = [one for one in possible if not one.name.startswith("redis-")]
             self._echo(world)
             _last_look(world)
             invariants.end(world)

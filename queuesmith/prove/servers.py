@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -91,13 +92,24 @@ class Redis(Server):
         super().__init__(keeper, folder)
         self._config, self._binary = config, _redis_binary()
         self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._ours, self._counting = 0, threading.Lock()  # connections so far
 
     def client(self, timeout: float = 5) -> redis.Redis:
         # Here: who asks for the list of faults need not have it.
         import redis
 
+        server = self
+
+        class Counted(redis.Connection):
+            def _connect(self) -> Any:
+                made = super()._connect()  # type: ignore[no-untyped-call]
+                with server._counting:
+                    server._ours += 1
+                return made
+
         return redis.Redis.from_url(
             self.url,
+            connection_class=Counted,
             decode_responses=True,
             encoding_errors="replace",
             socket_timeout=timeout,
@@ -115,6 +127,7 @@ class Redis(Server):
             "maxmemory-policy": "noeviction",
             **self._config,
         }
+        self._ours = 0
         return self._run([self._binary, *(part for name, value in settings.items() for part in (f"--{name}", value))])
 
     def answers(self) -> bool:
@@ -123,6 +136,11 @@ class Redis(Server):
         with contextlib.suppress(RedisError), self.client(1) as client:
             return not client.info("persistence")["loading"]
         return False
+
+    def connected(self) -> bool:
+        """Has anybody but us ever made a connection since it was started?"""
+        with self.client() as client:
+            return bool(client.info("stats")["total_connections_received"] > self._ours)
 
     def version(self) -> str:
         with self.client() as client:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -262,6 +263,71 @@ def test_init_asks_where_it_recognises_nothing(tmp_path: Path, capsys: pytest.Ca
     assert load(tmp_path / "prove.toml").service.worker.run.words == ("python", "worker.py")
 
 
+@pytest.mark.parametrize(
+    ("text", "run", "ready"),
+    [
+        (
+            "from flask import Flask, request\napp = Flask(__name__)\n@app.get('/healthz')\ndef up(): ...\n"
+            "@app.post('/signup')\ndef signup():\n    email = request.json['email']\n",
+            "flask --app shop:app run --port {port}",
+            "http://127.0.0.1:{port}/healthz",
+        ),
+        (
+            "from flask import Flask\nweb = Flask('x')\n@web.route('/signup', methods=['POST'])\ndef f():\n"
+            "    return request.get_json(force=True).get('email')\n",
+            "flask --app shop:web run --port {port}",
+            "",
+        ),
+        (
+            "app: FastAPI = FastAPI()\nclass User(BaseModel):\n    email: str\n@app.get('/users/{id}')\n"
+            "@app.get('/ping')\n@app.post('/signup', status_code=202)\nasync def f(user: User): ...\n",
+            "uvicorn shop:app --port {port}",
+            "http://127.0.0.1:{port}/ping",
+        ),
+    ],
+    ids=["flask", "flask route", "fastapi"],
+)
+def test_init_recognises_routes_and_leaves_copied_patterns_out(
+    text: str, run: str, ready: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.py").write_text(f"import os\nos.environ['VENDOR_URL']\n{text}")
+    assert main(["add", "outside-call.command", "engine", "--into", "."]) == 0
+    assert main(["prove", "init"]) == 0
+    spec = load(tmp_path / "prove.toml")
+    assert spec.service.api is not None
+    assert (str(spec.service.api.run).replace("'", ""), spec.service.api.ready) == (run, ready)
+    submit = re.search("^submit = .*", spec.file.read_text(), re.MULTILINE)
+    assert submit is not None
+    assert 'POST", url = "http://127.0.0.1:{port}/signup", json = { email = "{key}" }' in submit[0]
+    assert "# It reads: VENDOR_URL.\n" in spec.file.read_text()
+
+
+def test_prove_runs_with_the_plugins_own_packages_and_the_service_with_its_own(tmp_path: Path) -> None:
+    """`python3` is the user's environment, which has neither redis nor psycopg."""
+    plugin = tmp_path / "plugin"
+    plugin.mkdir()
+    for name in ("queuesmith", "reference", "skills", "pyproject.toml", ".venv"):
+        (plugin / name).symlink_to(ROOT / name if name != ".venv" else sys.prefix)
+    shutil.copytree(ROOT / "bin", plugin / "bin")
+    venv.create(tmp_path / "venv", symlinks=True)
+    spec = '[service]\nsetup = "python which.py"\nworker = "true"\nsubmit = "true {key}"\n[effect]\nlog = "{key}"'
+    (tmp_path / "prove.toml").write_text(spec)
+    (tmp_path / "which.py").write_text("import sys; sys.exit(f'runs in {sys.prefix}')")
+    path = f"{tmp_path / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    told = subprocess.run(
+        ["python3", plugin / "bin" / "queuesmith", "prove", "--only", "none"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert "needs the package" not in told.stderr
+    assert f"runs in {tmp_path / 'venv'}" in told.stderr
+
+
 def test_list_names_faults_and_invariants(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", "--list"]) == 0
     out = capsys.readouterr().out
@@ -293,9 +359,9 @@ def test_the_summary_names_what_was_not_run_and_the_command_that_runs_it() -> No
         "1 held, 0 broken, 1 unclear; 1 faults hit.",
         "Not run (time was up): freeze.",
         "Not run (not with --quick): quiet.",
-        "Run the rest: queuesmith prove shop.toml --only lost,freeze",
+        "Run the rest: queuesmith prove shop.toml --only lost,freeze,quiet",
     ]
-    assert json.loads(as_json(card))["rest"] == ["lost", "freeze"]
+    assert json.loads(as_json(card))["rest"] == ["lost", "freeze", "quiet"]
 
 
 def test_kills_a_redis_restart_an_outage_and_duplicates_come_first() -> None:

@@ -10,17 +10,18 @@ Then replay the job's dead letter: `python -m patterns.dead_letter.command`.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
+import re
+import sqlite3
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from ..core.failures import JobError
-from ..core.open_store import close, open_store
-from .calls import OutsideCalls
-from .store import StoreLedger
+from .dbapi import DbApiLedger
+from .sync import SyncOutsideCalls
 
 __all__ = ["main"]
 
@@ -36,25 +37,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.key and options.done is None and not options.again:
         parser.error("look at the provider first, then say --done JSON or --again")
     try:
-        return asyncio.run(_run(options))
-    except JobError as error:
+        return _run(options)
+    except (JobError, sqlite3.Error) as error:
         print(error, file=sys.stderr)
         return 1
 
 
-async def _run(options: argparse.Namespace) -> int:
-    store = open_store(os.environ["DATABASE_URL"])
-    try:
-        calls = OutsideCalls(StoreLedger(store), options.provider, longest=1)
-        if options.key:
-            await calls.resolve(options.key, done=options.done, again=options.again)
-            return 0
-        for call in await calls.unclear():
-            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(call.since))
-            print(f"{call.key}  last sent {at} as {call.provider_key}  {call.reason}")
+def _run(options: argparse.Namespace) -> int:
+    url = os.environ["DATABASE_URL"]
+    # A plain connection: it reads the tables of every ledger in a database, and needs no package for SQLite.
+    calls = SyncOutsideCalls(DbApiLedger(lambda: _connect(url)), options.provider, longest=1)
+    if options.key:
+        calls.resolve(options.key, done=options.done, again=options.again)
         return 0
-    finally:
-        await close(store)
+    for call in calls.unclear():
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(call.since))
+        print(f"{call.key}  last sent {at} as {call.provider_key}  {call.reason}")
+    return 0
+
+
+def _connect(url: str) -> Any:
+    if found := re.match(r"sqlite(?:\+\w+)?:///([^?]+)", url):
+        return sqlite3.connect(f"file:{found[1]}?mode=rw", uri=True, timeout=30)
+    import psycopg
+
+    # As `open_store` takes it: with SQLAlchemy's name of the driver, and a word about the pooler.
+    return psycopg.connect(re.sub(r"^(\w+)\+\w+|[?&]pooler=\w+$", r"\1", url))
 
 
 if __name__ == "__main__":
