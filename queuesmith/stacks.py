@@ -1,4 +1,4 @@
-"""`queuesmith add celery-inbox | sqs-jobs | bullmq-ts | asynq`: the modules of reference/stacks that are worth copying.
+"""`queuesmith add celery-inbox | sqs-jobs | table-worker | bullmq-ts | asynq`: the modules of reference/stacks that are worth copying.
 
 Nothing is written before everything is decided, and a file that differs is never overwritten unasked.
 """
@@ -27,6 +27,7 @@ STACKS = {
         "celery", ("celery_jobs.py",), "pip install 'celery[redis]>=5.5'", ("sync-inbox", "outside-call")
     ),
     "sqs-jobs": Stack("sqs", ("sqs_jobs.py",), "pip install boto3", ("sync-inbox", "outside-call")),
+    "table-worker": Stack("table", ("table_worker.py",), "no package", ("sync-inbox", "outside-call.http")),
     "bullmq-ts": Stack("bullmq-ts", ("inbox.ts", "reliable.ts", "sqlite.ts"), "npm install bullmq@6 ioredis@5 pg zod"),
     "asynq": Stack("asynq", ("reliable/reliable.go",), "go get github.com/hibiken/asynq@v0.26.0"),
 }
