@@ -40,6 +40,8 @@ def quote(args: str) -> str:
     body = "\n\n\n".join(parts) if any("\n" in part for part in parts) else "\n".join(parts)
     if path.startswith("reference/stacks/"):
         body = body.replace("from studyhall.patterns", "from patterns")
+        # where `queuesmith add` puts them
+        body = re.sub(r"^from (celery_jobs|sqs_jobs|table_worker) import", r"from patterns.\1 import", body, flags=re.M)
     return f"{where}\n\n```{_FENCES.get(Path(path).suffix, 'python')}\n{body}\n```".lstrip()
 
 

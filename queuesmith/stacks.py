@@ -1,4 +1,4 @@
-"""`queuesmith add celery-inbox | sqs-jobs | table-worker | bullmq-ts | asynq`: the modules of reference/stacks that are worth copying.
+"""`queuesmith add celery-inbox | sqs-jobs | table-worker | bullmq-ts | asynq`: the modules of reference/stacks.
 
 Nothing is written before everything is decided, and a file that differs is never overwritten unasked.
 """

@@ -1,11 +1,27 @@
 """`queuesmith add celery-inbox | sqs-jobs | bullmq-ts | asynq`."""
 
+import importlib
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
+import psycopg
 import pytest
 
+from harness.waiting import until_sync
 from queuesmith import cli, stacks
+from queuesmith.prove.card import as_text
+from queuesmith.prove.run import Options, prove
+from queuesmith.prove.spec import load
 from queuesmith.stacks import SERVICES, STACKS
+from studyhall.patterns.core.errors import Permanent, RateLimited, Snooze
+from studyhall.patterns.sync_inbox import execute, transaction
 
 
 @pytest.mark.parametrize("name", ["bullmq-ts", "asynq"])
@@ -22,7 +38,10 @@ def test_an_edited_module_is_not_overwritten(tmp_path: Path) -> None:
     assert not (tmp_path / "reliable.ts").exists()
 
 
-@pytest.mark.parametrize(("name", "file"), [("celery-inbox", "celery_jobs.py"), ("sqs-jobs", "sqs_jobs.py")])
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("celery-inbox", "celery_jobs.py"), ("sqs-jobs", "sqs_jobs.py"), ("table-worker", "table_worker.py")],
+)
 def test_a_python_stack_gets_the_patterns_that_its_module_imports(
     name: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,3 +54,75 @@ def test_a_python_stack_gets_the_patterns_that_its_module_imports(
     assert "studyhall" not in text
     for module in ("sync_inbox.py", "core/errors.py", "outside_call/sync.py", "outside_call/dbapi.py"):
         assert (package / "patterns" / module).is_file()
+
+
+FAULTS = ("kill-at-effect", "kill-at-commit", "term", "twice", "refused", "redis-restart")
+
+
+@pytest.mark.slow
+def test_a_table_as_the_queue_survives_kills_and_redis_is_not_counted_where_nobody_uses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "0.3")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    card = prove(load(SERVICES / "table" / "prove.toml"), Options(seed=3, only=FAULTS))
+    rows = {row.fault: row for row in card.rows}
+    redis = rows.pop("redis-restart")
+    assert (redis.verdict, redis.measured) == ("not run", "the service does not use Redis"), as_text(card)
+    assert {row.verdict for row in rows.values()} == {"held"}, as_text(card)
+    assert rows.keys() >= {*FAULTS} - {"redis-restart"}
+    assert card.server == "no Redis"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.needs_postgres)])
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
+    if request.param == "sqlite":
+        return lambda: sqlite3.connect(tmp_path / "shop.db", timeout=30)
+    url = request.getfixturevalue("postgres_url")
+    return lambda: psycopg.connect(url)
+
+
+def test_a_row_of_the_table_has_one_holder_and_the_error_decides(
+    connect: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(SERVICES / "table")
+    table = importlib.import_module("table_worker")
+    with closing(connect()) as db, closing(connect()) as other:
+        table.create(db)
+
+        def add(key: str) -> None:
+            with transaction(db):
+                assert table.put(db, "k", key)
+                assert not table.put(db, "k", key)
+
+        def state(key: str) -> Any:
+            with transaction(db):
+                row = execute(db, "SELECT state, tries, reason, due FROM table_jobs WHERE key = ?", key).fetchone()
+            return (*row[:3], row[3] - time.time())
+
+        def overtaken(_: str) -> Any:
+            # its lease is over at once, so another worker takes and ends it meanwhile
+            until_sync(lambda: table._next(other, "k", lambda key: None, 60, 5), what="the lease is over")
+            return lambda db: execute(db, "INSERT INTO table_jobs VALUES ('x', 'x', '', 0, 0, '')")
+
+        add("a")
+        assert table._next(db, "k", overtaken, -1, 5)
+        assert state("a")[:2] == ("done", 2)
+        with transaction(db):
+            assert not execute(db, "SELECT 1 FROM table_jobs WHERE kind = 'x'").fetchall()
+        for error, told in (
+            (Permanent("no"), ("failed", 1, "no")),
+            (Snooze(50), ("open", 0, "")),
+            (RateLimited(retry_after=50), ("open", 0, "")),
+            (ValueError("odd"), ("open", 1, "odd")),
+        ):
+            key = repr(error)
+            add(key)
+            assert table._next(db, "k", Mock(side_effect=error), 60, 5)
+            assert state(key)[:3] == told
+            if told[1] == 0:
+                assert 30 < state(key)[3] < 51
+            with transaction(db):  # of a clock that was an hour ahead: due
+                execute(db, "UPDATE table_jobs SET due = due + 4000, tries = 5 WHERE key = ?", key)
+            assert table._next(db, "k", Mock(), 60, 5) == (told[0] == "open")
+            assert state(key)[0] == "failed"

@@ -1,48 +1,49 @@
 """Accounts at a vendor, no queue and no server: python shop.py create | submit EMAIL… | work."""
 
+# [use]
 import os
 import sqlite3
 import sys
 from contextlib import closing
 
-# [use]
 import httpx2 as httpx  # or requests
+from table_worker import create, put, run
 
 from studyhall.patterns.outside_call.dbapi import DbApiLedger
 from studyhall.patterns.outside_call.http import sync_answer_of
 from studyhall.patterns.outside_call.sync import SyncOutsideCalls
 from studyhall.patterns.sync_inbox import execute, transaction
-from studyhall.patterns.table_worker import create, put, run
 
-http = httpx.Client(base_url=os.environ["VENDOR_URL"], timeout=float(os.environ.get("LONGEST", "30")))
+# The vendor's word: no request runs longer, a key lives for a day.
+LONGEST = float(os.environ.get("LONGEST", "30"))
+http = httpx.Client(base_url=os.environ["VENDOR_URL"], timeout=LONGEST)
 
 
 def connect():
     return sqlite3.connect(os.environ["STORE"], timeout=30)  # or psycopg.connect(url)
 
 
-# By the vendor's own documentation: a request ends within 30 s, a key lives for a day.
-ledger = DbApiLedger(connect)
-calls = SyncOutsideCalls(ledger, "vendor", longest=float(os.environ.get("LONGEST", "30")), key_life=86_400)
+ledger = DbApiLedger(connect)  # once: ledger.create(), create(connection)
+calls = SyncOutsideCalls(ledger, "vendor", longest=LONGEST, key_life=86_400)
 
 
-def sign_up(email: str) -> None:  # your view calls it and answers 202
+def sign_up(email):  # your view calls it, then answers 202
     with closing(connect()) as db, transaction(db):
         execute(db, "INSERT INTO signups VALUES (?) ON CONFLICT DO NOTHING", email)
         put(db, "accounts", email)
 
 
-def open_account(email: str):  # the worker calls it
-    def send(key: str):
-        body, head = {"email": email}, {"Idempotency-Key": key}
-        return sync_answer_of(lambda: http.post("/accounts", json=body, headers=head))
+def open_account(email):  # the worker calls it
+    def send(key):
+        head = {"Idempotency-Key": key}
+        return sync_answer_of(lambda: http.post("/accounts", json={"email": email}, headers=head))
 
     account = calls.once(f"account/{email}", send)
     return lambda db: execute(db, "INSERT INTO accounts VALUES (?, ?)", email, account["id"])
 
 
-def work() -> None:
-    run(connect, "accounts", open_account, lease=float(os.environ.get("LEASE", "60")), threads=4)
+def work():
+    run(connect, "accounts", open_account, lease=LONGEST + 5, threads=4)
 
 
 # [/use]
