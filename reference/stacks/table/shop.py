@@ -3,7 +3,6 @@
 # [use]
 import os
 import sqlite3
-import sys
 from contextlib import closing
 
 import httpx2 as httpx  # or requests
@@ -48,6 +47,8 @@ def work():
 
 # [/use]
 if __name__ == "__main__":
+    import sys
+
     if sys.argv[1] == "create":
         with closing(connect()) as db:
             db.execute("PRAGMA journal_mode = wal")
