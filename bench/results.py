@@ -102,12 +102,12 @@ def add(results: Results, name: str, module: ModuleType, lab: Lab, round_: dict[
 
 def save(results: Results, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_compact(json.dumps(results, indent=1, ensure_ascii=False)) + "\n")
+    path.write_text(_compact(json.dumps(results, indent=1, ensure_ascii=False, separators=(",", ":"))) + "\n")
 
 
 def _compact(text: str) -> str:
     """A row's figures on one line: what is committed stays small, and a change readable."""
-    return re.sub(r"\n {5,}", " ", text)
+    return re.sub(r"\n {4,}", "", text)
 
 
 # ---- reading
