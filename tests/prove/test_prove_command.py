@@ -10,6 +10,7 @@ import sys
 import time
 import venv
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -21,7 +22,7 @@ from queuesmith.prove import processes
 from queuesmith.prove.card import as_json, as_text, reading
 from queuesmith.prove.faults import FAULTS
 from queuesmith.prove.init import _PAGES, look_at, page_of
-from queuesmith.prove.invariants import READ, TIME_UP, Broken, Row
+from queuesmith.prove.invariants import READ, TIME_UP, Broken, Row, _late, _measured
 from queuesmith.prove.run import NOT_QUICK, Card
 from queuesmith.prove.spec import load
 
@@ -369,3 +370,12 @@ def test_kills_a_redis_restart_an_outage_and_duplicates_come_first() -> None:
     first = list(FAULTS)[1:6]
     assert set(first) == {"kill-at-effect", "kill-at-commit", "redis-restart", "outage", "twice"}
     assert all(FAULTS[name].quick for name in first)
+
+
+@pytest.mark.parametrize(("took", "told"), [(29.0, "29.0 s"), (32.8, "32.8 s (limit 30 s + 4.0 s, its start)")])
+def test_the_start_that_the_recovery_limit_allows_is_on_the_card(took: float, told: str) -> None:
+    job = SimpleNamespace(seen=[took], over=0.0, at=0.0, expects="done", count=1, reason="")
+    batch = SimpleNamespace(hits=[], fault="x", jobs={}, facts=[])
+    world = SimpleNamespace(warmup=4.0, spec=SimpleNamespace(promises=SimpleNamespace(recovery=30.0)))
+    assert _measured(world, batch, [job]).endswith(f"recovered in {told}")
+    assert not _late(world, [job])
