@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 from ..core.failures import JobError
 from .dbapi import DbApiLedger
@@ -58,7 +59,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _connect(url: str) -> Any:
     if found := re.match(r"sqlite(?:\+\w+)?:///([^?]+)", url):
-        return sqlite3.connect(f"file:{found[1]}?mode=rw", uri=True, timeout=30)
+        return sqlite3.connect(f"file:{quote(found[1])}?mode=rw", uri=True, timeout=30)
     import psycopg
 
     # As `open_store` takes it: with SQLAlchemy's name of the driver, and a word about the pooler.
