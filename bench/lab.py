@@ -43,18 +43,7 @@ ENVS = ROOT / "build" / "bench" / "envs"
 RECORD = struct.Struct("<4q")  # as in peers/shared/contest.py
 OURS = ("queuesmith", "queuesmith-bare")  # they run in the repository's own environment
 # Also the order of the rows.
-ORDER = (
-    "stock",
-    *OURS,
-    "celery",
-    "rq",
-    "arq",
-    "saq",
-    "taskiq",
-    "dramatiq",
-    "huey",
-    "node",
-)
+ORDER = ("stock", *OURS, "celery", "rq", "arq", "saq", "taskiq", "dramatiq", "huey", "node")
 
 
 class NotInstalled(Exception):
@@ -212,12 +201,7 @@ class Workers:
         with self.log.open("ab") as out:
             self._leaders = [
                 start_tied(
-                    argv,
-                    env=environment,
-                    cwd=folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
+                    argv, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
                 )
                 for argv in commands
             ]

@@ -54,10 +54,7 @@ def keep(results: Results, path: Path, measured: Sequence[str]) -> None:
     if not path.exists():
         return
     earlier = json.loads(path.read_text())
-    if (earlier["mode"], earlier["machine"]["processor"]) != (
-        results["mode"],
-        results["machine"]["processor"],
-    ):
+    if (earlier["mode"], earlier["machine"]["processor"]) != (results["mode"], results["machine"]["processor"]):
         raise SystemExit(f"{path} is a {earlier['mode']} run on {earlier['machine']['processor']}: not to be mixed")
     results["peers"] = earlier["peers"] | results["peers"]
     results["sections"] = {name: one for name, one in earlier["sections"].items() if name not in measured}

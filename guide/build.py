@@ -23,13 +23,7 @@ from queuesmith.recipes import recipes
 HERE = Path(__file__).parent
 HREF = re.compile(r'href="(?P<kind>page|code):(?P<to>[^"#]*)(?P<anchor>#[^"]*)?"')
 EMPTY_HEADER = re.compile(r"<th(\b[^>]*)></th>")  # a corner of a table that heads nothing
-FEATURES = [
-    "navigation.indexes",
-    "navigation.top",
-    "navigation.footer",
-    "search.highlight",
-    "content.code.copy",
-]
+FEATURES = ["navigation.indexes", "navigation.top", "navigation.footer", "search.highlight", "content.code.copy"]
 EXTENSIONS: list[Any] = [
     "admonition",
     "attr_list",
@@ -105,13 +99,7 @@ def build(site: Path) -> list[str]:
             "mermaid could not be fetched with npm: diagrams are shown as text. Install Node.js and build again."
         )
     (work / "mkdocs.yml").write_text(json.dumps(config(texts), indent=1))  # JSON is YAML
-    zensical = [
-        str(Path(sys.executable).with_name("zensical")),
-        "build",
-        "-f",
-        str(work / "mkdocs.yml"),
-        "-c",
-    ]
+    zensical = [str(Path(sys.executable).with_name("zensical")), "build", "-f", str(work / "mkdocs.yml"), "-c"]
     done = subprocess.run(zensical, cwd=work, capture_output=True, text=True, check=False)
     built = work / "site"
     if done.returncode or not (built / "index.html").exists():

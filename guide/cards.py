@@ -41,18 +41,7 @@ SAID = (
     (re.compile(r"(?<![\d.,])1 ([a-z]{3,})s\b"), r"1 \1"),
 )
 UNMEASURED = "not measured yet"
-TWINS = (
-    "naive",
-    "stock",
-    "without",
-    "nested",
-    "race",
-    "executor",
-    "inline",
-    "usual",
-    "no_jitter",
-    "with_count",
-)
+TWINS = ("naive", "stock", "without", "nested", "race", "executor", "inline", "usual", "no_jitter", "with_count")
 
 Measured = dict[str, dict[str, Any]]
 

@@ -2,8 +2,6 @@
 filled in. They pass every check of the repository but the one for those marks, and the proof, which fails until then.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -324,9 +324,7 @@ def section(args: str) -> str:
     name, _, heading = args.partition("#")
     text = from_file(ROOT / name)
     match = re.search(
-        rf"^(#+) {re.escape(heading)}(?: \{{ #[^\n]*)?\n(.*?)(?=^#{{1,2}} |\Z)",
-        text,
-        re.DOTALL | re.MULTILINE,
+        rf"^(#+) {re.escape(heading)}(?: \{{ #[^\n]*)?\n(.*?)(?=^#{{1,2}} |\Z)", text, re.DOTALL | re.MULTILINE
     )
     if match is None:
         raise SystemExit(f"{name} has no heading {heading!r}; the guide shows that section")

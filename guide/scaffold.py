@@ -1,7 +1,5 @@
 """What the templates know about the patterns: `templates/catalogue.yml`, read by copier.yml, written by `make sync`."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

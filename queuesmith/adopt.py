@@ -38,10 +38,7 @@ class Change:
 
     def diff(self) -> str:
         lines = difflib.unified_diff(
-            self.old.splitlines(True),
-            self.new.splitlines(True),
-            f"{self.path} (yours)",
-            f"{self.path} (queuesmith)",
+            self.old.splitlines(True), self.new.splitlines(True), f"{self.path} (yours)", f"{self.path} (queuesmith)"
         )
         return "".join(lines)
 

@@ -245,11 +245,7 @@ def _all(module: str) -> list[str]:
 
 
 def packages(
-    modules: Iterable[str],
-    *,
-    imported: Iterable[str] = (),
-    postgres: bool = False,
-    also: Iterable[str] = (),
+    modules: Iterable[str], *, imported: Iterable[str] = (), postgres: bool = False, also: Iterable[str] = ()
 ) -> list[str]:
     """Requirements, with the versions they were proven with, of these modules and of what else is `imported`.
 

@@ -90,11 +90,7 @@ class _Parser(argparse.ArgumentParser):
 def _command(commands: Any, name: str, help: str, examples: str) -> argparse.ArgumentParser:
     epilog = "examples:\n" + textwrap.indent(textwrap.dedent(examples).strip(), "  ")
     made: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=help,
-        description=help,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        name, help=help, description=help, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--json", action="store_true", help='for programs; errors too: {"error": …}')
     return made
@@ -193,11 +189,7 @@ def _add_copying(commands: Any) -> None:
     diff.add_argument("--apply", action="store_true", help="apply the upstream changes")
     diff.add_argument("--force", action="store_true", help="with --apply: overwrite edited files too")
     diff.add_argument(
-        "--accept",
-        type=Path,
-        action="append",
-        metavar="FILE",
-        help="mark FILE as merged by hand; may be repeated",
+        "--accept", type=Path, action="append", metavar="FILE", help="mark FILE as merged by hand; may be repeated"
     )
     diff.set_defaults(run=copying.diff, dry_run=False)
 
@@ -297,10 +289,7 @@ def _add_console(commands: Any) -> None:
     console.add_argument("--database", metavar="URL", help="of a Queuesmith service: sqlite:///… or postgresql://…")
     console.add_argument("--prefix", default="bull", help="of the keys (default: bull)")
     console.add_argument(
-        "--queue",
-        action="append",
-        metavar="NAME",
-        help="only this one; may be repeated (default: all)",
+        "--queue", action="append", metavar="NAME", help="only this one; may be repeated (default: all)"
     )
     console.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     console.add_argument("--port", type=int, default=8090, help="0: any free one, printed (default: 8090)")
@@ -310,11 +299,7 @@ def _add_console(commands: Any) -> None:
         help="others on this machine can read a command line: better $QUEUESMITH_CONSOLE_TOKEN",
     )
     console.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a name it is reached by, behind a proxy",
+        "--allow-host", action="append", default=[], metavar="NAME", help="a name it is reached by, behind a proxy"
     )
     console.set_defaults(run=_console)
 
@@ -374,11 +359,7 @@ def _new(options: argparse.Namespace) -> int:
     done = None
     try:
         done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE if options.json else None,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
+            command, stdout=subprocess.PIPE if options.json else None, stderr=subprocess.PIPE, text=True, check=False
         )
     finally:
         if done is None or done.returncode:

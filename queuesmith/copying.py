@@ -242,10 +242,7 @@ def adopt(options: argparse.Namespace) -> int:
     root, copies = update.adopt(options.into, dry_run=options.dry_run)
     if options.json:
         print_json(
-            {
-                "root": str(root),
-                "copies": {copy.path: {"module": copy.module, "state": copy.state} for copy in copies},
-            }
+            {"root": str(root), "copies": {copy.path: {"module": copy.module, "state": copy.state} for copy in copies}}
         )
         return 0
     for copy in copies:

@@ -91,18 +91,7 @@ class Project:
 
 
 SOURCES = ("src", "lib", "python")  # folders that are put on the path, not imported
-NO_PACKAGES = {
-    "tests",
-    "test",
-    "docs",
-    "doc",
-    "examples",
-    "scripts",
-    "patterns",
-    "migrations",
-    "build",
-    "dist",
-}
+NO_PACKAGES = {"tests", "test", "docs", "doc", "examples", "scripts", "patterns", "migrations", "build", "dist"}
 
 
 def _only_package(here: Path) -> Path:

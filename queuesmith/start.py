@@ -29,15 +29,7 @@ def start(options: argparse.Namespace) -> int:
         files = {change.path: change.state for change in adoption.changes}
         paths = [change.path for change in written]
         then = {"install": _install(adoption), "next": _next(recipe, project)}
-        print_json(
-            {
-                "recipe": recipe.id,
-                "root": str(adoption.project.root),
-                "files": files,
-                "written": paths,
-                **then,
-            }
-        )
+        print_json({"recipe": recipe.id, "root": str(adoption.project.root), "files": files, "written": paths, **then})
         return 0
     _say(options, adoption, [change.path for change in written])
     print(f"\n{_key(recipe, options.fields)}\n\nThen:")

@@ -28,11 +28,7 @@ ABOVE: dict[str, tuple[int, int, str]] = {
     "fan-out": (10, 1_350, "the way in through the outbox, and the consumer's side with its retries"),
     "outbox": (13, 1_930, "the table, its claims, the relay, the quarantine and the wake-up of PostgreSQL"),
     "saga": (16, 2_920, "the runner, its course by the rules of outside-call, its store and what repairs it"),
-    "schedule": (
-        13,
-        1_980,
-        "the calendar, the keeper, what was missed, and the lease that keeps ticks apart",
-    ),
+    "schedule": (13, 1_980, "the calendar, the keeper, what was missed, and the lease that keeps ticks apart"),
 }
 PRODUCER = 700  # lines; 96 more make an add one round trip, with 409 calls instead of 1,115
 
@@ -41,12 +37,7 @@ HEAVY = {
     "prometheus_client": {"observability/metrics.py"},
     "opentelemetry": {"tracing.py"},
     "psycopg": {"outbox/wakeup.py", "core/open_store.py", "outside_call/command.py"},
-    "pydantic": {
-        "claim_check.py",
-        "core/event.py",
-        "event_schema.py",
-        "typed_jobs.py",
-    },
+    "pydantic": {"claim_check.py", "core/event.py", "event_schema.py", "typed_jobs.py"},
     "sqlalchemy": {
         "cancel.py",
         "checkpoint.py",
@@ -101,7 +92,7 @@ def size(pattern: Pattern) -> tuple[int, int]:
     return len(names), sum(map(lines, names))
 
 
-def test_table_of_what_every_pattern_brings_along() -> None:
+def test_table_of_what_every_pattern_brings_along():
     print(f"\n{'pattern':<18} modules  lines  packages")
     for pattern in sorted(PATTERNS, key=size, reverse=True):
         modules, length = size(pattern)
@@ -111,7 +102,7 @@ def test_table_of_what_every_pattern_brings_along() -> None:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda one: one.id)
-def test_pattern_stays_within_its_budget(pattern: Pattern) -> None:
+def test_pattern_stays_within_its_budget(pattern: Pattern):
     most_modules, most_lines, _ = ABOVE.get(pattern.id, (MOST_MODULES, MOST_LINES, ""))
     modules, length = size(pattern)
     brought = " ".join(f"{name}:{lines(name)}" for name in counted(pattern))
@@ -119,13 +110,13 @@ def test_pattern_stays_within_its_budget(pattern: Pattern) -> None:
     assert length <= most_lines, brought
 
 
-def test_no_exception_is_kept_that_is_not_needed() -> None:
+def test_no_exception_is_kept_that_is_not_needed():
     sizes = {ident: size(catalogue.find(ident)) for ident in ABOVE}
     needless = [ident for ident, (modules, length) in sizes.items() if modules <= MOST_MODULES and length <= MOST_LINES]
     assert needless == [], "within the budget now: strike them out"
 
 
-def test_the_way_into_the_queue_is_short() -> None:
+def test_the_way_into_the_queue_is_short():
     assert size(catalogue.find("producer"))[1] <= PRODUCER
 
 
@@ -133,18 +124,18 @@ def test_the_way_into_the_queue_is_short() -> None:
 
 
 @pytest.mark.parametrize("module", [name for name in EVERY if name.startswith("core/")])
-def test_the_core_imports_no_pattern(module: str) -> None:
+def test_the_core_imports_no_pattern(module: str):
     outside = {name for name in catalogue.imports(module)[0] if not name.startswith("core/")}
     assert outside <= {"__init__.py"}
 
 
 @pytest.mark.parametrize("module", [name for name in EVERY if name not in COMPOSITIONS])
-def test_no_pattern_imports_a_composition(module: str) -> None:
+def test_no_pattern_imports_a_composition(module: str):
     assert not COMPOSITIONS & catalogue.imports(module)[0]
 
 
 @pytest.mark.parametrize("package", HEAVY)
-def test_heavy_packages_are_imported_where_it_is_said(package: str) -> None:
+def test_heavy_packages_are_imported_where_it_is_said(package: str):
     found = {module for module in EVERY if package in catalogue.imports(module)[1]}
     assert found == HEAVY[package]
 
@@ -158,7 +149,7 @@ def test_heavy_packages_are_imported_where_it_is_said(package: str) -> None:
         "patterns.event_bus": ("nats", "aio_pika", "confluent_kafka", "sqlalchemy"),
     }.items(),
 )
-def test_importing_a_pattern_loads_only_what_it_needs(module: str, not_loaded: tuple[str, ...]) -> None:
+def test_importing_a_pattern_loads_only_what_it_needs(module: str, not_loaded: tuple[str, ...]):
     code = f"import sys, studyhall.{module}; print(*(name for name in {not_loaded!r} if name in sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -243,12 +234,12 @@ UNUSED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", EVERY)
-def test_every_option_is_read(module: str) -> None:
+def test_every_option_is_read(module: str):
     """An option that nothing reads is a promise that nothing keeps."""
     assert set(unread(module)) == UNUSED.get(module, set())
 
 
-def test_a_part_names_the_packages_of_what_it_imports_and_sync_calls_need_no_store() -> None:
+def test_a_part_names_the_packages_of_what_it_imports_and_sync_calls_need_no_store():
     gate, calls = catalogue.find("pipeline"), catalogue.find("outside-call")
     assert any(name.startswith("sqlalchemy") for name in gate.needed_for("store_gate.py"))
     assert calls.needed_for("outside_call/command.py") == []

@@ -19,19 +19,19 @@ from harness.redis import RedisServer
 from harness.waiting import until, until_sync
 
 
-def test_shared_server_is_empty_at_the_start_of_a_test(redis_url: str) -> None:
+def test_shared_server_is_empty_at_the_start_of_a_test(redis_url: str):
     with redis.Redis.from_url(redis_url) as client:
         assert client.dbsize() == 0
         client.set("left", "over")
 
 
-def test_shared_server_is_empty_again_in_the_next_test(redis_url: str) -> None:
+def test_shared_server_is_empty_again_in_the_next_test(redis_url: str):
     with redis.Redis.from_url(redis_url) as client:
         assert client.dbsize() == 0
 
 
 @pytest.mark.fault
-def test_killed_server_restarts_on_the_same_port_with_its_data(own_redis: RedisServer) -> None:
+def test_killed_server_restarts_on_the_same_port_with_its_data(own_redis: RedisServer):
     url, first = own_redis.url, own_redis.pid
     with own_redis.client() as client:
         client.set("kept", "yes")
@@ -45,7 +45,7 @@ def test_killed_server_restarts_on_the_same_port_with_its_data(own_redis: RedisS
 
 
 @pytest.mark.fault
-def test_paused_server_answers_nothing_until_resumed(own_redis: RedisServer) -> None:
+def test_paused_server_answers_nothing_until_resumed(own_redis: RedisServer):
     with redis.Redis.from_url(own_redis.url, socket_timeout=0.3, retry=None) as client:
         assert client.ping()
         own_redis.pause()
@@ -56,13 +56,13 @@ def test_paused_server_answers_nothing_until_resumed(own_redis: RedisServer) -> 
         assert client.ping()
 
 
-def test_servers_take_settings_by_keyword(make_redis: Callable[..., RedisServer]) -> None:
+def test_servers_take_settings_by_keyword(make_redis: Callable[..., RedisServer]):
     server = make_redis(maxmemory="20mb", requirepass="sesame")
     with server.client() as client:
         assert client.config_get("maxmemory")["maxmemory"] == str(20 * 1024 * 1024)
 
 
-async def test_until_returns_the_value_or_names_what_never_came() -> None:
+async def test_until_returns_the_value_or_names_what_never_came():
     values = iter([0, None, "there"])
     assert await until(lambda: next(values), what="a value") == "there"
     with pytest.raises(AssertionError, match="the moon"):
@@ -71,7 +71,7 @@ async def test_until_returns_the_value_or_names_what_never_came() -> None:
         until_sync(lambda: 0, timeout=0.05, what="the sun")
 
 
-async def test_spawned_process_shows_its_output_when_it_ends_too_early(spawn: Spawner, tmp_path: Path) -> None:
+async def test_spawned_process_shows_its_output_when_it_ends_too_early(spawn: Spawner, tmp_path: Path):
     program = tmp_path / "ends.py"
     program.write_text("import sys\nprint('what went wrong')\nsys.exit(3)\n")
     child = spawn(program)
@@ -82,7 +82,7 @@ async def test_spawned_process_shows_its_output_when_it_ends_too_early(spawn: Sp
 
 
 @pytest.mark.fault
-def test_child_forked_from_a_short_lived_thread_outlives_the_thread(spawn: Spawner) -> None:
+def test_child_forked_from_a_short_lived_thread_outlives_the_thread(spawn: Spawner):
     started = []
     thread = threading.Thread(target=lambda: started.append(spawn.command("sleep", "60")))
     thread.start()
@@ -93,7 +93,7 @@ def test_child_forked_from_a_short_lived_thread_outlives_the_thread(spawn: Spawn
 
 @pytest.mark.fault
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can tie a child to its parent's death")
-def test_sigkill_of_pytest_takes_its_servers_and_children_along(tmp_path: Path) -> None:
+def test_sigkill_of_pytest_takes_its_servers_and_children_along(tmp_path: Path):
     inner = tmp_path / "test_inner.py"
     inner.write_text(
         "import time\n"
@@ -109,9 +109,7 @@ def test_sigkill_of_pytest_takes_its_servers_and_children_along(tmp_path: Path) 
         outer = start_tied([*run, *plugins, str(inner)], stdout=log, stderr=log, env=env)
     try:
         pids = until_sync(
-            lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text().split(),
-            60,
-            "inner test runs",
+            lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text().split(), 60, "inner test runs"
         )
         assert len(pids) == 2
         assert all(alive(int(pid)) for pid in pids)
@@ -121,7 +119,7 @@ def test_sigkill_of_pytest_takes_its_servers_and_children_along(tmp_path: Path) 
     until_sync(lambda: not any(alive(int(pid)) for pid in pids), 10, "server and child are gone")
 
 
-def test_a_child_hears_ctrl_c_also_when_its_caller_ignores_it(spawn: Spawner) -> None:
+def test_a_child_hears_ctrl_c_also_when_its_caller_ignores_it(spawn: Spawner):
     """As in the background job of a shell, whose children inherit that SIGINT is ignored."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -132,7 +130,7 @@ def test_a_child_hears_ctrl_c_also_when_its_caller_ignores_it(spawn: Spawner) ->
     assert child.wait(20) == -signal.SIGINT
 
 
-def test_figures_of_parallel_writers_are_all_kept(tmp_path: Path) -> None:
+def test_figures_of_parallel_writers_are_all_kept(tmp_path: Path):
     code = (
         "import sys; from harness.figures import record\n"
         "for n in range(10): record('parallel', f'{sys.argv[1]}-{n}', 'a proof', 1, {'n': n})\n"
@@ -153,7 +151,7 @@ def test_figures_scale_and_seed_follow_the_environment(
     figures: Callable[..., Path],
     scale: Callable[[int, int], int],
     seed: int,
-) -> None:
+):
     monkeypatch.setenv("QUEUESMITH_FIGURES", str(tmp_path))
     monkeypatch.setenv("QUEUESMITH_FULL", "1")
     assert scale(10, 1000) == 1000
@@ -166,7 +164,7 @@ def test_figures_scale_and_seed_follow_the_environment(
     assert scale(10, 1000) == 10
 
 
-def test_missing_server_is_a_skip_on_a_laptop_and_a_failure_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_server_is_a_skip_on_a_laptop_and_a_failure_in_ci(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("CI", raising=False)
     with pytest.raises(pytest.skip.Exception, match="apt install teapot"):
         missing("teapot", "apt install teapot")
@@ -176,7 +174,7 @@ def test_missing_server_is_a_skip_on_a_laptop_and_a_failure_in_ci(monkeypatch: p
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere Python is started, not forked")
-def test_a_forked_python_is_a_process_like_any_other(spawn: Spawner, tmp_path: Path) -> None:
+def test_a_forked_python_is_a_process_like_any_other(spawn: Spawner, tmp_path: Path):
     program = tmp_path / "program.py"
     program.write_text(
         "import json, os, sys, time\n"

@@ -62,19 +62,19 @@ def lines_matching(pattern: str, suffixes: tuple[str, ...] = ("",)) -> list[str]
 # ---- what is in the repository
 
 
-def test_no_symlinks() -> None:
+def test_no_symlinks():
     """Plugin validation refuses them, and they do not survive every way of copying."""
     assert [str(path) for path in tracked() if path.is_symlink()] == []
 
 
-def test_repository_stays_small() -> None:
+def test_repository_stays_small():
     """All of it is copied into the cache of everybody who installs the plugin."""
     sizes = {path: path.stat().st_size for path in tracked()}
     assert sum(sizes.values()) < 5 * 1024 * 1024
     assert {str(path): size for path, size in sizes.items() if size > 600_000} == {}
 
 
-def test_lock_files_name_no_address() -> None:
+def test_lock_files_name_no_address():
     """An index set in somebody's environment would otherwise end up in everybody's installation."""
     locks = [name for name in texts() if Path(name).suffix == ".lock" or re.search(r"requirements.*\.txt$", name)]
     assert "requirements.lock" in locks
@@ -84,7 +84,7 @@ def test_lock_files_name_no_address() -> None:
     assert [name for name in texts() if Path(name).name in {"uv.lock", "pylock.toml", "yarn.lock"}] == []
 
 
-def test_npm_lock_files_name_no_registry() -> None:
+def test_npm_lock_files_name_no_registry():
     for name, text in texts().items():
         if Path(name).name == "package-lock.json":
             packages: dict[str, dict[str, Any]] = json.loads(text)["packages"]
@@ -92,27 +92,27 @@ def test_npm_lock_files_name_no_registry() -> None:
             assert all(package.get("integrity") for path, package in packages.items() if path), name
 
 
-def test_every_locked_package_has_hashes() -> None:
+def test_every_locked_package_has_hashes():
     for name in ("requirements.lock", "bootstrap.lock"):
         blocks = re.split(r"\n(?=\w)", texts()[name].strip())
         assert [block.split()[0] for block in blocks if "--hash=sha256:" not in block] == [], name
 
 
-def test_no_path_of_one_machine() -> None:
+def test_no_path_of_one_machine():
     places = ["/root", "/home/[a-z][a-z0-9_-]*", "/Users/[A-Za-z]+"]
     if len(ROOT.parts) > 2:  # where this very checkout lies, unless that is a place like /app
         places.append(re.escape(str(ROOT)))
     assert lines_matching(rf"(?<![\w./-])(?:{'|'.join(places)})/") == []
 
 
-def test_nothing_is_left_undone() -> None:
+def test_nothing_is_left_undone():
     marks = "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"])
     assert lines_matching(rf"\b(?:{marks})\b", (".py", ".sh", ".toml", "Makefile", ".yml", ".yaml", ".js")) == []
     undone = r"raise NotImplemented" + r"Error|mark\.(?:skip\b|x" + r"fail)"
     assert lines_matching(undone, (".py",)) == []
 
 
-def test_nothing_is_left_to_fill_in() -> None:
+def test_nothing_is_left_to_fill_in():
     """What `make new-pattern` lays out is marked where somebody has to write."""
     left = lines_matching("FILL " + "IN")
     assert not left, "\n".join(["write what is marked:", *left])
@@ -126,7 +126,7 @@ def modules() -> list[Path]:
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda path: str(path.relative_to(PATTERNS)))
-def test_pattern_imports_nothing_of_the_app(module: Path) -> None:
+def test_pattern_imports_nothing_of_the_app(module: Path):
     """Templates ship these files as they are, inside a package with another name."""
     for node in ast.walk(ast.parse(module.read_text())):
         if isinstance(node, ast.Import):
@@ -147,7 +147,7 @@ def test_pattern_imports_nothing_of_the_app(module: Path) -> None:
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda path: str(path.relative_to(PATTERNS)))
-def test_what_a_pattern_imports_of_its_siblings_is_there(module: Path) -> None:
+def test_what_a_pattern_imports_of_its_siblings_is_there(module: Path):
     for sibling in catalogue.imports(module.relative_to(PATTERNS).as_posix())[0]:
         assert (PATTERNS / sibling).is_file(), f"imports {sibling}"
 
@@ -160,7 +160,7 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_page_of_a_pattern_is_its_catalogue_entry(page: Path) -> None:
+def test_page_of_a_pattern_is_its_catalogue_entry(page: Path):
     entry = catalogue.patterns().get(page.stem)
     assert entry, "the page begins with title, summary, modules and proofs: see queuesmith/catalogue.py"
     assert entry.page == page, "its id is that of another page"
@@ -176,7 +176,7 @@ def test_page_of_a_pattern_is_its_catalogue_entry(page: Path) -> None:
         assert f'"{entry.id}"' in written, f"no proof writes {entry.figures}"
 
 
-def test_every_pattern_module_belongs_to_a_pattern() -> None:
+def test_every_pattern_module_belongs_to_a_pattern():
     """`core/` belongs to all of them."""
     entries = catalogue.patterns().values()
     listed = {name for one in entries for name in (*one.own, *catalogue.closure(one.parts))}
@@ -191,7 +191,7 @@ def proofs_in(path: Path) -> set[str]:
     return {node.name for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-def test_test_files_have_names_of_their_own() -> None:
+def test_test_files_have_names_of_their_own():
     names = [path.name for path in tracked() if path.match("tests/**/test_*.py")]
     assert sorted(set(names)) == sorted(names)
 
@@ -200,7 +200,7 @@ def test_test_files_have_names_of_their_own() -> None:
 
 
 @pytest.mark.slow
-def test_a_new_pattern_is_laid_out_and_the_tests_name_what_is_left_to_fill_in(tmp_path: Path) -> None:
+def test_a_new_pattern_is_laid_out_and_the_tests_name_what_is_left_to_fill_in(tmp_path: Path):
     """At most six files, and nothing but those marks: all else about them is right from the start."""
     copy = tmp_path / "copy"
     for path in tracked():
@@ -231,7 +231,7 @@ def test_a_new_pattern_is_laid_out_and_the_tests_name_what_is_left_to_fill_in(tm
 # ---- the commands
 
 
-def test_make_help_lists_every_target() -> None:
+def test_make_help_lists_every_target():
     make = need_binary("make", how="install make with your package manager")
     shown = subprocess.run([make, "-C", str(ROOT), "help"], capture_output=True, text=True, check=True).stdout
     listed = set(re.findall(r"^\s*(?:\x1b\[1m)?([a-z][a-z-]*)", shown, re.MULTILINE)) - {"make"}
@@ -242,7 +242,7 @@ def test_make_help_lists_every_target() -> None:
     assert phony == rules, "every target is .PHONY, and every .PHONY name is a target"
 
 
-def test_ci_script_is_runnable() -> None:
+def test_ci_script_is_runnable():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     bash = need_binary("bash", how="install bash with your package manager")
@@ -259,7 +259,7 @@ def read_yaml(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.name)
-def test_workflow_is_valid_has_limits_and_few_rights(path: Path) -> None:
+def test_workflow_is_valid_has_limits_and_few_rights(path: Path):
     workflow = read_yaml(path)
     schema = get_builtin_schema("vendor.github-workflows")
     wrong = jsonschema.validators.validator_for(schema)(schema).iter_errors(workflow)
@@ -280,7 +280,7 @@ def test_workflow_is_valid_has_limits_and_few_rights(path: Path) -> None:
 @pytest.mark.parametrize(
     "path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[bp]*.yml")), ids=lambda path: path.name
 )
-def test_issue_form_has_what_github_asks_for(path: Path) -> None:
+def test_issue_form_has_what_github_asks_for(path: Path):
     form = read_yaml(path)
     assert form["name"]
     assert form["description"]

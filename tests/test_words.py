@@ -8,13 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # CHANGELOG: what was written then. CONTRIBUTING and this file name the words. Requests are in the words of others.
-LEFT_OUT = (
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "tests/test_words.py",
-    "tests/skills/triggers",
-    "reference/samples/",
-)
+LEFT_OUT = ("CHANGELOG.md", "CONTRIBUTING.md", "tests/test_words.py", "tests/skills/triggers", "reference/samples/")
 TEXTS = (".md", ".mmd", ".toml", ".html", ".js", ".yml", ".yaml")
 CODE = (".py", ".ts", ".go")
 # phrase -> what to write
@@ -51,7 +45,7 @@ def stumbles(name: str, text: str) -> list[str]:
     ]
 
 
-def test_no_text_message_or_name_has_a_word_that_readers_stumbled_over() -> None:
+def test_no_text_message_or_name_has_a_word_that_readers_stumbled_over():
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     names = [
         name
@@ -63,6 +57,6 @@ def test_no_text_message_or_name_has_a_word_that_readers_stumbled_over() -> None
 
 
 @pytest.mark.parametrize("name", ["x.md", "x.py"])
-def test_a_stumble_is_found(name: str) -> None:
+def test_a_stumble_is_found(name: str):
     assert stumbles(name, "it waits\nfor ever") == [f"{name}:2: 'for ever', write 'forever'"]
     assert bool(stumbles(name, "a doubled charge")) == (name == "x.md"), "a number may be doubled in code"

@@ -24,18 +24,7 @@ TOKEN = "bench"
 # Command lines cannot carry a NUL byte, and msgpack writes whole numbers with leading zeros. As a float whose
 # mantissa is full, the time of the job has none.
 TIMESTAMP = 1767225600123.4567
-QUEUE_KEYS = (
-    "wait",
-    "active",
-    "prioritized",
-    "events",
-    "stalled",
-    "limiter",
-    "delayed",
-    "paused",
-    "meta",
-    "pc",
-)
+QUEUE_KEYS = ("wait", "active", "prioritized", "events", "stalled", "limiter", "delayed", "paused", "meta", "pc")
 OLDEST_ACTIVE = 'local oldest = redis.call("LINDEX", KEYS[2], -1)\nARGV[1] = oldest\nKEYS[12] = ARGV[7] .. oldest\n'
 
 
@@ -93,16 +82,7 @@ class Scripts:
             "rdof": False,
         }
         prefix = self.key[""]
-        args = [
-            "",
-            str(int(TIMESTAMP)),
-            "returnvalue",
-            "null",
-            "completed",
-            "1",
-            prefix,
-            msgpack.packb(claim),
-        ]
+        args = ["", str(int(TIMESTAMP)), "returnvalue", "null", "completed", "1", prefix, msgpack.packb(claim)]
         found = self._command("moveToFinished-14", (*QUEUE_KEYS, "completed"), args, before=OLDEST_ACTIVE)
         keys = (*found.keys, f"{prefix}0", f"{prefix}metrics:completed", self.key["marker"])
         return Command(found.sha, keys, found.args)

@@ -80,18 +80,7 @@ def profile(lab: Lab, peer: Peer, tool: str) -> dict[str, float]:
     with lab.bench(peer) as bench:
         bench.enqueue(jobs, bulk=True)
         stacks = bench.folder / "stacks"
-        record = [
-            tool,
-            "record",
-            "--rate",
-            "500",
-            "--full-filenames",
-            "--format",
-            "raw",
-            "--output",
-            str(stacks),
-            "--",
-        ]
+        record = [tool, "record", "--rate", "500", "--full-filenames", "--format", "raw", "--output", str(stacks), "--"]
         workers = bench.start(under=record)
         bench.finished(jobs, workers)
         sampler, *sampled = workers.pids()

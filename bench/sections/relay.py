@@ -73,13 +73,7 @@ def event(n: int, subjects: int) -> Event:
 
 async def rate(store: AsyncEngine, redis: Redis, count: int) -> float:
     rows = [
-        {
-            "destination": "bus",
-            "event_id": e.id,
-            "subject": e.subject,
-            "type": e.type,
-            "body": e.encode().decode(),
-        }
+        {"destination": "bus", "event_id": e.id, "subject": e.subject, "type": e.type, "body": e.encode().decode()}
         | {"created_at": 0.0, "due_at": 0.0, "attempts": 0}
         for e in (event(n, 1000) for n in range(count))
     ]
@@ -158,8 +152,7 @@ async def once(url: str, redis_url: str, *, events: int, orders: int, rows: int)
 
 def measure(lab: Lab) -> dict[str, dict[str, Value]]:
     size = lab.scale(
-        {"events": 4_000, "orders": 100, "rows": 100_000},
-        {"events": 20_000, "orders": 500, "rows": 1_000_000},
+        {"events": 4_000, "orders": 100, "rows": 100_000}, {"events": 20_000, "orders": 500, "rows": 1_000_000}
     )
     with tempfile.TemporaryDirectory() as folder:
         rows = {"SQLite": asyncio.run(once(f"sqlite:///{folder}/bench.db", lab.url, **size))}

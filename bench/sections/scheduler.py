@@ -88,12 +88,7 @@ async def _ours(url: str, late: list[float]) -> AsyncIterator[None]:
         store = open_store(f"sqlite:///{Path(folder).resolve()}/ticks.db")
         await create_all(store)
         producer = Producer(url, validated(jobs), signing(Signer(KEYS)), timeout=10)
-        steps = (
-            signed(Signer(KEYS), signing_id),
-            typed(jobs),
-            ticking(schedules, store),
-            once(inboxes(store)),
-        )
+        steps = (signed(Signer(KEYS), signing_id), typed(jobs), ticking(schedules, store), once(inboxes(store)))
         pipeline = Pipeline(logged(), *steps)
         worker = ReliableWorker("ticks", pipeline, url=url)
         running = asyncio.create_task(worker.run())
@@ -132,10 +127,4 @@ def _summary(times: Sequence[float]) -> dict[str, Value]:
     def late(percent: float) -> float | None:
         return round(percentile(times, percent), 1) if times else None
 
-    return {
-        "ticks": len(times),
-        "p50": late(50),
-        "p95": late(95),
-        "p99": late(99),
-        "most": late(100),
-    }
+    return {"ticks": len(times), "p50": late(50), "p95": late(95), "p99": late(99), "most": late(100)}

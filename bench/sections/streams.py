@@ -119,8 +119,4 @@ async def faststream(url: str, count: int) -> dict[str, Value]:
     return {"consume": round(count / seconds), "publish": None}
 
 
-CONTESTANTS: dict[str, Contest] = {
-    "Queuesmith": ours,
-    "Queuesmith, ordered": ours_ordered,
-    "FastStream": faststream,
-}
+CONTESTANTS: dict[str, Contest] = {"Queuesmith": ours, "Queuesmith, ordered": ours_ordered, "FastStream": faststream}

@@ -14,13 +14,7 @@ from .faults import FAULTS
 from .invariants import INVARIANTS, OWN, READ, TIME_UP, Row
 from .run import NOT_QUICK, Card
 
-_MARKS = {
-    "held": "held",
-    "broken": "BROKEN",
-    "hit nothing": "HIT NOTHING",
-    "unclear": "UNCLEAR",
-    "not run": "not run",
-}
+_MARKS = {"held": "held", "broken": "BROKEN", "hit nothing": "HIT NOTHING", "unclear": "UNCLEAR", "not run": "not run"}
 
 
 def as_text(card: Card, width: int = 118) -> str:

@@ -222,11 +222,7 @@ def write_first(folder: Path, *, force: bool = False) -> int:
 
 def _text(folder: Path, found: Found | None, api: Api | None) -> str:
     worker = found.worker if found else "python worker.py"
-    locks = {
-        "BullMQ": ("30s", "lockDuration"),
-        "Celery": ("30s", "visibility_timeout"),
-        "RQ": ("30s", "job timeout"),
-    }
+    locks = {"BullMQ": ("30s", "lockDuration"), "Celery": ("30s", "visibility_timeout"), "RQ": ("30s", "job timeout")}
     lock, what = next(
         (value for name, value in locks.items() if found and found.stack.startswith(name)), ("30s", "lock")
     )

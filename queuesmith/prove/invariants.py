@@ -52,16 +52,7 @@ READ = {
     "memory": ("health",),
 }
 # Those about BullMQ for Python: who uses something else reads that stack's page in their place.
-OWN = {
-    "bullmq-worker",
-    "stall-budget",
-    "producer",
-    "degraded",
-    "isolation",
-    "parent-death",
-    "shutdown",
-    "health",
-}
+OWN = {"bullmq-worker", "stall-budget", "producer", "degraded", "isolation", "parent-death", "shutdown", "health"}
 
 
 @dataclass
@@ -220,9 +211,7 @@ def _duplicated(world: World, batch: Batch) -> list[Broken]:
     first = next(iter(found))
     return [
         Broken(
-            "duplicated",
-            f"{len(found)} of {len(batch.jobs)} duplicated ({found[first]})",
-            world.timeline.story(first),
+            "duplicated", f"{len(found)} of {len(batch.jobs)} duplicated ({found[first]})", world.timeline.story(first)
         )
     ]
 
@@ -241,20 +230,12 @@ def _not_done(world: World, missing: list[Job], fault: Fault) -> list[Broken]:
     told = []
     if visible and not allowed:
         told.append(
-            Broken(
-                "gave up",
-                f"{len(visible)} failed: {visible[0].reason[:100]}",
-                world.timeline.story(visible[0].key),
-            )
+            Broken("gave up", f"{len(visible)} failed: {visible[0].reason[:100]}", world.timeline.story(visible[0].key))
         )
     if logged and not allowed:
         key = next(iter(logged))
         told.append(
-            Broken(
-                "gave up",
-                f"{len(logged)} failed, seen in the logs alone: {logged[key]}",
-                world.timeline.story(key),
-            )
+            Broken("gave up", f"{len(logged)} failed, seen in the logs alone: {logged[key]}", world.timeline.story(key))
         )
     if waiting:
         key = next(iter(waiting))
@@ -269,11 +250,7 @@ def _not_done(world: World, missing: list[Job], fault: Fault) -> list[Broken]:
         )
     if lost:
         told.append(
-            Broken(
-                "lost",
-                f"{len(lost)} taken and never done, no trace of them",
-                world.timeline.story(lost[0].key),
-            )
+            Broken("lost", f"{len(lost)} taken and never done, no trace of them", world.timeline.story(lost[0].key))
         )
     return told
 

@@ -103,13 +103,7 @@ class Child:
     and one that prints without end must not fill ours."""
 
     def __init__(
-        self,
-        keeper: Keeper,
-        argv: Sequence[str],
-        log: Path,
-        env: Mapping[str, str],
-        cwd: Path,
-        **options: object,
+        self, keeper: Keeper, argv: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path, **options: object
     ) -> None:
         self.log, self._keeper = log, keeper
         self.started = time.monotonic()

@@ -23,14 +23,7 @@ from .timeline import Timeline
 
 SLOW, HANG = 6.0, 20.0
 _MOST_BODY = 10 * 2**20
-_REASONS = {
-    200: "OK",
-    201: "Created",
-    202: "Accepted",
-    204: "No Content",
-    404: "Not Found",
-    429: "Too Many Requests",
-}
+_REASONS = {200: "OK", 201: "Created", 202: "Accepted", 204: "No Content", 404: "Not Found", 429: "Too Many Requests"}
 
 
 @dataclass
@@ -171,13 +164,7 @@ class PlayedProvider:
         subject = request.pick(route.effect or route.lookup) if route else ""
         key = self._key_of(subject) or self._key_of(f"{request.target} {request.body.decode(errors='replace')}")
         call = Call(
-            self._timeline.now(),
-            route,
-            line,
-            subject,
-            key,
-            request.pick(route.keyed_by) if route else "",
-            port,
+            self._timeline.now(), route, line, subject, key, request.pick(route.keyed_by) if route else "", port
         )
         self.calls.append(call)
         if route is None:

@@ -11,7 +11,7 @@ from bench.figures import UNSTABLE, Summary, percentile, ratio
 rates = st.lists(st.floats(1, 1e6), min_size=1, max_size=9)
 
 
-def test_a_ratio_whose_spread_exceeds_it_is_refused() -> None:
+def test_a_ratio_whose_spread_exceeds_it_is_refused():
     steady = ratio([900, 1000, 1100], [500, 500, 500])
     assert steady is not None
     assert steady.stable
@@ -22,7 +22,7 @@ def test_a_ratio_whose_spread_exceeds_it_is_refused() -> None:
     assert str(noisy) == UNSTABLE
 
 
-def test_a_ratio_is_taken_round_by_round() -> None:
+def test_a_ratio_is_taken_round_by_round():
     """A machine that is slow for one whole round slows both: medians of each side would say nothing else here."""
     shared = ratio([1000, 100, 500], [500, 50, 250])
     assert shared is not None
@@ -31,25 +31,25 @@ def test_a_ratio_is_taken_round_by_round() -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), [([], []), ([1.0], []), ([1.0, 2.0], [1.0]), ([1.0, 1.0], [1.0, 0.0])])
-def test_no_ratio_without_a_round_on_both_sides(one: list[float], other: list[float]) -> None:
+def test_no_ratio_without_a_round_on_both_sides(one: list[float], other: list[float]):
     assert ratio(one, other) is None
 
 
 @given(rates)
-def test_the_median_lies_within_the_rounds_and_the_spread_is_their_width(found: list[float]) -> None:
+def test_the_median_lies_within_the_rounds_and_the_spread_is_their_width(found: list[float]):
     summary = Summary(tuple(found))
     assert min(found) <= summary.median <= max(found)
     assert summary.spread == max(found) - min(found)
 
 
 @given(rates, st.integers(1, 100))
-def test_a_percentile_is_one_of_the_values_and_leaves_few_above_it(found: list[float], percent: int) -> None:
+def test_a_percentile_is_one_of_the_values_and_leaves_few_above_it(found: list[float], percent: int):
     value = percentile(found, percent)
     assert value in found
     assert sum(other > value for other in found) <= len(found) * (100 - percent) / 100
 
 
-def test_known_percentiles() -> None:
+def test_known_percentiles():
     hundred: list[Any] = list(range(1, 101))
     assert [percentile(hundred, p) for p in (50, 95, 99, 100)] == [50, 95, 99, 100]
     assert percentile([7.0], 99) == 7.0

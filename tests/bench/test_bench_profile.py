@@ -7,7 +7,7 @@ import pytest
 from bench.sections import profile
 
 
-def test_samples_count_for_the_innermost_part_and_waiting_does_not_count(tmp_path: Path) -> None:
+def test_samples_count_for_the_innermost_part_and_waiting_does_not_count(tmp_path: Path):
     source = tmp_path / "json" / "encoder.py"
     source.parent.mkdir()
     source.write_text("item = queue.get(block=True)\nreturn encode(item)\n")

@@ -15,17 +15,11 @@ from bench.targets import targets
 THROUGHPUT = SimpleNamespace(
     TITLE="Jobs per second",
     ABOUT="How it was done.",
-    COLUMNS={
-        "noop": Column("no-op", "jobs/s", ratio=True),
-        "noop2": Column("two"),
-        "scaling": Column("2 : 1"),
-    },
+    COLUMNS={"noop": Column("no-op", "jobs/s", ratio=True), "noop2": Column("two"), "scaling": Column("2 : 1")},
 )
 CEILING = SimpleNamespace(TITLE="Limit", ABOUT="", COLUMNS={"P1": Column("1"), "P16": Column("16")})
 KILLS = SimpleNamespace(
-    TITLE="Kills",
-    ABOUT="",
-    COLUMNS={"lost": Column("lost", better="less"), "duplicated": Column("duplicated")},
+    TITLE="Kills", ABOUT="", COLUMNS={"lost": Column("lost", better="less"), "duplicated": Column("duplicated")}
 )
 PEERS = {
     "stock": {"title": "Stock", "version": "s 1", "settings": "as it comes"},
@@ -65,7 +59,7 @@ STEADY = {
 }
 
 
-def test_medians_spreads_ratios_and_shares_are_in_the_table() -> None:
+def test_medians_spreads_ratios_and_shares_are_in_the_table():
     text = report.markdown(run(**STEADY), {})
     ours = next(line for line in text.splitlines() if line.startswith("| **Ours** |"))
     assert ours == "| **Ours** | 2,500 ± 100 | 2.50 × | 12% |"
@@ -75,7 +69,7 @@ def test_medians_spreads_ratios_and_shares_are_in_the_table() -> None:
     assert "×" not in huey, "no ratio for rounds that disagree that much"
 
 
-def test_settings_machine_and_what_is_missing_are_said() -> None:
+def test_settings_machine_and_what_is_missing_are_said():
     text = report.markdown(run(**STEADY), {"throughput": "throughput.svg"})
     for shown in (
         "as it comes",
@@ -89,7 +83,7 @@ def test_settings_machine_and_what_is_missing_are_said() -> None:
         assert shown in text
 
 
-def test_targets_are_met_or_missed_by_so_much() -> None:
+def test_targets_are_met_or_missed_by_so_much():
     verdicts = {(t.text, t.wanted): t.verdict for t in targets(run(**STEADY))}
     assert verdicts["full pipeline, no-op jobs", "≥ 2 × Stock"] == "met"
     assert verdicts["bare worker, no-op jobs", "≥ 4 × Stock"] == "missed by 1.00 ×"
@@ -98,7 +92,7 @@ def test_targets_are_met_or_missed_by_so_much() -> None:
     assert verdicts["jobs lost by the kills", "≤ 0"] == "not measured"
 
 
-def test_one_lost_job_in_one_round_misses_the_target() -> None:
+def test_one_lost_job_in_one_round_misses_the_target():
     found = run(**STEADY)
     lab: Any = SimpleNamespace(failures={})
     for lost in (0, 1, 0):
@@ -108,7 +102,7 @@ def test_one_lost_job_in_one_round_misses_the_target() -> None:
     assert verdicts["jobs duplicated by the kills"] == "met"
 
 
-def test_what_a_peer_does_not_have_is_a_dash_and_words_are_kept() -> None:
+def test_what_a_peer_does_not_have_is_a_dash_and_words_are_kept():
     found = run(**STEADY)
     lab: Any = SimpleNamespace(failures={})
     rows = {"stock": {"lost": None, "duplicated": "does not say"}, "node": {"lost": 3, "duplicated": 0}}
@@ -118,7 +112,7 @@ def test_what_a_peer_does_not_have_is_a_dash_and_words_are_kept() -> None:
     assert "| Node | 3 | 0 |" in text
 
 
-def test_results_survive_being_written_and_read(tmp_path: Path) -> None:
+def test_results_survive_being_written_and_read(tmp_path: Path):
     found = run(**STEADY)
     results.save(found, tmp_path / "results.json")
     again = json.loads((tmp_path / "results.json").read_text())
@@ -126,7 +120,7 @@ def test_results_survive_being_written_and_read(tmp_path: Path) -> None:
     assert again["sections"]["throughput"]["rows"]["stock"]["noop"] == STEADY["stock"]
 
 
-def test_sections_measured_earlier_are_kept_but_never_mixed_with_another_kind_of_run(tmp_path: Path) -> None:
+def test_sections_measured_earlier_are_kept_but_never_mixed_with_another_kind_of_run(tmp_path: Path):
     results.save(run(**STEADY), tmp_path / "results.json")
     now = run(**STEADY) | {"sections": {}}
     results.keep(now, tmp_path / "results.json", ["ceiling"])
@@ -136,7 +130,7 @@ def test_sections_measured_earlier_are_kept_but_never_mixed_with_another_kind_of
 
 
 @pytest.mark.parametrize("log", [False, True])
-def test_pictures_are_well_formed_and_their_bars_as_long_as_their_values(log: bool) -> None:
+def test_pictures_are_well_formed_and_their_bars_as_long_as_their_values(log: bool):
     svg = plots.bars("a < b", {"one & two": [100.0, 50.0], "none": [None], "zero": [0.0]}, ours=["zero"], log=log)
     tree = ElementTree.fromstring(svg)
     widths = [float(bar.attrib["width"]) for bar in tree.iter("{http://www.w3.org/2000/svg}rect")]

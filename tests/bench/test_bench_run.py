@@ -24,17 +24,8 @@ def lab(redis_server: RedisServer, tmp_path: Path) -> Lab:
 
 
 @pytest.mark.slow
-def test_one_command_writes_json_report_and_picture(tmp_path: Path) -> None:
-    argv = [
-        "-m",
-        "bench",
-        "--section",
-        "enqueue,latency",
-        "--peers",
-        "queuesmith-bare",
-        "--out",
-        str(tmp_path),
-    ]
+def test_one_command_writes_json_report_and_picture(tmp_path: Path):
+    argv = ["-m", "bench", "--section", "enqueue,latency", "--peers", "queuesmith-bare", "--out", str(tmp_path)]
     done = subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "results.json").read_text())
@@ -50,21 +41,16 @@ def test_one_command_writes_json_report_and_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--section=nonsense", "--peers=celery,nonsense"])
-def test_an_unknown_name_is_answered_with_the_known_ones(flag: str) -> None:
+def test_an_unknown_name_is_answered_with_the_known_ones(flag: str):
     done = subprocess.run(
-        [sys.executable, "-m", "bench", flag],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [sys.executable, "-m", "bench", flag], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2
     assert "unknown: nonsense; known: " in done.stderr
 
 
 @pytest.mark.slow
-def test_two_processes_do_every_job_once_and_end_with_the_bench(lab: Lab) -> None:
+def test_two_processes_do_every_job_once_and_end_with_the_bench(lab: Lab):
     for peer in lab.peers:
         with lab.bench(peer) as bench:
             bench.enqueue(300, bulk=True)
@@ -80,7 +66,7 @@ def test_two_processes_do_every_job_once_and_end_with_the_bench(lab: Lab) -> Non
         assert not any(map(alive, pids))
 
 
-def test_a_tally_tells_lost_and_duplicated_jobs(tmp_path: Path) -> None:
+def test_a_tally_tells_lost_and_duplicated_jobs(tmp_path: Path):
     tally = Tally(tmp_path / "tally")
     assert tally.count() == 0
     now = time.time_ns()
@@ -92,7 +78,7 @@ def test_a_tally_tells_lost_and_duplicated_jobs(tmp_path: Path) -> None:
     assert tally.duplicated() == {2: 2}
 
 
-def test_the_rate_counts_neither_start_nor_tail() -> None:
+def test_the_rate_counts_neither_start_nor_tail():
     """A hundred jobs, one every 10 ms, but the first tenth took a minute and the last straggles by another."""
     second = 1_000_000_000
     ends = [n * 6 * second for n in range(10)] + [60 * second + n * second // 100 for n in range(80)]
@@ -101,7 +87,7 @@ def test_the_rate_counts_neither_start_nor_tail() -> None:
     assert throughput.rate(records) == pytest.approx(100, rel=0.02)
 
 
-def test_a_worker_that_ends_is_an_error_with_what_it_said(lab: Lab) -> None:
+def test_a_worker_that_ends_is_an_error_with_what_it_said(lab: Lab):
     with lab.bench(lab.peers[1]) as bench:
         bench.url = "no-such-scheme://nowhere"
         workers = bench.start()
@@ -109,7 +95,7 @@ def test_a_worker_that_ends_is_an_error_with_what_it_said(lab: Lab) -> None:
             bench.finished(1, workers, timeout=60)
 
 
-def test_a_peer_that_cannot_be_installed_is_said_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_cannot_be_installed_is_said_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("gone", "queuesmith"):
         (tmp_path / "peers" / name).mkdir(parents=True)
         told = (PEERS / "queuesmith" / "peer.toml").read_text()
@@ -124,7 +110,7 @@ def test_a_peer_that_cannot_be_installed_is_said_and_left_out(tmp_path: Path, mo
     assert "gone" in missing[0]
 
 
-def test_every_peer_says_its_settings_and_pins_every_package() -> None:
+def test_every_peer_says_its_settings_and_pins_every_package():
     assert {path.name for path in PEERS.iterdir() if path.name not in ("shared", "__pycache__")} == set(ORDER)
     for name in ORDER:
         peer = Peer.load(name)
@@ -139,7 +125,7 @@ def test_every_peer_says_its_settings_and_pins_every_package() -> None:
             assert any(line.startswith(f"{peer.package}==") for line in lines), name
 
 
-def test_every_section_says_what_it_measures() -> None:
+def test_every_section_says_what_it_measures():
     for name in sections.NAMES:
         module = sections.load(name)
         assert module.TITLE
@@ -154,7 +140,7 @@ def test_every_section_says_what_it_measures() -> None:
 @pytest.mark.full
 @pytest.mark.fault
 @pytest.mark.parametrize("name", ORDER)
-def test_every_peer_does_all_kinds_of_work_once(lab: Lab, name: str) -> None:
+def test_every_peer_does_all_kinds_of_work_once(lab: Lab, name: str):
     """Installs the peer when it is not there yet."""
     peer = Peer.load(name)
     peer.install()

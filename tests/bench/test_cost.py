@@ -31,5 +31,5 @@ def counted(tmp_path_factory) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("part", PAID)
-def test_a_job_costs_no_more_calls_than_it_did(part: str, counted: dict[str, float]) -> None:
+def test_a_job_costs_no_more_calls_than_it_did(part: str, counted: dict[str, float]):
     assert counted[part] <= PAID[part] * MORE, f"{counted}: more calls per job; find them with cProfile, or pay here"

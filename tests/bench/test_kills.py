@@ -26,7 +26,7 @@ def lab(redis_server: RedisServer, tmp_path: Path) -> Lab:
 
 
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def soon(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kills, "TAKEOVER", 2.0)
     monkeypatch.setattr(kills, "AT_A_TIME", 10)
     # At the row of a job, which has 20 ms left: an ordinary handler is hit between its effect and its end.
@@ -34,7 +34,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.fault
-def test_kills_double_the_ordinary_insert_and_nothing_of_the_pipeline(lab: Lab, soon: None) -> None:
+def test_kills_double_the_ordinary_insert_and_nothing_of_the_pipeline(lab: Lab, soon: None):
     with ThreadPoolExecutor(2) as turns:
         pipeline, bare = turns.map(
             lambda name: kills.survive(lab, Peer.load(name), jobs=80, kills=2, limit=90, seed=1), OURS
@@ -46,7 +46,7 @@ def test_kills_double_the_ordinary_insert_and_nothing_of_the_pipeline(lab: Lab, 
     assert pipeline.keys() == kills.COLUMNS.keys()
 
 
-def test_moments_follow_from_the_seed_and_lie_where_work_is_left() -> None:
+def test_moments_follow_from_the_seed_and_lie_where_work_is_left():
     planned = kills.moments(1000, 20, seed=3)
     assert planned == kills.moments(1000, 20, seed=3) != kills.moments(1000, 20, seed=4)
     marks = [mark for mark, _ in planned]
@@ -56,7 +56,7 @@ def test_moments_follow_from_the_seed_and_lie_where_work_is_left() -> None:
 
 
 @pytest.mark.parametrize("name", INSTALLED)
-def test_what_a_queue_holds_is_read_from_the_keys_of_the_peer(lab: Lab, name: str) -> None:
+def test_what_a_queue_holds_is_read_from_the_keys_of_the_peer(lab: Lab, name: str):
     peer = Peer.load(name)
     with crash.alone(lab, peer) as (bench, effects, client):
         bench.enqueue(3, kind="row", takeover=5, tries=2)
@@ -67,7 +67,7 @@ def test_what_a_queue_holds_is_read_from_the_keys_of_the_peer(lab: Lab, name: st
         assert set(effects.times()) == {0, 1, 2}
 
 
-def test_rows_of_a_database_and_lines_of_a_file_are_effects_alike(tmp_path: Path) -> None:
+def test_rows_of_a_database_and_lines_of_a_file_are_effects_alike(tmp_path: Path):
     effects = crash.Effects(tmp_path)
     with sqlite3.connect(tmp_path / "store.db") as database:
         database.executemany("INSERT INTO effects (job) VALUES (?)", [(1,), (2,), (2,)])
@@ -76,5 +76,5 @@ def test_rows_of_a_database_and_lines_of_a_file_are_effects_alike(tmp_path: Path
     effects.close()
 
 
-def test_there_are_words_on_every_peer() -> None:
+def test_there_are_words_on_every_peer():
     assert set(crash.WORDS) == set(ORDER)

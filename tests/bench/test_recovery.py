@@ -17,7 +17,7 @@ def lab(redis_server: RedisServer, tmp_path: Path) -> Lab:
 
 
 @pytest.mark.fault
-def test_a_killed_job_is_seen_to_start_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_job_is_seen_to_start_again(lab: Lab, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(recovery, "TAKEOVER", 2.0)
     seconds = recovery.recover(lab, lab.peers[0], limit=60, lowered=True)
     assert isinstance(seconds, float)
@@ -25,5 +25,5 @@ def test_a_killed_job_is_seen_to_start_again(lab: Lab, monkeypatch: pytest.Monke
 
 
 @pytest.mark.fault
-def test_a_job_that_does_not_come_back_in_time_is_said_to_take_longer(lab: Lab) -> None:
+def test_a_job_that_does_not_come_back_in_time_is_said_to_take_longer(lab: Lab):
     assert recovery.recover(lab, lab.peers[0], limit=1, lowered=False) == "> 1"

@@ -6,7 +6,7 @@ from bench.sections import scheduler
 
 
 @pytest.mark.slow
-def test_ticks_of_both_schedulers_are_measured(redis_url: str) -> None:
+def test_ticks_of_both_schedulers_are_measured(redis_url: str):
     rows = scheduler.run(redis_url, seconds=4)
     assert set(rows) == {"queuesmith", "stock"}
     ours = rows["queuesmith"]
@@ -15,5 +15,5 @@ def test_ticks_of_both_schedulers_are_measured(redis_url: str) -> None:
     assert -50 < ours["p50"] <= ours["p95"] <= ours["p99"] <= ours["most"] < 3000
 
 
-def test_no_tick_is_no_figure() -> None:
+def test_no_tick_is_no_figure():
     assert scheduler._summary([])["p50"] is None

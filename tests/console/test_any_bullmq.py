@@ -50,15 +50,15 @@ end
 """
 
 
-def fill(server: RedisServer, queue: str, state: str, count: int) -> None:
+def fill(server: RedisServer, queue: str, state: str, count: int):
     with server.client() as client:
         for start in range(1, count + 1, 5_000):
             now = int(time.time() * 1000) - count
             client.eval(FILL, 1, f"bull:{queue}:", state, start, min(count, start + 4_999), now)
 
 
-def make_store(url: str, *rows: tuple[Table, list[dict[str, Any]]]) -> None:
-    async def make() -> None:
+def make_store(url: str, *rows: tuple[Table, list[dict[str, Any]]]):
+    async def make():
         store = open_store(url)
         await create_all(store)
         async with begin(store) as tx:
@@ -102,7 +102,7 @@ def finished(client: httpx2.Client, wanted: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def test_100000_jobs_in_each_state_are_shown_without_holding_redis(server: RedisServer, console: ConsoleServer) -> None:
+def test_100000_jobs_in_each_state_are_shown_without_holding_redis(server: RedisServer, console: ConsoleServer):
     for state in ("wait", "delayed", "failed"):
         fill(server, "big", state, MANY)
     paths = [
@@ -168,7 +168,7 @@ def test_100000_jobs_in_each_state_are_shown_without_holding_redis(server: Redis
     assert max(best.values()) < 0.3
 
 
-def test_search_finds_any_job_by_id_and_goes_on_by_name(server: RedisServer, console: ConsoleServer) -> None:
+def test_search_finds_any_job_by_id_and_goes_on_by_name(server: RedisServer, console: ConsoleServer):
     fill(server, "long", "wait", 30_000)
     fill(server, "long", "failed", 20)
     with client_of(console) as client:
@@ -214,7 +214,7 @@ def stored(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
     running.close()
 
 
-def test_every_dead_letter_is_reached_in_time(stored: ConsoleServer) -> None:
+def test_every_dead_letter_is_reached_in_time(stored: ConsoleServer):
     best: dict[str, float] = {}
     with client_of(stored) as client:
 
@@ -236,7 +236,7 @@ def test_every_dead_letter_is_reached_in_time(stored: ConsoleServer) -> None:
 
 
 @pytest.mark.needs_browser
-def test_dead_letters_are_paged_and_missed_ticks_listed(stored: ConsoleServer, open_page: Callable[..., Any]) -> None:
+def test_dead_letters_are_paged_and_missed_ticks_listed(stored: ConsoleServer, open_page: Callable[..., Any]):
     page = open_page(stored, "#/letters?queue=q1", token=True)
     page.get_by_text("1–50 of 6,667 dead letters").wait_for()
     page.get_by_role("button", name="Replay all 6,667…").wait_for()
@@ -261,7 +261,7 @@ def test_dead_letters_are_paged_and_missed_ticks_listed(stored: ConsoleServer, o
 @pytest.mark.needs_browser
 def test_odd_names_and_html_are_shown_as_text_and_acted_on(
     server: RedisServer, console: ConsoleServer, open_page: Callable[..., Any]
-) -> None:
+):
     queue = f"a/b %2F ü?#&{HOSTILE}"
     fill(server, queue, "failed", 2)
     with server.client() as redis:
@@ -291,7 +291,7 @@ def test_odd_names_and_html_are_shown_as_text_and_acted_on(
 @pytest.mark.needs_node
 def test_a_node_service_is_seen_and_acted_on_and_its_worker_agrees(
     server: RedisServer, console: ConsoleServer, spawn: Spawner, node_home: Path
-) -> None:
+):
     script = node_home / NODE_SIDE.name  # modules are looked up from where the script lies
     shutil.copy(NODE_SIDE, script)
     node = spawn.command("node", script, server.port, cwd=node_home)
@@ -349,7 +349,7 @@ def test_a_node_service_is_seen_and_acted_on_and_its_worker_agrees(
         assert digest()["next"] == schedule["next"], "beside the regular runs"
 
 
-def test_everything_needs_the_token_in_a_header_and_guessing_ends(server: RedisServer, tmp_path: Path) -> None:
+def test_everything_needs_the_token_in_a_header_and_guessing_ends(server: RedisServer, tmp_path: Path):
     console = ConsoleServer(tmp_path, server.url)
     try:
         with client_of(console, "wrong") as guess, httpx2.Client(base_url=console.url) as bare:
@@ -382,7 +382,7 @@ def test_everything_needs_the_token_in_a_header_and_guessing_ends(server: RedisS
 
 
 @pytest.mark.needs_browser
-def test_redis_away_is_said_and_the_token_is_as_good_as_before(tmp_path: Path, open_page: Callable[..., Any]) -> None:
+def test_redis_away_is_said_and_the_token_is_as_good_as_before(tmp_path: Path, open_page: Callable[..., Any]):
     own = RedisServer.start()
     url = f"sqlite:///{tmp_path / 'service.db'}"
     make_store(url)
@@ -421,7 +421,7 @@ def test_redis_away_is_said_and_the_token_is_as_good_as_before(tmp_path: Path, o
 @pytest.mark.needs_browser
 def test_an_operator_pages_searches_retries_and_sends_the_address(
     server: RedisServer, console: ConsoleServer, open_page: Callable[..., Any]
-) -> None:
+):
     fill(server, "posts", "failed", 5_000)
     fill(server, "posts", "delayed", 2)
     page = open_page(console, "#/jobs/posts?state=failed", token=True)
@@ -464,7 +464,7 @@ def test_an_operator_pages_searches_retries_and_sends_the_address(
 @pytest.mark.needs_browser
 def test_a_detail_on_a_phone_is_in_sight_and_the_list_is_where_it_was(
     server: RedisServer, console: ConsoleServer, open_page: Callable[..., Any]
-) -> None:
+):
     fill(server, "phone", "failed", 60)
     page = open_page(console, "#/jobs/phone", token=True, viewport={"width": 390, "height": 800})
     last = page.locator("tbody tr a").nth(49)

@@ -41,7 +41,7 @@ def letters_view(page: Any, at_least: int) -> Any:
     return rows
 
 
-def test_a_document_is_watched_live_through_its_flow(hall: StudyHall, open_page: OpenPage) -> None:
+def test_a_document_is_watched_live_through_its_flow(hall: StudyHall, open_page: OpenPage):
     page = open_page(hall, "#/documents")
     page.get_by_text("No document yet").wait_for()
     page.evaluate("window.untouched = true")
@@ -69,7 +69,7 @@ def test_a_document_is_watched_live_through_its_flow(hall: StudyHall, open_page:
     assert page.evaluate("window.untouched"), "the page was loaded again"
 
 
-def test_token_is_refused_then_accepted_and_never_in_an_address(hall: StudyHall, open_page: OpenPage) -> None:
+def test_token_is_refused_then_accepted_and_never_in_an_address(hall: StudyHall, open_page: OpenPage):
     page = open_page(hall, "#/overview")
     page.watched.expect("401")
     addresses: list[str] = []
@@ -99,7 +99,7 @@ def test_token_is_refused_then_accepted_and_never_in_an_address(hall: StudyHall,
 
 def test_dead_letters_are_replayed_one_and_many_and_purged_by_word(
     hall: StudyHall, open_page: OpenPage, tmp_path: Path
-) -> None:
+):
     repaired = hall.upload(damaged(tmp_path))
     page = open_page(hall, "#/letters", token=True)
     letters_view(page, 1)
@@ -141,9 +141,7 @@ def test_dead_letters_are_replayed_one_and_many_and_purged_by_word(
     page.get_by_text("No dead letters").wait_for()
 
 
-def test_a_job_is_cancelled_and_the_rest_of_its_flow_with_it(
-    hall: StudyHall, open_page: OpenPage, tmp_path: Path
-) -> None:
+def test_a_job_is_cancelled_and_the_rest_of_its_flow_with_it(hall: StudyHall, open_page: OpenPage, tmp_path: Path):
     document = hall.upload(long_document(tmp_path))
     page = open_page(hall, f"#/jobs/graphs/graph-generation.{document}", token=True)
     detail = page.locator(".detail")
@@ -185,7 +183,7 @@ def restored(hall: StudyHall) -> Iterator[StudyHall]:
     hall.start_api()
 
 
-def test_restart_of_the_api_is_announced_and_outlived(restored: StudyHall, open_page: OpenPage) -> None:
+def test_restart_of_the_api_is_announced_and_outlived(restored: StudyHall, open_page: OpenPage):
     hall = restored
     page = open_page(hall, "#/documents", token=True)
     page.watched.expect("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_EMPTY_RESPONSE", "403")
@@ -208,7 +206,7 @@ def test_restart_of_the_api_is_announced_and_outlived(restored: StudyHall, open_
     assert page.evaluate("window.untouched"), "the page was loaded again"
 
 
-def test_everything_is_reached_by_keyboard_and_focus_is_seen(hall: StudyHall, open_page: OpenPage) -> None:
+def test_everything_is_reached_by_keyboard_and_focus_is_seen(hall: StudyHall, open_page: OpenPage):
     page = open_page(hall, "#/documents")
     press = page.keyboard.press
     focused = "document.activeElement"
@@ -247,7 +245,7 @@ def test_everything_is_reached_by_keyboard_and_focus_is_seen(hall: StudyHall, op
     assert "/jobs/" in page.url, "shortcuts can be switched off"
 
 
-def test_theme_follows_the_system_and_the_toggle_wins(hall: StudyHall, open_page: OpenPage) -> None:
+def test_theme_follows_the_system_and_the_toggle_wins(hall: StudyHall, open_page: OpenPage):
     page = open_page(hall, "#/documents", color_scheme="dark")
     background = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(background)
@@ -260,7 +258,7 @@ def test_theme_follows_the_system_and_the_toggle_wins(hall: StudyHall, open_page
     assert page.evaluate(background) == dark
 
 
-def test_a_stuck_saga_is_repaired_with_name_and_note(hall: StudyHall, open_page: OpenPage) -> None:
+def test_a_stuck_saga_is_repaired_with_name_and_note(hall: StudyHall, open_page: OpenPage):
     order = hall.post("/orders", {"pack_id": "biology-101"})["id"]
     page = open_page(hall, "#/sagas", token=True)
     page.locator("tbody tr", has_text=order).get_by_role("link").click()
@@ -280,7 +278,7 @@ def test_a_stuck_saga_is_repaired_with_name_and_note(hall: StudyHall, open_page:
     page.locator(".detail .card-head .pill", has_text="compensating").wait_for()
 
 
-def test_events_appear_as_they_happen_and_can_be_held(hall: StudyHall, open_page: OpenPage) -> None:
+def test_events_appear_as_they_happen_and_can_be_held(hall: StudyHall, open_page: OpenPage):
     page = open_page(hall, "#/events", token=True)
     page.get_by_text("Nothing has happened yet").wait_for()
     page.locator("#link-state", has_text="Live").wait_for()
@@ -303,7 +301,7 @@ def furnished(hall: StudyHall, tmp_path_factory: pytest.TempPathFactory) -> list
     return [f"documents/{document}", f"jobs/graphs/graph-generation.{document}", f"sagas/{order}", "letters?q=img"]
 
 
-def settle(page: Any, route: str) -> None:
+def settle(page: Any, route: str):
     page.goto(f"/#/{route}")
     page.locator("main h1").wait_for()
     until_sync(
@@ -317,7 +315,7 @@ def settle(page: Any, route: str) -> None:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_accessibility_check_finds_nothing_at_all(
     hall: StudyHall, open_page: OpenPage, furnished: list[str], theme: str
-) -> None:
+):
     source = axe_source()
     # The page's own policy would refuse the checker's script: bypassed in this context alone.
     look = {"token": True, "bypass_csp": True, "color_scheme": theme, "reduced_motion": "reduce"}

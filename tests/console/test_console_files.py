@@ -12,7 +12,7 @@ FILES = sorted(path for folder in (CONSOLE, VIEWS) for path in folder.rglob("*")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_text_never_becomes_markup_and_nothing_comes_from_elsewhere(path: Path) -> None:
+def test_text_never_becomes_markup_and_nothing_comes_from_elsewhere(path: Path):
     text = path.read_text()
     markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc"
     assert re.findall(markup, text) == []
@@ -20,12 +20,12 @@ def test_text_never_becomes_markup_and_nothing_comes_from_elsewhere(path: Path) 
     assert addresses == set()
 
 
-def test_page_has_no_inline_script_or_style() -> None:
+def test_page_has_no_inline_script_or_style():
     page = (CONSOLE / "index.html").read_text()
     assert re.findall(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)", page) == []
 
 
-def test_every_module_that_is_imported_exists() -> None:
+def test_every_module_that_is_imported_exists():
     for path in FILES:
         if path.suffix == ".js":
             for name in re.findall(r'from "(\.[^"]+)"', path.read_text()):

@@ -6,8 +6,6 @@
 With `--with`, that command is run in a folder with the case's files, its prompt as the last argument, on your account.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -120,10 +118,7 @@ def main(words: Iterable[str] | None = None) -> int:
             ask = asked(options.command) if options.command else None
             wrong = run(name, ask, Path(folder)) if ask else checked(name, Path(folder))
         failed += bool(wrong)
-        print(
-            f"{'failed' if wrong else 'passed'}  {name}" + "".join(f"\n        {why}" for why in wrong),
-            flush=True,
-        )
+        print(f"{'failed' if wrong else 'passed'}  {name}" + "".join(f"\n        {why}" for why in wrong), flush=True)
     return 1 if failed else 0
 
 

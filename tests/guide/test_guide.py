@@ -35,7 +35,7 @@ def lacks(text: str, proofs: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_pattern_has_its_failure_drawn_its_card_its_code_and_its_proofs(guide: Guide) -> None:
+def test_every_pattern_has_its_failure_drawn_its_card_its_code_and_its_proofs(guide: Guide):
     wanting = {
         pattern.id: gone
         for pattern in CATALOGUE
@@ -44,7 +44,7 @@ def test_every_pattern_has_its_failure_drawn_its_card_its_code_and_its_proofs(gu
     assert wanting == {}
 
 
-def test_every_promise_says_when_it_does_not_hold_in_the_words_of_its_module(guide: Guide) -> None:
+def test_every_promise_says_when_it_does_not_hold_in_the_words_of_its_module(guide: Guide):
     told = 0
     for pattern in CATALOGUE:
         module = ROOT / "reference" / "studyhall" / "patterns" / pattern.own[0]
@@ -55,7 +55,7 @@ def test_every_promise_says_when_it_does_not_hold_in_the_words_of_its_module(gui
 
 
 @pytest.mark.parametrize("name", NEEDED)
-def test_a_page_without_card_diagram_or_proof_is_found(guide: Guide, name: str) -> None:
+def test_a_page_without_card_diagram_or_proof_is_found(guide: Guide, name: str):
     pattern = CATALOGUE[0]
     text = guide.text(f"patterns/{pattern.id}/").replace(name, "gone")
     assert NEEDED[name] in lacks(text, len(pattern.proofs))
@@ -94,11 +94,11 @@ def broken_links(folder: Path) -> Iterator[str]:
                     yield f"{path.relative_to(folder)} -> {link} (no such place)"
 
 
-def test_every_link_leads_somewhere(guide: Guide) -> None:
+def test_every_link_leads_somewhere(guide: Guide):
     assert list(broken_links(guide.folder)) == []
 
 
-def test_a_link_to_nowhere_is_found(tmp_path: Path) -> None:
+def test_a_link_to_nowhere_is_found(tmp_path: Path):
     (tmp_path / "index.html").write_text('<a href="gone/">x</a> <a href="#nowhere">y</a> <script src="//cdn/x.js">')
     assert sorted(broken_links(tmp_path)) == [
         "index.html -> #nowhere (no such place)",
@@ -107,7 +107,7 @@ def test_a_link_to_nowhere_is_found(tmp_path: Path) -> None:
     ]
 
 
-def test_code_links_lead_to_the_test_that_they_name(guide: Guide) -> None:
+def test_code_links_lead_to_the_test_that_they_name(guide: Guide):
     checked = 0
     for pattern in CATALOGUE:
         for link, line, words in PROOF_LINE.findall(guide.text(f"patterns/{pattern.id}/")):
@@ -118,7 +118,7 @@ def test_code_links_lead_to_the_test_that_they_name(guide: Guide) -> None:
     assert checked == sum(len(pattern.proofs) for pattern in CATALOGUE)
 
 
-def test_quoted_lines_are_the_lines_that_are_linked(guide: Guide) -> None:
+def test_quoted_lines_are_the_lines_that_are_linked(guide: Guide):
     """`[retry.py], lines [42–57]` above a quote: the quote begins with that line of the module."""
     above = re.compile(r'lines <a href="[^"]*source/([^"#]+)\.html#L(\d+)">(\d+)[^<]*</a>')
     checked = 0
@@ -135,7 +135,7 @@ def test_quoted_lines_are_the_lines_that_are_linked(guide: Guide) -> None:
     assert checked > 8
 
 
-def test_styles_load_nothing_from_another_host(guide: Guide) -> None:
+def test_styles_load_nothing_from_another_host(guide: Guide):
     """What pages load is in `broken_links`; the browser's own list of requests is in test_guide_browser."""
     styles = list(guide.folder.rglob("*.css"))
     assert len(styles) > 2
@@ -143,7 +143,7 @@ def test_styles_load_nothing_from_another_host(guide: Guide) -> None:
         assert not re.search(r"(@import|url\()\s*['\"]?(https?:)?//", style.read_text()), style
 
 
-def test_search_holds_every_pattern_and_antipattern(guide: Guide) -> None:
+def test_search_holds_every_pattern_and_antipattern(guide: Guide):
     items = json.loads((guide.folder / "search.json").read_text())["items"]
     titles = {item["location"]: item["title"] for item in items}
     for pattern in CATALOGUE:
@@ -152,7 +152,7 @@ def test_search_holds_every_pattern_and_antipattern(guide: Guide) -> None:
     assert {f"antipatterns/{one['id']}/" for one in wrong} <= set(titles)
 
 
-def test_every_antipattern_shows_its_experiment_and_its_naive_twin(guide: Guide) -> None:
+def test_every_antipattern_shows_its_experiment_and_its_naive_twin(guide: Guide):
     for one in tomllib.loads((ROOT / "guide" / "antipatterns.toml").read_text())["antipattern"]:
         text = guide.text(f"antipatterns/{one['id']}/")
         page = Document(text)
@@ -199,14 +199,14 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Guide:
     return build_guide(folder / "guide", **env)
 
 
-def test_the_card_shows_the_figures_of_the_file_with_date_and_seed(bare: Guide) -> None:
+def test_the_card_shows_the_figures_of_the_file_with_date_and_seed(bare: Guide):
     text = bare.text("patterns/retry/")
     assert 'data-measured="full"' in text
     for shown in ("98,765", "77", "2031-02-03", "424242"):
         assert shown in text
 
 
-def test_a_card_is_sentences_and_its_raw_figures_are_one_click_away(guide: Guide) -> None:
+def test_a_card_is_sentences_and_its_raw_figures_are_one_click_away(guide: Guide):
     text = re.sub(r"</?(code|strong)>", "", guide.text("patterns/idempotency/"))
     told, _, raw = text.partition('<details class="qs-raw"')
     assert "240 deliveries, 48 kills at four moments: nothing lost, nothing duplicated." in told
@@ -215,7 +215,7 @@ def test_a_card_is_sentences_and_its_raw_figures_are_one_click_away(guide: Guide
     assert "naive set nx lost" in raw
 
 
-def test_every_experiment_has_a_sentence_that_its_figures_fill() -> None:
+def test_every_experiment_has_a_sentence_that_its_figures_fill():
     """A figure that nobody has put into words would be shown as a list of keys and values."""
     wanting = [
         f"{path.stem}/{name}"
@@ -233,18 +233,15 @@ def test_every_experiment_has_a_sentence_that_its_figures_fill() -> None:
         ("0 lost, 10 duplicated", "nothing lost, 10 duplicated"),
         ("0 of 600 writes lost", "none of 600 writes lost"),
         ("0 ghosts after 0.5 s and 1,000 jobs", "no ghosts after 0.5 s and 1,000 jobs"),
-        (
-            "killed 1 times, run 2 times, 1 jobs, 1 ms, 21 jobs",
-            "killed once, run twice, 1 job, 1 ms, 21 jobs",
-        ),
+        ("killed 1 times, run 2 times, 1 jobs, 1 ms, 21 jobs", "killed once, run twice, 1 job, 1 ms, 21 jobs"),
     ],
 )
-def test_a_figure_in_a_sentence_reads_as_english(given: str, read: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_in_a_sentence_reads_as_english(given: str, read: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cards, "templates", lambda: {"x": {"y": given}})
     assert cards.sentence("x", "y", {}) == read
 
 
-def test_skill_pages_and_the_guide_tell_the_same_sentences(guide: Guide) -> None:
+def test_skill_pages_and_the_guide_tell_the_same_sentences(guide: Guide):
     plain = re.sub(r"<[^>]+>", "", guide.text("patterns/outbox/"))
     page = catalogue.find("outbox").page.read_text()
     measured = re.search(r"\*\*Measured\.\*\* (.*)", page)
@@ -253,7 +250,7 @@ def test_skill_pages_and_the_guide_tell_the_same_sentences(guide: Guide) -> None
         assert sentence.rstrip(".") in plain.replace("&gt;", ">")
 
 
-def test_home_is_a_quickstart_a_chooser_and_a_chart_of_the_peers(guide: Guide) -> None:
+def test_home_is_a_quickstart_a_chooser_and_a_chart_of_the_peers(guide: Guide):
     text = guide.text("")
     plain = re.sub(r"<[^>]+>", "", re.sub(r"<(script|style).*?</\1>", "", text, flags=re.DOTALL))
     assert "kill -9 $!" in plain
@@ -266,7 +263,7 @@ def test_home_is_a_quickstart_a_chooser_and_a_chart_of_the_peers(guide: Guide) -
     assert "Queuesmith, full pipeline: nothing" in told[0]
 
 
-def test_what_was_not_measured_is_said_never_filled_in(bare: Guide) -> None:
+def test_what_was_not_measured_is_said_never_filled_in(bare: Guide):
     assert 'data-measured="none"' in bare.text("patterns/saga/")
     assert "not measured yet" in bare.text("patterns/saga/")
     operations = bare.text("operations/")
@@ -275,7 +272,7 @@ def test_what_was_not_measured_is_said_never_filled_in(bare: Guide) -> None:
     assert {shown for _, shown in figures} == {"not measured yet"}
 
 
-def test_the_benchmark_and_operations_pages_show_the_results_of_the_file(bare: Guide) -> None:
+def test_the_benchmark_and_operations_pages_show_the_results_of_the_file(bare: Guide):
     page = bare.text("benchmark/")
     for shown in ("54,321", "all of them on", "2031-02-04", 'class="qb"', "not measured"):
         assert shown in page
@@ -284,21 +281,21 @@ def test_the_benchmark_and_operations_pages_show_the_results_of_the_file(bare: G
     assert set(figures.values()) == {"54,321", "not measured yet"}
 
 
-def test_without_npm_the_diagrams_are_text_and_the_build_says_so(bare: Guide) -> None:
+def test_without_npm_the_diagrams_are_text_and_the_build_says_so(bare: Guide):
     assert "diagrams are shown as text" in bare.said
     assert not (bare.folder / "assets" / "mermaid.min.js").exists()
     assert 'data-qs-mermaid="no"' in bare.text("patterns/retry/")
     assert "sequenceDiagram" in bare.text("patterns/retry/")
 
 
-def test_the_entry_of_a_pattern_is_not_shown_as_text(guide: Guide) -> None:
+def test_the_entry_of_a_pattern_is_not_shown_as_text(guide: Guide):
     for pattern in CATALOGUE:
         text = guide.text(f"patterns/{pattern.id}/")
         assert "proofs:" not in text, pattern.id
         assert f"modules: [{pattern.own[0]}" not in text, pattern.id
 
 
-def test_pages_have_no_second_copy_of_a_skill_text() -> None:
+def test_pages_have_no_second_copy_of_a_skill_text():
     """A sentence of a skill page that also stands in a hand-written page of the guide would drift."""
     skills = " ".join(" ".join(path.read_text().split()) for path in (ROOT / "skills").rglob("*.md"))
     for path in (ROOT / "guide" / "pages").rglob("*.md"):
@@ -314,25 +311,19 @@ def test_pages_have_no_second_copy_of_a_skill_text() -> None:
             ["take | taken", "charge | charge", "SET NX | marker", "ack | acknowledged"],
             "fine fine duplicated fine fine",
         ),
-        (
-            ["take | taken", "SET NX | marker", "charge | charge", "ack | acknowledged"],
-            "fine fine lost fine fine",
-        ),
-        (
-            ["take | taken", "SET NX | marker", "ack | acknowledged", "charge | charge"],
-            "fine fine lost lost fine",
-        ),
+        (["take | taken", "SET NX | marker", "charge | charge", "ack | acknowledged"], "fine fine lost fine fine"),
+        (["take | taken", "SET NX | marker", "ack | acknowledged", "charge | charge"], "fine fine lost lost fine"),
     ],
     ids=["effect first", "marker first", "acknowledged first"],
 )
-def test_a_verdict_of_a_timeline_follows_from_what_is_durable(steps: list[str], words: str) -> None:
+def test_a_verdict_of_a_timeline_follows_from_what_is_durable(steps: list[str], words: str):
     """Not written beside the moment: the same rows judge any order of the steps."""
     told = tomllib.loads((ROOT / "guide" / "timelines.toml").read_text())["idempotency"]
     moments = timelines.derived(told | {"usual": ["title", *steps]})["moments"]
     assert [moment["usual"][1] for moment in moments] == words.split()
 
 
-def test_the_demo_of_the_readme_is_small_whole_and_recorded_by_the_script() -> None:
+def test_the_demo_of_the_readme_is_small_whole_and_recorded_by_the_script():
     text = draw_demo.PICTURE.read_text()
     assert len(text.encode()) <= 12_000
     assert ElementTree.fromstring(text).attrib["aria-label"].endswith("Nothing was lost, nothing was done twice.")
@@ -346,6 +337,6 @@ def test_the_demo_of_the_readme_is_small_whole_and_recorded_by_the_script() -> N
     assert readme.index("assets/demo.svg") < readme.index("make demo ") < readme.index("## Three ways in")
 
 
-def test_what_is_not_proven_is_told_from_the_readme_and_the_home_page() -> None:
+def test_what_is_not_proven_is_told_from_the_readme_and_the_home_page():
     assert "(guide/pages/not-proven.md)" in (ROOT / "README.md").read_text()
     assert "(page:not-proven)" in (ROOT / "guide" / "pages" / "index.md").read_text()

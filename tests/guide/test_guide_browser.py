@@ -65,7 +65,7 @@ def read(guide: Guide, browser: Any) -> Iterator[Open]:
         watched.clean()
 
 
-def test_pages_load_without_errors_or_foreign_requests_and_their_diagrams_are_drawn(guide: Guide, read: Open) -> None:
+def test_pages_load_without_errors_or_foreign_requests_and_their_diagrams_are_drawn(guide: Guide, read: Open):
     addresses = guide.addresses() if full() else SAMPLE
     page = read("")
     drawn = 0
@@ -80,7 +80,7 @@ def test_pages_load_without_errors_or_foreign_requests_and_their_diagrams_are_dr
     assert drawn >= 6
 
 
-def test_every_diagram_of_the_catalogue_can_be_drawn(read: Open) -> None:
+def test_every_diagram_of_the_catalogue_can_be_drawn(read: Open):
     """All texts in one page: a syntax error in any of them is an error of the test, not a blank picture."""
     page = read("patterns/retry/")
     page.wait_for_function(DRAWN)
@@ -99,7 +99,7 @@ def test_every_diagram_of_the_catalogue_can_be_drawn(read: Open) -> None:
     assert failed == ["broken"]
 
 
-def test_the_decision_tree_leads_to_a_pattern_by_keyboard(read: Open) -> None:
+def test_the_decision_tree_leads_to_a_pattern_by_keyboard(read: Open):
     page = read("")
     page.locator(".qs-tree > details > summary").first.focus()
     page.keyboard.press("Enter")
@@ -113,7 +113,7 @@ def test_the_decision_tree_leads_to_a_pattern_by_keyboard(read: Open) -> None:
     page.wait_for_url("**/patterns/idempotency/")
 
 
-def test_the_search_finds_patterns_questions_and_error_messages(read: Open) -> None:
+def test_the_search_finds_patterns_questions_and_error_messages(read: Open):
     page = read("")
     dialog = 'body > div[style*="position: fixed"]'  # the theme draws its search there once it is ready
     page.locator(dialog).wait_for(state="attached")
@@ -129,7 +129,7 @@ def test_the_search_finds_patterns_questions_and_error_messages(read: Open) -> N
     page.locator(f"{dialog} a[href*='/patterns/']").first.wait_for(state="detached")
 
 
-def test_phone_pages_do_not_scroll_sideways(guide: Guide, read: Open) -> None:
+def test_phone_pages_do_not_scroll_sideways(guide: Guide, read: Open):
     page = read("", viewport={"width": 360, "height": 740})
     for address in guide.addresses() if full() else SAMPLE[:6]:
         page.goto(f"{guide.url}{address}")
@@ -138,7 +138,7 @@ def test_phone_pages_do_not_scroll_sideways(guide: Guide, read: Open) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_accessibility_check_finds_nothing(guide: Guide, read: Open, scheme: str) -> None:
+def test_accessibility_check_finds_nothing(guide: Guide, read: Open, scheme: str):
     source = axe_source()
     page = read("", color_scheme=scheme, reduced_motion="reduce")
     found: list[str] = []
@@ -158,7 +158,7 @@ def test_accessibility_check_finds_nothing(guide: Guide, read: Open, scheme: str
 
 
 @pytest.mark.parametrize("ident", timelines())
-def test_the_kill_is_moved_by_keyboard_and_ours_survives_every_moment(read: Open, ident: str) -> None:
+def test_the_kill_is_moved_by_keyboard_and_ours_survives_every_moment(read: Open, ident: str):
     page = read(f"patterns/{ident}/")
     figure = page.locator("figure.qs-timeline[data-ready]")
     slider = figure.get_by_role("slider")
@@ -179,7 +179,7 @@ def test_the_kill_is_moved_by_keyboard_and_ours_survives_every_moment(read: Open
     assert figure.locator(".qs-stepped").count() == 0
 
 
-def test_a_timeline_plays_only_where_motion_is_welcome(read: Open) -> None:
+def test_a_timeline_plays_only_where_motion_is_welcome(read: Open):
     page = read("patterns/outbox/", reduced_motion="no-preference")
     figure = page.locator("figure.qs-timeline[data-ready]")
     figure.get_by_role("button", name="Play").click()
@@ -191,7 +191,7 @@ def test_a_timeline_plays_only_where_motion_is_welcome(read: Open) -> None:
     assert still.get_by_role("button").count() == 0
 
 
-def test_without_scripts_a_timeline_is_a_list_of_every_moment(read: Open) -> None:
+def test_without_scripts_a_timeline_is_a_list_of_every_moment(read: Open):
     page = read("patterns/saga/", java_script_enabled=False)
     shown = page.locator(".qs-timeline .qs-stepped > li")
     moments = timelines()["saga"]["moments"]
@@ -202,7 +202,7 @@ def test_without_scripts_a_timeline_is_a_list_of_every_moment(read: Open) -> Non
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_wide_tables_scroll_inside_the_page(read: Open, width: int) -> None:
+def test_wide_tables_scroll_inside_the_page(read: Open, width: int):
     page = read("benchmark/", viewport={"width": width, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.wait_for_function("document.querySelector('.md-typeset__scrollwrap')")
@@ -227,7 +227,7 @@ def calculators(read: Open) -> Any:
 
 
 @pytest.mark.parametrize("policy", [AI, DOCUMENTS, RetryPolicy(base=0.3, cap=7.7, attempts=9)])
-def test_backoff_equals_full_jitter_draw_by_draw(calculators: Any, policy: RetryPolicy, seed: int) -> None:
+def test_backoff_equals_full_jitter_draw_by_draw(calculators: Any, policy: RetryPolicy, seed: int):
     draws = [random.Random(seed + n).random() for n in range(policy.attempts - 1)]
     rows = calculators.evaluate(
         "([base, cap, attempts, draws]) => Queuesmith.backoff(base, cap, attempts, () => draws.shift())",
@@ -262,7 +262,7 @@ def storm_of_the_tests() -> Callable[..., dict[str, int]]:
 @pytest.mark.parametrize(("clients", "attempts", "capacity"), [(1000, 5, 20), (137, 3, 0), (50, 4, 60), (400, 8, 7)])
 def test_the_storm_equals_the_experiment_of_the_tests(
     calculators: Any, clients: int, attempts: int, capacity: int, seed: int
-) -> None:
+):
     policy, storm = RetryPolicy(base=1, cap=30, attempts=attempts), storm_of_the_tests()
     rng, drawn = random.Random(seed), []
 
@@ -283,19 +283,18 @@ def test_the_storm_equals_the_experiment_of_the_tests(
 
 
 @pytest.mark.parametrize(
-    ("rate", "seconds", "slots", "load", "processes"),
-    [(20, 3, 20, 0.7, 5), (7, 10, 10, 0.7, 10), (0, 3, 20, 0.5, 1)],
+    ("rate", "seconds", "slots", "load", "processes"), [(20, 3, 20, 0.7, 5), (7, 10, 10, 0.7, 10), (0, 3, 20, 0.5, 1)]
 )
 def test_workers_follow_littles_law(
     calculators: Any, rate: float, seconds: float, slots: int, load: float, processes: int
-) -> None:
+):
     got = calculators.evaluate("(given) => Queuesmith.littlesLaw(...given)", [rate, seconds, slots, load])
     assert got["inWork"] == rate * seconds
     assert got["processes"] == processes == max(1, math.ceil(round(rate * seconds / (slots * load), 9)))
     assert got["load"] == rate * seconds / (processes * slots) <= load + 1e-9
 
 
-def test_the_forms_show_what_is_computed_and_refuse_nonsense(calculators: Any) -> None:
+def test_the_forms_show_what_is_computed_and_refuse_nonsense(calculators: Any):
     form = calculators.locator("form[data-calculator=backoff]")
     form.locator("input[name=cap]").fill("4")
     form.locator("input[name=attempts]").fill("5")

@@ -22,7 +22,7 @@ def start(folder: Path) -> str:
     return done.stdout
 
 
-def test_the_quickstart_installs_what_the_recipe_needs(tmp_path: Path) -> None:
+def test_the_quickstart_installs_what_the_recipe_needs(tmp_path: Path):
     asked = re.search(r"pip install (.*)", start(tmp_path))
     typed = re.search(r"uv pip install -q (.*)", BLOCKS[0])
     assert asked
@@ -32,7 +32,7 @@ def test_the_quickstart_installs_what_the_recipe_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_quickstart_ends_with_every_row_once_after_its_kill(tmp_path: Path) -> None:
+def test_the_quickstart_ends_with_every_row_once_after_its_kill(tmp_path: Path):
     start(tmp_path)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     shell = subprocess.Popen(

@@ -118,7 +118,7 @@ def fastapi(root: Path) -> tuple[str, list[str]]:
 LAYOUTS = {"flat": flat, "src": src, "Django": django, "FastAPI": fastapi}
 
 
-def use(project: Path, layout: str, told: dict[str, Any], python: Path) -> None:
+def use(project: Path, layout: str, told: dict[str, Any], python: Path):
     """Import as was printed, from where the project's own code would."""
     lines = "\n".join(told["imports"])
     if layout == "Django":
@@ -138,19 +138,17 @@ def use(project: Path, layout: str, told: dict[str, Any], python: Path) -> None:
 @pytest.mark.parametrize("pattern", [pytest.param(ident, marks=pytest.mark.full) for ident in EVERY])
 def test_a_pattern_alone_passes_its_tests_with_exactly_what_was_printed(
     environment: Environment, add: Add, tmp_path: Path, layout: str, pattern: str
-) -> None:
+):
     added_alone(environment, add, tmp_path / "project", layout, pattern)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_came_along_passes_in_every_layout(
-    environment: Environment, add: Add, tmp_path: Path, layout: str
-) -> None:
+def test_what_came_along_passes_in_every_layout(environment: Environment, add: Add, tmp_path: Path, layout: str):
     added_alone(environment, add, tmp_path / "project", layout, *QUICK)
 
 
-def added_alone(environment: Environment, add: Add, project: Path, layout: str, *patterns: str) -> None:
+def added_alone(environment: Environment, add: Add, project: Path, layout: str, *patterns: str):
     into, own = LAYOUTS[layout](project)
     told = add(project, *patterns, "--into", into)
     tests = [path for path in told["written"] if "/test_" in path]
@@ -164,7 +162,7 @@ def added_alone(environment: Environment, add: Add, project: Path, layout: str, 
     assert not re.search(r"failed|error|skipped|warning", said), said
 
 
-def test_programs_that_the_tests_start_find_the_modules_too(environment: Environment, add: Add, tmp_path: Path) -> None:
+def test_programs_that_the_tests_start_find_the_modules_too(environment: Environment, add: Add, tmp_path: Path):
     """Those of engine: below src/ they could not be imported."""
     into, _ = src(tmp_path / "project")
     told = add(tmp_path / "project", "retry", "--into", into)
@@ -177,7 +175,7 @@ def test_programs_that_the_tests_start_find_the_modules_too(environment: Environ
 
 
 @pytest.mark.parametrize("ident", EVERY)
-def test_every_pattern_brings_a_test_that_needs_no_other_pattern(ident: str) -> None:
+def test_every_pattern_brings_a_test_that_needs_no_other_pattern(ident: str):
     pattern = catalogue.find(ident)
     found = proofs.proofs_of([pattern], set(pattern.modules))
     assert found.files, f"write tests/reference/portable/test_{ident.replace('-', '_')}.py"
@@ -186,7 +184,7 @@ def test_every_pattern_brings_a_test_that_needs_no_other_pattern(ident: str) -> 
 @pytest.mark.slow
 def test_every_pattern_imports_with_the_packages_that_are_printed_for_it(
     environment: Environment, add: Add, tmp_path: Path
-) -> None:
+):
     """Each in a package of its own, so that it finds nothing of its neighbours."""
     lines: dict[frozenset[str], list[str]] = defaultdict(list)
     for ident in EVERY:

@@ -25,7 +25,7 @@ NOT_SHIPPED = {".git", ".venv", "build", "dist", "site", "node_modules", "__pyca
     [("--strict", "."), ("--strict", ".claude-plugin/plugin.json"), ("--strict", "--profile", "directory", ".")],
     ids=["repository", "manifest", "directory"],
 )
-def test_strict_validation_finds_nothing(claude: ClaudeClient, repository: Path, args: tuple[str, ...]) -> None:
+def test_strict_validation_finds_nothing(claude: ClaudeClient, repository: Path, args: tuple[str, ...]):
     done = claude.run("plugin", "validate", *args[:-1], repository / args[-1])
     assert "Validation passed" in done.stdout
     assert "warning" not in done.stdout.lower()
@@ -66,14 +66,14 @@ def installed(claude: ClaudeClient, repository: Path) -> ClaudeClient:
     return claude
 
 
-def test_readme_commands_install_this_version(installed: ClaudeClient) -> None:
+def test_readme_commands_install_this_version(installed: ClaudeClient):
     (plugin,) = json.loads(installed.run("plugin", "list", "--json").stdout)
     assert plugin["id"] == "queuesmith@queuesmith"
     assert plugin["version"] == json.loads((ROOT / "plugin.json").read_text())["version"]
     assert plugin["enabled"]
 
 
-def test_session_offers_exactly_our_skills_and_agents(installed: ClaudeClient) -> None:
+def test_session_offers_exactly_our_skills_and_agents(installed: ClaudeClient):
     asked = ("-p", "--output-format", "stream-json", "--verbose", "hi")
     said = installed.run(*asked, cwd=installed.home / "work", ok=False).stdout  # ends with "not logged in"
     first: dict[str, Any] = json.loads(said.splitlines()[0])
@@ -87,9 +87,7 @@ def test_session_offers_exactly_our_skills_and_agents(installed: ClaudeClient) -
 
 @pytest.mark.parametrize("arguments", ["", "src/app with $1 and 'quotes'"], ids=["plain", "arguments"])
 @pytest.mark.parametrize("skill", SKILLS)
-def test_skill_expands_with_nothing_left_open(
-    installed: ClaudeClient, skill: str, arguments: str, tmp_path: Path
-) -> None:
+def test_skill_expands_with_nothing_left_open(installed: ClaudeClient, skill: str, arguments: str, tmp_path: Path):
     installed.run("-p", f"/queuesmith:{skill} {arguments}".rstrip(), cwd=tmp_path, ok=False)
     text = expanded(installed.home, tmp_path)
     body = re.sub(r"\A---\n.*?\n---\n", "", (ROOT / "skills" / skill / "SKILL.md").read_text(), flags=re.DOTALL)
@@ -111,7 +109,7 @@ def expanded(home: Path, project: Path) -> str:
     return next(text for text in texts if text.startswith("Base directory for this skill"))
 
 
-def test_every_eval_case_loads(claude: ClaudeClient, tmp_path: Path) -> None:
+def test_every_eval_case_loads(claude: ClaudeClient, tmp_path: Path):
     """Without a login no case can run; that the client asks for one, and complains of no file, means all were read."""
     plugin = tmp_path / "plugin"
     shutil.copytree(ROOT / "tests" / "evals", plugin / "tests" / "evals")

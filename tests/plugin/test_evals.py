@@ -23,13 +23,13 @@ GIVEN_AWAY = re.compile(
 )
 
 
-def test_every_skill_has_a_case() -> None:
+def test_every_skill_has_a_case():
     by_text = {tag for case in CASES.values() for tag in case["tags"]}
     assert by_text | {case["skill"] for case in evals.CASES.values() if "skill" in case} == SKILLS
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_prompt_describes_the_problem_and_not_the_answer(name: str) -> None:
+def test_prompt_describes_the_problem_and_not_the_answer(name: str):
     prompt = CASES[name]["execution"]["prompt"]
     assert not GIVEN_AWAY.findall(prompt)
     assert len(prompt.split()) > 40, "a request as people write it, with its context"
@@ -37,7 +37,7 @@ def test_prompt_describes_the_problem_and_not_the_answer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_graders_need_no_model_and_their_patterns_are_valid(name: str) -> None:
+def test_graders_need_no_model_and_their_patterns_are_valid(name: str):
     case: dict[str, Any] = CASES[name]
     assert case["schema_version"] == "1.1"
     assert case["name"] == name
@@ -60,12 +60,12 @@ def turn(skill: str) -> str:
     return json.dumps({"type": "assistant", "message": {"content": [used]}})
 
 
-def test_a_case_without_a_service_fails_when_a_skill_is_called(tmp_path: Path) -> None:
+def test_a_case_without_a_service_fails_when_a_skill_is_called(tmp_path: Path):
     assert evals.run("heap", lambda folder, prompt: "no JSON\n{}\n" + turn("somebody-elses"), tmp_path) == []
     assert evals.run("heap", lambda folder, prompt: turn("background-jobs"), tmp_path) == ["called background-jobs"]
 
 
-def test_graded_cases_are_whole_and_their_grader_is_not_shown() -> None:
+def test_graded_cases_are_whole_and_their_grader_is_not_shown():
     stacks = {case["stack"] for case in evals.CASES.values() if "good" in case}
     assert stacks == {"celery", "bullmq-ts", "django", "python"}
     for case in evals.CASES.values():
@@ -81,7 +81,7 @@ def test_graded_cases_are_whole_and_their_grader_is_not_shown() -> None:
 @pytest.mark.parametrize("name", [name for name, case in evals.CASES.items() if "good" in case])
 def test_faults_clear_the_good_service_and_catch_the_naive_one(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "0.15")
     try:
         assert evals.checked(name, tmp_path) == []

@@ -29,7 +29,7 @@ PORTABLE, CLAUDE, MARKET = (
 OTHERS = {name: manifest(name) for name in (".cursor-plugin/plugin.json", "gemini-extension.json")}
 
 
-def test_version_and_description_are_the_same_everywhere() -> None:
+def test_version_and_description_are_the_same_everywhere():
     """Updates reach users only when the version changes, so one that lags behind hides a release."""
     assert PORTABLE["version"] == CLAUDE["version"] == PROJECT["version"]
     for key in ("name", "description", "author", "homepage", "repository", "license", "keywords"):
@@ -43,25 +43,25 @@ def test_version_and_description_are_the_same_everywhere() -> None:
     assert "version" not in MARKET["plugins"][0], "the version lives in plugin.json alone"
 
 
-def test_portable_manifest_keeps_to_its_closed_schema() -> None:
+def test_portable_manifest_keeps_to_its_closed_schema():
     assert PORTABLE["$schema"] == "https://agent-plugins.org/schemas/1.0.0/plugin.schema.json"
     allowed = {"$schema", "name", "version", "description", "author", "homepage", "repository", "license", "keywords"}
     assert set(PORTABLE) <= allowed | {"extensions"}
     assert set(PORTABLE["author"]) <= {"name", "email", "url"}
 
 
-def test_marketplace_offers_this_repository_as_its_one_plugin() -> None:
+def test_marketplace_offers_this_repository_as_its_one_plugin():
     assert [plugin["source"] for plugin in MARKET["plugins"]] == ["./"]
     assert MARKET["plugins"][0]["name"] == CLAUDE["name"] == MARKET["name"] == "queuesmith"
 
 
-def test_components_are_found_by_their_place_not_listed() -> None:
+def test_components_are_found_by_their_place_not_listed():
     for one in (PORTABLE, CLAUDE):
         assert not {"skills", "agents", "commands", "hooks", "mcpServers"} & set(one)
     assert not (ROOT / "agents" / "README.md").exists(), "every file in agents/ is an agent"
 
 
-def test_repository_address_comes_from_one_place() -> None:
+def test_repository_address_comes_from_one_place():
     """pyproject.toml names it; every other mention must be the same."""
     assert {PORTABLE["repository"], CLAUDE["repository"], PORTABLE["homepage"]} == {REPOSITORY}
     files = [
@@ -81,7 +81,7 @@ def test_repository_address_comes_from_one_place() -> None:
     assert found - {stack.install.rpartition("github.com/")[2].partition("@")[0] for stack in STACKS.values()} == {SLUG}
 
 
-def test_icon_is_square_small_and_drawn_by_our_code(tmp_path: Path) -> None:
+def test_icon_is_square_small_and_drawn_by_our_code(tmp_path: Path):
     icon = ROOT / ".claude-plugin" / "icon.png"
     with Image.open(icon) as picture:
         width, height = picture.size

@@ -100,12 +100,12 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 )
 def test_a_service_that_cannot_be_proved_is_exit_code_2_with_the_line(
     change: dict[str, str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     assert main([*service(tmp_path, **change), "--only", "twice"]) == 2
     assert re.search(says, capsys.readouterr().err, re.DOTALL)
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -117,7 +117,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_a_listener_that_outlives_the_service_is_seen_even_if_its_process_hides(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     """It takes the api's socket along, with an empty environment, into a session of its own."""
     (tmp_path / "api.py").write_text(
         "import os, socket, subprocess, time\n"
@@ -142,7 +142,7 @@ def test_a_listener_that_outlives_the_service_is_seen_even_if_its_process_hides(
 
 def test_a_submit_that_hangs_is_named_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr("queuesmith.prove.run.PATIENT", 0.5)
     argv = service(tmp_path)
     (tmp_path / "submit.py").write_text("import time\ntime.sleep(600)\n")
@@ -150,14 +150,13 @@ def test_a_submit_that_hangs_is_named_with_its_line(
     file.write_text(file.read_text() + 'enqueue = "1s"\n')
     assert main([*argv, "--only", "twice"]) == 2
     assert re.search(
-        r"`submit` was refused, without any fault: no answer within 7 s \(prove.toml, line 3\)",
-        capsys.readouterr().err,
+        r"`submit` was refused, without any fault: no answer within 7 s \(prove.toml, line 3\)", capsys.readouterr().err
     )
 
 
 def test_without_any_server_to_start_it_says_how_to_get_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     argv = [*service(tmp_path), "--only", "none"]
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     assert main(argv) == 0  # the embedded one
@@ -167,27 +166,17 @@ def test_without_any_server_to_start_it_says_how_to_get_one(
     assert "no redis-server or valkey-server on PATH. Install one, or" in capsys.readouterr().err
 
 
-def test_one_that_ignores_sigterm_is_told_so_and_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_that_ignores_sigterm_is_told_so_and_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main([*service(tmp_path, handler="signal.SIG_IGN"), "--only", "term", "--json"]) == 1
     card = json.loads(capsys.readouterr().out)
     (term,) = [row for row in card["rows"] if row["fault"] == "term"]
     assert term["broken"][0]["measured"] == "worker 1 still ran 2 s after SIGTERM"
 
 
-def test_one_that_prints_100_mb_and_binary_is_judged_as_any_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_that_prints_100_mb_and_binary_is_judged_as_any_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     noise = "os.write(1, bytes(range(256)) * 40_000 + b'\\n')"  # 10 MB a job
     junit = tmp_path / "card.xml"
-    argv = [
-        *service(tmp_path, work=noise),
-        "--only",
-        "kill-random",
-        "--keep",
-        "--junit",
-        str(junit),
-        "--json",
-    ]
+    argv = [*service(tmp_path, work=noise), "--only", "kill-random", "--keep", "--junit", str(junit), "--json"]
     assert main(argv) == 0
     card = json.loads(capsys.readouterr().out)
     evidence = Path(card["evidence"])
@@ -195,7 +184,7 @@ def test_one_that_prints_100_mb_and_binary_is_judged_as_any_other(
     assert "\x1b" not in (evidence / "kill-random" / "timeline.txt").read_text()
 
 
-def test_what_a_worker_forks_is_killed_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_worker_forks_is_killed_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     first = "for _ in range(3):\n    subprocess.Popen(['sleep', '600'], start_new_session=True)"
     assert main([*service(tmp_path, first=first), "--only", "kill-random", "--json"]) == 1
     rows = {row["fault"]: row for row in json.loads(capsys.readouterr().out)["rows"]}

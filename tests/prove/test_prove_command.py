@@ -41,7 +41,7 @@ def sample(folder: Path, defect: str = "", more: str = "") -> Path:
 @pytest.mark.slow
 def test_a_broken_promise_is_exit_code_1_with_evidence_and_every_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     junit, html = tmp_path / "card.xml", tmp_path / "card.html"
     file = sample(tmp_path, "new-key")
     argv = ["prove", str(file), "--only", "lost", "--seed", "5", "--junit", str(junit), "--html", str(html)]
@@ -66,7 +66,7 @@ def test_a_broken_promise_is_exit_code_1_with_evidence_and_every_output(
         shutil.rmtree(evidence)
 
 
-def test_a_clean_run_is_exit_code_0_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_clean_run_is_exit_code_0_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["prove", str(sample(tmp_path)), "--only", "twice"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"twice .* held", out)
@@ -87,7 +87,7 @@ def test_a_clean_run_is_exit_code_0_and_leaves_nothing(tmp_path: Path, capsys: p
 )
 def test_a_wrong_set_up_is_exit_code_2_and_says_what_is_wrong(
     change: tuple[str, str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     file = sample(tmp_path)
     assert change[0] in file.read_text()
     file.write_text(file.read_text().replace('recovery = "8s"', 'recovery = "3s"').replace(*change))
@@ -95,7 +95,7 @@ def test_a_wrong_set_up_is_exit_code_2_and_says_what_is_wrong(
     assert re.search(says, capsys.readouterr().err)
 
 
-def test_a_wrong_set_up_is_told_to_programs_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_set_up_is_told_to_programs_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     argv = ["prove", str(sample(tmp_path)), "--json"]
     assert main([*argv, "--only", "lots"]) == 2
     assert json.loads(capsys.readouterr().out)["error"].startswith("--only lots")
@@ -103,7 +103,7 @@ def test_a_wrong_set_up_is_told_to_programs_too(tmp_path: Path, capsys: pytest.C
     assert "there is no folder" in json.loads(capsys.readouterr().out)["error"]
 
 
-def test_only_none_tries_the_set_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_none_tries_the_set_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["prove", str(sample(tmp_path)), "--only", "none"]) == 0
     assert "--only none tries the set-up alone, and no fault" in capsys.readouterr().err
 
@@ -119,7 +119,7 @@ def test_only_none_tries_the_set_up(tmp_path: Path, capsys: pytest.CaptureFixtur
         ("reliable", ""),
     ],
 )
-def test_what_to_read_is_of_the_stack(service: str, page: str) -> None:
+def test_what_to_read_is_of_the_stack(service: str, page: str):
     spec = load(SERVICES / service / "prove.toml")
     assert page_of(spec) == page
     broken = [Broken("stuck", "1 of 8"), Broken("duplicated", "1 of 8")]
@@ -131,20 +131,20 @@ def test_what_to_read_is_of_the_stack(service: str, page: str) -> None:
         assert pages == {"stuck": ["bullmq-worker", "stall-budget"], "duplicated": ["idempotency"]}
 
 
-def test_every_page_to_read_is_there() -> None:
+def test_every_page_to_read_is_there():
     skills = ROOT / "skills"
     names = {path.stem for path in skills.rglob("*.md")}
     assert {name for pages in READ.values() for name in pages} | set(_PAGES.values()) <= names
 
 
-def test_an_unknown_fault_is_refused_with_a_suggestion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_fault_is_refused_with_a_suggestion(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["prove", str(sample(tmp_path)), "--only", "redis-kil"]) == 2
     assert "did you mean redis-kill?" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_outlives_a_run_that_is_ended(number: int, tmp_path: Path) -> None:
+def test_nothing_outlives_a_run_that_is_ended(number: int, tmp_path: Path):
     """No process, not even one that left its parent, and no folder."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -197,13 +197,7 @@ def test_nothing_outlives_a_run_that_is_ended(number: int, tmp_path: Path) -> No
         ("app/main.py", "class WorkerSettings:\n  functions = []", "arq", "arq app.main.WorkerSettings", ""),
         ("cmd/worker/main.go", "srv := asynq.NewServer(opt, cfg)", "asynq", "{dir}/worker", ""),
         ("tasks/__init__.py", "import dramatiq", "dramatiq", "dramatiq tasks", ""),
-        (
-            "consumer.js",
-            "const NAME = 'mails'\nnew Worker(NAME, f)",
-            "BullMQ for Node",
-            "node consumer.js",
-            "mails",
-        ),
+        ("consumer.js", "const NAME = 'mails'\nnew Worker(NAME, f)", "BullMQ for Node", "node consumer.js", "mails"),
         ("consumer.mjs", "new Worker(name, f)", "BullMQ for Node", "node consumer.mjs", ""),
         (
             "worker.mjs",
@@ -212,18 +206,12 @@ def test_nothing_outlives_a_run_that_is_ended(number: int, tmp_path: Path) -> No
             "node worker.mjs",
             "labels",
         ),
-        (
-            "src/worker.ts",
-            "new Worker<Data>('labels', f)",
-            "BullMQ for Node",
-            "npx tsx src/worker.ts",
-            "labels",
-        ),
+        ("src/worker.ts", "new Worker<Data>('labels', f)", "BullMQ for Node", "npx tsx src/worker.ts", "labels"),
     ],
 )
 def test_init_recognises_the_stack_and_writes_a_file_that_loads(
     name: str, text: str, stack: str, worker: str, queue: str, tmp_path: Path
-) -> None:
+):
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -238,7 +226,7 @@ def test_init_recognises_the_stack_and_writes_a_file_that_loads(
     assert main(["prove", "init", str(tmp_path)]) == 2
 
 
-def test_init_takes_over_what_is_clear_and_asks_for_the_rest(tmp_path: Path) -> None:
+def test_init_takes_over_what_is_clear_and_asks_for_the_rest(tmp_path: Path):
     package = tmp_path / "src" / "shop"
     package.mkdir(parents=True)
     (package / "tasks.py").write_text(
@@ -258,7 +246,7 @@ def test_init_takes_over_what_is_clear_and_asks_for_the_rest(tmp_path: Path) -> 
     assert "# It reads: CARRIER_URL.\n" in spec.file.read_text()
 
 
-def test_init_asks_where_it_recognises_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_asks_where_it_recognises_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["prove", "init", str(tmp_path)]) == 0
     assert "no queue library was recognised" in capsys.readouterr().out
     assert load(tmp_path / "prove.toml").service.worker.run.words == ("python", "worker.py")
@@ -290,7 +278,7 @@ def test_init_asks_where_it_recognises_nothing(tmp_path: Path, capsys: pytest.Ca
 )
 def test_init_recognises_routes_and_leaves_copied_patterns_out(
     text: str, run: str, ready: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shop.py").write_text(f"import os\nos.environ['VENDOR_URL']\n{text}")
     assert main(["add", "outside-call.command", "engine", "--into", "."]) == 0
@@ -304,7 +292,7 @@ def test_init_recognises_routes_and_leaves_copied_patterns_out(
     assert "# It reads: VENDOR_URL.\n" in spec.file.read_text()
 
 
-def test_prove_runs_with_the_plugins_own_packages_and_the_service_with_its_own(tmp_path: Path) -> None:
+def test_prove_runs_with_the_plugins_own_packages_and_the_service_with_its_own(tmp_path: Path):
     """`python3` is the user's environment, which has neither redis nor psycopg."""
     plugin = tmp_path / "plugin"
     plugin.mkdir()
@@ -329,14 +317,14 @@ def test_prove_runs_with_the_plugins_own_packages_and_the_service_with_its_own(t
     assert f"runs in {tmp_path / 'venv'}" in told.stderr
 
 
-def test_list_names_faults_and_invariants(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_faults_and_invariants(capsys: pytest.CaptureFixture[str]):
     assert main(["prove", "--list"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"kill-at-effect +\* SIGKILL", out)
     assert "Retry-After is kept" in out
 
 
-def test_the_list_of_faults_needs_no_package() -> None:
+def test_the_list_of_faults_needs_no_package():
     blocked = "import sys; sys.modules['redis'] = None; from queuesmith.cli import main; sys.exit(main(sys.argv[1:]))"
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -347,7 +335,7 @@ def test_the_list_of_faults_needs_no_package() -> None:
     assert "prove needs the package redis" in run(str(SERVICES / "parcels.toml")).stderr
 
 
-def test_the_summary_names_what_was_not_run_and_the_command_that_runs_it() -> None:
+def test_the_summary_names_what_was_not_run_and_the_command_that_runs_it():
     rows = [
         Row("kill-at-effect", "", "held", "hit worker 1"),
         Row("lost", "", "unclear", "2 not done when the run's time was up"),
@@ -365,7 +353,7 @@ def test_the_summary_names_what_was_not_run_and_the_command_that_runs_it() -> No
     assert json.loads(as_json(card))["rest"] == ["lost", "freeze", "quiet"]
 
 
-def test_kills_a_redis_restart_an_outage_and_duplicates_come_first() -> None:
+def test_kills_a_redis_restart_an_outage_and_duplicates_come_first():
     """On a busy machine a minute has time for five or six."""
     first = list(FAULTS)[1:6]
     assert set(first) == {"kill-at-effect", "kill-at-commit", "redis-restart", "outage", "twice"}
@@ -373,7 +361,7 @@ def test_kills_a_redis_restart_an_outage_and_duplicates_come_first() -> None:
 
 
 @pytest.mark.parametrize(("took", "told"), [(29.0, "29.0 s"), (32.8, "32.8 s (limit 30 s + 4.0 s, its start)")])
-def test_the_start_that_the_recovery_limit_allows_is_on_the_card(took: float, told: str) -> None:
+def test_the_start_that_the_recovery_limit_allows_is_on_the_card(took: float, told: str):
     job = SimpleNamespace(seen=[took], over=0.0, at=0.0, expects="done", count=1, reason="")
     batch = SimpleNamespace(hits=[], fault="x", jobs={}, facts=[])
     world = SimpleNamespace(warmup=4.0, spec=SimpleNamespace(promises=SimpleNamespace(recovery=30.0)))

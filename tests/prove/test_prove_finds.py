@@ -43,7 +43,7 @@ def broken(card: Card) -> dict[str, set[str]]:
 )
 def test_a_service_that_breaks_one_promise_is_caught(
     defect: str, fault: str, invariant: str, parcels: Parcels, card_of: CardOf
-) -> None:
+):
     card = card_of(parcels(defect, recovery=5.0, enqueue=0.5, wake=1.0, crashes=3), fault)
     assert invariant in broken(card).get(fault, set()), as_text(card)
     assert "none" not in broken(card)
@@ -55,18 +55,18 @@ def test_a_service_that_breaks_one_promise_is_caught(
 )
 def test_a_service_that_breaks_a_promise_of_the_whole_run_is_caught(
     defect: str, fault: str, invariant: str, parcels: Parcels, card_of: CardOf
-) -> None:
+):
     # four: on a crowded machine even a hot loop has a hard time
     card = card_of(parcels(defect, calls_per_second=4), fault)
     assert broken(card) == {invariant: {invariant}}, as_text(card)
 
 
-def test_a_service_that_grows_is_caught_in_a_soak(parcels: Parcels, card_of: CardOf) -> None:
+def test_a_service_that_grows_is_caught_in_a_soak(parcels: Parcels, card_of: CardOf):
     card = card_of(parcels("leaks"), "twice", soak=20.0)
     assert "memory" in broken(card), as_text(card)
 
 
-def test_every_invariant_has_a_service_that_breaks_it() -> None:
+def test_every_invariant_has_a_service_that_breaks_it():
     marks = [
         mark
         for test in (
@@ -80,9 +80,7 @@ def test_every_invariant_has_a_service_that_breaks_it() -> None:
 
 
 @pytest.mark.parametrize(("defect", "verdict"), [("", "held"), ("new-key", "broken")])
-def test_duplicates_may_be_promised_under_the_same_key(
-    defect: str, verdict: str, parcels: Parcels, card_of: CardOf
-) -> None:
+def test_duplicates_may_be_promised_under_the_same_key(defect: str, verdict: str, parcels: Parcels, card_of: CardOf):
     """The carrier forgets its keys at once, so whatever is asked again is sold again."""
     spec = parcels(defect, duplicates="same key")
     routes = tuple(dataclasses.replace(route, key_ttl=0.0) for route in spec.providers[0].routes)
@@ -93,7 +91,7 @@ def test_duplicates_may_be_promised_under_the_same_key(
         assert "under 2 keys" in row.broken[0].measured
 
 
-def test_the_story_of_a_duplicate_names_the_moments(parcels: Parcels, card_of: CardOf) -> None:
+def test_the_story_of_a_duplicate_names_the_moments(parcels: Parcels, card_of: CardOf):
     card = card_of(parcels("new-key"), "kill-at-effect")
     story = next(one.story for row in card.broken for one in row.broken if one.invariant == "duplicated")
     sent, bought, killed, again = (
@@ -105,9 +103,7 @@ def test_the_story_of_a_duplicate_names_the_moments(parcels: Parcels, card_of: C
     assert again == bought
 
 
-def test_an_error_that_is_printed_and_caught_is_no_visible_failure_and_its_job_is_lost(
-    card_of: CardOf, tmp_path: Path
-) -> None:
+def test_an_error_that_is_printed_and_caught_is_no_visible_failure_and_its_job_is_lost(card_of: CardOf, tmp_path: Path):
     """Seen on a repair: BullMQ counts such a job as completed, and nobody will ever try again."""
     folder = shutil.copytree(SERVICES / "stock_bullmq", tmp_path / "service")
     worker = (folder / "worker.py").read_text()

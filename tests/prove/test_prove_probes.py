@@ -57,7 +57,7 @@ def seen(probe: Probe, world: Any) -> dict[str, int]:
     return {key: count for key, count in probes.read(probe, world, KEYS).items() if count}
 
 
-def test_redis_by_hash_by_list_and_by_key(world: Any) -> None:
+def test_redis_by_hash_by_list_and_by_key(world: Any):
     with world.redis.client() as client:
         client.hset("counts", mapping={"parcel k1": 2, "k2": 1, "stranger": 9})
         client.rpush("sold", "k1", "k1", "k3")
@@ -67,7 +67,7 @@ def test_redis_by_hash_by_list_and_by_key(world: Any) -> None:
     assert seen(Probe("redis", "EXISTS label:{key}"), world) == {"k2": 1}
 
 
-def test_an_address_a_command_and_a_log(world: Any, shop: PlayedProvider) -> None:
+def test_an_address_a_command_and_a_log(world: Any, shop: PlayedProvider):
     request = urllib.request.Request(f"{shop.url}/labels", b'{"parcel": "k2"}')
     urllib.request.urlopen(request, timeout=5).close()
     assert seen(Probe("http", f"{shop.url}/labels/{{key}}"), world) == {"k2": 1}
@@ -75,7 +75,7 @@ def test_an_address_a_command_and_a_log(world: Any, shop: PlayedProvider) -> Non
     assert seen(Probe("log", "sold {key}"), world) == {"k1": 2}
 
 
-def test_of_several_providers_a_job_is_done_when_each_has_done_it(world: Any, shop: PlayedProvider) -> None:
+def test_of_several_providers_a_job_is_done_when_each_has_done_it(world: Any, shop: PlayedProvider):
     world.providers = {"shop": shop, "mail": SimpleNamespace(counts=lambda: Counter({"k1": 2}))}
     for key in ("k1", "k2"):
         request = urllib.request.Request(f"{shop.url}/labels", f'{{"parcel": "{key}"}}'.encode())
@@ -83,7 +83,7 @@ def test_of_several_providers_a_job_is_done_when_each_has_done_it(world: Any, sh
     assert seen(Probe("provider", "shop mail"), world) == {"k1": 1}
 
 
-def test_what_cannot_be_read_is_said(world: Any, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_said(world: Any, tmp_path: Path):
     for probe, says in (
         (Probe("sql", f"sqlite:///{tmp_path}/none.db", "select 1"), "there is no"),
         (Probe("redis", "NOSUCH"), "unknown command"),
@@ -94,7 +94,7 @@ def test_what_cannot_be_read_is_said(world: Any, tmp_path: Path) -> None:
             probes.read(probe, world, KEYS)
 
 
-def test_a_job_is_queued_where_no_done_one_rests(world: Any) -> None:
+def test_a_job_is_queued_where_no_done_one_rests(world: Any):
     with world.redis.client() as client:
         client.hset("done:17", "data", "k1")
         client.hset("done:18", "data", "k2")
@@ -103,7 +103,7 @@ def test_a_job_is_queued_where_no_done_one_rests(world: Any) -> None:
     assert probes.queued(world, set(KEYS)) == {"k2": "list working:a"}
 
 
-def test_a_provider_without_keys_sells_twice_and_one_with_keys_once(shop: PlayedProvider) -> None:
+def test_a_provider_without_keys_sells_twice_and_one_with_keys_once(shop: PlayedProvider):
     for _ in range(2):
         urllib.request.urlopen(urllib.request.Request(f"{shop.url}/labels", b'{"parcel": "k3"}'), timeout=5).close()
     assert shop.counts() == {"k3": 2}

@@ -19,26 +19,24 @@ CardOf = Callable[..., Card]
 
 
 @pytest.fixture(autouse=True)
-def _patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+def _patterns(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "reference"))
 
 
-def test_reliable_worker_with_markers_is_clean(card_of: CardOf) -> None:
+def test_reliable_worker_with_markers_is_clean(card_of: CardOf):
     card = card_of(load(SERVICES / "reliable" / "prove.toml"), "kill-at-effect")
     assert {row.verdict for row in card.rows} == {"held"}, as_text(card)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_reliable_worker_with_markers_is_clean_under_every_fault(
-    card_of: CardOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reliable_worker_with_markers_is_clean_under_every_fault(card_of: CardOf, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "1")
     card = card_of(load(SERVICES / "reliable" / "prove.toml"))
     assert not card.broken, as_text(card)
 
 
-def test_studyhall_keeps_its_promises(card_of: CardOf) -> None:
+def test_studyhall_keeps_its_promises(card_of: CardOf):
     """Orders: the provider's answer is lost, the worker dies after the charge, Redis is restarted."""
     card = card_of(load(ROOT / "reference" / "prove.toml"), "kill-at-effect", "lost", "redis-restart")
     assert {row.verdict for row in card.rows} == {"held"}, as_text(card)
@@ -46,7 +44,7 @@ def test_studyhall_keeps_its_promises(card_of: CardOf) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_studyhall_keeps_its_promises_under_every_fault(card_of: CardOf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_studyhall_keeps_its_promises_under_every_fault(card_of: CardOf, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "1")
     card = card_of(load(ROOT / "reference" / "prove.toml"))
     assert not card.broken, as_text(card)
@@ -55,22 +53,16 @@ def test_studyhall_keeps_its_promises_under_every_fault(card_of: CardOf, monkeyp
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("how", "invariant"),
-    [
-        ("pop", "lost"),
-        ("cron", "duplicated"),
-        ("outbox-less", "lost"),
-        ("cache-guard", "lost"),
-        ("thread", "lost"),
-    ],
+    [("pop", "lost"), ("cron", "duplicated"), ("outbox-less", "lost"), ("cache-guard", "lost"), ("thread", "lost")],
 )
-def test_naive_programs_are_caught(how: str, invariant: str, card_of: CardOf) -> None:
+def test_naive_programs_are_caught(how: str, invariant: str, card_of: CardOf):
     card = card_of(load(SERVICES / "naive" / f"{how}.toml"), "kill-random", "twice", "redis-restart")
     assert invariant in {one.invariant for row in card.broken for one in row.broken}, as_text(card)
 
 
 @pytest.mark.full
 @pytest.mark.needs_node
-def test_the_quick_start_of_bullmq_for_node_is_caught(card_of: CardOf, node_home: Path, tmp_path: Path) -> None:
+def test_the_quick_start_of_bullmq_for_node_is_caught(card_of: CardOf, node_home: Path, tmp_path: Path):
     folder = shutil.copytree(SERVICES / "bullmq_node", tmp_path / "service")
     (folder / "node_modules").symlink_to(node_home / "node_modules")
     card = card_of(load(folder / "prove.toml"), "lost", "term")
@@ -90,7 +82,7 @@ def test_the_quick_start_of_bullmq_for_node_is_caught(card_of: CardOf, node_home
 )
 def test_tutorial_apps_are_caught(
     env: str, service: str, invariants: set[str], card_of: CardOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     from bench.lab import NotInstalled, Peer
 
     try:

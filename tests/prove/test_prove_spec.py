@@ -28,19 +28,14 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_the_shortest_file(tmp_path: Path) -> None:
+def test_the_shortest_file(tmp_path: Path):
     spec = load(write(tmp_path, GOOD))
     assert spec.service.worker.run == Command(("python", "worker.py"))
     assert spec.service.name == tmp_path.name
-    assert (spec.promises.duplicates, spec.promises.recovery, spec.redis, spec.postgres) == (
-        "none",
-        30.0,
-        True,
-        False,
-    )
+    assert (spec.promises.duplicates, spec.promises.recovery, spec.redis, spec.postgres) == ("none", 30.0, True, False)
 
 
-def test_the_file_of_the_readme_is_read_as_it_stands(tmp_path: Path) -> None:
+def test_the_file_of_the_readme_is_read_as_it_stands(tmp_path: Path):
     spec = load(
         write(
             tmp_path,
@@ -73,12 +68,12 @@ latency = "50ms..2s"
     assert spec.postgres
 
 
-def test_with_one_provider_its_log_is_the_effect(tmp_path: Path) -> None:
+def test_with_one_provider_its_log_is_the_effect(tmp_path: Path):
     text = GOOD.partition("[effect]")[0] + '[provider.mail]\n"POST /send" = { effect = "json:to" }\n'
     assert load(write(tmp_path, text)).effect.kind == "provider"
 
 
-def test_with_several_providers_the_effect_names_those_that_every_job_calls(tmp_path: Path) -> None:
+def test_with_several_providers_the_effect_names_those_that_every_job_calls(tmp_path: Path):
     providers = "".join(f'[provider.{name}]\n"POST /" = {{ effect = "json:to" }}\n' for name in ("mail", "sms"))
     text = GOOD.partition("[effect]")[0] + providers
     with pytest.raises(Wrong, match=r'Write \[effect\] with provider = \["mail", "sms"\]'):
@@ -98,31 +93,11 @@ def test_with_several_providers_the_effect_names_those_that_every_job_calls(tmp_
         (" {key}", "", 3, "`submit` has no {key}"),
         ("query", "# query", 5, "`query` is missing in [effect]"),
         ("sqlite:///{dir}/app.db", "app.db", 6, "`sql` is an address"),
-        (
-            "[effect]",
-            '[promises]\nrecovery = "fast"\n[effect]',
-            6,
-            "'fast' is not a time. Write it like 500ms",
-        ),
-        (
-            "[effect]",
-            '[promises]\nduplicates = "few"\n[effect]',
-            6,
-            "write one of: 'none', 'same key', 'allowed'",
-        ),
-        (
-            "[effect]",
-            '[promises]\nskip = ["rain"]\n[effect]',
-            6,
-            '`skip` names "rain"; the faults are: none, kill',
-        ),
+        ("[effect]", '[promises]\nrecovery = "fast"\n[effect]', 6, "'fast' is not a time. Write it like 500ms"),
+        ("[effect]", '[promises]\nduplicates = "few"\n[effect]', 6, "write one of: 'none', 'same key', 'allowed'"),
+        ("[effect]", '[promises]\nskip = ["rain"]\n[effect]', 6, '`skip` names "rain"; the faults are: none, kill'),
         ("[effect]", '[provider.a]\n"POSTS /x" = {}\n[effect]', 6, "is not a route"),
-        (
-            "[effect]",
-            '[provider.a]\n"POST /x" = { effect = "parcel" }\n[effect]',
-            6,
-            "json:NAME, header:NAME",
-        ),
+        ("[effect]", '[provider.a]\n"POST /x" = { effect = "parcel" }\n[effect]', 6, "json:NAME, header:NAME"),
         ("[effect]", '[provider.a]\n"POST /x" = { answers = "ok 90%" }\n[effect]', 6, "add up to 90%"),
         ("[effect]", '[provider.a]\n"POST /x" = { answers = "ok" }\n[effect]', 6, 'cannot read "ok"'),
         ("[effect]", "[effects]", 5, "`effects` is not known in the file; did you mean `effect`?"),
@@ -130,7 +105,7 @@ def test_with_several_providers_the_effect_names_those_that_every_job_calls(tmp_
         ("[effect]", "[effect", 5, "not TOML"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(old: str, new: str, line: int | None, says: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_named_with_its_line(old: str, new: str, line: int | None, says: str, tmp_path: Path):
     assert old in GOOD
     with pytest.raises(Wrong) as error:
         load(write(tmp_path, GOOD.replace(old, new, 1)))
@@ -138,12 +113,12 @@ def test_what_is_wrong_is_named_with_its_line(old: str, new: str, line: int | No
     assert line is None or f"line {line}" in str(error.value)
 
 
-def test_a_file_that_is_not_there_says_how_to_get_one(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_says_how_to_get_one(tmp_path: Path):
     with pytest.raises(Wrong, match="queuesmith prove init"):
         load(tmp_path / "prove.toml")
 
 
-def test_placeholders_and_times() -> None:
+def test_placeholders_and_times():
     assert fill("{redis}/{key} {{own}}", {"redis": "r", "key": 5}) == "r/5 {own}"
     assert fill('{"json": 1}', {}) == '{"json": 1}'
     assert [seconds(text) for text in ("50ms", "2s", "1.5m", "1h")] == [0.05, 2, 90, 3600]
@@ -152,7 +127,7 @@ def test_placeholders_and_times() -> None:
 
 
 @pytest.mark.parametrize("skill", ["background-jobs", "event-driven"])
-def test_the_file_on_the_page_loads(skill: str, tmp_path: Path) -> None:
+def test_the_file_on_the_page_loads(skill: str, tmp_path: Path):
     page = Path(__file__).parents[2] / "skills" / skill / "references" / "prove-it.md"
     spec = load(write(tmp_path, page.read_text().partition("```toml\n")[2].partition("```")[0]))
     if skill == "background-jobs":
@@ -162,18 +137,13 @@ def test_the_file_on_the_page_loads(skill: str, tmp_path: Path) -> None:
         assert (spec.postgres, spec.rabbitmq, spec.nats) == (True, True, False)
 
 
-def test_ids_of_the_services_own_are_found_in_what_it_says(tmp_path: Path) -> None:
+def test_ids_of_the_services_own_are_found_in_what_it_says(tmp_path: Path):
     """`id = "json:id"`: the table, the logs and the provider know the order by that."""
     spec = load(write(tmp_path, GOOD.replace("[effect]", "[servers]\nredis = false\n[effect]")))
     world = World(spec, tmp_path / "world", 1)
     try:
         first, second = world.new_jobs(Batch("none"), 2)
-        for own in (
-            "5f1c0b7e9a3d4e2f8b6a1c0d9e8f7a6b",
-            "0b8f4c3e-1d2a-4b5c-8e7f-6a5b4c3d2e1f",
-            "1042",
-            "ord-5f1c",
-        ):
+        for own in ("5f1c0b7e9a3d4e2f8b6a1c0d9e8f7a6b", "0b8f4c3e-1d2a-4b5c-8e7f-6a5b4c3d2e1f", "1042", "ord-5f1c"):
             world.called(first.key, own)
             assert world.key_of(f"job send-report-{own} done" if own != "ord-5f1c" else own) == first.key
         assert world.keys_in(f"{second.key} and ord-5f1c") == {first.key, second.key}
@@ -182,7 +152,7 @@ def test_ids_of_the_services_own_are_found_in_what_it_says(tmp_path: Path) -> No
         world.close()
 
 
-def test_where_done_jobs_stay_is_known_in_every_world(tmp_path: Path) -> None:
+def test_where_done_jobs_stay_is_known_in_every_world(tmp_path: Path):
     """Learnt in the one without a fault, whose keys look different: a place named by a key is of one kind."""
     spec = load(write(tmp_path, GOOD.replace("[effect]", "[servers]\nredis = false\n[effect]")))
     shapes = set()
@@ -198,7 +168,7 @@ def test_where_done_jobs_stay_is_known_in_every_world(tmp_path: Path) -> None:
 
 def test_a_slow_try_without_a_fault_does_not_use_up_the_time_of_the_faults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """On a busy machine a quick run tried the set-up, and no fault at all."""
 
     def slow(self: run._Run, fault: Fault) -> Row:
@@ -233,7 +203,7 @@ def test_a_slow_try_without_a_fault_does_not_use_up_the_time_of_the_faults(
 )
 def test_keys_have_the_form_that_the_service_takes_and_are_found_inside_longer_text(
     keys: str, form: str, tmp_path: Path
-) -> None:
+):
     spec = load(write(tmp_path, GOOD.replace("[service]", f'[service]\nkeys = "{keys}"')))
     pattern, make = _keys(spec.service.keys, "1 lost")
     made = [make(number) for number in range(1, 400)]
@@ -241,7 +211,7 @@ def test_keys_have_the_form_that_the_service_takes_and_are_found_inside_longer_t
     assert all(re.fullmatch(form, key) and pattern.findall(f"label/{key}: x") == [key] for key in made)
 
 
-def test_an_outage_lasts_as_long_as_the_file_says(tmp_path: Path) -> None:
+def test_an_outage_lasts_as_long_as_the_file_says(tmp_path: Path):
     usual, longer = load(write(tmp_path, GOOD)), load(write(tmp_path, GOOD + '\n[faults]\noutage = "60s"\n'))
     assert (usual.outage, longer.outage) == (6.0, 60.0)
     assert FAULTS["outage"].seconds(longer) - FAULTS["outage"].seconds(usual) == 54

@@ -32,7 +32,7 @@ FIELDS = "order_number_of_the_customer: int, select: str, cents: int, share: flo
 every_recipe = pytest.mark.parametrize("recipe", recipes().values(), ids=lambda one: one.id)
 
 
-def start(recipe: Recipe, folder: Path, *options: str) -> None:
+def start(recipe: Recipe, folder: Path, *options: str):
     command = [sys.executable, ROOT / "bin" / "queuesmith", "start", recipe.id, *options]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,14 +50,14 @@ def service_code(recipe: Recipe) -> dict[str, str]:
 
 
 @every_recipe
-def test_recipe_is_small(recipe: Recipe) -> None:
+def test_recipe_is_small(recipe: Recipe):
     lines = [line.strip() for text in service_code(recipe).values() for line in text.splitlines()]
     assert len([line for line in lines if line and not line.startswith("#")]) <= MOST_LINES
     assert quotes.tokens((ROOT / recipe.page).read_text()) <= MOST_TOKENS
 
 
 @every_recipe
-def test_page_quotes_the_whole_service_and_names_both_commands(recipe: Recipe) -> None:
+def test_page_quotes_the_whole_service_and_names_both_commands(recipe: Recipe):
     text = (ROOT / recipe.page).read_text()
     for name in service_code(recipe):
         assert f"<!-- sync:quote reference/recipes/{recipe.id}/{name} -->" in text
@@ -71,16 +71,13 @@ def test_page_quotes_the_whole_service_and_names_both_commands(recipe: Recipe) -
 
 
 @every_recipe
-def test_dead_letters_are_found_by_what_the_job_carried(recipe: Recipe) -> None:
+def test_dead_letters_are_found_by_what_the_job_carried(recipe: Recipe):
     """A job's id may be a hash of the key: then no key is found in it, once BullMQ's own record has been swept."""
-    assert re.findall(r"select (\w+), reason from dead_letters", recipe.files["prove.toml"]) in (
-        [],
-        ["snapshot"],
-    )
+    assert re.findall(r"select (\w+), reason from dead_letters", recipe.files["prove.toml"]) in ([], ["snapshot"])
 
 
 @every_recipe
-def test_code_names_the_key_alone_of_its_fields(recipe: Recipe) -> None:
+def test_code_names_the_key_alone_of_its_fields(recipe: Recipe):
     """All others are for the user to replace: `model_dump()`."""
     others = {field.name for field in recipe.fields[1:]}
     for name, text in service_code(recipe).items():
@@ -94,7 +91,7 @@ def test_code_names_the_key_alone_of_its_fields(recipe: Recipe) -> None:
 @pytest.mark.parametrize("fields", ["id: str", FIELDS], ids=["short", "long"])
 def test_code_is_clean_under_any_names(
     recipe: Recipe, into: str, fields: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["start", recipe.id, "--into", into, "--queue", QUEUE, "--fields", fields]) == 0
     here = [path for path in tmp_path.rglob("*.*") if "patterns" not in path.parts]
@@ -105,18 +102,14 @@ def test_code_is_clean_under_any_names(
         assert path.suffix == ".csv" or not words & {field.name for field in recipe.fields}, path
     settings = (ROOT / "pyproject.toml").read_text().replace('src = ["reference", "tests"]', 'src = [".", "src"]')
     (tmp_path / "pyproject.toml").write_text(settings)
-    for command in (
-        ["check", "--extend-ignore", "E501"],
-        ["format", "--check"],
-        ["format", "--check", "--isolated"],
-    ):
+    for command in (["check", "--extend-ignore", "E501"], ["format", "--check"], ["format", "--check", "--isolated"]):
         words = [BIN / "ruff", *command, *(path for path in files if path.suffix == ".py")]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
 @every_recipe
-def test_another_field_may_have_the_name_of_the_recipes_own_key(recipe: Recipe, tmp_path: Path) -> None:
+def test_another_field_may_have_the_name_of_the_recipes_own_key(recipe: Recipe, tmp_path: Path):
     fields = recipe.fields[::-1]
     files = render(recipe, queue=QUEUE, fields=fields, project=Project(tmp_path, ".", ""), modules="patterns")
     task = next(node for node in ast.parse(files["jobs.py"]).body if getattr(node, "name", "") == "Task")
@@ -127,7 +120,7 @@ def test_another_field_may_have_the_name_of_the_recipes_own_key(recipe: Recipe, 
 # ---- the command
 
 
-def test_start_alone_lists_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_start_alone_lists_the_recipes(capsys: pytest.CaptureFixture[str]):
     assert cli.main(["start"]) == 0
     assert all(f"  {ident} " in capsys.readouterr().out for ident in list(recipes())[:1])
     assert cli.main(["start", "--json"]) == 0
@@ -147,14 +140,14 @@ def test_start_alone_lists_the_recipes(capsys: pytest.CaptureFixture[str]) -> No
         "weight: float": "is the key: it is a str or an int",
     }.items(),
 )
-def test_fields_that_cannot_be_are_refused_with_what_to_write(fields: str, why: str) -> None:
+def test_fields_that_cannot_be_are_refused_with_what_to_write(fields: str, why: str):
     with pytest.raises(Refused, match=why):
         parse_fields(fields)
 
 
 def test_an_edited_file_is_never_overwritten_unasked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     monkeypatch.chdir(tmp_path)
     words = ["start", "shared-queue", "--into", "."]
     assert cli.main([*words, "--dry-run"]) == 0
@@ -170,7 +163,7 @@ def test_an_edited_file_is_never_overwritten_unasked(
     assert "ReliableWorker" in (tmp_path / "worker.py").read_text()
 
 
-def test_an_unknown_recipe_names_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_recipe_names_those_there_are(capsys: pytest.CaptureFixture[str]):
     assert cli.main(["start", "nothing"]) == 2
     assert "paid-call" in capsys.readouterr().err
     assert cli.main(["recipe", "paid-call"]) == 2
@@ -178,7 +171,7 @@ def test_an_unknown_recipe_names_those_there_are(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("option", ["--queue", "--fields"])
-def test_an_empty_option_is_refused_and_no_default_taken(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_option_is_refused_and_no_default_taken(option: str, capsys: pytest.CaptureFixture[str]):
     """A shell variable that was not set: the service would listen to a queue that nobody fills."""
     assert cli.main(["start", "paid-call", "--dry-run", option, ""]) == 2
     assert option in capsys.readouterr().err
@@ -186,7 +179,7 @@ def test_an_empty_option_is_refused_and_no_default_taken(option: str, capsys: py
 
 def test_start_says_what_the_key_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["start", "paid-call", "--dry-run", "--fields", "photo: str, width: int"]) == 0
     out = capsys.readouterr().out
@@ -199,7 +192,7 @@ def test_start_says_what_the_key_is(
 
 
 @pytest.fixture
-def _own_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_python(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("REDIS_URL", raising=False)
     monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "0.15")
@@ -235,12 +228,12 @@ def own_test(folder: Path, file: str = "test_service.py", **env: str) -> None:
 @pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.usefixtures("_own_python")
-def test_started_into_a_package_its_own_test_is_green(recipe: Recipe, tmp_path: Path) -> None:
+def test_started_into_a_package_its_own_test_is_green(recipe: Recipe, tmp_path: Path):
     start(recipe, tmp_path, "--into", "src/app", "--queue", QUEUE, "--fields", FIELDS)
     own_test(tmp_path, "tests/test_service.py", PYTHONPATH="src")
 
 
-def test_two_nightly_jobs_have_two_schedules(tmp_path: Path) -> None:
+def test_two_nightly_jobs_have_two_schedules(tmp_path: Path):
     start(recipes()["nightly"], tmp_path, "--into", "app")
     start(recipes()["nightly"], tmp_path, "--into", "app/Weekly_mail", "--queue", QUEUE)
     both = "import app.worker, app.Weekly_mail.worker as two; print(app.worker.nightly.id, two.nightly.id)"
@@ -252,7 +245,7 @@ def test_two_nightly_jobs_have_two_schedules(tmp_path: Path) -> None:
 @pytest.mark.fault
 @pytest.mark.parametrize("into", [".", "app"])
 @pytest.mark.usefixtures("_own_python")
-def test_a_second_recipe_lives_beside_the_first_on_its_modules_and_its_database(into: str, tmp_path: Path) -> None:
+def test_a_second_recipe_lives_beside_the_first_on_its_modules_and_its_database(into: str, tmp_path: Path):
     known, below = recipes(), f"{into}/mails".removeprefix("./")
     start(known["paid-call"], tmp_path, "--into", into)
     again = [sys.executable, ROOT / "bin" / "queuesmith", "start", "unkeyed-call", "--into", into]
@@ -274,14 +267,14 @@ def test_a_second_recipe_lives_beside_the_first_on_its_modules_and_its_database(
 @every_recipe
 @pytest.mark.fault
 @pytest.mark.full
-def test_started_into_a_flat_folder_its_own_test_is_green(recipe: Recipe, flat: Path) -> None:
+def test_started_into_a_flat_folder_its_own_test_is_green(recipe: Recipe, flat: Path):
     own_test(flat)
 
 
 @every_recipe
 @pytest.mark.slow
 @pytest.mark.fault
-def test_recipe_holds_under_kills(recipe: Recipe, flat: Path) -> None:
+def test_recipe_holds_under_kills(recipe: Recipe, flat: Path):
     spec = load(flat / "prove.toml")
     # Without a provider jobs are over in no time: a deploy hit none of nightly's.
     faults = ("twice", *(("kill-at-effect",) if spec.providers else ("kill-at-commit", "rolling")))
@@ -296,7 +289,7 @@ def test_recipe_holds_under_kills(recipe: Recipe, flat: Path) -> None:
 @pytest.mark.fault
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_recipe_holds_under_every_quick_fault(recipe: Recipe, flat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_holds_under_every_quick_fault(recipe: Recipe, flat: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "1")
     card = prove(load(flat / "prove.toml"), Options(seed=3, quick=True))
     shutil.rmtree(card.evidence, ignore_errors=True)
@@ -308,9 +301,7 @@ def test_recipe_holds_under_every_quick_fault(recipe: Recipe, flat: Path, monkey
 @pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.usefixtures("_own_python")
-def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_calls_once(
-    tmp_path: Path,
-) -> None:
+def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_calls_once(tmp_path: Path):
     start(recipes()["nightly"], tmp_path, "--into", ".")
     page = (ROOT / "skills/background-jobs/references/combine.md").read_text()
     (tmp_path / "outside.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0])
@@ -338,7 +329,7 @@ def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_call
 @pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.usefixtures("_own_python")
-def test_a_webhook_that_nobody_can_read_is_seen_as_failed(tmp_path: Path) -> None:
+def test_a_webhook_that_nobody_can_read_is_seen_as_failed(tmp_path: Path):
     start(recipes()["webhook"], tmp_path, "--into", ".", "--fields", "event: str")
     card = prove(load(tmp_path / "prove.toml"), Options(seed=3, only=("failing",)))
     shutil.rmtree(card.evidence, ignore_errors=True)

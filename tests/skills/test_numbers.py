@@ -130,7 +130,7 @@ def folded(node: ast.expr) -> float | None:
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_number_is_generated_or_a_setting_of_the_code(path: Path) -> None:
+def test_a_number_is_generated_or_a_setting_of_the_code(path: Path):
     """ "4.5 KB", "over a second" and "over 100 KB" were written by hand, and were 2.5 KB, 775 ms and 64 KB."""
     given = GIVEN.get(str(path.relative_to(ROOT)), set())
     found = figures_in(path)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ERRORS = "reference/studyhall/patterns/core/failures.py"
 
 
-def test_quote_is_the_source_with_its_real_lines() -> None:
+def test_quote_is_the_source_with_its_real_lines():
     text = quotes.quote(f"{ERRORS}#Permanent")
     source = (ROOT / ERRORS).read_text().splitlines()
     first = source.index("class Permanent(JobError):") + 1
@@ -24,19 +24,19 @@ def test_quote_is_the_source_with_its_real_lines() -> None:
     assert "class Transient" not in text
 
 
-def test_outline_shows_signatures_and_docstrings_only() -> None:
+def test_outline_shows_signatures_and_docstrings_only():
     text = quotes.quote("reference/studyhall/patterns/core/errors.py#RateLimited~")
     assert "def __init__(self, message: str" in text
     assert "self.retry_after = retry_after" not in text
 
 
 @pytest.mark.parametrize("args", [f"{ERRORS}#Nothing", f"{ERRORS}#[nowhere]"])
-def test_quote_of_what_is_not_there_stops_the_sync(args: str) -> None:
+def test_quote_of_what_is_not_there_stops_the_sync(args: str):
     with pytest.raises(SystemExit):
         quotes.quote(args)
 
 
-def test_files_name_the_command_what_to_install_and_where_the_detail_is() -> None:
+def test_files_name_the_command_what_to_install_and_where_the_detail_is():
     text = quotes.files(catalogue.find("event-bus"))
     assert "`queuesmith add event-bus inbox --into src/app`" in text
     assert '`"sqlalchemy[asyncio]>=' in text
@@ -44,14 +44,14 @@ def test_files_name_the_command_what_to_install_and_where_the_detail_is() -> Non
     assert "the docstrings of `patterns/event_bus/bus.py`" in text
 
 
-def test_card_without_figures_says_where_they_would_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_card_without_figures_says_where_they_would_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(cards, "COMMITTED", tmp_path)
     pattern = dataclasses.replace(catalogue.find("retry"), summary="It holds.", proofs=("tests/a.py::test_a",))
     assert "It holds." in quotes.card(pattern)
     assert "`tests/a.py`, run `make faults`" in quotes.card(pattern)
 
 
-def test_front_matter_is_yaml_as_everybody_else_reads_it() -> None:
+def test_front_matter_is_yaml_as_everybody_else_reads_it():
     """The command has no YAML library, so it reads the part of YAML that an entry needs; both must agree."""
     for pattern in catalogue.patterns().values():
         head = pattern.page.read_text().split("---\n")[1]
@@ -68,7 +68,7 @@ def test_front_matter_is_yaml_as_everybody_else_reads_it() -> None:
 )
 def test_an_entry_that_cannot_be_read_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, head: str, message: str
-) -> None:
+):
     page = tmp_path / "skills/async-flow/references/x.md"
     page.parent.mkdir(parents=True)
     page.write_text(f"---\n{head}---\n# X\n")
@@ -77,12 +77,12 @@ def test_an_entry_that_cannot_be_read_is_named(
         catalogue.patterns.__wrapped__()
 
 
-def test_every_number_is_written_one_way() -> None:
+def test_every_number_is_written_one_way():
     shown = {1000: "1,000", 60.0: "60", 0.0021: "0.0021", 15.018: "15", 1234.5: "1,234", "n/a": "n/a", True: "True"}
     assert {value: number(value) for value in shown} == shown
     assert number({"p50": 1.0, "p99": 2500}) == "p50 1, p99 2,500"
 
 
-def test_tokens_count_code_dearer_than_prose() -> None:
+def test_tokens_count_code_dearer_than_prose():
     assert quotes.tokens("a" * 400) == 100
     assert quotes.tokens("```python\n" + "a" * 290 + "\n```") > 95

@@ -31,21 +31,21 @@ def found(*paths: Path) -> set[tuple[str, int, str]]:
     return {(Path(item.file).name, item.line, item.rule) for item in review_jobs.review(paths)}
 
 
-def test_every_planted_fault_is_found_at_its_line() -> None:
+def test_every_planted_fault_is_found_at_its_line():
     assert found(SAMPLES / "bad") == marked(SAMPLES / "bad")
 
 
-def test_every_rule_has_a_sample_that_it_finds() -> None:
+def test_every_rule_has_a_sample_that_it_finds():
     planted = marked(SAMPLES / "bad") | marked(SAMPLES / "corpus")
     # Its version decides: test_repeat_is_judged_by_the_version_of_bullmq.
     assert {rule for _, _, rule in planted} == set(review_jobs.RULES) - {"repeat-deprecated"}
 
 
-def test_nothing_is_found_in_code_that_is_right() -> None:
+def test_nothing_is_found_in_code_that_is_right():
     assert found(SAMPLES / "good") == set()
 
 
-def test_precision_and_recall_on_the_corpus() -> None:
+def test_precision_and_recall_on_the_corpus():
     """Each file alone, as the work of one author. Run with -s to see what is missed and what is wrong."""
     corpus = SAMPLES / "corpus"
     planted = marked(corpus)
@@ -59,12 +59,12 @@ def test_precision_and_recall_on_the_corpus() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_found_in_the_proven_code() -> None:
+def test_nothing_is_found_in_the_proven_code():
     """Ten thousand lines of queue code that does all of this right: the false positives would show here."""
     assert [(item.file, item.line, item.rule) for item in review_jobs.review([ROOT / "reference" / "studyhall"])] == []
 
 
-def test_recipes_and_stacks_have_only_the_faults_they_show() -> None:
+def test_recipes_and_stacks_have_only_the_faults_they_show():
     """A sender "as others write it" is the point of one recipe; the naive twins are wrong on purpose."""
     assert {
         (Path(item.file).parent.name, Path(item.file).name, item.rule)
@@ -74,18 +74,18 @@ def test_recipes_and_stacks_have_only_the_faults_they_show() -> None:
 
 
 @pytest.mark.parametrize("stack", ["asynq", "bullmq-ts", "celery"])
-def test_naive_twins_are_found_out(stack: str) -> None:
+def test_naive_twins_are_found_out(stack: str):
     assert review_jobs.review([ROOT / "reference" / "stacks" / stack / "naive"])
 
 
-def test_rules_name_a_page_that_exists() -> None:
+def test_rules_name_a_page_that_exists():
     for rule in review_jobs.RULES.values():
         skill, page = rule.page.split("/", maxsplit=1)
         assert (ROOT / "skills" / skill / "references" / f"{page}.md").is_file(), rule.page
         assert rule.severity in review_jobs.SEVERITIES
 
 
-def test_finding_can_be_silenced_with_a_reason(tmp_path: Path) -> None:
+def test_finding_can_be_silenced_with_a_reason(tmp_path: Path):
     silent = "# queuesmith: ignore[task-not-held] a test"
     code = f"import asyncio\n\n\nasync def f(work):\n    asyncio.create_task(work())  {silent}\n"
     (tmp_path / "a.py").write_text(code)
@@ -94,7 +94,7 @@ def test_finding_can_be_silenced_with_a_reason(tmp_path: Path) -> None:
     assert found(tmp_path) == {("a.py", 5, "task-not-held")}
 
 
-def test_socket_timeout_is_no_finding_before_redis_py_8(tmp_path: Path) -> None:
+def test_socket_timeout_is_no_finding_before_redis_py_8(tmp_path: Path):
     code = "import redis\n\nclient = redis.Redis.from_url(url)\nclient.xread({}, block=5000)\n"
     (tmp_path / "a.py").write_text(code)
     assert found(tmp_path) == {("a.py", 3, "redis-default-timeout")}
@@ -112,7 +112,7 @@ def test_socket_timeout_is_no_finding_before_redis_py_8(tmp_path: Path) -> None:
         ("README.md", "bullmq 5", "repeat-option"),
     ],
 )
-def test_repeat_is_judged_by_the_version_of_bullmq(name: str, content: str, rule: str, tmp_path: Path) -> None:
+def test_repeat_is_judged_by_the_version_of_bullmq(name: str, content: str, rule: str, tmp_path: Path):
     (tmp_path / ".git").mkdir()
     (tmp_path / name).write_text(content)
     (tmp_path / "src").mkdir()
@@ -123,7 +123,7 @@ def test_repeat_is_judged_by_the_version_of_bullmq(name: str, content: str, rule
     assert found(tmp_path / "src") == {("a.ts", 2, rule)}
 
 
-def test_lock_file_says_more_than_the_range_beside_it(tmp_path: Path) -> None:
+def test_lock_file_says_more_than_the_range_beside_it(tmp_path: Path):
     (tmp_path / "package.json").write_text('{"dependencies": {"bullmq": ">=5"}}')
     lock = {"packages": {"node_modules/bullmq": {"version": "6.7.0"}}}
     (tmp_path / "package-lock.json").write_text(json.dumps(lock))
@@ -131,7 +131,7 @@ def test_lock_file_says_more_than_the_range_beside_it(tmp_path: Path) -> None:
     assert read.versions == {"bullmq (TypeScript/JavaScript)": "6.7.0"}
 
 
-def test_defaults_of_a_queue_that_another_file_makes_count(tmp_path: Path) -> None:
+def test_defaults_of_a_queue_that_another_file_makes_count(tmp_path: Path):
     """All thirteen findings of these rules in a public code base were wrong: its queues are made elsewhere."""
     made = "export const mailQueue = new Queue('mail', { connection, defaultJobOptions: JOB })"
     (tmp_path / "queues.ts").write_text(f"import {{ Queue }} from 'bullmq'\n{made}\n")
@@ -141,7 +141,7 @@ def test_defaults_of_a_queue_that_another_file_makes_count(tmp_path: Path) -> No
     assert found(tmp_path) == {("worker.ts", 2, "missing-attempts"), ("worker.ts", 2, "missing-retention")}
 
 
-def test_report_says_what_was_read_and_what_was_not(tmp_path: Path) -> None:
+def test_report_says_what_was_read_and_what_was_not(tmp_path: Path):
     (tmp_path / "worker.py").write_text("from rq import Queue\nimport celery\n")
     (tmp_path / "main.go").write_text('import "github.com/hibiken/asynq"\n')
     (tmp_path / "broken.py").write_text("def broken(:\n")
@@ -158,21 +158,21 @@ def test_report_says_what_was_read_and_what_was_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Job.java", "plain.py"])
-def test_no_findings_in_code_without_a_known_queue_is_no_comfort(name: str, tmp_path: Path) -> None:
+def test_no_findings_in_code_without_a_known_queue_is_no_comfort(name: str, tmp_path: Path):
     (tmp_path / name).write_text("x = 1\n")
     shown = run(tmp_path).stdout
     assert re.search("nothing is known about this code|0 findings say nothing here", shown)
     assert json.loads(run(tmp_path, "--json").stdout)["read"]["warnings"]
 
 
-def test_scripts_folder_works_as_a_copy(tmp_path: Path) -> None:
+def test_scripts_folder_works_as_a_copy(tmp_path: Path):
     shutil.copytree(SCRIPT.parent, tmp_path / "scripts")
     command = [sys.executable, "-I", tmp_path / "scripts" / SCRIPT.name, SAMPLES / "good"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("text", ["def broken(:\n", "\x00", "const a = `${", "queue.add('x', {", "'" * 3])
-def test_files_that_do_not_parse_are_passed_over(text: str, tmp_path: Path) -> None:
+def test_files_that_do_not_parse_are_passed_over(text: str, tmp_path: Path):
     for name in ("a.py", "a.ts", "a.go"):
         (tmp_path / name).write_text(text)
     assert found(tmp_path) == set()
@@ -183,20 +183,20 @@ def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_exit_codes_say_clean_findings_and_misuse() -> None:
+def test_exit_codes_say_clean_findings_and_misuse():
     assert run(SAMPLES / "good").returncode == 0
     assert run(SAMPLES / "bad").returncode == 1
     assert run(SAMPLES / "bad" / "nowhere.py").returncode == 2
     assert run("--fail-on", "sometimes").returncode == 2
 
 
-def test_severity_decides_what_fails(tmp_path: Path) -> None:
+def test_severity_decides_what_fails(tmp_path: Path):
     (tmp_path / "a.ts").write_text("const x = await job.waitUntilFinished(events)\n")
     assert run(tmp_path).returncode == 0
     assert run(tmp_path, "--fail-on", "medium").returncode == 1
 
 
-def test_json_has_all_that_a_report_needs() -> None:
+def test_json_has_all_that_a_report_needs():
     findings = json.loads(run(SAMPLES / "bad", "--json").stdout)["findings"]
     assert findings
     for finding in findings:
@@ -205,7 +205,7 @@ def test_json_has_all_that_a_report_needs() -> None:
     assert order == sorted(order), "the worst first"
 
 
-def test_tests_are_left_out_unless_asked_for(tmp_path: Path) -> None:
+def test_tests_are_left_out_unless_asked_for(tmp_path: Path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").write_text("import asyncio\n\n\nasync def f(w):\n    asyncio.create_task(w())\n")
     assert run(tmp_path).returncode == 0

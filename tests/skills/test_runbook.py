@@ -97,18 +97,18 @@ def commands(page: str) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize(("name", "most"), [("runbook", 1_500), ("migrate", 1_500)])
-def test_the_page_is_read_in_the_middle_of_the_night(name: str, most: int) -> None:
+def test_the_page_is_read_in_the_middle_of_the_night(name: str, most: int):
     assert quotes.tokens(PAGES[name]) <= most
 
 
-def test_every_command_of_the_runbook_is_tried_here() -> None:
+def test_every_command_of_the_runbook_is_tried_here():
     assert commands(PAGES["runbook"])[1] == list(SHOWS)
 
 
 class BrokenPayments(Payments):
     """Takes the money or not, who knows; cannot give it back."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__("http://127.0.0.1:9")
 
     async def charge(self, key: str, **order: Any) -> dict[str, Any]:
@@ -133,7 +133,7 @@ async def stuck(store: AsyncEngine) -> dict[str, str]:
         await SagaRunner(store, buy_pack(payments, charge=never, refund=never)).resume_due()
     await Relay(store, Refusing()).run_once()
 
-    async def cut(_key: str) -> None:
+    async def cut(_key: str):
         raise ConnectionResetError
 
     calls = OutsideCalls(StoreLedger(store), "carrier", longest=1)
@@ -152,7 +152,7 @@ async def stuck(store: AsyncEngine) -> dict[str, str]:
 @pytest.mark.slow
 async def test_every_command_of_the_runbook_shows_the_incident_or_ends_it(
     make_redis: Callable[..., RedisServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     # The handler that a command leaves writes to its closed output.
     monkeypatch.setattr(logging, "raiseExceptions", False)
     need_binary("redis-cli", how="install redis-tools with your package manager")
@@ -198,7 +198,7 @@ async def test_every_command_of_the_runbook_shows_the_incident_or_ends_it(
     await create_all(store)
     env |= await stuck(store)
 
-    async def work(job: Any, _token: str) -> None:
+    async def work(job: Any, _token: str):
         if job.id == "slow":
             await asyncio.Event().wait()
         raise FailPermanently("no such street")
@@ -240,7 +240,7 @@ async def test_every_command_of_the_runbook_shows_the_incident_or_ends_it(
     await close(store)
 
 
-def evict_something(client: Any) -> None:
+def evict_something(client: Any):
     """What a cache on the same server does to it."""
     client.set("cache", "x" * 3_000_000)
     client.config_set("maxmemory", client.info("memory")["used_memory"] - 1_000_000)

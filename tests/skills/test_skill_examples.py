@@ -53,7 +53,7 @@ def environment() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("project", "name"), [(path, path.stem) for path in RUNNABLE], indirect=["project"], ids=map(label, RUNNABLE)
 )
-def test_example_does_what_its_page_says(project: Path, name: str, redis_url: str) -> None:
+def test_example_does_what_its_page_says(project: Path, name: str, redis_url: str):
     done = subprocess.run(
         [sys.executable, EXAMPLES / "run_example.py", redis_url, project, name],
         cwd=project,

@@ -31,14 +31,14 @@ def label(path: Path) -> str:
 # ---- budgets
 
 
-def test_descriptions_share_the_listing_fairly() -> None:
+def test_descriptions_share_the_listing_fairly():
     lengths = {path.parent.name: len(quotes.description(path.read_text())) for path in SKILLS}
     assert sum(lengths.values()) <= 3_500, lengths
     assert max(lengths.values()) <= 1_024, lengths
 
 
 @pytest.mark.parametrize("path", SKILLS, ids=label)
-def test_skill_is_short_enough_to_be_read(path: Path) -> None:
+def test_skill_is_short_enough_to_be_read(path: Path):
     text = path.read_text()
     # The description is listed always; what is read when the skill is called is the rest.
     assert quotes.tokens(text) - quotes.tokens(quotes.description(text)) <= 2_000
@@ -47,21 +47,21 @@ def test_skill_is_short_enough_to_be_read(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=label)
-def test_page_is_short_enough_to_be_read(path: Path) -> None:
+def test_page_is_short_enough_to_be_read(path: Path):
     pattern = catalogue.patterns().get(path.stem)
     most = 1_200 if pattern and pattern.page == path else 2_500
     assert quotes.tokens(path.read_text()) <= most
 
 
 @pytest.mark.parametrize("ident", sorted(catalogue.patterns()))
-def test_page_of_a_pattern_says_what_to_type_before_why(ident: str) -> None:
+def test_page_of_a_pattern_says_what_to_type_before_why(ident: str):
     text = without_front_matter(catalogue.patterns()[ident].page.read_text())
     assert text.index("**Get it**") < text.index("**Promise.**")
     assert quotes.tokens(text[: text.index("**Get it**")]) <= 150, "a problem is told in three lines"
 
 
 @pytest.mark.parametrize("ident", sorted(catalogue.patterns()))
-def test_page_with_an_example_shows_no_signatures(ident: str) -> None:
+def test_page_with_an_example_shows_no_signatures(ident: str):
     """Signatures are in the module, which the reader has; what to type is in the example."""
     text = catalogue.patterns()[ident].page.read_text()
     assert "sync:quote tests/skills/examples/" not in text or not re.search(r"sync:quote [^\n]*~", text)
@@ -72,7 +72,7 @@ def test_page_with_an_example_shows_no_signatures(ident: str) -> None:
 
 
 @pytest.mark.parametrize("ident", sorted(catalogue.patterns()))
-def test_page_of_a_pattern_is_whole_and_its_skill_names_it(ident: str) -> None:
+def test_page_of_a_pattern_is_whole_and_its_skill_names_it(ident: str):
     page = catalogue.patterns()[ident].page
     text = page.read_text()
     assert "sync:card -->" in text
@@ -83,7 +83,7 @@ def test_page_of_a_pattern_is_whole_and_its_skill_names_it(ident: str) -> None:
 
 
 @pytest.mark.parametrize("path", EVERY, ids=label)
-def test_links_resolve_inside_the_skill(path: Path) -> None:
+def test_links_resolve_inside_the_skill(path: Path):
     """`npx skills add` copies the folder of one skill and nothing else."""
     skill = ROOT / "skills" / path.relative_to(ROOT / "skills").parts[0]
     for target in re.findall(r"\]\(([^)]+)\)", re.sub(BLOCK, "", path.read_text())):
@@ -94,7 +94,7 @@ def test_links_resolve_inside_the_skill(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SKILLS, ids=label)
-def test_every_page_of_a_skill_is_reachable_from_it(path: Path) -> None:
+def test_every_page_of_a_skill_is_reachable_from_it(path: Path):
     linked = set(re.findall(r"references/((?:recipes/)?[\w-]+\.md)", path.read_text()))
     folder = path.parent / "references"
     if "stacks.md" in linked:  # leads to the page of each
@@ -104,25 +104,25 @@ def test_every_page_of_a_skill_is_reachable_from_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SKILLS, ids=label)
-def test_skill_ends_in_a_checklist_with_a_proof_under_kills(path: Path) -> None:
+def test_skill_ends_in_a_checklist_with_a_proof_under_kills(path: Path):
     last = path.read_text().rstrip().splitlines()[-1]
     assert last.startswith("- [ ] ")
     assert re.search(r"kill -9|SIGKILL|queuesmith prove|prove\.toml", last)
 
 
 @pytest.mark.parametrize("path", SKILLS, ids=label)
-def test_skill_has_no_placeholder_that_the_client_would_fill(path: Path) -> None:
+def test_skill_has_no_placeholder_that_the_client_would_fill(path: Path):
     """`$1` becomes an argument of the command; SQL placeholders would be eaten."""
     assert not re.findall(r"\$\d|\$ARGUMENTS", path.read_text())
     assert set(re.findall(r"\$\{(\w+)\}", path.read_text())) <= {"CLAUDE_PLUGIN_ROOT", "CLAUDE_SKILL_DIR"}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=label)
-def test_page_uses_no_variable_of_the_client(path: Path) -> None:
+def test_page_uses_no_variable_of_the_client(path: Path):
     assert "${CLAUDE" not in path.read_text(), "replaced in SKILL.md and agents only"
 
 
-def test_voice_has_no_persona_and_no_shouting() -> None:
+def test_voice_has_no_persona_and_no_shouting():
     for path in [*EVERY, *(ROOT / "agents").glob("*.md")]:
         text = re.sub(BLOCK, "", path.read_text())
         assert not re.findall(r"(?i:you are an? (?:elite|expert|world|senior))|\bIMPORTANT\b|\bMUST\b|🚨", text), path
@@ -132,7 +132,7 @@ def test_voice_has_no_persona_and_no_shouting() -> None:
 
 
 @pytest.mark.parametrize("path", SKILLS, ids=label)
-def test_a_skill_that_was_installed_alone_says_how_to_get_the_command(path: Path) -> None:
+def test_a_skill_that_was_installed_alone_says_how_to_get_the_command(path: Path):
     """Other clients copy the folder of one skill: no plugin root, no command, and no copies of the modules."""
     if "queuesmith add" in path.read_text():
         command = f"uvx --from git+{catalogue.repository()} queuesmith add"
@@ -141,7 +141,7 @@ def test_a_skill_that_was_installed_alone_says_how_to_get_the_command(path: Path
 
 
 @pytest.mark.parametrize("path", EVERY, ids=label)
-def test_python_blocks_are_quoted_and_have_no_undefined_name(path: Path, tmp_path: Path) -> None:
+def test_python_blocks_are_quoted_and_have_no_undefined_name(path: Path, tmp_path: Path):
     """All Python is quoted: from modules that are linted and proven, or from examples that are run by the tests."""
     text = path.read_text()
     quoted = [(source, block) for source, region in QUOTE.findall(text) for _, block in BLOCK.findall(region)]
@@ -160,7 +160,7 @@ def test_python_blocks_are_quoted_and_have_no_undefined_name(path: Path, tmp_pat
 
 
 @pytest.mark.parametrize("path", EVERY, ids=label)
-def test_commands_bring_every_module_that_the_code_imports(path: Path) -> None:
+def test_commands_bring_every_module_that_the_code_imports(path: Path):
     """The command of the skill is run first, that of the page after it."""
     skill = ROOT / "skills" / path.relative_to(ROOT / "skills").parts[0] / "SKILL.md"
     texts = [one.read_text() for one in (skill, path)]
@@ -171,7 +171,7 @@ def test_commands_bring_every_module_that_the_code_imports(path: Path) -> None:
     assert quotes.imported(path) - brought == set()
 
 
-def test_no_other_language_is_shown_unchecked() -> None:
+def test_no_other_language_is_shown_unchecked():
     for path in EVERY:
         text = path.read_text()
         quoted = {block for _, region in QUOTE.findall(text) for _, block in BLOCK.findall(region)}
@@ -180,7 +180,7 @@ def test_no_other_language_is_shown_unchecked() -> None:
         assert loose <= {"python", "sh", "text", "mermaid", "toml", "yaml", "diff"}, path
 
 
-def test_commands_that_the_skills_name_exist() -> None:
+def test_commands_that_the_skills_name_exist():
     """Every option after `queuesmith new` or `queuesmith add` in a skill is one that the command knows."""
     for verb in ("new", "start", "add", "list", "diff", "prove"):
         shown = subprocess.run(
@@ -198,26 +198,26 @@ TOPICS = tomllib.loads((Path(__file__).parent / "coverage.toml").read_text())["t
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_topic_is_answered(topic: str) -> None:
+def test_topic_is_answered(topic: str):
     page, *words = TOPICS[topic]
     text = (ROOT / "skills" / page).read_text()
     assert [word for word in words if word.lower() not in text.lower()] == []
 
 
 @pytest.mark.parametrize("path", SKILLS, ids=label)
-def test_skill_is_valid_by_the_reference_library(path: Path) -> None:
+def test_skill_is_valid_by_the_reference_library(path: Path):
     done = subprocess.run([BIN / "agentskills", "validate", path.parent], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_linter_of_skills_and_plugins_is_content() -> None:
+def test_linter_of_skills_and_plugins_is_content():
     done = subprocess.run([BIN / "skillsaw", "lint", ROOT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"Errors:\s+0\s+Warnings:\s+0", done.stdout), done.stdout
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "agents").glob("*.md")), ids=lambda path: path.stem)
-def test_agent_has_limits_examples_and_loads_skills(path: Path) -> None:
+def test_agent_has_limits_examples_and_loads_skills(path: Path):
     head, body = path.read_text().split("---\n", 2)[1:]
     assert f"name: {path.stem}" in head
     assert head.count("<example>") >= 2
@@ -241,7 +241,7 @@ DUTIES = {
 
 
 @pytest.mark.parametrize("agent", DUTIES)
-def test_agent_asks_watches_and_hands_over(agent: str) -> None:
+def test_agent_asks_watches_and_hands_over(agent: str):
     head, body = (ROOT / "agents" / f"{agent}.md").read_text().split("---\n", 2)[1:]
     assert [words for words in DUTIES[agent] if words not in body.lower()] == []
     assert re.search(r"Context: (Asked for something else|A command or a log)", head), "called without being asked"

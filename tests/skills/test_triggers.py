@@ -93,7 +93,7 @@ def table(name: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "share"), [("triggers.toml", 0.95), ("triggers-unseen.toml", 0.7)])
-def test_requests_call_their_skill(name: str, share: float, capsys: pytest.CaptureFixture[str]) -> None:
+def test_requests_call_their_skill(name: str, share: float, capsys: pytest.CaptureFixture[str]):
     """The judge knows words, not meaning: what it leaves uncalled a model may well call. It must not get worse."""
     requests = table(name)
     wrong = [(wanted, called(request), request) for wanted, request in requests if called(request) != wanted]

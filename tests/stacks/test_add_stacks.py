@@ -25,13 +25,13 @@ from studyhall.patterns.sync_inbox import execute, transaction
 
 
 @pytest.mark.parametrize("name", ["bullmq-ts", "asynq"])
-def test_the_modules_arrive_as_they_are(name: str, tmp_path: Path) -> None:
+def test_the_modules_arrive_as_they_are(name: str, tmp_path: Path):
     assert cli.main(["add", name, "--into", str(tmp_path)]) == 0
     for file in STACKS[name].files:
         assert (tmp_path / file).read_text() == (SERVICES / STACKS[name].folder / file).read_text()
 
 
-def test_an_edited_module_is_not_overwritten(tmp_path: Path) -> None:
+def test_an_edited_module_is_not_overwritten(tmp_path: Path):
     (tmp_path / "inbox.ts").write_text("// mine")
     with pytest.raises(stacks.Refused, match=r"inbox.ts"):
         stacks.copy(STACKS["bullmq-ts"], tmp_path)
@@ -44,7 +44,7 @@ def test_an_edited_module_is_not_overwritten(tmp_path: Path) -> None:
 )
 def test_a_python_stack_gets_the_patterns_that_its_module_imports(
     name: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     package = tmp_path / "src" / "app"
     package.mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text("")
@@ -62,7 +62,7 @@ FAULTS = ("kill-at-effect", "kill-at-commit", "term", "twice", "refused", "redis
 @pytest.mark.slow
 def test_a_table_as_the_queue_survives_kills_and_redis_is_not_counted_where_nobody_uses_it(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "0.3")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     card = prove(load(SERVICES / "table" / "prove.toml"), Options(seed=3, only=FAULTS))
@@ -84,13 +84,13 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]
 
 def test_a_row_of_the_table_has_one_holder_and_the_error_decides(
     connect: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.syspath_prepend(SERVICES / "table")
     table = importlib.import_module("table_worker")
     with closing(connect()) as db, closing(connect()) as other:
         table.create(db)
 
-        def add(key: str) -> None:
+        def add(key: str):
             with transaction(db):
                 assert table.put(db, "k", key)
                 assert not table.put(db, "k", key)

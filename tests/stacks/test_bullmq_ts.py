@@ -59,7 +59,7 @@ def run(script: str, redis: RedisServer, package: str = "") -> Any:
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-def npm(words: list[str], folder: Path) -> None:
+def npm(words: list[str], folder: Path):
     command = [shutil.which("npm") or "npm", *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
@@ -80,7 +80,7 @@ const until = async (done) => {
 @MAJORS
 def test_a_flow_whose_part_fails_for_good_fails_visibly_and_a_stock_one_waits_forever(
     own_redis: RedisServer, package: str
-) -> None:
+):
     script = """
 import { flow } from './reliable.js';
 const parts = new Worker('parts', async () => { throw new UnrecoverableError('no address'); }, { connection });
@@ -102,7 +102,7 @@ process.exit(0);
     assert "failed" in found["reason"]
 
 
-def test_the_inbox_on_sqlite_takes_effect_once_and_announces_what_committed(own_redis: RedisServer) -> None:
+def test_the_inbox_on_sqlite_takes_effect_once_and_announces_what_committed(own_redis: RedisServer):
     script = """
 import { announceSync, onceSync, relaySync, SQLITE_TABLES } from '../sqlite.js';
 import wasm from 'node-sqlite3-wasm';
@@ -140,7 +140,7 @@ process.exit(0);
     }
 
 
-def test_a_discord_command_is_deferred_first_and_answered_once_by_the_worker(own_redis: RedisServer) -> None:
+def test_a_discord_command_is_deferred_first_and_answered_once_by_the_worker(own_redis: RedisServer):
     """The types are discord.js's own, the queue is real, the reply goes to a server of this test.
 
     Not shown: Discord's gateway, its own limits and the login. The interaction is an object of this test.
@@ -212,7 +212,7 @@ reliableWorker('labels', { label }, pool, { connection, concurrency: 4, lockDura
 @pytest.mark.needs_postgres
 async def test_a_queue_shared_with_python_loses_nothing_when_workers_of_either_side_are_killed(
     own_redis: RedisServer, postgres_url: str, spawn: Any, package: str
-) -> None:
+):
     script = """
 import { JOB } from './reliable.js';
 const queue = new Queue('labels', { connection });
@@ -251,7 +251,7 @@ process.exit(0);
     assert sorted(rows) == sorted((f"py-{n}", 1) for n in range(12))
 
 
-def test_bullmq_5_and_6_run_the_jobs_of_each_other(own_redis: RedisServer) -> None:
+def test_bullmq_5_and_6_run_the_jobs_of_each_other(own_redis: RedisServer):
     script = """
 const queue = new Queue('ADDS', { connection });
 await queue.add('plain', {});
@@ -274,7 +274,7 @@ process.exit(0);
         assert found == (kinds if works else [])
 
 
-def test_what_bullmq_5_and_6_do_otherwise(own_redis: RedisServer) -> None:
+def test_what_bullmq_5_and_6_do_otherwise(own_redis: RedisServer):
     script = """
 const queue = new Queue('VERSION', { connection });
 let ticks = 0;
@@ -297,7 +297,7 @@ process.exit(0);
         assert "ioredis" in bullmq["dependencies" if package else "peerDependencies"]
 
 
-def test_resume_of_bullmq_5_drops_what_others_added_to_a_paused_queue(own_redis: RedisServer) -> None:
+def test_resume_of_bullmq_5_drops_what_others_added_to_a_paused_queue(own_redis: RedisServer):
     """5 keeps the jobs of a paused queue in a list of its own and renames it over `wait`, where 6 and Python add."""
     script = """
 const queue = new Queue('shared', { connection });

@@ -30,21 +30,21 @@ SHOP = stacks.SERVICES / "celery"
 class Carrier(ThreadingHTTPServer):
     """Sells labels, mails them, takes manifests; with 422 if `refuses` is in the path, and not before `answers`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.made: Counter[str] = Counter()
         self.refuses = "nothing"
         self.answers, self.asked = threading.Event(), 0
         self.answers.set()
 
-    def handle_error(self, request: object, client_address: object) -> None:
+    def handle_error(self, request: object, client_address: object):
         """Who asked was killed meanwhile."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: Carrier
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         self.server.asked += 1
         self.server.answers.wait(60)
@@ -57,12 +57,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_: object):
         pass
 
 
 class Shop:
-    def __init__(self, folder: Path, redis: str, carrier: Carrier) -> None:
+    def __init__(self, folder: Path, redis: str, carrier: Carrier):
         self.folder, self.running = folder, list[subprocess.Popen[bytes]]()
         address = f"http://127.0.0.1:{carrier.server_address[1]}"
         self.environment = {
@@ -96,14 +96,14 @@ class Shop:
         with contextlib.closing(sqlite3.connect(self.environment["STORE"], timeout=10)) as db:
             return db.execute(query).fetchall()
 
-    def until(self, query: str, enough: Callable[[list[tuple[object, ...]]], bool], limit: float = 120) -> None:
+    def until(self, query: str, enough: Callable[[list[tuple[object, ...]]], bool], limit: float = 120):
         poll(lambda: enough(self.rows(query)), query, limit)
 
     def work(self, app: str = "shop", processes: int = 2) -> subprocess.Popen[bytes]:
         options = ["-c", str(processes), "--without-gossip", "--without-mingle", "-l", "INFO"]
         return self.start("celery", "-A", app, "worker", *options)
 
-    def close(self) -> None:
+    def close(self):
         for one in self.running:
             one.terminate()
         for one in self.running:
@@ -114,7 +114,7 @@ class Shop:
                 one.wait()
 
 
-def poll(done: Callable[[], bool], what: str, limit: float = 120) -> None:
+def poll(done: Callable[[], bool], what: str, limit: float = 120):
     deadline = time.monotonic() + limit
     while not done():
         assert time.monotonic() < deadline, what
@@ -129,7 +129,7 @@ def answer(address: str) -> int:
         return 0
 
 
-def kill(worker: subprocess.Popen[bytes]) -> None:
+def kill(worker: subprocess.Popen[bytes]):
     """The whole of it: the processes of the pool would finish their tasks without their parent."""
     os.killpg(worker.pid, signal.SIGKILL)
     worker.wait(10)
@@ -155,7 +155,7 @@ def shop(tmp_path: Path, own_redis: RedisServer, carrier: Carrier) -> Iterator[S
     one.close()
 
 
-def test_three_beats_make_one_manifest_per_slot(shop: Shop, carrier: Carrier, tmp_path: Path) -> None:
+def test_three_beats_make_one_manifest_per_slot(shop: Shop, carrier: Carrier, tmp_path: Path):
     shop.work()
     for number in range(3):
         shop.start("celery", "-A", "shop", "beat", "-s", str(tmp_path / f"beat-{number}"), "--pidfile", "")
@@ -167,7 +167,7 @@ def test_three_beats_make_one_manifest_per_slot(shop: Shop, carrier: Carrier, tm
     assert {row[0] for row in shop.rows("SELECT slot FROM slots")} >= set(range(first, last + 1))
 
 
-def test_a_refused_label_is_a_dead_letter_and_is_bought_once_when_replayed(shop: Shop, carrier: Carrier) -> None:
+def test_a_refused_label_is_a_dead_letter_and_is_bought_once_when_replayed(shop: Shop, carrier: Carrier):
     carrier.refuses = "/"
     shop.work()
     shop.run("python", "shop.py", "submit", "p1")
@@ -179,7 +179,7 @@ def test_a_refused_label_is_a_dead_letter_and_is_bought_once_when_replayed(shop:
     assert sorted(carrier.made.values()) == [1, 1]
 
 
-def test_an_order_that_is_rolled_back_sends_nothing(shop: Shop) -> None:
+def test_an_order_that_is_rolled_back_sends_nothing(shop: Shop):
     script = (
         "import shop\nfrom contextlib import closing\n"
         "with closing(shop.connect()) as db:\n"
@@ -197,7 +197,7 @@ def test_an_order_that_is_rolled_back_sends_nothing(shop: Shop) -> None:
 @pytest.mark.fault
 def test_an_order_of_django_or_fastapi_gets_its_receipt_once_and_on_commit_loses_it(
     shop: Shop, carrier: Carrier, own_redis: RedisServer
-) -> None:
+):
     """Redis is away when the orders come, and the worker is killed while it mails the receipts."""
     shop.environment["LONGEST"] = "4"
     shop.run("python", "django_shop.py", "create")
@@ -220,7 +220,7 @@ def test_an_order_of_django_or_fastapi_gets_its_receipt_once_and_on_commit_loses
 
 
 @pytest.mark.fault
-def test_a_chord_loses_its_body_with_a_member_and_the_counted_one_does_not(shop: Shop, carrier: Carrier) -> None:
+def test_a_chord_loses_its_body_with_a_member_and_the_counted_one_does_not(shop: Shop, carrier: Carrier):
     """One killed worker, and one part that fails for good and is replayed."""
     shop.environment["LONGEST"] = "6"
     shop.run("python", "chord_shop.py", "create")

@@ -33,7 +33,7 @@ TABLES = (
 )
 
 
-def naive(folder: Path) -> None:
+def naive(folder: Path):
     for name, (asks, does_not) in CLAIMS.items():
         text = (folder / name).read_text()
         assert text.count(asks) == 1
@@ -78,7 +78,7 @@ def two_of(command: list[str], folder: Path, store: str) -> Iterator[None]:
             one.wait()
 
 
-def until(enough: Callable[[], object], limit: float = 90) -> None:
+def until(enough: Callable[[], object], limit: float = 90):
     deadline = time.monotonic() + limit
     while not enough():
         assert time.monotonic() < deadline
@@ -111,7 +111,7 @@ def folder(tmp_path: Path) -> Path:
 )
 def test_two_processes_make_one_job_per_slot_and_their_naive_twin_two(
     scheduler: str, twin: str, folder: Path, request: pytest.FixtureRequest
-) -> None:
+):
     if twin == "naive":
         naive(folder)
     command = installed(scheduler, folder)
@@ -137,7 +137,7 @@ def test_two_processes_make_one_job_per_slot_and_their_naive_twin_two(
         assert twin == "naive" or set(made().values()) == {1}
 
 
-def test_a_cron_job_that_kubernetes_starts_twice_makes_one_job(folder: Path) -> None:
+def test_a_cron_job_that_kubernetes_starts_twice_makes_one_job(folder: Path):
     environment = {**os.environ, "STORE": str(folder / "shop.db"), "PERIOD": "86400"}
     subprocess.run([sys.executable, "-c", "import slots; slots.create()"], cwd=folder, env=environment, check=True)
     started = [subprocess.Popen([sys.executable, "slots.py"], cwd=folder, env=environment) for _ in range(4)]

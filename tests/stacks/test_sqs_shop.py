@@ -79,7 +79,7 @@ def moto() -> Iterator[str]:
 
 @pytest.fixture
 def run(moto: str, tmp_path: Path) -> Run:
-    def go(script: str, store: str = str(tmp_path / "shop.db")) -> None:
+    def go(script: str, store: str = str(tmp_path / "shop.db")):
         http("POST", f"{moto}/moto-api/reset", timeout=30)
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
@@ -115,15 +115,15 @@ worker = Worker(connect, {"slow": slow}, longest=60, visibility=2)
 """
 
 
-def test_a_job_longer_than_the_visibility_timeout_is_held_by_the_heartbeat(run: Run) -> None:
+def test_a_job_longer_than_the_visibility_timeout_is_held_by_the_heartbeat(run: Run):
     run(SLOW + 'work(worker, lambda: rows("SELECT 1 FROM inbox"))\nassert seen == [1], seen')
 
 
-def test_without_the_heartbeat_it_is_delivered_again_while_it_runs(run: Run) -> None:
+def test_without_the_heartbeat_it_is_delivered_again_while_it_runs(run: Run):
     run(SLOW + "worker._beat = lambda: None\nwork(worker, lambda: len(seen) == 2)")
 
 
-def test_after_a_failed_message_none_of_its_group_is_begun_and_other_groups_go_on(run: Run) -> None:
+def test_after_a_failed_message_none_of_its_group_is_begun_and_other_groups_go_on(run: Run):
     """Of one delivery: moto forgets the order of messages that come again together."""
     run("""
         declare(["steps.fifo"], {"events.fifo": ["steps.fifo"]}, 30)
@@ -145,7 +145,7 @@ def test_after_a_failed_message_none_of_its_group_is_begun_and_other_groups_go_o
         """)
 
 
-def test_a_lambda_function_gives_back_what_failed_and_what_follows_it_in_its_group(run: Run) -> None:
+def test_a_lambda_function_gives_back_what_failed_and_what_follows_it_in_its_group(run: Run):
     run("""
         declare(["jobs", "steps.fifo"], {}, 30)
         def handle(n):
@@ -174,7 +174,7 @@ def test_a_lambda_function_gives_back_what_failed_and_what_follows_it_in_its_gro
         """)
 
 
-def test_a_part_of_a_batch_that_sqs_refused_is_sent_again(run: Run) -> None:
+def test_a_part_of_a_batch_that_sqs_refused_is_sent_again(run: Run):
     run("""
         declare(["jobs"], {}, 30)
         worker, refused = Worker(connect, {"jobs": lambda n: None}, longest=60), []
@@ -192,7 +192,7 @@ def test_a_part_of_a_batch_that_sqs_refused_is_sent_again(run: Run) -> None:
         """)
 
 
-def test_a_dead_letter_does_not_run_from_a_copy_and_runs_once_when_redriven(run: Run) -> None:
+def test_a_dead_letter_does_not_run_from_a_copy_and_runs_once_when_redriven(run: Run):
     run("""
         declare(["jobs.fifo"], {}, 30)
         seen, refuses = [], [True]
@@ -212,7 +212,7 @@ def test_a_dead_letter_does_not_run_from_a_copy_and_runs_once_when_redriven(run:
         """)
 
 
-def test_what_sqs_put_aside_becomes_a_dead_letter_with_a_reason(run: Run) -> None:
+def test_what_sqs_put_aside_becomes_a_dead_letter_with_a_reason(run: Run):
     run("""
         declare(["jobs"], {}, 30)
         worker = Worker(connect, {"jobs": lambda: None}, longest=60)
@@ -231,7 +231,7 @@ def test_what_sqs_put_aside_becomes_a_dead_letter_with_a_reason(run: Run) -> Non
 
 
 @pytest.mark.needs_postgres
-def test_of_an_ordered_group_only_the_first_is_claimed_also_on_postgresql(run: Run, postgres_url: str) -> None:
+def test_of_an_ordered_group_only_the_first_is_claimed_also_on_postgresql(run: Run, postgres_url: str):
     run(
         """
         declare(["steps.fifo"], {}, 30)

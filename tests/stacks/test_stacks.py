@@ -32,7 +32,7 @@ def broken(card: Card) -> set[str]:
 
 
 @pytest.mark.parametrize("stack", stacks.STACKS)
-def test_every_stack_promises_the_same(stack: str) -> None:
+def test_every_stack_promises_the_same(stack: str):
     def asked(told: dict[str, Any]) -> list[Any]:
         probes = [told["effect"]["query"], told["failures"]["query"]]
         return [*probes, told["provider"], told["promises"], told["service"]["jobs"]]
@@ -41,7 +41,7 @@ def test_every_stack_promises_the_same(stack: str) -> None:
 
 
 @pytest.mark.parametrize("stack", stacks.STACKS)
-def test_the_published_run_broke_the_defaults_and_not_the_modules(stack: str) -> None:
+def test_the_published_run_broke_the_defaults_and_not_the_modules(stack: str):
     results = json.loads((ROOT / stack / "results.json").read_text())
     assert not [name for name, (verdict, _) in results["kept"]["rows"].items() if verdict == "broken"]
     lost = [told for verdict, told in results["default"]["rows"].values() if verdict == "broken"]
@@ -57,19 +57,19 @@ def test_the_published_run_broke_the_defaults_and_not_the_modules(stack: str) ->
         ("asynq", ["main.go", "reliable/reliable.go"]),
     ],
 )
-def test_the_shop_of_a_stack_with_its_modules_is_small(stack: str, files: list[str]) -> None:
+def test_the_shop_of_a_stack_with_its_modules_is_small(stack: str, files: list[str]):
     lines = [line.strip() for name in files for line in (ROOT / stack / name).read_text().splitlines()]
     assert len([line for line in lines if line and not line.startswith(("//", "#"))]) <= 400
 
 
 @pytest.mark.parametrize("page", [*stacks.STACKS, "celery-django", "bullmq-ts-more", "other-python", "schedulers"])
-def test_the_page_of_a_stack_is_short(page: str) -> None:
+def test_the_page_of_a_stack_is_short(page: str):
     path = ROOT.parents[1] / "skills" / "background-jobs" / "references" / "stacks" / f"{page}.md"
     assert quotes.tokens(path.read_text()) <= 2_000
 
 
 @pytest.mark.slow
-def test_asynq_does_a_key_once_weighs_queues_and_forgets_unique_tasks_as_the_page_says(own_redis: RedisServer) -> None:
+def test_asynq_does_a_key_once_weighs_queues_and_forgets_unique_tasks_as_the_page_says(own_redis: RedisServer):
     go = need_binary("go", how="install Go, https://go.dev/dl")
     done = subprocess.run(
         [go, "test", "-count=1", "./reliable/"],
@@ -86,7 +86,7 @@ def test_asynq_does_a_key_once_weighs_queues_and_forgets_unique_tasks_as_the_pag
 @pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("stack", stacks.STACKS)
-def test_a_worker_killed_at_the_effect_neither_loses_nor_duplicates(stack: str) -> None:
+def test_a_worker_killed_at_the_effect_neither_loses_nor_duplicates(stack: str):
     card = card_of(stack, "kept", "kill-at-effect", "twice", quick=True)
     assert not card.broken, as_text(card)
     assert card.proved, as_text(card)
@@ -95,7 +95,7 @@ def test_a_worker_killed_at_the_effect_neither_loses_nor_duplicates(stack: str) 
 @pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.parametrize("stack", stacks.STACKS)
-def test_the_defaults_duplicate_what_is_sent_twice(stack: str) -> None:
+def test_the_defaults_duplicate_what_is_sent_twice(stack: str):
     card = card_of(stack, "default", "twice", quick=True)
     assert "duplicated" in broken(card), as_text(card)
 
@@ -104,6 +104,6 @@ def test_the_defaults_duplicate_what_is_sent_twice(stack: str) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("stack", stacks.STACKS)
-def test_every_fault_of_the_card_is_survived(stack: str) -> None:
+def test_every_fault_of_the_card_is_survived(stack: str):
     card = card_of(stack, "kept")
     assert not card.broken, as_text(card)

@@ -24,7 +24,7 @@ PARTS = [f"{one.id}.{Path(part).stem}" for one in catalogue.patterns().values() 
         pytest.param("event-driven", [*catalogue.patterns(), *PARTS], marks=pytest.mark.full, id="all-events"),
     ],
 )
-def test_a_new_project_stays_green(render: Render, run: Run, installed: Path, kind: str, patterns: list[str]) -> None:
+def test_a_new_project_stays_green(render: Render, run: Run, installed: Path, kind: str, patterns: list[str]):
     project = render(kind=kind, package="a_package_with_rather_a_long_name")
     run(sys.executable, installed / "bin" / "queuesmith", "add", *patterns, cwd=project)
     run("make", f"VENV={VENV}", "lint", cwd=project)

@@ -52,14 +52,14 @@ tests:
 """
 
 
-def test_prometheus_takes_the_rules_and_alerts_when_it_should(run: Run, tmp_path: Path) -> None:
+def test_prometheus_takes_the_rules_and_alerts_when_it_should(run: Run, tmp_path: Path):
     promtool = need_binary("promtool", how=HOW)
     assert "12 rules found" in run(promtool, "check", "rules", dashboards.ALERTS, cwd=tmp_path).stdout
     (tmp_path / "cases.yml").write_text(CASES.format(rules=dashboards.ALERTS))
     assert "SUCCESS" in run(promtool, "test", "rules", "cases.yml", cwd=tmp_path).stdout
 
 
-def test_every_metric_has_its_panel_and_a_rule_about_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_metric_has_its_panel_and_a_rule_about_none_is_refused(monkeypatch: pytest.MonkeyPatch):
     board = json.loads(dashboards.DASHBOARD.read_text())
     shown = " ".join(target["expr"] for panel in board["panels"] for target in panel["targets"])
     assert {name for name in dashboards.known() if name not in shown} == set()
@@ -71,7 +71,7 @@ def test_every_metric_has_its_panel_and_a_rule_about_none_is_refused(monkeypatch
 @pytest.mark.full
 def test_a_real_prometheus_scrapes_a_service_and_evaluates_rules_and_panels(
     render: Render, spawn: Spawner, tmp_path: Path
-) -> None:
+):
     project = render("service", patterns=["observability.metrics"])
     assert (project / "ops" / "alerts.yml").read_text() == dashboards.ALERTS.read_text()
     ports = {name: free_port() for name in ("api", "worker")}
@@ -85,7 +85,7 @@ def test_a_real_prometheus_scrapes_a_service_and_evaluates_rules_and_panels(
     api = f"http://127.0.0.1:{ports['api']}"
     example = runpy.run_path(str(project / "tests" / "example.py"))
 
-    def post() -> None:
+    def post():
         body = json.dumps(example["BODY"]).encode()
         asked = urllib.request.Request(api + example["URL"], body, {"content-type": "application/json"})
         urllib.request.urlopen(asked, timeout=10).close()
@@ -106,7 +106,7 @@ def test_a_real_prometheus_scrapes_a_service_and_evaluates_rules_and_panels(
 
 
 @pytest.mark.full
-def test_every_panel_shows_something_of_studyhall(spawn: Spawner, tmp_path: Path) -> None:
+def test_every_panel_shows_something_of_studyhall(spawn: Spawner, tmp_path: Path):
     metrics = free_port()
     hall = StudyHall(tmp_path, STUDYHALL_METRICS_PORT=str(metrics))
     ask = scraping(spawn, tmp_path, hall.port, metrics)

@@ -66,7 +66,7 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_the_catalogue_is_listed(queuesmith: Command) -> None:
+def test_the_catalogue_is_listed(queuesmith: Command):
     assert "dead-letter" in queuesmith("list", "--skill", "background-jobs").stdout
     listed = {row["id"]: row for row in json.loads(queuesmith("list", "--json").stdout)}
     assert listed["retry"]["modules"] == [
@@ -81,9 +81,7 @@ def test_the_catalogue_is_listed(queuesmith: Command) -> None:
 
 
 @pytest.mark.slow
-def test_added_modules_are_ours_byte_for_byte_and_their_proof_passes_there(
-    queuesmith: Command, run: Run, shop: Path
-) -> None:
+def test_added_modules_are_ours_byte_for_byte_and_their_proof_passes_there(queuesmith: Command, run: Run, shop: Path):
     told = json.loads(queuesmith("add", "retry", "circuit_breaker", "--into", "src/shop", "--json").stdout)
     assert told["package"] == "shop.patterns"
     assert told["requirements"] == ["redis[hiredis]>=6.2,<9"]
@@ -103,7 +101,7 @@ def test_added_modules_are_ours_byte_for_byte_and_their_proof_passes_there(
     assert " failed" in run(*pytest_, "tests/patterns/test_retry.py", "-k", "cap", cwd=shop, code=1).stdout
 
 
-def test_adding_again_changes_nothing_and_adding_more_keeps_what_is_there(queuesmith: Command, shop: Path) -> None:
+def test_adding_again_changes_nothing_and_adding_more_keeps_what_is_there(queuesmith: Command, shop: Path):
     queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
     before = files(shop)
     assert "0 files written" in queuesmith("add", "retry", "--into", "src/shop", "--no-tests").stdout
@@ -114,7 +112,7 @@ def test_adding_again_changes_nothing_and_adding_more_keeps_what_is_there(queues
     assert not (shop / "tests").exists()
 
 
-def test_an_edited_file_is_shown_and_not_overwritten(queuesmith: Command, shop: Path, newer: Path) -> None:
+def test_an_edited_file_is_shown_and_not_overwritten(queuesmith: Command, shop: Path, newer: Path):
     queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
     edited = shop / "src/shop/patterns/core/errors.py"
     edited.write_text(edited.read_text() + "\nOURS = True\n")
@@ -138,7 +136,7 @@ def test_an_edited_file_is_shown_and_not_overwritten(queuesmith: Command, shop: 
     assert "OURS" not in edited.read_text()
 
 
-def test_a_file_that_was_never_ours_is_not_overwritten(queuesmith: Command, shop: Path) -> None:
+def test_a_file_that_was_never_ours_is_not_overwritten(queuesmith: Command, shop: Path):
     mine = shop / "src/shop/patterns/retry.py"
     mine.parent.mkdir()
     mine.write_text("# hand-made\n")
@@ -147,7 +145,7 @@ def test_a_file_that_was_never_ours_is_not_overwritten(queuesmith: Command, shop
     assert mine.read_text() == "# hand-made\n"
 
 
-def test_diff_tells_what_changed_upstream_and_here_and_takes_it(queuesmith: Command, shop: Path, newer: Path) -> None:
+def test_diff_tells_what_changed_upstream_and_here_and_takes_it(queuesmith: Command, shop: Path, newer: Path):
     queuesmith("add", "retry", "deadline", "--into", "src/shop", "--no-tests")
     assert "0 of" in queuesmith("diff").stdout
     change(newer, "core/errors.py", "retry.py")
@@ -176,7 +174,7 @@ def test_diff_tells_what_changed_upstream_and_here_and_takes_it(queuesmith: Comm
     assert "nothing.py is not recorded" in queuesmith("diff", "--accept", "nothing.py", code=2).stderr
 
 
-def test_force_takes_upstreams_version_of_what_was_edited(queuesmith: Command, shop: Path, newer: Path) -> None:
+def test_force_takes_upstreams_version_of_what_was_edited(queuesmith: Command, shop: Path, newer: Path):
     queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
     change(newer, "retry.py")
     ours, theirs = shop / "src/shop/patterns", newer / "reference/studyhall/patterns"
@@ -189,7 +187,7 @@ def test_force_takes_upstreams_version_of_what_was_edited(queuesmith: Command, s
 
 def test_a_renamed_package_is_found_and_no_file_is_written_into_the_old_one(
     queuesmith: Command, shop: Path, newer: Path
-) -> None:
+):
     queuesmith("add", "retry", "--into", "src/shop")
     (shop / "src/shop").rename(shop / "src/store")
     change(newer, "retry.py")
@@ -204,7 +202,7 @@ def test_a_renamed_package_is_found_and_no_file_is_written_into_the_old_one(
     assert "0 of" in queuesmith("diff", root=newer).stdout
 
 
-def test_modules_that_are_nowhere_to_be_found_are_told_and_not_brought_back(queuesmith: Command, shop: Path) -> None:
+def test_modules_that_are_nowhere_to_be_found_are_told_and_not_brought_back(queuesmith: Command, shop: Path):
     queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
     shutil.rmtree(shop / "src/shop/patterns")
     assert "None of the 6 modules" in queuesmith("diff", code=1).stdout
@@ -214,7 +212,7 @@ def test_modules_that_are_nowhere_to_be_found_are_told_and_not_brought_back(queu
     assert "0 of 0" in queuesmith("diff").stdout
 
 
-def test_what_was_deleted_stays_deleted_until_it_is_added_again(queuesmith: Command, shop: Path, newer: Path) -> None:
+def test_what_was_deleted_stays_deleted_until_it_is_added_again(queuesmith: Command, shop: Path, newer: Path):
     queuesmith("add", "retry", "deadline", "--into", "src/shop", "--no-tests")
     (shop / "src/shop/patterns/deadline.py").unlink()
     change(newer, "deadline.py", "retry.py")
@@ -227,7 +225,7 @@ def test_what_was_deleted_stays_deleted_until_it_is_added_again(queuesmith: Comm
     assert (shop / "src/shop/patterns/deadline.py").is_file()
 
 
-def test_copies_made_by_hand_are_recorded_and_then_known_to_diff(queuesmith: Command, shop: Path, newer: Path) -> None:
+def test_copies_made_by_hand_are_recorded_and_then_known_to_diff(queuesmith: Command, shop: Path, newer: Path):
     theirs = ROOT / "reference/studyhall/patterns"
     for name in catalogue.find("retry").modules:
         (shop / "src/shop/patterns" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -255,7 +253,7 @@ def test_copies_made_by_hand_are_recorded_and_then_known_to_diff(queuesmith: Com
     assert alone.read_text().startswith("# ours by now")
 
 
-def test_a_part_comes_when_it_is_asked_for(queuesmith: Command, shop: Path) -> None:
+def test_a_part_comes_when_it_is_asked_for(queuesmith: Command, shop: Path):
     add = ("add", "--into", "src/shop", "--no-tests", "--json")
     plain = json.loads(queuesmith(*add, "event-bus").stdout)
     assert not {"nats-py", "aio-pika", "confluent-kafka"} & {item.partition(">")[0] for item in plain["requirements"]}
@@ -279,7 +277,7 @@ schedule_slots shutdown signed_payload stall_budget store stream_consumer stream
 wait_for_result worker_events"""
 
 
-def test_every_module_of_0_1_0_is_still_there_or_known_to_have_moved() -> None:
+def test_every_module_of_0_1_0_is_still_there_or_known_to_have_moved():
     for name in FLAT.split():
         now = MOVED.get(f"{name}.py", f"{name}.py")
         assert (ROOT / "reference/studyhall/patterns" / now).is_file(), name
@@ -305,9 +303,7 @@ def flat(shop: Path) -> Path:
     return shop
 
 
-def test_a_project_of_0_1_0_is_told_what_moved_where_and_comes_over_by_those_steps(
-    queuesmith: Command, flat: Path
-) -> None:
+def test_a_project_of_0_1_0_is_told_what_moved_where_and_comes_over_by_those_steps(queuesmith: Command, flat: Path):
     told = json.loads(queuesmith("diff", "--json", code=1).stdout)
     assert told["files"]["src/shop/patterns/errors.py"] == ("moved upstream to src/shop/patterns/core/errors.py")
     assert told["files"]["src/shop/patterns/retry.py"] == "changed upstream"
@@ -330,7 +326,7 @@ def test_a_project_of_0_1_0_is_told_what_moved_where_and_comes_over_by_those_ste
     assert {state for path, state in states.items() if path.startswith("src/")} == {"unchanged"}
 
 
-def test_a_project_made_from_a_template_of_0_1_0_learns_which_patterns_to_add(queuesmith: Command, flat: Path) -> None:
+def test_a_project_made_from_a_template_of_0_1_0_learns_which_patterns_to_add(queuesmith: Command, flat: Path):
     """Its record names no pattern: they are found by their modules."""
     lock = json.loads((flat / ".queuesmith.json").read_text())
     lock["packages"]["src/shop"]["patterns"] = []
@@ -364,7 +360,7 @@ WRONG = {
 @pytest.mark.parametrize(("args", "message"), WRONG.values(), ids=WRONG.keys())
 def test_wrong_input_is_named_and_nothing_is_written(
     queuesmith: Command, shop: Path, args: tuple[str, ...], message: str
-) -> None:
+):
     before = files(shop), folders(shop)
     refused = queuesmith(*args, code=2)
     assert message in refused.stderr
@@ -372,13 +368,13 @@ def test_wrong_input_is_named_and_nothing_is_written(
     assert (files(shop), folders(shop)) == before
 
 
-def test_a_folder_that_was_empty_is_empty_again_after_a_refusal(queuesmith: Command, tmp_path: Path) -> None:
+def test_a_folder_that_was_empty_is_empty_again_after_a_refusal(queuesmith: Command, tmp_path: Path):
     (tmp_path / "mine").mkdir()
     queuesmith("new", "mine", "--job", "No Name", cwd=tmp_path, code=2)
     assert list((tmp_path / "mine").iterdir()) == []
 
 
-def test_what_cannot_be_written_leaves_nothing_behind(queuesmith: Command, shop: Path) -> None:
+def test_what_cannot_be_written_leaves_nothing_behind(queuesmith: Command, shop: Path):
     (shop / "tests").write_text("a file where the folder for the proofs would be")
     before = files(shop), folders(shop)
     refused = queuesmith("add", "retry", "--into", "src/shop", code=2)
@@ -387,7 +383,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(queuesmith: Command, shop:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"packages": []}', '{"packages": {"src/shop": {}}}'])
-def test_a_damaged_record_is_named(queuesmith: Command, shop: Path, text: str) -> None:
+def test_a_damaged_record_is_named(queuesmith: Command, shop: Path, text: str):
     (shop / ".queuesmith.json").write_text(text)
     for command in (("diff",), ("add", "retry", "--into", "src/shop")):
         refused = queuesmith(*command, code=2)
@@ -412,7 +408,7 @@ PLACES = {
 @pytest.mark.parametrize(("there", "into", "package"), PLACES.values(), ids=PLACES.keys())
 def test_a_project_of_any_layout_runs_the_tests(
     queuesmith: Command, run: Run, tmp_path: Path, there: str, into: str, package: str
-) -> None:
+):
     project = tmp_path / "theirs"
     project.mkdir()
     for folder in there.split():
@@ -426,9 +422,7 @@ def test_a_project_of_any_layout_runs_the_tests(
     assert "0 of" in queuesmith("diff", cwd=project).stdout
 
 
-def test_without_into_the_only_package_is_taken_or_the_choice_is_named(
-    queuesmith: Command, shop: Path, tmp_path: Path
-) -> None:
+def test_without_into_the_only_package_is_taken_or_the_choice_is_named(queuesmith: Command, shop: Path, tmp_path: Path):
     told = json.loads(queuesmith("add", "retry", "--json").stdout)
     assert told["package"] == "shop.patterns"
     (shop / "src/other").mkdir()
@@ -445,7 +439,7 @@ def test_without_into_the_only_package_is_taken_or_the_choice_is_named(
     assert not list(bare.iterdir())
 
 
-def test_the_import_name_can_be_given(queuesmith: Command, run: Run, shop: Path) -> None:
+def test_the_import_name_can_be_given(queuesmith: Command, run: Run, shop: Path):
     """Scripts in a folder that import each other by their names."""
     told = json.loads(queuesmith("add", "retry", "--into", "scripts", "--package", "patterns", "--json").stdout)
     assert told["package"] == "patterns"
@@ -454,7 +448,7 @@ def test_the_import_name_can_be_given(queuesmith: Command, run: Run, shop: Path)
     assert "0 of" in queuesmith("diff").stdout
 
 
-def test_install_lines_name_every_package_and_speak_the_projects_tool(queuesmith: Command, shop: Path) -> None:
+def test_install_lines_name_every_package_and_speak_the_projects_tool(queuesmith: Command, shop: Path):
     said = queuesmith("add", "bullmq-worker", "outbox", "--dry-run").stdout
     install = next(line for line in said.splitlines() if "pip install" in line)
     for package in ("bullmq==", "msgpack", "redis", "sqlalchemy", "aiosqlite", "pydantic"):
@@ -469,28 +463,26 @@ def test_install_lines_name_every_package_and_speak_the_projects_tool(queuesmith
 @pytest.mark.parametrize(
     "args", [("add", "no-such", "--json"), ("add", "--json"), ("diff", "--json"), ("new", ".", "--json")]
 )
-def test_errors_are_json_where_json_was_asked_for(queuesmith: Command, args: tuple[str, ...]) -> None:
+def test_errors_are_json_where_json_was_asked_for(queuesmith: Command, args: tuple[str, ...]):
     refused = queuesmith(*args, code=2)
     assert json.loads(refused.stdout)["error"]
     assert refused.stderr == ""
 
 
-def test_a_folder_that_cannot_be_imported_is_refused(queuesmith: Command, shop: Path) -> None:
+def test_a_folder_that_cannot_be_imported_is_refused(queuesmith: Command, shop: Path):
     (shop / "src" / "my-app").mkdir()
     assert "no Python name" in queuesmith("add", "retry", "--into", "src/my-app", code=2).stderr
 
 
 @pytest.mark.parametrize("name", ["json", "queue", "redis"])
-def test_a_new_package_that_would_hide_one_that_is_imported_is_refused(
-    queuesmith: Command, shop: Path, name: str
-) -> None:
+def test_a_new_package_that_would_hide_one_that_is_imported_is_refused(queuesmith: Command, shop: Path, name: str):
     """`python -m json.worker` is not found, and everybody else's `import json` breaks."""
     before = files(shop)
     assert "would hide" in queuesmith("add", "retry", "--into", name, code=2).stderr
     assert files(shop) == before
 
 
-def test_new_is_the_scaffold_with_fewer_words(queuesmith: Command, tmp_path: Path) -> None:
+def test_new_is_the_scaffold_with_fewer_words(queuesmith: Command, tmp_path: Path):
     made = queuesmith("new", "trips", "--event", "trip.booked", "--fields", "city: str", "--json", cwd=tmp_path)
     told = json.loads(made.stdout)
     assert "src/trips/processing.py" in told["files"]
@@ -507,27 +499,27 @@ def test_new_is_the_scaffold_with_fewer_words(queuesmith: Command, tmp_path: Pat
         "test": "test_app",
     }.items(),
 )
-def test_any_folder_name_makes_a_project(queuesmith: Command, tmp_path: Path, folder: str, package: str) -> None:
+def test_any_folder_name_makes_a_project(queuesmith: Command, tmp_path: Path, folder: str, package: str):
     made = queuesmith("new", "--", folder, cwd=tmp_path)
     assert (tmp_path / folder / "src" / package / "api.py").is_file()
     where = made.stdout.split("cd ", 1)[1].splitlines()[0]
     assert subprocess.run(f"cd -- {where} && pwd", shell=True, cwd=tmp_path, check=False).returncode == 0  # noqa: S602
 
 
-def test_a_name_may_be_as_long_as_a_folders(queuesmith: Command, tmp_path: Path) -> None:
+def test_a_name_may_be_as_long_as_a_folders(queuesmith: Command, tmp_path: Path):
     folder = tmp_path / ("a" * 39 + "-" + "b" * 150)  # cut to 40 characters it would end with a dash
     queuesmith("new", folder, cwd=tmp_path)
     assert (folder / "src" / ("a" * 39)).is_dir()
 
 
-def test_a_repository_that_was_just_made_is_as_good_as_empty(queuesmith: Command, run: Run, tmp_path: Path) -> None:
+def test_a_repository_that_was_just_made_is_as_good_as_empty(queuesmith: Command, run: Run, tmp_path: Path):
     run("git", "init", "-q", "fresh", cwd=tmp_path)
     told = json.loads(queuesmith("new", "fresh", "--json", cwd=tmp_path).stdout)
     assert "Makefile" in told["files"]
     assert not [path for path in told["files"] if path.startswith(".git/")]
 
 
-def test_the_command_alone_and_help_say_what_there_is(queuesmith: Command) -> None:
+def test_the_command_alone_and_help_say_what_there_is(queuesmith: Command):
     assert "queuesmith new my-service" in queuesmith(code=2).stdout
     for command in ("list", "new", "add", "diff", "adopt", "prove"):
         said = queuesmith(command, "--help").stdout
@@ -538,7 +530,7 @@ def test_the_command_alone_and_help_say_what_there_is(queuesmith: Command) -> No
     assert "tests/reference/unit/test_retry.py" in told
 
 
-def test_when_uvx_cannot_fetch_copier_it_says_what_else_can_be_done(installed: Path, tmp_path: Path) -> None:
+def test_when_uvx_cannot_fetch_copier_it_says_what_else_can_be_done(installed: Path, tmp_path: Path):
     alone, tools = tmp_path / "bin" / "python3", tmp_path / "tools"
     for folder in (alone.parent, tools):
         folder.mkdir()
@@ -554,7 +546,7 @@ def test_when_uvx_cannot_fetch_copier_it_says_what_else_can_be_done(installed: P
     assert not (tmp_path / "x").exists()
 
 
-def test_right_after_make_demo_the_copier_of_the_checkout_is_used(tmp_path: Path) -> None:
+def test_right_after_make_demo_the_copier_of_the_checkout_is_used(tmp_path: Path):
     """Nothing on PATH: `make` has built ./.venv, and copier is in there."""
     checkout, alone = tmp_path / "queuesmith", tmp_path / "bin" / "python3"
     export(checkout)
@@ -571,7 +563,7 @@ def test_right_after_make_demo_the_copier_of_the_checkout_is_used(tmp_path: Path
     assert (tmp_path / "shop" / "Makefile").is_file()
 
 
-def test_without_copier_it_says_how_to_get_it(installed: Path, tmp_path: Path) -> None:
+def test_without_copier_it_says_how_to_get_it(installed: Path, tmp_path: Path):
     alone = tmp_path / "bin" / "python3"
     alone.parent.mkdir()
     shutil.copy(Path(sys.base_prefix) / "bin" / "python3", alone)
@@ -588,7 +580,7 @@ def test_without_copier_it_says_how_to_get_it(installed: Path, tmp_path: Path) -
     assert "pip install copier" in done.stderr
 
 
-def test_the_wheel_carries_all_that_the_command_copies(run: Run, shop: Path, tmp_path: Path) -> None:
+def test_the_wheel_carries_all_that_the_command_copies(run: Run, shop: Path, tmp_path: Path):
     """What `uvx --from CHECKOUT queuesmith` installs."""
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "wheel", cwd=ROOT)
     with zipfile.ZipFile(next((tmp_path / "wheel").glob("*.whl"))) as wheel:

@@ -57,7 +57,7 @@ def plural(word: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["background-jobs", "async-flow"])
-def test_no_job_can_take_a_name_that_its_module_uses(render: Render, kind: str) -> None:
+def test_no_job_can_take_a_name_that_its_module_uses(render: Render, kind: str):
     fields = f"{MARK}: str, {MARK}2: int"
     package = render(kind=kind, job=MARK, fields=fields, patterns=["schedule"]) / "src" / "my_service"
     jobs, api = set(identifiers(package / "jobs.py")), set(identifiers(package / "api.py"))
@@ -66,7 +66,7 @@ def test_no_job_can_take_a_name_that_its_module_uses(render: Render, kind: str) 
     assert taken <= RESERVED["jobs"] | RESERVED["keywords"] | RESERVED["fields"] | {"annotations"}
 
 
-def test_no_event_can_take_a_name_that_its_modules_use(render: Render) -> None:
+def test_no_event_can_take_a_name_that_its_modules_use(render: Render):
     fields = f"{MARK}: str, {MARK}2: int"
     package = render(kind="event-driven", event=f"{MARK}.{MARK}ed", fields=fields) / "src" / "my_service"
     files = ("api", "consumers", "events", "processing")
@@ -81,7 +81,7 @@ def test_no_event_can_take_a_name_that_its_modules_use(render: Render) -> None:
     assert sorted(possible - RESERVED["events"] - RESERVED["fields"]) == []
 
 
-def test_no_field_can_take_a_name_of_the_model_or_of_a_column() -> None:
+def test_no_field_can_take_a_name_of_the_model_or_of_a_column():
     taken = {name for model in (BaseModel, Payload) for name in dir(model)}
     taken = {name for name in taken if not name.startswith(("_", "model_"))}
     assert taken | {"str", "int", "float", "bool"} <= RESERVED["fields"]
@@ -89,13 +89,13 @@ def test_no_field_can_take_a_name_of_the_model_or_of_a_column() -> None:
         assert set(re.findall(r'Column\("(\w+)"', file.read_text())) - {"subject", "text"} <= RESERVED["fields"]
 
 
-def test_no_package_can_hide_a_module_that_the_project_imports() -> None:
+def test_no_package_can_hide_a_module_that_the_project_imports():
     assert {name for name in sys.stdlib_module_names if not name.startswith("_")} - {"this"} <= RESERVED["modules"]
     # `python -m test` is Python's own test suite; build and dist are ignored by git; src is where packages lie.
     assert {"test", "tests", "src", "build", "dist", "conftest", "setup"} <= RESERVED["modules"]
 
 
-def test_no_project_can_be_called_like_a_package_that_it_needs() -> None:
+def test_no_project_can_be_called_like_a_package_that_it_needs():
     """As a distribution: `aio-pika`. What those packages need in turn is looked up in this environment."""
     known = yaml.safe_load((ROOT / "templates/catalogue.yml").read_text())["catalogue"]["default"]
     listed = [item for part in known["packages"].values() for item in part]
@@ -117,7 +117,7 @@ def test_no_project_can_be_called_like_a_package_that_it_needs() -> None:
 
 
 @pytest.mark.full
-def test_no_package_can_hide_one_of_the_installed_packages(render: Render, tmp_path: Path) -> None:
+def test_no_package_can_hide_one_of_the_installed_packages(render: Render, tmp_path: Path):
     environment = tmp_path / "venv"
     uv = Path(sys.executable).with_name("uv")
     subprocess.run([uv, "venv", "-q", "--python", sys.executable, environment], check=True)

@@ -59,7 +59,7 @@ def servers(answers: dict[str, Any], request: pytest.FixtureRequest) -> dict[str
 @every_combination
 def test_a_project_passes_its_own_tests_on_the_servers_it_names(
     render: Render, run: Run, answers: dict[str, Any], servers: dict[str, str]
-) -> None:
+):
     project = render(**answers)
     env = {f"TEST_{name}": value for name, value in servers.items()}
     # One broker's run of the rest is enough: no broker has a part in it.
@@ -76,7 +76,7 @@ def test_a_project_passes_its_own_tests_on_the_servers_it_names(
 @every_combination
 def test_a_project_proves_itself_under_faults(
     render: Render, run: Run, answers: dict[str, Any], installed: Path, request: pytest.FixtureRequest
-) -> None:
+):
     """`make prove` starts servers of its own: these fixtures say how to get one that is not there."""
     if answers.get("database") == "postgres":
         request.getfixturevalue("postgres_server")
@@ -97,9 +97,7 @@ def test_a_project_proves_itself_under_faults(
         assert re.search(rf"^  {name} .* held$", said, re.MULTILINE), said
 
 
-def test_the_first_revision_of_a_job_service_fits_its_tables_on_postgresql(
-    render: Render, run: Run, postgres_url: str
-) -> None:
+def test_the_first_revision_of_a_job_service_fits_its_tables_on_postgresql(render: Render, run: Run, postgres_url: str):
     """Those of event-driven ones are among the tests above, those on SQLite too."""
     project = render(database="postgres", patterns=["schedule"])
     make = ("make", f"VENV={VENV}", "test", "ARGS=-q tests/test_migrations.py")
@@ -108,7 +106,7 @@ def test_the_first_revision_of_a_job_service_fits_its_tables_on_postgresql(
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["background-jobs", "event-driven"])
-def test_make_load_tells_what_the_machine_carries(render: Render, run: Run, kind: str) -> None:
+def test_make_load_tells_what_the_machine_carries(render: Render, run: Run, kind: str):
     said = run("make", f"VENV={VENV}", "load", "ARGS=25", cwd=render(kind=kind)).stdout
     assert re.search(r"^ +25 +\d+ +\d+ ", said, re.MULTILINE), said
     assert re.search(
@@ -123,13 +121,13 @@ from my_service.bus import open_bus
 from my_service.settings import Settings
 
 
-async def test_the_bus_is_the_one_that_was_named(settings: Settings) -> None:
+async def test_the_bus_is_the_one_that_was_named(settings: Settings):
     async with open_bus(settings, "redis://nowhere") as bus:
         assert (type(bus).__name__, bus.url) == ("NatsBus", os.environ["TEST_BUS_URL"])
 """
 
 
-def test_the_tests_of_a_project_use_the_servers_that_were_named(render: Render, run: Run) -> None:
+def test_the_tests_of_a_project_use_the_servers_that_were_named(render: Render, run: Run):
     """Or the test above would prove nothing."""
     project = render(kind="event-driven", broker="nats", database="postgres")
     nowhere = f"127.0.0.1:{free_port()}"
@@ -144,7 +142,7 @@ def test_the_tests_of_a_project_use_the_servers_that_were_named(render: Render, 
 @every_combination
 def test_make_run_answers_the_requests_of_the_readme_and_leaves_nothing_behind(
     render: Render, run: Run, spawn: Spawner, answers: dict[str, Any], servers: dict[str, str]
-) -> None:
+):
     project = render("service", **answers)
     prefix = f"{answers.get('package', 'service').upper()}_"
     port = free_port()
@@ -185,7 +183,7 @@ def test_make_run_answers_the_requests_of_the_readme_and_leaves_nothing_behind(
 @pytest.mark.parametrize("cache", ["warm", "cold"])
 def test_from_nothing_to_green_tests_in_less_than_a_minute(
     run: Run, installed: Path, tmp_path: Path, figures: Callable[..., Path], cache: str
-) -> None:
+):
     """A new folder, a new home, an environment of its own: what the project does not ask for is not there.
 
     warm: packages were downloaded before; cold: uv has to fetch every one of them.

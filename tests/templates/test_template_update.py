@@ -20,7 +20,7 @@ Run = Callable[..., Any]
 GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main")
 
 
-def commit(run: Run, folder: Path, message: str) -> None:
+def commit(run: Run, folder: Path, message: str):
     run(*GIT, "add", "-A", cwd=folder)
     run(*GIT, "commit", "-qm", message, cwd=folder)
 
@@ -40,7 +40,7 @@ def answered(project: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_an_update_brings_the_fix_and_keeps_the_users_edits(run: Run, tmp_path: Path, upstream: Path) -> None:
+def test_an_update_brings_the_fix_and_keeps_the_users_edits(run: Run, tmp_path: Path, upstream: Path):
     project = tmp_path / "shop"
     run("git", "tag", "v0.1.0", cwd=upstream)
     # A real address, so that it is cloned, and no --trust: there is nothing to run.
@@ -70,7 +70,7 @@ def test_an_update_brings_the_fix_and_keeps_the_users_edits(run: Run, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_project_of_0_1_0_becomes_one_of_this_version(run: Run, tmp_path: Path, render: Render) -> None:
+def test_a_project_of_0_1_0_becomes_one_of_this_version(run: Run, tmp_path: Path, render: Render):
     upstream, project = tmp_path / "upstream", tmp_path / "shop"
     if subprocess.run(["git", "cat-file", "-e", FIRST], cwd=ROOT, check=False, capture_output=True).returncode:
         pytest.skip("this checkout has no history back to 0.1.0: git fetch --unshallow")
@@ -106,7 +106,7 @@ def test_a_project_of_0_1_0_becomes_one_of_this_version(run: Run, tmp_path: Path
 @pytest.mark.slow
 def test_a_project_made_from_a_checkout_with_uncommitted_changes_can_be_updated(
     run: Run, tmp_path: Path, upstream: Path
-) -> None:
+):
     errors = upstream / "reference/studyhall/patterns/core/errors.py"
     committed = errors.read_bytes()
     errors.write_bytes(committed + b"\n# half an idea\n")

@@ -55,13 +55,7 @@ async def handle(ctx: JobContext, payload: Job) -> Done | dict[str, int]:
 
 def job_types() -> JobTypes:
     jobs = JobTypes()
-    jobs.register(
-        name="job",
-        payload=Job,
-        handler=handle,
-        queue=given.queue,
-        deadline=2 * contest.HOLD_SECONDS,
-    )
+    jobs.register(name="job", payload=Job, handler=handle, queue=given.queue, deadline=2 * contest.HOLD_SECONDS)
     return jobs
 
 

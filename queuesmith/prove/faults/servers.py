@@ -201,10 +201,7 @@ def _needs_postgres(spec: Spec) -> str:
 
 
 store_locked = _store(
-    "store-locked",
-    "the database is locked for 4 s: SQLite by a writer, PostgreSQL table by table",
-    _locked,
-    _needs_sql,
+    "store-locked", "the database is locked for 4 s: SQLite by a writer, PostgreSQL table by table", _locked, _needs_sql
 )
 store_away = _store("store-away", "PostgreSQL is frozen for 4 s", _frozen, _needs_postgres)
 store_full = _store(

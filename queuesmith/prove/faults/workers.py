@@ -89,13 +89,7 @@ def kill_at_commit(world: World, batch: Batch) -> None:
         over(world, batch, settle=True)
 
 
-@fault(
-    "kill-random",
-    "SIGKILL to all workers at a random moment of their work",
-    quick=True,
-    cost=3,
-    backlog=True,
-)
+@fault("kill-random", "SIGKILL to all workers at a random moment of their work", quick=True, cost=3, backlog=True)
 def kill_random(world: World, batch: Batch) -> None:
     def kill() -> str:
         moment, half_done = time.monotonic() + world.rng.random() * 0.2, still_open(world, batch) // 2
@@ -219,9 +213,7 @@ def copies(world: World, batch: Batch) -> None:
 
 
 @fault(
-    "rolling",
-    "a rolling deploy: new workers start beside the old ones, which get SIGTERM, while work goes on",
-    cost=10,
+    "rolling", "a rolling deploy: new workers start beside the old ones, which get SIGTERM, while work goes on", cost=10
 )
 def rolling(world: World, batch: Batch) -> None:
     service = world.spec.service

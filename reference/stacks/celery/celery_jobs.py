@@ -18,8 +18,6 @@ When it does not hold: effects outside the database without `outside_call`, and 
 table.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import random

@@ -3,8 +3,6 @@
 celery -A chord_shop worker | python chord_shop.py create | stock SHIPMENT | counted SHIPMENT | replay KEY
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import sys

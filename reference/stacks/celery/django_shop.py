@@ -3,8 +3,6 @@
 uvicorn django_shop:web | celery -A django_shop worker | python django_shop.py create
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

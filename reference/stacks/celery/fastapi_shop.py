@@ -1,7 +1,5 @@
 """The task of `django_shop`, sent from FastAPI: uvicorn fastapi_shop:web"""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from contextlib import closing

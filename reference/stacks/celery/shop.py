@@ -3,8 +3,6 @@
 celery -A shop worker | celery -A shop beat | python shop.py submit PARCEL… | dead | replay KEY
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import sys

@@ -3,8 +3,6 @@
 python shop.py create | work | submit PARCEL… | dead | redrive QUEUE KEY
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sqlite3

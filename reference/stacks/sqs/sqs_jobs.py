@@ -19,8 +19,6 @@ When it does not hold: effects outside the database without `outside_call`, and 
 `{"key": …, "payload": {…}}`: they become dead letters.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

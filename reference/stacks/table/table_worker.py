@@ -16,8 +16,6 @@ belongs in `SyncOutsideCalls`. A delay is at most `FARTHEST` seconds: what lies 
 SQLite 3.35 or PostgreSQL; hundreds of rows a second, not thousands.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import signal

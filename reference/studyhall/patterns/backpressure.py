@@ -21,8 +21,6 @@ When it does not hold
   and can be replayed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -17,8 +17,6 @@ When it does NOT hold
 - The job keeps its place in the queue until a worker, in passing, ends it; its effect is ruled out at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -10,8 +10,6 @@ idempotency key per batch. A job that is enqueued again under its old key, inste
 beginning.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any
@@ -24,16 +22,7 @@ from .core.failures import Permanent, Transient
 from .core.job import Save
 from .core.store import begin, insert, metadata
 
-__all__ = [
-    "CheckpointTooLarge",
-    "Overtaken",
-    "checkpointed",
-    "checkpoints",
-    "claim",
-    "close",
-    "purge",
-    "save",
-]
+__all__ = ["CheckpointTooLarge", "Overtaken", "checkpointed", "checkpoints", "claim", "close", "purge", "save"]
 
 MAX_BYTES = 1_000_000
 

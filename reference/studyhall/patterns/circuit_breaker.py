@@ -17,8 +17,6 @@ call go, because a queue whose Redis is gone starts no new jobs anyway; "refuse"
 A probe frozen (SIGSTOP) for longer than its lease and then resumed finishes its call beside the next one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -10,8 +10,6 @@ It does not hold when a producer takes longer than `grace` from `put` to its own
 see the producers' folder: on several machines use a shared folder, or an object store behind the same calls.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

@@ -28,15 +28,7 @@ from .core.errors import DeadlineExceeded, Transient
 from .core.execution import CallNext, JobContext, Step
 from .core.job import Deadline
 
-__all__ = [
-    "Deadline",
-    "DeadlineExceeded",
-    "owned_process",
-    "remaining",
-    "run_within",
-    "uncharged",
-    "within_deadline",
-]
+__all__ = ["Deadline", "DeadlineExceeded", "owned_process", "remaining", "run_within", "uncharged", "within_deadline"]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

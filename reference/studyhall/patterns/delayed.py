@@ -15,8 +15,6 @@ early by as much. A producer whose clock is ahead refuses an `at` that its clock
 schedule: for something that recurs, use `schedule`.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from contextlib import AbstractAsyncContextManager

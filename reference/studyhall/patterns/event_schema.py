@@ -11,22 +11,12 @@ When it does NOT hold: an upcaster can only use what the old event carries; a fi
 needs a default or a new event type. Nobody checks the order of deployment: consumers of v2 go first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from .core.event import (
-    MAX_BYTES,
-    Event,
-    EventTooLarge,
-    InvalidEvent,
-    UnknownEventType,
-    mistakes,
-    name_and_version,
-)
+from .core.event import MAX_BYTES, Event, EventTooLarge, InvalidEvent, UnknownEventType, mistakes, name_and_version
 
 __all__ = ["EventTypes", "InvalidEventData", "UnknownEventVersion"]
 

@@ -11,8 +11,6 @@ parent: a child that waits for its place in another living flow is refused (`Flo
 as a whole. Redis Cluster is not supported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -128,13 +126,7 @@ def _tree(job: Outgoing) -> dict[str, Any]:
     for child in job.children:
         child.opts |= edge_options(child.request.on_failure)
         children.append(_tree(child))
-    return {
-        "name": job.ref.name,
-        "queueName": job.ref.queue,
-        "data": job.data,
-        "opts": job.opts,
-        "children": children,
-    }
+    return {"name": job.ref.name, "queueName": job.ref.queue, "data": job.data, "opts": job.opts, "children": children}
 
 
 async def check_parents(root: dict[str, Any], redis: Redis, prefix: str) -> None:

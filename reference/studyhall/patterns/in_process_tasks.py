@@ -10,8 +10,6 @@ belongs in a queue. In-process is right for what nobody misses: warming a cache,
 or for work whose rest stays visible elsewhere, such as replaying dead letters one by one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Coroutine

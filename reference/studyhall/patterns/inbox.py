@@ -8,8 +8,6 @@ When it does NOT hold: see `idempotency`, whose markers these are. An effect out
 e-mail) needs the receiver's idempotency key; make it from the event's id.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 

@@ -9,8 +9,6 @@ Never inside a job: three attempts of a job times three here are nine calls. Rai
 Never around something that is not idempotent, unless the other side honours a key.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

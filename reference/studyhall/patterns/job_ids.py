@@ -11,8 +11,6 @@ second by an automatic id; `meta`, `wait` and other names of the queue's own key
 is the key of job 1's log.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 

@@ -17,8 +17,6 @@ When it does NOT hold
 - An event loop that is blocked for longer than `ttl` loses the lease and learns it late, by `held.lost`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

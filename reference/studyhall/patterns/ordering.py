@@ -16,8 +16,6 @@ When it does NOT hold
 - The publisher must keep the order too: see outbox.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import time

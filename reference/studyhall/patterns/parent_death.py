@@ -6,8 +6,6 @@ It does not hold elsewhere: macOS and others have no such request, so a thread l
 parent changed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -19,8 +19,6 @@ returns the stored result, or finds nothing and does the work. It does not hold 
 performs outside its `Done.save`: give those a provider idempotency key (`ctx.provider_key("step")`).
 """
 
-from __future__ import annotations
-
 import inspect
 import traceback
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ with no priority at all: BullMQ serves 0 (or none) before every other number, so
 A steady stream of critical jobs starves the low ones; the depth and age limits of backpressure show it.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 from .core.failures import Permanent

@@ -14,8 +14,6 @@ It does not hold across the loss of Redis' data (see the outbox for work that mu
 key is only remembered as long as the job is retained; later repeats are stopped by the idempotency marker.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

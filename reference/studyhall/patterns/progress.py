@@ -8,8 +8,6 @@ It does not hold for the history between milestones: it is thinned on purpose. 1
 5 of 6 completion events out of the queue's event stream before anybody read them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -11,8 +11,6 @@ that lost its data, gets a `gap` event: load the state again, then go on. Progre
 (see `progress`). Fields may hold results and reasons: pass on only what that client may see.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

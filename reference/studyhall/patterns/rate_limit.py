@@ -43,15 +43,7 @@ from .core.errors import Permanent, ResourceBusy, Snooze
 from .core.execution import CallNext, JobContext, Step, needs
 from .core.request import JobRef, JobRequest
 
-__all__ = [
-    "TenantLimit",
-    "TenantOverBudget",
-    "UnknownTenant",
-    "limited",
-    "named_tenant",
-    "queue_limit",
-    "tenant_limit",
-]
+__all__ = ["TenantLimit", "TenantOverBudget", "UnknownTenant", "limited", "named_tenant", "queue_limit", "tenant_limit"]
 
 TenantOf = Callable[[JobContext, Any], object]
 Rate = tuple[float, int]  # per second, burst

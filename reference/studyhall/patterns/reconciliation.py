@@ -10,8 +10,6 @@ When it does NOT hold
 - Two runs at once repair twice. Run it from the scheduler, which starts one per slot.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -13,8 +13,6 @@ When it does NOT hold
   its effect indifferent to order.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence

@@ -13,8 +13,6 @@ beyond `purge` (keep keys for as long as clients retry, a day at least), and not
 of those is a new one, unless the business has a natural key for it (`business_key`), which is better still.
 """
 
-from __future__ import annotations
-
 import re
 import uuid
 from collections.abc import Awaitable, Callable

@@ -13,8 +13,6 @@ by age alone: with a count, a burst of failures evicts those that are not archiv
 failed child lets its parent run without it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

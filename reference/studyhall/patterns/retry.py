@@ -12,8 +12,6 @@ the error escape and be decided here. Jitter spreads a herd, it does not make a 
 concurrency too.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -9,8 +9,6 @@ loop, which nobody can interrupt: run that isolated. Give the platform more time
 (`stop_grace_period`, `terminationGracePeriodSeconds`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal

@@ -7,8 +7,6 @@ It does not hold against whoever has a secret. The same request again within `ma
 and let it take effect once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import time

@@ -9,8 +9,6 @@ whose attempts were not used up. So the queue's own limit is lifted out of the w
 in the pipeline, where the failure is logged, measured and dead-lettered like any other.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from .core.execution import CallNext, JobContext, Step

@@ -12,8 +12,6 @@ When it does not hold: an effect that commits by itself, and effects outside the
 PostgreSQL only. `effect` must use this connection, or Django's models on the same database.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -63,11 +61,7 @@ def transaction(connection: Any) -> Iterator[None]:
     """Joins the one that is open; otherwise begins one and commits it."""
     begin, commit, rollback = "SAVEPOINT once", "RELEASE SAVEPOINT once", "ROLLBACK TO SAVEPOINT once"
     if not _in_transaction(connection):
-        begin, commit, rollback = (
-            "BEGIN IMMEDIATE" if is_sqlite(connection) else "BEGIN",
-            "COMMIT",
-            "ROLLBACK",
-        )
+        begin, commit, rollback = ("BEGIN IMMEDIATE" if is_sqlite(connection) else "BEGIN", "COMMIT", "ROLLBACK")
         if not getattr(connection, "autocommit", True):  # psycopg begins by itself
             begin = "SELECT 1"
     execute(connection, begin)

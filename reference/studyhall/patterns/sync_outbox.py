@@ -12,8 +12,6 @@ When it does not hold: on a connection that commits each statement by itself `ad
 the event would be told before the fact. SQLite and PostgreSQL only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -11,8 +11,6 @@ times, none does it while they restart, and a delay of an hour dies with the pro
 clock: setting the clock of the machine does nothing to it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

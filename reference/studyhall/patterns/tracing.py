@@ -11,8 +11,6 @@ own. Sampling is the SDK's: a trace that its root did not sample has no spans, e
 Configure any SDK (`opentelemetry-instrument …`, or `to_file`) before the first job.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -237,11 +237,7 @@ class JobTypes:
         self._types[name] = job_type
         return job_type
 
-    def encode(
-        self,
-        job: str | JobType[Any],
-        payload: BaseModel | Mapping[str, Any],
-    ) -> dict[str, Any]:
+    def encode(self, job: str | JobType[Any], payload: BaseModel | Mapping[str, Any]) -> dict[str, Any]:
         """{v, payload} for the queue. Validated in the form in which the worker will read it."""
         job_type = self[job.name if isinstance(job, JobType) else job]
         try:

@@ -13,8 +13,6 @@ once they are back, or with `StillRunning`, never with an error of theirs. Waiti
 caller: for more than some seconds let clients poll instead.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

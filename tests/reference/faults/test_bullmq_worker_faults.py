@@ -122,12 +122,7 @@ async def test_sigterm_under_load_loses_nothing_and_counts_no_stall(redis_server
         children: list[Child] = []
         for _ in range(terms):
             child = Child(
-                spawn,
-                redis_server.port,
-                "reliable",
-                seconds=0.2,
-                grace=0.1,
-                options={**OURS, "concurrency": 20},
+                spawn, redis_server.port, "reliable", seconds=0.2, grace=0.1, options={**OURS, "concurrency": 20}
             )
             children.append(child)
             await until(lambda child=child: len(child.said("start")) > 20, 20, "it to be at work")
@@ -155,7 +150,7 @@ async def test_redis_killed_under_load_loses_no_job_and_work_resumes(make_redis,
     resumed: list[float] = []
     last_run = time.monotonic()
 
-    async def process(job: Any, token: str) -> None:
+    async def process(job: Any, token: str):
         nonlocal last_run
         runs[job.id] = runs.get(job.id, 0) + 1
         last_run = time.monotonic()
@@ -193,7 +188,7 @@ async def test_outage_longer_than_a_lock_cancels_what_ran(own_redis):
     ended: list[str] = []
     lost: list[str] = []
 
-    async def process(job: Any, token: str) -> None:
+    async def process(job: Any, token: str):
         first = job.attemptsStarted == 1
         await asyncio.sleep(60 if first else 0)
         ended.append(job.id)
@@ -213,5 +208,5 @@ async def test_outage_longer_than_a_lock_cancels_what_ran(own_redis):
     assert len(ended) == 5
 
 
-async def _nothing(job: Any, token: str) -> None:
+async def _nothing(job: Any, token: str):
     pass

@@ -32,7 +32,7 @@ import cancel_worker  # noqa: E402
 
 
 class Bench:
-    def __init__(self, redis_url: str, directory: Path, spawn: Spawner) -> None:
+    def __init__(self, redis_url: str, directory: Path, spawn: Spawner):
         self.redis_url, self.spawn = redis_url, spawn
         self.store_url = f"sqlite:///{directory / 'cancel.db'}"
 
@@ -156,7 +156,7 @@ async def test_cancellations_at_any_moment_leave_effect_or_cancellation_never_bo
     refs: list[JobRef] = []
     said: dict[str, str] = {}
 
-    async def user(numbers: range) -> None:
+    async def user(numbers: range):
         """Changes her mind after a while that is as long as the work takes, on average."""
         for number in numbers:
             ref = await bench.add(f"r{number}", seconds=rng.random() * 0.8)
@@ -177,12 +177,7 @@ async def test_cancellations_at_any_moment_leave_effect_or_cancellation_never_bo
     assert 0 < len(effects) < jobs, "all went one way: this run proves nothing"
     assert await bench.dead_letters() == 0
     figures(
-        "cancel",
-        name="races",
-        jobs=jobs,
-        done=len(effects),
-        cancelled=jobs - len(effects),
-        both_or_neither=len(wrong),
+        "cancel", name="races", jobs=jobs, done=len(effects), cancelled=jobs - len(effects), both_or_neither=len(wrong)
     )
 
 

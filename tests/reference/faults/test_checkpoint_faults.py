@@ -28,7 +28,7 @@ pytestmark = pytest.mark.fault
 
 
 class Imports:
-    def __init__(self, url: str, store_url: str, spawn: Spawner) -> None:
+    def __init__(self, url: str, store_url: str, spawn: Spawner):
         self.url, self.store_url, self.spawn = url, store_url, spawn
         self.workers: list[Spawned] = []
 
@@ -67,7 +67,7 @@ class Imports:
         async with read(self.store) as connection:
             return int(await connection.scalar(select(func.count()).select_from(table)) or 0)
 
-    async def finished(self, request: JobRequest) -> None:
+    async def finished(self, request: JobRequest):
         ref = self.producer.ref(request)
         queue = self.producer.queue(ref.queue)
 
@@ -78,7 +78,7 @@ class Imports:
 
         await until(completed, 120, "the import is completed", every=0.1)
 
-    async def kill_along_the_way(self, kills: int, marks: list[int], rng: random.Random) -> None:
+    async def kill_along_the_way(self, kills: int, marks: list[int], rng: random.Random):
         """SIGKILL the worker whenever this many rows were worked on since the last kill; another takes its place."""
         worker = await self.worker()
         for mark in marks[:kills]:

@@ -24,7 +24,7 @@ PROGRAM = Path(__file__).parent / "programs" / "provider_callers.py"
 class Provider:
     """A real HTTP server on loopback that counts: healthy, broken (500) or hanging."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.mode = "broken"
         self.calls: list[tuple[float, int]] = []  # (when, pid of the caller)
         self.open_calls = self.most_at_once = 0
@@ -40,7 +40,7 @@ class Provider:
         finally:
             server.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
@@ -80,13 +80,7 @@ async def test_three_processes_leave_a_dead_provider_alone_and_one_of_them_probe
     look = CircuitBreaker(client, "provider")
     async with Provider.start() as provider:
         await callers(
-            spawn,
-            processes,
-            redis=redis_url,
-            provider=provider.url,
-            callers=each,
-            failures=failures,
-            cooldown=cooldown,
+            spawn, processes, redis=redis_url, provider=provider.url, callers=each, failures=failures, cooldown=cooldown
         )
         await until(lambda: provider.calls, 20, "the first call")
         first = provider.calls[0][0]
@@ -177,7 +171,7 @@ async def test_breaker_without_redis_allows_or_refuses_as_told_in_bounded_time(o
     refuses = CircuitBreaker(client, "b", on_outage="refuse")
     done = 0
 
-    async def work() -> None:
+    async def work():
         nonlocal done
         done += 1
 

@@ -40,7 +40,7 @@ async def all_letters(store: AsyncEngine, *, replayed: bool = False) -> list[Dea
     return await dead_letter.list_dead_letters(store, replayed=replayed, limit=10_000)
 
 
-async def failed(redis: Redis, number: int, timeout: float = 60) -> None:
+async def failed(redis: Redis, number: int, timeout: float = 60):
     async def all_failed() -> bool:
         return int(await redis.zcard(FAILED)) == number
 

@@ -25,14 +25,14 @@ async def test_timed_out_subprocess_is_killed_with_its_children_and_never_charge
     def argv(charges: str) -> list[str]:
         return [sys.executable, SLOW_CHARGE, str(gate), str(tmp_path / charges), "--through-a-child"]
 
-    async def naive() -> None:
+    async def naive():
         process = await asyncio.create_subprocess_exec(*argv("naive"), stdout=PIPE)
         zombies.append(process)
         assert process.stdout
         await process.stdout.readline()  # it works by now
         await process.wait()
 
-    async def owned() -> None:
+    async def owned():
         async with owned_process(*argv("owned"), stdout=PIPE) as process:
             stopped.append(process)
             assert process.stdout
@@ -71,14 +71,14 @@ async def test_timed_out_subprocess_is_killed_with_its_children_and_never_charge
 async def test_hung_jobs_give_their_slots_back_where_they_block_the_queue_without_a_deadline(redis_url, figures):
     slots, others = 2, 20
 
-    async def work(job: Job) -> None:
+    async def work(job: Job):
         if job.name == "hung":
             await asyncio.Event().wait()
 
-    async def naive(job: Job, token: str) -> None:
+    async def naive(job: Job, token: str):
         await work(job)
 
-    async def limited(job: Job, token: str) -> None:
+    async def limited(job: Job, token: str):
         await run_within(0.2, work, job)
 
     async def run(name: str, processor: Callable[[Job, str], Awaitable[None]], patience: float) -> dict[str, int]:

@@ -222,7 +222,7 @@ async def test_rolled_back_order_leaves_no_request(redis_url, orders):
     async with producer_at(redis_url) as producer:
         degraded = DegradedProducer(producer, orders)
 
-        async def fails() -> None:
+        async def fails():
             async with begin(orders) as tx:
                 await tx.execute(shop.orders.insert().values(id="o-1"))
                 await degraded.accept(tx, shop.prepare("o-1"))
@@ -273,7 +273,7 @@ async def test_what_can_never_be_queued_is_parked_with_its_reason_and_can_be_rel
     """A request of a job type that this process does not know, and one that the outage outlived."""
     older = JobTypes()
 
-    async def gone(_ctx: Any, _payload: Any) -> None:
+    async def gone(_ctx: Any, _payload: Any):
         pass
 
     older.register(name="gone", payload=shop.PrepareOrder, handler=gone, queue="gone")

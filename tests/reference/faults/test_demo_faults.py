@@ -16,7 +16,7 @@ pytestmark = pytest.mark.fault
 
 
 class Tour:
-    def __init__(self, spawn: Spawner, folder: Path) -> None:
+    def __init__(self, spawn: Spawner, folder: Path):
         self._mark, self.folder = f"QUEUESMITH_TOUR={uuid.uuid4().hex}", folder
         name, _, value = self._mark.partition("=")
         env = {"REDIS_URL": "", "DATABASE_URL": "", "TMPDIR": str(folder), "COLUMNS": "120", name: value}
@@ -36,7 +36,7 @@ class Tour:
                     found.append(int(entry.name))
         return found
 
-    async def nothing_left(self, seconds: float = 30) -> None:
+    async def nothing_left(self, seconds: float = 30):
         await until(lambda: not self.running(), seconds, "no process of the tour is left")
 
 

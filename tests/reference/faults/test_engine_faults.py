@@ -31,7 +31,7 @@ Figures = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
-def _no_configured_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_configured_server(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("REDIS_URL", raising=False)
 
 
@@ -65,7 +65,7 @@ def acked(user: Spawned, before: float = float("inf")) -> int:
     return max((int(count) for _, count, at in words if float(at) < before), default=0)
 
 
-def keeps_counting(user: Spawned) -> None:
+def keeps_counting(user: Spawned):
     reached = acked(user)
     until_sync(lambda: acked(user) > reached + 5, 20, f"user goes on after {reached}: {user}")
 

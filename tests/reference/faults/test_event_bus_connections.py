@@ -29,12 +29,12 @@ Line = tuple[EventBus, EventBus, TcpProxy]
 class Hands:
     """A handler that takes its time, and remembers how many of it ran at once."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float):
         self.seconds, self.most, self.beside = seconds, 0, 0
         self.running: Counter[str] = Counter()
         self.done: Counter[str] = Counter()
 
-    async def __call__(self, event: Event) -> None:
+    async def __call__(self, event: Event):
         self.running[event.id] += 1
         self.most = max(self.most, self.running.total())
         self.beside = max(self.beside, self.running[event.id])
@@ -44,7 +44,7 @@ class Hands:
         finally:
             self.running[event.id] -= 1
 
-    def never_beside_itself(self, concurrency: int) -> None:
+    def never_beside_itself(self, concurrency: int):
         assert self.most <= concurrency
         assert self.beside == 1, f"{self.beside} of one event side by side"
 
@@ -98,7 +98,7 @@ async def test_connection_that_swallows_every_byte_is_replaced_within_20_seconds
     bus, direct, proxy = line
     done: set[str] = set()
 
-    async def note(event: Event) -> None:
+    async def note(event: Event):
         done.add(event.id)
 
     async def taken(batch: list[Event]) -> bool:
@@ -163,7 +163,7 @@ async def test_rabbitmq_alarm_stops_publishing_and_not_consuming(rabbitmq_server
     tries: Counter[str] = Counter()
     done: Counter[str] = Counter()
 
-    async def every_fifth_fails_once(event: Event) -> None:
+    async def every_fifth_fails_once(event: Event):
         tries[event.id] += 1
         if event.data["number"] % 5 == 0 and tries[event.id] == 1:
             raise RuntimeError("once")
@@ -204,7 +204,7 @@ async def test_full_redis_stops_publishing_and_not_consuming(own_redis, kind):
     tries: Counter[str] = Counter()
     done: set[str] = set()
 
-    async def some_fail(event: Event) -> None:
+    async def some_fail(event: Event):
         tries[event.id] += 1
         if event.data["number"] % 10 == 0 or (event.data["number"] % 5 == 0 and tries[event.id] == 1):
             raise RuntimeError("every tenth always, every fifth once")
@@ -243,7 +243,7 @@ async def test_rabbitmq_length_limit_refuses_or_quarantines_and_loses_nothing(ra
     tries: Counter[str] = Counter()
     done: set[str] = set()
 
-    async def every_fifth_fails_once(event: Event) -> None:
+    async def every_fifth_fails_once(event: Event):
         tries[event.id] += 1
         if event.data["number"] % 5 == 0 and tries[event.id] == 1:
             raise RuntimeError("once")
@@ -265,11 +265,7 @@ async def test_rabbitmq_length_limit_refuses_or_quarantines_and_loses_nothing(ra
         async with consuming(bus, "mail", every_fifth_fails_once):
             for event in refused:  # as an outbox does
                 await until(lambda each=event: _taken(bus, each), 30, "room for one more")
-            await until(
-                lambda: len({*done, *pushed_out}) == 60,
-                60,
-                lambda: f"{len(done)} done, {len(pushed_out)} out",
-            )
+            await until(lambda: len({*done, *pushed_out}) == 60, 60, lambda: f"{len(done)} done, {len(pushed_out)} out")
     finally:
         await asyncio.to_thread(rabbitmq_server.ctl, "clear_policy", prefix)
         await bus.close()

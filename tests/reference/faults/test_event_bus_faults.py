@@ -32,7 +32,7 @@ EVERY = tuple(kind for kind in BUSES if not kind.endswith("-ordered"))
 class Scene:
     """One bus, one store, and consumer processes on them."""
 
-    def __init__(self, kind: str, url: str, store: str, spawn: Spawner) -> None:
+    def __init__(self, kind: str, url: str, store: str, spawn: Spawner):
         self.kind, self.url, self.store, self._spawn = kind, url, store, spawn
         self.prefix = f"t{uuid.uuid4().hex[:10]}"
         self.bus = open_bus(kind, url, self.prefix)
@@ -65,7 +65,7 @@ class Scene:
                 return []
             return [row[0] for row in found]
 
-    async def close(self) -> None:
+    async def close(self):
         await self.bus.close()
         if (client := getattr(self.bus, "redis", None)) is not None:
             await client.aclose()
@@ -140,13 +140,7 @@ async def test_event_that_kills_its_consumer_ends_in_quarantine(scene):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "scene",
-    [
-        "redis-ordered",
-        "nats-ordered",
-        pytest.param("kafka-ordered", marks=pytest.mark.full),
-    ],
-    indirect=True,
+    "scene", ["redis-ordered", "nats-ordered", pytest.param("kafka-ordered", marks=pytest.mark.full)], indirect=True
 )
 async def test_order_per_key_survives_a_killed_owner(scene):
     assert scene.bus.capabilities.ordered_per_key
@@ -188,9 +182,7 @@ def _more(count: Callable[[], int], than: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    "broker",
-    ["redis", "nats", "rabbitmq", "kafka", pytest.param("three kafka", marks=pytest.mark.full)],
-    indirect=True,
+    "broker", ["redis", "nats", "rabbitmq", "kafka", pytest.param("three kafka", marks=pytest.mark.full)], indirect=True
 )
 async def test_broker_killed_mid_stream_loses_no_accepted_event(broker, scale, figures):
     kills = scale(1, 5)
@@ -201,10 +193,10 @@ async def test_broker_killed_mid_stream_loses_no_accepted_event(broker, scale, f
     refused = 0
     over = asyncio.Event()
 
-    async def note(event: Event) -> None:
+    async def note(event: Event):
         seen[event.id] += 1
 
-    async def produce() -> None:
+    async def produce():
         """As an outbox does: what was not accepted is published again under the same id."""
         nonlocal refused
         while not over.is_set():
@@ -266,7 +258,7 @@ async def test_broker_that_is_away_at_the_start_is_waited_for_and_stops_nobody(b
     seen, stop, measured = list[Event](), asyncio.Event(), asyncio.Event()
     silence = asyncio.create_task(_longest_silence(measured))
 
-    async def note(event: Event) -> None:
+    async def note(event: Event):
         seen.append(event)
 
     (order,) = events(1)
@@ -297,7 +289,7 @@ async def test_usual_stream_consumer_loses_what_ours_keeps(redis_server, redis_u
     program = PROGRAMS / "naive_stream_consumer.py"
     with redis_server.client() as client:
 
-        def add(stream: str, count: int, poison: int | None = None) -> None:
+        def add(stream: str, count: int, poison: int | None = None):
             with client.pipeline() as batch:  # at once, so that one read gets them all
                 for n in range(count):
                     batch.xadd(stream, {"n": n} | ({"poison": 1} if n == poison else {}))
@@ -364,7 +356,7 @@ async def _the_same_with_ours(url: str, spawn: Spawner) -> dict[str, int]:
     done: set[str] = set()
     stop = asyncio.Event()
 
-    async def handle(event: Event) -> None:
+    async def handle(event: Event):
         if event.data.get("poison"):
             raise RuntimeError("poison")
         done.add(event.id)

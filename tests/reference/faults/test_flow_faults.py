@@ -53,14 +53,7 @@ async def test_a_killed_producer_leaves_whole_flows_where_single_adds_leave_halv
     assert flows > 0
     assert naive_half, "no kill hit the adds: this run proves nothing"
     assert half == 0
-    figures(
-        "flow",
-        name="killed-producer",
-        kills=kills,
-        flows=flows,
-        half_flows=half,
-        naive_half_chains=naive_half,
-    )
+    figures("flow", name="killed-producer", kills=kills, flows=flows, half_flows=half, naive_half_chains=naive_half)
 
 
 @pytest.mark.slow
@@ -112,7 +105,7 @@ async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_
                 return False
         return True
 
-    async def by_hand(number: int) -> None:
+    async def by_hand(number: int):
         first = program.STEPS[0]
         await producer.queue(program.NAIVE).add(first, {"chain": number}, {"jobId": f"{first}.{number}", "attempts": 3})
 

@@ -55,9 +55,7 @@ async def test_a_consumer_killed_before_and_after_its_effect_applies_every_event
         ours = await applied("with_inbox", *moments)
     else:
         ours, first, last = await asyncio.gather(
-            applied("with_inbox", *moments),
-            applied("mark_first", "before"),
-            applied("mark_last", "after"),
+            applied("with_inbox", *moments), applied("mark_first", "before"), applied("mark_last", "after")
         )
         naive["naive_mark_first_lost"] = EVENTS - len(set(first))
         naive["naive_mark_last_duplicated"] = len(last) - len(set(last))

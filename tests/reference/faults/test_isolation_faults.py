@@ -47,7 +47,7 @@ async def _longest_block(busy: Callable[[], Awaitable[object]]) -> float:
     """The longest time that the event loop was deaf while `busy` ran."""
     longest = 0.0
 
-    async def tick() -> None:
+    async def tick():
         nonlocal longest
         while True:
             before = time.perf_counter()
@@ -66,7 +66,7 @@ async def _longest_block(busy: Callable[[], Awaitable[object]]) -> float:
 async def test_event_loop_stays_free_during_cpu_bound_work_that_blocks_it_past_the_lock_inline(pool, work, figures):
     seconds = LOCK_DURATION + 0.5
 
-    async def inline() -> None:
+    async def inline():
         work.compute(seconds)
 
     naive = await _longest_block(inline)
@@ -123,12 +123,7 @@ async def test_process_killer_takes_only_itself_down_where_an_executor_fails_its
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("how", "said"),
-    [
-        ("sigkill", "SIGKILL"),
-        ("os._exit", "exit code 3"),
-        ("sys.exit", "exit code 4"),
-        ("segfault", "SIGSEGV"),
-    ],
+    [("sigkill", "SIGKILL"), ("os._exit", "exit code 3"), ("sys.exit", "exit code 4"), ("segfault", "SIGSEGV")],
 )
 async def test_every_way_to_die_is_named_and_retried(pool, work, how, said):
     with pytest.raises(ProcessDied, match=said) as caught:

@@ -84,12 +84,7 @@ async def test_stale_write_of_a_holder_frozen_past_its_lease_is_refused(redis_ur
 
     naive_writes, _ = await story("naive")
     assert naive_writes == ["b", "a"], "the naive lock kept the stale write out: this run proves nothing"
-    figures(
-        "lease",
-        name="frozen-holder",
-        stale_writes=writes.count("a"),
-        naive_stale_writes=naive_writes.count("a"),
-    )
+    figures("lease", name="frozen-holder", stale_writes=writes.count("a"), naive_stale_writes=naive_writes.count("a"))
 
 
 async def test_leaving_late_does_not_give_away_the_lease_of_the_next_holder(redis):
@@ -129,13 +124,7 @@ async def test_a_held_lease_is_renewed_and_the_next_waits_for_its_end(redis):
 
 
 async def test_a_killed_holder_is_followed_within_its_ttl(redis_url, redis, spawn, tmp_path):
-    a = spawn(
-        PROGRAMS / "lease_holder.py",
-        "fenced",
-        "a",
-        f"--redis={redis_url}",
-        f"--store=sqlite:///{tmp_path}/k.db",
-    )
+    a = spawn(PROGRAMS / "lease_holder.py", "fenced", "a", f"--redis={redis_url}", f"--store=sqlite:///{tmp_path}/k.db")
     await a.line('"held"')
     a.kill()
     async with Lease(redis, "report", wait=5):
@@ -145,7 +134,7 @@ async def test_a_killed_holder_is_followed_within_its_ttl(redis_url, redis, spaw
 async def test_redis_away_for_longer_than_the_ttl_is_a_lost_lease_and_stops_the_work(own_redis):
     redis = producer_client(own_redis.url)
 
-    async def body() -> None:
+    async def body():
         async with Lease(redis, "z", ttl=0.5, cancel_on_loss=True):
             own_redis.pause()
             await asyncio.sleep(30)
@@ -159,7 +148,7 @@ async def test_redis_away_for_longer_than_the_ttl_is_a_lost_lease_and_stops_the_
 
 
 async def test_a_cancellation_from_outside_stays_a_cancellation(redis):
-    async def body() -> None:
+    async def body():
         async with Lease(redis, "q", ttl=5, cancel_on_loss=True):
             await asyncio.sleep(30)
 

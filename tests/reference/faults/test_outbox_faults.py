@@ -25,10 +25,7 @@ from studyhall.patterns.outbox.relay import Relay
 
 PROGRAM = Path(__file__).parent / "programs" / "outbox_relays.py"
 aggregates = Table(
-    "proof_aggregates",
-    metadata,
-    Column("key", String, primary_key=True),
-    Column("version", Integer, nullable=False),
+    "proof_aggregates", metadata, Column("key", String, primary_key=True), Column("version", Integer, nullable=False)
 )
 
 
@@ -39,7 +36,7 @@ class Undo(Exception):
 class Relays:
     """Relay processes of one mode on one store, started in step and replaced when killed."""
 
-    def __init__(self, spawn: Spawner, store_url: str, redis_url: str) -> None:
+    def __init__(self, spawn: Spawner, store_url: str, redis_url: str):
         self._spawn, self._urls = spawn, (store_url, redis_url)
         self.redis = sync_redis.Redis.from_url(redis_url, decode_responses=True)
         self._started = 0
@@ -52,7 +49,7 @@ class Relays:
         env = {"PUBLISH_SECONDS": str(self.publish_seconds), "LEASE_SECONDS": str(self.lease_seconds)}
         return worker, self._spawn(PROGRAM, mode, *self._urls, worker, env=env)
 
-    async def go(self, mode: str, count: int) -> None:
+    async def go(self, mode: str, count: int):
         """All at once, when `count` of them have started."""
         await until(lambda: self.redis.scard(f"ready:{mode}") >= count, 60, f"{count} relays to be ready")
         self.redis.set(f"go:{mode}", 1)
@@ -60,7 +57,7 @@ class Relays:
     def sink(self) -> list[Event]:
         return [Event.decode(fields["body"]) for _, fields in self.redis.xrange("sink")]
 
-    async def quiet(self) -> None:
+    async def quiet(self):
         """No relay publishes any more."""
 
         async def same() -> bool:
@@ -70,7 +67,7 @@ class Relays:
 
         await until(same, 30, "the relays to come to rest")
 
-    def reset(self) -> None:
+    def reset(self):
         self._spawn.close()
         self.redis.flushall()
 
@@ -114,7 +111,7 @@ async def work(store: AsyncEngine, prefix: str, commits: int, rollbacks: int, se
         await tx.execute(insert(aggregates), [{"key": key, "version": 0} for key in subjects])
     done: set[str] = set()
 
-    async def writer() -> None:
+    async def writer():
         while plan:
             ident = await bump(store, rng.choice(subjects), rng, fail=plan.pop())
             done.update([ident] if ident else [])
@@ -217,7 +214,7 @@ async def test_killed_relays_publish_every_commit_and_no_rollback_while_a_naive_
     )
 
 
-async def fill(store: AsyncEngine, count: int) -> None:
+async def fill(store: AsyncEngine, count: int):
     async with begin(store) as tx:
         await add(tx, *(event(f"order-{n % 50}", n // 50 + 1) for n in range(count)))
 
@@ -317,7 +314,7 @@ async def test_overlapping_runs_in_one_process_double_nothing_while_a_naive_inte
     await fill(store, events)
     naive = SlowSink()
 
-    async def tick() -> None:
+    async def tick():
         async with read(store) as connection:
             oldest = select(outbox.c.position, outbox.c.body).where(outbox.c.published_at.is_(None))
             rows = (await connection.execute(oldest.order_by(outbox.c.position).limit(20))).all()
@@ -351,7 +348,7 @@ async def test_overlapping_runs_in_one_process_double_nothing_while_a_naive_inte
 class SlowSink:
     """Accepts after a moment; refuses what `bad` says, event by event."""
 
-    def __init__(self, bad: Callable[[Event], bool] = lambda _: False) -> None:
+    def __init__(self, bad: Callable[[Event], bool] = lambda _: False):
         self.events: list[Event] = []
         self.calls = 0
         self._bad = bad

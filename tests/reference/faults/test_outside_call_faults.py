@@ -33,7 +33,7 @@ WORKERS = 3
 
 
 class Provider:
-    def __init__(self, spawn: Spawner, **spec: Any) -> None:
+    def __init__(self, spawn: Spawner, **spec: Any):
         self.process = spawn(PROGRAMS / "misbehaving_provider.py", json.dumps(spec))
         self.url = f"http://127.0.0.1:{self.process.line_sync('ready').split()[1]}"
 
@@ -49,11 +49,11 @@ class Provider:
 class Fleet:
     """Workers that are killed while their calls are under way, and replaced."""
 
-    def __init__(self, spawn: Spawner, spec: dict[str, Any]) -> None:
+    def __init__(self, spawn: Spawner, spec: dict[str, Any]):
         self._start: Callable[[], Spawned] = lambda: spawn(PROGRAMS / "label_worker.py", json.dumps(spec))
         self.workers = [self._start() for _ in range(WORKERS)]
 
-    def kill(self, number: int) -> None:
+    def kill(self, number: int):
         self.workers[number].kill()
         self.workers[number] = self._start()
 
@@ -83,10 +83,7 @@ async def under_fire(
             for parcel in parcels[number * calls // len(faults) : (number + 1) * calls // len(faults)]:
                 await queue.add("print", {"parcel": parcel}, {"jobId": parcel})
             await until(
-                lambda before=before: provider.state()["requests"] > before,
-                60,
-                "calls are under way",
-                every=0.01,
+                lambda before=before: provider.state()["requests"] > before, 60, "calls are under way", every=0.01
             )
             await asyncio.sleep(rng.uniform(0, 0.1))
             victim = rng.randrange(WORKERS)
@@ -136,15 +133,7 @@ async def test_killed_callers_of_a_bad_provider_duplicate_nothing_and_lose_nothi
         spec = {"way": way, "redis": redis.url, "provider": provider.url, "ledger": where}
         began = time.monotonic()
         jobs = await under_fire(
-            spawn,
-            redis,
-            provider,
-            spec,
-            calls=calls,
-            kills=kills,
-            freezes=freezes,
-            away=away,
-            seed=seed,
+            spawn, redis, provider, spec, calls=calls, kills=kills, freezes=freezes, away=away, seed=seed
         )
         seconds = time.monotonic() - began
         printed = provider.printed()

@@ -77,12 +77,7 @@ class Shop:
         order_id = f"{'naive' if naive else 'order'}-{self.placed:03}"
         async with begin(self.store) as tx:
             await service.place_order(
-                tx,
-                pack_id=pack,
-                customer=f"{customer}/{order_id}",
-                seats=2,
-                method=method,
-                order_id=order_id,
+                tx, pack_id=pack, customer=f"{customer}/{order_id}", seats=2, method=method, order_id=order_id
             )
             if naive:  # the twin has no durable saga
                 await tx.execute(saga_store.sagas.delete().where(saga_store.sagas.c.id == order_id))
@@ -105,13 +100,13 @@ class Shop:
         told = [json.loads(line) for line in running.lines() if line.startswith("{")]
         return Counter(line["ended"] for line in told if "ended" in line)
 
-    async def finish(self, processes: int = 1, **plan: Any) -> None:
+    async def finish(self, processes: int = 1, **plan: Any):
         """Processes that live on resume every saga until none is due."""
         rest: dict[str, Any] = {"saga_id": None, "signal": None}
         running = self.victims([dict(rest) for _ in range(processes)], **plan)
         assert await self.endings(running) == {"exit 0": processes}, str(running)
 
-    async def end_leases(self) -> None:
+    async def end_leases(self):
         """Let the time pass that the leases of the dead still have: they are long, so that load ends none."""
         async with begin(self.store) as tx:
             held = saga_store.sagas.update().where(saga_store.sagas.c.owner.is_not(None))
@@ -471,7 +466,7 @@ async def test_five_deaths_in_a_step_consume_none_of_its_two_attempts(shop, figu
     naive: dict[str, Any] = {"charge": {"attempts": 2, "crashes": 2}}
     order, twin = await shop.place("buyer"), await shop.place("buyer")
 
-    async def die_in_the_charge(order_id: str, limits: dict[str, Any]) -> None:
+    async def die_in_the_charge(order_id: str, limits: dict[str, Any]):
         victim = {"saga_id": order_id, "moment": "after intent", "step": "charge", "signal": "KILL"}
         running = shop.victims([victim], limits=limits)
         assert await shop.endings(running) == {"signal 9": 1}, str(running)

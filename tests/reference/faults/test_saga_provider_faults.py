@@ -28,14 +28,12 @@ DONE = -1
 LONGEST = 2.5  # the provider is slow for 1.8 s at most
 
 
-async def _elsewhere(ctx: StepContext) -> None:
+async def _elsewhere(ctx: StepContext):
     raise AssertionError("driven here")
 
 
 class Parcels:
-    def __init__(
-        self, spawn: Spawner, store: AsyncEngine, url: str, way: str, longest: float, **trouble: float
-    ) -> None:
+    def __init__(self, spawn: Spawner, store: AsyncEngine, url: str, way: str, longest: float, **trouble: float):
         trouble["key_life"] = 600.0 if way == "keys" else 0.0
         provider = spawn(PROGRAMS / "misbehaving_provider.py", json.dumps(trouble))
         self.provider = f"http://127.0.0.1:{provider.line_sync('ready').split()[1]}"
@@ -46,12 +44,12 @@ class Parcels:
         nothing = SagaStep("label", _elsewhere)  # this process starts and cancels, it drives none
         self.here = SagaRunner(store, Saga("parcel", [nothing, SagaStep("hand-over", _elsewhere)]))
 
-    def kill(self, number: int) -> None:
+    def kill(self, number: int):
         """The process of this number, counted from 1."""
         self.runners[number - 1].kill()
         self.runners[number - 1] = self._start()
 
-    async def start(self, saga_id: str, *, fails: bool) -> None:
+    async def start(self, saga_id: str, *, fails: bool):
         async with begin(self.store) as tx:
             await self.here.start(tx, "parcel", saga_id, {"fails": fails})
 

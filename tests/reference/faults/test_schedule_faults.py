@@ -60,7 +60,7 @@ class Fleet:
             await self.producer.close()
             await close(self.store)
 
-    async def start(self, count: int, **options: object) -> None:
+    async def start(self, count: int, **options: object):
         # Not forked: the instances of a deployment start seconds apart, and heal in between.
         fresh = [
             self.spawn.command(
@@ -112,7 +112,7 @@ class Fleet:
         (state,) = await self.schedules.states(self.producer, self.store)
         return state
 
-    async def idle(self) -> None:
+    async def idle(self):
         """No more ticks, and those under way are through."""
         await self.queue.removeJobScheduler("beat")
 
@@ -195,7 +195,7 @@ async def test_a_worker_an_hour_ahead_starts_no_tick_early_and_silences_nobody(
     """`first` declares the schedule; then both work, then only the worker whose clock is right."""
     async with Fleet(redis_url, tmp_path, spawn, every=1.0, cron=cron).open() as fleet:
 
-        async def more_ticks(what: str) -> None:
+        async def more_ticks(what: str):
             seen = len(await fleet.effects())
 
             async def three() -> bool:

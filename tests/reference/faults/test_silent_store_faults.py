@@ -25,7 +25,7 @@ BACK = 20.0  # seconds: the promise. Twice that is waited, for a machine that ha
 
 
 class Sink:
-    def __init__(self) -> None:
+    def __init__(self):
         self.ids: list[str] = []
 
     async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
@@ -57,7 +57,7 @@ async def proxied(direct: AsyncEngine, postgres_url: str, network: TcpProxy) -> 
     await asyncio.wait_for(close(store), 30)
 
 
-async def put(store: AsyncEngine, ident: str) -> None:
+async def put(store: AsyncEngine, ident: str):
     async with begin(store) as tx:
         await add(tx, Event(id=ident, source="/t", type="order.changed.v1", subject=ident))
 
@@ -100,7 +100,7 @@ async def test_a_relay_is_back_soon_after_silence_in_the_middle_of_its_transacti
     relay = Relay(proxied, sink, poll=0.2)
     silent: list[float] = []
 
-    def at_commit(_: object) -> None:
+    def at_commit(_: object):
         if sink.ids and not silent:  # the note that it is published
             network.swallow()
             silent.append(time.monotonic())
@@ -122,16 +122,16 @@ async def test_a_saga_runner_is_back_soon_after_its_connections_fell_silent(dire
     """One saga is in the middle of a step then, the other starts afterwards."""
     reached, go_on = asyncio.Event(), asyncio.Event()
 
-    async def wait(_: StepContext) -> None:
+    async def wait(_: StepContext):
         reached.set()
         await go_on.wait()
 
-    async def inside(_: StepContext, __: object) -> None: ...
+    async def inside(_: StepContext, __: object): ...
 
     trip = Saga("trip", [SagaStep("a", wait), DbStep("b", inside)])
     runner = SagaRunner(proxied, trip, lease_margin=1.0)
 
-    async def start(saga_id: str) -> None:
+    async def start(saga_id: str):
         async with begin(direct) as tx:
             await SagaRunner(direct, trip).start(tx, "trip", saga_id, {})
 

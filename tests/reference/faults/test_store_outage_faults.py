@@ -26,11 +26,7 @@ SLOTS = 20
 PROBES = 3  # tries by single jobs during the outage, further and further apart
 
 orders = Table(
-    "outage_orders",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    Column("n", Integer),
-    Column("text", Text),
+    "outage_orders", metadata, Column("id", Integer, primary_key=True), Column("n", Integer), Column("text", Text)
 )
 
 
@@ -52,7 +48,7 @@ def jobs_for(handler: Callable[[JobContext, Work], Awaitable[Any]]) -> JobTypes:
 class Runs:
     """A handler that stores one row per job, larger than a page, and remembers its runs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.of: Counter[int] = Counter()
         self.attempts: set[int] = set()
 
@@ -60,7 +56,7 @@ class Runs:
         self.of[payload.n] += 1
         self.attempts.add(ctx.attempt)
 
-        async def save(tx: AsyncConnection) -> None:
+        async def save(tx: AsyncConnection):
             await tx.execute(orders.insert().values(n=payload.n, text="x" * 9_000))
 
         return Done({"n": payload.n}, save)
@@ -73,13 +69,13 @@ class Runs:
 class Disk:
     """Fills up for SQLite: no file may grow by another page, which is SQLITE_FULL without root or a mount."""
 
-    def __init__(self, setup: JobSetup) -> None:
+    def __init__(self, setup: JobSetup):
         self.full = False
         writer = store_module.hops[setup.store.sync_engine].writer
         for engine in (writer, setup.store.sync_engine):
             event.listen(engine, "begin", self._limit)
 
-    def _limit(self, connection: Connection) -> None:
+    def _limit(self, connection: Connection):
         pages = "1" if self.full else "1073741823"  # SQLite raises the 1 to the size the file has
         connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
 
@@ -93,7 +89,7 @@ def count(setup: JobSetup, outcome: str) -> int:
     return sum(line["outcome"] == outcome for line in setup.lines)
 
 
-async def everything_done_once(setup: JobSetup, runs: Runs) -> None:
+async def everything_done_once(setup: JobSetup, runs: Runs):
     await until(lambda: _completed(setup, JOBS), 120, lambda: f"all done, now {setup.lines[-1:]}", every=0.1)
     assert await setup.counts("setup") == {"completed": JOBS}, "no job failed"
     assert await stored(setup) == list(range(JOBS)), "each took effect once"
@@ -154,7 +150,7 @@ async def test_naive_an_outage_that_counts_as_failure_empties_the_queue_into_the
 
 
 async def test_a_cancellation_during_an_outage_is_not_a_failure(redis_url, tmp_path):
-    async def asked_to_stop(_ctx: JobContext, _payload: Work) -> None:
+    async def asked_to_stop(_ctx: JobContext, _payload: Work):
         raise Cancelled("the owner closed the account: " + "x" * 9_000)
 
     async with JobSetup.open(redis_url, tmp_path, jobs_for(asked_to_stop)) as setup:

@@ -28,13 +28,11 @@ def workers(supervisor: Spawned) -> list[int]:
 
 async def ready(supervisor: Spawned, number: int) -> list[int]:
     return await until(
-        lambda: workers(supervisor) if len(workers(supervisor)) >= number else [],
-        60,
-        f"{number} workers ready",
+        lambda: workers(supervisor) if len(workers(supervisor)) >= number else [], 60, f"{number} workers ready"
     )
 
 
-async def gone(pids: list[int], seconds: float, what: str) -> None:
+async def gone(pids: list[int], seconds: float, what: str):
     await until(lambda: not any(alive(pid) for pid in pids), seconds, what)
 
 

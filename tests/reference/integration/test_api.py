@@ -274,7 +274,7 @@ def _letters(hall: StandingApi) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_dead_letters_are_listed_shown_replayed_and_purged(hall: StandingApi) -> None:
+def test_dead_letters_are_listed_shown_replayed_and_purged(hall: StandingApi):
     broken = upload(hall, b"%PDF-1.7 cut off", "broken.pdf").json()["id"]
     hall.until(f"/documents/{broken}", lambda d: d["status"] == "rejected")
     letters: list[Any] = []
@@ -308,7 +308,7 @@ def test_dead_letters_are_listed_shown_replayed_and_purged(hall: StandingApi) ->
     assert purged.json()["purged"] >= 2
 
 
-def test_a_stuck_saga_is_repaired_with_a_name_and_a_note(hall: StandingApi) -> None:
+def test_a_stuck_saga_is_repaired_with_a_name_and_a_note(hall: StandingApi):
     order = hall.client.post("/orders", json={"pack_id": "history-1848"}, headers={"x-user": "saga"}).json()["id"]
     assert order in [one["id"] for one in hall.admin.get("/admin/sagas").json()]
     shown = hall.admin.get(f"/admin/sagas/{order}").json()

@@ -123,9 +123,7 @@ async def test_closing_fails_what_is_under_way_and_what_comes_late(redis_url, re
     assert isinstance(await _caught(echo(args=["late"])), ConnectionError)
     with redis_server.client() as watcher:
         await until(
-            lambda: "closing" not in {one["name"] for one in watcher.client_list()},
-            10,
-            "every connection to be gone",
+            lambda: "closing" not in {one["name"] for one in watcher.client_list()}, 10, "every connection to be gone"
         )
 
 

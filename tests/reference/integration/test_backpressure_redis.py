@@ -26,7 +26,7 @@ class Work(Payload):
     number: int = 0
 
 
-async def nothing(_ctx: JobContext, _payload: Work) -> None:
+async def nothing(_ctx: JobContext, _payload: Work):
     pass
 
 
@@ -64,7 +64,7 @@ async def test_queue_stays_within_its_depth_however_many_ask(redis_url, scale, f
     async with producer_at(redis_url, Limits(depth=limit)) as producer:
         await producer.redis.config_resetstat()
 
-        async def ask(number: int) -> None:
+        async def ask(number: int):
             try:
                 await producer.enqueue(request(number))
             except Overloaded as error:
@@ -80,13 +80,7 @@ async def test_queue_stays_within_its_depth_however_many_ask(redis_url, scale, f
             await naive.enqueue_many([request(f"n-{number}") for number in range(start, start + 500)])
         naive_kept = await depth(naive)
     figures(
-        "backpressure",
-        name="depth",
-        asked=asked,
-        limit=limit,
-        kept=kept,
-        refused=len(refused),
-        naive_kept=naive_kept,
+        "backpressure", name="depth", asked=asked, limit=limit, kept=kept, refused=len(refused), naive_kept=naive_kept
     )
     assert naive_kept == asked, "the naive queue did not grow: nothing is proven"
     assert kept == limit
@@ -198,7 +192,7 @@ async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(redis_url,
     """It waited longer than it was worth: not run, counted, in the dead letters with its reason."""
     ran: list[str] = []
 
-    async def note(ctx: JobContext, _payload: Work) -> None:
+    async def note(ctx: JobContext, _payload: Work):
         ran.append(ctx.key)
 
     jobs = JobTypes()
@@ -227,7 +221,7 @@ async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(redis_url,
 async def test_a_worker_whose_clock_is_an_hour_ahead_drops_nothing_that_is_fresh(redis_url, tmp_path, monkeypatch):
     ran: list[str] = []
 
-    async def note(ctx: JobContext, _payload: Work) -> None:
+    async def note(ctx: JobContext, _payload: Work):
         ran.append(ctx.key)
 
     jobs = JobTypes()

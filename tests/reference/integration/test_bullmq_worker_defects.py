@@ -11,7 +11,7 @@ from harness.waiting import until
 from harness.workers import at_work, counts, queue_at, stock_at_work, until_counts
 
 
-async def nothing(job: Any, token: str) -> None:
+async def nothing(job: Any, token: str):
     pass
 
 
@@ -25,7 +25,7 @@ async def test_idle_worker_hears_a_new_job_at_once(redis_url, scale, figures):
     port = int(redis_url.rsplit(":", 1)[1].split("/")[0])
     started: dict[str, float] = {}
 
-    async def note(job: Any, token: str) -> None:
+    async def note(job: Any, token: str):
         started[job.data["who"]] = time.time() - job.data["at"]
 
     async with (
@@ -54,7 +54,7 @@ async def test_closing_under_load_strands_no_job(redis_url, scale, figures):
     stranded = {"stock": 0, "ours": 0}
     trials = scale(3, 10)
 
-    async def short(job: Any, token: str) -> None:
+    async def short(job: Any, token: str):
         await asyncio.sleep(0.003)
 
     async with queue_at(redis_url, "stock") as stock_queue, queue_at(redis_url, "ours") as our_queue:
@@ -75,13 +75,7 @@ async def test_closing_under_load_strands_no_job(redis_url, scale, figures):
             stranded["ours"] += (await counts(our_queue)).get("active", 0)
             await our_queue.obliterate(True)
             await our_queue.resume()
-    figures(
-        "bullmq-worker",
-        name="close",
-        trials=trials,
-        stranded=stranded["ours"],
-        stranded_stock=stranded["stock"],
-    )
+    figures("bullmq-worker", name="close", trials=trials, stranded=stranded["ours"], stranded_stock=stranded["stock"])
     assert stranded["stock"] > 0
     assert stranded["ours"] == 0
 
@@ -91,11 +85,11 @@ async def test_draining_keeps_the_locks_of_the_jobs_it_waits_for(redis_url):
     """3. The stock close() stops renewing, so another worker runs the job that the first one is finishing."""
     runs: list[str] = []
 
-    async def slow(job: Any, token: str) -> None:
+    async def slow(job: Any, token: str):
         runs.append(job.queue.name)
         await asyncio.sleep(2.5)
 
-    async def is_run_by(worker: Any, queue: Any) -> None:
+    async def is_run_by(worker: Any, queue: Any):
         await queue.add("slow", {})
         await until(lambda: worker.name in runs, 10, f"{worker.name} to start the job")
 
@@ -120,7 +114,7 @@ async def test_draining_keeps_the_locks_of_the_jobs_it_waits_for(redis_url):
 async def test_a_cancellation_that_escapes_a_processor_does_not_end_the_worker(redis_url):
     """4. In the stock worker it ends run() without a word; later jobs wait forever."""
 
-    async def trips(job: Any, token: str) -> None:
+    async def trips(job: Any, token: str):
         if job.name == "cancelled inside":
             inner = asyncio.create_task(asyncio.sleep(10))
             inner.cancel()
@@ -149,13 +143,7 @@ async def test_rate_limited_jobs_start_when_their_window_opens(redis_url, figure
     limit = {"limiter": {"max": 2, "duration": 500}, "concurrency": 5}
     took = await _race(redis_url, nothing, jobs=6, stock={**limit, "drainDelay": 2}, ours=limit)
     ideal = 2 * 0.5  # the third pair starts with the third window
-    figures(
-        "bullmq-worker",
-        name="limiter",
-        ideal=ideal,
-        ours=round(took["ours"], 2),
-        stock=round(took["stock"], 2),
-    )
+    figures("bullmq-worker", name="limiter", ideal=ideal, ours=round(took["ours"], 2), stock=round(took["stock"], 2))
     assert took["stock"] > 2
     assert 0.9 * ideal < took["ours"] < took["stock"] / 2
 
@@ -167,7 +155,7 @@ async def test_global_concurrency_is_kept_busy(redis_url, figures):
     # Long enough that the third is asked for while two run, on a busy machine too: only then is the limit met.
     seconds, drain = 0.3, 2
 
-    async def short(job: Any, token: str) -> None:
+    async def short(job: Any, token: str):
         await asyncio.sleep(seconds)
 
     async with queue_at(redis_url, "stock") as stock_queue, queue_at(redis_url, "ours") as our_queue:
@@ -192,7 +180,7 @@ async def _race(url: str, processor: Any, *, jobs: int, stock: Any, ours: Any) -
         for queue in (stock_queue, our_queue):
             await queue.addBulk([{"name": "job", "data": {}} for _ in range(jobs)])
 
-        async def timed(who: str, queue: Any, at: float) -> None:
+        async def timed(who: str, queue: Any, at: float):
             async def all_done() -> bool:
                 return bool(await queue.getCompletedCount() == jobs)
 
@@ -210,7 +198,7 @@ async def test_delays_are_kept_to_the_millisecond_not_rounded_to_seconds(redis_u
     """7. The stock worker never learns that the server takes fractions, and waits in whole seconds."""
     late: dict[str, list[float]] = {"stock": [], "ours": []}
 
-    async def note(job: Any, token: str) -> None:
+    async def note(job: Any, token: str):
         late[job.queue.name].append(time.time() * 1000 - job.data["due"])
 
     async with (
@@ -234,10 +222,10 @@ async def test_a_listener_that_raises_does_not_cost_the_job(redis_url):
     ran: list[str] = []
     reported: list[BaseException] = []
 
-    async def run(job: Any, token: str) -> None:
+    async def run(job: Any, token: str):
         ran.append(job.queue.name)
 
-    def bad(*_: Any) -> None:
+    def bad(*_: Any):
         raise ValueError("listener")
 
     async with (
@@ -259,12 +247,12 @@ async def test_a_listener_that_raises_does_not_cost_the_job(redis_url):
 async def test_an_error_listener_that_raises_does_not_end_the_worker(redis_url, redis_server):
     """8b. In the stock worker the error of an `error` listener ends run()."""
 
-    async def loses_its_lock(job: Any, token: str) -> None:
+    async def loses_its_lock(job: Any, token: str):
         if job.name == "unlucky":
             with redis_server.client() as client:
                 client.delete(f"bull:{job.queue.name}:{job.id}:lock")
 
-    def bad(*_: Any) -> None:
+    def bad(*_: Any):
         raise ValueError("listener")
 
     async with (
@@ -288,7 +276,7 @@ async def test_async_listeners_are_awaited(redis_url):
     heard: list[str] = []
     reported: list[BaseException] = []
 
-    async def heard_by(job: Any, result: Any) -> None:
+    async def heard_by(job: Any, result: Any):
         await asyncio.sleep(0)
         heard.append(job.queue.name)
         raise ValueError("after an await")

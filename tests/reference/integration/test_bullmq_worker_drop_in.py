@@ -13,7 +13,7 @@ from studyhall.patterns.bullmq_worker import LOCK_LOST
 from studyhall.patterns.dead_letter.sweeping import sweeping
 
 
-async def nothing(job: Any, token: str) -> None:
+async def nothing(job: Any, token: str):
     pass
 
 
@@ -49,7 +49,7 @@ async def test_a_processor_with_a_third_parameter_gets_a_signal_that_cancel_sets
 async def test_a_processor_that_ignores_its_signal_is_cancelled_all_the_same(redis_url, monkeypatch):
     monkeypatch.setattr("studyhall.patterns.bullmq_worker.worker.CLEANUP_SECONDS", 0.4)
 
-    async def ignores(job: Any, token: str, signal: AbortSignal) -> None:
+    async def ignores(job: Any, token: str, signal: AbortSignal):
         await asyncio.sleep(60)
 
     async with queue_at(redis_url, "q") as queue, at_work("q", ignores, url=redis_url) as worker:
@@ -64,7 +64,7 @@ async def test_a_processor_that_ignores_its_signal_is_cancelled_all_the_same(red
 async def test_the_signal_says_that_the_lock_is_lost(redis_url, redis_server):
     reasons: list[str | None] = []
 
-    async def process(job: Any, token: str, signal: AbortSignal) -> None:
+    async def process(job: Any, token: str, signal: AbortSignal):
         try:
             await asyncio.sleep(60)
         finally:
@@ -90,14 +90,11 @@ async def test_a_backoff_strategy_decides_about_types_of_its_own(redis_url):
         asked.append((failures, kind, str(error)))
         return -1 if failures == 3 else 200 * (failures - 1)
 
-    async def fails(job: Any, token: str) -> None:
+    async def fails(job: Any, token: str):
         starts.append(time.monotonic())
         raise ValueError("boom")
 
-    async with (
-        queue_at(redis_url, "q") as queue,
-        at_work("q", fails, url=redis_url, backoff_strategy=strategy),
-    ):
+    async with queue_at(redis_url, "q") as queue, at_work("q", fails, url=redis_url, backoff_strategy=strategy):
         await queue.add("job", {}, {"attempts": 9, "backoff": {"type": "mine"}})
         assert await ended(queue, 1) == {"failed": 1}
     assert asked == [(1, "mine", "boom"), (2, "mine", "boom"), (3, "mine", "boom")]
@@ -109,27 +106,22 @@ async def test_a_backoff_strategy_that_raises_fails_the_job_with_both_reasons(re
     def strategy(*_: Any) -> int:
         raise raised
 
-    async def fails(job: Any, token: str) -> None:
+    async def fails(job: Any, token: str):
         raise ValueError("boom")
 
-    async with (
-        queue_at(redis_url, "q") as queue,
-        at_work("q", fails, url=redis_url, backoff_strategy=strategy),
-    ):
+    async with queue_at(redis_url, "q") as queue, at_work("q", fails, url=redis_url, backoff_strategy=strategy):
         job = await queue.add("job", {}, {"attempts": 9, "backoff": {"type": "mine"}})
         assert await ended(queue, 1) == {"failed": 1}
         assert (await queue.getJob(job.id)).failedReason == f"boom (no retry: {raised})"
 
 
 async def test_jitter_spreads_the_backoff(redis_url):
-    async def fails(job: Any, token: str) -> None:
+    async def fails(job: Any, token: str):
         raise ValueError("boom")
 
     async with queue_at(redis_url, "q") as queue, at_work("q", fails, url=redis_url):
         backoff = {"type": "exponential", "delay": 600_000, "jitter": 0.5}
-        await queue.addBulk(
-            [{"name": "job", "data": {}, "opts": {"attempts": 2, "backoff": backoff}}] * 30,
-        )
+        await queue.addBulk([{"name": "job", "data": {}, "opts": {"attempts": 2, "backoff": backoff}}] * 30)
         await until_counts(queue, {"delayed": 30}, 20, "all to be delayed")
         delays = [int(job.delay) for job in await queue.getDelayed()]
     assert all(300_000 <= delay <= 600_000 for delay in delays)
@@ -137,14 +129,11 @@ async def test_jitter_spreads_the_backoff(redis_url):
 
 
 async def test_metrics_count_what_ended(redis_url, redis_server):
-    async def process(job: Any, token: str) -> None:
+    async def process(job: Any, token: str):
         if job.name == "fails":
             raise ValueError
 
-    async with (
-        queue_at(redis_url, "q") as queue,
-        at_work("q", process, url=redis_url, metrics={"maxDataPoints": 60}),
-    ):
+    async with queue_at(redis_url, "q") as queue, at_work("q", process, url=redis_url, metrics={"maxDataPoints": 60}):
         await queue.addBulk([{"name": name, "data": {}} for name in ("works", "works", "fails")])
         await ended(queue, 3)
     with redis_server.client() as client:
@@ -155,7 +144,7 @@ async def test_metrics_count_what_ended(redis_url, redis_server):
 async def test_a_listener_can_be_taken_off(redis_url):
     heard: list[str] = []
 
-    def listener(job: Any, result: Any) -> None:
+    def listener(job: Any, result: Any):
         heard.append(job.name)
 
     async with queue_at(redis_url, "q") as queue, at_work("q", nothing, url=redis_url) as worker:
@@ -173,7 +162,7 @@ async def test_a_paused_worker_takes_nothing_until_it_is_resumed(redis_url):
     started, go = asyncio.Event(), asyncio.Event()
     heard: list[str] = []
 
-    async def process(job: Any, token: str) -> None:
+    async def process(job: Any, token: str):
         if job.name == "long":
             started.set()
             await go.wait()

@@ -30,14 +30,14 @@ class PanicsWhenAsked(Exception):
         raise PanicException
 
 
-def cancelled_future() -> None:
+def cancelled_future():
     future = asyncio.get_running_loop().create_future()
     future.cancel()
     future.result()
 
 
 def raising(kind: type[BaseException], *args: Any) -> Callable[[], None]:
-    def call() -> None:
+    def call():
         raise kind(*args)
 
     return call
@@ -73,7 +73,7 @@ async def test_whatever_a_processor_raises_is_a_failed_attempt_and_its_neighbour
     call, reason = RAISED[what]
     runs: list[int] = []
 
-    async def process(job: Any, token: str) -> None:
+    async def process(job: Any, token: str):
         if job.name == "culprit":
             runs.append(job.attemptsMade)
             await asyncio.sleep(0)
@@ -91,16 +91,16 @@ async def test_whatever_a_processor_raises_is_a_failed_attempt_and_its_neighbour
     assert len(failed.stacktrace) == 2
 
 
-async def breaks() -> None:
+async def breaks():
     raise ValueError("in a child")
 
 
-async def in_a_task_group() -> None:
+async def in_a_task_group():
     async with asyncio.TaskGroup() as group:
         group.create_task(breaks())
 
 
-async def cancels_itself() -> None:
+async def cancels_itself():
     task = asyncio.current_task()
     assert task is not None
     task.cancel()
@@ -120,7 +120,7 @@ async def test_a_task_group_that_fails_is_a_failed_attempt_and_no_crash(redis_ur
 
 
 def processor_of(raises: Callable[[], Any]) -> Callable[..., Any]:
-    async def process(job: Any, token: str) -> None:
+    async def process(job: Any, token: str):
         await raises()
 
     return process
@@ -170,18 +170,18 @@ async def test_nothing_that_a_listener_raises_touches_a_job(redis_url, what, kin
     heard: set[str] = set()
 
     def listener(event: str) -> Callable[..., Any]:
-        def sync(*args: Any) -> None:
+        def sync(*args: Any):
             heard.add(event)
             call()
 
-        async def later(*args: Any) -> None:
+        async def later(*args: Any):
             heard.add(event)
             await asyncio.sleep(0)
             call()
 
         return sync if kind == "sync" else later
 
-    async def process(job: Any, token: str) -> None:
+    async def process(job: Any, token: str):
         runs.append(job.id)
         if job.name == "fails":
             raise ValueError("once")

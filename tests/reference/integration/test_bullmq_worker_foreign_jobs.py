@@ -98,7 +98,7 @@ LISTS = ("wait", "active", "paused")
 STATES = (*LISTS, "delayed", "prioritized", "waiting-children", "completed", "failed")
 
 
-def put(client: Any, queue: str, job_id: str, good: dict[str, str]) -> None:
+def put(client: Any, queue: str, job_id: str, good: dict[str, str]):
     fields = {**good, **SHAPES.get(job_id, {})}
     kept = {name: value for name, value in fields.items() if value is not None}
     if kept:
@@ -181,7 +181,7 @@ async def test_an_id_whose_key_is_no_hash_leaves_the_queue_and_its_neighbours_ru
     runs: list[str] = []
     said: list[str] = []
 
-    async def process(job: Any, token: str) -> None:
+    async def process(job: Any, token: str):
         runs.append(job.id)
 
     with redis_server.client() as client:
@@ -211,7 +211,7 @@ class Work(Payload):
 
 
 async def test_a_foreign_job_ends_in_one_visible_state_in_the_pipeline_too(redis_url, redis_server, tmp_path):
-    async def nothing(_ctx: JobContext, _payload: Work) -> None: ...
+    async def nothing(_ctx: JobContext, _payload: Work): ...
 
     jobs = JobTypes()
     jobs.register(name="work", payload=Work, handler=nothing, queue="q", retry=RetryPolicy(base=0.01, attempts=2))

@@ -25,7 +25,7 @@ def peer(node_home: Path, spawn: Any, redis_server: Any) -> Any:
     """`peer("work")` starts the Node program; `.said(event)` gives its JSON lines."""
 
     class Peer:
-        def __init__(self, mode: str) -> None:
+        def __init__(self, mode: str):
             script = node_home / PEER.name  # modules are looked up from where the script lies
             shutil.copy(PEER, script)
             self.process = spawn.command("node", script, mode, redis_server.port, cwd=node_home)
@@ -120,10 +120,7 @@ async def test_node_and_our_worker_share_a_queue(redis_url, peer):
 
     node = peer("work")
     await until(lambda: node.said("ready"), 60, f"Node to be ready, {node.process}")
-    async with (
-        at_work("to-node", process, url=redis_url, concurrency=1),
-        queue_at(redis_url, "to-node") as queue,
-    ):
+    async with at_work("to-node", process, url=redis_url, concurrency=1), queue_at(redis_url, "to-node") as queue:
         await queue.addBulk([{"name": "shared", "data": {"n": n}} for n in range(300)])
         await until_counts(queue, {"completed": 300}, 60, "all to complete")
     theirs = node.said("start")
@@ -141,7 +138,7 @@ async def test_jobs_of_a_killed_worker_come_back_as_soon_beside_a_node_worker(
     spec = {"kind": "reliable", "port": redis_server.port, "queue": "held", "work": "sleep", "seconds": 600}
     async with queue_at(redis_url, "held") as queue:
 
-        async def start_node() -> None:
+        async def start_node():
             node = peer("hold")
             await until(lambda: node.said("ready"), 60, f"Node to be ready, {node.process}")
             await queue.add("hold", {})
@@ -162,7 +159,7 @@ async def test_jobs_of_a_killed_worker_come_back_as_soon_beside_a_node_worker(
             await start_node()
         done: list[str] = []
 
-        async def process(job: Any, token: str) -> None:
+        async def process(job: Any, token: str):
             done.append(job.id)
 
         async with at_work("held", process, url=redis_url):
@@ -177,19 +174,13 @@ async def test_jobs_of_a_killed_worker_come_back_as_soon_beside_a_node_worker(
 async def test_dashboards_count_one_worker_for_one_worker(redis_url, peer, name):
     """Also when it opened many connections. bull-board asks as Node does."""
 
-    async def busy(job: Any, token: str) -> None:
+    async def busy(job: Any, token: str):
         # plain commands of many jobs at once: each takes a connection of the worker's pool
         for _ in range(20):
             await job.queue.client.ping()
 
-    for queue_name in (
-        "zürich",
-        "plain",
-    ):  # CLIENT SETNAME takes no umlaut: Python's own way cannot see that one
-        async with (
-            queue_at(redis_url, queue_name) as queue,
-            at_work(queue_name, busy, url=redis_url, name=name),
-        ):
+    for queue_name in ("zürich", "plain"):  # CLIENT SETNAME takes no umlaut: Python's own way cannot see that one
+        async with queue_at(redis_url, queue_name) as queue, at_work(queue_name, busy, url=redis_url, name=name):
             await queue.addBulk([{"name": "job", "data": {}} for _ in range(200)])
 
             async def idle(queue: Any = queue) -> bool:

@@ -17,11 +17,11 @@ from harness.workers import at_work, counts, queue_at, stock_at_work
 from studyhall.patterns.bullmq_worker import ReliableWorker, RetryLater
 
 
-async def nothing(job: Any, token: str) -> None:
+async def nothing(job: Any, token: str):
     pass
 
 
-async def settled(queue: Any, total: int) -> None:
+async def settled(queue: Any, total: int):
     async def all_finished() -> bool:
         now = await counts(queue)
         return now.get("completed", 0) + now.get("failed", 0) == total
@@ -58,7 +58,7 @@ async def test_retry_later_spends_an_attempt_only_when_told(redis_url):
 async def test_other_errors_follow_the_jobs_own_attempts_and_backoff(redis_url, backoff):
     runs: list[int] = []
 
-    async def fails(job: Any, token: str) -> None:
+    async def fails(job: Any, token: str):
         runs.append(job.attemptsMade)
         raise OSError("cannot open \udcff")  # a file name as the OS gave it: not encodable
 
@@ -73,7 +73,7 @@ async def test_other_errors_follow_the_jobs_own_attempts_and_backoff(redis_url, 
 
 
 async def test_unknown_backoff_fails_the_job_instead_of_leaving_it_active(redis_url):
-    async def fails(job: Any, token: str) -> None:
+    async def fails(job: Any, token: str):
         raise ValueError("boom")
 
     async with (
@@ -119,7 +119,7 @@ async def test_unreadable_jobs_fail_and_their_neighbours_run(redis_url, redis_se
     """Stock: an evicted job runs with no name and no data; one with broken JSON stays active."""
     seen: list[tuple[str, Any]] = []
 
-    async def note(job: Any, token: str) -> None:
+    async def note(job: Any, token: str):
         seen.append((job.queue.name, job.name))
 
     names = ("stock", "ours")
@@ -146,7 +146,7 @@ async def test_unreadable_jobs_fail_and_their_neighbours_run(redis_url, redis_se
 async def test_delayed_error_keeps_working(redis_url):
     runs: list[str] = []
 
-    async def process(job: Any, token: str) -> None:
+    async def process(job: Any, token: str):
         runs.append(job.id)
         if len(runs) == 1:
             await job.moveToDelayed(int(time.time() * 1000) + 50, token)
@@ -161,7 +161,7 @@ async def test_delayed_error_keeps_working(redis_url):
 async def test_cancelled_job_fails_for_good_unless_its_processor_decides_otherwise(redis_url):
     seen: dict[str, str] = {}
 
-    async def hangs(job: Any, token: str) -> None:
+    async def hangs(job: Any, token: str):
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError as error:
@@ -199,7 +199,7 @@ async def test_drain_gives_back_a_job_that_ignores_its_cancellation(redis_url, m
     release = asyncio.Event()
     reported: list[BaseException] = []
 
-    async def stubborn(job: Any, token: str) -> None:
+    async def stubborn(job: Any, token: str):
         while not release.is_set():
             with contextlib.suppress(asyncio.CancelledError):
                 await release.wait()
@@ -215,7 +215,7 @@ async def test_drain_gives_back_a_job_that_ignores_its_cancellation(redis_url, m
 
 
 async def test_a_second_drain_hurries_the_first_and_cancelling_it_stops_nothing(redis_url):
-    async def hangs(job: Any, token: str) -> None:
+    async def hangs(job: Any, token: str):
         await asyncio.sleep(60)
 
     async with queue_at(redis_url, "q") as queue, at_work("q", hangs, url=redis_url) as worker:
@@ -251,7 +251,7 @@ async def test_context_variables_do_not_leak_from_job_to_job(redis_url):
     tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
     seen: list[str] = []
 
-    async def process(job: Any, token: str) -> None:
+    async def process(job: Any, token: str):
         seen.append(tenant.get())
         tenant.set(f"tenant of job {job.id}")
 
@@ -278,7 +278,7 @@ async def test_retention_rules_of_the_worker_apply_to_jobs_without_their_own(red
 
 
 async def test_misuse_raises_with_a_hint(redis_url):
-    def sync(job: Any, token: str) -> None: ...
+    def sync(job: Any, token: str): ...
 
     with pytest.raises(TypeError, match="async def"):
         ReliableWorker("q", sync, url=redis_url)
@@ -295,7 +295,7 @@ async def test_cancelling_run_gives_the_jobs_back(redis_url, seed):
     """At any moment of its start-up. (While run() awaited redis-py itself, some cancellations vanished.)"""
     choose = random.Random(seed)
 
-    async def hangs(job: Any, token: str) -> None:
+    async def hangs(job: Any, token: str):
         await asyncio.sleep(600)
 
     for number in range(40):

@@ -14,7 +14,7 @@ from studyhall.patterns.core.job import Decision, Outcome
 from studyhall.patterns.core.store import begin
 
 
-async def save(store: AsyncEngine, key: str, state: object, run: int) -> None:
+async def save(store: AsyncEngine, key: str, state: object, run: int):
     async with begin(store) as tx:
         await checkpoint.save(tx, key, state, run)
 
@@ -43,7 +43,7 @@ async def test_a_run_that_wakes_up_after_the_work_was_finished_cannot_save(store
 async def test_a_refused_save_rolls_the_rows_of_its_batch_back(store):
     await checkpoint.claim(store, "k", 2)
 
-    async def stale_batch() -> None:
+    async def stale_batch():
         async with begin(store) as tx:
             await checkpoint.save(tx, "a row of the batch", 1, 1)
             await checkpoint.save(tx, "k", {"next": 1}, 1)

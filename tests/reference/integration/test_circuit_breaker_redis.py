@@ -23,7 +23,7 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
     await client.aclose()
 
 
-async def fail(breaker: CircuitBreaker, error: BaseException, times: int = 1) -> None:
+async def fail(breaker: CircuitBreaker, error: BaseException, times: int = 1):
     for _ in range(times):
         with pytest.raises(type(error)):
             async with breaker:
@@ -62,7 +62,7 @@ async def test_failed_probe_opens_again_and_only_one_of_many_callers_probes(redi
         probing = 0
         gate = asyncio.Event()
 
-        async def probe(error: Exception | None, gate: asyncio.Event = gate) -> None:
+        async def probe(error: Exception | None, gate: asyncio.Event = gate):
             nonlocal probing
             probing += 1
             await gate.wait()
@@ -90,13 +90,7 @@ async def test_refused_job_waits_and_spends_no_attempt(redis):
 
 async def test_callers_faults_and_answers_do_not_open_it(redis):
     breaker = CircuitBreaker(redis, "p", failures=2)
-    for error in (
-        Permanent(),
-        RateLimited(retry_after=1),
-        ResourceBusy(),
-        Snooze(1),
-        asyncio.CancelledError(),
-    ):
+    for error in (Permanent(), RateLimited(retry_after=1), ResourceBusy(), Snooze(1), asyncio.CancelledError()):
         await fail(breaker, error, 5)
     assert await state(breaker) == "closed"
 
@@ -144,7 +138,7 @@ async def test_results_of_calls_from_before_it_opened_count_for_nothing(redis):
     breaker = CircuitBreaker(redis, "p", failures=1, cooldown=0.1)
     gates = [asyncio.Event() for _ in range(2)]
 
-    async def late(gate: asyncio.Event, error: Exception | None) -> None:
+    async def late(gate: asyncio.Event, error: Exception | None):
         await gate.wait()
         if error:
             raise error
@@ -172,7 +166,7 @@ async def test_one_breaker_serves_nested_and_concurrent_calls(redis_url, monkeyp
     redis = Redis.from_url(redis_url, decode_responses=True, socket_timeout=60, socket_connect_timeout=60)
     breaker = CircuitBreaker(redis, "p", failures=3, on_outage="refuse")
 
-    async def nested() -> None:
+    async def nested():
         async with breaker, breaker:
             await asyncio.sleep(0.01)
 

@@ -46,7 +46,7 @@ def scan_jobs(blobs: Blobs, read: list[bytes]) -> JobTypes:
             raise Permanent("unreadable")
         return {"size": payload.image.size}
 
-    async def inline(ctx: JobContext, payload: Inline) -> None:
+    async def inline(ctx: JobContext, payload: Inline):
         return None
 
     jobs = JobTypes()
@@ -55,7 +55,7 @@ def scan_jobs(blobs: Blobs, read: list[bytes]) -> JobTypes:
     return jobs
 
 
-def age(folder: Path, seconds: float = 7200) -> None:
+def age(folder: Path, seconds: float = 7200):
     """Make everything in the folder look old."""
     for path in sorted(folder.rglob("*"), reverse=True):
         os.utime(path, (time.time() - seconds, time.time() - seconds))
@@ -163,7 +163,7 @@ async def test_the_sweep_leaves_the_blob_of_a_job_that_runs(redis_url, tmp_path)
     blobs, reading, swept = Blobs(tmp_path / "blobs"), asyncio.Event(), asyncio.Event()
     read: list[bytes] = []
 
-    async def scan(ctx: JobContext, payload: Scan) -> None:
+    async def scan(ctx: JobContext, payload: Scan):
         reading.set()
         async with asyncio.timeout(30):
             await swept.wait()
@@ -209,11 +209,11 @@ async def test_putting_while_sweeping_never_loses_a_blob(tmp_path):
     async def nobody(_refs: object) -> set[str]:
         return set()
 
-    async def put() -> None:
+    async def put():
         for n in range(number):
             claims[n] = await blobs.put(b"x%d" % n, ("scans", f"scan.{n}"))
 
-    async def sweep() -> None:
+    async def sweep():
         while len(claims) < number:
             await blobs.sweep("scans", nobody, grace=3600, page=20)
 

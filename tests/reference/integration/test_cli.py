@@ -31,7 +31,7 @@ Command = Callable[..., Any]
 class Ran:
     """Exit code and output of one command."""
 
-    def __init__(self, code: int, out: str, err: str) -> None:
+    def __init__(self, code: int, out: str, err: str):
         self.code, self.out, self.err = code, out, err
 
     @property
@@ -158,7 +158,7 @@ def test_a_document_goes_through_and_a_corrupt_one_goes_on_after_its_repair(stud
 
     broken.write_bytes(whole)
 
-    async def repair() -> None:
+    async def repair():
         async with open_app(load(overrides={"data_dir": tmp_path / "data"})) as app:
             await replace_file(app, ident, broken)
 
@@ -261,7 +261,7 @@ def test_health_names_what_is_over_its_limit_and_exits_1(studyhall, redis_url):
     studyhall("submit", SAMPLES / "water-cycle.md")
     hours = int(1000 * (time.time() - 7200))
 
-    async def age() -> None:
+    async def age():
         client: Any = producer_client(redis_url)
         for key in await client.keys("bull:documents:document-processing.*"):
             await client.hset(key, "timestamp", hours)

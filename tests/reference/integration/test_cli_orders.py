@@ -40,7 +40,7 @@ Command = Callable[..., Any]
 class BrokenPayments(Payments):
     """A provider that takes money and can neither be asked nor give it back."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__("http://127.0.0.1:9")
 
     async def charge(self, key: str, **order: Any) -> dict[str, Any]:
@@ -76,8 +76,8 @@ def studyhall(tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -
     return command
 
 
-def drive(store_url: str) -> None:
-    async def go() -> None:
+def drive(store_url: str):
+    async def go():
         engine = open_store(store_url)
         never = RetryPolicy(base=0.01, cap=0.01, attempts=1)
         async with BrokenPayments() as payments:
@@ -141,7 +141,7 @@ def test_quarantined_event_is_listed_replayed_and_discarded(studyhall, store_url
         async def publish(self, events: list[Event]) -> list[Exception | None]:
             return [Permanent("too odd") for _ in events]
 
-    async def quarantine() -> None:
+    async def quarantine():
         engine = open_store(store_url)
         async with begin(engine) as tx:
             for subject in ("one", "two"):
@@ -175,7 +175,7 @@ def order_event(ident: str, kind: str = "order.confirmed.v1", **data: Any) -> Ev
 
 async def published_and_consumed(
     store_url: str, bus_url: str, events: list[Event], types: EventTypes, groups: tuple[str, ...]
-) -> None:
+):
     """What a relay does until there is nothing left to do."""
     engine = open_store(store_url)
     async with open_bus(bus_url) as bus:

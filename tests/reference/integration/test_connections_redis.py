@@ -28,7 +28,7 @@ from studyhall.patterns.core.connections import NoCluster, producer_client
 from studyhall.patterns.core.worker_connections import blocking_client, events_client, worker_client
 
 
-async def nothing(job: Any, token: str) -> None:
+async def nothing(job: Any, token: str):
     pass
 
 
@@ -83,13 +83,7 @@ async def test_add_fails_fast_when_redis_is_away_where_the_stock_client_hangs(ow
     pending.cancel()
     await asyncio.wait({pending})
     assert not done, "the stock client did not hang"
-    figures(
-        "bullmq-worker",
-        name="degraded",
-        frozen=round(frozen, 2),
-        gone=round(gone, 2),
-        cold=round(never_up, 2),
-    )
+    figures("bullmq-worker", name="degraded", frozen=round(frozen, 2), gone=round(gone, 2), cold=round(never_up, 2))
     assert max(frozen, gone, never_up) < 2
 
     own_redis.restart()
@@ -102,7 +96,7 @@ async def test_a_client_that_does_not_decode_loses_name_and_data(redis_url):
     """Why every client here decodes: the stock worker believes in jobs without name and data."""
     seen: dict[str, Any] = {}
 
-    async def note(job: Any, token: str) -> None:
+    async def note(job: Any, token: str):
         seen[job.queue.name] = (job.name, job.data)
 
     careless = redis.asyncio.Redis.from_url(redis_url, socket_timeout=30)
@@ -125,7 +119,7 @@ async def test_worker_started_before_redis_waits_for_it(own_redis):
     own_redis.kill()
     done: list[str] = []
 
-    async def note(job: Any, token: str) -> None:
+    async def note(job: Any, token: str):
         done.append(job.queue.name)
 
     stock_client = blocking_client(own_redis.url)
@@ -152,7 +146,7 @@ async def test_worker_started_before_redis_waits_for_it(own_redis):
 @pytest.mark.slow
 @pytest.mark.fault
 async def test_drain_returns_while_redis_is_down(own_redis):
-    async def slow(job: Any, token: str) -> None:
+    async def slow(job: Any, token: str):
         await asyncio.sleep(0.2)
 
     async with at_work("q", slow, url=own_redis.url, on_error=lambda error: None) as worker:
@@ -286,7 +280,7 @@ async def test_failover_behind_one_address_is_followed_by_every_client(make_redi
     done: list[str] = []
     finish = asyncio.Event()
 
-    async def process(job: Any, token: str) -> None:
+    async def process(job: Any, token: str):
         if job.name == "long":
             await finish.wait()
         done.append(job.id)
@@ -369,7 +363,7 @@ async def test_a_connection_that_died_without_a_word_is_noticed_soon(redis_serve
     started: list[str] = []
     finish = asyncio.Event()
 
-    async def process(job: Any, token: str) -> None:
+    async def process(job: Any, token: str):
         started.append(job.name)
         await finish.wait()
 
@@ -474,7 +468,7 @@ async def test_a_redis_cluster_is_recognised_and_the_error_says_what_works(make_
 async def test_a_restart_of_redis_is_one_line_when_it_goes_and_one_when_it_is_back(own_redis, caplog):
     done: list[str] = []
 
-    async def process(job: Any, token: str) -> None:
+    async def process(job: Any, token: str):
         await asyncio.sleep(0.01)
         done.append(job.id)
 

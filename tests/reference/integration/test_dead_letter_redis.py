@@ -42,7 +42,7 @@ async def working(redis_url: str, process: Process, *queues: str) -> AsyncIterat
         yield
 
 
-async def dies(_job: Job, _token: str) -> None:
+async def dies(_job: Job, _token: str):
     raise RuntimeError("provider says no")
 
 
@@ -75,7 +75,7 @@ async def only(engine: AsyncEngine) -> DeadLetter:
 
 
 async def test_the_five_causes_are_all_archived_and_leave_redis(store, redis, redis_url):
-    async def process(job: Job, _token: str) -> None:
+    async def process(job: Job, _token: str):
         if job.id == "unrecoverable":
             raise UnrecoverableError("bad card")
         if job.id == "forged":
@@ -202,7 +202,7 @@ async def test_a_failed_alert_comes_again_with_the_same_id_and_disturbs_nobody(s
     tried: list[tuple[str, str]] = []
     cured = False
 
-    async def pager_down_for_a(letter: DeadLetter) -> None:
+    async def pager_down_for_a(letter: DeadLetter):
         tried.append((letter.job_id, letter.id))
         if letter.job_id == "a" and not cured:
             raise ConnectionError("pager is down")
@@ -223,7 +223,7 @@ async def test_a_hanging_pager_does_not_hold_up_the_sweep(store, redis, monkeypa
     monkeypatch.setattr(sweeper, "ALERT_SECONDS", 0.2)
     await redis.zadd("bull:q:failed", {f"j{n}": 1_700_000_000_000 for n in range(90)})
 
-    async def hangs(_letter: DeadLetter) -> None:
+    async def hangs(_letter: DeadLetter):
         await asyncio.Event().wait()
 
     swept = await asyncio.wait_for(dead_letter.sweep(["q"], redis, store, hangs), 10)
@@ -238,7 +238,7 @@ async def test_switching_alerts_on_does_not_send_old_ones(store, redis):
         await tx.execute(update(dead_letters).values(archived_at=time.time() - 2 * sweeper.ALERT_WINDOW))
     sent: list[DeadLetter] = []
 
-    async def alert(letter: DeadLetter) -> None:
+    async def alert(letter: DeadLetter):
         sent.append(letter)
 
     await dead_letter.sweep(["q"], redis, store, alert)
@@ -387,7 +387,7 @@ async def test_replaying_a_dead_child_revives_its_flow(store, redis, redis_url):
 
 
 async def test_a_snapshot_is_what_redis_had(store, redis, redis_url):
-    async def logs_then_dies(job: Job, _token: str) -> None:
+    async def logs_then_dies(job: Job, _token: str):
         await job.log("half way")
         raise RuntimeError("no")
 

@@ -8,23 +8,10 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.chat_platform import ChatPlatform
-from studyhall.patterns.core.errors import (
-    FailedTwin,
-    Permanent,
-    QueueUnavailable,
-    RateLimited,
-    Snooze,
-    Transient,
-)
+from studyhall.patterns.core.errors import FailedTwin, Permanent, QueueUnavailable, RateLimited, Snooze, Transient
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.store import begin, read
-from studyhall.patterns.deferred_reply import (
-    DeferredReplies,
-    Interaction,
-    InteractionWebhook,
-    TokenEnded,
-    message,
-)
+from studyhall.patterns.deferred_reply import DeferredReplies, Interaction, InteractionWebhook, TokenEnded, message
 from studyhall.patterns.deferred_reply.replies import BUSY, FAILED, chat_replies
 from studyhall.patterns.retry import decide
 
@@ -49,7 +36,7 @@ def asked(platform: ChatPlatform, ident: str) -> Interaction:
     return Interaction(ident, "app-1", f"token-{ident}", "user-1", "ask")
 
 
-async def queued() -> None: ...
+async def queued(): ...
 
 
 async def forty_two(seconds: float) -> str:
@@ -61,7 +48,7 @@ async def state_of(store: AsyncEngine, ident: str) -> str:
         return str(await connection.scalar(select(chat_replies.c.state).where(chat_replies.c.id == ident)))
 
 
-async def aged(store: AsyncEngine, ident: str, left: float) -> None:
+async def aged(store: AsyncEngine, ident: str, left: float):
     """As if most of its token's life had passed."""
     async with begin(store) as tx:
         row = update(chat_replies).where(chat_replies.c.id == ident)
@@ -69,7 +56,7 @@ async def aged(store: AsyncEngine, ident: str, left: float) -> None:
 
 
 async def test_a_refused_interaction_that_is_delivered_again_is_not_left_thinking(store, platform, webhook):
-    async def away() -> None:
+    async def away():
         raise QueueUnavailable("no Redis")
 
     replies = DeferredReplies(store)
@@ -83,7 +70,7 @@ async def test_a_refused_interaction_that_is_delivered_again_is_not_left_thinkin
 
 @pytest.mark.parametrize("working", [False, True])
 async def test_a_failed_twin_is_told_and_not_an_error_of_the_endpoint(store, platform, webhook, working):
-    async def failed_before() -> None:
+    async def failed_before():
         raise FailedTwin("a job with this key failed")
 
     async def broken(seconds: float) -> str:
@@ -100,7 +87,7 @@ async def test_a_failed_twin_is_told_and_not_an_error_of_the_endpoint(store, pla
 
 
 async def test_an_answered_one_stays_answered_when_it_is_delivered_again(store, platform, webhook):
-    async def failed_before() -> None:
+    async def failed_before():
         raise FailedTwin("a job with this key failed")
 
     replies, question = DeferredReplies(store), asked(platform, "1")
@@ -200,10 +187,7 @@ async def test_fields_of_discord_go_to_discord_only(platform, webhook):
     await webhook.edit("app-1", "token-1", "hi @everyone")
     await other.edit("app-1", "token-1", "hi")
     await other.close()
-    assert platform.bodies == [
-        {"content": "hi @everyone", "allowed_mentions": {"parse": []}},
-        {"content": "hi"},
-    ]
+    assert platform.bodies == [{"content": "hi @everyone", "allowed_mentions": {"parse": []}}, {"content": "hi"}]
     assert message("hi", fields={}) == {"type": 4, "data": {"content": "hi", "flags": 64}}
 
 

@@ -18,7 +18,7 @@ from studyhall.patterns.producer import JobRequest, Producer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 
-async def nothing(ctx: Any, payload: Payload) -> None: ...
+async def nothing(ctx: Any, payload: Payload): ...
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ async def test_delayed_jobs_start_on_time_where_the_stock_worker_is_late(redis_u
         late: dict[str, float] = {}
         due: dict[str, float] = {}
 
-        async def processor(job: Any, token: str) -> None:
+        async def processor(job: Any, token: str):
             late[job.id] = time.time() - due[job.id]
 
         async with worker("q", processor, **options):
@@ -81,7 +81,7 @@ async def test_delayed_jobs_start_on_time_where_the_stock_worker_is_late(redis_u
 async def test_a_worker_whose_clock_is_wrong_starts_a_delayed_job_on_time(redis_url, producer, monkeypatch, ahead):
     real, started = time.time, list[float]()
 
-    async def processor(job: Any, token: str) -> None:
+    async def processor(job: Any, token: str):
         started.append(real())
 
     ref = await producer.enqueue(JobRequest("later", {}, key="skew", delay=1.0))
@@ -96,7 +96,7 @@ async def test_a_worker_whose_clock_is_wrong_starts_a_delayed_job_on_time(redis_
 async def test_waiting_in_the_queue_holds_no_slot_where_a_sleeping_job_holds_one(redis_url, producer, figures):
     started: dict[str, float] = {}
 
-    async def processor(job: Any, token: str) -> None:
+    async def processor(job: Any, token: str):
         if job.name == "sleeper":  # the naive version of "in two seconds"
             await asyncio.sleep(2)
         started[job.id] = time.monotonic()
@@ -127,7 +127,7 @@ async def test_waiting_in_the_queue_holds_no_slot_where_a_sleeping_job_holds_one
 async def test_a_rescheduled_job_starts_at_its_new_time_and_has_not_waited_since_the_old_one(redis_url, producer):
     ran: dict[str, tuple[float, Any]] = {}
 
-    async def processor(job: Any, token: str) -> None:
+    async def processor(job: Any, token: str):
         ran[job.name + job.id] = time.time(), job
 
     async with at_work("q", processor, url=redis_url):
@@ -150,7 +150,7 @@ async def test_a_rescheduled_job_starts_at_its_new_time_and_has_not_waited_since
 async def test_a_withdrawn_job_never_runs_and_its_key_is_free_again(redis_url, producer):
     ran: list[str] = []
 
-    async def processor(job: Any, token: str) -> None:
+    async def processor(job: Any, token: str):
         ran.append(job.id)
 
     ref = await producer.enqueue(JobRequest("later", {}, key="k", delay=0.2))

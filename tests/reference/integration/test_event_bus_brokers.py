@@ -35,7 +35,7 @@ async def test_redis_trims_only_what_the_slowest_group_has_finished(redis):
     bus = RedisStreamsBus(redis, retain=0)
     seen: list[str] = []
 
-    async def keep(event: Event) -> None:
+    async def keep(event: Event):
         seen.append(event.id)
 
     await bus.publish(events(10))
@@ -64,7 +64,7 @@ async def test_redis_reports_what_somebody_else_trimmed_away_unread(redis, caplo
     done: set[str] = set()
     gate = asyncio.Event()
 
-    async def held(event: Event) -> None:
+    async def held(event: Event):
         await gate.wait()
         done.add(event.id)
 
@@ -95,7 +95,7 @@ async def test_redis_reports_what_was_trimmed_away_from_a_dead_member(redis):
     await redis.xtrim("events:order:0", maxlen=15, approximate=False)
     done: set[str] = set()
 
-    async def keep(event: Event) -> None:
+    async def keep(event: Event):
         done.add(event.id)
 
     async with consuming(bus, "mail", keep):
@@ -119,7 +119,7 @@ async def rate_of_ours(redis: Redis, count: int) -> float:
         assert set(await bus.publish(batch[start : start + 500])) == {None}
     handled = 0
 
-    async def nothing(_: Event) -> None:
+    async def nothing(_: Event):
         nonlocal handled
         handled += 1
 
@@ -138,7 +138,7 @@ async def rate_of_faststream(redis: Redis, url: str, count: int) -> float:
     handled = 0
 
     @broker.subscriber(stream=StreamSub("beside", group="mail", consumer="one", max_records=100, polling_interval=50))
-    async def nothing(_: Event) -> None:
+    async def nothing(_: Event):
         nonlocal handled
         handled += 1
 
@@ -186,7 +186,7 @@ async def test_redis_consumer_goes_on_after_all_data_is_lost(redis):
     bus = RedisStreamsBus(redis)
     seen: Counter[str] = Counter()
 
-    async def keep(event: Event) -> None:
+    async def keep(event: Event):
         seen[event.id] += 1
 
     async with consuming(bus, "mail", keep):
@@ -203,7 +203,7 @@ async def test_redis_consumers_end_whenever_they_are_told_to(redis, seed):
     """One stop in ten or so hung forever: a cancel that met the end of a Redis call was swallowed."""
     bus, moments = RedisStreamsBus(redis), random.Random(seed)
 
-    async def started_and_stopped(group: str) -> None:
+    async def started_and_stopped(group: str):
         await bus.subscribe(group, ["order"])
         async with consuming(bus, group, _ignore):  # fails when it takes longer than a minute
             await asyncio.sleep(moments.random() * 0.2)
@@ -212,14 +212,14 @@ async def test_redis_consumers_end_whenever_they_are_told_to(redis, seed):
     await asyncio.gather(*(started_and_stopped(f"g{n}") for n in range(40)))
 
 
-async def _ignore(_: Event) -> None: ...
+async def _ignore(_: Event): ...
 
 
 async def test_redis_body_that_is_no_text_does_not_harm_its_batch(redis):
     bus = RedisStreamsBus(redis)
     seen: list[str] = []
 
-    async def keep(event: Event) -> None:
+    async def keep(event: Event):
         seen.append(event.id)
 
     good = events(6)
@@ -244,7 +244,7 @@ async def test_redis_idle_reader_stays_below_the_socket_timeout(redis_url, caplo
     bus = RedisStreamsBus(client)
     seen: list[float] = []
 
-    async def keep(event: Event) -> None:
+    async def keep(event: Event):
         seen.append(asyncio.get_running_loop().time())
 
     async with consuming(bus, "mail", keep):
@@ -266,7 +266,7 @@ async def test_redis_entries_whose_reply_was_lost_come_first_under_the_same_name
     await bus.publish(batch[2:])
     seen: list[str] = []
 
-    async def keep(event: Event) -> None:
+    async def keep(event: Event):
         seen.append(event.id)
 
     async with consuming(bus, "mail", keep, concurrency=1):
@@ -284,7 +284,7 @@ async def test_slow_handler_of_a_living_member_is_not_duplicated(kind, server, r
     calls: list[str] = []
     done: list[str] = []
 
-    async def slow(event: Event) -> None:
+    async def slow(event: Event):
         calls.append(event.id)
         await asyncio.sleep(4.5)
         done.append(event.id)
@@ -355,7 +355,7 @@ async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(k
     started: dict[str, int] = {"first": 0, "second": 0}
 
     def handler(name: str) -> Callable[[Event], Awaitable[None]]:
-        async def slow(event: Event) -> None:
+        async def slow(event: Event):
             runs[event.id] += 1
             inside[event.id] += 1
             side_by_side.extend([event.id] * (inside[event.id] > 1))
@@ -373,7 +373,7 @@ async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(k
     async def rebalancing() -> bool:
         return await state() != ConsumerGroupState.STABLE
 
-    async def publish(count: int) -> None:
+    async def publish(count: int):
         batch = events(count)
         sent.update(event.id for event in batch)
         assert set(await first.publish(batch)) == {None}

@@ -64,12 +64,12 @@ def bus(another: Opener) -> EventBus:
 class Seen:
     """A handler that remembers. `act` decides what happens after that."""
 
-    def __init__(self, act: Callable[[Event], Awaitable[None]] | None = None) -> None:
+    def __init__(self, act: Callable[[Event], Awaitable[None]] | None = None):
         self.started: list[str] = []
         self.done: list[str] = []
         self._act = act
 
-    async def __call__(self, event: Event) -> None:
+    async def __call__(self, event: Event):
         self.started.append(event.id)
         if self._act is not None:
             await self._act(event)
@@ -81,7 +81,7 @@ async def publish(bus: EventBus, batch: list[Event]) -> list[str]:
     return [event.id for event in batch]
 
 
-async def nothing_left(bus: EventBus, group: str) -> None:
+async def nothing_left(bus: EventBus, group: str):
     async def empty() -> bool:
         return await bus.lag(group) == 0
 
@@ -91,7 +91,7 @@ async def nothing_left(bus: EventBus, group: str) -> None:
 async def test_accepted_events_reach_the_handler_unchanged_and_are_acknowledged(bus):
     seen: dict[str, Event] = {}
 
-    async def keep(event: Event) -> None:
+    async def keep(event: Event):
         seen[event.id] = event
 
     await bus.subscribe("mail", ["order"])
@@ -123,7 +123,7 @@ async def test_a_refused_event_does_not_harm_its_batch(bus):
 async def test_waits_are_counted_for_the_group_and_not_in_one_process(bus, another):
     calls: Counter[str] = Counter()
 
-    async def busy(event: Event) -> None:
+    async def busy(event: Event):
         calls[event.id] += 1
         if calls[event.id] <= 6:
             raise ResourceBusy("pool is full", retry_after=0.1)
@@ -134,10 +134,7 @@ async def test_waits_are_counted_for_the_group_and_not_in_one_process(bus, anoth
     # Two members at first, and then new ones, as after a deployment.
     async with consuming(bus, "mail", busy, policy=policy), consuming(another(), "mail", busy, policy=policy):
         await until(lambda: sum(calls.values()) >= 25, 30, "waits in two members")
-    async with (
-        consuming(another(), "mail", busy, policy=policy),
-        consuming(another(), "mail", busy, policy=policy),
-    ):
+    async with consuming(another(), "mail", busy, policy=policy), consuming(another(), "mail", busy, policy=policy):
         await until(lambda: min(calls[each] for each in ids) >= 7, 60, lambda: f"seven calls each: {calls}")
         await nothing_left(bus, "mail")
     assert await bus.quarantined("mail") == []
@@ -147,7 +144,7 @@ async def test_waits_are_counted_for_the_group_and_not_in_one_process(bus, anoth
 async def test_attempts_are_counted_over_restarts(bus, another):
     calls: list[str] = []
 
-    async def broken(event: Event) -> None:
+    async def broken(event: Event):
         calls.append(event.id)
         raise RuntimeError("database is away")
 
@@ -185,7 +182,7 @@ async def test_error_text_that_no_broker_takes_ends_in_quarantine_and_holds_up_n
         RuntimeError("long " * 100_000),
     ]
 
-    async def poisonous(event: Event) -> None:
+    async def poisonous(event: Event):
         if (number := event.data.get("wild")) is not None:
             raise wild[number]
 
@@ -209,7 +206,7 @@ async def test_error_text_that_no_broker_takes_ends_in_quarantine_and_holds_up_n
 
 
 async def test_redelivery_is_bounded_and_ends_in_quarantine_with_the_reason(bus):
-    async def broken(event: Event) -> None:
+    async def broken(event: Event):
         if event.data["number"] == 1:
             raise Permanent("no such customer")
         raise RuntimeError("line 7, password=hunter2\nline 8")
@@ -240,7 +237,7 @@ async def test_redelivery_is_bounded_and_ends_in_quarantine_with_the_reason(bus)
 
 @pytest.mark.parametrize("kind", [*EVERY, *ORDERED], indirect=True)
 async def test_poison_delays_no_more_than_declared(bus):
-    async def poisonous(event: Event) -> None:
+    async def poisonous(event: Event):
         if event.data.get("poison"):
             raise ResourceBusy("for a long time", retry_after=60)
 
@@ -272,7 +269,7 @@ async def test_poison_delays_no_more_than_declared(bus):
 
 
 async def test_members_of_a_group_share_the_events(bus, another):
-    async def slow(event: Event) -> None:
+    async def slow(event: Event):
         await asyncio.sleep(0.005)
 
     one, two = Seen(slow), Seen(slow)
@@ -322,9 +319,7 @@ def _odd_ids() -> st.SearchStrategy[list[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted({*EVERY, *ORDERED} - {"kafka"}), indirect=True)
 @settings(
-    max_examples=8,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(ids=_odd_ids())
 @example(ids=["a", "a ", " a", "\ta", "a\n", "\U0001f600" * 200, "é" * 130, "replay/mail/1", "mail/1"])
@@ -357,7 +352,7 @@ async def test_order_per_key_holds_with_two_members_and_failures(bus, another, s
     unlucky = {(f"k{key}", number) for key in range(keys) for number in range(each) if dice.random() < 0.1}
     overlaps = 0
 
-    async def step(event: Event) -> None:
+    async def step(event: Event):
         nonlocal overlaps
         overlaps += inside[event.subject] > 0
         inside[event.subject] += 1
@@ -388,7 +383,7 @@ async def test_without_declared_order_a_retried_event_is_overtaken(bus):
     finished: list[int] = []
     failed: list[int] = []
 
-    async def step(event: Event) -> None:
+    async def step(event: Event):
         if event.data["number"] == 0 and not failed:
             failed.append(0)
             raise ResourceBusy(retry_after=0.5)
@@ -405,7 +400,7 @@ async def test_without_declared_order_a_retried_event_is_overtaken(bus):
 async def test_replay_goes_to_one_group_and_leaves_the_others_alone(bus):
     broken = True
 
-    async def fails(event: Event) -> None:
+    async def fails(event: Event):
         if broken:
             raise Permanent("not deployed yet")
 
@@ -438,7 +433,7 @@ async def test_replay_goes_to_one_group_and_leaves_the_others_alone(bus):
 async def test_replay_by_two_at_once_while_events_flow_loses_nothing(bus, another):
     broken = True
 
-    async def fails(event: Event) -> None:
+    async def fails(event: Event):
         if broken and event.data.get("bad"):
             raise Permanent("not deployed yet")
 
@@ -464,7 +459,7 @@ async def test_replay_by_two_at_once_while_events_flow_loses_nothing(bus, anothe
         assert (sum(replayed), max(Counter(seen.done).values())) == (20, 1)
 
 
-async def _remove_all(bus: Any) -> None:
+async def _remove_all(bus: Any):
     """What an operator does by hand, or a limit that somebody set."""
     if bus.capabilities.broker == "redis-streams":
         for number in range(bus.partitions):
@@ -485,7 +480,7 @@ async def _remove_all(bus: Any) -> None:
 async def test_events_that_somebody_else_removed_leave_a_true_lag_and_a_consumer_that_goes_on(bus, another):
     gate = asyncio.Event()
 
-    async def held(event: Event) -> None:
+    async def held(event: Event):
         await gate.wait()
 
     seen = Seen(held)
@@ -508,7 +503,7 @@ async def test_events_that_somebody_else_removed_leave_a_true_lag_and_a_consumer
 async def test_graceful_stop_finishes_what_is_in_flight_and_leaves_the_rest(bus, another):
     gate = asyncio.Event()
 
-    async def wait(event: Event) -> None:
+    async def wait(event: Event):
         await gate.wait()
 
     first, second = Seen(wait), Seen()
@@ -530,7 +525,7 @@ async def test_graceful_stop_finishes_what_is_in_flight_and_leaves_the_rest(bus,
 async def test_a_handler_that_hangs_or_cancels_itself_is_retried_and_does_not_end_the_consumer(bus):
     tries: Counter[int] = Counter()
 
-    async def strange(event: Event) -> None:
+    async def strange(event: Event):
         number = event.data["number"]
         tries[number] += 1
         if number == 0 and tries[0] == 1:

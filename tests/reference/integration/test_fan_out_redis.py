@@ -33,7 +33,7 @@ orders = Table("proof_orders", metadata, Column("id", String, primary_key=True))
 class Queues:
     """Three queues on one server; `analytics` on another one, which the test takes down."""
 
-    def __init__(self, shared: str, other: str) -> None:
+    def __init__(self, shared: str, other: str):
         self._clients = {name: producer_client(other if name == "analytics" else shared) for name in QUEUES}
         self._open = {name: Queue(name, {"connection": client}) for name, client in self._clients.items()}
 
@@ -46,7 +46,7 @@ class Queues:
     async def counts(self) -> dict[str, int]:
         return {name: await self.jobs(name) for name in QUEUES}
 
-    async def close(self) -> None:
+    async def close(self):
         for client in self._clients.values():
             await client.aclose()
 
@@ -89,10 +89,10 @@ async def test_one_queue_down_and_three_tries_end_with_one_job_in_each_queue(sto
     fan_out = FanOut({"order.placed": QUEUES})
     own_redis.kill()
 
-    async def naive_order(order: str) -> None:
+    async def naive_order(order: str):
         await asyncio.gather(*(queues(name).add("order.placed", {"order": order}, {}) for name in QUEUES))
 
-    async def order_once(order: str, attempt: int) -> None:
+    async def order_once(order: str, attempt: int):
         insert = (postgresql if is_postgres(store) else sqlite).insert(orders)
         async with begin(store) as tx:
             await tx.execute(insert.values(id=order).on_conflict_do_nothing())
@@ -151,7 +151,7 @@ async def test_one_queue_down_and_three_tries_end_with_one_job_in_each_queue(sto
 async def test_a_rolled_back_order_reaches_no_queue(store, queues):
     fan_out = FanOut({"order.placed": QUEUES})
 
-    async def fails() -> None:
+    async def fails():
         async with begin(store) as tx:
             await fan_out.add(tx, placed("o-1"))
             raise AnswerLost
@@ -188,12 +188,7 @@ async def test_a_queue_that_does_not_answer_does_not_delay_the_others(store, que
             await until(caught_up, 20, "the frozen queue to catch up")
     finally:
         own_redis.resume()
-    figures(
-        "fan-out",
-        name=f"frozen-queue-{store.dialect.name}",
-        orders=5,
-        others_slowest_ms=round(slowest * 1000),
-    )
+    figures("fan-out", name=f"frozen-queue-{store.dialect.name}", orders=5, others_slowest_ms=round(slowest * 1000))
 
 
 async def test_a_slow_consumer_does_not_delay_the_others(store, queues, redis_url):
@@ -201,10 +196,10 @@ async def test_a_slow_consumer_does_not_delay_the_others(store, queues, redis_ur
     done: list[str] = []
     gate = asyncio.Event()
 
-    async def slow(job: Any, token: str) -> None:
+    async def slow(job: Any, token: str):
         await gate.wait()
 
-    async def quick(job: Any, token: str) -> None:
+    async def quick(job: Any, token: str):
         done.append(job.data["subject"])
 
     workers = [
@@ -247,7 +242,7 @@ async def test_a_receiver_that_is_away_for_long_is_not_given_up_and_a_refusal_is
     taken: list[str] = []
     refusals = [ConnectionError("away")] * 30
 
-    async def post(event: Event) -> None:
+    async def post(event: Event):
         if event.subject == "odd":
             raise Permanent("HTTP 422: unknown customer ann@example.com")
         if refusals:
@@ -271,7 +266,7 @@ async def test_a_receiver_that_is_away_for_long_is_not_given_up_and_a_refusal_is
 
 
 async def test_an_event_added_again_whose_job_failed_is_not_passed_over_in_silence(queues, redis_url, caplog):
-    async def refuse(event: Event) -> None:
+    async def refuse(event: Event):
         raise Permanent("HTTP 410")
 
     publisher = QueuePublisher(queues("payouts"))
@@ -290,7 +285,7 @@ async def test_an_event_added_again_whose_job_failed_is_not_passed_over_in_silen
     await job.retry("failed")
     taken: list[str] = []
 
-    async def take(event: Event) -> None:
+    async def take(event: Event):
         taken.append(event.id)
 
     async with delivering("payouts", take, redis_url):
@@ -315,7 +310,7 @@ async def test_every_queue_gets_the_job_in_the_shape_that_its_worker_expects(sto
 async def test_an_event_without_route_is_refused_before_the_commit(store):
     lost = placed("o-1").model_copy(update={"type": "order.lost.v1"})
 
-    async def place() -> None:
+    async def place():
         async with begin(store) as tx:
             await tx.execute(orders.insert().values(id="o-1"))
             await FanOut({"order.placed": QUEUES}).add(tx, lost)

@@ -22,7 +22,7 @@ class Step(Payload):
 class Flows:
     """Steps of any name on two queues; what ran, in order, and what each parent was given."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.ran: list[str] = []
         self.given: dict[str, tuple[Any, Any]] = {}
         self.broken: set[str] = set()

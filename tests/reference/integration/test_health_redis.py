@@ -84,7 +84,7 @@ async def test_a_queue_with_jobs_and_no_worker_is_unattended(redis_url, redis):
 
         started, go_on = asyncio.Event(), asyncio.Event()
 
-        async def process(job: Any, token: str) -> None:
+        async def process(job: Any, token: str):
             started.set()
             await go_on.wait()
 
@@ -220,7 +220,7 @@ async def test_three_instances_and_a_wobbling_value_send_one_alert_per_incident(
     stores_of_instances = [open_store(f"sqlite:///{tmp_path / 'health.db'}") for _ in range(3)]
     sent: list[Alert] = []
 
-    async def send(alert: Alert) -> None:
+    async def send(alert: Alert):
         sent.append(alert)
 
     naive = 0
@@ -249,10 +249,10 @@ async def test_three_instances_and_a_wobbling_value_send_one_alert_per_incident(
 async def test_an_alert_that_could_not_be_sent_is_sent_later(store, monkeypatch):
     rules, sent = [Rule("x", raise_at=1, clear_at=0.5)], []
 
-    async def broken(alert: Alert) -> None:
+    async def broken(alert: Alert):
         raise OSError("the pager is down")
 
-    async def works(alert: Alert) -> None:
+    async def works(alert: Alert):
         sent.append(alert)
 
     assert await evaluate(store, {"x": 2}, rules, broken) == []

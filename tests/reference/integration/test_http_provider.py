@@ -63,7 +63,7 @@ async def provider(request: pytest.FixtureRequest, server: AIServer) -> AsyncIte
 
 
 def options(seconds: float = 60, steps: list[Step] | None = None) -> dict[str, Any]:
-    async def on_progress(step: Step) -> None:
+    async def on_progress(step: Step):
         if steps is not None:
             steps.append(step)
 

@@ -50,7 +50,7 @@ async def test_first_run_and_duplicate_get_equal_results_even_for_tuples(store):
 async def test_an_effect_that_raises_leaves_nothing_and_runs_again(store):
     orders = Inbox(store, "orders")
 
-    async def broken(tx: AsyncConnection) -> None:
+    async def broken(tx: AsyncConnection):
         await tx.execute(insert(effects).values(key="k"))
         raise ConnectionError("mail server is down")
 
@@ -166,7 +166,7 @@ async def test_group_commit_pays_off(store, figures, store_url):
     async def pairs(tasks: int, total: int) -> float:
         numbers = iter(range(total))
 
-        async def work() -> None:
+        async def work():
             for n in numbers:
                 key = f"{tasks}-{n}"
                 assert await results.seen(key, ONE) is None

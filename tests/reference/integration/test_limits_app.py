@@ -36,7 +36,7 @@ def settings_at(directory: Path, redis: str | None = None, **options: Any) -> Se
     return load({}, {"data_dir": directory, "redis_url": redis, **options})
 
 
-async def nobody(_step: Step) -> None:
+async def nobody(_step: Step):
     pass
 
 
@@ -97,7 +97,7 @@ async def test_local_provider_pays_nothing_and_a_remote_one_is_shared_fairly(red
 
     started: list[str] = []
 
-    async def note(ctx: JobContext, payload: Whose) -> None:
+    async def note(ctx: JobContext, payload: Whose):
         started.append(payload.owner)
 
     jobs = JobTypes()

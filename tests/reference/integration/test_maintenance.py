@@ -123,7 +123,7 @@ def test_an_unknown_time_zone_is_refused_with_the_name_of_the_setting():
         load({"STUDYHALL_TIME_ZONE": "Europe/Atlantis"})
 
 
-async def test_the_command_line_lists_runs_cancels_and_reports(redis_url: str, tmp_path: Path, spawn: Spawner) -> None:
+async def test_the_command_line_lists_runs_cancels_and_reports(redis_url: str, tmp_path: Path, spawn: Spawner):
     env = {"REDIS_URL": redis_url, "STUDYHALL_PROVIDER_PACE": "5", "STUDYHALL_GRACE_SECONDS": "1"}
 
     async def studyhall(*args: object, code: int = 0) -> Any:

@@ -62,7 +62,7 @@ ODD: dict[str, Any] = {
 }
 
 
-async def ignore(_ctx: JobContext, _payload: Any) -> None:
+async def ignore(_ctx: JobContext, _payload: Any):
     return None
 
 

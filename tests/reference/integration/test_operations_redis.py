@@ -50,7 +50,7 @@ async def test_retries_say_when_and_stalls_and_crash_loops_are_counted(redis_url
     at_once: list[bool] = []
     metrics = JobMetrics()
 
-    async def handle(ctx: Any, payload: Number) -> None:
+    async def handle(ctx: Any, payload: Number):
         ran.append(ctx.job.processedOn / 1000)
         at_once.append('jobs_running{name="n",queue="q"} 0.0' not in metrics.render().decode())
         if len(ran) == 1:
@@ -58,11 +58,7 @@ async def test_retries_say_when_and_stalls_and_crash_loops_are_counted(redis_url
 
     jobs = JobTypes()
     jobs.register(
-        name="n",
-        payload=Number,
-        handler=handle,
-        queue="q",
-        retry=RetryPolicy(base=1, cap=1, floor=1, attempts=3),
+        name="n", payload=Number, handler=handle, queue="q", retry=RetryPolicy(base=1, cap=1, floor=1, attempts=3)
     )
     producer = full_producer(jobs, redis_url, timeout=10)
     retried, stalled, condemned = [

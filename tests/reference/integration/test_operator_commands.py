@@ -33,10 +33,10 @@ def database(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_what_the_sweep_archived_is_logged_listed_and_replayed(database, redis_url, capsys, caplog):
     caplog.set_level(logging.ERROR, "dead_letter")
 
-    async def refuse(_job: Job, _token: str) -> None:
+    async def refuse(_job: Job, _token: str):
         raise FailPermanently("no such street")
 
-    async def die() -> None:
+    async def die():
         store, redis = open_store(database), producer_client(redis_url)
         await create_all(store)
         worker = ReliableWorker("q", refuse, url=redis_url)
@@ -80,14 +80,14 @@ def test_an_unclear_call_is_listed_and_ended_by_a_human(database, capsys):
 
         return asyncio.run(run())
 
-    async def lose(calls: OutsideCalls) -> None:
-        async def cut(_key: str) -> None:
+    async def lose(calls: OutsideCalls):
+        async def cut(_key: str):
             raise ConnectionResetError
 
         with pytest.raises(InFlight):
             await calls.once("label/7", cut)
 
-    async def look_again(calls: OutsideCalls) -> None:
+    async def look_again(calls: OutsideCalls):
         async def given_up() -> bool:
             try:
                 await again(calls)
@@ -100,7 +100,7 @@ def test_an_unclear_call_is_listed_and_ended_by_a_human(database, capsys):
         await until(given_up, what="nobody can know any more")
 
     async def again(calls: OutsideCalls) -> Any:
-        async def never(_key: str) -> None:
+        async def never(_key: str):
             raise AssertionError("it was made")
 
         return await calls.once("label/7", never)

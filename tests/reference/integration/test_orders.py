@@ -58,7 +58,7 @@ async def count(store: AsyncEngine, table: Table) -> int:
 
 
 async def test_order_event_and_saga_commit_together_or_not_at_all(shop):
-    async def failing_caller() -> None:
+    async def failing_caller():
         async with begin(shop) as tx:
             await service.place_order(tx, pack_id="biology-101", customer="ann")
             raise RuntimeError("the request failed after all")
@@ -129,7 +129,7 @@ async def test_each_consumer_acts_once_per_order_under_duplicates_and_a_killed_r
     bus = RedisStreamsBus(producer_client(redis_url), dedup_window=0)
     seen: Counter[str] = Counter()  # a consumer without an inbox
 
-    async def count_without_inbox(event: Event) -> None:
+    async def count_without_inbox(event: Event):
         seen[event.id] += event.name == "order.confirmed"
 
     stop = asyncio.Event()
@@ -181,7 +181,7 @@ async def test_events_that_the_bus_lost_are_found_and_handed_to_their_consumer_o
         "amount_cents": 1900,
     }
 
-    async def publish(*names: str) -> None:
+    async def publish(*names: str):
         facts = [
             Event(id=name, source="t", type="order.confirmed.v1", subject=name, data={**sold, "order_id": name})
             for name in names
@@ -190,7 +190,7 @@ async def test_events_that_the_bus_lost_are_found_and_handed_to_their_consumer_o
             await add(tx, *facts)
         await Relay(shop, bus).run_once()
 
-    async def consume_all() -> None:
+    async def consume_all():
         stop = asyncio.Event()
         task = asyncio.create_task(event_worker.consume(shop, bus, "feed", stop=stop))
 
@@ -224,7 +224,7 @@ async def test_events_that_the_bus_lost_are_found_and_handed_to_their_consumer_o
     await bus.redis.aclose()
 
 
-async def _end_leases(store: AsyncEngine, pid: int) -> None:
+async def _end_leases(store: AsyncEngine, pid: int):
     """Let the time pass for which a dead process still holds its work: half a minute in production."""
     async with begin(store) as tx:
         mine = saga_store.sagas.update().where(saga_store.sagas.c.owner.contains(f":{pid}:"))

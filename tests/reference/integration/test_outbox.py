@@ -31,7 +31,7 @@ SOON = RetryPolicy(base=0.01, cap=0.02, attempts=3)
 class Sink:
     """Records what it accepts; `verdict` may refuse an event or, by raising, the whole batch."""
 
-    def __init__(self, verdict: Callable[[Event], Exception | None] = lambda _: None) -> None:
+    def __init__(self, verdict: Callable[[Event], Exception | None] = lambda _: None):
         self.verdict = verdict
         self.events: list[Event] = []
         self.at: dict[str, float] = {}
@@ -63,7 +63,7 @@ async def running(relay: Relay) -> AsyncIterator[None]:
         await asyncio.wait_for(task, 10)
 
 
-async def put(store: AsyncEngine, *events: Event) -> None:
+async def put(store: AsyncEngine, *events: Event):
     async with begin(store) as tx:
         await add(tx, *events)
 
@@ -166,7 +166,7 @@ async def test_a_reason_is_kept_and_logged_without_what_the_broker_quoted(store,
 async def test_a_publisher_that_raises_for_the_whole_batch_blames_only_the_culprit(store):
     await put(store, *(event(f"s{n}") for n in range(40)))
 
-    def raise_for_s7(e: Event) -> None:
+    def raise_for_s7(e: Event):
         if e.id == "s7-1":
             raise Permanent("cannot be encoded")
 
@@ -228,7 +228,7 @@ async def test_many_relays_with_random_failures_keep_every_aggregate_in_order_an
     """Small batches on few aggregates, so that the relays get into each other's way all the time."""
     rng, count = random.Random(seed), scale(300, 2000)
 
-    async def writer(number: int) -> None:
+    async def writer(number: int):
         for n in range(count // 5):
             chosen = {rng.randrange(12) for _ in range(rng.randint(1, 3))}
             async with begin(store) as tx:
@@ -325,7 +325,7 @@ async def test_commit_order_is_publish_order_also_without_a_lock_of_the_applicat
     await create_all(store)
     second_added = asyncio.Event()
 
-    async def second() -> None:
+    async def second():
         async with begin(store) as tx:
             await add(tx, event("a", 2))
             second_added.set()
@@ -380,13 +380,7 @@ async def test_events_arrive_soon_after_their_commit_at_fifty_orders_a_second(st
     delays = sorted(max(0.0, sink.at[i] - committed[i]) * 1000 for i in committed)
     p50, p95 = statistics.median(delays), delays[int(len(delays) * 0.95)]
     assert p95 < 1000  # the target is 250 ms on a quiet machine: make bench ARGS="--section relay"
-    figures(
-        "outbox",
-        name=f"latency-{store.dialect.name}",
-        orders=count,
-        p50_ms=round(p50, 1),
-        p95_ms=round(p95, 1),
-    )
+    figures("outbox", name=f"latency-{store.dialect.name}", orders=count, p50_ms=round(p50, 1), p95_ms=round(p95, 1))
 
 
 async def timed_claims(store: AsyncEngine, rounds: range) -> list[float]:
@@ -416,13 +410,7 @@ async def timed_searches(store: AsyncEngine, rounds: int) -> list[float]:
 
 
 async def fill(
-    store: AsyncEngine,
-    numbers: range,
-    name: str,
-    *,
-    subject: str,
-    due_at: str = "0",
-    published_at: str = "NULL",
+    store: AsyncEngine, numbers: range, name: str, *, subject: str, due_at: str = "0", published_at: str = "NULL"
 ) -> None:
     """One row per number `n`, made by the database itself."""
     first, last = numbers.start, numbers.stop - 1
@@ -527,13 +515,7 @@ async def test_events_held_by_quarantined_ones_cost_a_claim_a_look_each(store):
 async def test_one_relay_moves_thousands_of_events_a_second(store, scale, figures):
     count, sink = scale(3000, 20_000), Sink()
     rows = [
-        {
-            "destination": "bus",
-            "event_id": e.id,
-            "subject": e.subject,
-            "type": e.type,
-            "body": e.encode().decode(),
-        }
+        {"destination": "bus", "event_id": e.id, "subject": e.subject, "type": e.type, "body": e.encode().decode()}
         | {"created_at": 0.0, "due_at": 0.0, "attempts": 0}
         for e in (event(f"o{n % 700}", n) for n in range(count))
     ]

@@ -45,7 +45,7 @@ def registry() -> EventTypes:
 
 
 def effect_of(name: str) -> Effect:
-    async def effect(tx: AsyncConnection, event: Event) -> None:
+    async def effect(tx: AsyncConnection, event: Event):
         await tx.execute(insert(seen_by).values(consumer=name, event=event.id))
 
     return effect

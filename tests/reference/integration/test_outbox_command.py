@@ -49,7 +49,7 @@ def with_store(url: str, work: Callable[[AsyncEngine], Awaitable[Any]]) -> Any:
 class Receiver:
     """Refuses what `refuses` names."""
 
-    def __init__(self, *refuses: str) -> None:
+    def __init__(self, *refuses: str):
         self.refuses, self.took = refuses, list[str]()
 
     async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
@@ -57,11 +57,11 @@ class Receiver:
         return [Permanent("refused with 400") if event.id in self.refuses else None for event in events]
 
 
-async def delivered(store: AsyncEngine, receiver: Receiver) -> None:
+async def delivered(store: AsyncEngine, receiver: Receiver):
     """By a relay that runs beside something else until it is stopped, as it does in a service."""
     stop = asyncio.Event()
 
-    async def enough() -> None:
+    async def enough():
         if await relay.run_once() == 0:
             stop.set()
 
@@ -71,7 +71,7 @@ async def delivered(store: AsyncEngine, receiver: Receiver) -> None:
 
 
 def test_what_a_receiver_refused_is_listed_retried_in_its_place_and_discarded(database, capsys):
-    async def add(store: AsyncEngine) -> None:
+    async def add(store: AsyncEngine):
         made = [Event(id=ident, source="/", type="a.b.v1", subject="s") for ident in ("one", "two", "three")]
         async with begin(store) as tx:
             await outbox.add(tx, *made, to=["crm"])
@@ -105,7 +105,7 @@ def test_every_failed_delivery_says_when_it_comes_again(database, caplog):
         async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
             return [Transient("500")] * len(events)
 
-    async def fail(store: AsyncEngine) -> None:
+    async def fail(store: AsyncEngine):
         async with begin(store) as tx:
             await outbox.add(tx, Event(id="one", source="/", type="a.b.v1", subject="s"), to=["crm"])
         await Relay(store, Failing(), destination="crm").run_once()
@@ -115,7 +115,7 @@ def test_every_failed_delivery_says_when_it_comes_again(database, caplog):
 
 
 def test_slots_that_nobody_ran_are_listed(database, capsys, monkeypatch):
-    async def three_days_later(store: AsyncEngine) -> None:
+    async def three_days_later(store: AsyncEngine):
         for day in (20_000, 20_003):
             tick = Tick("nightly", day * DAY, {"id": "nightly", "cron": "0 0 * * *"})
             await note_start(store, tick, clock_at(day * DAY))

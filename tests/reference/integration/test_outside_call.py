@@ -18,15 +18,7 @@ from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
 from studyhall.patterns.core.job import RetryPolicy, provider_key
 from studyhall.patterns.core.open_store import close, create_all, open_store
-from studyhall.patterns.outside_call import (
-    Call,
-    InFlight,
-    NotMade,
-    OutsideCalls,
-    Refused,
-    Unclear,
-    check_status,
-)
+from studyhall.patterns.outside_call import Call, InFlight, NotMade, OutsideCalls, Refused, Unclear, check_status
 from studyhall.patterns.outside_call.dbapi import DbApiLedger, InThreads
 from studyhall.patterns.outside_call.ledger import Ledger, State
 from studyhall.patterns.outside_call.redis_ledger import RedisLedger
@@ -86,7 +78,7 @@ async def sqlite_ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Async
 class Carrier:
     """Prints labels. `will` holds what happens to the next requests: an exception before or after the effect."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.labels: dict[str, int] = {}
         self.seen: list[str] = []
         self.before: list[Exception] = []

@@ -15,7 +15,7 @@ from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
 
 
 class Provider:
-    def __init__(self, process: Spawned, url: str) -> None:
+    def __init__(self, process: Spawned, url: str):
         self.process, self.url = process, url
 
     async def fault(self, kind: str, operation: str = "charge", **more: Any) -> None:

@@ -44,55 +44,54 @@ class Person(Payload):
 Fault = Callable[[AsyncConnection], Awaitable[object]]
 
 
-async def taken(tx: AsyncConnection) -> None:
+async def taken(tx: AsyncConnection):
     await tx.execute(people.insert().values(ROW))
     await tx.execute(people.insert().values(ROW))
 
 
-async def incomplete(tx: AsyncConnection) -> None:
+async def incomplete(tx: AsyncConnection):
     await tx.execute(people.insert().values({**ROW, "account": None}))
 
 
-async def many(tx: AsyncConnection) -> None:
+async def many(tx: AsyncConnection):
     await tx.execute(people.insert(), [{**ROW, "number": n} for n in range(3)])
 
 
-async def no_number(tx: AsyncConnection) -> None:
+async def no_number(tx: AsyncConnection):
     await tx.execute(people.insert().values({**ROW, "number": CANARIES[2]}))
     await tx.execute(text("SELECT abs(-9223372036854775808 + length(:who) * 0)"), {"who": CANARIES[0]})
 
 
-async def no_float(tx: AsyncConnection) -> None:
+async def no_float(tx: AsyncConnection):
     await tx.execute(people.insert().values({**ROW, "balance": CANARIES[2]}))
 
 
-async def no_type(tx: AsyncConnection) -> None:
+async def no_type(tx: AsyncConnection):
     await tx.execute(people.insert().values({**ROW, "balance": object()}))
 
 
-async def too_long(tx: AsyncConnection) -> None:
+async def too_long(tx: AsyncConnection):
     await tx.execute(people.insert().values({**ROW, "name": CANARIES[0] * 10}))
     raise Transient("SQLite takes any length")
 
 
-async def missing_table(tx: AsyncConnection) -> None:
+async def missing_table(tx: AsyncConnection):
     query = text("SELECT * FROM nowhere WHERE name = :who").bindparams(bindparam("who", CANARIES[0]))
     await tx.execute(query)
 
 
-async def cut_off(tx: AsyncConnection) -> None:
+async def cut_off(tx: AsyncConnection):
     """An outage in the middle of a transaction that holds the values."""
     await tx.execute(people.insert().values(ROW))
     if tx.dialect.name == "postgresql":
         await tx.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
     await tx.execute(text("PRAGMA max_page_count=1"))
     await tx.execute(
-        people.insert(),
-        [{**ROW, "name": f"{CANARIES[0]} {n}", "street": f"{CANARIES[1]} {n}"} for n in range(999)],
+        people.insert(), [{**ROW, "name": f"{CANARIES[0]} {n}", "street": f"{CANARIES[1]} {n}"} for n in range(999)]
     )
 
 
-async def wrapped(tx: AsyncConnection) -> None:
+async def wrapped(tx: AsyncConnection):
     try:
         await taken(tx)
     except Exception as error:
@@ -113,7 +112,7 @@ def written(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
     return lambda: caplog.text
 
 
-def clean(*texts: str | None) -> None:
+def clean(*texts: str | None):
     for said in texts:
         for canary in CANARIES:
             before, found, after = (said or "").partition(canary)
@@ -158,7 +157,7 @@ async def test_no_value_of_a_statement_reaches_an_answer_or_an_error_text(how, s
 
 
 async def test_no_value_in_the_errors_of_batched_statements(store):
-    def twice(tx: Connection) -> None:
+    def twice(tx: Connection):
         mark = "%s" if is_postgres(store) else "?"
         row = ("c", CANARIES[0], CANARIES[1], "{}", 1.0)
         insert = f"INSERT INTO inbox (consumer, key, fingerprint, result, at) VALUES ({', '.join([mark] * 5)})"

@@ -60,7 +60,7 @@ async def effect_count(setup: JobSetup) -> int:
 
 
 async def add_effect(ctx: JobContext, payload: Work) -> Done:
-    async def save(tx: AsyncConnection) -> None:
+    async def save(tx: AsyncConnection):
         await tx.execute(effects.insert().values(n=payload.n))
 
     return Done({"n": payload.n, "attempt": ctx.attempt}, save)
@@ -75,13 +75,13 @@ class Wordless(Exception):
         raise PanicException
 
 
-def cancelled_future() -> None:
+def cancelled_future():
     future = asyncio.get_running_loop().create_future()
     future.cancel()
     future.result()
 
 
-def raise_(error: BaseException) -> None:
+def raise_(error: BaseException):
     raise error
 
 
@@ -132,7 +132,7 @@ async def test_duplicate_gets_the_stored_result_without_a_second_effect(redis_ur
 async def test_whatever_a_handler_raises_is_a_failed_attempt_and_the_line_says_so(redis_url, tmp_path, call, reason):
     """sys.exit() ended every worker that took the job; a panic ran forever, logged as completed."""
 
-    async def handler(ctx: JobContext, payload: Work) -> None:
+    async def handler(ctx: JobContext, payload: Work):
         if payload.n == 0:
             call()
 
@@ -146,7 +146,7 @@ async def test_whatever_a_handler_raises_is_a_failed_attempt_and_the_line_says_s
 
 @pytest.mark.slow
 async def test_retries_come_with_jittered_delays_and_end_exhausted(redis_url, tmp_path):
-    async def fails(ctx: JobContext, payload: Work) -> None:
+    async def fails(ctx: JobContext, payload: Work):
         raise Transient("provider down")
 
     requests = [work(n) for n in range(30)]
@@ -174,7 +174,7 @@ async def test_waiting_spends_no_attempt(redis_url, tmp_path, wait):
     """More waits than there are attempts: each one would have been a failure in the naive count."""
     attempts: list[int] = []
 
-    async def waits(ctx: JobContext, payload: Work) -> None:
+    async def waits(ctx: JobContext, payload: Work):
         attempts.append(ctx.attempt)
         if len(attempts) < 4:
             raise wait
@@ -187,7 +187,7 @@ async def test_waiting_spends_no_attempt(redis_url, tmp_path, wait):
 
 
 async def test_permanent_fails_now_with_attempts_left(redis_url, tmp_path):
-    async def never(ctx: JobContext, payload: Work) -> None:
+    async def never(ctx: JobContext, payload: Work):
         raise Permanent(f"card declined for ann@example.com with {SECRET}")
 
     async with JobSetup.open(redis_url, tmp_path, jobs_for(never)) as setup, setup.working():
@@ -252,7 +252,7 @@ async def test_max_age_is_off_by_as_much_as_the_clocks_differ_and_no_more(redis_
 
 
 async def test_cancelled_by_the_handler_ends_without_effect_retry_or_dead_letter(redis_url, tmp_path):
-    async def stops(ctx: JobContext, payload: Work) -> None:
+    async def stops(ctx: JobContext, payload: Work):
         raise Cancelled("the owner closed the account")
 
     async with JobSetup.open(redis_url, tmp_path, jobs_for(stops)) as setup, setup.working():
@@ -305,7 +305,7 @@ async def test_a_result_that_is_not_json_fails_once_and_takes_its_effect_back(re
 async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(redis_url, tmp_path, figures):
     ran: list[int] = []
 
-    async def count(ctx: JobContext, payload: Work) -> None:
+    async def count(ctx: JobContext, payload: Work):
         ran.append(payload.n)
 
     async with JobSetup.open(redis_url, tmp_path, jobs_for(count)) as setup:
@@ -329,20 +329,11 @@ async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(redis_url, tmp_p
             "ForgedJob: unsigned": ("work", data(904)),
             "ForgedJob: altered": ("work", {**signed("work", "bad.5", data(1)), "payload": {"n": 905}}),
             "ForgedJob: of another job": ("work", stolen),
-            "ForgedJob: other key": (
-                "work",
-                signed("work", "bad.7", data(907), Signer(["mallory's own key!"])),
-            ),
-            "PayloadTooLarge": (
-                "work",
-                signed("work", "bad.8", data(908, payload={"n": 1, "email": "x" * 70_000})),
-            ),
+            "ForgedJob: other key": ("work", signed("work", "bad.7", data(907), Signer(["mallory's own key!"]))),
+            "PayloadTooLarge": ("work", signed("work", "bad.8", data(908, payload={"n": 1, "email": "x" * 70_000}))),
             "ForgedJob: a list": ("work", [1, 2, 3]),
             "InvalidSchedule: cron": ("work", tick("bad-cron", 912, cron="61 * * * *")),
-            "InvalidSchedule: time zone": (
-                "work",
-                tick("bad-zone", 913, cron="0 3 * * *", tz="Mars/Olympus"),
-            ),
+            "InvalidSchedule: time zone": ("work", tick("bad-zone", 913, cron="0 3 * * *", tz="Mars/Olympus")),
         }
         options: dict[int, dict[str, Any]] = {
             10: {"jobId": "repeat:bad-cron:60000"},
@@ -395,7 +386,7 @@ async def test_own_steps_run_in_order_before_the_work_and_only_for_valid_jobs(re
             raise Permanent("not this one")
         return await call_next(run)
 
-    async def handler(ctx: JobContext, payload: Work) -> None:
+    async def handler(ctx: JobContext, payload: Work):
         seen.append(f"work {payload.n}")
 
     async with JobSetup.open(redis_url, tmp_path, jobs_for(handler)) as setup:
@@ -418,14 +409,11 @@ async def test_what_a_step_holds_is_released_however_the_work_ends(redis_url, tm
         finally:
             held.append(f"-{run.attempt}")
 
-    async def fails_once(ctx: JobContext, payload: Work) -> None:
+    async def fails_once(ctx: JobContext, payload: Work):
         if ctx.attempt == 1:
             raise Transient("again")
 
-    async with (
-        JobSetup.open(redis_url, tmp_path, jobs_for(fails_once)) as setup,
-        setup.working(steps=[holding]),
-    ):
+    async with JobSetup.open(redis_url, tmp_path, jobs_for(fails_once)) as setup, setup.working(steps=[holding]):
         await setup.producer.enqueue(work())
         await setup.ended(work())
         assert held == ["+1", "-1", "+2", "-2"]

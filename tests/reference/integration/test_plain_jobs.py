@@ -40,7 +40,7 @@ class Ours(Payload):
 class Shop:
     """Prints a label per parcel; `fails` says how often a job fails first."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.printed: list[str] = []
         self.runs: dict[str, int] = {}
 
@@ -94,20 +94,12 @@ async def test_jobs_of_a_node_service_run_beside_our_envelopes_whatever_their_op
     redis_url, redis_server, tmp_path, node_home, spawn, shop, jobs
 ):
     written = [["print", {"parcel": name, "fails": 2, "etc": [1]}, opts] for name, opts in THEIRS.items()]
-    written += [
-        ["print", {"parcel": "refused", "fails": -1}, {"removeOnFail": True}],
-    ]
-    written += [
-        ["another name", {"parcel": "named"}, {}],
-        ["print", {"no": "parcel"}, {"removeOnFail": True}],
-    ]
+    written += [["print", {"parcel": "refused", "fails": -1}, {"removeOnFail": True}]]
+    written += [["another name", {"parcel": "named"}, {}], ["print", {"no": "parcel"}, {"removeOnFail": True}]]
     program = node_home / "node_adds.mjs"  # modules are looked up from where the script lies
     shutil.copy(Path(__file__).parent / "programs" / program.name, program)
     node = spawn.command("node", program, redis_server.port, SHOP, json.dumps(written), cwd=node_home)
-    async with (
-        JobSetup.open(redis_url, tmp_path, jobs, signer=None) as setup,
-        queue_at(redis_url, SHOP) as queue,
-    ):
+    async with JobSetup.open(redis_url, tmp_path, jobs, signer=None) as setup, queue_at(redis_url, SHOP) as queue:
         assert await node.exited(60) == 0, node
         await setup.producer.enqueue(JobRequest("print", {"parcel": "ours"}, key="ours"))
         async with at_work(SHOP, shop.pipeline(setup), url=redis_url):
@@ -132,14 +124,11 @@ async def test_jobs_of_a_node_service_run_beside_our_envelopes_whatever_their_op
 async def test_jobs_that_wait_from_the_old_code_run_after_the_upgrade(redis_url, tmp_path, shop, jobs):
     """Waiting, delayed by the stock worker's backoff after a failure, delayed by its producer, and with a priority."""
 
-    async def old(job: Any, token: str) -> None:
+    async def old(job: Any, token: str):
         raise ValueError("the old code fails")
 
     connection = Redis.from_url(redis_url, decode_responses=True, socket_timeout=30)
-    async with (
-        JobSetup.open(redis_url, tmp_path, jobs, signer=None) as setup,
-        queue_at(redis_url, SHOP) as queue,
-    ):
+    async with JobSetup.open(redis_url, tmp_path, jobs, signer=None) as setup, queue_at(redis_url, SHOP) as queue:
         backoff = {"type": "exponential", "delay": 500}
         await queue.add("print", {"parcel": "failed once"}, {"attempts": 3, "backoff": backoff, "jobId": "old-1"})
         async with stock_at_work(SHOP, old, connection=connection):

@@ -19,7 +19,7 @@ class Item(Payload):
 async def test_critical_is_next_in_a_backlog_where_priority_one_runs_last(redis_url, tmp_path, figures):
     naive: list[str] = []
 
-    async def note(job: Any, _token: str) -> None:
+    async def note(job: Any, _token: str):
         naive.append(job.name)
 
     async with queue_at(redis_url, "naive") as queue:
@@ -31,7 +31,7 @@ async def test_critical_is_next_in_a_backlog_where_priority_one_runs_last(redis_
 
     ran: list[int] = []
 
-    async def handler(ctx: JobContext, payload: Item) -> None:
+    async def handler(ctx: JobContext, payload: Item):
         ran.append(payload.n)
 
     jobs = JobTypes()

@@ -22,7 +22,7 @@ class Note(Payload):
     text: str = "hello"
 
 
-async def keep(ctx: JobContext, payload: Note) -> None:
+async def keep(ctx: JobContext, payload: Note):
     if payload.text == "poison":
         raise Permanent("poison")
 

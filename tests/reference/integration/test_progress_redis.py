@@ -22,7 +22,7 @@ async def events(redis: Any, queue: str) -> list[dict[str, str]]:
 
 
 async def test_progress_per_row_keeps_milestones_and_everybody_elses_events(redis_url, tmp_path, figures):
-    async def naive(job: Any, _token: str) -> None:
+    async def naive(job: Any, _token: str):
         for row in range(job.data["rows"]):
             await job.updateProgress({"stage": str(row * STAGES // REPORTS), "percent": 100 * row / REPORTS})
 
@@ -34,7 +34,7 @@ async def test_progress_per_row_keeps_milestones_and_everybody_elses_events(redi
         seen = await events(queue.client if hasattr(queue, "client") else queue.backend.conn, "naive")
     naive_completed = sum(event["event"] == "completed" for event in seen)
 
-    async def handler(ctx: JobContext, payload: Import) -> None:
+    async def handler(ctx: JobContext, payload: Import):
         for row in range(payload.rows):
             await ctx.progress(f"stage {row * STAGES // REPORTS}", 100 * row / REPORTS, f"row {row}", row=row)
         await ctx.progress("saved", 100)

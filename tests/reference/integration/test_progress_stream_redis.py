@@ -43,12 +43,12 @@ async def queue(redis_url: str) -> AsyncIterator[Any]:
 class Reader:
     """A client: reads until it is told to stop, keeps what it saw."""
 
-    def __init__(self, stream: ProgressStream, last_id: str | None = None, pause: float = 0.0) -> None:
+    def __init__(self, stream: ProgressStream, last_id: str | None = None, pause: float = 0.0):
         self.seen: list[JobEvent] = []
         self._pause = pause
         self._task = asyncio.create_task(self._read(stream, last_id))
 
-    async def _read(self, stream: ProgressStream, last_id: str | None) -> None:
+    async def _read(self, stream: ProgressStream, last_id: str | None):
         async for event in stream.events(last_id, idle=60):
             self.seen.append(event)
             if self._pause:
@@ -184,16 +184,7 @@ async def test_a_restart_of_redis_is_waited_out(own_redis):
 
 async def test_a_quiet_stream_beats_and_nonsense_ids_are_no_error(redis_url):
     async with streaming(redis_url) as stream:
-        for nonsense in (
-            "",
-            "x",
-            "alpha:",
-            "alpha:1",
-            "alpha:9" * 5_000,
-            "gamma:1-1",
-            "alpha:1-1,,beta",
-            "🦆",
-        ):
+        for nonsense in ("", "x", "alpha:", "alpha:1", "alpha:9" * 5_000, "gamma:1-1", "alpha:1-1,,beta", "🦆"):
             async with asyncio.timeout(5):
                 async for event in stream.events(nonsense, idle=0.02):
                     if event.name == IDLE:

@@ -24,14 +24,7 @@ from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.worker_connections import worker_client
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
-from studyhall.patterns.rate_limit import (
-    TenantLimit,
-    UnknownTenant,
-    limited,
-    named_tenant,
-    queue_limit,
-    tenant_limit,
-)
+from studyhall.patterns.rate_limit import TenantLimit, UnknownTenant, limited, named_tenant, queue_limit, tenant_limit
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 WORKER = Path(__file__).parent / "programs" / "limited_worker.py"
@@ -159,10 +152,10 @@ async def test_an_even_limit_holds_in_every_stretch_of_time(own_redis, figures):
     producer = full_producer(JobTypes(), own_redis.url)
 
     async def run(queue: str, **limit: Any) -> list[int]:
-        async def nothing(_job: Any, _token: str) -> None:
+        async def nothing(_job: Any, _token: str):
             pass
 
-        async def add(jobs: int) -> None:
+        async def add(jobs: int):
             await producer.queue(queue).addBulk([{"name": "job", "data": {}, "opts": {}}] * jobs)
 
         limiter = {"url": own_redis.url, "limiter": queue_limit(most, per=per, **limit)}
@@ -225,13 +218,13 @@ class Work(Payload):
 class Shop:
     """One queue with one worker, whose jobs note when they started and ended."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.started: dict[str, list[float]] = {}
         self.ended: dict[str, float] = {}
         self.added: dict[str, float] = {}
         self.attempts: set[int] = set()
 
-    async def work(self, ctx: JobContext, payload: Work) -> None:
+    async def work(self, ctx: JobContext, payload: Work):
         self.started.setdefault(ctx.key, []).append(time.monotonic())
         self.attempts.add(ctx.attempt)
         await asyncio.sleep(payload.seconds)
@@ -247,7 +240,7 @@ class Shop:
         await self.producer.enqueue_many(requests)
         return keys
 
-    async def done(self, keys: list[str], limit: float = 30) -> None:
+    async def done(self, keys: list[str], limit: float = 30):
         await until(lambda: all(key in self.ended for key in keys), limit, f"{len(keys)} jobs to end")
 
     def waits(self, keys: list[str]) -> list[float]:
@@ -257,12 +250,7 @@ class Shop:
 
 @asynccontextmanager
 async def shop(
-    url: str,
-    directory: Path,
-    *limits: TenantLimit,
-    concurrency: int = 10,
-    queue: str = "work",
-    **worker: Any,
+    url: str, directory: Path, *limits: TenantLimit, concurrency: int = 10, queue: str = "work", **worker: Any
 ) -> AsyncIterator[Shop]:
     self = Shop()
     jobs = JobTypes()
@@ -306,7 +294,7 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_pa
 
     async def beside_heavy(at: Shop, *others: Shop, jobs: int = light) -> tuple[list[list[float]], int]:
         # Three times what the tenant may do, on top of a backlog: more, and a busy machine does nothing but refuse.
-        async def flood() -> None:
+        async def flood():
             await at.add("heavy", 200, seconds=seconds)
             while True:
                 await asyncio.sleep(0.3)
@@ -484,12 +472,7 @@ async def test_a_limit_for_all_tenants_leaves_room_for_the_light_one(redis_url, 
     limiter = queue_limit(20, per=0.5)
     theirs = await light_wait("limiter", tenant_limit(client, 5, 2, name="beside"), limiter=limiter)
     await client.aclose()
-    figures(
-        "rate-limit",
-        name="total",
-        light_wait_ms=round(ours * 1000),
-        with_bullmq_limiter_ms=round(theirs * 1000),
-    )
+    figures("rate-limit", name="total", light_wait_ms=round(ours * 1000), with_bullmq_limiter_ms=round(theirs * 1000))
     assert theirs > 2, "the limiter did not count refused jobs: the warning in the docs is out of date"
     assert ours < theirs / 2
 

@@ -24,7 +24,7 @@ async def test_jobs_that_redis_lost_come_back_once_and_the_report_names_them(sto
     client = producer_client(own_redis.url)
     queue = Queue("ship", {"connection": client})
 
-    async def ship(order: str) -> None:
+    async def ship(order: str):
         await queue.add("ship", {"order": order}, {"jobId": job_id("ship", order)})
 
     async def unshipped() -> AsyncIterator[Expected]:

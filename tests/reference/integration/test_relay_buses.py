@@ -53,9 +53,7 @@ def server(kind: str, request: pytest.FixtureRequest, tcp_proxy: Callable[[int],
     assert parts.port is not None
     proxy = tcp_proxy(parts.port)
     yield Server(
-        parts._replace(netloc=parts.netloc.replace(str(parts.port), str(proxy.port))).geturl(),
-        proxy.down,
-        proxy.up,
+        parts._replace(netloc=parts.netloc.replace(str(parts.port), str(proxy.port))).geturl(), proxy.down, proxy.up
     )
 
 
@@ -93,7 +91,7 @@ def event(ident: str, type: str = "order.changed.v1", **data: str) -> Event:
     return Event(id=ident, source="/t", type=type, subject=ident, data=data)
 
 
-async def put(store: AsyncEngine, *events: Event) -> None:
+async def put(store: AsyncEngine, *events: Event):
     async with begin(store) as tx:
         await add(tx, *events)
 

@@ -26,7 +26,7 @@ SOON = RetryPolicy(base=0.01, cap=0.02, attempts=3)
 class Sink:
     """Accepts what `verdict` has nothing against."""
 
-    def __init__(self, verdict: Callable[[Event], Exception | None] = lambda _: None) -> None:
+    def __init__(self, verdict: Callable[[Event], Exception | None] = lambda _: None):
         self.verdict = verdict
         self.ids: list[str] = []
 
@@ -40,7 +40,7 @@ def event(ident: str, **data: object) -> Event:
     return Event(id=ident, source="/t", type="order.changed.v1", subject=ident, data=data)
 
 
-async def put(store: AsyncEngine, *events: Event) -> None:
+async def put(store: AsyncEngine, *events: Event):
     async with begin(store) as tx:
         await add(tx, *events)
 
@@ -85,7 +85,7 @@ async def test_a_publisher_that_raises_a_stray_cancellation_does_not_end_the_rel
     """What `.result()` of a cancelled future raises: nobody told the relay to end."""
     strays = iter([True, True])
 
-    def stray(_: Event) -> None:
+    def stray(_: Event):
         if next(strays, False):
             raise asyncio.CancelledError
 
@@ -120,12 +120,7 @@ class Unspeakable(Transient):
 
 @pytest.mark.parametrize(
     "error",
-    [
-        Transient("a NUL \x00 in it"),
-        Transient("half a character \ud800"),
-        Unspeakable(),
-        Permanent("\x00\ud800"),
-    ],
+    [Transient("a NUL \x00 in it"), Transient("half a character \ud800"), Unspeakable(), Permanent("\x00\ud800")],
     ids=["nul", "surrogate", "str-raises", "permanent"],
 )
 async def test_whatever_an_error_says_the_relay_goes_on_and_publishes_the_others_once(store, error):

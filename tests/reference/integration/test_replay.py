@@ -37,7 +37,7 @@ effects = Table(
 class Bus:
     """Hands every published event to every consumer, each through its inbox."""
 
-    def __init__(self, store: AsyncEngine, lose: Callable[[str, Event], bool] = lambda _c, _e: False) -> None:
+    def __init__(self, store: AsyncEngine, lose: Callable[[str, Event], bool] = lambda _c, _e: False):
         self._store, self._lose = store, lose
 
     async def publish(self, events: list[Event]) -> list[Exception | None]:
@@ -49,7 +49,7 @@ class Bus:
 
 
 def effect_of(consumer: str) -> Callable[[AsyncConnection, Event], object]:
-    async def effect(tx: AsyncConnection, event: Event) -> None:
+    async def effect(tx: AsyncConnection, event: Event):
         await tx.execute(insert(effects).values(consumer=consumer, event=event.id))
 
     return effect
@@ -65,7 +65,7 @@ def event(n: int) -> Event:
     return Event(id=f"e-{n}", source="/t", type="order.changed.v1", subject=f"order-{n % 4}", data={"n": n})
 
 
-async def publish(store: AsyncEngine, count: int, lose: Callable[[str, Event], bool]) -> None:
+async def publish(store: AsyncEngine, count: int, lose: Callable[[str, Event], bool]):
     async with begin(store) as tx:
         await add(tx, *(event(n) for n in range(count)))
     relay = Relay(store, Bus(store, lose))
@@ -92,7 +92,7 @@ async def test_replay_gives_one_consumer_what_it_missed_and_touches_no_other(sto
     assert (again.applied, again.skipped) == (0, 20)
 
     # The naive replay publishes the range on the bus once more, and everybody gets it again.
-    async def publish_again(after: int) -> None:
+    async def publish_again(after: int):
         async for e in logged(store, after=after):
             for consumer in CONSUMERS:
                 async with begin(store) as tx:
@@ -134,7 +134,7 @@ async def test_force_applies_again_in_order_and_only_for_that_consumer(store):
 async def test_a_forced_effect_that_fails_leaves_the_old_marker(store):
     await publish(store, 4, lambda _c, _e: False)
 
-    async def broken(tx: AsyncConnection, e: Event) -> None:
+    async def broken(tx: AsyncConnection, e: Event):
         await tx.execute(insert(effects).values(consumer="feed", event="half"))
         raise Transient("disk full")
 
@@ -148,7 +148,7 @@ async def test_a_failing_event_holds_its_subject_and_is_reported(store):
     await publish(store, 12, lambda consumer, _: consumer == "analytics")
     plain = effect_of("analytics")
 
-    async def picky(tx: AsyncConnection, e: Event) -> None:
+    async def picky(tx: AsyncConnection, e: Event):
         if e.id == "e-1":
             raise Transient("still broken")
         await plain(tx, e)
@@ -188,7 +188,7 @@ async def test_replay_beside_the_running_consumer_loses_nothing_and_repeats_no_e
     feed: Any = effect_of("feed")
     delivered: list[str] = []
 
-    async def handle(e: Event) -> None:
+    async def handle(e: Event):
         await handle_once(store, "feed", e, feed)
         delivered.append(e.id)
 
@@ -213,7 +213,7 @@ async def test_a_forced_replay_comes_after_the_live_delivery_of_the_same_event(s
     begun, go_on = asyncio.Event(), asyncio.Event()
     effect: Any = effect_of("feed")
 
-    async def slow(tx: AsyncConnection, e: Event) -> None:
+    async def slow(tx: AsyncConnection, e: Event):
         await effect(tx, e)
         begun.set()
         await go_on.wait()
@@ -240,7 +240,7 @@ async def test_duplicates_around_a_purge_repeat_only_what_is_older_than_the_mark
     """The stated price: one more effect, however many copies come late."""
     feed: Any = effect_of("feed")
 
-    async def deliver(*numbers: int) -> None:
+    async def deliver(*numbers: int):
         for n in numbers:
             await handle_once(store, "feed", event(n), feed)
 

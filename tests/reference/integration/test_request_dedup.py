@@ -25,7 +25,7 @@ async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
 class Orders:
     """Takes orders by id: the same id is the same order. Fails when it is told to, before or after the effect."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.placed: set[str] = set()
         self.fail_next = ""
 

@@ -57,7 +57,7 @@ async def test_failed_jobs_cost_redis_nothing_lasting_where_the_default_keeps_th
             keys = [key for key in client.scan_iter(f"bull:{queue}:*") if not key.endswith(":events")]
             return sum(int(client.memory_usage(key, samples=0) or 0) for key in keys)
 
-    async def naive(job: Any, _token: str) -> None:
+    async def naive(job: Any, _token: str):
         raise RuntimeError("the provider answered 503 for a request that is described at some length here")
 
     async with queue_at(server.url, "naive") as queue:

@@ -32,7 +32,7 @@ Answer = dict[str, Any] | Exception | Callable[[StepContext], Awaitable[Any]] | 
 class World:
     """Outside systems: what they were asked, and what they answer (the last answer is repeated)."""
 
-    def __init__(self, **answers: list[Answer]) -> None:
+    def __init__(self, **answers: list[Answer]):
         self.answers = answers
         self.calls: list[str] = []
         self.contexts: dict[str, list[StepContext]] = {}
@@ -92,10 +92,10 @@ async def test_all_steps_run_in_order_and_see_earlier_results(store):
 async def test_a_task_group_that_fails_in_a_step_is_a_failed_attempt(store):
     """Python before 3.13 leaves the task marked as cancelled: the runner raised it and left the saga alone."""
 
-    async def breaks() -> None:
+    async def breaks():
         raise ValueError
 
-    async def grouped(ctx: StepContext) -> None:
+    async def grouped(ctx: StepContext):
         async with asyncio.TaskGroup() as group:
             group.create_task(breaks())
 
@@ -164,7 +164,7 @@ async def test_rate_limit_waits_as_told_and_spends_no_attempt(store):
 async def test_hung_step_is_cut_off_and_its_outcome_looked_up(store):
     cancelled = asyncio.Event()
 
-    async def hang(_: StepContext) -> None:
+    async def hang(_: StepContext):
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -190,10 +190,10 @@ async def test_db_step_is_done_with_its_record_or_not_at_all(store):
             raise Transient("after the write")
         return {"n": ctx.attempt}
 
-    async def unnote(ctx: StepContext, tx: Any) -> None:
+    async def unnote(ctx: StepContext, tx: Any):
         seen.append(f"undo {ctx.step} {ctx.result}")
 
-    async def never(ctx: StepContext, tx: Any) -> None:
+    async def never(ctx: StepContext, tx: Any):
         raise Permanent("no")
 
     steps = [
@@ -353,7 +353,7 @@ async def test_stop_finishes_the_step_and_hands_the_saga_back_at_once(store):
 async def test_hanging_saga_delays_only_itself(store):
     released = asyncio.Event()
 
-    async def hang(ctx: StepContext) -> None:
+    async def hang(ctx: StepContext):
         if ctx.saga_id == "s1":
             await released.wait()
 
@@ -499,7 +499,7 @@ async def test_a_cancelled_database_step_leaves_nothing_and_a_final_step_cannot_
     reached, go_on = asyncio.Event(), asyncio.Event()
     world = World()
 
-    async def slow(ctx: StepContext, tx: Any) -> None:
+    async def slow(ctx: StepContext, tx: Any):
         reached.set()
         await go_on.wait()
         await saga_store.record(tx, "effects", "test", "made")
@@ -534,12 +534,7 @@ async def test_a_stuck_undo_does_not_hold_up_what_is_independent_of_it(store):
     assert saga.error == "undo of c: Permanent: closed"
     # d failed once, which held up nobody; b depends on c, a on nobody.
     assert sorted(world.calls[4:]) == ["undo a", "undo c", "undo d", "undo d"]
-    assert {step.name: step.state for step in saga.steps} == {
-        "a": "undone",
-        "b": "done",
-        "c": "stuck",
-        "d": "undone",
-    }
+    assert {step.name: step.state for step in saga.steps} == {"a": "undone", "b": "done", "c": "stuck", "d": "undone"}
     await saga_repair.retry(store, "s1", by="ann", note="opened again")
     assert (await settled(runner)).state == "compensated"
     assert world.calls[-2:] == ["undo c", "undo b"]
@@ -561,7 +556,7 @@ async def test_a_lost_request_is_not_repeated_after_its_key_is_forgotten(store):
 async def test_a_request_that_may_still_be_running_is_neither_looked_up_nor_undone(store):
     landed: list[float] = []
 
-    async def cut(_: StepContext) -> None:
+    async def cut(_: StepContext):
         landed.append(time.time() + 0.3)  # the provider goes on
         raise ConnectionError("cut")
 
@@ -666,7 +661,7 @@ async def test_one_refused_change_does_not_take_the_others_of_its_commit_with_it
 async def test_a_full_connection_limit_delays_sagas_and_costs_no_attempt_and_no_crash(postgres_url, caplog):
     once = RetryPolicy(base=0.05, cap=0.1, attempts=1)
 
-    async def inside(ctx: StepContext, tx: AsyncConnection) -> None:
+    async def inside(ctx: StepContext, tx: AsyncConnection):
         await tx.execute(text("SELECT pg_sleep(0.05)"))
 
     limits: dict[str, Any] = {"retry": once, "crashes": 1, "deadline": 5.0}
@@ -710,7 +705,7 @@ async def test_a_saga_waits_for_the_store_a_few_times_only(store, monkeypatch, s
     """For answers of the server, or changes of threads: a runner's rate comes from it, on any machine."""
     count, waits = 64, 0
 
-    async def nothing(ctx: StepContext, tx: AsyncConnection | None = None) -> None:
+    async def nothing(ctx: StepContext, tx: AsyncConnection | None = None):
         if tx is not None:
             await tx.execute(text("SELECT 1"))
 
@@ -719,7 +714,7 @@ async def test_a_saga_waits_for_the_store_a_few_times_only(store, monkeypatch, s
         for number in range(count):
             await runner.start(tx, "s", f"s-{number}", {})
 
-    def counted(owner: Any, name: str) -> None:
+    def counted(owner: Any, name: str):
         real = getattr(owner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -35,7 +35,7 @@ class Work(Payload):
 class Service:
     """A producer, a signer, and what ran: schedule and slot of every start of a handler."""
 
-    def __init__(self, url: str, store: AsyncEngine) -> None:
+    def __init__(self, url: str, store: AsyncEngine):
         self.url, self.store, self.ran = url, store, list[tuple[str, int]]()
         self.running = self.most = 0
         self.jobs = JobTypes()
@@ -415,7 +415,7 @@ async def test_repeat_in_the_options_of_a_job_is_silently_ignored(redis_url, fig
     """The naive twin: what Node's older documentation says, accepted by bullmq for Python and never repeated."""
     ran: list[str] = []
 
-    async def processor(job: Any, token: str) -> None:
+    async def processor(job: Any, token: str):
         ran.append(job.id)
 
     async with queue_at(redis_url, "naive") as queue, at_work("naive", processor, url=redis_url):

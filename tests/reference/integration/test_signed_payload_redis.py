@@ -21,7 +21,7 @@ class Payout(Payload):
 
 
 def payout_jobs(paid: list[tuple[str, int]]) -> JobTypes:
-    async def pay(ctx: JobContext, payload: Payout) -> None:
+    async def pay(ctx: JobContext, payload: Payout):
         paid.append((payload.to, payload.cents))
 
     jobs = JobTypes()
@@ -34,7 +34,7 @@ def payout(to: str, cents: int = 100, name: str = "payout") -> JobRequest:
     return JobRequest(name, {"to": to, "cents": cents}, key=to)
 
 
-async def tamper(setup: JobSetup, request: JobRequest, field: str, change: Callable[[Any], Any]) -> None:
+async def tamper(setup: JobSetup, request: JobRequest, field: str, change: Callable[[Any], Any]):
     """What an intruder with a Redis shell does."""
     key = f"bull:payouts:{setup.producer.ref(request).id}"
     found = await setup.producer.redis.hget(key, field)
@@ -78,7 +78,7 @@ async def test_injected_and_altered_jobs_never_run_where_the_usual_worker_pays_t
 
         naive: list[tuple[str, int]] = []
 
-        async def usual_worker(job: Any, _token: str) -> None:
+        async def usual_worker(job: Any, _token: str):
             naive.append((job.data["payload"]["to"], job.data["payload"]["cents"]))
 
         bad = await attack()

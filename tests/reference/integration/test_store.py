@@ -41,7 +41,7 @@ counters = Table(
 )
 
 
-async def add(engine: AsyncEngine, row_id: int = 1) -> None:
+async def add(engine: AsyncEngine, row_id: int = 1):
     async with begin(engine) as tx:
         await tx.execute(insert(counters).values(id=row_id, n=0))
 
@@ -52,7 +52,7 @@ async def value(engine: AsyncEngine, row_id: int = 1) -> int | None:
         return found
 
 
-async def increment(engine: AsyncEngine) -> None:
+async def increment(engine: AsyncEngine):
     """Read, then write: the shape that fails under SQLite's plain BEGIN."""
     async with begin(engine) as tx:
         query = select(counters.c.n).where(counters.c.id == 1).with_for_update()
@@ -61,7 +61,7 @@ async def increment(engine: AsyncEngine) -> None:
 
 
 async def test_a_block_that_raises_leaves_nothing(store):
-    async def half_done() -> None:
+    async def half_done():
         async with begin(store) as tx:
             await tx.execute(insert(counters).values(id=1, n=0))
             raise ZeroDivisionError
@@ -102,7 +102,7 @@ async def test_a_database_that_became_read_only_is_an_outage(store):
     """A standby after a failover, a file system remounted after an error."""
     standby = "SET TRANSACTION READ ONLY" if is_postgres(store) else "PRAGMA query_only=ON"
 
-    async def write() -> None:
+    async def write():
         async with begin(store) as tx:
             await tx.execute(text(standby))
             await tx.execute(insert(counters).values(id=1, n=0))
@@ -117,7 +117,7 @@ async def test_no_free_connection_and_a_cut_one_are_outages(own_postgres):
     engine = open_store(own_postgres.url.replace("test@", "one_at_a_time@"))
     cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'one_at_a_time'"
 
-    async def work() -> None:
+    async def work():
         async with begin(engine) as tx:
             with pytest.raises(StoreUnavailable, match="too many connections"):
                 await value(engine)
@@ -171,7 +171,7 @@ async def test_cancelled_writers_give_their_turn_and_connection_back(store):
 
 
 async def test_work_in_one_hop_is_one_transaction_too(store):
-    def half_done(tx: Connection) -> None:
+    def half_done(tx: Connection):
         tx.execute(insert(counters).values(id=1, n=0))
         raise ZeroDivisionError
 
@@ -191,7 +191,7 @@ async def test_work_in_one_hop_is_one_transaction_too(store):
 async def test_hops_and_transactions_take_turns_and_lose_no_update(store):
     await add(store)
 
-    def one_more(tx: Connection) -> None:
+    def one_more(tx: Connection):
         n = tx.execute(select(counters.c.n).where(counters.c.id == 1).with_for_update()).scalar_one()
         tx.execute(update(counters).where(counters.c.id == 1).values(n=n + 1))
 
@@ -203,7 +203,7 @@ async def test_hops_and_transactions_take_turns_and_lose_no_update(store):
 async def test_cancelled_hops_give_their_turn_back(store):
     await add(store)
 
-    def slowly(tx: Connection) -> None:
+    def slowly(tx: Connection):
         tx.execute(update(counters).values(n=counters.c.n + 1))
         time.sleep(0.05)
 
@@ -226,7 +226,7 @@ async def test_nested_begin_on_sqlite_is_a_named_error_not_a_deadlock(tmp_path, 
             async with begin(engine):
                 pass
 
-        async def other_task() -> None:
+        async def other_task():
             async with begin(engine):
                 pass
 
@@ -354,7 +354,7 @@ async def test_a_restart_of_postgres_costs_no_transaction_afterwards(own_postgre
 
 @pytest.mark.needs_postgres
 async def test_a_lock_that_another_process_keeps_is_an_outage_and_no_failure(postgres_url):
-    async def second(store: AsyncEngine) -> None:
+    async def second(store: AsyncEngine):
         async with begin(store) as tx:
             await tx.execute(text("SET LOCAL lock_timeout = '200ms'"))
             await tx.execute(text("UPDATE kept SET id = 3"))

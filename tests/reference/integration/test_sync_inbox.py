@@ -81,7 +81,7 @@ def test_duplicates_make_one_effect_and_get_its_result(connect):
 
 
 def test_an_effect_that_raises_leaves_nothing_and_runs_again(connect):
-    def broken(connection: Any) -> None:
+    def broken(connection: Any):
         mail(connection)
         raise OSError("disk full")
 
@@ -109,7 +109,7 @@ def test_a_transaction_of_the_caller_is_joined_and_decides(connect):
         connection.rollback()
     assert mails(connect) == 0
 
-    def broken(connection: Any) -> None:
+    def broken(connection: Any):
         mail(connection)
         raise OSError("disk full")
 
@@ -157,11 +157,7 @@ def test_inside_djangos_atomic_blocks(tmp_path):
         if subprocess.run(command, check=False).returncode:
             missing("Django", "give uv a package registry in reach")
     done = subprocess.run(
-        [
-            home / "bin" / "python",
-            Path(__file__).parent / "programs" / "django_shop.py",
-            tmp_path / "django.db",
-        ],
+        [home / "bin" / "python", Path(__file__).parent / "programs" / "django_shop.py", tmp_path / "django.db"],
         env={**os.environ, "PYTHONPATH": str(ROOT / "reference")},
         capture_output=True,
         text=True,

@@ -24,7 +24,7 @@ STORES = ["sqlite", pytest.param("postgres", marks=pytest.mark.needs_postgres)]
 
 
 class Bus:
-    def __init__(self) -> None:
+    def __init__(self):
         self.told: list[str] = []
 
     async def publish(self, events: list[Event]) -> list[Exception | None]:
@@ -34,11 +34,7 @@ class Bus:
 
 def booked(number: int) -> Event:
     return Event(
-        id=f"booking.{number}",
-        type="booking.made.v1",
-        source="/clinic",
-        subject=f"room-{number % 2}",
-        data={},
+        id=f"booking.{number}", type="booking.made.v1", source="/clinic", subject=f"room-{number % 2}", data={}
     )
 
 

@@ -111,7 +111,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 async def test_the_jobs_of_a_flow_are_one_trace_and_waiting_is_no_error(redis_url, tmp_path, exported):
     snoozed: list[int] = []
 
-    async def handler(ctx: JobContext, payload: Nothing) -> None:
+    async def handler(ctx: JobContext, payload: Nothing):
         if ctx.name == "b" and not snoozed:
             snoozed.append(1)
             raise Snooze(0.01)
@@ -133,7 +133,7 @@ async def test_the_jobs_of_a_flow_are_one_trace_and_waiting_is_no_error(redis_ur
 async def test_an_add_that_fails_is_an_error_in_the_trace(tmp_path, exported):
     jobs = JobTypes()
 
-    async def handler(ctx: JobContext, payload: Nothing) -> None: ...
+    async def handler(ctx: JobContext, payload: Nothing): ...
 
     jobs.register(name="a", payload=Nothing, handler=handler, queue="q")
     async with JobSetup.open("redis://127.0.0.1:1/0", tmp_path, jobs, timeout=1.0) as setup:

@@ -29,19 +29,19 @@ async def test_a_job_nobody_knows_fails_at_once_where_the_if_else_worker_complet
     runs: dict[str, int] = {"naive": 0, "typed": 0}
     jobs = JobTypes()
 
-    async def send(ctx: str, payload: SendMail) -> None:
+    async def send(ctx: str, payload: SendMail):
         done[ctx].append(payload.to)
 
     jobs.register(name="send-mail", payload=SendMail, handler=send)
 
-    async def naive(job: Job, token: str) -> None:
+    async def naive(job: Job, token: str):
         runs["naive"] += 1
         if job.name == "send-mail":
             to = job.data.get("payload", {}).get("to")
             if to:
                 done["naive"].append(to)
 
-    async def typed(job: Job, token: str) -> None:
+    async def typed(job: Job, token: str):
         runs["typed"] += 1
         try:
             job_type, payload = jobs.decode(job.name, job.data)

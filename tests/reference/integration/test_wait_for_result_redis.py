@@ -46,7 +46,7 @@ def job_types() -> JobTypes:
 
 
 class Bench:
-    def __init__(self, url: str, directory: Path) -> None:
+    def __init__(self, url: str, directory: Path):
         self.url = url
         self.jobs = job_types()
         self.store = open_store(f"sqlite:///{directory / 'results.db'}")
@@ -174,7 +174,7 @@ async def test_a_wait_ends_in_time_and_leaves_nothing_behind(bench):
 async def test_a_wait_after_a_task_group_that_failed_is_a_wait_like_any_other(bench):
     """Python before 3.13 leaves the caller's task marked as cancelled: the wait raised CancelledError at once."""
 
-    async def breaks() -> None:
+    async def breaks():
         raise ValueError
 
     async def caller() -> object:

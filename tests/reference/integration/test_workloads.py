@@ -33,13 +33,13 @@ OWNER = "ada"
 class StudyHall:
     """One producer, and workers that a test starts and stops."""
 
-    def __init__(self, url: str, store: AsyncEngine, blobs: Path) -> None:
+    def __init__(self, url: str, store: AsyncEngine, blobs: Path):
         self.url, self.store, self.blobs = url, store, blobs
         self.jobs = job_types()
         self.producer = full_producer(self.jobs, url, timeout=10)
         self.pool = SubprocessPool(size=1)
 
-    async def upload(self, source: Path | bytes, document_id: str) -> None:
+    async def upload(self, source: Path | bytes, document_id: str):
         path = self.blobs / document_id
         if isinstance(source, bytes):
             path.write_bytes(source)
@@ -47,12 +47,7 @@ class StudyHall:
             shutil.copy(source, path)
         async with begin(self.store) as tx:
             await db.add_document(
-                tx,
-                document_id=document_id,
-                owner=OWNER,
-                name="upload",
-                blob=path.name,
-                size=path.stat().st_size,
+                tx, document_id=document_id, owner=OWNER, name="upload", blob=path.name, size=path.stat().st_size
             )
 
     @contextlib.asynccontextmanager
@@ -75,7 +70,7 @@ class StudyHall:
     async def state(self, ref: JobRef) -> str:
         return str(await self.producer.queue(ref.queue).getJobState(ref.id))
 
-    async def ends(self, ref: JobRef, state: str) -> None:
+    async def ends(self, ref: JobRef, state: str):
         async def ended() -> bool:
             return await self.state(ref) == state
 
@@ -137,12 +132,12 @@ async def test_job_that_names_another_owner_finds_nothing(hall):
 class Frozen(LocalProvider):
     """Stops for good after `parts` parts, as a worker does whose machine is switched off."""
 
-    def __init__(self, parts: int) -> None:
+    def __init__(self, parts: int):
         super().__init__()
         self.parts, self.frozen = parts, asyncio.Event()
 
     async def concept_graph(self, text: str, *, on_progress: OnProgress, **options: Any) -> ConceptGraph:
-        async def count(step: Step) -> None:
+        async def count(step: Step):
             await on_progress(step)
             if step.state and step.done == self.parts:
                 self.frozen.set()
@@ -152,7 +147,7 @@ class Frozen(LocalProvider):
 
 
 class Watched(LocalProvider):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.resumed_at: list[int] = []
 
@@ -197,7 +192,7 @@ async def test_malformed_answer_is_asked_for_again_under_another_key(hall):
     assert json.loads(stored) == {"document_id": "water", "concepts": 2, "links": 1, "coverage": 1.0}
 
 
-async def _quiet(step: Step) -> None:
+async def _quiet(step: Step):
     return None
 
 

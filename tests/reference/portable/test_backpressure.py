@@ -1,7 +1,5 @@
 """A full queue is refused before it is too long to be worth waiting in."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest
@@ -19,7 +17,7 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
         yield client
 
 
-async def test_a_full_queue_is_refused_with_a_time_to_come_back(redis: Redis) -> None:
+async def test_a_full_queue_is_refused_with_a_time_to_come_back(redis: Redis):
     admission = Admission(redis, Limits(depth=2, age=None), cache=0.0, retry_after=7.0)
     await admission("work")
     await redis.rpush("bull:work:wait", "1", "2")  # as BullMQ keeps what waits

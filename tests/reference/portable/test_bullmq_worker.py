@@ -1,7 +1,5 @@
 """A worker on a real queue: results, failures for good, waiting without an attempt."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
@@ -33,7 +31,7 @@ async def working(queue: str, processor: Any, url: str) -> AsyncIterator[Reliabl
         await running
 
 
-async def test_jobs_are_done_retried_later_without_an_attempt_or_failed_for_good(redis: Redis, redis_url: str) -> None:
+async def test_jobs_are_done_retried_later_without_an_attempt_or_failed_for_good(redis: Redis, redis_url: str):
     seen: list[str] = []
 
     async def process(job: Any, token: str) -> str:

@@ -1,7 +1,5 @@
 """A cancelled job has no effect, and one that was done is not cancelled: the first marker wins."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,7 +20,7 @@ async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
     await close(opened)
 
 
-async def test_the_first_of_cancellation_and_effect_wins(store: AsyncEngine) -> None:
+async def test_the_first_of_cancellation_and_effect_wins(store: AsyncEngine):
     effects: list[str] = []
 
     async def effect(tx: AsyncConnection) -> str:

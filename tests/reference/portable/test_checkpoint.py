@@ -1,7 +1,5 @@
 """A later run goes on where the last one was; an earlier one that wakes up cannot save."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -23,9 +21,7 @@ async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
     await close(opened)
 
 
-async def test_the_next_run_starts_from_the_last_state_and_the_one_before_is_refused(
-    store: AsyncEngine,
-) -> None:
+async def test_the_next_run_starts_from_the_last_state_and_the_one_before_is_refused(store: AsyncEngine):
     assert await claim(store, "import-7", 1) is None
     async with begin(store) as tx:
         await save(tx, "import-7", {"row": 100}, 1)

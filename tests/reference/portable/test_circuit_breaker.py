@@ -1,7 +1,5 @@
 """Shared by all processes: a dead provider is left alone, then one caller probes."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest
@@ -20,7 +18,7 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
         yield client
 
 
-async def test_it_opens_for_everybody_and_one_success_closes_it(redis: Redis) -> None:
+async def test_it_opens_for_everybody_and_one_success_closes_it(redis: Redis):
     calls: list[bool] = []
 
     async def call(works: bool) -> str:

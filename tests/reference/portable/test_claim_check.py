@@ -1,7 +1,5 @@
 """Jobs carry references; what they refer to comes back whole or not at all."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pytest
 from studyhall.patterns.claim_check import BlobDamaged, BlobMissing, Blobs, PayloadTooLarge, check_size
 
 
-async def test_what_was_put_is_read_and_what_was_changed_is_refused(tmp_path: Path) -> None:
+async def test_what_was_put_is_read_and_what_was_changed_is_refused(tmp_path: Path):
     blobs = Blobs(tmp_path)
     claim = await blobs.put(b"a long text", ("documents", "7"))
     assert await blobs.read(claim) == b"a long text"
@@ -19,13 +17,13 @@ async def test_what_was_put_is_read_and_what_was_changed_is_refused(tmp_path: Pa
         await blobs.read(claim)
 
 
-def test_a_load_in_a_job_is_refused() -> None:
+def test_a_load_in_a_job_is_refused():
     check_size({"text": "short"})
     with pytest.raises(PayloadTooLarge):
         check_size({"text": "x" * 100}, limit=50)
 
 
-async def test_blobs_of_the_living_are_kept(tmp_path: Path) -> None:
+async def test_blobs_of_the_living_are_kept(tmp_path: Path):
     blobs = Blobs(tmp_path)
     kept, lost = [await blobs.put(b"x", ("documents", owner)) for owner in ("a", "b")]
 

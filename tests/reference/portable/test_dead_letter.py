@@ -1,7 +1,5 @@
 """What failed for good is archived once, and put back to work under its own id."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -46,7 +44,7 @@ async def dead(redis: Redis, ident: str) -> None:
     await redis.zadd("bull:mails:failed", {ident: 1_700_000_001_000})
 
 
-async def test_a_dead_job_is_kept_once_and_replayed_under_its_id(redis: Redis, store: AsyncEngine) -> None:
+async def test_a_dead_job_is_kept_once_and_replayed_under_its_id(redis: Redis, store: AsyncEngine):
     await dead(redis, "m-1")
     alerts: list[str] = []
 

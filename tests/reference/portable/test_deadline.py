@@ -1,7 +1,5 @@
 """The work is stopped, not only no longer waited for."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -11,7 +9,7 @@ from studyhall.patterns.core.job import Deadline
 from studyhall.patterns.deadline import DeadlineExceeded, run_within
 
 
-async def test_work_that_hangs_is_stopped_and_does_nothing_afterwards() -> None:
+async def test_work_that_hangs_is_stopped_and_does_nothing_afterwards():
     charges: list[str] = []
 
     async def hang() -> None:
@@ -24,7 +22,7 @@ async def test_work_that_hangs_is_stopped_and_does_nothing_afterwards() -> None:
     assert charges == []
 
 
-async def test_work_in_time_returns_its_result_and_its_own_errors() -> None:
+async def test_work_in_time_returns_its_result_and_its_own_errors():
     async def answer(number: int) -> int:
         if number < 0:
             raise Permanent("negative")
@@ -35,5 +33,5 @@ async def test_work_in_time_returns_its_result_and_its_own_errors() -> None:
         await run_within(5, answer, -1)
 
 
-def test_later_attempts_may_take_longer() -> None:
+def test_later_attempts_may_take_longer():
     assert [Deadline(2, growth=2, longest=5).limit_for(attempt) for attempt in (1, 2, 3)] == [2, 4, 5]

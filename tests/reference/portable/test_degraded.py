@@ -1,7 +1,5 @@
 """While the queue is away requests are taken into the database; when it is back each is queued once."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -45,7 +43,7 @@ class Producer:
         return self.ref(request)
 
 
-async def test_an_outage_loses_no_request_and_duplicates_none(store: AsyncEngine) -> None:
+async def test_an_outage_loses_no_request_and_duplicates_none(store: AsyncEngine):
     queue = Producer()
     producer = DegradedProducer(queue, store)
     for key in ("order-1", "order-2", "order-1"):

@@ -1,7 +1,5 @@
 """Delays are checked where they are written down."""
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, datetime
 
@@ -10,7 +8,7 @@ import pytest
 from studyhall.patterns.delayed import InvalidDelay, after, at
 
 
-def test_a_moment_needs_its_time_zone_and_a_delay_its_sense() -> None:
+def test_a_moment_needs_its_time_zone_and_a_delay_its_sense():
     assert after(hours=1, seconds=30) == 3630
     noon = datetime(2027, 1, 1, 12, tzinfo=UTC)
     assert at(noon, now=noon.timestamp() - 60) == 60

@@ -1,7 +1,5 @@
 """One event, a delivery for each of its queues, in the transaction that made it true."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -38,7 +36,7 @@ async def rows(store: AsyncEngine) -> list[tuple[str, str]]:
         return [(row.destination, row.event_id) for row in found]
 
 
-async def test_all_queues_or_none_and_a_caller_that_retries_adds_nothing(store: AsyncEngine) -> None:
+async def test_all_queues_or_none_and_a_caller_that_retries_adds_nothing(store: AsyncEngine):
     for deliveries in (2, 0):
         async with begin(store) as tx:
             assert await FAN_OUT.add(tx, placed("7")) == deliveries

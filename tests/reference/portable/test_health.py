@@ -1,7 +1,5 @@
 """Backlogs are seen in every state, and an incident is one alert however the number wobbles."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -32,7 +30,7 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 RULES = [Rule("*.oldest", raise_at=60, clear_at=30, because="nobody works")]
 
 
-async def test_a_wobbling_number_is_one_alert_and_one_all_clear(store: AsyncEngine) -> None:
+async def test_a_wobbling_number_is_one_alert_and_one_all_clear(store: AsyncEngine):
     sent: list[bool] = []
 
     async def send(alert: Alert) -> None:
@@ -43,7 +41,7 @@ async def test_a_wobbling_number_is_one_alert_and_one_all_clear(store: AsyncEngi
     assert sent == [True, False]
 
 
-async def test_what_is_prioritized_or_overdue_counts_as_backlog(redis: Redis) -> None:
+async def test_what_is_prioritized_or_overdue_counts_as_backlog(redis: Redis):
     await redis.zadd("bull:mails:prioritized", {"1": 1, "2": 2})
     await redis.zadd("bull:mails:delayed", {"3": 4096.0})  # due in 1970
     (queue,) = (await measure(redis, ["mails"])).queues

@@ -1,7 +1,5 @@
 """However often an event comes, its effect is committed once per consumer."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,7 +20,7 @@ async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
     await close(opened)
 
 
-async def test_an_event_takes_effect_once_for_each_consumer(store: AsyncEngine) -> None:
+async def test_an_event_takes_effect_once_for_each_consumer(store: AsyncEngine):
     applied: list[str] = []
 
     async def effect(tx: AsyncConnection, event: Event) -> str:
@@ -36,7 +34,7 @@ async def test_an_event_takes_effect_once_for_each_consumer(store: AsyncEngine) 
     assert applied == ["order-7", "order-7"]
 
 
-async def test_an_effect_that_fails_leaves_no_marker(store: AsyncEngine) -> None:
+async def test_an_effect_that_fails_leaves_no_marker(store: AsyncEngine):
     async def fails(tx: AsyncConnection, event: Event) -> str:
         raise RuntimeError("no")
 

@@ -1,7 +1,5 @@
 """Work in a process of its own comes back, fails or dies without taking anybody along."""
 
-from __future__ import annotations
-
 import operator
 import os
 
@@ -11,7 +9,7 @@ from studyhall.patterns.core.errors import Transient
 from studyhall.patterns.isolation import SubprocessPool
 
 
-async def test_results_and_errors_come_back_and_a_dead_child_is_replaced() -> None:
+async def test_results_and_errors_come_back_and_a_dead_child_is_replaced():
     async with SubprocessPool(1) as pool:
         assert await pool.run(operator.add, 1, 2) == 3
         with pytest.raises(ZeroDivisionError):

@@ -1,7 +1,5 @@
 """One holder at a time, and a number that exposes a stale one."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -30,7 +28,7 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
         yield client
 
 
-async def test_one_gets_in_and_the_next_has_a_higher_number(redis: Redis, store: AsyncEngine) -> None:
+async def test_one_gets_in_and_the_next_has_a_higher_number(redis: Redis, store: AsyncEngine):
     async with Lease(redis, "reports", ttl=5) as first:
         with pytest.raises(LeaseTaken):
             async with Lease(redis, "reports", ttl=5):

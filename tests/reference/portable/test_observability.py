@@ -1,7 +1,5 @@
 """One line of JSON per execution, and nothing secret in it."""
 
-from __future__ import annotations
-
 import json
 import logging
 
@@ -10,7 +8,7 @@ import pytest
 from studyhall.patterns.observability import JsonLines, bind, log_execution
 
 
-def test_the_line_says_what_happened_and_hides_what_is_nobodys_business() -> None:
+def test_the_line_says_what_happened_and_hides_what_is_nobodys_business():
     record = logging.LogRecord("jobs", logging.INFO, __file__, 1, "sent to ann@example.com", None, None)
     with bind(tenant="acme"):
         line = json.loads(JsonLines().format(record))
@@ -18,7 +16,7 @@ def test_the_line_says_what_happened_and_hides_what_is_nobodys_business() -> Non
     assert "ann@example.com" not in json.dumps(line)
 
 
-def test_an_execution_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_execution_is_one_line(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.INFO):
         log_execution(
             logging.getLogger("jobs"),

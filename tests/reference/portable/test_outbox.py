@@ -1,7 +1,5 @@
 """What commits is published in order, what rolls back never is."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -41,7 +39,7 @@ def event(ident: str) -> Event:
     return Event(id=ident, source="/shop", type="order.placed.v1", subject="order-7")
 
 
-async def test_committed_events_are_published_once_and_an_outage_is_waited_out(store: AsyncEngine) -> None:
+async def test_committed_events_are_published_once_and_an_outage_is_waited_out(store: AsyncEngine):
     bus = Bus()
     relay = Relay(store, bus, policy=RetryPolicy(base=0.001, cap=0.001))
     for ident in ("a", "b"):

@@ -1,7 +1,5 @@
 """A call outside is made once, and one that nobody knows about is set aside."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 
@@ -20,7 +18,7 @@ def ledger(tmp_path: Path) -> DbApiLedger:
     return made
 
 
-def test_an_answer_is_kept_and_the_call_not_made_again(ledger: DbApiLedger) -> None:
+def test_an_answer_is_kept_and_the_call_not_made_again(ledger: DbApiLedger):
     sent: list[str] = []
 
     def send(key: str) -> dict[str, str]:
@@ -34,9 +32,7 @@ def test_an_answer_is_kept_and_the_call_not_made_again(ledger: DbApiLedger) -> N
 
 
 @pytest.mark.slow
-def test_after_a_lost_answer_the_same_key_is_sent_when_the_first_request_has_ended(
-    ledger: DbApiLedger,
-) -> None:
+def test_after_a_lost_answer_the_same_key_is_sent_when_the_first_request_has_ended(ledger: DbApiLedger):
     sent: list[str] = []
 
     def lost(key: str) -> None:
@@ -61,7 +57,7 @@ def test_after_a_lost_answer_the_same_key_is_sent_when_the_first_request_has_end
     assert len(set(sent)) == 1, "the provider recognises it by its key"
 
 
-def test_without_key_or_look_up_it_waits_for_a_human(ledger: DbApiLedger) -> None:
+def test_without_key_or_look_up_it_waits_for_a_human(ledger: DbApiLedger):
     def lost(key: str) -> None:
         raise TimeoutError("no answer")
 

@@ -1,7 +1,5 @@
 """A child ends when its parent is killed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -26,7 +24,7 @@ child.wait()
 """
 
 
-def test_a_killed_parent_takes_its_child_along() -> None:
+def test_a_killed_parent_takes_its_child_along():
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, "-c", PARENT, CHILD]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, env=env) as parent:

@@ -1,7 +1,5 @@
 """Every execution passes the steps in their order and ends in one outcome; a wrong order is refused."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,7 +38,7 @@ def job(data: Any) -> Any:
     )
 
 
-async def test_steps_run_from_the_outside_in_and_a_permanent_error_ends_the_job() -> None:
+async def test_steps_run_from_the_outside_in_and_a_permanent_error_ends_the_job():
     seen: list[str] = []
 
     async def outer(run: JobContext, call_next: CallNext) -> Any:
@@ -57,6 +55,6 @@ async def test_steps_run_from_the_outside_in_and_a_permanent_error_ends_the_job(
     assert seen[::2] == ["before", "before"]
 
 
-def test_a_pipeline_that_reads_no_job_is_refused_with_the_fix() -> None:
+def test_a_pipeline_that_reads_no_job_is_refused_with_the_fix():
     with pytest.raises(WrongOrder, match="typed"):
         Pipeline()

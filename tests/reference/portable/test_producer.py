@@ -1,7 +1,5 @@
 """One key is one job, whoever asks and however often."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 
@@ -12,7 +10,7 @@ from studyhall.patterns.core.request import JobRequest
 from studyhall.patterns.producer import KeyTaken, Producer
 
 
-async def test_one_key_is_one_job_and_another_payload_under_it_is_refused(redis_url: str) -> None:
+async def test_one_key_is_one_job_and_another_payload_under_it_is_refused(redis_url: str):
     producer = Producer(redis_url, timeout=30)
     try:
         asked = [JobRequest("mail", {"to": "ann"}, key="order-7", queue="mails") for _ in range(10)]
@@ -25,7 +23,7 @@ async def test_one_key_is_one_job_and_another_payload_under_it_is_refused(redis_
         await producer.close()
 
 
-async def test_a_server_that_is_away_is_an_answer_in_time() -> None:
+async def test_a_server_that_is_away_is_an_answer_in_time():
     with socket.socket() as nobody:  # bound and not listening: nobody serves the port
         nobody.bind(("127.0.0.1", 0))
         producer = Producer(f"redis://127.0.0.1:{nobody.getsockname()[1]}")

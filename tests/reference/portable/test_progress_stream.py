@@ -1,7 +1,5 @@
 """A client that comes back gets what it missed, once and in order."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 
@@ -18,7 +16,7 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
         yield client
 
 
-async def test_a_reconnect_goes_on_after_the_last_id_seen(redis: Redis, redis_url: str) -> None:
+async def test_a_reconnect_goes_on_after_the_last_id_seen(redis: Redis, redis_url: str):
     stream = ProgressStream(redis_url, ["mails"])
     reading = asyncio.create_task(stream.run())
     try:
@@ -40,5 +38,5 @@ async def test_a_reconnect_goes_on_after_the_last_id_seen(redis: Redis, redis_ur
         await asyncio.wait({reading})
 
 
-def test_an_event_is_written_as_browsers_read_it() -> None:
+def test_an_event_is_written_as_browsers_read_it():
     assert sse("progress", {"percent": 3}, "1-0") == 'id: 1-0\nevent: progress\ndata: {"percent":3}\n\n'

@@ -1,7 +1,5 @@
 """A tenant over its budget gets a turn of its own; others do not wait for it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest
@@ -18,7 +16,7 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
         yield client
 
 
-async def test_over_the_burst_every_job_gets_a_later_turn_and_other_tenants_go_on(redis: Redis) -> None:
+async def test_over_the_burst_every_job_gets_a_later_turn_and_other_tenants_go_on(redis: Redis):
     limit = tenant_limit(redis, rate=0.01, burst=2)
     turns = [await limit.turn("heavy", f"job-{number}") for number in range(4)]
     assert turns[:2] == [0, 0]
@@ -26,12 +24,12 @@ async def test_over_the_burst_every_job_gets_a_later_turn_and_other_tenants_go_o
     assert await limit.turn("light", "job-x") == 0
 
 
-def test_a_queue_limit_is_bullmqs() -> None:
+def test_a_queue_limit_is_bullmqs():
     assert queue_limit(10, per=2) == {"max": 10, "duration": 2000}
     assert queue_limit(10, per=2, evenly=True) == {"max": 1, "duration": 200}
 
 
-def test_a_job_of_nobody_is_refused() -> None:
+def test_a_job_of_nobody_is_refused():
     assert named_tenant("acme", {"acme"}) == "acme"
     for wrong in (None, "", 7, "others"):
         with pytest.raises(UnknownTenant):

@@ -1,7 +1,5 @@
 """One consumer gets past events again, in order; what it had is skipped."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -31,9 +29,7 @@ async def published(store: AsyncEngine, *idents: str) -> None:
             await tx.execute(update(outbox).values(published_at=1.0))
 
 
-async def test_what_was_missed_is_applied_and_what_was_had_is_skipped_unless_forced(
-    store: AsyncEngine,
-) -> None:
+async def test_what_was_missed_is_applied_and_what_was_had_is_skipped_unless_forced(store: AsyncEngine):
     await published(store, "a", "b", "c")
     applied: list[str] = []
 

@@ -1,7 +1,5 @@
 """The same request twice is one request, with one answer."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,7 +20,7 @@ async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
     await close(opened)
 
 
-async def test_a_repeat_gets_the_first_answer_and_another_body_is_refused(store: AsyncEngine) -> None:
+async def test_a_repeat_gets_the_first_answer_and_another_body_is_refused(store: AsyncEngine):
     uploads = RequestDedup(store, "upload")
     made: list[str] = []
 
@@ -38,7 +36,7 @@ async def test_a_repeat_gets_the_first_answer_and_another_body_is_refused(store:
     assert not (await uploads.run("bob", "key-1", {"sha256": "abc"}, work)).replayed
 
 
-async def test_a_request_that_failed_may_be_tried_again(store: AsyncEngine) -> None:
+async def test_a_request_that_failed_may_be_tried_again(store: AsyncEngine):
     uploads = RequestDedup(store, "upload")
 
     async def fails(ident: str) -> None:

@@ -1,7 +1,5 @@
 """All effects happen, or those that did are taken back in reverse."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -44,11 +42,11 @@ async def run(store: AsyncEngine, card: str) -> tuple[str, list[str]]:
     return (await runner.run(f"order-{card}")).state, calls
 
 
-async def test_every_step_is_done_once(store: AsyncEngine) -> None:
+async def test_every_step_is_done_once(store: AsyncEngine):
     assert await run(store, "valid") == ("completed", ["reserve", "charge", "ship"])
 
 
-async def test_a_refusal_takes_back_what_was_started_in_reverse(store: AsyncEngine) -> None:
+async def test_a_refusal_takes_back_what_was_started_in_reverse(store: AsyncEngine):
     state, calls = await run(store, "expired")
     assert calls == ["reserve", "charge", "undo charge", "undo reserve"]
     assert state == "compensated"

@@ -1,7 +1,5 @@
 """Slots are the same in every process, also on the days when the clocks change."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +31,7 @@ def local(cron: str, start: datetime, count: int) -> list[str]:
     return found
 
 
-def test_a_time_that_the_clock_skips_runs_once_and_one_that_comes_twice_too() -> None:
+def test_a_time_that_the_clock_skips_runs_once_and_one_that_comes_twice_too():
     spring = datetime(2027, 3, 27, 12, tzinfo=ZoneInfo(BERLIN))
     assert local("30 2 * * *", spring, 2) == ["28. 03:30", "29. 02:30"]
     autumn = datetime(2026, 10, 24, 12, tzinfo=ZoneInfo(BERLIN))
@@ -41,6 +39,6 @@ def test_a_time_that_the_clock_skips_runs_once_and_one_that_comes_twice_too() ->
 
 
 @pytest.mark.parametrize("wrong", [{"cron": "61 * * * *"}, {}, {"cron": "0 3 * * *", "tz": "Mars/Base"}])
-def test_nonsense_is_refused_when_it_is_declared(wrong: dict[str, str]) -> None:
+def test_nonsense_is_refused_when_it_is_declared(wrong: dict[str, str]):
     with pytest.raises(InvalidSchedule):
         Schedules(Jobs(), [Schedule("nightly", "report", **wrong)])

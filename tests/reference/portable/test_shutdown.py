@@ -1,7 +1,5 @@
 """A signal ends the workers in order, and a worker that ends by itself ends the process."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -25,7 +23,7 @@ class Worker:
         return ["job-7"]
 
 
-async def test_a_signal_drains_with_the_grace_and_tells_what_was_released() -> None:
+async def test_a_signal_drains_with_the_grace_and_tells_what_was_released():
     async def ready() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -34,6 +32,6 @@ async def test_a_signal_drains_with_the_grace_and_tells_what_was_released() -> N
     assert worker.told == [3]
 
 
-async def test_a_worker_that_died_does_not_leave_a_process_that_does_nothing() -> None:
+async def test_a_worker_that_died_does_not_leave_a_process_that_does_nothing():
     with pytest.raises(WorkerDied):
         await run_until_signalled([Worker(dies=True), Worker()], grace=1)

@@ -1,7 +1,5 @@
 """A crash of the worker costs the job nothing, until it is the job that kills workers."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 from studyhall.patterns.stall_budget import CrashLoop, crash_budget
 
 
-async def test_a_job_is_given_up_after_so_many_crashes_and_not_before() -> None:
+async def test_a_job_is_given_up_after_so_many_crashes_and_not_before():
     async def work(run: Any) -> str:
         return "done"
 

@@ -1,7 +1,5 @@
 """A transaction commits as a whole or leaves nothing, and a reader cannot write."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -32,7 +30,7 @@ async def texts(store: AsyncEngine) -> list[str]:
         return list(await tx.scalars(select(notes.c.text).order_by(notes.c.text)))
 
 
-async def test_all_or_nothing(store: AsyncEngine) -> None:
+async def test_all_or_nothing(store: AsyncEngine):
     async with begin(store) as tx:
         await tx.execute(insert(notes).values(text="kept"))
 
@@ -46,7 +44,7 @@ async def test_all_or_nothing(store: AsyncEngine) -> None:
     assert await texts(store) == ["kept"]
 
 
-async def test_many_writers_lose_no_update(store: AsyncEngine) -> None:
+async def test_many_writers_lose_no_update(store: AsyncEngine):
     async def write(number: int) -> None:
         async with begin(store) as tx:
             await tx.execute(insert(notes).values(text=f"{number:02}"))
@@ -55,7 +53,7 @@ async def test_many_writers_lose_no_update(store: AsyncEngine) -> None:
     assert len(await texts(store)) == 20
 
 
-async def test_a_reader_that_writes_is_an_error(store: AsyncEngine) -> None:
+async def test_a_reader_that_writes_is_an_error(store: AsyncEngine):
     with pytest.raises(DBAPIError):
         async with read(store) as tx:
             await tx.execute(insert(notes).values(text="smuggled"))

@@ -1,7 +1,5 @@
 """Without an event loop: one effect per key, and every duplicate gets its result."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 from collections.abc import Iterator
@@ -26,9 +24,7 @@ def send(connection: sqlite3.Connection) -> str:
     return "sent"
 
 
-def test_a_duplicate_gets_the_first_result_and_another_payload_is_refused(
-    connection: sqlite3.Connection,
-) -> None:
+def test_a_duplicate_gets_the_first_result_and_another_payload_is_refused(connection: sqlite3.Connection):
     for _ in range(3):
         assert once(connection, "mails", "o-7", {"to": "ann"}, send) == "sent"
     assert connection.execute("select count(*) from sent").fetchone() == (1,)
@@ -36,7 +32,7 @@ def test_a_duplicate_gets_the_first_result_and_another_payload_is_refused(
         once(connection, "mails", "o-7", {"to": "bob"}, send)
 
 
-def test_an_effect_that_raises_leaves_nothing(connection: sqlite3.Connection) -> None:
+def test_an_effect_that_raises_leaves_nothing(connection: sqlite3.Connection):
     def breaks(connection: sqlite3.Connection) -> None:
         send(connection)
         raise RuntimeError("no")

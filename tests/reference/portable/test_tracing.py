@@ -1,13 +1,11 @@
 """The trace of the request goes on in the job, and without an SDK nothing is made."""
 
-from __future__ import annotations
-
 from studyhall.patterns.tracing import continued, trace_meta
 
 PARENT = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
 
 
-def test_the_context_that_a_producer_sent_is_passed_on() -> None:
+def test_the_context_that_a_producer_sent_is_passed_on():
     assert trace_meta() == {}
     with continued(PARENT):
         assert trace_meta() == PARENT

@@ -1,7 +1,5 @@
 """What a job carries is checked on both sides; nobody's data is quoted."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -26,12 +24,12 @@ def jobs() -> JobTypes:
     return jobs
 
 
-def test_what_was_encoded_is_decoded_with_its_types(jobs: JobTypes) -> None:
+def test_what_was_encoded_is_decoded_with_its_types(jobs: JobTypes):
     data = json.loads(json.dumps(jobs.encode("mail", {"to": "ann"})))
     assert jobs.decode("mail", data)[1] == Mail(to="ann", pages=1)
 
 
-def test_an_unknown_job_and_a_wrong_payload_are_refused_without_their_data(jobs: JobTypes) -> None:
+def test_an_unknown_job_and_a_wrong_payload_are_refused_without_their_data(jobs: JobTypes):
     with pytest.raises(UnknownJob):
         jobs.encode("male", {"to": "ann"})
     with pytest.raises(MalformedPayload) as refused:

@@ -1,7 +1,5 @@
 """The result of a job, whenever it ended; one that failed or runs on says so."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
@@ -33,7 +31,7 @@ def ref(ident: str) -> JobRef:
     return JobRef("mails", "mail", ident, ident)
 
 
-async def test_every_end_is_told(redis: Redis) -> None:
+async def test_every_end_is_told(redis: Redis):
     results = Results(Stream(), redis)
     for ident, fields in {
         "done": {"name": "mail", "returnvalue": '{"sent": 3}'},

@@ -1,7 +1,5 @@
 """The one loop of this project: rounds that outlive their errors and end when they are told to."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator
@@ -21,11 +19,11 @@ async def running(loop: Periodic) -> AsyncIterator[asyncio.Task[None]]:
         await asyncio.wait_for(task, 5)
 
 
-async def test_wake_brings_the_next_round_and_none_is_lost_that_came_during_one() -> None:
+async def test_wake_brings_the_next_round_and_none_is_lost_that_came_during_one():
     rounds = 0
     loop: Periodic
 
-    async def work() -> None:
+    async def work():
         nonlocal rounds
         rounds += 1
         if rounds == 2:
@@ -38,7 +36,7 @@ async def test_wake_brings_the_next_round_and_none_is_lost_that_came_during_one(
         await until(lambda: rounds == 3, 5, "the round after the wake-up that came in the middle of one")
 
 
-async def test_wake_does_not_cut_a_pause_short_that_the_work_or_an_error_asked_for() -> None:
+async def test_wake_does_not_cut_a_pause_short_that_the_work_or_an_error_asked_for():
     """A relay that its own commits wake up would call a bus that is away without any pause."""
     starts: list[float] = []
     loop: Periodic
@@ -57,10 +55,10 @@ async def test_wake_does_not_cut_a_pause_short_that_the_work_or_an_error_asked_f
     assert starts[2] - starts[1] > 0.25
 
 
-async def test_a_cancellation_that_nobody_asked_for_does_not_end_it_and_a_real_one_does() -> None:
+async def test_a_cancellation_that_nobody_asked_for_does_not_end_it_and_a_real_one_does():
     rounds, errors = 0, list[BaseException]()
 
-    async def work() -> None:
+    async def work():
         nonlocal rounds
         rounds += 1
         if rounds == 1:
@@ -75,14 +73,14 @@ async def test_a_cancellation_that_nobody_asked_for_does_not_end_it_and_a_real_o
     assert task.cancelled()
 
 
-async def test_a_task_group_that_fails_is_an_error_like_any_other() -> None:
+async def test_a_task_group_that_fails_is_an_error_like_any_other():
     """Python before 3.13 leaves its task marked as cancelled: the loop ended with it."""
     rounds, errors = 0, list[BaseException]()
 
-    async def breaks() -> None:
+    async def breaks():
         raise ValueError
 
-    async def work() -> None:
+    async def work():
         nonlocal rounds
         rounds += 1
         async with asyncio.TaskGroup() as group:
@@ -93,7 +91,7 @@ async def test_a_task_group_that_fails_is_an_error_like_any_other() -> None:
     assert {type(error) for error in errors} == {ExceptionGroup}
 
 
-async def test_stop_lets_the_round_under_way_finish() -> None:
+async def test_stop_lets_the_round_under_way_finish():
     entered, go_on, ended = asyncio.Event(), asyncio.Event(), False
 
     async def work() -> bool:

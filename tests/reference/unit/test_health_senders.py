@@ -1,7 +1,5 @@
 """Alerts that leave the process, to receivers on this machine: an HTTP server and a mail server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
@@ -21,11 +19,11 @@ CLEARED = Alert("documents.oldest", False, 1_790_000_600.0, 3.0)
 class Receiver:
     """Answers each request with the next status; remembers what it was sent."""
 
-    def __init__(self, *statuses: int) -> None:
+    def __init__(self, *statuses: int):
         self.statuses = list(statuses)
         self.requests: list[tuple[dict[str, str], dict[str, object]]] = []
 
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         lines = [line.split(": ", 1) for line in head.splitlines()[1:] if line]
         headers = {name.lower(): value for name, value in lines}
@@ -44,8 +42,8 @@ class MailServer:
         self.refuse = refuse
         self.mails: list[str] = []
 
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        def say(line: str) -> None:
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        def say(line: str):
             writer.write(f"{line}\r\n".encode())
 
         say("220 here")
@@ -72,7 +70,7 @@ async def listening(handle: Callable[..., object]) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_a_webhook_gets_the_alert_under_an_id_that_stays() -> None:
+async def test_a_webhook_gets_the_alert_under_an_id_that_stays():
     receiver = Receiver(503, 200, 200)
     async with listening(receiver) as port:
         send = senders.webhook(f"http://127.0.0.1:{port}/", {"Authorization": "Bearer of the tests"})
@@ -88,7 +86,7 @@ async def test_a_webhook_gets_the_alert_under_an_id_that_stays() -> None:
     assert body["since"] == "2026-09-21T14:13:20+00:00"
 
 
-async def test_a_chat_channel_gets_a_line_that_cannot_mention_everybody() -> None:
+async def test_a_chat_channel_gets_a_line_that_cannot_mention_everybody():
     receiver = Receiver()
     async with listening(receiver) as port:
         await senders.slack(f"http://127.0.0.1:{port}/")(Alert("<!channel>.oldest", True, 0.0, 1.0))
@@ -96,7 +94,7 @@ async def test_a_chat_channel_gets_a_line_that_cannot_mention_everybody() -> Non
     assert body == {"text": ":red_circle: &lt;!channel&gt;.oldest is at 1 (since 00:00:00 UTC)"}
 
 
-async def test_a_mail_is_one_mail_however_often_it_is_sent() -> None:
+async def test_a_mail_is_one_mail_however_often_it_is_sent():
     server = MailServer()
     async with listening(server) as port:
         send = senders.email(
@@ -111,7 +109,7 @@ async def test_a_mail_is_one_mail_however_often_it_is_sent() -> None:
     assert "add workers" in first.get_payload()
 
 
-async def test_a_mail_that_was_refused_for_one_address_was_not_taken() -> None:
+async def test_a_mail_that_was_refused_for_one_address_was_not_taken():
     async with listening(MailServer(refuse="two@")) as port:
         send = senders.email(
             "127.0.0.1", "alerts@example.org", "one@example.org, two@example.org", port=port, starttls=False
@@ -120,7 +118,7 @@ async def test_a_mail_that_was_refused_for_one_address_was_not_taken() -> None:
             await send(RAISED)
 
 
-async def test_all_receivers_are_tried_whichever_fail() -> None:
+async def test_all_receivers_are_tried_whichever_fail():
     receiver, told = Receiver(500), list[str]()
     async with listening(receiver) as port:
         send = senders.to_all(
@@ -135,7 +133,7 @@ async def test_all_receivers_are_tried_whichever_fail() -> None:
     assert len(receiver.requests) == 1
 
 
-async def test_a_receiver_is_named_by_one_address() -> None:
+async def test_a_receiver_is_named_by_one_address():
     receiver, mails = Receiver(), MailServer()
     async with listening(receiver) as web, listening(mails) as smtp:
         for url in (
@@ -149,7 +147,7 @@ async def test_a_receiver_is_named_by_one_address() -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://secret@host/", "smtp://user:secret@host/", "https:", "secret"])
-def test_an_address_that_is_none_is_refused_without_being_shown(url: str) -> None:
+def test_an_address_that_is_none_is_refused_without_being_shown(url: str):
     with pytest.raises(ValueError, match="is not one of") as refused:
         senders.sender(url)
     assert "secret" not in str(refused.value).replace("'secret'", "")

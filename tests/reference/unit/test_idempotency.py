@@ -1,7 +1,5 @@
 """Keys and fingerprints: equal for the same request, different for any other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -32,23 +30,23 @@ def reverse_keys(value: Any) -> Any:
 
 
 @given(json_values)
-def test_fingerprint_ignores_the_order_of_keys(value: Any) -> None:
+def test_fingerprint_ignores_the_order_of_keys(value: Any):
     assert fingerprint(value) == fingerprint(reverse_keys(value))
     assert len(fingerprint(value)) == 64
 
 
 @given(json_values, json_values)
-def test_fingerprint_differs_with_the_payload(one: Any, other: Any) -> None:
+def test_fingerprint_differs_with_the_payload(one: Any, other: Any):
     assert fingerprint({"a": one, "b": [other]}) != fingerprint({"a": [one], "b": other})
 
 
-def test_a_model_has_the_fingerprint_of_its_json() -> None:
+def test_a_model_has_the_fingerprint_of_its_json():
     assert fingerprint(Order(customer="ann", cents=5)) == fingerprint({"cents": 5, "customer": "ann"})
     assert fingerprint(Order(customer="ann", cents=5)) != fingerprint(Order(customer="ann", cents=6))
 
 
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}, object(), b"bytes"])
-def test_what_json_cannot_hold_is_a_permanent_error(value: object) -> None:
+def test_what_json_cannot_hold_is_a_permanent_error(value: object):
     with pytest.raises(NotJson, match="dicts, lists"):
         fingerprint({"value": value})
     assert issubclass(NotJson, Permanent)
@@ -56,11 +54,11 @@ def test_what_json_cannot_hold_is_a_permanent_error(value: object) -> None:
 
 
 @given(st.text(), st.text(), st.text(), st.text())
-def test_provider_keys_are_equal_for_the_same_step_only(k1: str, s1: str, k2: str, s2: str) -> None:
+def test_provider_keys_are_equal_for_the_same_step_only(k1: str, s1: str, k2: str, s2: str):
     assert (provider_key(k1, s1) == provider_key(k2, s2)) == ((k1, s1) == (k2, s2))
 
 
-def test_provider_key_is_stable_across_releases_and_gives_nothing_away() -> None:
+def test_provider_key_is_stable_across_releases_and_gives_nothing_away():
     """A change of this value would charge every order in flight during a deployment again."""
     key = provider_key("order-1-ann@example.org", "charge")
     assert key == "744f454408c29c23283f3750306cd2a7d55c70d2"

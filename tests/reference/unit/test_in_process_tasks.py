@@ -1,7 +1,5 @@
 """Tasks beside a request: held, watched, limited, brought to an end."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging
@@ -13,7 +11,7 @@ import pytest
 from studyhall.patterns.in_process_tasks import Tasks, TooManyTasks
 
 
-async def waits_for_a_reply(done: list[int], number: int) -> None:
+async def waits_for_a_reply(done: list[int], number: int):
     # Only the future refers to the task that awaits it, and only this coroutine to the future: a ring of garbage.
     reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     reply.add_done_callback(lambda _: None)
@@ -23,7 +21,7 @@ async def waits_for_a_reply(done: list[int], number: int) -> None:
 
 async def test_a_task_without_a_reference_is_collected_and_ours_are_not(
     figures: Callable[..., None], caplog: pytest.LogCaptureFixture
-) -> None:
+):
     caplog.set_level(logging.CRITICAL, "asyncio")  # "Task was destroyed but it is pending!"
     before = asyncio.all_tasks()
     gc.disable()  # a collection by chance took some before they were counted
@@ -46,8 +44,8 @@ async def test_a_task_without_a_reference_is_collected_and_ours_are_not(
     figures("in-process-tasks", name="collected", started=5, naive_collected=started - left, collected=5 - held)
 
 
-async def test_an_error_reaches_the_log_and_leaves_the_others_alone(caplog: pytest.LogCaptureFixture) -> None:
-    async def fails() -> None:
+async def test_an_error_reaches_the_log_and_leaves_the_others_alone(caplog: pytest.LogCaptureFixture):
+    async def fails():
         raise ValueError("broken")
 
     async def works() -> str:
@@ -62,7 +60,7 @@ async def test_an_error_reaches_the_log_and_leaves_the_others_alone(caplog: pyte
     assert len(tasks) == 0
 
 
-async def test_no_more_than_so_many_at_once() -> None:
+async def test_no_more_than_so_many_at_once():
     tasks = Tasks(most=2)
     gate = asyncio.Event()
     for _ in range(2):
@@ -74,10 +72,10 @@ async def test_no_more_than_so_many_at_once() -> None:
     assert await tasks.drain(5) == []
 
 
-async def test_shutdown_waits_then_cancels_and_says_what_it_left() -> None:
+async def test_shutdown_waits_then_cancels_and_says_what_it_left():
     tasks, gate, ended = Tasks(), asyncio.Event(), []
 
-    async def quick() -> None:
+    async def quick():
         await asyncio.sleep(0.05)
         ended.append("quick")
 
@@ -90,10 +88,10 @@ async def test_shutdown_waits_then_cancels_and_says_what_it_left() -> None:
         tasks.start(_wait(gate), name="late")
 
 
-async def test_a_task_group_ends_before_the_request_does() -> None:
+async def test_a_task_group_ends_before_the_request_does():
     ended: list[int] = []
 
-    async def part(number: int) -> None:
+    async def part(number: int):
         await asyncio.sleep(0.01 * number)
         ended.append(number)
 

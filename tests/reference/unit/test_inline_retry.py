@@ -1,7 +1,5 @@
 """Retries outside a queue: bounded, jittered, on a budget."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable
@@ -13,7 +11,7 @@ from studyhall.patterns.inline_retry import Budget, call
 
 
 class Dependency:
-    def __init__(self, *failures: Exception, always: Exception | None = None) -> None:
+    def __init__(self, *failures: Exception, always: Exception | None = None):
         self.calls: list[float] = []
         self._failures, self._always = list(failures), always
 
@@ -26,7 +24,7 @@ class Dependency:
         return "answer"
 
 
-async def test_what_passes_by_itself_is_tried_again_and_what_does_not_is_not() -> None:
+async def test_what_passes_by_itself_is_tried_again_and_what_does_not_is_not():
     shaky = Dependency(Transient("1"), Transient("2"))
     assert await call(shaky, base=0.01) == "answer"
     assert len(shaky.calls) == 3
@@ -37,8 +35,8 @@ async def test_what_passes_by_itself_is_tried_again_and_what_does_not_is_not() -
         assert len(broken.calls) == 1
 
 
-async def test_a_dead_dependency_gets_its_normal_load_and_little_more(figures: Callable[..., None]) -> None:
-    async def naive(dead: Dependency) -> None:
+async def test_a_dead_dependency_gets_its_normal_load_and_little_more(figures: Callable[..., None]):
+    async def naive(dead: Dependency):
         for attempt in range(3):
             try:
                 await dead()
@@ -55,15 +53,11 @@ async def test_a_dead_dependency_gets_its_normal_load_and_little_more(figures: C
     assert len(hammered.calls) == 600
     assert 200 < len(spared.calls) <= 200 + 200 * 0.1 + 10
     figures(
-        "inline-retry",
-        name="dead dependency",
-        requests=200,
-        naive_calls=len(hammered.calls),
-        calls=len(spared.calls),
+        "inline-retry", name="dead dependency", requests=200, naive_calls=len(hammered.calls), calls=len(spared.calls)
     )
 
 
-async def test_the_pause_is_spread_over_its_whole_length_also_at_the_cap() -> None:
+async def test_the_pause_is_spread_over_its_whole_length_also_at_the_cap():
     async def pauses() -> list[float]:
         found = []
         for _ in range(8):
@@ -78,7 +72,7 @@ async def test_the_pause_is_spread_over_its_whole_length_also_at_the_cap() -> No
     assert 0.1 < short < 0.9, "full jitter: about half of the pauses are in the lower half"
 
 
-async def test_retry_after_is_waited_for_if_it_fits_and_not_if_it_does_not() -> None:
+async def test_retry_after_is_waited_for_if_it_fits_and_not_if_it_does_not():
     asked = Dependency(RateLimited(retry_after=0.2))
     assert await call(asked, timeout=5) == "answer"
     assert asked.calls[1] - asked.calls[0] >= 0.2
@@ -90,10 +84,10 @@ async def test_retry_after_is_waited_for_if_it_fits_and_not_if_it_does_not() -> 
     assert len(patient.calls) == 1
 
 
-async def test_a_hung_call_ends_with_the_time_limit() -> None:
+async def test_a_hung_call_ends_with_the_time_limit():
     calls = 0
 
-    async def hangs() -> None:
+    async def hangs():
         nonlocal calls
         calls += 1
         await asyncio.Event().wait()

@@ -1,7 +1,5 @@
 """Isolation: what comes back from a child process, and how the pool uses its children."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
@@ -33,7 +31,7 @@ async def pool() -> AsyncIterator[SubprocessPool]:
         yield pool
 
 
-async def test_results_come_back_and_children_are_reused(pool: SubprocessPool, work: ModuleType) -> None:
+async def test_results_come_back_and_children_are_reused(pool: SubprocessPool, work: ModuleType):
     assert await pool.run(work.add, 1, 2) == 3
     assert await pool.run(work.echo_later, {"a": [1, None, b"x"]}) == {"a": [1, None, b"x"]}
     assert len({await pool.run(work.pid) for _ in range(10)}) == 1
@@ -41,7 +39,7 @@ async def test_results_come_back_and_children_are_reused(pool: SubprocessPool, w
     assert len(set(pids)) == 2, "never more than the pool's size"
 
 
-async def test_a_worn_out_child_is_replaced(work: ModuleType) -> None:
+async def test_a_worn_out_child_is_replaced(work: ModuleType):
     async with SubprocessPool(1, recycle_after=3) as pool:
         pids = [await pool.run(work.pid) for _ in range(7)]
     assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [3, 3, 1]
@@ -62,7 +60,7 @@ async def test_a_worn_out_child_is_replaced(work: ModuleType) -> None:
 )
 async def test_errors_keep_their_class_and_what_they_carry(
     pool: SubprocessPool, work: ModuleType, how: str, kind: type[Exception], attributes: dict[str, object]
-) -> None:
+):
     with pytest.raises(kind) as caught:
         await pool.run(work.fail, how)
     assert type(caught.value) is kind
@@ -71,12 +69,12 @@ async def test_errors_keep_their_class_and_what_they_carry(
     assert await pool.run(work.add, 1, 1) == 2, "an error is no reason to lose the child"
 
 
-async def test_an_error_that_cannot_travel_is_told_in_words(pool: SubprocessPool, work: ModuleType) -> None:
+async def test_an_error_that_cannot_travel_is_told_in_words(pool: SubprocessPool, work: ModuleType):
     with pytest.raises(IsolatedError, match="fail raised Awkward: awkward indeed"):
         await pool.run(work.fail, "awkward")
 
 
-async def test_a_result_that_cannot_travel_is_permanent(pool: SubprocessPool, work: ModuleType) -> None:
+async def test_a_result_that_cannot_travel_is_permanent(pool: SubprocessPool, work: ModuleType):
     """Transient would do the work again, and again in vain."""
     with pytest.raises(Permanent, match="cannot be sent back"):
         await pool.run(work.unsendable)
@@ -87,19 +85,19 @@ async def test_a_result_that_cannot_travel_is_permanent(pool: SubprocessPool, wo
     assert len(await pool.run(work.large, 8)) == 8 << 20
 
 
-async def test_printing_and_reading_do_not_touch_the_answers(pool: SubprocessPool, work: ModuleType) -> None:
+async def test_printing_and_reading_do_not_touch_the_answers(pool: SubprocessPool, work: ModuleType):
     assert await pool.run(work.print_and_read) == ""
 
 
-async def test_only_importable_functions_are_accepted(pool: SubprocessPool) -> None:
-    def local() -> None: ...
+async def test_only_importable_functions_are_accepted(pool: SubprocessPool):
+    def local(): ...
 
     for fn in (local, lambda: None):
         with pytest.raises(TypeError, match="top-level function of an importable module"):
             await pool.run(fn)
 
 
-async def test_a_closed_pool_says_so(work: ModuleType) -> None:
+async def test_a_closed_pool_says_so(work: ModuleType):
     pool = SubprocessPool(1)
     await pool.run(work.add, 1, 1)
     await pool.close()
@@ -109,7 +107,7 @@ async def test_a_closed_pool_says_so(work: ModuleType) -> None:
         SubprocessPool(0)
 
 
-async def test_a_warm_call_costs_little(pool: SubprocessPool, work: ModuleType, figures: Callable[..., object]) -> None:
+async def test_a_warm_call_costs_little(pool: SubprocessPool, work: ModuleType, figures: Callable[..., object]):
     took = []
     for _ in range(201):
         start = time.perf_counter()
@@ -121,12 +119,12 @@ async def test_a_warm_call_costs_little(pool: SubprocessPool, work: ModuleType, 
     figures("isolation", name="overhead", calls=len(warm), median_ms=round(median * 1000, 2))
 
 
-async def test_waiting_for_a_free_process_is_not_charged_to_the_deadline(work: ModuleType) -> None:
+async def test_waiting_for_a_free_process_is_not_charged_to_the_deadline(work: ModuleType):
     """Six calls of 0.3 s one after another, each with a limit of 2 s less than their sum: none is late by itself."""
     async with SubprocessPool(1) as pool:
         await pool.run(work.add, 1, 1)  # the child is there
 
-        async def call() -> None:
+        async def call():
             await pool.run(time.sleep, 0.3)
 
         async with asyncio.timeout(60):

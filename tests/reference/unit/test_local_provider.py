@@ -1,7 +1,5 @@
 """The local provider: sensible results from the text alone, the same each time, resumable after each part."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -36,12 +34,12 @@ NO_CONCEPTS = {"this", "called", "place", "part", "however", "moves", "cold", "s
 class Steps:
     """Records steps, and may stop the work as a killed worker would."""
 
-    def __init__(self, *, die_after: int | None = None) -> None:
+    def __init__(self, *, die_after: int | None = None):
         self.all: list[Step] = []
         self.states: list[dict[str, Any]] = []
         self._die_after = die_after
 
-    async def __call__(self, step: Step) -> None:
+    async def __call__(self, step: Step):
         self.all.append(step)
         if step.state is not None:
             self.states.append(json.loads(json.dumps(step.state)))  # as a database would give it back
@@ -68,7 +66,7 @@ def flat(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-async def test_graph_names_what_the_text_is_about(name: str) -> None:
+async def test_graph_names_what_the_text_is_about(name: str):
     graph = await graph_of(TEXTS[name])
     names = {concept.name for concept in graph.concepts}
     assert names >= EXPECTED[name]
@@ -80,7 +78,7 @@ async def test_graph_names_what_the_text_is_about(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-async def test_graph_is_connected(name: str) -> None:
+async def test_graph_is_connected(name: str):
     graph = await graph_of(TEXTS[name])
     neighbours: dict[str, set[str]] = defaultdict(set)
     for link in graph.links:
@@ -94,14 +92,14 @@ async def test_graph_is_connected(name: str) -> None:
     assert reached == {concept.name for concept in graph.concepts}
 
 
-async def test_links_are_things_the_text_says() -> None:
+async def test_links_are_things_the_text_says():
     graph = await graph_of(TEXTS["water-cycle"])
     said = {(link.source, link.label, link.target) for link in graph.links}
     assert {("rivers", "carry", "runoff"), ("glacier", "stores", "water")} <= said
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-async def test_questions_can_be_answered_from_the_text(name: str) -> None:
+async def test_questions_can_be_answered_from_the_text(name: str):
     quiz = await quiz_of(TEXTS[name])
     assert len(quiz.questions) == 8
     assert len({question.source for question in quiz.questions}) == 8
@@ -115,7 +113,7 @@ async def test_questions_can_be_answered_from_the_text(name: str) -> None:
             assert f" {wrong.lower()} " not in f" {question.prompt.lower()} "
 
 
-async def test_answers_are_not_always_in_the_same_place() -> None:
+async def test_answers_are_not_always_in_the_same_place():
     places = {
         question.choices.index(question.answer)
         for text in TEXTS.values()
@@ -125,7 +123,7 @@ async def test_answers_are_not_always_in_the_same_place() -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-async def test_explanations_quote_sentences_that_name_both_concepts(name: str) -> None:
+async def test_explanations_quote_sentences_that_name_both_concepts(name: str):
     graph = await graph_of(TEXTS[name])
     made = await LocalProvider().explain(graph.links, TEXTS[name], **Steps().options())
     assert [(one.source, one.target) for one in made] == [(link.source, link.target) for link in graph.links]
@@ -140,7 +138,7 @@ async def test_explanations_quote_sentences_that_name_both_concepts(name: str) -
 # ---- the same every time
 
 
-async def test_same_text_gives_the_same_result_in_another_process() -> None:
+async def test_same_text_gives_the_same_result_in_another_process():
     """Another process has another hash seed: any set that leaks its order into a result shows here."""
     program = (
         "import asyncio, sys, time, json; from studyhall.providers import LocalProvider\n"
@@ -172,7 +170,7 @@ async def test_same_text_gives_the_same_result_in_another_process() -> None:
 # ---- steps, resume, limits
 
 
-async def test_killed_after_any_part_it_resumes_there_and_ends_the_same() -> None:
+async def test_killed_after_any_part_it_resumes_there_and_ends_the_same():
     text = TEXTS["water-cycle"]
     whole = Steps()
     expected = await LocalProvider().concept_graph(text, **whole.options())
@@ -187,14 +185,14 @@ async def test_killed_after_any_part_it_resumes_there_and_ends_the_same() -> Non
         assert len(second.states) == parts - killed_after
 
 
-async def test_state_of_another_text_is_not_used() -> None:
+async def test_state_of_another_text_is_not_used():
     other = Steps()
     await LocalProvider().concept_graph(TEXTS["plate-tectonics"], **other.options())
     resumed = await graph_of(TEXTS["water-cycle"], resume=other.states[-1])
     assert resumed == await graph_of(TEXTS["water-cycle"])
 
 
-async def test_progress_counts_up_to_its_total() -> None:
+async def test_progress_counts_up_to_its_total():
     steps = Steps()
     await LocalProvider().concept_graph(TEXTS["water-cycle"], **steps.options())
     analysing = [step for step in steps.all if step.stage == "analysing"]
@@ -202,26 +200,26 @@ async def test_progress_counts_up_to_its_total() -> None:
     assert [step.stage for step in steps.all][-1] == "building"
 
 
-async def test_pace_stretches_the_work_per_part() -> None:
+async def test_pace_stretches_the_work_per_part():
     steps = Steps()
     began = time.monotonic()
     await LocalProvider(pace=0.05).concept_graph(TEXTS["water-cycle"], **steps.options())
     assert time.monotonic() - began >= 0.05 * len(steps.states)
 
 
-async def test_no_part_starts_after_the_deadline() -> None:
+async def test_no_part_starts_after_the_deadline():
     steps = Steps()
     with pytest.raises(DeadlineExceeded):
         await LocalProvider(pace=0.2).concept_graph(TEXTS["water-cycle"], **steps.options(seconds=0.3))
     assert len(steps.states) <= 2
 
 
-async def test_long_text_is_bounded_and_leaves_the_loop_free() -> None:
+async def test_long_text_is_bounded_and_leaves_the_loop_free():
     text = "\n\n".join(TEXTS.values()) * 60  # 800,000 characters
     steps = Steps()
     longest, last = 0.0, time.monotonic()
 
-    async def watch() -> None:
+    async def watch():
         nonlocal longest, last
         while True:
             await asyncio.sleep(0)
@@ -240,7 +238,7 @@ async def test_long_text_is_bounded_and_leaves_the_loop_free() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "Hello.", "Yes. No. Maybe.", "1 2 3", "日本語の文章です。" * 50])
-async def test_too_little_to_work_with_is_a_permanent_error(text: str) -> None:
+async def test_too_little_to_work_with_is_a_permanent_error(text: str):
     with pytest.raises(TooLittleText, match="longer"):
         await graph_of(text)
 
@@ -249,8 +247,8 @@ async def test_too_little_to_work_with_is_a_permanent_error(text: str) -> None:
 @given(
     text=st.text(max_size=1500) | st.lists(st.sampled_from(TEXTS["water-cycle"].split()), max_size=300).map(" ".join)
 )
-def test_any_text_gives_a_valid_graph_or_a_permanent_error(text: str) -> None:
-    async def work() -> None:
+def test_any_text_gives_a_valid_graph_or_a_permanent_error(text: str):
+    async def work():
         graph = await graph_of(text)
         await LocalProvider().explain(graph.links, text, **Steps().options())
         await LocalProvider().quiz(text, graph, **Steps().options())
@@ -262,7 +260,7 @@ def test_any_text_gives_a_valid_graph_or_a_permanent_error(text: str) -> None:
 # ---- sentences
 
 
-def test_sentences_end_where_a_reader_would_end_them() -> None:
+def test_sentences_end_where_a_reader_would_end_them():
     assert split_sentences("Dr. Wegener saw it, e.g. in Africa. He wrote! Did they listen? No.") == [
         "Dr. Wegener saw it, e.g. in Africa.",
         "He wrote!",
@@ -271,5 +269,5 @@ def test_sentences_end_where_a_reader_would_end_them() -> None:
     ]
 
 
-def test_headings_are_no_sentences() -> None:
+def test_headings_are_no_sentences():
     assert sentences("The water cycle\n\nWater moves all the time.") == ["Water moves all the time."]

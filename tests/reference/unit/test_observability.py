@@ -1,7 +1,5 @@
 """Observability: one line per execution, nothing secret in it, bounded metrics, and an id that travels."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io
@@ -43,7 +41,7 @@ def output() -> Iterator[io.StringIO]:
     root.setLevel(level)
 
 
-def execution(**changes: Any) -> None:
+def execution(**changes: Any):
     fields: dict[str, Any] = {
         "job_id": "graph-7",
         "name": "graph-generation",
@@ -128,7 +126,7 @@ paths = st.lists(st.sampled_from(["list", "tuple", "dict"]), max_size=5)
 @given(shaped, paths, st.sampled_from(["", "see ", "x\n", "«"]), st.sampled_from(["", " end", "\n", "»"]))
 def test_a_secret_of_known_shape_never_appears_wherever_it_stands(
     output: io.StringIO, secret: tuple[str, str], path: list[str], before: str, after: str
-) -> None:
+):
     shown, hidden = f"{before}{secret[0]}{after}", secret[1]
     output.seek(0)
     output.truncate()
@@ -157,7 +155,7 @@ def test_a_secret_of_known_shape_never_appears_wherever_it_stands(
 
 @settings(max_examples=200, deadline=None)
 @given(telling_keys, text(6, 20) | st.integers(10**5, 10**9).map(str), paths, st.booleans())
-def test_a_value_under_a_telling_key_never_appears(key: str, value: str, path: list[str], number: bool) -> None:
+def test_a_value_under_a_telling_key_never_appears(key: str, value: str, path: list[str], number: bool):
     inner: Any = int(value) if number and value.isdigit() else value
     shown = json.dumps(redact(nested({key: inner, "page": 7}, path)))
     assert value not in shown
@@ -166,7 +164,7 @@ def test_a_value_under_a_telling_key_never_appears(key: str, value: str, path: l
 
 def test_the_naive_line_with_the_whole_payload_leaks_and_ours_does_not(
     output: io.StringIO, figures: Callable[..., object]
-) -> None:
+):
     payload = {
         "customer": {"email": "ada@example.org", "phone": "+44 20 7946 0000"},
         "card": {"number": "4111 1111 1111 1111"},
@@ -185,7 +183,7 @@ def test_the_naive_line_with_the_whole_payload_leaks_and_ours_does_not(
     )
 
 
-def test_what_is_no_secret_stays_readable() -> None:
+def test_what_is_no_secret_stays_readable():
     for plain in (
         "document-processing",
         "2026-11-16T12:00:00.123Z",
@@ -200,7 +198,7 @@ def test_what_is_no_secret_stays_readable() -> None:
     assert redact(usage) == usage
 
 
-def test_anything_can_be_logged_and_nothing_is_trusted_to_describe_itself(output: io.StringIO) -> None:
+def test_anything_can_be_logged_and_nothing_is_trusted_to_describe_itself(output: io.StringIO):
     class Rude:
         def __repr__(self) -> str:
             raise RuntimeError("no repr for you")
@@ -222,7 +220,7 @@ def test_anything_can_be_logged_and_nothing_is_trusted_to_describe_itself(output
     assert len(line["long"]) == MAX_TEXT + 1
 
 
-def test_a_secret_on_the_cut_is_not_left_in_half() -> None:
+def test_a_secret_on_the_cut_is_not_left_in_half():
     for offset in range(-30, 5):
         shown = redact_text("x" * (MAX_TEXT + offset) + " ada.lovelace@example.org")
         assert "ada" not in shown
@@ -230,7 +228,7 @@ def test_a_secret_on_the_cut_is_not_left_in_half() -> None:
 
 
 @pytest.mark.parametrize("evil", ["a" * 9_000, "@" * 9_000, "eyJ-" * 3_000, "://" + ":" * 9_000, "1 " * 5_000])
-def test_text_made_to_be_slow_is_not(evil: str) -> None:
+def test_text_made_to_be_slow_is_not(evil: str):
     start = time.process_time()  # of this process, so that a loaded machine does not decide
     redact_text(evil * 100)
     assert time.process_time() - start < 1
@@ -239,7 +237,7 @@ def test_text_made_to_be_slow_is_not(evil: str) -> None:
 # ---- lines ----
 
 
-def test_every_execution_is_one_line_with_what_is_needed_to_find_it(output: io.StringIO) -> None:
+def test_every_execution_is_one_line_with_what_is_needed_to_find_it(output: io.StringIO):
     with correlation("order-42"):
         execution(attempt=2, outcome=Outcome.RETRY, error=Transient("503 from the provider"))
     (line,) = [json.loads(text) for text in output.getvalue().splitlines()]
@@ -262,7 +260,7 @@ def test_every_execution_is_one_line_with_what_is_needed_to_find_it(output: io.S
     }
 
 
-def test_levels_follow_the_outcome_and_only_the_final_failure_brings_its_stack(output: io.StringIO) -> None:
+def test_levels_follow_the_outcome_and_only_the_final_failure_brings_its_stack(output: io.StringIO):
     for outcome in Outcome:
         execution(outcome=outcome, error=None if outcome is Outcome.COMPLETED else Transient("x"))
     lines = [json.loads(text) for text in output.getvalue().splitlines()]
@@ -272,13 +270,13 @@ def test_levels_follow_the_outcome_and_only_the_final_failure_brings_its_stack(o
     assert {line["outcome"] for line in lines if "stack" in line} == {"permanent", "exhausted", "expired"}
 
 
-def test_text_with_line_breaks_stays_one_line(output: io.StringIO) -> None:
+def test_text_with_line_breaks_stays_one_line(output: io.StringIO):
     log.warning("one\ntwo\r\nthree\u2028four", extra={"fields": {"a": "x\ny"}})
     assert output.getvalue().count("\n") == 1
     assert len(output.getvalue().splitlines()) == 1
 
 
-def test_addresses_that_an_http_client_calls_are_not_logged(output: io.StringIO) -> None:
+def test_addresses_that_an_http_client_calls_are_not_logged(output: io.StringIO):
     """They carry tokens: `hooks.example/T00/B00/secret`."""
     logging.getLogger("httpx2").info("HTTP Request: POST https://hooks.example/T00/B00/secret")
     logging.getLogger("httpx2").warning("the pool is full")
@@ -286,7 +284,7 @@ def test_addresses_that_an_http_client_calls_are_not_logged(output: io.StringIO)
     assert "the pool is full" in output.getvalue()
 
 
-def test_human_lines_say_the_same_for_a_terminal() -> None:
+def test_human_lines_say_the_same_for_a_terminal():
     root = logging.getLogger()
     handlers, level, stream = root.handlers[:], root.level, io.StringIO()
     try:
@@ -302,7 +300,7 @@ def test_human_lines_say_the_same_for_a_terminal() -> None:
     assert "hunter2" not in stream.getvalue()
 
 
-def test_no_control_character_reaches_a_human_line_and_no_text_looks_like_a_line() -> None:
+def test_no_control_character_reaches_a_human_line_and_no_text_looks_like_a_line():
     """A file name that clears the screen, a reason that pretends to be the next line."""
     evil = "\x1b[2J\x1b]0;owned\x07 quiet\r\n12:00:00 error   all is lost\x9b31m\x00"
     root, stream = logging.getLogger(), io.StringIO()
@@ -320,7 +318,7 @@ def test_no_control_character_reaches_a_human_line_and_no_text_looks_like_a_line
     assert not [line for line in written.splitlines() if line.startswith("12:00:00 error   all is lost")]
 
 
-def test_a_line_is_cheap(figures: Callable[..., object]) -> None:
+def test_a_line_is_cheap(figures: Callable[..., object]):
     """In a process of its own, without pytest's handlers, and in CPU time, for the machine may be busy."""
     program = """
 import json, logging, os, time
@@ -358,7 +356,7 @@ print(json.dumps(best))
 # ---- correlation and trace ----
 
 
-def test_the_correlation_id_goes_from_producer_to_worker_to_child() -> None:
+def test_the_correlation_id_goes_from_producer_to_worker_to_child():
     assert current_correlation_id() == ""
     with correlation() as at_the_producer:
         meta = json.loads(json.dumps({"cid": current_correlation_id()}))
@@ -370,13 +368,13 @@ def test_the_correlation_id_goes_from_producer_to_worker_to_child() -> None:
 
 
 @pytest.mark.parametrize("forged", [None, 7, "", "a\nb", "x" * 65, "ada@example.org", "\u2028"])
-def test_a_correlation_id_that_no_log_should_hold_is_replaced(forged: object) -> None:
+def test_a_correlation_id_that_no_log_should_hold_is_replaced(forged: object):
     with correlation(forged) as ident:
         assert ident != forged
         assert len(ident) == 32
 
 
-def test_the_trace_goes_on_in_the_worker() -> None:
+def test_the_trace_goes_on_in_the_worker():
     tracer = TracerProvider().get_tracer("test")
     assert trace_meta() == {}, "nothing is carried when nothing is traced"
     with tracer.start_as_current_span("request") as producer:
@@ -387,7 +385,7 @@ def test_the_trace_goes_on_in_the_worker() -> None:
         assert not trace.get_current_span().get_span_context().is_valid
 
 
-async def test_the_short_way_writes_the_line_that_the_formatter_writes(output: io.StringIO) -> None:
+async def test_the_short_way_writes_the_line_that_the_formatter_writes(output: io.StringIO):
     configure_logging("INFO", output)  # once more: pytest has added handlers of its own
     odd = {"job_id": 'a "quoted" é 😀 ann@example.com', "name": "n", "queue": "q\n"}
     with correlation("c-1"):
@@ -404,9 +402,7 @@ async def test_the_short_way_writes_the_line_that_the_formatter_writes(output: i
         assert [*short] == [*long], "in the same order"
 
 
-async def test_lines_of_a_turn_are_there_when_it_ended_and_a_second_handler_gets_every_record(
-    output: io.StringIO,
-) -> None:
+async def test_lines_of_a_turn_are_there_when_it_ended_and_a_second_handler_gets_every_record(output: io.StringIO):
     configure_logging("INFO", output)
     execution()
     assert output.getvalue() == ""
@@ -426,7 +422,7 @@ def samples(metrics: JobMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]]
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
 
 
-def test_executions_are_counted_and_timed_by_queue_name_and_outcome() -> None:
+def test_executions_are_counted_and_timed_by_queue_name_and_outcome():
     metrics = JobMetrics()
     for outcome in (Outcome.COMPLETED, Outcome.COMPLETED, Outcome.RETRY):
         with metrics.running("graphs", "graph-generation"):
@@ -443,13 +439,13 @@ def test_executions_are_counted_and_timed_by_queue_name_and_outcome() -> None:
     assert after["job_wait_seconds_sum", labels] == pytest.approx(6.0)
 
 
-def test_two_metrics_in_a_process_do_not_clash_and_do_not_mix() -> None:
+def test_two_metrics_in_a_process_do_not_clash_and_do_not_mix():
     first, second = JobMetrics(), JobMetrics()
     first.observe("q", "n", "completed", 1, 1)
     assert not any(name == "jobs_total" for name, _ in samples(second))
 
 
-def test_invented_job_names_cannot_grow_the_labels_for_ever() -> None:
+def test_invented_job_names_cannot_grow_the_labels_for_ever():
     metrics = JobMetrics()
     for number in range(5 * MAX_SERIES):
         metrics.observe("q", f"invented-{number}", "permanent", 0, 0)

@@ -1,7 +1,5 @@
 """Order per key, parallelism across keys, also over redelivery."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import defaultdict
@@ -28,7 +26,7 @@ def reordered(seen: list[tuple[str, str]]) -> int:
     return sum(steps != sorted(steps, key=STEPS.index) for steps in by_key.values())
 
 
-async def test_parallel_consumers_reorder_and_lanes_do_not(seed: int, figures: Callable[..., Path]) -> None:
+async def test_parallel_consumers_reorder_and_lanes_do_not(seed: int, figures: Callable[..., Path]):
     rng = random.Random(seed)
     events = orders(30)
     pauses = {event: rng.random() * 0.01 for event in events}
@@ -36,7 +34,7 @@ async def test_parallel_consumers_reorder_and_lanes_do_not(seed: int, figures: C
     naive: list[tuple[str, str]] = []
     ours: list[tuple[str, str]] = []
 
-    async def consumer(queue: asyncio.Queue[tuple[str, str]]) -> None:
+    async def consumer(queue: asyncio.Queue[tuple[str, str]]):
         while not queue.empty():
             event = queue.get_nowait()
             await asyncio.sleep(pauses[event])
@@ -47,7 +45,7 @@ async def test_parallel_consumers_reorder_and_lanes_do_not(seed: int, figures: C
         queue.put_nowait(event)
     await asyncio.gather(*(consumer(queue) for _ in range(8)))
 
-    async def work(event: tuple[str, str]) -> None:
+    async def work(event: tuple[str, str]):
         nonlocal running, peak
         running += 1
         peak = max(peak, running)
@@ -75,7 +73,7 @@ async def test_parallel_consumers_reorder_and_lanes_do_not(seed: int, figures: C
     )
 
 
-async def test_redelivery_in_any_order_keeps_the_order_of_the_key(seed: int, figures: Callable[..., Path]) -> None:
+async def test_redelivery_in_any_order_keeps_the_order_of_the_key(seed: int, figures: Callable[..., Path]):
     """A broker that brings failed deliveries back in random order, against lanes and against nothing."""
     rng = random.Random(seed)
 
@@ -83,7 +81,7 @@ async def test_redelivery_in_any_order_keeps_the_order_of_the_key(seed: int, fig
         lanes, seen, refused = KeyedLanes(8), [], 0
         failures = dict.fromkeys(rng.sample(orders(20), 15), 2)
 
-        async def work(event: tuple[str, str]) -> None:
+        async def work(event: tuple[str, str]):
             await asyncio.sleep(0)
             if failures.get(event, 0):
                 failures[event] -= 1
@@ -123,13 +121,13 @@ async def test_redelivery_in_any_order_keeps_the_order_of_the_key(seed: int, fig
     )
 
 
-async def test_a_failed_item_holds_its_own_key_only() -> None:
+async def test_a_failed_item_holds_its_own_key_only():
     lanes, seen = KeyedLanes(4), []
 
-    async def fail() -> None:
+    async def fail():
         raise Transient("down")
 
-    async def note(what: str) -> None:
+    async def note(what: str):
         seen.append(what)
 
     first = await lanes.submit("a", "1", fail)
@@ -147,13 +145,13 @@ async def test_a_failed_item_holds_its_own_key_only() -> None:
     assert seen == ["b1", "a1", "a2"]
 
 
-async def test_giving_up_a_quarantined_item_frees_what_waits_behind_it() -> None:
+async def test_giving_up_a_quarantined_item_frees_what_waits_behind_it():
     lanes, seen = KeyedLanes(4), []
 
-    async def fail() -> None:
+    async def fail():
         raise Transient("poison")
 
-    async def note() -> None:
+    async def note():
         seen.append("2")
 
     with pytest.raises(Transient):
@@ -165,10 +163,10 @@ async def test_giving_up_a_quarantined_item_frees_what_waits_behind_it() -> None
     assert seen == ["2"]
 
 
-async def test_an_item_that_never_comes_back_is_written_off_after_the_patience() -> None:
+async def test_an_item_that_never_comes_back_is_written_off_after_the_patience():
     lanes = KeyedLanes(4, patience=0.05)
 
-    async def fail() -> None:
+    async def fail():
         raise Transient("and then its consumer was replaced")
 
     async def fine() -> bool:
@@ -187,10 +185,10 @@ async def test_an_item_that_never_comes_back_is_written_off_after_the_patience()
     await until(accepted, 5, "the lane to go on")
 
 
-async def test_a_full_backlog_makes_the_reader_wait_instead_of_filling_memory() -> None:
+async def test_a_full_backlog_makes_the_reader_wait_instead_of_filling_memory():
     lanes, gate = KeyedLanes(1, backlog=2), asyncio.Event()
 
-    async def wait() -> None:
+    async def wait():
         await gate.wait()
 
     for n in range(2):
@@ -204,7 +202,7 @@ async def test_a_full_backlog_makes_the_reader_wait_instead_of_filling_memory() 
     assert lanes._lanes == {}  # idle keys leave nothing behind
 
 
-def test_a_key_has_the_same_partition_in_every_process() -> None:
+def test_a_key_has_the_same_partition_in_every_process():
     # By hand: first 8 bytes of `printf order-1 | sha256sum`, modulo 8. A release that changes this moves keys
     # between live consumers; `hash()` would do so at every start.
     assert partition_of("order-1", 8) == 4

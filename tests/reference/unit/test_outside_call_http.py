@@ -1,7 +1,5 @@
 """What an HTTP answer says about an effect."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
@@ -23,14 +21,14 @@ async def answered(status: int, **options: object) -> object:
         return await answer_of(http.post("/labels"))
 
 
-async def test_a_good_answer_is_its_json_or_its_text() -> None:
+async def test_a_good_answer_is_its_json_or_its_text():
     assert await answered(201, json={"id": 7}) == {"id": 7}
     assert await answered(200, text="taken") == "taken"
     assert await answered(204) == ""
 
 
 @pytest.mark.parametrize("form", ["seconds", "date"])
-async def test_retry_after_is_kept(form: str) -> None:
+async def test_retry_after_is_kept(form: str):
     now = time.time()  # not when the tests are collected: this one may run minutes later
     header = "7" if form == "seconds" else formatdate(now + 7.9, usegmt=True)
     with pytest.raises(RateLimited) as raised:
@@ -44,7 +42,7 @@ async def test_retry_after_is_kept(form: str) -> None:
     {httpx.ConnectError("refused"): NotMade, httpx.ReadTimeout("late"): httpx.ReadTimeout}.items(),
     ids=["no connection", "no answer"],
 )
-async def test_only_a_request_that_never_left_was_not_made(error: Exception, kind: type[Exception]) -> None:
+async def test_only_a_request_that_never_left_was_not_made(error: Exception, kind: type[Exception]):
     def broken(_request: httpx.Request) -> httpx.Response:
         raise error
 
@@ -53,7 +51,7 @@ async def test_only_a_request_that_never_left_was_not_made(error: Exception, kin
             await answer_of(http.post("/labels"))
 
 
-def test_clients_without_an_event_loop_are_judged_alike() -> None:
+def test_clients_without_an_event_loop_are_judged_alike():
     def respond(request: httpx.Request) -> httpx.Response:
         return httpx.Response(int(request.url.path[1:]), json={"id": 7}, headers={"Retry-After": "7"})
 
@@ -72,10 +70,10 @@ def test_clients_without_an_event_loop_are_judged_alike() -> None:
             sync_answer_of(request)
 
 
-def test_an_answer_that_is_cut_off_may_have_been_made() -> None:
+def test_an_answer_that_is_cut_off_may_have_been_made():
     with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def cut() -> None:
+        def cut():
             for _ in range(2):
                 connection = server.accept()[0]
                 connection.recv(65536)

@@ -1,7 +1,5 @@
 """A pipeline in an order that cannot work is refused when it is built, with the fix in the message."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,10 +34,7 @@ READ = plain(Label, print_label)
     [
         ([], r"add typed\(jobs\) or plain\(Model, handler\)"),
         ([logged()], r"nothing reads the job"),
-        (
-            [once(NOBODY), READ],
-            r"once\(\) needs the payload: put typed\(jobs\) or plain\(Model, handler\) before it",
-        ),
+        ([once(NOBODY), READ], r"once\(\) needs the payload: put typed\(jobs\) or plain\(Model, handler\) before it"),
         ([limited(NOBODY), READ], r"limited\(\) needs the payload"),
         ([READ, signed(Signer(["0123456789abcdef"]))], r"signed\(\) has to stand before plain\(\)"),
         ([READ, logged()], r"logged\(\) has to stand before plain\(\)"),
@@ -47,7 +42,7 @@ READ = plain(Label, print_label)
         (["not a step"], r"is not a step"),
     ],
 )
-def test_an_order_that_cannot_work_is_refused_with_the_fix(steps: list[Any], fix: str) -> None:
+def test_an_order_that_cannot_work_is_refused_with_the_fix(steps: list[Any], fix: str):
     with pytest.raises(WrongOrder, match=fix):
         Pipeline(*steps)
 
@@ -68,15 +63,15 @@ def job(data: Any, **more: Any) -> Any:
     return SimpleNamespace(**{**usual, **more})
 
 
-async def test_steps_wrap_the_handler_and_their_answers_pass_through() -> None:
+async def test_steps_wrap_the_handler_and_their_answers_pass_through():
     async def doubled(run: JobContext, call_next: CallNext) -> Any:
         return 2 * await call_next(run)
 
     assert await Pipeline(READ, doubled)(job({"parcel": "ab"}), "token") == "abab"
 
 
-async def test_a_database_effect_without_a_step_that_commits_it_is_refused() -> None:
-    async def save(tx: object) -> None: ...
+async def test_a_database_effect_without_a_step_that_commits_it_is_refused():
+    async def save(tx: object): ...
 
     async def effect(ctx: JobContext, payload: Label) -> Done:
         return Done(1, save)
@@ -85,8 +80,8 @@ async def test_a_database_effect_without_a_step_that_commits_it_is_refused() -> 
         await Pipeline(plain(Label, effect))(job({"parcel": "a"}), "token")
 
 
-async def test_what_no_step_provides_says_which_step_does() -> None:
-    async def reports(ctx: JobContext, payload: Label) -> None:
+async def test_what_no_step_provides_says_which_step_does():
+    async def reports(ctx: JobContext, payload: Label):
         try:
             await ctx.progress("printing", 10)
         except MissingStep as missing:

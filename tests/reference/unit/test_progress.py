@@ -1,7 +1,5 @@
 """Progress: throttled between milestones, complete at milestones, never the reason a job fails."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -16,17 +14,17 @@ class Clock:
 
 
 class Sink:
-    def __init__(self) -> None:
+    def __init__(self):
         self.sent: list[dict[str, Any]] = []
         self.down = False
 
-    async def __call__(self, update: dict[str, Any]) -> None:
+    async def __call__(self, update: dict[str, Any]):
         if self.down:
             raise ConnectionError("redis is away")
         self.sent.append(update)
 
 
-async def test_between_milestones_only_the_latest_goes_out_once_per_interval() -> None:
+async def test_between_milestones_only_the_latest_goes_out_once_per_interval():
     sink, clock = Sink(), Clock()
     progress = Progress(sink, interval=1.0, clock=clock)
     for row in range(1000):
@@ -37,7 +35,7 @@ async def test_between_milestones_only_the_latest_goes_out_once_per_interval() -
     assert sink.sent[-1]["message"] == "row 999", "the end is not held back"
 
 
-async def test_milestones_are_never_dropped() -> None:
+async def test_milestones_are_never_dropped():
     sink = Sink()
     progress = Progress(sink, interval=3600, clock=Clock())
     for stage in range(50):
@@ -48,7 +46,7 @@ async def test_milestones_are_never_dropped() -> None:
     assert sink.sent[-1] == {"stage": "stage 49", "percent": 100.0, "message": "done", "detail": {}}
 
 
-async def test_the_end_is_announced_once_however_often_it_is_reported() -> None:
+async def test_the_end_is_announced_once_however_often_it_is_reported():
     sink = Sink()
     progress = Progress(sink, interval=3600, clock=Clock())
     for _ in range(1000):
@@ -56,7 +54,7 @@ async def test_the_end_is_announced_once_however_often_it_is_reported() -> None:
     assert len(sink.sent) == 1
 
 
-async def test_an_outage_never_fails_the_work_and_milestones_arrive_afterwards_in_order() -> None:
+async def test_an_outage_never_fails_the_work_and_milestones_arrive_afterwards_in_order():
     sink = Sink()
     progress = Progress(sink, interval=0, clock=Clock())
     await progress("one", 10)
@@ -69,18 +67,18 @@ async def test_an_outage_never_fails_the_work_and_milestones_arrive_afterwards_i
     assert [one["stage"] for one in sink.sent] == ["one", "two", "three", "four"]
 
 
-async def test_a_report_that_hangs_costs_its_patience_and_no_more() -> None:
-    async def hang(_update: dict[str, Any]) -> None:
+async def test_a_report_that_hangs_costs_its_patience_and_no_more():
+    async def hang(_update: dict[str, Any]):
         await asyncio.Event().wait()
 
     async with asyncio.timeout(5):
         await Progress(hang, patience=0.05)("one", 1)
 
 
-async def test_being_cancelled_while_reporting_still_cancels_the_work() -> None:
+async def test_being_cancelled_while_reporting_still_cancels_the_work():
     reporting = asyncio.Event()
 
-    async def hang(_update: dict[str, Any]) -> None:
+    async def hang(_update: dict[str, Any]):
         reporting.set()
         await asyncio.Event().wait()
 
@@ -90,7 +88,7 @@ async def test_being_cancelled_while_reporting_still_cancels_the_work() -> None:
     assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
 
 
-async def test_odd_numbers_and_large_details_are_bounded() -> None:
+async def test_odd_numbers_and_large_details_are_bounded():
     sink = Sink()
     progress = Progress(sink, clock=Clock())
     await progress("a", float("nan"), "m" * 10_000, big="x" * MAX_DETAIL)

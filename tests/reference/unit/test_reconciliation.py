@@ -1,7 +1,5 @@
 """What reconcile reports and does not touch."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Collection
 
@@ -16,7 +14,7 @@ async def wanted(*keys: str, age: float = 100.0) -> AsyncIterator[Expected]:
 class World:
     """Where the keys should be, and who repaired what."""
 
-    def __init__(self, *there: str) -> None:
+    def __init__(self, *there: str):
         self.there = set(there)
         self.repaired: list[str] = []
         self.looks = 0
@@ -25,20 +23,20 @@ class World:
         self.looks += 1
         return self.there & set(keys)
 
-    async def repair(self, key: str) -> None:
+    async def repair(self, key: str):
         if key.startswith("broken"):
             raise RuntimeError("no stock record")
         self.repaired.append(key)
         self.there.add(key)
 
 
-async def test_what_is_still_on_its_way_is_left_alone() -> None:
+async def test_what_is_still_on_its_way_is_left_alone():
     world = World()
     report = await reconcile(wanted("a", age=1), world.present, world.repair, grace=10)
     assert (report.young, report.checked, world.repaired) == (1, 0, [])
 
 
-async def test_what_appears_at_the_second_look_is_not_repaired() -> None:
+async def test_what_appears_at_the_second_look_is_not_repaired():
     world = World()
 
     async def late(keys: Collection[str]) -> set[str]:
@@ -50,14 +48,14 @@ async def test_what_appears_at_the_second_look_is_not_repaired() -> None:
     assert (report.late, report.repaired) == (["a"], ["b"])
 
 
-async def test_a_repair_that_fails_is_reported_and_the_others_go_on() -> None:
+async def test_a_repair_that_fails_is_reported_and_the_others_go_on():
     world = World()
     report = await reconcile(wanted("a", "broken-1", "b"), world.present, world.repair, grace=0)
     assert report.repaired == ["a", "b"]
     assert report.failed == {"broken-1": "RuntimeError: no stock record"}
 
 
-async def test_the_limit_bounds_what_a_wrong_answer_can_do() -> None:
+async def test_the_limit_bounds_what_a_wrong_answer_can_do():
     world = World()
     keys = [str(n) for n in range(50)]
     report = await reconcile(wanted(*keys), world.present, world.repair, grace=0, limit=5, batch=20)
@@ -65,7 +63,7 @@ async def test_the_limit_bounds_what_a_wrong_answer_can_do() -> None:
     assert "left=45" in report.summary
 
 
-async def test_keys_are_looked_up_in_batches() -> None:
+async def test_keys_are_looked_up_in_batches():
     keys = [str(n) for n in range(100)]
     world = World(*keys)
     await reconcile(wanted(*keys), world.present, world.repair, grace=0, batch=40)

@@ -1,7 +1,5 @@
 """Retry: who decides, how long it waits, and what a herd of clients does to a small server."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter
@@ -25,16 +23,7 @@ from studyhall.patterns.core.errors import (
     Unavailable,
 )
 from studyhall.patterns.core.job import Decision, Outcome, RetryPolicy
-from studyhall.patterns.retry import (
-    AI,
-    DEFAULT,
-    DOCUMENTS,
-    decide,
-    forever,
-    full_jitter,
-    parse_retry_after,
-    surviving,
-)
+from studyhall.patterns.retry import AI, DEFAULT, DOCUMENTS, decide, forever, full_jitter, parse_retry_after, surviving
 
 policies = st.builds(
     lambda base, factor, attempts: RetryPolicy(base, base * factor, attempts),
@@ -46,7 +35,7 @@ policies = st.builds(
 
 @settings(max_examples=1_000, deadline=None)
 @given(policies, st.integers(0, 2_000), st.integers())
-def test_delay_is_random_between_zero_and_the_capped_exponential(policy: RetryPolicy, attempt: int, seed: int) -> None:
+def test_delay_is_random_between_zero_and_the_capped_exponential(policy: RetryPolicy, attempt: int, seed: int):
     delay = full_jitter(policy, attempt, random.Random(seed))
     assert 0 <= delay <= min(policy.cap, policy.base * 2.0 ** min(attempt, 1_000))
 
@@ -54,7 +43,7 @@ def test_delay_is_random_between_zero_and_the_capped_exponential(policy: RetryPo
 @given(policies, st.integers(0, 2_000), st.integers(0, 10_000), st.floats(0, 1e9), st.integers())
 def test_an_outage_consumes_neither_attempts_nor_age_and_its_delay_is_bounded(
     policy: RetryPolicy, attempts_made: int, waits: int, age: float, seed: int
-) -> None:
+):
     alone, grouped = Unavailable("away"), ExceptionGroup("both", [Transient("late"), Unavailable("away")])
     for error in (alone, grouped):
         verdict = decide(error, policy, attempts_made, age=age, waits=waits, rng=random.Random(seed))
@@ -63,9 +52,7 @@ def test_an_outage_consumes_neither_attempts_nor_age_and_its_delay_is_bounded(
         assert min(0.5 * 2.0 ** min(waits, 60), 30.0) <= verdict.delay <= 60.0
 
 
-def test_delays_at_the_cap_differ_where_the_popular_formula_gives_one(
-    figures: Callable[..., object], seed: int
-) -> None:
+def test_delays_at_the_cap_differ_where_the_popular_formula_gives_one(figures: Callable[..., object], seed: int):
     rng, policy = random.Random(seed), AI
     at_the_cap = 10
     popular = {min(policy.cap, policy.base * 2**at_the_cap + rng.random()) for _ in range(1_000)}
@@ -101,7 +88,7 @@ def _storm(delay_after: Callable[[int], float], clients: int, attempts: int, cap
 
 def test_a_storm_of_1000_clients_is_spread_by_full_jitter_and_repeats_itself_without(
     figures: Callable[..., object], seed: int
-) -> None:
+):
     policy, rng = RetryPolicy(base=1, cap=30, attempts=5), random.Random(seed)
     shape = {"clients": 1_000, "attempts": policy.attempts, "capacity": 20}
     naive = _storm(lambda n: min(policy.cap, policy.base * 2**n), **shape)
@@ -129,14 +116,14 @@ def _run_job(handler: Callable[[], None], policy: RetryPolicy) -> Decision:
         made += decision.consume_attempt
 
 
-def test_retry_loops_multiply_so_the_handler_has_none(figures: Callable[..., object]) -> None:
+def test_retry_loops_multiply_so_the_handler_has_none(figures: Callable[..., object]):
     calls = Counter[str]()
 
-    def provider(caller: str) -> None:
+    def provider(caller: str):
         calls[caller] += 1
         raise ConnectionError("down")
 
-    def naive_handler() -> None:
+    def naive_handler():
         for last in (False, False, True):
             try:
                 provider("nested")
@@ -165,20 +152,20 @@ def test_retry_loops_multiply_so_the_handler_has_none(figures: Callable[..., obj
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
-def test_the_class_of_the_error_decides(error: Exception, outcome: Outcome, consumes: bool) -> None:
+def test_the_class_of_the_error_decides(error: Exception, outcome: Outcome, consumes: bool):
     decision = decide(error, DEFAULT, 0)
     assert (decision.outcome, decision.consume_attempt) == (outcome, consumes)
     assert (decision.delay is None) == (outcome in {Outcome.PERMANENT, Outcome.CANCELLED})
 
 
-def test_attempts_run_out_exactly_at_the_policy() -> None:
+def test_attempts_run_out_exactly_at_the_policy():
     made = [decide(Transient("x"), DOCUMENTS, n).outcome for n in range(5)]
     assert made == [Outcome.RETRY] * 4 + [Outcome.EXHAUSTED]
     assert decide(Transient("x"), RetryPolicy(attempts=1), 0).outcome is Outcome.EXHAUSTED
     assert "attempt 5 of 5" in decide(Transient("x"), DOCUMENTS, 4).reason
 
 
-def test_waiting_spends_no_attempt_however_often_but_ends_with_max_age() -> None:
+def test_waiting_spends_no_attempt_however_often_but_ends_with_max_age():
     policy = RetryPolicy(attempts=1, max_age=3_600)
     error, age, waits = RateLimited(retry_after=30), 0.0, 0
     while (decision := decide(error, policy, 0, age=age, waits=waits)).delay is not None:
@@ -193,31 +180,29 @@ def test_waiting_spends_no_attempt_however_often_but_ends_with_max_age() -> None
 
 @settings(max_examples=300, deadline=None)
 @given(st.floats(0, 3_600), st.integers())
-def test_retry_after_is_honoured_never_earlier_and_only_a_little_later(asked: float, seed: int) -> None:
+def test_retry_after_is_honoured_never_earlier_and_only_a_little_later(asked: float, seed: int):
     delay = decide(RateLimited(retry_after=asked), DEFAULT, 0, rng=random.Random(seed)).delay
     assert delay is not None
     assert asked <= delay <= asked + max(1.0, 0.1 * asked)
 
 
-def test_clients_told_the_same_second_do_not_come_back_in_the_same_instant(seed: int) -> None:
+def test_clients_told_the_same_second_do_not_come_back_in_the_same_instant(seed: int):
     rng = random.Random(seed)
     delays = {decide(RateLimited(retry_after=10), DEFAULT, 0, rng=rng).delay for _ in range(1_000)}
     assert len(delays) == 1_000
 
 
 @given(st.sampled_from([0.0, -5.0, math.nan]), st.sampled_from(["rate", "busy", "snooze"]))
-def test_a_wait_of_nothing_is_no_hot_loop(asked: float, kind: str) -> None:
-    error = {
-        "rate": RateLimited(retry_after=asked),
-        "busy": ResourceBusy(retry_after=asked),
-        "snooze": Snooze(asked),
-    }[kind]
+def test_a_wait_of_nothing_is_no_hot_loop(asked: float, kind: str):
+    error = {"rate": RateLimited(retry_after=asked), "busy": ResourceBusy(retry_after=asked), "snooze": Snooze(asked)}[
+        kind
+    ]
     delay = decide(error, DEFAULT, 0).delay
     assert delay is not None
     assert delay >= 0.05
 
 
-def test_a_busy_resource_is_asked_less_and_less_often_up_to_the_cap(seed: int) -> None:
+def test_a_busy_resource_is_asked_less_and_less_often_up_to_the_cap(seed: int):
     rng, error = random.Random(seed), ResourceBusy(retry_after=2)
     for waits, ceiling in [(0, 2), (1, 4), (4, 10), (10_000, DEFAULT.cap)]:
         delays = [decide(error, DEFAULT, 0, waits=waits, rng=rng).delay or 0 for _ in range(200)]
@@ -225,7 +210,7 @@ def test_a_busy_resource_is_asked_less_and_less_often_up_to_the_cap(seed: int) -
         assert len(set(delays)) == 200
 
 
-def test_the_decisive_member_of_a_group_decides() -> None:
+def test_the_decisive_member_of_a_group_decides():
     def group(*errors: Exception) -> ExceptionGroup[Exception]:
         return ExceptionGroup("unhandled errors in a TaskGroup", list(errors))
 
@@ -262,12 +247,12 @@ NOW = datetime(2026, 11, 16, 12, tzinfo=UTC).timestamp()
         ("Mon, 99 Nov 2026 12:02:00 GMT", None),
     ],
 )
-def test_retry_after_header_forms(header: str | None, seconds: float | None) -> None:
+def test_retry_after_header_forms(header: str | None, seconds: float | None):
     assert parse_retry_after(header, NOW) == seconds
 
 
 @given(st.text() | st.datetimes(timezones=st.just(UTC)).map(format_datetime))
-def test_any_retry_after_header_gives_none_or_a_bounded_number(header: str) -> None:
+def test_any_retry_after_header_gives_none_or_a_bounded_number(header: str):
     seconds = parse_retry_after(header, NOW, limit=600)
     assert seconds is None or 0 <= seconds <= 600
 
@@ -279,13 +264,13 @@ def test_any_retry_after_header_gives_none_or_a_bounded_number(header: str) -> N
         *({"floor": -0.1}, {"floor": 1.1}, {"max_waits": -1}, {"scale": -1}),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
+def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float]):
     with pytest.raises(ValueError, match=r"base|attempts|max_age"):
         RetryPolicy(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [(60, 0, 30), (60, 1, 0.5), (math.inf, 1, 30), (math.nan, 1, 30), (-1, 1, 30)])
-def test_an_outage_that_cannot_be_counted_is_refused(wrong: tuple[float, float, float]) -> None:
+def test_an_outage_that_cannot_be_counted_is_refused(wrong: tuple[float, float, float]):
     """A base of 0, tempting in tests, never came back; an endless outage was an OverflowError."""
     with pytest.raises(ValueError, match=r"base|forever"):
         surviving(wrong[0], base=wrong[1], cap=wrong[2])
@@ -299,7 +284,7 @@ def test_an_outage_that_cannot_be_counted_is_refused(wrong: tuple[float, float, 
 @given(st.floats(0.1, 10_000), st.floats(0.1, 10), st.floats(1, 100), st.integers())
 def test_surviving_bridges_the_outage_at_the_worst_draw_and_with_no_attempt_to_spare(
     seconds: float, base: float, factor: float, seed: int
-) -> None:
+):
     policy = surviving(seconds, base=base, cap=base * factor)
 
     class Lowest(random.Random):
@@ -314,7 +299,7 @@ def test_surviving_bridges_the_outage_at_the_worst_draw_and_with_no_attempt_to_s
     assert bridged(Lowest(), policy.attempts - 1) < seconds * 1.001
 
 
-def test_the_default_policy_bridges_three_seconds_at_best_and_surviving_an_hour() -> None:
+def test_the_default_policy_bridges_three_seconds_at_best_and_surviving_an_hour():
     rng = random.Random(1)
     assert sum(full_jitter(DEFAULT, failure, rng) for failure in range(DEFAULT.attempts - 1)) < 3
     hour = surviving(3600)
@@ -325,13 +310,13 @@ def test_the_default_policy_bridges_three_seconds_at_best_and_surviving_an_hour(
 
 
 @given(st.integers(0, 100), st.integers())
-def test_pauses_with_a_floor_grow_whatever_is_drawn(attempt: int, seed: int) -> None:
+def test_pauses_with_a_floor_grow_whatever_is_drawn(attempt: int, seed: int):
     policy = RetryPolicy(base=1, cap=2.0**80, floor=0.5)
     ceiling = 2.0 ** min(attempt, 64)
     assert 0.5 * ceiling <= full_jitter(policy, attempt, random.Random(seed)) <= ceiling
 
 
-def test_never_giving_up_ends_by_a_permanent_error_alone() -> None:
+def test_never_giving_up_ends_by_a_permanent_error_alone():
     policy = forever()
     late = decide(Transient("away"), policy, 1_000_000, age=1e9)
     assert late.outcome is Outcome.RETRY
@@ -343,7 +328,7 @@ def test_never_giving_up_ends_by_a_permanent_error_alone() -> None:
 
 
 @pytest.mark.parametrize("error", [Snooze(1), ResourceBusy(), RateLimited(retry_after=1)])
-def test_free_waits_end_by_their_count(error: Exception) -> None:
+def test_free_waits_end_by_their_count(error: Exception):
     policy = RetryPolicy(max_waits=3)
     ends = [decide(error, policy, 0, waits=waits).outcome for waits in range(5)]
     assert ends == [Outcome.SNOOZED] * 3 + [Outcome.EXPIRED] * 2
@@ -351,7 +336,7 @@ def test_free_waits_end_by_their_count(error: Exception) -> None:
     assert decide(Unavailable("away"), policy, 0, waits=99).outcome is Outcome.SNOOZED, "an outage is not counted"
 
 
-def test_a_scale_of_zero_leaves_the_decisions_and_takes_the_pauses() -> None:
+def test_a_scale_of_zero_leaves_the_decisions_and_takes_the_pauses():
     policy = RetryPolicy(attempts=3, max_age=10)
     errors = [Transient("x"), Snooze(60), ResourceBusy(), RateLimited(retry_after=5), Unavailable("x")]
     errors += [Permanent("x"), RetryLater(7), RetryLater(7, consume_attempt=True)]

@@ -1,7 +1,5 @@
 """Slots: the same in every process, right on the days when the clocks change; nonsense is refused by name."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -28,12 +26,12 @@ def local(cadence: Cadence, start: datetime, count: int) -> list[str]:
     return found
 
 
-def test_a_time_that_the_clock_skips_runs_once_an_hour_later() -> None:
+def test_a_time_that_the_clock_skips_runs_once_an_hour_later():
     start = datetime(2027, 3, 27, 12, tzinfo=ZoneInfo(BERLIN))
     assert local(Cadence("30 2 * * *", BERLIN), start, 2) == ["28. 03:30+0200", "29. 02:30+0200"]
 
 
-def test_an_hourly_schedule_has_one_slot_per_real_hour_through_both_changes() -> None:
+def test_an_hourly_schedule_has_one_slot_per_real_hour_through_both_changes():
     hourly = Cadence("0 * * * *", BERLIN)
     for start in (datetime(2026, 10, 24, 20, tzinfo=UTC), datetime(2027, 3, 27, 20, tzinfo=UTC)):
         slot = start.timestamp() * 1000
@@ -43,7 +41,7 @@ def test_an_hourly_schedule_has_one_slot_per_real_hour_through_both_changes() ->
             slot = following
 
 
-def test_croniter_alone_is_an_hour_off_when_summer_time_ends() -> None:
+def test_croniter_alone_is_an_hour_off_when_summer_time_ends():
     """The naive twin: what BullMQ computes by itself. When this fails, the detour has become needless."""
     eve = int(datetime(2026, 10, 24, 12, tzinfo=ZoneInfo(BERLIN)).timestamp() * 1000)
     naive = default_repeat_strategy(eve, {"pattern": "0 3 * * *", "tz": BERLIN})
@@ -52,7 +50,7 @@ def test_croniter_alone_is_an_hour_off_when_summer_time_ends() -> None:
     assert Cadence("0 3 * * *", BERLIN).next_after(eve) == naive - 3_600_000
 
 
-def test_utc_knows_no_daylight_saving() -> None:
+def test_utc_knows_no_daylight_saving():
     start = datetime(2026, 10, 24, 12, tzinfo=UTC)
     assert local(Cadence("30 2 * * *"), start, 2) == ["25. 02:30+0000", "26. 02:30+0000"]
 
@@ -72,7 +70,7 @@ def test_utc_knows_no_daylight_saving() -> None:
     ),
     gap=st.integers(0, 600_000),
 )
-def test_slots_do_not_depend_on_who_looks_and_when(moment: int, cadence: Cadence, gap: int) -> None:
+def test_slots_do_not_depend_on_who_looks_and_when(moment: int, cadence: Cadence, gap: int):
     slot = cadence.next_after(moment)
     assert slot > moment
     assert cadence.is_slot(slot)
@@ -104,7 +102,7 @@ def test_slots_do_not_depend_on_who_looks_and_when(moment: int, cadence: Cadence
 )
 def test_missed_slots_are_counted_as_if_asked_for_one_by_one(
     first: int, days: float, keep: int, cadence: Cadence, change: bool
-) -> None:
+):
     if change:  # most days are alike: look at those around a change of the clock
         first = first % (5 * 86_400_000) + int(datetime(2026, 10, 22, tzinfo=UTC).timestamp() * 1000)
     last = first + int(days * 86_400_000)
@@ -146,18 +144,18 @@ def test_missed_slots_are_counted_as_if_asked_for_one_by_one(
         ({"every": 5, "jitter": -1}, "shorter than its interval"),
     ],
 )
-def test_nonsense_is_refused_when_it_is_declared(given: dict[str, Any], named: str) -> None:
+def test_nonsense_is_refused_when_it_is_declared(given: dict[str, Any], named: str):
     with pytest.raises(InvalidSchedule, match=named):
         Schedules(jobs(), [Schedule(**{"id": "x", "job": "tick", **given})])
 
 
-def test_two_schedules_cannot_share_an_id_past_or_present() -> None:
+def test_two_schedules_cannot_share_an_id_past_or_present():
     with pytest.raises(InvalidSchedule, match="called 'a'"):
         Schedules(jobs(), [Schedule("a", "tick", every=1), Schedule("b", "tick", every=1, was=["a"])])
 
 
 def jobs() -> JobTypes:
-    async def tick(ctx: Any, payload: Payload) -> None: ...
+    async def tick(ctx: Any, payload: Payload): ...
 
     types = JobTypes()
     types.register(name="tick", payload=Payload, handler=tick)

@@ -1,7 +1,5 @@
 """The settings object: every mistake names its variable and says what to do."""
 
-from __future__ import annotations
-
 import stat
 import subprocess
 import sys
@@ -13,7 +11,7 @@ from harness.processes import ROOT
 from studyhall.settings import Settings, SettingsError, load
 
 
-def test_the_defaults_need_nothing() -> None:
+def test_the_defaults_need_nothing():
     settings = load({})
     assert settings.redis_url is None
     assert settings.store_url.startswith("sqlite:///")
@@ -27,13 +25,13 @@ def test_the_defaults_need_nothing() -> None:
         ("STUDYHALL_REDIS_URL", "REDIS_URL"),
     ],
 )
-def test_an_unknown_variable_is_refused_with_the_one_that_was_meant(name: str, meant: str) -> None:
+def test_an_unknown_variable_is_refused_with_the_one_that_was_meant(name: str, meant: str):
     with pytest.raises(SettingsError, match=f"unknown setting {name}") as refused:
         load({name: "x"})
     assert meant in str(refused.value)
 
 
-def test_a_variable_like_nothing_we_know_gets_the_whole_list() -> None:
+def test_a_variable_like_nothing_we_know_gets_the_whole_list():
     with pytest.raises(SettingsError, match=r"known: .*STUDYHALL_CONCURRENCY"):
         load({"STUDYHALL_ZZZZZZ": "1"})
 
@@ -51,12 +49,12 @@ def test_a_variable_like_nothing_we_know_gets_the_whole_list() -> None:
         ("STUDYHALL_ADMIN_TOKEN", "fifteen letters"),
     ],
 )
-def test_a_bad_value_names_its_variable_and_what_it_is_for(name: str, value: str) -> None:
+def test_a_bad_value_names_its_variable_and_what_it_is_for(name: str, value: str):
     with pytest.raises(SettingsError, match=f"^{name}: .+ \\(.+\\)$"):
         load({name: value})
 
 
-def test_secrets_are_neither_in_errors_nor_in_the_settings_text() -> None:
+def test_secrets_are_neither_in_errors_nor_in_the_settings_text():
     secret = "sk-secret-value-of-some-length"
     settings = load(
         {"STUDYHALL_PROVIDER_KEY": secret, "STUDYHALL_SIGNING_KEYS": secret, "STUDYHALL_ADMIN_TOKEN": secret}
@@ -67,33 +65,33 @@ def test_secrets_are_neither_in_errors_nor_in_the_settings_text() -> None:
     assert secret not in str(refused.value)
 
 
-def test_options_of_the_command_line_win_and_those_not_given_do_not() -> None:
+def test_options_of_the_command_line_win_and_those_not_given_do_not():
     settings = load({"STUDYHALL_CONCURRENCY": "5"}, {"concurrency": 7, "processes": None})
     assert settings.concurrency == 7
     assert settings.processes == Settings().processes
 
 
-def test_empty_variables_count_as_not_set() -> None:
+def test_empty_variables_count_as_not_set():
     assert load({"REDIS_URL": "", "STUDYHALL_CONCURRENCY": ""}) == load({})
 
 
-def test_every_setting_says_what_it_is() -> None:
+def test_every_setting_says_what_it_is():
     assert all(field.description for field in Settings.model_fields.values())
 
 
-def test_signing_keys_are_split_and_cleaned() -> None:
+def test_signing_keys_are_split_and_cleaned():
     new, old = "new-key-new-key-new", "old-key-old-key-old"
     assert load({"STUDYHALL_SIGNING_KEYS": f" {new} , {old},"}).keys() == [new, old]
 
 
 @pytest.mark.parametrize("keys", ["short", " , ", "long-enough-for-a-key,short"])
-def test_a_short_signing_key_is_refused_without_printing_it(keys: str) -> None:
+def test_a_short_signing_key_is_refused_without_printing_it(keys: str):
     with pytest.raises(SettingsError, match="STUDYHALL_SIGNING_KEYS: each key needs at least 16 bytes") as refused:
         load({"STUDYHALL_SIGNING_KEYS": keys}).keys()
     assert "short" not in str(refused.value)
 
 
-def test_eight_processes_that_start_at_once_make_one_key(tmp_path: Path) -> None:
+def test_eight_processes_that_start_at_once_make_one_key(tmp_path: Path):
     program = (
         "import sys, pathlib, time\n"
         "from studyhall.settings import Settings\n"
@@ -119,7 +117,7 @@ def test_eight_processes_that_start_at_once_make_one_key(tmp_path: Path) -> None
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["signing.key"], "no left-overs"
 
 
-def test_the_data_dir_is_for_its_user_alone_and_a_folder_of_others_is_left_as_it_is(tmp_path: Path) -> None:
+def test_the_data_dir_is_for_its_user_alone_and_a_folder_of_others_is_left_as_it_is(tmp_path: Path):
     """Also one that an earlier version made for everybody to read; it is known by its signing key."""
     made, old, foreign = (Settings(data_dir=tmp_path / name) for name in ("made", "old", "foreign"))
     for settings in (old, foreign):

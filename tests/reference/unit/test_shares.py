@@ -1,7 +1,5 @@
 """Files of one owner leave room for those of the others."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -11,11 +9,11 @@ from studyhall.patterns.core.errors import ResourceBusy
 from studyhall.services import Shares
 
 
-async def test_an_owner_with_stuck_files_leaves_room_for_the_others() -> None:
+async def test_an_owner_with_stuck_files_leaves_room_for_the_others():
     """Twenty stuck files of one owner: one is being read, nineteen go back into the queue, another owner reads."""
     shares, stuck, read = Shares(each=1, patience=0.05), asyncio.Event(), list[str]()
 
-    async def file(owner: str, done: asyncio.Event | None = None) -> None:
+    async def file(owner: str, done: asyncio.Event | None = None):
         async with shares.of(owner):
             if done is not None:
                 await done.wait()
@@ -35,11 +33,11 @@ async def test_an_owner_with_stuck_files_leaves_room_for_the_others() -> None:
     assert not shares._turns, "nothing is kept of an owner without files"
 
 
-async def test_honest_files_of_one_owner_wait_their_turn_and_are_all_read() -> None:
+async def test_honest_files_of_one_owner_wait_their_turn_and_are_all_read():
     shares = Shares(each=1, patience=10)
     most, now = 0, 0
 
-    async def file() -> None:
+    async def file():
         nonlocal most, now
         async with shares.of("ann"):
             now += 1
@@ -51,7 +49,7 @@ async def test_honest_files_of_one_owner_wait_their_turn_and_are_all_read() -> N
     assert most == 1
 
 
-async def test_a_time_limit_inside_is_not_taken_for_a_busy_owner() -> None:
+async def test_a_time_limit_inside_is_not_taken_for_a_busy_owner():
     with pytest.raises(TimeoutError):
         async with Shares().of("ann"):
             raise TimeoutError

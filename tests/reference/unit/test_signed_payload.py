@@ -1,7 +1,5 @@
 """Signatures over a job's name, id and data."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -24,7 +22,7 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=10), json_values, max_size=5))
-def test_what_was_signed_verifies_after_a_trip_through_json(data: dict[str, Any]) -> None:
+def test_what_was_signed_verifies_after_a_trip_through_json(data: dict[str, Any]):
     data.pop("sig", None)
     stored = json.loads(json.dumps(Signer([OLD]).sign("n", "i", data)))
     Signer([OLD]).verify("n", "i", stored)
@@ -47,7 +45,7 @@ def test_what_was_signed_verifies_after_a_trip_through_json(data: dict[str, Any]
         ("n", "i", {"sig": "\ud800.\ud800"}),
     ],
 )
-def test_any_change_is_seen(name: str, ident: str, change: dict[str, Any]) -> None:
+def test_any_change_is_seen(name: str, ident: str, change: dict[str, Any]):
     signer = Signer([OLD])
     signed = signer.sign("n", "i", DATA)
     with pytest.raises(ForgedJob) as refused:
@@ -62,19 +60,19 @@ def stored_text() -> str:
     return job.text
 
 
-def test_the_text_that_a_producer_stores_is_checked_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_that_a_producer_stores_is_checked_as_it_is(monkeypatch: pytest.MonkeyPatch):
     text = stored_text()
     monkeypatch.setattr(signed_payload, "_body", lambda data: pytest.fail("encoded again"))
     Signer([NEW, OLD]).verify("n", "i", json.loads(text), text)
 
 
-def test_text_of_an_older_version_and_text_that_a_tool_wrote_again_verify() -> None:
+def test_text_of_an_older_version_and_text_that_a_tool_wrote_again_verify():
     data = json.loads(stored_text())
     for text in (json.dumps(data), json.dumps({"sig": data["sig"], **DATA}, separators=(",", ":"))):
         Signer([OLD]).verify("n", "i", json.loads(text), text)
 
 
-def test_a_text_in_which_anything_was_changed_or_the_signature_was_moved_is_refused() -> None:
+def test_a_text_in_which_anything_was_changed_or_the_signature_was_moved_is_refused():
     text, signer = stored_text(), Signer([OLD])
     member = text[text.index(',"sig"') : -1]
     without = text.replace(member, "")
@@ -93,7 +91,7 @@ def test_a_text_in_which_anything_was_changed_or_the_signature_was_moved_is_refu
         signer.verify("n", "j", json.loads(text), text)
 
 
-def test_a_lone_surrogate_in_the_signature_is_a_forgery_and_not_a_crash() -> None:
+def test_a_lone_surrogate_in_the_signature_is_a_forgery_and_not_a_crash():
     signer = Signer([OLD])
     key_id = signer.sign("n", "i", DATA)["sig"].split(".")[0]
     with pytest.raises(ForgedJob):
@@ -101,12 +99,12 @@ def test_a_lone_surrogate_in_the_signature_is_a_forgery_and_not_a_crash() -> Non
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 7, {}])
-def test_data_that_is_no_object_is_a_forgery(data: Any) -> None:
+def test_data_that_is_no_object_is_a_forgery(data: Any):
     with pytest.raises(ForgedJob, match="not signed"):
         Signer([OLD]).verify("n", "i", data)
 
 
-def test_data_too_deep_to_be_ours_is_a_forgery_and_not_a_crash() -> None:
+def test_data_too_deep_to_be_ours_is_a_forgery_and_not_a_crash():
     signer = Signer([OLD])
     deep: Any = 0
     for _ in range(100_000):
@@ -117,10 +115,10 @@ def test_data_too_deep_to_be_ours_is_a_forgery_and_not_a_crash() -> None:
 
 
 @pytest.mark.parametrize("keys", [[], ["short"], [OLD, "short"], [""]])
-def test_no_key_or_a_short_one_is_refused_at_the_start(keys: list[str]) -> None:
+def test_no_key_or_a_short_one_is_refused_at_the_start(keys: list[str]):
     with pytest.raises(ValueError, match="16 bytes"):
         Signer(keys)
 
 
-def test_the_signature_does_not_give_the_key_away() -> None:
+def test_the_signature_does_not_give_the_key_away():
     assert OLD not in json.dumps(Signer([OLD]).sign("n", "i", DATA))

@@ -1,7 +1,5 @@
 """Commands that do little start at once: nobody waits for a database library to read a help page."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -13,16 +11,7 @@ import typer
 from studyhall import cli
 
 # Each costs a quarter of a second or more.
-HEAVY = {
-    "sqlalchemy",
-    "opentelemetry",
-    "prometheus_client",
-    "fastapi",
-    "bullmq",
-    "redis",
-    "pydantic",
-    "httpx2",
-}
+HEAVY = {"sqlalchemy", "opentelemetry", "prometheus_client", "fastapi", "bullmq", "redis", "pydantic", "httpx2"}
 SHOWN = "import json, sys; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
 
 
@@ -57,16 +46,16 @@ except SystemExit:
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])
-def test_help_and_version_load_no_heavy_library(option: str) -> None:
+def test_help_and_version_load_no_heavy_library(option: str):
     assert not loaded_by(CALLED.format(f'"{option}"')) & HEAVY
 
 
-def test_help_costs_less_than_importing_bullmq_and_typer() -> None:
+def test_help_costs_less_than_importing_bullmq_and_typer():
     """It took four times as much before: every command's module was imported to list their names."""
     assert processor_seconds(CALLED.format('"--help"')) < processor_seconds("import bullmq, typer")
 
 
-def test_a_script_that_only_enqueues_loads_what_bullmq_loads() -> None:
+def test_a_script_that_only_enqueues_loads_what_bullmq_loads():
     """bullmq itself brings opentelemetry, when it is installed; the producer adds no library to that."""
     code = "from studyhall.patterns.producer import JobRequest, Producer"
     extra = loaded_by(code) - loaded_by("import bullmq")
@@ -74,13 +63,13 @@ def test_a_script_that_only_enqueues_loads_what_bullmq_loads() -> None:
     assert processor_seconds(code) < processor_seconds("import bullmq") + 0.3
 
 
-def test_the_list_of_commands_says_what_each_of_them_says() -> None:
+def test_the_list_of_commands_says_what_each_of_them_says():
     for name, (_, about) in cli.COMMANDS.items():
         said = cli.command(name).help.replace("\n", " ")
         assert said.startswith(about), f"{name}: {about!r} is not how its own help begins: {said!r}"
 
 
-def test_relay_is_a_hidden_name_of_the_event_worker() -> None:
+def test_relay_is_a_hidden_name_of_the_event_worker():
     listed = typer.main.get_command(cli.app)
     assert listed.commands["relay"].hidden  # type: ignore[attr-defined]
     old, new = cli.command("relay"), cli.command("event-worker")

@@ -1,7 +1,5 @@
 """The one loop that is fine inside a process."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -9,12 +7,10 @@ import pytest
 from studyhall.patterns.timers import every
 
 
-async def test_runs_never_overlap_and_an_error_does_not_end_the_loop(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_runs_never_overlap_and_an_error_does_not_end_the_loop(caplog: pytest.LogCaptureFixture):
     stop, running, most, runs = asyncio.Event(), 0, 0, 0
 
-    async def work() -> None:
+    async def work():
         nonlocal running, most, runs
         running += 1
         most = max(most, running)
@@ -34,10 +30,10 @@ async def test_runs_never_overlap_and_an_error_does_not_end_the_loop(
     assert "ValueError" in caplog.text
 
 
-async def test_a_hung_run_is_ended_by_its_limit_and_a_set_stop_ends_the_pause() -> None:
+async def test_a_hung_run_is_ended_by_its_limit_and_a_set_stop_ends_the_pause():
     stop, started = asyncio.Event(), 0
 
-    async def hangs() -> None:
+    async def hangs():
         nonlocal started
         started += 1
         if started == 3:

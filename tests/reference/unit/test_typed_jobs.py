@@ -1,7 +1,5 @@
 """Typed jobs: what is refused, when, and what the refusal may say."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import traceback
@@ -15,14 +13,7 @@ from pydantic import BaseModel, Field, field_validator
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.job import Deadline, Outcome
 from studyhall.patterns.retry import AI, decide
-from studyhall.patterns.typed_jobs import (
-    JobType,
-    JobTypes,
-    MalformedPayload,
-    Payload,
-    UnknownJob,
-    UnknownVersion,
-)
+from studyhall.patterns.typed_jobs import JobType, JobTypes, MalformedPayload, Payload, UnknownJob, UnknownVersion
 
 
 class MakeGraph(Payload):
@@ -46,9 +37,9 @@ def over_the_wire(data: dict[str, Any]) -> Any:
     return json.loads(json.dumps(data, allow_nan=False))
 
 
-def test_the_decorator_and_the_call_register_the_same(jobs: JobTypes) -> None:
+def test_the_decorator_and_the_call_register_the_same(jobs: JobTypes):
     @jobs.register(name="quiz-creation", payload=MakeGraph, version=3, deadline=Deadline(30, growth=2))
-    async def quiz(ctx: Any, payload: MakeGraph) -> None:
+    async def quiz(ctx: Any, payload: MakeGraph):
         return None
 
     assert isinstance(quiz, JobType)
@@ -60,20 +51,19 @@ def test_the_decorator_and_the_call_register_the_same(jobs: JobTypes) -> None:
 
 
 @pytest.mark.parametrize(
-    "payload",
-    [{}, {"document_id": 7}, {"document_id": "d", "surprise": 1}, {"document_id": "d", "pages": ["x"]}],
+    "payload", [{}, {"document_id": 7}, {"document_id": "d", "surprise": 1}, {"document_id": "d", "pages": ["x"]}]
 )
-def test_a_bad_payload_is_refused_before_it_is_enqueued(jobs: JobTypes, payload: dict[str, Any]) -> None:
+def test_a_bad_payload_is_refused_before_it_is_enqueued(jobs: JobTypes, payload: dict[str, Any]):
     with pytest.raises(MalformedPayload, match=r"graph-generation v1: malformed at"):
         jobs.encode("graph-generation", payload)
 
 
-def test_a_model_that_was_tampered_with_after_validation_is_refused(jobs: JobTypes) -> None:
+def test_a_model_that_was_tampered_with_after_validation_is_refused(jobs: JobTypes):
     with pytest.raises(MalformedPayload):
         jobs.encode("graph-generation", MakeGraph.model_construct(document_id=None))
 
 
-def test_a_payload_that_does_not_survive_json_is_refused(jobs: JobTypes) -> None:
+def test_a_payload_that_does_not_survive_json_is_refused(jobs: JobTypes):
     class Opaque(BaseModel):
         thing: Any = None
 
@@ -94,7 +84,7 @@ def test_a_payload_that_does_not_survive_json_is_refused(jobs: JobTypes) -> None
         jobs.encode("uneven", {"text": "hello"})
 
 
-def test_an_unknown_name_is_permanent_and_says_what_is_known(jobs: JobTypes) -> None:
+def test_an_unknown_name_is_permanent_and_says_what_is_known(jobs: JobTypes):
     with pytest.raises(UnknownJob, match="did you mean graph-generation") as caught:
         jobs.decode("graph-generaton", {"v": 1, "payload": {}})
     assert "known: graph-generation" in str(caught.value)
@@ -104,7 +94,7 @@ def test_an_unknown_name_is_permanent_and_says_what_is_known(jobs: JobTypes) -> 
 
 
 @pytest.mark.parametrize("version", [0, 2, 99, -1])
-def test_an_unknown_version_is_permanent_and_says_what_is_read(jobs: JobTypes, version: int) -> None:
+def test_an_unknown_version_is_permanent_and_says_what_is_read(jobs: JobTypes, version: int):
     with pytest.raises(UnknownVersion, match=f"v{version}: this worker reads 1"):
         jobs.decode("graph-generation", {"v": version, "payload": {"document_id": "d"}})
 
@@ -120,7 +110,7 @@ def test_an_unknown_version_is_permanent_and_says_what_is_read(jobs: JobTypes, v
         max_leaves=12,
     )
 )
-def test_any_data_decodes_to_a_payload_or_a_permanent_error(data: Any) -> None:
+def test_any_data_decodes_to_a_payload_or_a_permanent_error(data: Any):
     jobs = JobTypes()
     jobs.register(name="graph-generation", payload=MakeGraph, handler=make_graph)
     try:
@@ -130,7 +120,7 @@ def test_any_data_decodes_to_a_payload_or_a_permanent_error(data: Any) -> None:
     assert isinstance(payload, MakeGraph)
 
 
-def test_refusals_never_quote_the_data(jobs: JobTypes) -> None:
+def test_refusals_never_quote_the_data(jobs: JobTypes):
     class Checked(BaseModel):
         card: str
         tags: dict[str, int] = Field(default_factory=dict)
@@ -161,7 +151,7 @@ def test_refusals_never_quote_the_data(jobs: JobTypes) -> None:
         assert "pay" in str(caught.value)
 
 
-def test_jobs_of_an_older_version_run_after_the_deploy() -> None:
+def test_jobs_of_an_older_version_run_after_the_deploy():
     old = JobTypes()
 
     class V1(Payload):
@@ -189,8 +179,8 @@ def test_jobs_of_an_older_version_run_after_the_deploy() -> None:
         old.decode("graph-generation", new.encode("graph-generation", payload))
 
 
-def test_mistakes_in_a_registration_are_found_at_import(jobs: JobTypes) -> None:
-    def not_async(ctx: Any, payload: MakeGraph) -> None: ...
+def test_mistakes_in_a_registration_are_found_at_import(jobs: JobTypes):
+    def not_async(ctx: Any, payload: MakeGraph): ...
 
     with pytest.raises(ValueError, match="registered already"):
         jobs.register(name="graph-generation", payload=MakeGraph, handler=make_graph)

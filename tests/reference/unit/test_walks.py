@@ -1,7 +1,5 @@
 """What reference/README.md draws is what the code does: the list of steps, the files of the walks, the tables."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -28,13 +26,13 @@ def steps_of(source: str) -> list[str]:
     return [ast.unparse(arg.func) for arg in given if isinstance(arg, ast.Call)]
 
 
-def test_the_readme_draws_the_steps_of_the_worker_in_their_order() -> None:
+def test_the_readme_draws_the_steps_of_the_worker_in_their_order():
     drawn = re.search(r"<!-- steps of worker.py -->\n(.*?)<!-- /steps -->", README, re.DOTALL)
     assert drawn
     assert re.findall(r"^\| \d+ \| `(\w+)`", drawn[1], re.MULTILINE) == steps_of(WORKER.read_text())
 
 
-def test_every_file_on_the_walks_is_there_and_short_enough_to_follow() -> None:
+def test_every_file_on_the_walks_is_there_and_short_enough_to_follow():
     walks = re.findall(r"<!-- walk -->\n(.*?)<!-- /walk -->", README, re.DOTALL)
     assert len(walks) == 2
     for walk in walks:
@@ -67,7 +65,7 @@ def declared_by(code: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_opening_the_database_makes_every_table_whoever_opens_it() -> None:
+def test_opening_the_database_makes_every_table_whoever_opens_it():
     """Not those that happen to be imported: an order placed by a process without documents found no table."""
     listed = declared_by("from studyhall.database import TABLES\nassert len(TABLES) == 26, len(TABLES)")
     assert listed == declared_by(EVERYTHING)

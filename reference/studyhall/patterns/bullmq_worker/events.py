@@ -8,8 +8,6 @@ active and unrun, a raising `error` listener ends the worker, an async one is ne
 It does not wait for async listeners before going on: what must happen for a job belongs in its processor.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import logging

@@ -7,8 +7,6 @@ It does not hold when Redis loses acknowledged writes (no AOF): then the job run
 handed out in a reply that got lost waits for its lock to expire; then it is found as stalled.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time
@@ -29,18 +27,7 @@ __all__ = ["Found", "Ledger", "LockLost", "Refused", "Run", "ServerClock"]
 READ_CLOCK_EVERY = 1.0
 
 # In the order in which BullMQ's scripts expect them.
-_QUEUE_KEYS = (
-    "wait",
-    "active",
-    "prioritized",
-    "events",
-    "stalled",
-    "limiter",
-    "delayed",
-    "paused",
-    "meta",
-    "pc",
-)
+_QUEUE_KEYS = ("wait", "active", "prioritized", "events", "stalled", "limiter", "delayed", "paused", "meta", "pc")
 
 
 class LockLost(Exception):

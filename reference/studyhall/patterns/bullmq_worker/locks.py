@@ -11,8 +11,6 @@ It does not hold
 - when Redis itself is away for longer than a lock lives: then every lock is gone and every running job lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading

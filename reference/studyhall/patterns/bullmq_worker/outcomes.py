@@ -14,8 +14,6 @@ The processor …                              and its job …
 - lost its lock                              belongs to somebody else: nothing is written
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

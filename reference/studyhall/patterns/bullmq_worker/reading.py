@@ -8,8 +8,6 @@ comes as `problem`: fail it and keep what it was.
 It does not judge the data: that is the processor's.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -26,8 +26,6 @@ The parts: `autopipeline` (speed), `lock_keeper` (locks, stalled jobs), `bullmq_
 (listeners, errors).
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

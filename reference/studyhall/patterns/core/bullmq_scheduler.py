@@ -6,8 +6,6 @@ hour, and the whole fleet waited for it.
 It does not hold for ticks that a stock worker starts: it plans the next one by its own clock.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -6,8 +6,6 @@ way finish. `run` returns after `stop` and never otherwise, except by cancellati
 It is not a schedule: every process has its own rounds. What must happen once for all of them belongs in one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

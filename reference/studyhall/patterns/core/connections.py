@@ -12,8 +12,6 @@ URLs: `redis://`, `rediss://` (TLS), `unix:///path/to/socket?db=0`, and for Sent
 (`?socket_timeout=1`) win over the numbers here. Redis Cluster: `NoCluster`, whose text says what works.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, TypeVar
 from urllib.parse import urlsplit

@@ -5,8 +5,6 @@ Anything else that escapes a handler is treated as `Transient`, because a bug th
 then lands in the dead letters is visible, while work that is dropped is not.
 """
 
-from __future__ import annotations
-
 from .failures import (
     Cancelled,
     FailedTwin,

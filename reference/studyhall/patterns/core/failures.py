@@ -1,7 +1,5 @@
 """The errors that code meets which only enqueues or stores, and words about any error. `errors` offers them too."""
 
-from __future__ import annotations
-
 import re
 
 MAX_TEXT = 8_192

@@ -8,8 +8,6 @@ When it does not hold: a caller that is cancelled while it waits does not know w
 Items must therefore be safe to submit again.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar

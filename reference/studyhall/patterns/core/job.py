@@ -2,8 +2,6 @@
 `request`. Every pattern speaks these types, so none has to import another for a name. Only the standard library here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -19,8 +19,6 @@ When they do not hold
   them (`_POSTGRES_SESSION`) on the role, `ALTER ROLE … SET lock_timeout = …`. A relay is not woken there, it polls.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -41,18 +39,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.schema import CreateColumn
 
 from .failures import Permanent
-from .store import (
-    ANSWER,
-    LOCK_WAIT,
-    Hop,
-    StoreUnavailable,
-    answer_limit,
-    begin,
-    hops,
-    is_postgres,
-    metadata,
-    read,
-)
+from .store import ANSWER, LOCK_WAIT, Hop, StoreUnavailable, answer_limit, begin, hops, is_postgres, metadata, read
 
 __all__ = ["SILENCE", "TableTaken", "WrongStoreUrl", "close", "create_all", "crowded", "open_store"]
 

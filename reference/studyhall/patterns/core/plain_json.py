@@ -8,8 +8,6 @@ itself, nesting that no parser follows, and types without a JSON form.
 When it does not hold: an integer beyond 2**53 is written as it is, and JavaScript reads another one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

@@ -9,8 +9,6 @@ Does not hold for a secret without a telling key and without a known shape. So p
 all; redaction is the second line of defence, not the first.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import lru_cache

@@ -15,8 +15,6 @@ When they do not hold
 - Slow work inside `begin`: SQLite has one writer, so everybody waits, and gets `StoreBusy` after `LOCK_WAIT`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import sys

@@ -12,8 +12,6 @@ CLIENT ID or CLIENT UNBLOCK a delayed job starts up to 0.1 s late and an idle wo
 once what is missing.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import redis
@@ -56,12 +54,7 @@ def blocking_client(url: str, *, name: str | None = None, patience: float = BLOC
     connection that died without a word (a NAT forgot it) goes unnoticed.
     """
     client = build_client(
-        Redis,
-        url,
-        retry=Retry(NoBackoff(), 0),
-        client_name=name,
-        socket_connect_timeout=2.0,
-        socket_timeout=patience,
+        Redis, url, retry=Retry(NoBackoff(), 0), client_name=name, socket_connect_timeout=2.0, socket_timeout=patience
     )
     return watched(client, _Named)
 

@@ -1,7 +1,5 @@
 """Jobs that failed for good are kept, seen and replayable; none is forgotten."""
 
-from __future__ import annotations
-
 from .archive import (
     DeadLetter,
     UnknownDeadLetter,

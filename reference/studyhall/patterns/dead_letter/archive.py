@@ -6,8 +6,6 @@ its age longer than it takes people to look, and shorter than the idempotency ma
 of an old dead letter repeats effects.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
@@ -110,12 +108,7 @@ class DeadLetter:
 
 
 async def list_dead_letters(
-    store: AsyncEngine,
-    *,
-    queue: str | None = None,
-    replayed: bool = False,
-    limit: int = 50,
-    after: str | None = None,
+    store: AsyncEngine, *, queue: str | None = None, replayed: bool = False, limit: int = 50, after: str | None = None
 ) -> list[DeadLetter]:
     """Newest first. For the next page pass the id of the last one as `after`."""
     state = _t.replayed_at.is_not(None) if replayed else _t.replayed_at.is_(None)

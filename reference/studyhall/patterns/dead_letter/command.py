@@ -5,8 +5,6 @@ python -m patterns.dead_letter.command replay ID…      puts these jobs back in
 python -m patterns.dead_letter.command replay --all    all of them, ten a second
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -13,8 +13,6 @@ When it does not hold
   `getChildrenValues`; results that matter belong in the database.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence
@@ -45,17 +43,7 @@ __all__ = [
 REPLAY_LEASE = 30.0  # seconds one replay of a dead letter keeps others away from it
 # What the failed runs left. `ats` (starts) stays: a job that was started before looks for its checkpoint.
 # `rjk` goes: with it the replay of a scheduled job would push its schedule forward.
-_RUN_FIELDS = {
-    "atm",
-    "stc",
-    "defa",
-    "failedReason",
-    "finishedOn",
-    "processedOn",
-    "progress",
-    "rjk",
-    "pb",
-}
+_RUN_FIELDS = {"atm", "stc", "defa", "failedReason", "finishedOn", "processedOn", "progress", "rjk", "pb"}
 _t = dead_letters.c
 
 

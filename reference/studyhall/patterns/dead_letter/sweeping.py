@@ -1,7 +1,5 @@
 """The sweep as a part of a worker process: `run_until_signalled([worker, sweeping([QUEUE], store, url)], grace=25)`."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 

@@ -1,7 +1,5 @@
 """A chat command that takes longer than the platform waits: acknowledge at once, answer by a job."""
 
-from __future__ import annotations
-
 from .replies import (
     DISCORD,
     PONG,

@@ -21,8 +21,6 @@ When they do NOT hold: no process at all within the token's life: nobody is left
 second message (answers above 2,000 characters) and its note sends that message twice: follow-ups have no key.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -35,16 +33,7 @@ from typing import Any, Protocol
 from sqlalchemy import Column, Double, Integer, String, Table, Text, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ..core.errors import (
-    FailedTwin,
-    JobError,
-    Permanent,
-    QueueUnavailable,
-    RateLimited,
-    ResourceBusy,
-    Snooze,
-    describe,
-)
+from ..core.errors import FailedTwin, JobError, Permanent, QueueUnavailable, RateLimited, ResourceBusy, Snooze, describe
 from ..core.store import begin, insert, metadata, read
 
 __all__ = [
@@ -128,13 +117,7 @@ _t = chat_replies.c
 
 
 def verify(
-    public_key: str,
-    signature: str,
-    timestamp: str,
-    body: bytes,
-    *,
-    now: float | None = None,
-    max_age: float = MAX_AGE,
+    public_key: str, signature: str, timestamp: str, body: bytes, *, now: float | None = None, max_age: float = MAX_AGE
 ) -> None:
     """Raise `NotSigned` unless the platform signed exactly these bytes, at most `max_age` seconds ago."""
     # PyNaCl is needed by the process that is called, not by workers.
@@ -179,10 +162,7 @@ def parse(body: bytes) -> Interaction | None:
 
 def message(text: str, *, only_to_the_user: bool = True, fields: Mapping[str, Any] = DISCORD) -> dict[str, Any]:
     """An answer in the response itself. `fields`: what else the platform takes, {} for others than Discord."""
-    return {
-        "type": 4,
-        "data": {"content": text[:MAX_LENGTH], **fields, **({"flags": 64} if only_to_the_user else {})},
-    }
+    return {"type": 4, "data": {"content": text[:MAX_LENGTH], **fields, **({"flags": 64} if only_to_the_user else {})}}
 
 
 class DeferredReplies:

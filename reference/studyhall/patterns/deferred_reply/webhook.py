@@ -8,8 +8,6 @@ logged or put into an error.
 When it does NOT hold: a message that timed out may have arrived. Editing again is harmless, a follow-up is not.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping

@@ -11,8 +11,6 @@ When it does not hold
 - A row stored before a deploy that changes the payload's model may be parked: `release` it after the fix.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

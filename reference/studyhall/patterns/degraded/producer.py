@@ -14,8 +14,6 @@ When they do not hold
 - Work nobody will wait for: let `Producer.enqueue` raise `QueueUnavailable` and answer 503.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 
@@ -53,12 +51,7 @@ class DegradedProducer:
     """
 
     def __init__(
-        self,
-        producer: pending_jobs.Enqueues,
-        store: AsyncEngine,
-        *,
-        most: int = 10_000,
-        retry_every: float = 2.0,
+        self, producer: pending_jobs.Enqueues, store: AsyncEngine, *, most: int = 10_000, retry_every: float = 2.0
     ) -> None:
         self.producer, self._store, self._most, self._retry_every = producer, store, most, retry_every
         self._away_until = 0.0  # an outage was seen: not every caller has to find out for itself

@@ -11,8 +11,6 @@ Does not hold
     A provider that hides its settings (no `maxmemory_policy` in INFO) is believed to have them right.
 """
 
-from __future__ import annotations
-
 import re
 import socket
 import ssl

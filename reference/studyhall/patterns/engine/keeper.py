@@ -14,8 +14,6 @@ Does not hold
 Started by `engine.ensure_redis` as a plain script with the standard library alone, never by hand.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import json

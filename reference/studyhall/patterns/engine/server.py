@@ -17,8 +17,6 @@ Does not hold
 It blocks for about 50 to 500 ms: call it before the event loop starts, or through `asyncio.to_thread`.
 """
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Event bus: one small interface over four brokers, each of which declares what it can promise."""
 
-from __future__ import annotations
-
 from .bus import EVENTS, BrokerUnavailable, Capabilities, EventBus, Handler, Quarantined, topic_of
 
 __all__ = ["EVENTS", "BrokerUnavailable", "Capabilities", "EventBus", "Handler", "Quarantined", "topic_of"]

@@ -22,8 +22,6 @@ Topic = first word of the event's type (`order.placed.v2` → `order`): everythi
 aggregate shares a channel, because order between `placed` and `cancelled` is lost when they travel apart.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ When it does NOT hold: a handler that blocks the event loop (a CPU loop, a synch
 time limit; put such work into a thread or process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

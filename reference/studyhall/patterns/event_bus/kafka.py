@@ -12,8 +12,6 @@ When it does NOT hold
 - A broker that confirmed alone and lost its disk has lost the event: run three, with `min.insync.replicas=2`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

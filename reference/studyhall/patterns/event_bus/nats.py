@@ -16,8 +16,6 @@ When it does NOT hold
 - Late groups get what is younger than `retain`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Sequence
@@ -186,13 +184,7 @@ class NatsBus:
     # one event
 
     async def _settle(
-        self,
-        group: str,
-        message: Msg,
-        handler: Handler,
-        policy: RetryPolicy,
-        time_limit: float,
-        stop: asyncio.Event,
+        self, group: str, message: Msg, handler: Handler, policy: RetryPolicy, time_limit: float, stop: asyncio.Event
     ) -> None:
         spot = (group, message.metadata.sequence.stream)
         if spot in self._running:  # cut off for longer than `ack_wait`: our own handler of it still runs
@@ -342,11 +334,7 @@ class NatsBus:
         return stream
 
     async def _streams(self, stream: JetStreamContext) -> None:
-        kinds = {
-            self.prefix: ("event", "replay"),
-            self._parking: ("quarantine",),
-            self._waiting: ("waits",),
-        }
+        kinds = {self.prefix: ("event", "replay"), self._parking: ("quarantine",), self._waiting: ("waits",)}
         for name, words in kinds.items():
             config = StreamConfig(
                 name=name,

@@ -9,8 +9,6 @@ When it does NOT hold: the message may come back to another member, which runs i
 delivery: RabbitMQ does not tell a lost connection from a dead process. Inbox.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

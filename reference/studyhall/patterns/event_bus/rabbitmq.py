@@ -14,8 +14,6 @@ When it does NOT hold
 - `lag` does not see what consumers hold unacknowledged; `quarantined` borrows the messages it shows for a moment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

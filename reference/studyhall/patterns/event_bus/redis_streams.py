@@ -15,8 +15,6 @@ When it does NOT hold
 - One primary (standalone or Sentinel), not Cluster. Use the same `partitions` in every process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

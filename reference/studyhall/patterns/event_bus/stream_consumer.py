@@ -8,8 +8,6 @@ When it does NOT hold: a process frozen for longer than `claim_idle` loses what 
 once awake, finishes the handler it was in: that event runs twice (inbox).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -6,8 +6,6 @@ harm: a second publish of an id, a second quarantine or release of an entry chan
 When it does NOT hold: Redis Cluster. Keys are built inside the scripts, so all must live on one primary.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from typing import Any

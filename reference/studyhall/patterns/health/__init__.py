@@ -1,7 +1,5 @@
 """How the queues are, measured so that neither a backlog nor the measuring hides."""
 
-from __future__ import annotations
-
 from .signals import Health, QueueHealth, measure, memory_used, problems
 
 __all__ = ["Health", "QueueHealth", "measure", "memory_used", "problems"]

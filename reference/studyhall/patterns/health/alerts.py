@@ -10,8 +10,6 @@ to a second one with the same `signal` and `since`: let the receiver drop that. 
 when no evaluator runs: watch the watcher from outside, for example with a check on the schedule's last tick.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

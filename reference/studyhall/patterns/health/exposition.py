@@ -4,8 +4,6 @@ Promise: a gauge has the same name and the same help wherever it is served; aler
 `GAUGES`. A part that could not be asked is missing from the text, never 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from .signals import Health

@@ -4,8 +4,6 @@ jobs blocks Redis.
 When it does NOT hold: it pages by rank, so a job that ends while you read can hide its neighbour until you list again.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any

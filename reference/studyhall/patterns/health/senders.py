@@ -8,8 +8,6 @@ body, and as the `Message-ID` of the e-mail, so that a receiver can drop the sec
 When it does NOT hold: `to_all` is one alert for `evaluate`. When one of two receivers refuses, both get it again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -9,8 +9,6 @@ oldest age looks at the oldest job of each priority, by the order in which the q
 without `maxmemory` is compared with its machine's memory, not with the limit of a container around it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json
@@ -159,17 +157,7 @@ async def _queue(redis: Any, name: str, base: str, dead: int, window: float) -> 
     oldest = max(0.0, *ages) if ages else 0.0
     # Older versions of BullMQ put the jobs of a paused queue aside, newer ones leave them where they are.
     return QueueHealth(
-        name,
-        wait + aside,
-        prioritized,
-        delayed,
-        overdue,
-        bool(stopped),
-        children,
-        active,
-        failed,
-        oldest,
-        rate,
+        name, wait + aside, prioritized, delayed, overdue, bool(stopped), children, active, failed, oldest, rate
     )
 
 

@@ -1,7 +1,5 @@
 """The step that makes a job take effect once: `once(inboxes(store))`. See `markers` for the promise."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Isolation: CPU-bound and risky work runs in child processes that can be killed."""
 
-from __future__ import annotations
-
 from .pool import IsolatedError, ProcessDied, SubprocessPool
 
 __all__ = ["IsolatedError", "ProcessDied", "SubprocessPool"]

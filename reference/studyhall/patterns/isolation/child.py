@@ -3,8 +3,6 @@
 A module of its own, so that a child starts without importing what only the parent needs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

@@ -66,11 +66,7 @@ class SubprocessPool:
         self._closed = False
 
     async def run(
-        self,
-        fn: Callable[..., T],
-        *args: Any,
-        timeout: float | None = None,
-        memory_limit: int | None = None,
+        self, fn: Callable[..., T], *args: Any, timeout: float | None = None, memory_limit: int | None = None
     ) -> T:
         """`fn(*args)` in a child. `timeout` in seconds from the start of the work, `memory_limit` in bytes.
 

@@ -37,12 +37,7 @@ __all__ = ["HumanLines", "JsonLines", "bind", "configure_logging", "log_executio
 WORKER = f"{socket.gethostname()}:{os.getpid()}"
 _WORKER = _quoted(WORKER)
 _QUIET = (Outcome.CANCELLED, Outcome.RELEASED)
-_LEVELS = {
-    "retry": logging.WARNING,
-    "permanent": logging.ERROR,
-    "exhausted": logging.ERROR,
-    "expired": logging.ERROR,
-}
+_LEVELS = {"retry": logging.WARNING, "permanent": logging.ERROR, "exhausted": logging.ERROR, "expired": logging.ERROR}
 
 _fields: ContextVar[Mapping[str, Any]] = ContextVar("log_fields", default={})  # noqa: B039  never changed
 _json = json.JSONEncoder(separators=(",", ":"), default=str).encode

@@ -1,7 +1,5 @@
 """Outbox: the event is a row in the transaction that made it true; a relay publishes it afterwards."""
 
-from __future__ import annotations
-
 from .table import BUS, CHANNEL, add, clock, outbox
 
 __all__ = ["BUS", "CHANNEL", "add", "clock", "outbox"]

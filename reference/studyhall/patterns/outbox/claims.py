@@ -7,8 +7,6 @@ When it does NOT hold: a relay that publishes after its lease ended publishes a 
 meanwhile (see `relay`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache

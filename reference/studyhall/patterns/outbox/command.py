@@ -5,8 +5,6 @@ python -m patterns.outbox.command retry DESTINATION EVENT…   sends these again
 python -m patterns.outbox.command discard DESTINATION EVENT… never sends them: what waits behind them goes on
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

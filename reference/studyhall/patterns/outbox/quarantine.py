@@ -9,8 +9,6 @@ Requeueing under `hold=False` publishes the event after its successors: its orde
 skipped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -19,8 +19,6 @@ When it does NOT hold
   One hot subject is therefore as slow as the publisher's round trip.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

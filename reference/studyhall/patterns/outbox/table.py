@@ -17,8 +17,6 @@ When it does NOT hold
 - The same id may be added again after its row was purged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

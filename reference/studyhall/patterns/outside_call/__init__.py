@@ -1,7 +1,5 @@
 """An effect outside the database, made once or known to be unclear. Ledgers: `store`, `dbapi`, `redis_ledger`."""
 
-from __future__ import annotations
-
 from .calls import OutsideCalls
 from .ledger import Call, InFlight, NotMade, Refused, Unclear, check_status
 

@@ -23,8 +23,6 @@ When it does not hold
   power loss unless `synchronous=full`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -141,11 +139,7 @@ class OutsideCalls:
             except Exception as error:
                 if time.monotonic() > deadline:
                     log.error(
-                        "%s %s is %s, and the ledger is away",
-                        call.provider,
-                        call.key,
-                        call.state,
-                        exc_info=error,
+                        "%s %s is %s, and the ledger is away", call.provider, call.key, call.state, exc_info=error
                     )
                     raise
             await asyncio.sleep(pause)

@@ -7,8 +7,6 @@
 Then replay the job's dead letter: `python -m patterns.dead_letter.command`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -11,8 +11,6 @@ that is in a transaction of the caller would take the row back with it, and the 
 before the caller's transaction, not inside: SQLite has one writer, so the ledger would wait for its own caller.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -39,10 +37,7 @@ _UNCLEAR = """SELECT provider, key, state, version, tries, first, since, result,
 WHERE provider = ? AND state = 'unclear' ORDER BY since LIMIT ?"""
 _PURGE = """DELETE FROM outside_calls
 WHERE provider = ? AND state IN ('done', 'refused') AND since < CLOCK - ?"""
-_CLOCK = {
-    "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
-    "postgresql": "EXTRACT(EPOCH FROM clock_timestamp())",
-}
+_CLOCK = {"sqlite": "(julianday('now') - 2440587.5) * 86400.0", "postgresql": "EXTRACT(EPOCH FROM clock_timestamp())"}
 
 
 class DbApiLedger:

@@ -10,8 +10,6 @@ left is raised as it came: the provider may have carried it out. `answered` judg
 Does not hold for a client that repeats requests by itself: only its last try is seen.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Awaitable, Callable

@@ -6,8 +6,6 @@ Give that server `appendonly yes` and `appendfsync always`: with `everysec` a cr
 second of claims, and a provider without idempotency keys is then called twice.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,5 @@
 """The ledger in the store of `core.store`: the table comes with `create_all(store)`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 

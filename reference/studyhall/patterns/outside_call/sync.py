@@ -7,8 +7,6 @@ The promise is that of `calls`, except that nothing here can end a request: give
 `longest` seconds. `InFlight` says in `delay` when to come back: `raise self.retry(countdown=error.delay)` in Celery.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A saga: effects in several systems that all happen, or are all taken back, whatever dies meanwhile."""
 
-from __future__ import annotations
-
 from .definition import DbStep, Saga, SagaStep, StepContext
 from .runner import SagaConflict, SagaRunner, UnknownSaga
 

@@ -1,7 +1,5 @@
 """What a saga is made of: its steps, what takes each of them back, and what their providers promise."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any

@@ -11,8 +11,6 @@ When it does not hold
   was undone, makes that harmless. For a runner that hangs or was frozen; a dead one is past its lease soon.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -66,10 +64,7 @@ async def mark(
 ) -> None:
     """Say that a step was done or undone by hand. `result`: what the step's `do` would have returned."""
     event = f"repair: {outcome} by hand"
-    async with _taken(store, saga_id, by=by, note=note, force=force, event=event, step=step) as (
-        tx,
-        backward,
-    ):
+    async with _taken(store, saga_id, by=by, note=note, force=force, event=event, step=step) as (tx, backward):
         if backward != (outcome == "undone"):
             fits = "undone" if backward else "done"
             raise CannotRepair(f"saga {saga_id} goes {'backward' if backward else 'forward'}: mark the step {fits}")

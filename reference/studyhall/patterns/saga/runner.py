@@ -28,8 +28,6 @@ When they do not hold
 - `undo=None` says that there is nothing to take back. An effect that cannot be undone goes last, and is `final`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -11,8 +11,6 @@ When they do not hold
   the provider key makes that one effect.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -94,10 +92,7 @@ sagas = Table(
     Column("updated_at", Double, nullable=False),
 )
 Index(
-    "saga_due",
-    sagas.c.due_at,
-    sqlite_where=sagas.c.due_at.is_not(None),
-    postgresql_where=sagas.c.due_at.is_not(None),
+    "saga_due", sagas.c.due_at, sqlite_where=sagas.c.due_at.is_not(None), postgresql_where=sagas.c.due_at.is_not(None)
 )
 Index("saga_state", sagas.c.state, sagas.c.updated_at)
 steps = Table(
@@ -359,22 +354,13 @@ async def create(
     ]
     await tx.execute(steps.insert(), rows)
     begun = [step for step, done in made.items() if done]
-    told = [
-        note(saga_id, "caller", "created"),
-        *(note(saga_id, "caller", "done", s) for s in begun),
-    ]
+    told = [note(saga_id, "caller", "created"), *(note(saga_id, "caller", "done", s) for s in begun)]
     await tx.run_sync(_send, _NOTE, told)
     return True
 
 
 async def claim(
-    store: AsyncEngine,
-    *,
-    owner: str,
-    names: Collection[str],
-    seconds: float,
-    limit: int,
-    saga_id: str | None = None,
+    store: AsyncEngine, *, owner: str, names: Collection[str], seconds: float, limit: int, saga_id: str | None = None
 ) -> list[Held]:
     """Take due sagas, oldest first, of those `names` only: definitions this process has."""
     now = time.time()

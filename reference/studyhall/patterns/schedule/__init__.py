@@ -1,7 +1,5 @@
 """Recurring jobs: declared in code, kept by BullMQ's job scheduler, at most one effect per tick."""
 
-from __future__ import annotations
-
 from .keeper import Schedule, ScheduleKeeper, Schedules, ticking
 from .slots import InvalidSchedule, signing_id
 

@@ -3,8 +3,6 @@
 python -m patterns.schedule.command      each schedule: its last slot, how many ran, and the latest that were missed
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -8,8 +8,6 @@ When it does NOT hold: the latest `REMEMBERED` missed slots are known by name; a
 in the list. A changed cron or interval starts its count at the change, unless Redis lost its data at that moment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,16 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from ..core.store import begin, insert, metadata, read
 from .slots import Tick
 
-__all__ = [
-    "EARLY",
-    "count_skipped",
-    "missed",
-    "missed_slots",
-    "note_start",
-    "past",
-    "schedule_state",
-    "take_over",
-]
+__all__ = ["EARLY", "count_skipped", "missed", "missed_slots", "note_start", "past", "schedule_state", "take_over"]
 
 log = logging.getLogger("schedule")
 EARLY = 50  # milliseconds before its slot at which a tick may start: putting it off again would take longer

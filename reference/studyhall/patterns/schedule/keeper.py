@@ -20,8 +20,6 @@ with none running they are late, then missed. Two declarations of the same versi
 clock; `heal` corrects it. Daylight saving: see `slots`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -203,12 +201,7 @@ class Schedules:
         return done
 
     async def _keep(
-        self,
-        schedule: Schedule,
-        entry: dict[str, Any] | None,
-        producer: Queues,
-        store: AsyncEngine,
-        done: Applied,
+        self, schedule: Schedule, entry: dict[str, Any] | None, producer: Queues, store: AsyncEngine, done: Applied
     ) -> None:
         """Write the schedule if it is new, changed or broken; `entry`: how it stood in the registry."""
         queue = producer.queue(self._jobs[schedule.job].queue)

@@ -5,8 +5,6 @@ whoever declared it repairs with its next `heal` what the other one wrote after 
 Does not hold when Redis loses its data: then the first to claim is in force until a later version claims.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -11,8 +11,6 @@ pins: the repeated hour of an hourly job is left out, and `0 3 * * *` in Europe/
 asked for wall-clock times only and the zone is applied here.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping

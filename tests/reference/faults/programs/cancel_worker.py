@@ -26,10 +26,7 @@ QUEUE = "work"
 POLICY = RetryPolicy(base=0.05, cap=0.2, attempts=3)
 
 effects = Table(
-    "cancel_effects",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    Column("job", String(100), nullable=False),
+    "cancel_effects", metadata, Column("id", Integer, primary_key=True), Column("job", String(100), nullable=False)
 )
 
 

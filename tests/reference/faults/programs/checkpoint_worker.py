@@ -85,11 +85,7 @@ async def main() -> None:
     logging.getLogger("jobs").setLevel("INFO")
     store = open_store(options.store)
     worker = ReliableWorker(
-        QUEUE,
-        full_pipeline(job_types(), store),
-        url=options.redis,
-        lock_duration=options.lock,
-        stalled_interval=0.3,
+        QUEUE, full_pipeline(job_types(), store), url=options.redis, lock_duration=options.lock, stalled_interval=0.3
     )
     worker.on("lost", lambda job: say("lost", job=job.id))
 

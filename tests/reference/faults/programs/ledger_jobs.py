@@ -17,19 +17,11 @@ QUEUE = "ledger"
 KEYS = ["a-signing-key-for-the-fault-suite"]
 
 ledger = Table(
-    "ledger",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    Column("entry", Integer),
-    Column("pid", Integer),
+    "ledger", metadata, Column("id", Integer, primary_key=True), Column("entry", Integer), Column("pid", Integer)
 )
 naive_ledger = Table("naive_ledger", metadata, Column("id", Integer, primary_key=True), Column("entry", Integer))
 starts = Table(
-    "starts",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    Column("entry", Integer),
-    Column("note", String(50)),
+    "starts", metadata, Column("id", Integer, primary_key=True), Column("entry", Integer), Column("note", String(50))
 )
 
 

@@ -30,10 +30,7 @@ KEYS = ["a key of the tests, 32 bytes long"]
 QUEUE = "ticks"
 
 tick_effects = Table(
-    "tick_effects",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    Column("slot", BigInteger, nullable=False),
+    "tick_effects", metadata, Column("id", Integer, primary_key=True), Column("slot", BigInteger, nullable=False)
 )
 
 

@@ -98,10 +98,7 @@ async def example(redis_url: str, store_url: str) -> None:
         }
     ).encode()
     stamp = str(int(time.time()))
-    good = {
-        "x-signature-timestamp": stamp,
-        "x-signature-ed25519": key.sign(stamp.encode() + body).signature.hex(),
-    }
+    good = {"x-signature-timestamp": stamp, "x-signature-ed25519": key.sign(stamp.encode() + body).signature.hex()}
     services = SimpleNamespace(model=model, webhook=Webhook())
     worker = ReliableWorker("chat", Pipeline(typed(jobs), once(inboxes(store)), services=services), url=redis_url)
     running = asyncio.create_task(worker.run())

@@ -3,9 +3,7 @@ from patterns.core.errors import Permanent
 from patterns.isolation import ProcessDied, SubprocessPool
 
 
-def count_primes(
-    limit: int,
-) -> int:  # top-level, importable, plain function; arguments and result are pickled
+def count_primes(limit: int) -> int:  # top-level, importable, plain function; arguments and result are pickled
     return sum(all(n % d for d in range(2, int(n**0.5) + 1)) for n in range(2, limit))
 
 

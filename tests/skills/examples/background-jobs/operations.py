@@ -47,18 +47,8 @@ from patterns.health import measure, problems
 from patterns.health.alerts import Rule, evaluate
 
 RULES = [
-    Rule(
-        "*.oldest",
-        raise_at=60,
-        clear_at=30,
-        because="jobs wait too long: add workers or look for a stuck one",
-    ),
-    Rule(
-        "*.failure_rate",
-        raise_at=0.2,
-        clear_at=0.05,
-        because="a fifth of the jobs fail: look at the dead letters",
-    ),
+    Rule("*.oldest", raise_at=60, clear_at=30, because="jobs wait too long: add workers or look for a stuck one"),
+    Rule("*.failure_rate", raise_at=0.2, clear_at=0.05, because="a fifth of the jobs fail: look at the dead letters"),
     Rule("dead_letters", raise_at=1, clear_at=0.5, because="somebody has to look"),
 ]
 

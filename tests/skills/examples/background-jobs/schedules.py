@@ -9,11 +9,7 @@ schedules = Schedules(
     jobs,
     [
         Schedule(
-            "monthly-credit",
-            "add-credit",
-            cron="0 2 1 * *",
-            tz="Europe/Berlin",
-            payload={"account": "a", "cents": 1},
+            "monthly-credit", "add-credit", cron="0 2 1 * *", tz="Europe/Berlin", payload={"account": "a", "cents": 1}
         ),
         Schedule("heartbeat", "add-credit", every=60, payload={"account": "b", "cents": 1}, when_late="skip"),
     ],
@@ -59,10 +55,7 @@ async def example(redis_url: str, store_url: str) -> None:
     store, producer, wrote = open_store(store_url), Producer(redis_url, validated(jobs)), []
     await create_all(store)
     await start(producer, store)
-    assert {state.schedule.id for state in await schedules.states(producer, store)} == {
-        "monthly-credit",
-        "heartbeat",
-    }
+    assert {state.schedule.id for state in await schedules.states(producer, store)} == {"monthly-credit", "heartbeat"}
     assert (await schedules.apply(producer, store)).written == [], "a second instance changes nothing"
 
     async def compute() -> str:
