@@ -36,9 +36,16 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
         help=f"a,b,… of: {', '.join(sections.NAMES)} (default: all; quick without {', '.join(sections.FULL_ONLY)})",
     )
     parser.add_argument("--peers", type=_some(ORDER), default=ORDER, help="a,b,… of: " + ", ".join(ORDER))
+    parser.add_argument(
+        "--brief", type=_some(ORDER), default=(), help="of these peers only the rate of no-op jobs, to save time"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="folder for what is written")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the report")
-    parser.add_argument("--keep", action="store_true", help="keep what --out holds of sections that are not run now")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="keep what bench/results.json holds of sections and peers that are not run now",
+    )
     parser.add_argument(
         "--publish", action="store_true", help="also replace bench/results.json, from which the guide draws its page"
     )
@@ -66,12 +73,14 @@ def main() -> int:
     server = RedisServer.start()
     try:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            lab = Lab(peers, quick=not given.full, server=server, folder=Path(folder))
+            lab = Lab(peers, quick=not given.full, server=server, folder=Path(folder), brief=given.brief)
             found = results.begin(lab, missing, rounds)
+            earlier: results.Results = {"peers": {}, "sections": {}}
             if given.keep:
-                results.keep(found, given.out / "results.json", chosen)
+                earlier = results.keep(found, HERE / "results.json", chosen)
             for name in chosen:
-                _section(lab, found, name, rounds)
+                if _section(lab, found, name, rounds):
+                    results.keep_rows(found, earlier, name)
                 _write(found, given.out)
     finally:
         server.stop()
@@ -85,7 +94,7 @@ def main() -> int:
     return 0
 
 
-def _section(lab: Lab, found: results.Results, name: str, rounds: int) -> None:
+def _section(lab: Lab, found: results.Results, name: str, rounds: int) -> bool:
     module = sections.load(name)
     turns = min(rounds, getattr(module, "ROUNDS", rounds))
     lab.failures = {}
@@ -98,9 +107,10 @@ def _section(lab: Lab, found: results.Results, name: str, rounds: int) -> None:
         except Exception as error:  # the other sections are worth having
             lab.say(f"failed: {error!r}")
             found.setdefault("errors", {})[name] = repr(error)
-            return
+            return False
     found["sections"][name]["seconds"] = round(time.monotonic() - began)
     found["sections"] = {known: found["sections"][known] for known in sections.NAMES if known in found["sections"]}
+    return True
 
 
 def _write(found: results.Results, out: Path) -> None:

@@ -49,15 +49,32 @@ def begin(lab: Lab, missing: Sequence[str], rounds: int) -> Results:
     }
 
 
-def keep(results: Results, path: Path, measured: Sequence[str]) -> None:
+def keep(results: Results, path: Path, measured: Sequence[str]) -> Results:
     """Take over the sections of an earlier run of the same kind that are not `measured` now, and their peers."""
     if not path.exists():
-        return
-    earlier = json.loads(path.read_text())
-    if (earlier["mode"], earlier["machine"]["processor"]) != (results["mode"], results["machine"]["processor"]):
-        raise SystemExit(f"{path} is a {earlier['mode']} run on {earlier['machine']['processor']}: not to be mixed")
-    results["peers"] = earlier["peers"] | results["peers"]
-    results["sections"] = {name: one for name, one in earlier["sections"].items() if name not in measured}
+        return {"peers": {}, "sections": {}}
+    earlier: Results = json.loads(path.read_text())
+    if earlier["mode"] != results["mode"]:
+        raise SystemExit(f"{path} is a {earlier['mode']} run: not to be mixed with a {results['mode']} one")
+    made = f"{earlier['date']}, {earlier['machine']['cpus']} × {earlier['machine']['processor']}"
+    results["peers"] = {
+        name: results["peers"].get(name) or about for name, about in (earlier["peers"] | results["peers"]).items()
+    }
+    for name, section in earlier["sections"].items():
+        section.setdefault("made", made)
+        if name not in measured:
+            results["sections"][name] = section
+    return earlier
+
+
+def keep_rows(results: Results, earlier: Results, name: str) -> None:
+    """The rows of peers that this run did not measure, after those it did; the report says when and where they were,
+    and takes no ratio between the two."""
+    section, before = results["sections"][name], earlier["sections"].get(name, {"rows": {}})
+    for row, figures in before["rows"].items():
+        if row in earlier["peers"] and row not in section["rows"]:
+            section["rows"][row] = figures
+            section.setdefault("earlier", {})[row] = before.get("earlier", {}).get(row, before["made"])
 
 
 def _about(peer: Peer) -> dict[str, str]:
@@ -127,7 +144,10 @@ def median(results: Results, section: str, row: str, key: str) -> float | None:
 
 
 def compare(results: Results, section: str, key: str, one: str, other: str) -> Ratio | None:
-    """How many times `other` fits into `one`; rounds that both have."""
+    """How many times `other` fits into `one`; rounds that both have, of the same run."""
+    dates = results.get("sections", {}).get(section, {}).get("earlier", {})
+    if dates.get(one) != dates.get(other):
+        return None
     values_of_one, values_of_other = values(results, section, one, key), values(results, section, other, key)
     return ratio(values_of_one, values_of_other)
 

@@ -62,7 +62,7 @@ def job_types() -> JobTypes:
 async def worker() -> None:
     seconds = contest.takeover(9)
     configure_logging("INFO", stream=open("jobs.log", "a"))  # noqa: SIM115
-    store = open_store(f"sqlite:///{os.environ['BENCH_STORE']}")
+    store = open_store(os.environ.get("BENCH_STORE_URL") or f"sqlite:///{os.environ['BENCH_STORE']}")
     await create_all(store)
     pipeline = Pipeline(
         logged(),
