@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench import plots, report, results, sections
 from bench.lab import HERE, ORDER, ROOT, Lab, available
-from bench.targets import targets
+from bench.targets import KEPT, targets
 from harness.redis import RedisServer
 
 ROUNDS = 3
@@ -38,6 +38,9 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peers", type=_some(ORDER), default=ORDER, help="a,b,… of: " + ", ".join(ORDER))
     parser.add_argument(
         "--brief", type=_some(ORDER), default=(), help="of these peers only the rate of no-op jobs, to save time"
+    )
+    parser.add_argument(
+        "--before", type=Path, help="results.json of an older commit on this machine, for what must not fall since"
     )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="folder for what is written")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the report")
@@ -75,6 +78,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             lab = Lab(peers, quick=not given.full, server=server, folder=Path(folder), brief=given.brief)
             found = results.begin(lab, missing, rounds)
+            if given.before:
+                found["before"] = results.before(given.before, KEPT)
             earlier: results.Results = {"peers": {}, "sections": {}}
             if given.keep:
                 earlier = results.keep(found, HERE / "results.json", chosen)

@@ -8,7 +8,7 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -75,6 +75,13 @@ def keep_rows(results: Results, earlier: Results, name: str) -> None:
         if row in earlier["peers"] and row not in section["rows"]:
             section["rows"][row] = figures
             section.setdefault("earlier", {})[row] = before.get("earlier", {}).get(row, before["made"])
+
+
+def before(path: Path, figures: Iterable[tuple[str, str, str]]) -> dict[str, float]:
+    """The medians of these figures in another run: `section/row/figure` -> value."""
+    other = json.loads(path.read_text())
+    found = {"/".join(figure): median(other, *figure) for figure in figures}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _about(peer: Peer) -> dict[str, str]:
