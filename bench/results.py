@@ -103,7 +103,7 @@ def add(results: Results, name: str, module: ModuleType, lab: Lab, round_: dict[
         {
             "title": module.TITLE,
             "about": module.ABOUT,
-            "columns": {key: vars(column) for key, column in module.COLUMNS.items()},
+            "columns": {key: _told(column) for key, column in module.COLUMNS.items()},
             "rounds": 0,
             "rows": {},
             "failed": {},
@@ -119,6 +119,11 @@ def add(results: Results, name: str, module: ModuleType, lab: Lab, round_: dict[
                 kept[key] = [*rounds, value] if isinstance(rounds, list) else [value]
             elif value is not None:
                 kept.setdefault(key, value)
+
+
+def _told(column: Column) -> dict[str, Any]:
+    """Without what every column is unless it says so."""
+    return {name: value for name, value in vars(column).items() if value != getattr(Column, name, None)}
 
 
 def save(results: Results, path: Path) -> None:
