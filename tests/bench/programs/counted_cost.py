@@ -141,30 +141,33 @@ async def ours(cost: Cost, redis: str, url: str) -> None:
 
 
 async def stock(cost: Cost, redis: str) -> None:
+    async def one_by_one(queue: Queue) -> None:
+        for each in data(WARM, COUNTED):
+            await queue.add("number", each, {})
+
+    async def bulk(queue: Queue, count: int, size: int = 0) -> None:
+        await queue.addBulk([{"name": "number", "data": each, "opts": {}} for each in data(0, count, size)])
+
+    def counting(ran: Callable[[], None]) -> Callable[[Job, str], Awaitable[None]]:
+        async def process(job: Job, token: str) -> None:  # a third parameter would be an AbortSignal
+            ran()
+
+        return process
+
+    added = Queue("stock", {"connection": redis})
+    await bulk(added, WARM)
+    await cost.of("enqueue", one_by_one(added))
+    await cost.of("enqueue_many", bulk(added, COUNTED))
     for name, size in SIZES.items():
         (ran, done), queue = cost.executions(name), Queue(f"stock{size}", {"connection": redis})
 
-        async def process(job: Job, token: str, ran: Callable[[], None] = ran) -> None:
-            ran()
-
-        async def bulk(count: int, queue: Queue = queue, size: int = size) -> None:
-            await queue.addBulk([{"name": "number", "data": each, "opts": {}} for each in data(0, count, size)])
-
-        async def one_by_one(queue: Queue = queue) -> None:
-            for each in data(WARM, COUNTED):
-                await queue.add("number", each, {})
-
-        await bulk(2 * WARM)
-        if not size:
-            await cost.of("enqueue", one_by_one())
-            await cost.of("enqueue_many", bulk(COUNTED))
-        else:
-            await bulk(COUNTED)
-        worker = Worker(queue.name, process, {"connection": redis, "concurrency": 50})
+        await bulk(queue, WARM + COUNTED + WARM, size)
+        # Never closed: that can take forever.
+        Worker(queue.name, counting(ran), {"connection": redis, "concurrency": 50})
         async with asyncio.timeout(LIMIT):
             await done.wait()
-        await worker.close(force=True)
-        await queue.close()
+            while sum((await queue.getJobCounts("wait", "active")).values()):
+                await asyncio.sleep(0.05)
 
 
 async def main(redis: str, url: str, out: str = "") -> None:
