@@ -16,7 +16,6 @@ from bench.report import OURS
 
 WIDTH, ROW, BAR = 400, 38, 12
 DAMAGE = ("lost", "stuck", "duplicated")
-ROUNDS = 3
 # Head, section, figure and unit.
 COLUMNS = (
     ("no-op jobs/s, one process", "throughput", "noop", ""),
@@ -109,9 +108,9 @@ def _peers(results: dict[str, Any], section: str) -> list[tuple[str, str]]:
     return [(row, results["peers"].get(row, {}).get("title", row)) for row in rows]
 
 
-def table(results: dict[str, Any], only: str = "") -> str:
-    """The same and more as a table: all peers, or those that are named. No figure of fewer rounds than `ROUNDS`."""
-    shown = [cell for cell in COLUMNS if results["sections"].get(cell[1], {}).get("rounds", 0) >= ROUNDS]
+def table(results: dict[str, Any], only: str = "", rounds: int = 1) -> str:
+    """The same and more as a table: all peers, or those that are named. No figure of fewer `rounds`."""
+    shown = [cell for cell in COLUMNS if results["sections"].get(cell[1], {}).get("rounds", 0) >= rounds]
     lines = [f"| | {' | '.join(cell[0] for cell in shown)} |", f"|---|{'---:|' * len(shown)}"]
     for ident, about in results["peers"].items():
         if only and ident not in only.split():

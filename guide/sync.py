@@ -88,7 +88,10 @@ def figure(path: str) -> str:
 REGIONS: dict[str, Callable[[Path, str], str]] = {
     "pattern-map": lambda _page, _: pattern_map(),
     "proven": lambda _page, _: proven(),
-    "side-by-side": lambda _page, args: charts.table(json.loads(BENCH.read_text()), args),
+    # No figure of one round is in the README.
+    "side-by-side": lambda page, args: charts.table(
+        json.loads(BENCH.read_text()), args, 3 if page.name == "README.md" else 1
+    ),
     "stack": lambda _page, args: stacks.table(args),
     "stacks": lambda _page, _: stacks.matrix(),
     "which": lambda _page, args: which.brokers() if args == "brokers" else which.queues(),

@@ -217,14 +217,19 @@ class Producer:
 
     async def _send_once(self, commands: Sequence[Command]) -> list[Any]:
         pool: Any = self.redis.connection_pool
-        connection = self._idle.pop() if self._idle else await pool.get_connection()
+        idle = self._idle.pop() if self._idle else None
+        connection = idle or await pool.get_connection()
+        limit = connection.socket_timeout
         try:
-            if await connection.can_read():  # the server hung up, or said something that nobody asked for
-                raise ConnectionError("the connection was not idle")
+            if idle:
+                await pool.ensure_connection(idle)
+            connection.socket_timeout = None  # `bounded` is the limit, at less cost than one for each reply
             packed = [_pack(one) for one in commands] if _pack else connection.pack_commands(commands)
             await connection.send_packed_command(packed, check_health=False)
             replies = [await _reply(connection) for _ in commands]
+            connection.socket_timeout = limit
         except BaseException:  # replies may still come that nobody would read
+            connection.socket_timeout = limit
             await connection.disconnect(nowait=True)
             await pool.release(connection)
             while self._idle:  # what ended this one has ended them all
@@ -267,7 +272,9 @@ def _call(queue: Queue, job: Outgoing) -> Command:
     keys = [*(key[name] for name in _KEYS[kind]), key[""] + ident]
     about = msgpack.packb([key[""], ident, job.ref.name, round(time.time() * 1000), None, None, None, None, None])
     # Without the id: it is the job's key already, and what all jobs of a type share is read once by the worker.
-    options = msgpack.packb(queue.scripts.encodeOpts({"attempts": 0} | {name: opts[name] for name in opts if name != "jobId"}))
+    options = msgpack.packb(
+        queue.scripts.encodeOpts({"attempts": 0} | {name: opts[name] for name in opts if name != "jobId"})
+    )
     when = delay or opts["priority"]
     return "EVALSHA", _asking(queue, kind)[0], len(keys), *keys, about, job.text, options, when, ident
 
