@@ -113,7 +113,7 @@ async def test_three_processes_leave_a_dead_provider_alone_and_one_of_them_probe
         failures_to_open=failures,
         calls_until_open=len(opening),
         probes=len(probes),
-        cooldowns_watched=3,
+        cooldowns_watched=round(watched / cooldown),
         calls=total,
         naive_calls=naive,
     )

@@ -78,7 +78,7 @@ async def jobs_that_died_of_everything(redis: Redis, redis_url: str, spawn: Spaw
 async def test_every_cause_is_dead_lettered_once_under_kills_with_one_alert_each(
     *, store, store_url, redis, redis_url, spawn, scale, seed, figures
 ):
-    each, kills, planned = scale(6, 30), scale(6, 20), scale(8, 26)
+    each, kills, planned, sweepers = scale(6, 30), scale(6, 20), scale(8, 26), 3
     ids = await jobs_that_died_of_everything(redis, redis_url, spawn, each)
     # The naive filter of most `failed` listeners, asked about the very same jobs.
     queue = Queue("q", {"connection": redis})
@@ -89,7 +89,7 @@ async def test_every_cause_is_dead_lettered_once_under_kills_with_one_alert_each
         if job.attemptsMade >= job.opts["attempts"]:
             seen_by_naive.add(job_id.split("-")[0])
 
-    deaths = await deaths_of(spawn, store_url, redis_url, "sweep", planned, seed)
+    deaths = await deaths_of(spawn, store_url, redis_url, "sweep", planned, seed, sweepers)
 
     letters = await all_letters(store)
     alerts = {key: int(times) for key, times in (await redis.hgetall("alerts")).items()}
@@ -98,7 +98,7 @@ async def test_every_cause_is_dead_lettered_once_under_kills_with_one_alert_each
         "dead-letter",
         name=f"kills-{store_url.split(':', maxsplit=1)[0]}",
         jobs=len(ids),
-        sweepers=3,
+        sweepers=sweepers,
         kills=deaths.total(),
         kills_by_point=dict(deaths),
         dead_letters=len(letters),
@@ -130,7 +130,7 @@ async def test_killed_replayers_put_every_job_back_exactly_once(
     worker.kill()
     await dead_letter.sweep(["q"], redis, store)
 
-    deaths = await deaths_of(spawn, store_url, redis_url, "replay", planned, seed)
+    deaths = await deaths_of(spawn, store_url, redis_url, "replay", planned, seed, 3)
 
     waiting = await redis.lrange("bull:q:wait", 0, -1)
     figures(
@@ -170,7 +170,7 @@ async def test_a_failed_listener_killed_before_its_copy_loses_the_job_and_the_sw
     await dead_letter.sweep(["q"], redis, store)
     swept = {letter.job_id for letter in await all_letters(store)}
     lost, naive_lost = set(ids) - swept, set(ids) - in_dlq
-    figures("dead-letter", name="listener", jobs=5, naive_listener_lost=len(naive_lost), lost=len(lost))
+    figures("dead-letter", name="listener", jobs=len(ids), naive_listener_lost=len(naive_lost), lost=len(lost))
     assert "job-2" not in in_dlq, "the fault did not happen: the listener lost nothing"
     assert swept == {*ids, "the-last"}
 

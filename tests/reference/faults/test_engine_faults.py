@@ -144,7 +144,7 @@ def test_killing_every_user_leaves_no_server_and_no_loss(spawn, tmp_path, ensure
         "engine",
         name="all-users-killed",
         rounds=rounds,
-        users=3,
+        users=len(users),
         acknowledged_writes=written,
         lost=lost,
         processes_left_behind=left_behind,

@@ -166,10 +166,10 @@ async def test_a_rolled_back_order_reaches_no_queue(store, queues):
 async def test_a_queue_that_does_not_answer_does_not_delay_the_others(store, queues, own_redis, figures):
     fan_out = FanOut({"order.placed": QUEUES})
     own_redis.pause()
+    orders, slowest = 5, 0.0
     try:
         async with relaying(relays(fan_out, store, queues)):
-            slowest = 0.0
-            for n in range(5):
+            for n in range(orders):
                 async with begin(store) as tx:
                     await fan_out.add(tx, placed(f"o-{n}"))
                 begun = time.perf_counter()
@@ -179,16 +179,17 @@ async def test_a_queue_that_does_not_answer_does_not_delay_the_others(store, que
 
                 await until(others, 10, "the jobs in the other queues")
                 slowest = max(slowest, time.perf_counter() - begun)
-            assert (await lag(store, destination=destination_of("analytics"))).waiting == 5
+            assert (await lag(store, destination=destination_of("analytics"))).waiting == orders
             own_redis.resume()
 
             async def caught_up() -> bool:
-                return await queues.jobs("analytics") == 5
+                return await queues.jobs("analytics") == orders
 
             await until(caught_up, 20, "the frozen queue to catch up")
     finally:
         own_redis.resume()
-    figures("fan-out", name=f"frozen-queue-{store.dialect.name}", orders=5, others_slowest_ms=round(slowest * 1000))
+    name = f"frozen-queue-{store.dialect.name}"
+    figures("fan-out", name=name, orders=orders, others_slowest_ms=round(slowest * 1000))
 
 
 async def test_a_slow_consumer_does_not_delay_the_others(store, queues, redis_url):

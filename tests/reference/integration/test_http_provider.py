@@ -18,9 +18,9 @@ from harness.ai_server import AIServer, Answer, Drip, Drop, Hang, Raw, Reply, Tr
 from harness.waiting import until
 from studyhall.documents import extract
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
-from studyhall.providers import ConceptGraph, Link, Step, open_provider
+from studyhall.providers import Advance, ConceptGraph, Link, open_provider
 from studyhall.providers.http import HttpProvider, MalformedAnswer, ProviderDown, ProviderRefused
-from studyhall.providers.wires import AnthropicMessages, ChatCompletions, CutOff, Refused
+from studyhall.providers.wires import AnthropicMessages, ChatCompletions, CutOff, ModelRefused
 from studyhall.settings import Settings, SettingsError
 
 SAMPLES = Path(__file__).parents[3] / "reference" / "samples"
@@ -62,8 +62,8 @@ async def provider(request: pytest.FixtureRequest, server: AIServer) -> AsyncIte
     await made.close()
 
 
-def options(seconds: float = 60, steps: list[Step] | None = None) -> dict[str, Any]:
-    async def on_progress(step: Step):
+def options(seconds: float = 60, steps: list[Advance] | None = None) -> dict[str, Any]:
+    async def on_progress(step: Advance):
         if steps is not None:
             steps.append(step)
 
@@ -92,7 +92,7 @@ async def test_graph_is_merged_checked_and_asked_for_with_an_idempotency_key(pro
 
 async def test_long_text_goes_in_parts_and_a_killed_run_pays_for_no_part_twice(provider, server):
     text = TEXT * 8
-    steps: list[Step] = []
+    steps: list[Advance] = []
     server.will(*[Answer(CONCEPTS)] * 2, Reply(503))
     with pytest.raises(Transient):
         await provider.concept_graph(text, **options(steps=steps))
@@ -308,7 +308,7 @@ async def test_cancelled_job_lets_the_connection_go(provider, server):
 async def test_model_that_refuses_is_permanent_and_one_that_was_cut_off_is_not(provider, server):
     anthropic = provider.name.startswith("anthropic")
     server.will(Answer(CONCEPTS, stop="refusal" if anthropic else "content_filter"))
-    with pytest.raises(Refused):
+    with pytest.raises(ModelRefused):
         await provider.concept_graph(TEXT, **options())
     server.will(Answer(CONCEPTS, stop="max_tokens" if anthropic else "length"))
     with pytest.raises(CutOff):

@@ -177,14 +177,15 @@ async def test_group_commit_pays_off(store, figures, store_url):
         return total / (time.perf_counter() - started)
 
     alone = await pairs(1, 100)
-    together = await pairs(50, 5000)
+    tasks = 50
+    together = await pairs(tasks, 5000)
     async with read(store) as connection:  # all markers of one batch carry the same time
         of_fifty = select(func.count(inbox.c.at.distinct())).where(inbox.c.key.like("50-%"))
         commits = (await connection.execute(of_fifty)).scalar_one()
     figures(
         "idempotency",
         name=f"seen-and-record-{store_url.split(':', maxsplit=1)[0]}",
-        concurrent_tasks=50,
+        concurrent_tasks=tasks,
         per_second=round(together),
         per_second_one_task=round(alone),
         markers_per_commit=round(5000 / commits, 1),

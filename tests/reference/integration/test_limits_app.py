@@ -24,7 +24,7 @@ from studyhall.patterns.degraded.pending import drain, pending
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
-from studyhall.providers import GuardedProvider, Step, open_provider
+from studyhall.providers import Advance, GuardedProvider, open_provider
 from studyhall.settings import Settings, load
 from studyhall.submissions import submit
 
@@ -36,7 +36,7 @@ def settings_at(directory: Path, redis: str | None = None, **options: Any) -> Se
     return load({}, {"data_dir": directory, "redis_url": redis, **options})
 
 
-async def nobody(_step: Step):
+async def nobody(_step: Advance):
     pass
 
 

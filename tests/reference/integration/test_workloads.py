@@ -21,7 +21,7 @@ from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.isolation import SubprocessPool
 from studyhall.patterns.producer import JobRef, JobRequest
-from studyhall.providers import AIProvider, ConceptGraph, LocalProvider, OnProgress, Step
+from studyhall.providers import Advance, AIProvider, ConceptGraph, LocalProvider, OnProgress
 from studyhall.providers.http import HttpProvider
 from studyhall.providers.wires import AnthropicMessages
 from studyhall.services import Services
@@ -137,7 +137,7 @@ class Frozen(LocalProvider):
         self.parts, self.frozen = parts, asyncio.Event()
 
     async def concept_graph(self, text: str, *, on_progress: OnProgress, **options: Any) -> ConceptGraph:
-        async def count(step: Step):
+        async def count(step: Advance):
             await on_progress(step)
             if step.state and step.done == self.parts:
                 self.frozen.set()
@@ -192,7 +192,7 @@ async def test_malformed_answer_is_asked_for_again_under_another_key(hall):
     assert json.loads(stored) == {"document_id": "water", "concepts": 2, "links": 1, "coverage": 1.0}
 
 
-async def _quiet(step: Step):
+async def _quiet(step: Advance):
     return None
 
 

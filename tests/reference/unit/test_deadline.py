@@ -51,7 +51,7 @@ async def test_hung_work_charges_once_where_a_race_leaves_zombies_that_charge_to
     naive, ours = await run(stop=False), await run(stop=True)
     assert naive == 3, "the naive twin charged again from its zombies"
     assert ours == 1
-    figures("deadline", name="timed-out attempts", attempts=3, charges_race=naive, charges_deadline=ours)
+    figures("deadline", name="timed-out attempts", attempts=policy.attempts, charges_race=naive, charges_deadline=ours)
 
 
 async def test_cleanup_of_stopped_work_has_ended_before_the_error_is_raised():

@@ -46,15 +46,15 @@ async def test_a_dead_dependency_gets_its_normal_load_and_little_more(figures: C
 
     hammered, spared = Dependency(always=Transient("down")), Dependency(always=Transient("down"))
     budget = Budget(share=0.1, reserve=10)
-    for _ in range(200):
+    requests = 200
+    for _ in range(requests):
         await naive(hammered)
         with pytest.raises(Transient):
             await call(spared, base=0.0005, budget=budget)
     assert len(hammered.calls) == 600
     assert 200 < len(spared.calls) <= 200 + 200 * 0.1 + 10
-    figures(
-        "inline-retry", name="dead dependency", requests=200, naive_calls=len(hammered.calls), calls=len(spared.calls)
-    )
+    naive_calls, calls = len(hammered.calls), len(spared.calls)
+    figures("inline-retry", name="dead dependency", requests=requests, naive_calls=naive_calls, calls=calls)
 
 
 async def test_the_pause_is_spread_over_its_whole_length_also_at_the_cap():

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from studyhall.documents import extract
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.deadline import DeadlineExceeded
-from studyhall.providers import ConceptGraph, LocalProvider, Quiz, Step, TooLittleText
+from studyhall.providers import Advance, ConceptGraph, LocalProvider, Quiz, TooLittleText
 from studyhall.providers.language import sentences, split_sentences
 
 SAMPLES = Path(__file__).parents[3] / "reference" / "samples"
@@ -35,11 +35,11 @@ class Steps:
     """Records steps, and may stop the work as a killed worker would."""
 
     def __init__(self, *, die_after: int | None = None):
-        self.all: list[Step] = []
+        self.all: list[Advance] = []
         self.states: list[dict[str, Any]] = []
         self._die_after = die_after
 
-    async def __call__(self, step: Step):
+    async def __call__(self, step: Advance):
         self.all.append(step)
         if step.state is not None:
             self.states.append(json.loads(json.dumps(step.state)))  # as a database would give it back

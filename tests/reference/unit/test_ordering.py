@@ -30,7 +30,7 @@ async def test_parallel_consumers_reorder_and_lanes_do_not(seed: int, figures: C
     rng = random.Random(seed)
     events = orders(30)
     pauses = {event: rng.random() * 0.01 for event in events}
-    running = peak = 0
+    running, peak, concurrency = 0, 0, 8
     naive: list[tuple[str, str]] = []
     ours: list[tuple[str, str]] = []
 
@@ -43,7 +43,7 @@ async def test_parallel_consumers_reorder_and_lanes_do_not(seed: int, figures: C
     queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     for event in events:
         queue.put_nowait(event)
-    await asyncio.gather(*(consumer(queue) for _ in range(8)))
+    await asyncio.gather(*(consumer(queue) for _ in range(concurrency)))
 
     async def work(event: tuple[str, str]):
         nonlocal running, peak
@@ -53,20 +53,20 @@ async def test_parallel_consumers_reorder_and_lanes_do_not(seed: int, figures: C
         ours.append(event)
         running -= 1
 
-    lanes = KeyedLanes(8)
+    lanes = KeyedLanes(concurrency)
     for event in events:
         await lanes.submit(event[0], event[1], lambda event=event: work(event))
     await lanes.drain()
     assert reordered(naive) > 0
     assert reordered(ours) == 0
     assert sorted(ours) == sorted(events)
-    assert 2 <= peak <= 8
+    assert 2 <= peak <= concurrency
     figures(
         "ordering",
         name="parallel",
         events=len(events),
         keys=len({key for key, _ in events}),
-        concurrency=8,
+        concurrency=concurrency,
         reached_concurrency=peak,
         keys_reordered=reordered(ours),
         naive_keys_reordered=reordered(naive),

@@ -91,8 +91,8 @@ async def replayer(life: nursery.Life, store_url: str, redis_url: str) -> None:
 
 
 if __name__ == "__main__":
-    store_url, redis_url, what, kills, seed = sys.argv[1:6]
+    store_url, redis_url, what, kills, seed, slots = sys.argv[1:7]
     live = partial(sweeper if what == "sweep" else replayer, store_url=store_url, redis_url=redis_url)
     points = SWEEPING if what == "sweep" else REPLAYING
-    died = nursery.run(live, points=points, kills=int(kills), seed=int(seed), slots=3, most_after=0)
+    died = nursery.run(live, points=points, kills=int(kills), seed=int(seed), slots=int(slots), most_after=0)
     print("deaths", json.dumps(died))
