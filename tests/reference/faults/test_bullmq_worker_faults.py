@@ -22,15 +22,15 @@ pytestmark = pytest.mark.fault
 class Child:
     """A worker process and what it said."""
 
-    def __init__(self, spawn: Any, port: int, kind: str, *, work: str = "sleep", **more: Any) -> None:
+    def __init__(self, spawn: Any, port: int, kind: str, *, work: str = "sleep", **more: Any):
         spec = {"kind": kind, "port": port, "queue": kind, "work": work, "seconds": 0, **more}
         self.process = spawn(PROGRAM, json.dumps(spec))
 
-    def said(self, event: str) -> list[dict[str, Any]]:
+    def said(self, event: str):
         lines = (json.loads(line) for line in self.process.lines() if line.startswith("{"))
         return [line for line in lines if line["event"] == event]
 
-    async def says(self, event: str, within: float = 20) -> dict[str, Any]:
+    async def says(self, event: str, within: float = 20):
         found = await until(lambda: self.said(event), within, f"{event!r} from {self.process}")
         return found[0]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -34,7 +33,7 @@ class Imports:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, url: str, folder: Path, spawn: Spawner) -> AsyncIterator[Imports]:
+    async def open(cls, url: str, folder: Path, spawn: Spawner):
         folder.mkdir(exist_ok=True, parents=True)
         self = cls(url, f"sqlite:///{folder / 'imports.db'}", spawn)
         self.store = open_store(self.store_url)
@@ -48,22 +47,22 @@ class Imports:
             await self.producer.close()
             await close(self.store)
 
-    async def worker(self) -> Spawned:
+    async def worker(self):
         worker = self.spawn(PROGRAM, f"--redis={self.url}", f"--store={self.store_url}")
         await worker.line('"ready"')
         self.workers.append(worker)
         return worker
 
-    async def add(self, **payload: object) -> JobRequest:
+    async def add(self, **payload: object):
         request = JobRequest("import", payload, key=f"import-{'naive' if payload.get('naive') else 'ours'}")
         await self.producer.enqueue(request)
         return request
 
-    async def rows(self, table: Table) -> list[int]:
+    async def rows(self, table: Table):
         async with read(self.store) as connection:
             return list(await connection.scalars(select(table.c.row).order_by(table.c.id)))
 
-    async def count(self, table: Table) -> int:
+    async def count(self, table: Table):
         async with read(self.store) as connection:
             return int(await connection.scalar(select(func.count()).select_from(table)) or 0)
 
@@ -71,7 +70,7 @@ class Imports:
         ref = self.producer.ref(request)
         queue = self.producer.queue(ref.queue)
 
-        async def completed() -> bool:
+        async def completed():
             state = await queue.getJobState(ref.id)
             assert state != "failed", (await queue.getJob(ref.id)).failedReason
             return bool(state == "completed")
@@ -86,7 +85,7 @@ class Imports:
             worker.kill()
             worker = await self.worker()
 
-    async def _reached(self, mark: int) -> bool:
+    async def _reached(self, mark: int):
         return await self.count(program.worked) >= mark
 
 

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.processes import Spawned, Spawner
+from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns.circuit_breaker import BreakerOpen, CircuitBreaker
 from studyhall.patterns.core.connections import producer_client
@@ -31,7 +30,7 @@ class Provider:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def start(cls) -> AsyncIterator[Provider]:
+    async def start(cls):
         self = cls()
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
@@ -60,11 +59,11 @@ class Provider:
                 await writer.drain()
         writer.close()
 
-    def since(self, moment: float) -> list[int]:
+    def since(self, moment: float):
         return [pid for when, pid in self.calls if when >= moment]
 
 
-async def callers(spawn: Spawner, count: int, **options: Any) -> list[Spawned]:
+async def callers(spawn: Spawner, count: int, **options: Any):
     args = [f"--{name}={value}" if value is not True else f"--{name}" for name, value in options.items()]
     started = [spawn(PROGRAM, *args) for _ in range(count)]
     for process in started:
@@ -135,7 +134,7 @@ async def test_probe_of_a_killed_process_is_free_after_its_lease_and_there_is_ne
         client = producer_client(redis_url)
         look = CircuitBreaker(client, "provider")
 
-        async def quiet() -> bool:
+        async def quiet():
             calm = provider.calls and time.monotonic() - provider.calls[-1][0] > cooldown / 2
             return bool(calm) and (await look.state()).state == "open"
 

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.dead_letter import DeadLetter
 
 PROGRAMS = Path(__file__).parent / "programs"
 WORKER, VICTIMS = PROGRAMS / "dead_letter_worker.py", PROGRAMS / "dead_letter_victims.py"
@@ -25,33 +23,33 @@ pytestmark = pytest.mark.fault
 
 
 @pytest_asyncio.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
+async def redis(redis_url):
     client = producer_client(redis_url)
     yield client
     await client.aclose()
 
 
-async def deaths_of(spawn: Spawner, *args: object) -> Counter[str]:
+async def deaths_of(spawn: Spawner, *args: object):
     child = spawn(VICTIMS, *args)
     return Counter(json.loads((await child.line("deaths ", 180)).removeprefix("deaths ")))
 
 
-async def all_letters(store: AsyncEngine, *, replayed: bool = False) -> list[DeadLetter]:
+async def all_letters(store: AsyncEngine, *, replayed: bool = False):
     return await dead_letter.list_dead_letters(store, replayed=replayed, limit=10_000)
 
 
 async def failed(redis: Redis, number: int, timeout: float = 60):
-    async def all_failed() -> bool:
+    async def all_failed():
         return int(await redis.zcard(FAILED)) == number
 
     await until(all_failed, timeout, f"{number} jobs fail")
 
 
-async def jobs_that_died_of_everything(redis: Redis, redis_url: str, spawn: Spawner, each: int) -> set[str]:
+async def jobs_that_died_of_everything(redis: Redis, redis_url: str, spawn: Spawner, each: int):
     """`each` jobs per cause, failed by real workers; those that hang are killed with their worker."""
     queue = Queue("q", {"connection": redis})
 
-    async def add(cause: str, name: str) -> list[str]:
+    async def add(cause: str, name: str):
         ids = [f"{cause}-{n}" for n in range(each)]
         opts = {"attempts": 2}
         await queue.addBulk([{"name": name, "data": {}, "opts": {**opts, "jobId": i}} for i in ids])
@@ -162,7 +160,7 @@ async def test_a_failed_listener_killed_before_its_copy_loses_the_job_and_the_sw
     await failed(redis, 5)
     await queue.add("refuses", {}, {"jobId": "the-last"})  # copied after all others that are copied at all
 
-    async def copied() -> bool:
+    async def copied():
         return await redis.lpos("dlq", "the-last") is not None
 
     await until(copied, 30, "the listener copies the last job")
@@ -184,7 +182,7 @@ async def test_keeping_failed_jobs_by_count_evicts_them_before_the_sweep(store, 
         await queue.addBulk([{"name": "refuses", "data": {}, "opts": opts} for _ in range(40)])
         spawn(WORKER, redis_url, name, 30_000)
 
-        async def all_ran(queue: Queue = queue) -> bool:
+        async def all_ran(queue: Queue = queue):
             return sum((await queue.getJobCounts("wait", "active")).values()) == 0
 
         await until(all_ran, 60, "all jobs ran")

@@ -3,10 +3,8 @@
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -30,7 +28,7 @@ DEFERRED, IMMEDIATE = 5, 4
 SECRET = "sk-chat-0123456789abcdefghij"
 
 
-async def ask(api: Api, platform: ChatPlatform, ident: str, question: str = "what is rain?") -> tuple[float, Any]:
+async def ask(api: Api, platform: ChatPlatform, ident: str, question: str = "what is rain?"):
     body, headers = platform.command(question, id=ident)
     began = time.monotonic()
     response = await api.client.post("/interactions", content=body, headers=headers)
@@ -38,21 +36,19 @@ async def ask(api: Api, platform: ChatPlatform, ident: str, question: str = "wha
     return time.monotonic() - began, response.json()
 
 
-def p99(seconds: list[float]) -> float:
+def p99(seconds: list[float]):
     return statistics.quantiles(seconds, n=100, method="inclusive")[98]
 
 
 @asynccontextmanager
-async def hall(
-    spawn: Spawner, directory: Path, redis_url: str, platform: ChatPlatform, **settings: str
-) -> AsyncIterator[Api]:
+async def hall(spawn: Spawner, directory: Path, redis_url: str, platform: ChatPlatform, **settings: str):
     chat = {"chat_public_key": platform.public_key, "chat_url": platform.url, "request_rate": "10000"}
     quick = {"lock_seconds": "1", "stalled_seconds": "0.2"}
     async with api_at(spawn, directory, redis_url, **{**chat, **quick, **settings}) as api:
         yield api
 
 
-def ai(server: AIServer) -> dict[str, str]:
+def ai(server: AIServer):
     return {
         "provider": "openai",
         "provider_url": server.url,
@@ -67,7 +63,7 @@ async def test_commands_are_acknowledged_at_once_while_twenty_slow_ones_run(spaw
     pace, count = PLATFORM_WAITS + 0.2, scale(60, 300)
     naive = LocalProvider(pace=pace)
 
-    async def inline(_: int) -> float:
+    async def inline(_: int):
         """The twin: the answer is made within the request."""
         began = time.monotonic()
         await naive.answer("what is rain?", "Rain is water.", key="k", deadline=began + 60)
@@ -121,7 +117,7 @@ async def test_while_redis_is_away_the_user_is_told_at_once_and_nothing_contradi
         assert all(answer["data"]["content"] == BUSY for _, answer in killed)
         await asyncio.to_thread(own_redis.restart)
 
-        async def accepted() -> bool:
+        async def accepted():
             return (await ask(api, platform, f"again-{time.time_ns()}"))[1]["type"] == DEFERRED
 
         await until(accepted, 20, "commands are taken again, without a restart of the API", every=0.2)

@@ -23,7 +23,7 @@ class Tour:
         # Not forked: its environment is to be seen in /proc.
         self.process: Spawned = spawn.command(sys.executable, "-m", "studyhall", "demo", env=env)
 
-    def running(self) -> list[int]:
+    def running(self):
         """Every process that inherited the tour's environment, whatever session it moved to (Linux)."""
         found = []
         for entry in Path("/proc").iterdir() if Path("/proc").exists() else ():

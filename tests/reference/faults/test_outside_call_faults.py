@@ -22,7 +22,7 @@ from harness.waiting import until
 from harness.workers import queue_at
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.open_store import close, create_all, open_store
-from studyhall.patterns.outside_call import Call, InFlight, OutsideCalls, Unclear, check_status
+from studyhall.patterns.outside_call import InFlight, OutsideCalls, Unclear, check_status
 from studyhall.patterns.outside_call.redis_ledger import RedisLedger
 from studyhall.patterns.outside_call.store import StoreLedger
 
@@ -37,12 +37,12 @@ class Provider:
         self.process = spawn(PROGRAMS / "misbehaving_provider.py", json.dumps(spec))
         self.url = f"http://127.0.0.1:{self.process.line_sync('ready').split()[1]}"
 
-    def state(self) -> dict[str, Any]:
+    def state(self):
         with urllib.request.urlopen(f"{self.url}/printed", timeout=20) as said:  # loopback
             state: dict[str, Any] = json.load(said)
             return state
 
-    def printed(self) -> Counter[str]:
+    def printed(self):
         return Counter(label["parcel"] for label in self.state()["printed"])
 
 
@@ -69,7 +69,7 @@ async def under_fire(
     freezes: int,
     away: float,
     seed: int,
-) -> dict[str, dict[str, Any]]:
+):
     """Have `calls` labels printed through all of it; the jobs by parcel, when all have ended."""
     rng = random.Random(seed)
     fleet = Fleet(spawn, spec)
@@ -99,10 +99,10 @@ async def under_fire(
                 await asyncio.to_thread(redis.restart)
         with redis.client() as client:
 
-            def ended() -> bool:
+            def ended():
                 return bool(client.zcard("bull:labels:completed") + client.zcard("bull:labels:failed") == calls)
 
-            def left() -> str:
+            def left():
                 states = {name: client.hgetall(f"bull:labels:{name}") for name in parcels}
                 return f"all jobs ended; left: {[job for job in states.values() if 'finishedOn' not in job][:3]}"
 
@@ -169,7 +169,7 @@ async def test_killed_callers_of_a_bad_provider_duplicate_nothing_and_lose_nothi
     )
 
 
-async def resolved_by_hand(where: str, redis: RedisServer, provider: Provider) -> list[Call]:
+async def resolved_by_hand(where: str, redis: RedisServer, provider: Provider):
     """A human looks at the provider's website, for each call that is listed."""
     store = None if where == "redis" else open_store(where)
     client = producer_client(redis.url)
@@ -214,17 +214,17 @@ async def test_a_replay_after_the_provider_forgot_the_key_is_not_made_again(spaw
     calls = OutsideCalls(StoreLedger(store), "carrier", longest=0.2, key_life=0.3)
     async with httpx2.AsyncClient(base_url=provider.url, timeout=20) as client:
 
-        async def send(key: str, parcel: str = "ours") -> Any:
+        async def send(key: str, parcel: str = "ours"):
             body = {"parcel": parcel, "reference": key}
             said = await client.post("/labels", json=body, headers={"idempotency-key": key})
             check_status(said.status_code)
             return said.json()
 
-        async def cut(key: str) -> Any:
+        async def cut(key: str):
             await send(key, "lost")
             raise ConnectionResetError("the answer was lost")
 
-        async def naive() -> Any:
+        async def naive():
             body = {"parcel": "naive", "reference": "naive"}
             return (await client.post("/labels", json=body, headers={"idempotency-key": "naive"})).json()
 

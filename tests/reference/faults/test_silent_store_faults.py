@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import event, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from harness.tcp_proxy import TcpProxy
 from harness.waiting import until
 from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.open_store import SILENCE, close, create_all, open_store
@@ -28,13 +27,13 @@ class Sink:
     def __init__(self):
         self.ids: list[str] = []
 
-    async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+    async def publish(self, events: Sequence[Event]):
         self.ids += [event.id for event in events]
         return [None] * len(events)
 
 
 @pytest.fixture
-async def direct(postgres_url: str) -> AsyncIterator[AsyncEngine]:
+async def direct(postgres_url):
     store = open_store(postgres_url)
     await create_all(store)
     yield store
@@ -42,14 +41,14 @@ async def direct(postgres_url: str) -> AsyncIterator[AsyncEngine]:
 
 
 @pytest.fixture
-def network(postgres_url: str, tcp_proxy: Callable[[int], TcpProxy]) -> TcpProxy:
+def network(postgres_url, tcp_proxy):
     port = urlsplit(postgres_url).port
     assert port is not None
     return tcp_proxy(port)
 
 
 @pytest.fixture
-async def proxied(direct: AsyncEngine, postgres_url: str, network: TcpProxy) -> AsyncIterator[AsyncEngine]:
+async def proxied(direct, postgres_url, network):
     """The same database, through the network that can be made to swallow; as long to connect as users wait for it."""
     url = postgres_url.partition("?")[0]
     store = open_store(url.replace(str(network.target), str(network.port)))
@@ -63,7 +62,7 @@ async def put(store: AsyncEngine, ident: str):
 
 
 @asynccontextmanager
-async def running(work: Awaitable[None], stop: Callable[[], None]) -> AsyncIterator[None]:
+async def running(work: Awaitable[None], stop: Callable[[], None]):
     task = asyncio.ensure_future(work)
     try:
         yield
@@ -78,7 +77,7 @@ async def test_a_relay_is_back_soon_after_its_connections_fell_silent(direct, pr
     sink = Sink()
     relay = Relay(proxied, sink, poll=0.2)
 
-    async def written_down() -> bool:
+    async def written_down():
         async with read(direct) as tx:
             return await tx.scalar(select(outbox.c.published_at)) is not None
 
@@ -135,7 +134,7 @@ async def test_a_saga_runner_is_back_soon_after_its_connections_fell_silent(dire
         async with begin(direct) as tx:
             await SagaRunner(direct, trip).start(tx, "trip", saga_id, {})
 
-    async def completed() -> set[str]:
+    async def completed():
         return {saga.id for saga in await saga_store.list_sagas(direct, state="completed")}
 
     async with running(runner.run_forever(poll=0.1), runner.stop):
@@ -146,7 +145,7 @@ async def test_a_saga_runner_is_back_soon_after_its_connections_fell_silent(dire
         silent = time.monotonic()
         await start("second")
 
-        async def both() -> bool:
+        async def both():
             return await completed() == {"first", "second"}
 
         await until(both, 2 * BACK, "both sagas")

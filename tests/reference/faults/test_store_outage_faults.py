@@ -34,11 +34,11 @@ class Work(Payload):
     n: int
 
 
-def request(n: int) -> JobRequest:
+def request(n: int):
     return JobRequest("work", {"n": n}, key=f"k{n}")
 
 
-def jobs_for(handler: Callable[[JobContext, Work], Awaitable[Any]]) -> JobTypes:
+def jobs_for(handler: Callable[[JobContext, Work], Awaitable[Any]]):
     jobs = JobTypes()
     retry = RetryPolicy(base=0.05, cap=0.2, attempts=3)
     jobs.register(name="work", payload=Work, handler=handler, queue="setup", retry=retry, deadline=Deadline(30.0))
@@ -52,7 +52,7 @@ class Runs:
         self.of: Counter[int] = Counter()
         self.attempts: set[int] = set()
 
-    async def handle(self, ctx: JobContext, payload: Work) -> Done:
+    async def handle(self, ctx: JobContext, payload: Work):
         self.of[payload.n] += 1
         self.attempts.add(ctx.attempt)
 
@@ -62,7 +62,7 @@ class Runs:
         return Done({"n": payload.n}, save)
 
     @property
-    def total(self) -> int:
+    def total(self):
         return self.of.total()
 
 
@@ -80,12 +80,12 @@ class Disk:
         connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
 
 
-async def stored(setup: JobSetup) -> list[int]:
+async def stored(setup: JobSetup):
     async with read(setup.store) as connection:
         return sorted((await connection.scalars(select(orders.c.n))).all())
 
 
-def count(setup: JobSetup, outcome: str) -> int:
+def count(setup: JobSetup, outcome: str):
     return sum(line["outcome"] == outcome for line in setup.lines)
 
 
@@ -98,7 +98,7 @@ async def everything_done_once(setup: JobSetup, runs: Runs):
     assert set(outcomes) <= {"snoozed", "completed"}, outcomes
 
 
-async def _completed(setup: JobSetup, number: int) -> bool:
+async def _completed(setup: JobSetup, number: int):
     return (await setup.counts("setup")).get("completed", 0) == number
 
 

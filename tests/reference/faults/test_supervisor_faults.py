@@ -15,18 +15,18 @@ from studyhall.patterns.engine import ensure_redis
 pytestmark = pytest.mark.fault
 
 
-def start(spawn: Spawner, redis_url: str, folder: Path, **env: str) -> Spawned:
+def start(spawn: Spawner, redis_url: str, folder: Path, **env: str):
     settings = {"REDIS_URL": redis_url, "STUDYHALL_GRACE_SECONDS": "3", **env}
     return spawn("studyhall", "worker", "--processes", 2, "--data-dir", folder / "data", env=settings)
 
 
-def workers(supervisor: Spawned) -> list[int]:
+def workers(supervisor: Spawned):
     """Pids of every worker that ever reported itself ready, in that order."""
     found = [json.loads(line) for line in supervisor.lines() if '"event": "ready"' in line]
     return [line["pid"] for line in found]
 
 
-async def ready(supervisor: Spawned, number: int) -> list[int]:
+async def ready(supervisor: Spawned, number: int):
     return await until(
         lambda: workers(supervisor) if len(workers(supervisor)) >= number else [], 60, f"{number} workers ready"
     )
@@ -36,7 +36,7 @@ async def gone(pids: list[int], seconds: float, what: str):
     await until(lambda: not any(alive(pid) for pid in pids), seconds, what)
 
 
-def below(pid: int) -> list[int]:
+def below(pid: int):
     """Every process below this one, from /proc; none where there is no /proc."""
     found: list[int] = []
     if not Path("/proc").exists():

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -30,19 +29,19 @@ async def nothing(_ctx: JobContext, _payload: Work):
     pass
 
 
-def job_types() -> JobTypes:
+def job_types():
     jobs = JobTypes()
     jobs.register(name="work", payload=Work, handler=nothing, queue="work")
     jobs.register(name="other", payload=Work, handler=nothing, queue="other")
     return jobs
 
 
-def request(number: int | str, name: str = "work", **options: Any) -> JobRequest:
+def request(number: int | str, name: str = "work", **options: Any):
     return JobRequest(name, {}, key=f"k-{number}", **options)
 
 
 @asynccontextmanager
-async def producer_at(url: str, limits: Limits | dict[str, Limits] | None, **options: Any) -> AsyncIterator[Producer]:
+async def producer_at(url: str, limits: Limits | dict[str, Limits] | None, **options: Any):
     producer = full_producer(job_types(), url)
     if limits is not None:
         producer.admission = Admission(producer.redis, limits, **options)
@@ -52,7 +51,7 @@ async def producer_at(url: str, limits: Limits | dict[str, Limits] | None, **opt
         await producer.close()
 
 
-async def depth(producer: Producer) -> int:
+async def depth(producer: Producer):
     counts = await producer.queue("work").getJobCounts()
     return sum(counts[state] for state in ("waiting", "prioritized", "delayed", "waiting-children"))
 
@@ -135,7 +134,7 @@ async def test_late_work_closes_the_door_for_its_own_priority_and_below(redis_ur
         await producer.enqueue(request("old", priority="normal"))
         await producer.enqueue(request("new", priority="high"))
 
-        async def closed() -> bool:
+        async def closed():
             try:
                 await producer.enqueue(request("one", priority="normal"))
             except Overloaded as error:
@@ -241,5 +240,5 @@ async def test_a_worker_whose_clock_is_an_hour_ahead_drops_nothing_that_is_fresh
     assert ran == ["k-fresh"]
 
 
-async def _failed(producer: Producer, count: int) -> bool:
+async def _failed(producer: Producer, count: int):
     return int(await producer.queue("work").getFailedCount()) == count

@@ -173,7 +173,7 @@ async def test_global_concurrency_is_kept_busy(redis_url, figures):
     assert took["ours"] < took["stock"] / 2
 
 
-async def _race(url: str, processor: Any, *, jobs: int, stock: Any, ours: Any) -> dict[str, float]:
+async def _race(url: str, processor: Any, *, jobs: int, stock: Any, ours: Any):
     """Seconds until both kinds of worker have completed `jobs` jobs that were there before they started."""
     took: dict[str, float] = {}
     async with queue_at(url, "stock") as stock_queue, queue_at(url, "ours") as our_queue:
@@ -181,7 +181,7 @@ async def _race(url: str, processor: Any, *, jobs: int, stock: Any, ours: Any) -
             await queue.addBulk([{"name": "job", "data": {}} for _ in range(jobs)])
 
         async def timed(who: str, queue: Any, at: float):
-            async def all_done() -> bool:
+            async def all_done():
                 return bool(await queue.getCompletedCount() == jobs)
 
             await until(all_done, 60, f"{who} to complete {jobs} jobs")

@@ -17,8 +17,8 @@ async def nothing(job: Any, token: str):
     pass
 
 
-async def ended(queue: Any, total: int) -> dict[str, int]:
-    async def all_ended() -> dict[str, int]:
+async def ended(queue: Any, total: int):
+    async def all_ended():
         now = await counts(queue)
         return now if now.get("completed", 0) + now.get("failed", 0) == total else {}
 
@@ -28,7 +28,7 @@ async def ended(queue: Any, total: int) -> dict[str, int]:
 async def test_a_processor_with_a_third_parameter_gets_a_signal_that_cancel_sets(redis_url):
     """It passed the constructor, and every attempt failed for want of an argument."""
 
-    async def process(job: Any, token: str, signal: AbortSignal) -> str:
+    async def process(job: Any, token: str, signal: AbortSignal):
         if job.name == "quick":
             return "done"
         await signal.wait()
@@ -86,7 +86,7 @@ async def test_a_backoff_strategy_decides_about_types_of_its_own(redis_url):
     asked: list[tuple[int, str, str]] = []
     starts: list[float] = []
 
-    def strategy(failures: int, kind: str, error: BaseException, job: Any) -> int:
+    def strategy(failures: int, kind: str, error: BaseException, job: Any):
         asked.append((failures, kind, str(error)))
         return -1 if failures == 3 else 200 * (failures - 1)
 
@@ -103,7 +103,7 @@ async def test_a_backoff_strategy_decides_about_types_of_its_own(redis_url):
 
 @pytest.mark.parametrize("raised", [ValueError("no idea"), SystemExit(2)])
 async def test_a_backoff_strategy_that_raises_fails_the_job_with_both_reasons(redis_url, raised):
-    def strategy(*_: Any) -> int:
+    def strategy(*_: Any):
         raise raised
 
     async def fails(job: Any, token: str):
@@ -206,5 +206,5 @@ async def test_a_restart_of_redis_is_one_line_and_one_when_it_is_back_and_no_tra
     assert any("sweep of dead letters failed: ConnectionError: " in record.getMessage() for record in lines)
 
 
-def said(caplog: pytest.LogCaptureFixture, level: str) -> set[str]:
+def said(caplog: pytest.LogCaptureFixture, level: str):
     return {record.name.split(".")[-1] for record in caplog.records if record.levelname == level}

@@ -21,12 +21,12 @@ class PanicException(BaseException):
 
 
 class Wordless(Exception):
-    def __str__(self) -> str:
+    def __str__(self):
         raise ValueError("no words")
 
 
 class PanicsWhenAsked(Exception):
-    def __str__(self) -> str:
+    def __str__(self):
         raise PanicException
 
 
@@ -36,7 +36,7 @@ def cancelled_future():
     future.result()
 
 
-def raising(kind: type[BaseException], *args: Any) -> Callable[[], None]:
+def raising(kind: type[BaseException], *args: Any):
     def call():
         raise kind(*args)
 
@@ -59,8 +59,8 @@ RAISED = {
 }
 
 
-async def ended(queue: Any, total: int) -> dict[str, int]:
-    async def all_ended() -> dict[str, int]:
+async def ended(queue: Any, total: int):
+    async def all_ended():
         now = await counts(queue)
         return now if now.get("completed", 0) + now.get("failed", 0) == total else {}
 
@@ -119,7 +119,7 @@ async def test_a_task_group_that_fails_is_a_failed_attempt_and_no_crash(redis_ur
     assert (failed.attemptsMade, failed.stalledCounter) == (2, 0)
 
 
-def processor_of(raises: Callable[[], Any]) -> Callable[..., Any]:
+def processor_of(raises: Callable[[], Any]):
     async def process(job: Any, token: str):
         await raises()
 
@@ -149,7 +149,7 @@ async def test_sys_exit_in_a_task_of_the_processor_is_a_crash_that_a_budget_ends
         culprit = await queue.add(name, {}, {"attempts": 2})
         await queue.addBulk([{"name": "neighbour", "data": {}} for _ in range(10)])
 
-        async def ended() -> bool:
+        async def ended():
             return await counts(queue) == {"completed": 10, "failed": 1}
 
         for _ in range(6):
@@ -169,7 +169,7 @@ async def test_nothing_that_a_listener_raises_touches_a_job(redis_url, what, kin
     runs: list[str] = []
     heard: set[str] = set()
 
-    def listener(event: str) -> Callable[..., Any]:
+    def listener(event: str):
         def sync(*args: Any):
             heard.add(event)
             call()

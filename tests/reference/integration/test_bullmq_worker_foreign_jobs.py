@@ -17,7 +17,7 @@ from studyhall.patterns.typed_jobs import JobTypes, Payload
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
-def options(**values: Any) -> dict[str, Any]:
+def options(**values: Any):
     return {"opts": json.dumps({"attempts": 2, **values})}
 
 
@@ -107,7 +107,7 @@ def put(client: Any, queue: str, job_id: str, good: dict[str, str]):
     client.zadd(f"bull:{queue}:marker", {"0": 0})
 
 
-def states(client: Any, queue: str) -> dict[str, list[str]]:
+def states(client: Any, queue: str):
     """The states in which each job stands."""
     found: dict[str, list[str]] = {}
     for state in STATES:
@@ -118,12 +118,12 @@ def states(client: Any, queue: str) -> dict[str, list[str]]:
     return found
 
 
-def all_ended(client: Any, queue: str, ids: list[str]) -> bool:
+def all_ended(client: Any, queue: str, ids: list[str]):
     now = states(client, queue)
     return all(len(now.get(i, [])) == 1 and now[i][0] in ("completed", "failed") for i in ids)
 
 
-def open_ones(client: Any, queue: str, ids: list[str]) -> str:
+def open_ones(client: Any, queue: str, ids: list[str]):
     now = states(client, queue)
     return str({i: now.get(i) for i in ids if now.get(i) not in (["completed"], ["failed"])})
 
@@ -133,7 +133,7 @@ async def test_a_foreign_job_ends_in_one_visible_state_and_its_neighbours_run(re
     """Each of these looped as stalled, or ended in no state at all, or stopped the tools that list the failed."""
     runs: dict[str, int] = {}
 
-    async def process(job: Any, token: str) -> str:
+    async def process(job: Any, token: str):
         runs[job.id] = runs.get(job.id, 0) + 1
         await asyncio.sleep(0)
         if job.name != "neighbour" and work == "fails":

@@ -22,7 +22,7 @@ async def nothing(job: Any, token: str):
 
 
 async def settled(queue: Any, total: int):
-    async def all_finished() -> bool:
+    async def all_finished():
         now = await counts(queue)
         return now.get("completed", 0) + now.get("failed", 0) == total
 
@@ -32,7 +32,7 @@ async def settled(queue: Any, total: int):
 async def test_retry_later_spends_an_attempt_only_when_told(redis_url):
     starts: list[float] = []
 
-    async def later(job: Any, token: str) -> str:
+    async def later(job: Any, token: str):
         starts.append(time.time())
         if len(starts) == 1:
             raise RetryLater(0.3, reason="not yet")
@@ -97,7 +97,7 @@ async def test_result_that_is_not_json_fails_once_and_says_so(redis_url, value):
     """The stock worker does the finished work again, once per attempt."""
     runs: list[str] = []
 
-    async def works(job: Any, token: str) -> Any:
+    async def works(job: Any, token: str):
         runs.append(job.queue.name)
         return value
 
@@ -184,7 +184,7 @@ async def test_cancelled_job_fails_for_good_unless_its_processor_decides_otherwi
 
 
 async def test_processor_that_cancels_itself_and_returns_is_completed(redis_url):
-    async def quick(job: Any, token: str) -> str:
+    async def quick(job: Any, token: str):
         job.queue.cancel(job.id, "too late")
         return "done"
 
@@ -240,7 +240,7 @@ async def test_draining_worker_wakes_another_for_the_jobs_it_left(redis_url, mon
                 await queue.add("job", {})
                 await drained
 
-                async def done(before: int = before) -> bool:
+                async def done(before: int = before):
                     return bool(await queue.getCompletedCount() > before)
 
                 await until(done, 10, "the job to be done")
@@ -270,7 +270,7 @@ async def test_retention_rules_of_the_worker_apply_to_jobs_without_their_own(red
         for own in ({}, {"removeOnComplete": True}):
             await queue.addBulk([{"name": "job", "data": {}, "opts": own} for _ in range(10)])
 
-        async def drained() -> bool:
+        async def drained():
             return set(await counts(queue)) == {"completed"}
 
         await until(drained, 10, "all to finish")

@@ -61,7 +61,7 @@ async def test_of_many_runs_that_save_at_once_the_latest_wins(store):
     assert await checkpoint.claim(store, "k", 21) == {"run": 20}
 
 
-def fence(created_ms: int, starts: int) -> int:
+def fence(created_ms: int, starts: int):
     job = SimpleNamespace(timestamp=created_ms, attemptsStarted=starts)
     return JobContext(job, "", None, lambda run, error: Decision(Outcome.RETRY, "")).fence
 

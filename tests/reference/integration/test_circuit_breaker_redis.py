@@ -1,7 +1,6 @@
 """The rules of the shared breaker, one by one, on a real server."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from studyhall.patterns.retry import decide
 
 
 @pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
+async def redis(redis_url):
     client = producer_client(redis_url)
     yield client
     await client.aclose()
@@ -30,7 +29,7 @@ async def fail(breaker: CircuitBreaker, error: BaseException, times: int = 1):
                 raise error
 
 
-async def state(breaker: CircuitBreaker) -> str:
+async def state(breaker: CircuitBreaker):
     return (await breaker.state()).state
 
 
@@ -50,7 +49,7 @@ async def test_opens_after_so_many_failures_and_closes_after_a_good_probe(redis)
     assert await state(breaker) == "closed", "it starts over with a clean slate"
 
 
-async def _half_open(breaker: CircuitBreaker) -> bool:
+async def _half_open(breaker: CircuitBreaker):
     return await state(breaker) == "half-open"
 
 

@@ -39,8 +39,8 @@ class Inline(Payload):
     image: str
 
 
-def scan_jobs(blobs: Blobs, read: list[bytes]) -> JobTypes:
-    async def scan(ctx: JobContext, payload: Scan) -> dict[str, int]:
+def scan_jobs(blobs: Blobs, read: list[bytes]):
+    async def scan(ctx: JobContext, payload: Scan):
         read.append(await blobs.read(payload.image))
         if payload.fail:
             raise Permanent("unreadable")
@@ -118,7 +118,7 @@ async def test_the_sweep_takes_what_nobody_needs_and_nothing_else(redis_url, tmp
     async with JobSetup.open(redis_url, tmp_path, scan_jobs(blobs, read)) as setup:
         needed = needed_by_jobs(setup.producer.redis, needed_by_dead_letters(setup.store))
 
-        async def add(key: str, **fields: Any) -> tuple[JobRequest, Path]:
+        async def add(key: str, **fields: Any):
             claim = await blobs.put(key.encode(), ("scans", f"scan.{key}"))
             request = JobRequest("scan", {"image": claim, **fields}, key=key)
             await setup.producer.enqueue(request)
@@ -190,7 +190,7 @@ async def test_a_sweep_that_cannot_ask_deletes_nothing(tmp_path):
     claim = await blobs.put(b"x", OWNER)
     age(tmp_path)
 
-    async def away(_refs: object) -> set[str]:
+    async def away(_refs: object):
         raise ConnectionError("redis is away")
 
     with pytest.raises(ConnectionError):
@@ -206,7 +206,7 @@ async def test_putting_while_sweeping_never_loses_a_blob(tmp_path):
     age(tmp_path)
     claims: dict[int, Claim] = {}
 
-    async def nobody(_refs: object) -> set[str]:
+    async def nobody(_refs: object):
         return set()
 
     async def put():
@@ -227,7 +227,7 @@ async def test_large_payloads_fill_redis_where_claims_do_not(make_redis, tmp_pat
     jobs, size = scale(40, 200), 1_000_000
     text = "x" * size
 
-    def memory() -> int:
+    def memory():
         with server.client() as client:
             return int(client.info("memory")["used_memory"])
 

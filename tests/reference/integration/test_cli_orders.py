@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,18 +42,18 @@ class BrokenPayments(Payments):
     def __init__(self):
         super().__init__("http://127.0.0.1:9")
 
-    async def charge(self, key: str, **order: Any) -> dict[str, Any]:
+    async def charge(self, key: str, **order: Any):
         raise Permanent("garbled answer for ann@example.com")
 
-    async def find(self, charge_key: str) -> dict[str, Any] | None:
+    async def find(self, charge_key: str):
         return None
 
-    async def refund(self, key: str, *, charge_key: str) -> dict[str, Any]:
+    async def refund(self, key: str, *, charge_key: str):
         raise Permanent("account closed")
 
 
 @pytest.fixture
-def studyhall(tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -> Command:
+def studyhall(tmp_path, store_url, monkeypatch):
     """Run a command on an own data directory: parsed JSON when it prints some, the result otherwise."""
     monkeypatch.setenv("DATABASE_URL", store_url)
     # The handler a command leaves writes to its closed output.
@@ -65,7 +64,7 @@ def studyhall(tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -
     app.add_typer(cli_orders.order, name="order")
     app.add_typer(cli_orders.outbox, name="outbox")
 
-    def command(*args: str, fails: int = 0) -> Any:
+    def command(*args: str, fails: int = 0):
         result: Result = CliRunner().invoke(app, [*args, "--data-dir", str(tmp_path)])
         if isinstance(result.exception, JobError):  # `studyhall` prints these as one line and exits with 1
             assert fails == 1, result.exception
@@ -138,7 +137,7 @@ def test_quarantined_event_is_listed_replayed_and_discarded(studyhall, store_url
     studyhall("order", "packs")
 
     class Refusing:
-        async def publish(self, events: list[Event]) -> list[Exception | None]:
+        async def publish(self, events: list[Event]):
             return [Permanent("too odd") for _ in events]
 
     async def quarantine():
@@ -169,7 +168,7 @@ CONFIRMED = {
 }
 
 
-def order_event(ident: str, kind: str = "order.confirmed.v1", **data: Any) -> Event:
+def order_event(ident: str, kind: str = "order.confirmed.v1", **data: Any):
     return Event(id=ident, source="test", type=kind, subject=ident, data={**CONFIRMED, "order_id": ident, **data})
 
 
@@ -194,7 +193,7 @@ async def published_and_consumed(
             for group in groups
         ]
 
-        async def through() -> bool:
+        async def through():
             return not any([await bus.lag(group) for group in groups])
 
         await until(through, 30, "every group to be through")
@@ -203,8 +202,8 @@ async def published_and_consumed(
     await close(engine)
 
 
-def feed_of(store_url: str) -> list[str]:
-    async def ask() -> list[str]:
+def feed_of(store_url: str):
+    async def ask():
         engine = open_store(store_url)
         async with read(engine) as tx:
             found = list(await tx.scalars(select(feed_entries.c.order_id).order_by(feed_entries.c.order_id)))

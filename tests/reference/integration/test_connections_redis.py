@@ -32,17 +32,17 @@ async def nothing(job: Any, token: str):
     pass
 
 
-async def failing_add(queue: Any) -> float:
+async def failing_add(queue: Any):
     started = time.monotonic()
     with pytest.raises((ConnectionError, TimeoutError)):
         await queue.add("job", {}, {"jobId": "one"})
     return time.monotonic() - started
 
 
-async def went_on(client: Any) -> bool:
+async def went_on(client: Any):
     """Did it go on although it was cancelled while its command left?"""
 
-    async def work() -> str:
+    async def work():
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
@@ -226,7 +226,7 @@ async def test_sentinel_failover_is_followed_by_producer_and_worker(make_redis, 
         url = f"redis+sentinel://127.0.0.1:{port}/main/0"
         with redis.Redis(port=port, decode_responses=True) as asked:
 
-            def sees_replica() -> bool:
+            def sees_replica():
                 with contextlib.suppress(redis.RedisError):
                     return bool(asked.sentinel_slaves("main"))
                 return False
@@ -238,7 +238,7 @@ async def test_sentinel_failover_is_followed_by_producer_and_worker(make_redis, 
             await until(queue.getCompletedCount, 10, "a job before the failover")
             master.kill()
 
-            async def added() -> bool:
+            async def added():
                 with contextlib.suppress(redis.RedisError):
                     await queue.add("job", {}, {"jobId": "after"})
                     return True
@@ -246,7 +246,7 @@ async def test_sentinel_failover_is_followed_by_producer_and_worker(make_redis, 
 
             await until(added, 30, "an add after the failover", every=0.2)
 
-            async def after_is_done() -> bool:
+            async def after_is_done():
                 return bool(await queue.getJobState("after") == "completed")
 
             await until(after_is_done, 10, "the job after the failover")
@@ -308,7 +308,7 @@ async def test_failover_behind_one_address_is_followed_by_every_client(make_redi
                 promoted.hset("bull:q:orphan", mapping={"name": "orphan", "data": "{}", "opts": "{}"})
                 promoted.lpush("bull:q:active", "orphan")
 
-            async def added() -> bool:
+            async def added():
                 with contextlib.suppress(redis.RedisError):
                     await queue.add("short", {}, {"jobId": "after"})
                     return True
@@ -407,7 +407,7 @@ async def test_a_user_with_few_rights_works_and_is_told_once_what_is_missing(mak
     told: list[BaseException] = []
     late: list[float] = []
 
-    async def process(job: Any, token: str) -> str:
+    async def process(job: Any, token: str):
         late.append(time.time() - (job.timestamp + job.delay) / 1000)
         return str(await job.getState())
 

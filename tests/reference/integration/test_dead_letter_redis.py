@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -28,14 +28,14 @@ Process = Callable[[Job, str], Awaitable[Any]]
 
 
 @pytest_asyncio.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
+async def redis(redis_url):
     client = producer_client(redis_url)
     yield client
     await client.aclose()
 
 
 @asynccontextmanager
-async def working(redis_url: str, process: Process, *queues: str) -> AsyncIterator[None]:
+async def working(redis_url: str, process: Process, *queues: str):
     async with AsyncExitStack() as stack:
         for queue in queues:
             await stack.enter_async_context(at_work(queue, process, url=redis_url))
@@ -46,12 +46,12 @@ async def dies(_job: Job, _token: str):
     raise RuntimeError("provider says no")
 
 
-async def add(redis: Redis, job_id: str, queue: str = "q", **opts: Any) -> None:
+async def add(redis: Redis, job_id: str, queue: str = "q", **opts: Any):
     data = {"v": 1, "key": job_id, "payload": {"text": "ü"}, "meta": {"cid": "c-42", "trace": "t-1"}}
     await Queue(queue, {"connection": redis}).add("greet", data, {"jobId": job_id, "attempts": 1, **opts})
 
 
-async def fail(redis: Redis, redis_url: str, *job_ids: str, queue: str = "q", process: Process = dies) -> None:
+async def fail(redis: Redis, redis_url: str, *job_ids: str, queue: str = "q", process: Process = dies):
     """Have a real worker fail these jobs."""
     for job_id in job_ids:
         await add(redis, job_id, queue)
@@ -59,16 +59,16 @@ async def fail(redis: Redis, redis_url: str, *job_ids: str, queue: str = "q", pr
         await until(lambda: failed(redis, len(job_ids), queue), 20, "the jobs fail")
 
 
-async def failed(redis: Redis, number: int, queue: str = "q") -> bool:
+async def failed(redis: Redis, number: int, queue: str = "q"):
     return bool(await redis.zcard(f"bull:{queue}:failed") == number)
 
 
-async def count(engine: AsyncEngine) -> int:
+async def count(engine: AsyncEngine):
     async with read(engine) as connection:
         return (await connection.execute(select(func.count()).select_from(dead_letters))).scalar_one()
 
 
-async def only(engine: AsyncEngine) -> DeadLetter:
+async def only(engine: AsyncEngine):
     letters = await dead_letter.list_dead_letters(engine)
     assert len(letters) == 1
     return letters[0]
@@ -129,7 +129,7 @@ async def test_a_job_that_was_retried_after_the_archive_is_not_removed_from_the_
     retried = asyncio.Event()
     plain_eval = redis.eval
 
-    async def eval_after_a_retry(script: str, *args: Any) -> Any:
+    async def eval_after_a_retry(script: str, *args: Any):
         if script == sweeper._REMOVE:
             job = await Job.fromId(Queue("q", {"connection": redis}), "j")
             assert job is not None
@@ -253,7 +253,7 @@ async def test_a_replay_runs_under_the_same_id_with_its_trace_and_fresh_attempts
     await dead_letter.replay(store, redis, letter.id)
     ran: list[tuple[Job, int, int]] = []
 
-    async def works(job: Job, _token: str) -> str:
+    async def works(job: Job, _token: str):
         ran.append((job, job.attemptsMade, job.attemptsStarted))
         return "ok"
 
@@ -357,13 +357,13 @@ async def test_replaying_a_dead_child_revives_its_flow(store, redis, redis_url):
     cured = False
     results: dict[str, Any] = {}
 
-    async def process(job: Job, _token: str) -> Any:
+    async def process(job: Job, _token: str):
         if job.id == "bad" and not cured:
             raise RuntimeError("no")
         results[job.id] = await job.getChildrenValues() if job.name == "parent" else {}
         return f"result of {job.id}"
 
-    def node(job_id: str, name: str, *children: dict[str, Any]) -> dict[str, Any]:
+    def node(job_id: str, name: str, *children: dict[str, Any]):
         opts = {"jobId": job_id, "attempts": 1, "failParentOnFailure": True}
         return {"name": name, "queueName": f"q-{name}", "data": {}, "opts": opts, "children": list(children)}
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,7 +14,7 @@ from harness.workers import at_work, stock_at_work
 from studyhall.patterns import delayed
 from studyhall.patterns.core.errors import InvalidDelay
 from studyhall.patterns.core.worker_connections import blocking_client
-from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 
@@ -22,7 +22,7 @@ async def nothing(ctx: Any, payload: Payload): ...
 
 
 @pytest.fixture
-async def producer(redis_url: str) -> AsyncIterator[Producer]:
+async def producer(redis_url):
     jobs = JobTypes()
     jobs.register(name="later", payload=Payload, handler=nothing, queue="q")
     made = full_producer(jobs, redis_url, timeout=10)
@@ -36,7 +36,7 @@ async def test_delayed_jobs_start_on_time_where_the_stock_worker_is_late(redis_u
 
     oversleeping: list[float] = []  # of the machine: what is late for another reason
 
-    async def lateness(worker: Callable[..., Any], **options: Any) -> list[float]:
+    async def lateness(worker: Callable[..., Any], **options: Any):
         late: dict[str, float] = {}
         due: dict[str, float] = {}
 
@@ -101,7 +101,7 @@ async def test_waiting_in_the_queue_holds_no_slot_where_a_sleeping_job_holds_one
             await asyncio.sleep(2)
         started[job.id] = time.monotonic()
 
-    async def wait_of_a_quick_job(naive: bool) -> float:
+    async def wait_of_a_quick_job(naive: bool):
         queue = producer.queue("q")
         for number in range(5):
             if naive:

@@ -32,7 +32,7 @@ class Flows:
                 name=queue, payload=Step, handler=self.run, queue=queue, retry=RetryPolicy(0.01, 0.01, 1)
             )
 
-    async def run(self, ctx: JobContext, payload: Step) -> dict[str, str]:
+    async def run(self, ctx: JobContext, payload: Step):
         self.given[payload.name] = (await ctx.children(), await ctx.failed_children())
         if payload.name in self.broken:
             raise Permanent(f"{payload.name} is broken")
@@ -40,7 +40,7 @@ class Flows:
         return {"by": payload.name}
 
 
-def step(name: str, queue: str = "left", **options: Any) -> JobRequest:
+def step(name: str, queue: str = "left", **options: Any):
     return JobRequest(queue, {"name": name}, key=name, **options)
 
 

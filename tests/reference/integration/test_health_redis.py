@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,14 +16,14 @@ from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, ping
 from studyhall.patterns.core.worker_connections import events_client
 from studyhall.patterns.dead_letter import counts
-from studyhall.patterns.health import QueueHealth, measure, problems
+from studyhall.patterns.health import measure, problems
 from studyhall.patterns.health.alerts import Alert, Rule, evaluate, raised
 from studyhall.patterns.health.exposition import GAUGES, exposition, queue_samples
 from studyhall.patterns.health.listing import pages
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
+async def store(tmp_path):
     engine = open_store(f"sqlite:///{tmp_path / 'health.db'}")
     await create_all(engine)
     yield engine
@@ -33,13 +31,13 @@ async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
 
 
 @pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Any]:
+async def redis(redis_url):
     client = producer_client(redis_url)
     yield client
     await client.aclose()
 
 
-async def of(redis: Any, store: AsyncEngine, queue: str = "q") -> QueueHealth:
+async def of(redis: Any, store: AsyncEngine, queue: str = "q"):
     return (await measure(redis, [queue], dead_letters=counts(store))).queues[0]
 
 
@@ -68,7 +66,7 @@ async def test_a_backlog_in_any_waiting_state_is_seen_where_a_depth_alarm_sees_n
 
 
 async def test_a_queue_with_jobs_and_no_worker_is_unattended(redis_url, redis):
-    async def look() -> QueueHealth:
+    async def look():
         return (await measure(redis, ["q"])).queues[0]
 
     async with queue_at(redis_url, "q") as queue:
@@ -161,13 +159,13 @@ async def test_listing_a_hundred_thousand_delayed_jobs_never_holds_redis_up(own_
         await redis.eval(clone, 3, *keys, job.id, start, min(start + 4_999, jobs))
     await redis.config_set("slowlog-log-slower-than", 20_000)
 
-    async def worked() -> float:
+    async def worked():
         """Milliseconds that the server has worked so far. Not what a clock says: SLOWLOG's also runs while a busy
         machine has suspended the server in mid-command, and blames whatever command that hit."""
         used = await redis.info("cpu")
         return 1_000 * float(used["used_cpu_user"] + used["used_cpu_sys"])
 
-    async def slow() -> int:
+    async def slow():
         entries = await redis.slowlog_get(1_000)
         await redis.slowlog_reset()
         return len(entries)

@@ -5,11 +5,9 @@ import json
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -50,19 +48,19 @@ WIRES = {"anthropic": AnthropicMessages, "openai": ChatCompletions}
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[AIServer]:
+async def server():
     async with AIServer() as started:
         yield started
 
 
 @pytest.fixture(params=WIRES)
-async def provider(request: pytest.FixtureRequest, server: AIServer) -> AsyncIterator[HttpProvider]:
+async def provider(request, server):
     made = HttpProvider(WIRES[request.param](), base_url=server.url, api_key=KEY, model="m-1", timeout=20)
     yield made
     await made.close()
 
 
-def options(seconds: float = 60, steps: list[Advance] | None = None) -> dict[str, Any]:
+def options(seconds: float = 60, steps: list[Advance] | None = None):
     async def on_progress(step: Advance):
         if steps is not None:
             steps.append(step)
@@ -121,7 +119,7 @@ async def test_quiz_keeps_only_sources_that_are_in_the_text(provider, server):
 async def test_explanations_come_in_batches_in_order_with_real_quotes(provider, server):
     links = [Link(source="glacier", target=f"thing {number}") for number in range(8)]
 
-    def explained(*numbers: int) -> Answer:
+    def explained(*numbers: int):
         said = [{"number": n, "text": f"why {n}", "quotes": [SENTENCE, "invented"]} for n in numbers]
         return Answer({"explanations": said})
 
@@ -213,7 +211,7 @@ async def test_empty_account_is_permanent_although_it_says_429(provider, server)
         await provider.concept_graph(TEXT, **options())
 
 
-def http_date(seconds: float) -> str:
+def http_date(seconds: float):
     return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
 
 

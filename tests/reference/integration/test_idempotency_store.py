@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,15 @@ effects = Table(
 )
 
 
-def effect(key: str, result: Any = None) -> Callable[[AsyncConnection], Any]:
-    async def run(tx: AsyncConnection) -> Any:
+def effect(key: str, result: Any = None):
+    async def run(tx: AsyncConnection):
         await tx.execute(insert(effects).values(key=key))
         return result
 
     return run
 
 
-async def count(engine: AsyncEngine) -> int:
+async def count(engine: AsyncEngine):
     async with read(engine) as connection:
         return (await connection.execute(select(func.count()).select_from(effects))).scalar_one()
 
@@ -163,7 +162,7 @@ async def test_group_commit_pays_off(store, figures, store_url):
     """seen + record by 50 tasks: some fifty markers per commit, and faster than one task alone."""
     results = Inbox(store, "bench")
 
-    async def pairs(tasks: int, total: int) -> float:
+    async def pairs(tasks: int, total: int):
         numbers = iter(range(total))
 
         async def work():

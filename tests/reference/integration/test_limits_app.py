@@ -25,14 +25,14 @@ from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 from studyhall.providers import Advance, GuardedProvider, open_provider
-from studyhall.settings import Settings, load
+from studyhall.settings import load
 from studyhall.submissions import submit
 
 SAMPLE = Path(__file__).parents[3] / "reference" / "samples" / "water-cycle.md"
 TEXT = "Rivers carry water to the sea. The sun warms the sea. Water rises and forms clouds. " * 20
 
 
-def settings_at(directory: Path, redis: str | None = None, **options: Any) -> Settings:
+def settings_at(directory: Path, redis: str | None = None, **options: Any):
     return load({}, {"data_dir": directory, "redis_url": redis, **options})
 
 
@@ -56,7 +56,7 @@ async def test_dead_provider_is_left_alone_by_the_jobs_that_need_it(redis_url, t
         provider = GuardedProvider(open_provider(settings), breaker)
         assert provider.name == "openai/m"
 
-        async def ask() -> Any:
+        async def ask():
             return await provider.concept_graph(TEXT, key="k", on_progress=nobody, deadline=time.monotonic() + 20)
 
         refused = 0
@@ -81,7 +81,7 @@ async def test_dead_provider_is_left_alone_by_the_jobs_that_need_it(redis_url, t
     await client.aclose()
 
 
-async def _is(breaker: Any, state: str) -> bool:
+async def _is(breaker: Any, state: str):
     return bool((await breaker.state()).state == state)
 
 
@@ -135,7 +135,7 @@ async def test_full_queue_refuses_an_upload_and_keeps_nothing_of_it(redis_url, t
         await submit(worker, SAMPLE)  # a process that is not the edge is never refused
 
 
-async def _documents(app: Any) -> int:
+async def _documents(app: Any):
     from sqlalchemy import func, select
 
     from studyhall import db
@@ -155,7 +155,7 @@ async def test_uploads_go_on_while_redis_is_away_and_run_when_it_is_back(own_red
         assert (await pending(app.store)).waiting == 1
         own_redis.restart()
 
-        async def queued() -> bool:
+        async def queued():
             await drain(app.store, app.producer)
             return (await pending(app.store)).waiting == 0
 
@@ -170,7 +170,7 @@ def test_submit_on_the_command_line_with_redis_away_and_with_full_queues(own_red
     monkeypatch.setenv("STUDYHALL_QUEUE_DEPTH", "2")
     runner = CliRunner()
 
-    def studyhall(*args: str) -> Any:
+    def studyhall(*args: str):
         return runner.invoke(cli.app, [*args, "--data-dir", str(tmp_path)])
 
     assert studyhall("submit", str(SAMPLE)).exit_code == 0

@@ -34,14 +34,14 @@ class Loose(BaseModel):
     note: str = SECRET
 
 
-def nested(depth: int) -> Any:
+def nested(depth: int):
     value: Any = 1
     for _ in range(depth):
         value = [value]
     return value
 
 
-def endless(kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
+def endless(kind: type[list[Any]] | type[dict[str, Any]]):
     value: Any = kind()
     if isinstance(value, dict):
         value["again"] = value
@@ -66,7 +66,7 @@ async def ignore(_ctx: JobContext, _payload: Any):
     return None
 
 
-def jobs_of(model: type[BaseModel]) -> JobTypes:
+def jobs_of(model: type[BaseModel]):
     jobs = JobTypes()
     jobs.register(name="odd", payload=model, handler=ignore, queue="setup")
     return jobs
@@ -143,7 +143,7 @@ async def test_what_a_foreign_producer_wrote_fails_once_by_name_and_its_neighbou
         assert fields["atm"] == "1", "what can never pass is not tried again"
 
 
-async def _failed(setup: JobSetup) -> bool:
+async def _failed(setup: JobSetup):
     return (await setup.counts("setup")).get("failed") == 1
 
 

@@ -3,13 +3,10 @@
 import io
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.pipelines import full_pipeline, full_producer
 from harness.waiting import until
@@ -24,7 +21,7 @@ from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
+async def store(tmp_path):
     engine = open_store(f"sqlite:///{tmp_path / 'operations.db'}")
     await create_all(engine)
     yield engine
@@ -32,7 +29,7 @@ async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
 
 
 @pytest.fixture
-def lines() -> Iterator[tuple[logging.Logger, io.StringIO]]:
+def lines():
     out, logger = io.StringIO(), logging.getLogger("operations")
     handler = logging.StreamHandler(out)
     handler.setFormatter(JsonLines())
@@ -92,7 +89,7 @@ async def test_retries_say_when_and_stalls_and_crash_loops_are_counted(redis_url
     assert 'job_errors_total{error="CrashLoop",queue="q"} 1.0' in text
 
 
-async def _ended(queue: Any) -> bool:
+async def _ended(queue: Any):
     found = await queue.getJobCounts("completed", "failed")
     return sum(found.values()) == 3
 

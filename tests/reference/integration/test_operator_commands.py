@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +18,9 @@ from studyhall.patterns.outside_call import InFlight, OutsideCalls, Unclear
 from studyhall.patterns.outside_call import command as outside_calls
 from studyhall.patterns.outside_call.store import StoreLedger
 
-Out = pytest.CaptureFixture[str]
-
 
 @pytest.fixture
-def database(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def database(tmp_path, redis_url, monkeypatch):
     url = f"sqlite:///{tmp_path / 's.db'}"
     monkeypatch.setenv("DATABASE_URL", url)
     monkeypatch.setenv("REDIS_URL", redis_url)
@@ -69,8 +66,8 @@ def test_replay_of_nothing_says_what_to_name(database, capsys):
 
 
 def test_an_unclear_call_is_listed_and_ended_by_a_human(database, capsys):
-    def with_calls(work: Callable[[OutsideCalls], Awaitable[Any]], longest: float = 0.01) -> Any:
-        async def run() -> Any:
+    def with_calls(work: Callable[[OutsideCalls], Awaitable[Any]], longest: float = 0.01):
+        async def run():
             store = open_store(database)
             await create_all(store)
             try:
@@ -88,7 +85,7 @@ def test_an_unclear_call_is_listed_and_ended_by_a_human(database, capsys):
             await calls.once("label/7", cut)
 
     async def look_again(calls: OutsideCalls):
-        async def given_up() -> bool:
+        async def given_up():
             try:
                 await again(calls)
             except InFlight:
@@ -99,7 +96,7 @@ def test_an_unclear_call_is_listed_and_ended_by_a_human(database, capsys):
 
         await until(given_up, what="nobody can know any more")
 
-    async def again(calls: OutsideCalls) -> Any:
+    async def again(calls: OutsideCalls):
         async def never(_key: str):
             raise AssertionError("it was made")
 

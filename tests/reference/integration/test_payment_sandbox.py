@@ -18,23 +18,23 @@ class Provider:
     def __init__(self, process: Spawned, url: str):
         self.process, self.url = process, url
 
-    async def fault(self, kind: str, operation: str = "charge", **more: Any) -> None:
+    async def fault(self, kind: str, operation: str = "charge", **more: Any):
         async with httpx2.AsyncClient(base_url=self.url) as http:
             answer = await http.post("/admin/faults", json={"kind": kind, "operation": operation, **more})
             assert answer.status_code == 201, answer.text
 
-    async def ledger(self) -> dict[str, Any]:
+    async def ledger(self):
         async with httpx2.AsyncClient(base_url=self.url) as http:
             return dict((await http.get("/admin/ledger")).json())
 
 
-async def start(spawn: Spawner, directory: Path, port: int = 0) -> Provider:
+async def start(spawn: Spawner, directory: Path, port: int = 0):
     process = spawn("studyhall.payment_sandbox", "--port", port, "--data-dir", directory)
     return Provider(process, json.loads(await process.line('"url"'))["url"])
 
 
 @pytest_asyncio.fixture
-async def provider(spawn: Spawner, tmp_path: Path) -> Provider:
+async def provider(spawn, tmp_path):
     return await start(spawn, tmp_path)
 
 

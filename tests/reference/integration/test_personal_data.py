@@ -105,7 +105,7 @@ FAULTS: dict[str, Fault] = {
 
 
 @pytest.fixture
-def written(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+def written(caplog):
     """Everything that was logged, by anybody, as our formatter writes it."""
     caplog.set_level(logging.DEBUG)
     caplog.handler.setFormatter(JsonLines())
@@ -121,7 +121,7 @@ def clean(*texts: str | None):
 
 @pytest.mark.parametrize("how", FAULTS)
 async def test_no_value_of_a_statement_reaches_log_redis_or_dead_letter(how, redis_url, store_url, tmp_path, written):
-    async def store_person(_ctx: JobContext, payload: Person) -> Done:
+    async def store_person(_ctx: JobContext, payload: Person):
         return Done(None, FAULTS[payload.how])
 
     jobs = JobTypes()

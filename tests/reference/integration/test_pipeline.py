@@ -37,7 +37,7 @@ class Work(Payload):
 Handler = Callable[[JobContext, Work], Awaitable[Any]]
 
 
-def jobs_for(handler: Handler, *, attempts: int = 3, seconds: float = 30.0) -> JobTypes:
+def jobs_for(handler: Handler, *, attempts: int = 3, seconds: float = 30.0):
     jobs = JobTypes()
     jobs.register(
         name="work",
@@ -50,16 +50,16 @@ def jobs_for(handler: Handler, *, attempts: int = 3, seconds: float = 30.0) -> J
     return jobs
 
 
-def work(n: int = 0, **options: Any) -> JobRequest:
+def work(n: int = 0, **options: Any):
     return JobRequest("work", {"n": n}, key=options.pop("key", f"k{n}"), **options)
 
 
-async def effect_count(setup: JobSetup) -> int:
+async def effect_count(setup: JobSetup):
     async with read(setup.store) as connection:
         return int(await connection.scalar(select(func.count()).select_from(effects)) or 0)
 
 
-async def add_effect(ctx: JobContext, payload: Work) -> Done:
+async def add_effect(ctx: JobContext, payload: Work):
     async def save(tx: AsyncConnection):
         await tx.execute(effects.insert().values(n=payload.n))
 
@@ -71,7 +71,7 @@ class PanicException(BaseException):
 
 
 class Wordless(Exception):
-    def __str__(self) -> str:
+    def __str__(self):
         raise PanicException
 
 
@@ -216,7 +216,7 @@ async def test_a_delayed_job_and_a_replayed_one_have_their_whole_max_age(redis_u
     """Time before it was due, or for which it lay dead, is not time that it waited."""
     runs: list[str] = []
 
-    async def waits_once(ctx: JobContext, payload: Work) -> str:
+    async def waits_once(ctx: JobContext, payload: Work):
         runs.append(ctx.key)
         if runs.count(ctx.key) == 1 and ctx.key == "dies":
             raise Permanent("dies first")
@@ -266,7 +266,7 @@ async def test_released_on_drain_without_attempt_and_finished_by_the_next_worker
     begun = asyncio.Event()
     hold = [True]
 
-    async def slow(ctx: JobContext, payload: Work) -> Done:
+    async def slow(ctx: JobContext, payload: Work):
         begun.set()
         if hold.pop() if hold else False:
             await asyncio.sleep(60)
@@ -287,7 +287,7 @@ async def test_released_on_drain_without_attempt_and_finished_by_the_next_worker
 async def test_a_result_that_is_not_json_fails_once_and_takes_its_effect_back(redis_url, tmp_path, result):
     runs: list[int] = []
 
-    async def odd(ctx: JobContext, payload: Work) -> Done:
+    async def odd(ctx: JobContext, payload: Work):
         runs.append(1)
         done = await add_effect(ctx, payload)
         return Done(result, done.save)
@@ -311,13 +311,13 @@ async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(redis_url, tmp_p
     async with JobSetup.open(redis_url, tmp_path, jobs_for(count)) as setup:
         queue, good = setup.producer.queue("setup"), setup.producer
 
-        def signed(name: str, ident: str, data: Any, signer: Signer | None = None) -> dict[str, Any]:
+        def signed(name: str, ident: str, data: Any, signer: Signer | None = None):
             return (signer or setup.signer).sign(name, ident, data)
 
-        def data(n: int, **change: Any) -> dict[str, Any]:
+        def data(n: int, **change: Any):
             return {"v": 1, "payload": {"n": n, "email": "x"}, "key": f"bad{n}", "meta": {}, **change}
 
-        def tick(schedule: str, n: int, **when: str) -> dict[str, Any]:
+        def tick(schedule: str, n: int, **when: str):
             return signed("work", f"repeat:{schedule}", data(n, schedule={"id": schedule, **when}))
 
         stolen = signed("work", "work.somebody", data(906))
@@ -365,7 +365,7 @@ async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(redis_url, tmp_p
     )
 
 
-async def _finished(setup: JobSetup, number: int) -> bool:
+async def _finished(setup: JobSetup, number: int):
     counts = await setup.counts("setup")
     return counts.get("completed", 0) + counts.get("failed", 0) == number
 
@@ -376,11 +376,11 @@ async def _finished(setup: JobSetup, number: int) -> bool:
 async def test_own_steps_run_in_order_before_the_work_and_only_for_valid_jobs(redis_url, tmp_path):
     seen: list[str] = []
 
-    async def first(run: JobContext, call_next: CallNext) -> Any:
+    async def first(run: JobContext, call_next: CallNext):
         seen.append(f"first {run.payload.n}")
         return await call_next(run)
 
-    async def second(run: JobContext, call_next: CallNext) -> Any:
+    async def second(run: JobContext, call_next: CallNext):
         seen.append(f"second {run.payload.n}")
         if run.payload.n == 2:
             raise Permanent("not this one")
@@ -402,7 +402,7 @@ async def test_own_steps_run_in_order_before_the_work_and_only_for_valid_jobs(re
 async def test_what_a_step_holds_is_released_however_the_work_ends(redis_url, tmp_path):
     held: list[str] = []
 
-    async def holding(run: JobContext, call_next: CallNext) -> Any:
+    async def holding(run: JobContext, call_next: CallNext):
         held.append(f"+{run.attempt}")
         try:
             return await call_next(run)

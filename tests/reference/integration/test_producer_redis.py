@@ -27,13 +27,13 @@ async def keep(ctx: JobContext, payload: Note):
         raise Permanent("poison")
 
 
-def note_jobs() -> JobTypes:
+def note_jobs():
     jobs = JobTypes()
     jobs.register(name="note", payload=Note, handler=keep, queue="notes", retry=RetryPolicy(0.01, 0.01, 1))
     return jobs
 
 
-def note(key: str = "k", text: str = "hello", **options: Any) -> JobRequest:
+def note(key: str = "k", text: str = "hello", **options: Any):
     return JobRequest("note", {"text": text}, key=key, **options)
 
 
@@ -100,7 +100,7 @@ async def test_a_job_that_fails_at_once_is_not_taken_for_its_own_twin(redis_url,
     async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup, setup.working():
         ask = setup.producer._ask_for_twins
 
-        async def ask_late(*args: Any) -> Any:
+        async def ask_late(*args: Any):
             assert await setup.ended(note("k")) == ["failed"], "the worker is faster than the question"
             return await ask(*args)
 

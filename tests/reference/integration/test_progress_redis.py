@@ -17,7 +17,7 @@ class Import(Payload):
     rows: int
 
 
-async def events(redis: Any, queue: str) -> list[dict[str, str]]:
+async def events(redis: Any, queue: str):
     return [fields for _, fields in await redis.xrange(f"bull:{queue}:events")]
 
 
@@ -70,12 +70,12 @@ async def test_progress_per_row_keeps_milestones_and_everybody_elses_events(redi
     )
 
 
-async def _completed(queue: Any, number: int) -> bool:
+async def _completed(queue: Any, number: int):
     return bool((await queue.getJobCounts("completed"))["completed"] == number)
 
 
 async def test_a_job_whose_progress_cannot_be_written_still_completes(redis_url, tmp_path):
-    async def handler(ctx: JobContext, payload: Import) -> dict[str, int]:
+    async def handler(ctx: JobContext, payload: Import):
         ctx.job.updateProgress = None  # any error at all
         ctx.progress._send = ctx.job.updateProgress
         await ctx.progress("one", 10)

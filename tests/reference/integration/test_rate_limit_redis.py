@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +35,7 @@ WORKER = Path(__file__).parent / "programs" / "limited_worker.py"
 Windows = list[tuple[int, int]]  # when it opened, in ms of the server's clock, and how many jobs it started
 
 
-def logged(server: RedisServer) -> Iterator[list[str]]:
+def logged(server: RedisServer):
     """Every write that the server did, from its append-only file, in order."""
     for part in sorted(server.directory.rglob("*.incr.aof")):
         lines = iter(part.read_bytes().split(b"\r\n"))
@@ -46,7 +45,7 @@ def logged(server: RedisServer) -> Iterator[list[str]]:
                 yield [words[0].upper(), *words[1:]]
 
 
-def windows_of(server: RedisServer, queue: str, duration: int) -> Windows:
+def windows_of(server: RedisServer, queue: str, duration: int):
     """What BullMQ's limiter did. The ids of the events alone would not do: until Redis 7.2 the clock goes on within
     a script, so an event can bear a later millisecond than the window that it opened (seen: 21 in 300 ms)."""
     found: Windows = []
@@ -60,13 +59,13 @@ def windows_of(server: RedisServer, queue: str, duration: int) -> Windows:
     return found
 
 
-async def starts_of(client: Any, queue: str) -> list[int]:
+async def starts_of(client: Any, queue: str):
     """When each job was handed out, in whole ms of the server: as seconds, 0.3 later is now and then 0.29999."""
     events = await client.xrange(f"bull:{queue}:events")
     return [int(ident.split("-")[0]) for ident, event in events if event["event"] == "active"]
 
 
-def windows_opened_by(starts: list[int], duration: int) -> Windows:
+def windows_opened_by(starts: list[int], duration: int):
     """The same windows for those who keep no account: one opens with the first start after the last has ended."""
     found: Windows = []
     for start in starts:
@@ -76,11 +75,11 @@ def windows_opened_by(starts: list[int], duration: int) -> Windows:
     return found
 
 
-def fullest(windows: Windows) -> int:
+def fullest(windows: Windows):
     return max(count for _, count in windows)
 
 
-def fullest_stretch(starts: list[int], duration: int) -> int:
+def fullest_stretch(starts: list[int], duration: int):
     """The most starts within `duration` ms, wherever these begin."""
     return max(sum(first <= start < first + duration for start in starts) for first in starts)
 
@@ -100,11 +99,11 @@ async def test_two_processes_together_keep_the_queue_limit_and_lose_no_time(own_
     for worker in itertools.chain(*workers.values()):
         await worker.line("ready", 60)
 
-    async def run(kind: str, jobs: int, limit: float) -> list[int]:
+    async def run(kind: str, jobs: int, limit: float):
         await producer.queue(kind).addBulk([{"name": "job", "data": {}, "opts": {}} for _ in range(jobs)])
         began = time.monotonic()
 
-        async def over() -> bool:
+        async def over():
             return len(await starts_of(client, kind)) >= jobs or time.monotonic() - began > limit
 
         await until(over, limit + 20, f"{kind} to end", every=0.05)
@@ -151,7 +150,7 @@ async def test_an_even_limit_holds_in_every_stretch_of_time(own_redis, figures):
     client: Any = producer_client(own_redis.url)
     producer = full_producer(JobTypes(), own_redis.url)
 
-    async def run(queue: str, **limit: Any) -> list[int]:
+    async def run(queue: str, **limit: Any):
         async def nothing(_job: Any, _token: str):
             pass
 
@@ -165,7 +164,7 @@ async def test_an_even_limit_holds_in_every_stretch_of_time(own_redis, figures):
             await asyncio.sleep(0.5 * per)
             await add(3 * most - 1)  # some at the end of this window, more at the start of the next
 
-            async def over() -> bool:
+            async def over():
                 return len(await starts_of(client, queue)) == 3 * most
 
             await until(over, 30, "every job to start")
@@ -230,7 +229,7 @@ class Shop:
         await asyncio.sleep(payload.seconds)
         self.ended[ctx.key] = time.monotonic()
 
-    async def add(self, owner: str, count: int, *, book: TenantLimit | None = None, **fields: Any) -> list[str]:
+    async def add(self, owner: str, count: int, *, book: TenantLimit | None = None, **fields: Any):
         keys = [f"{owner}-{len(self.added) + n}" for n in range(count)]
         for key in keys:
             self.added[key] = time.monotonic()
@@ -243,7 +242,7 @@ class Shop:
     async def done(self, keys: list[str], limit: float = 30):
         await until(lambda: all(key in self.ended for key in keys), limit, f"{len(keys)} jobs to end")
 
-    def waits(self, keys: list[str]) -> list[float]:
+    def waits(self, keys: list[str]):
         """Seconds from add to end."""
         return [self.ended[key] - self.added[key] for key in keys]
 
@@ -251,7 +250,7 @@ class Shop:
 @asynccontextmanager
 async def shop(
     url: str, directory: Path, *limits: TenantLimit, concurrency: int = 10, queue: str = "work", **worker: Any
-) -> AsyncIterator[Shop]:
+):
     self = Shop()
     jobs = JobTypes()
     policy = RetryPolicy(base=0.1, cap=1, attempts=1)  # a spent attempt would end the job: waiting must not
@@ -270,7 +269,7 @@ async def shop(
         await close(store)
 
 
-def p95(values: list[float]) -> float:
+def p95(values: list[float]):
     return statistics.quantiles(values, n=20, method="inclusive")[-1]
 
 
@@ -284,7 +283,7 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_pa
     light, seconds, concurrency = scale(20, 100), 0.3, 10
     client = worker_client(redis_url, AutoPipeline)
 
-    async def trickle(at: Shop, jobs: int = light) -> list[float]:
+    async def trickle(at: Shop, jobs: int = light):
         keys: list[str] = []
         for _ in range(jobs):
             keys += await at.add("light", 1, seconds=seconds)
@@ -292,7 +291,7 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_pa
         await at.done(keys, 120)
         return at.waits(keys)
 
-    async def beside_heavy(at: Shop, *others: Shop, jobs: int = light) -> tuple[list[list[float]], int]:
+    async def beside_heavy(at: Shop, *others: Shop, jobs: int = light):
         # Three times what the tenant may do, on top of a backlog: more, and a busy machine does nothing but refuse.
         async def flood():
             await at.add("heavy", 200, seconds=seconds)
@@ -306,7 +305,7 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_pa
         flooding.cancel()
         return waits, len(at.added) - jobs
 
-    def limit(name: str) -> TenantLimit:
+    def limit(name: str):
         return tenant_limit(client, rate=10, burst=2, name=name)
 
     async with (
@@ -344,7 +343,7 @@ async def test_light_tenant_waits_no_longer_when_thousands_of_jobs_are_dropped_i
     heavy, light, seconds = scale(2_000, 4_000), scale(10, 20), 0.5
     client = worker_client(redis_url, AutoPipeline)
 
-    async def light_waits(at: Shop, jobs: int = light, **how: Any) -> list[float]:
+    async def light_waits(at: Shop, jobs: int = light, **how: Any):
         keys: list[str] = []
         for _ in range(jobs):
             keys += await at.add("light", 1, seconds=seconds, **how)
@@ -352,7 +351,7 @@ async def test_light_tenant_waits_no_longer_when_thousands_of_jobs_are_dropped_i
         await at.done(keys, 120)
         return at.waits(keys)
 
-    def limit(name: str) -> TenantLimit:
+    def limit(name: str):
         return tenant_limit(client, rate=20, burst=5, name=name)
 
     async with shop(redis_url, tmp_path / "alone", limit("alone"), concurrency=20) as at:
@@ -457,7 +456,7 @@ async def test_a_limit_for_all_tenants_leaves_room_for_the_light_one(redis_url, 
     """BullMQ's limiter counts refused jobs too, so behind a heavy tenant it starves the light one; `total` does not."""
     client = producer_client(redis_url)
 
-    async def light_wait(directory: str, limit: TenantLimit, **worker: Any) -> float:
+    async def light_wait(directory: str, limit: TenantLimit, **worker: Any):
         async with shop(redis_url, tmp_path / directory, limit, **worker) as at:
             await at.add("heavy", 300)
             await until(lambda: len(at.ended) >= 1, 10, "the heavy tenant to begin")

@@ -40,7 +40,7 @@ class Bus:
     def __init__(self, store: AsyncEngine, lose: Callable[[str, Event], bool] = lambda _c, _e: False):
         self._store, self._lose = store, lose
 
-    async def publish(self, events: list[Event]) -> list[Exception | None]:
+    async def publish(self, events: list[Event]):
         for event in events:
             for consumer in CONSUMERS:
                 if not self._lose(consumer, event):
@@ -48,20 +48,20 @@ class Bus:
         return [None] * len(events)
 
 
-def effect_of(consumer: str) -> Callable[[AsyncConnection, Event], object]:
+def effect_of(consumer: str):
     async def effect(tx: AsyncConnection, event: Event):
         await tx.execute(insert(effects).values(consumer=consumer, event=event.id))
 
     return effect
 
 
-async def applied(store: AsyncEngine, consumer: str) -> list[str]:
+async def applied(store: AsyncEngine, consumer: str):
     async with read(store) as connection:
         found = select(effects.c.event).where(effects.c.consumer == consumer).order_by(effects.c.number)
         return list((await connection.execute(found)).scalars())
 
 
-def event(n: int) -> Event:
+def event(n: int):
     return Event(id=f"e-{n}", source="/t", type="order.changed.v1", subject=f"order-{n % 4}", data={"n": n})
 
 
@@ -162,7 +162,7 @@ async def test_a_failing_event_holds_its_subject_and_is_reported(store):
 async def test_a_range_is_chosen_by_position_by_time_or_by_id(store):
     await publish(store, 10, lambda _c, _e: False)
 
-    async def ids(found: AsyncIterator[Event]) -> list[str]:
+    async def ids(found: AsyncIterator[Event]):
         return [e.id async for e in found]
 
     now = datetime.now(UTC)
@@ -222,7 +222,7 @@ async def test_a_forced_replay_comes_after_the_live_delivery_of_the_same_event(s
     await begun.wait()
     forced = asyncio.create_task(replay(store, "feed", logged(store), effect, force=True))
 
-    async def waits() -> bool:
+    async def waits():
         if not is_postgres(store):  # in the process, for its turn to write
             return True
         async with read(store) as connection:

@@ -1,13 +1,9 @@
 """The same request twice is one request, whatever happened to the first one."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import redis.asyncio
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.waiting import until
 from studyhall.patterns.core.open_store import close, create_all, open_store
@@ -15,7 +11,7 @@ from studyhall.patterns.request_dedup import Answer, InvalidRequestKey, KeyReuse
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
+async def store(tmp_path):
     engine = open_store(f"sqlite:///{tmp_path / 'requests.db'}")
     await create_all(engine)
     yield engine
@@ -29,7 +25,7 @@ class Orders:
         self.placed: set[str] = set()
         self.fail_next = ""
 
-    async def place(self, ident: str) -> dict[str, Any]:
+    async def place(self, ident: str):
         failing, self.fail_next = self.fail_next, ""
         if failing == "before":
             raise ConnectionError("the database went away")
@@ -39,7 +35,7 @@ class Orders:
         return {"order": ident}
 
 
-async def naive(client: redis.asyncio.Redis, orders: Orders, key: str, ident: str) -> bool:
+async def naive(client: redis.asyncio.Redis, orders: Orders, key: str, ident: str):
     """What is usually published: a window of SET NX. True: taken."""
     if not await client.set(f"seen:{key}", "1", nx=True, px=300):
         return False
@@ -67,7 +63,7 @@ async def test_a_failed_request_may_be_retried_and_a_late_repeat_is_not_a_second
     ours = Orders()
     requests, asked = RequestDedup(store, "orders"), 0
 
-    async def order(key: str) -> Answer:
+    async def order(key: str):
         nonlocal asked
         asked += 1
         return await requests.run("ann", key, body, ours.place)
@@ -108,7 +104,7 @@ async def test_fifty_at_once_are_one(store, figures):
 async def test_the_same_key_with_another_body_is_an_error_also_while_the_first_runs(store):
     requests, orders, gate = RequestDedup(store, "orders"), Orders(), asyncio.Event()
 
-    async def slow(ident: str) -> Any:
+    async def slow(ident: str):
         await gate.wait()
         return await orders.place(ident)
 
@@ -123,7 +119,7 @@ async def test_the_same_key_with_another_body_is_an_error_also_while_the_first_r
     assert len(orders.placed) == 1
 
 
-async def _claimed(requests: RequestDedup) -> bool:
+async def _claimed(requests: RequestDedup):
     try:
         await requests._inbox.seen(f"{business_key('ann', 'k')}/id", "another body")
     except KeyReused:

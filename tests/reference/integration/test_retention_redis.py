@@ -25,8 +25,8 @@ class Sum(Payload):
     n: int
 
 
-def sums(*, fail: bool = False) -> JobTypes:
-    async def handler(ctx: JobContext, payload: Sum) -> dict[str, int]:
+def sums(*, fail: bool = False):
+    async def handler(ctx: JobContext, payload: Sum):
         if fail:
             raise Transient("the provider answered 503 for a request that is described at some length here")
         return {"square": payload.n**2}
@@ -36,7 +36,7 @@ def sums(*, fail: bool = False) -> JobTypes:
     return jobs
 
 
-def request(n: int) -> JobRequest:
+def request(n: int):
     return JobRequest("sum", {"n": n}, key=f"k{n}")
 
 
@@ -50,7 +50,7 @@ async def test_failed_jobs_cost_redis_nothing_lasting_where_the_default_keeps_th
 ):
     server, number = make_redis(), scale(300, 2_000)
 
-    def kept_bytes(queue: str) -> int:
+    def kept_bytes(queue: str):
         """What the queue's keys occupy, by the server's own account; its total also counts every connection.
         Without the event stream, which BullMQ bounds at 10,000 entries whatever happens."""
         with server.client() as client:
@@ -91,7 +91,7 @@ async def test_failed_jobs_cost_redis_nothing_lasting_where_the_default_keeps_th
     )
 
 
-async def _failed(queue: Any, number: int) -> bool:
+async def _failed(queue: Any, number: int):
     return bool((await queue.getJobCounts("failed"))["failed"] >= number)
 
 
@@ -114,7 +114,7 @@ async def test_results_that_left_redis_are_answered_from_the_database(redis_url,
     figures("retention", name="evicted-results", jobs=number, evicted=evicted, answered_from_database=len(stored))
 
 
-async def _answered(setup: JobSetup, number: int) -> bool:
+async def _answered(setup: JobSetup, number: int):
     async with read(setup.store) as connection:
         done = await connection.scalar(select(func.count()).select_from(idempotency.inbox))
     return done == number and not await setup.producer.redis.llen("bull:sums:active")

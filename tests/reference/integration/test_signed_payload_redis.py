@@ -20,7 +20,7 @@ class Payout(Payload):
     cents: int
 
 
-def payout_jobs(paid: list[tuple[str, int]]) -> JobTypes:
+def payout_jobs(paid: list[tuple[str, int]]):
     async def pay(ctx: JobContext, payload: Payout):
         paid.append((payload.to, payload.cents))
 
@@ -30,7 +30,7 @@ def payout_jobs(paid: list[tuple[str, int]]) -> JobTypes:
     return jobs
 
 
-def payout(to: str, cents: int = 100, name: str = "payout") -> JobRequest:
+def payout(to: str, cents: int = 100, name: str = "payout"):
     return JobRequest(name, {"to": to, "cents": cents}, key=to)
 
 
@@ -42,7 +42,7 @@ async def tamper(setup: JobSetup, request: JobRequest, field: str, change: Calla
     await setup.producer.redis.hset(key, field, json.dumps(changed) if field == "data" else changed)
 
 
-def richer(data: dict[str, Any]) -> dict[str, Any]:
+def richer(data: dict[str, Any]):
     return {**data, "payload": {**data["payload"], "cents": 1_000_000}}
 
 
@@ -51,7 +51,7 @@ async def test_injected_and_altered_jobs_never_run_where_the_usual_worker_pays_t
     async with JobSetup.open(redis_url, tmp_path, payout_jobs(paid)) as setup:
         redis, queue = setup.producer.redis, setup.producer.queue("payouts")
 
-        async def attack() -> list[str]:
+        async def attack():
             """Eight ways in, and three honest neighbours; returns the ids of the bad ones."""
             for name in ("ann", "bob", "cid", "altered", "renamed", "victim", "emptied"):
                 await setup.producer.enqueue(payout(name))
@@ -106,7 +106,7 @@ async def test_injected_and_altered_jobs_never_run_where_the_usual_worker_pays_t
         )
 
 
-async def _through(setup: JobSetup, number: int) -> bool:
+async def _through(setup: JobSetup, number: int):
     counts = await setup.counts("payouts")
     return counts.get("completed", 0) + counts.get("failed", 0) == number
 

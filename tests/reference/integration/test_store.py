@@ -46,7 +46,7 @@ async def add(engine: AsyncEngine, row_id: int = 1):
         await tx.execute(insert(counters).values(id=row_id, n=0))
 
 
-async def value(engine: AsyncEngine, row_id: int = 1) -> int | None:
+async def value(engine: AsyncEngine, row_id: int = 1):
     async with read(engine) as connection:
         found: int | None = await connection.scalar(select(counters.c.n).where(counters.c.id == row_id))
         return found
@@ -175,7 +175,7 @@ async def test_work_in_one_hop_is_one_transaction_too(store):
         tx.execute(insert(counters).values(id=1, n=0))
         raise ZeroDivisionError
 
-    def write(tx: Connection) -> str:
+    def write(tx: Connection):
         tx.execute(insert(counters).values(id=1, n=7))
         return "done"
 
@@ -262,7 +262,7 @@ async def test_sqlite_runs_in_wal_with_the_chosen_durability(tmp_path, query, le
 async def test_a_durable_commit_waits_for_the_disk_and_the_next_one_does_not(tmp_path):
     engine = open_store(f"sqlite:///{tmp_path / 's.db'}")
 
-    async def level(**options: bool) -> int:
+    async def level(**options: bool):
         async with begin(engine, **options) as tx:
             return int((await tx.execute(text("PRAGMA synchronous"))).scalar_one())
 
@@ -314,7 +314,7 @@ def test_an_unreachable_server_or_unusable_file_is_an_error_within_seconds(tmp_p
 
 
 def test_works_under_uvloop(store_url):
-    async def use() -> int | None:
+    async def use():
         engine = open_store(store_url)
         await create_all(engine)
         await add(engine)

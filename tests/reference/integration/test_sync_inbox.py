@@ -24,7 +24,7 @@ from studyhall.patterns.sync_inbox import KeyReused, create, once
 Connect = Callable[[], Any]
 
 
-def sqlite(path: Path, **options: Any) -> Connect:
+def sqlite(path: Path, **options: Any):
     return lambda: sqlite3.connect(path / "shop.db", timeout=30, **options)
 
 
@@ -35,7 +35,7 @@ def sqlite(path: Path, **options: Any) -> Connect:
         *(pytest.param(name, marks=pytest.mark.needs_postgres) for name in ("postgres", "postgres-autocommit")),
     ]
 )
-def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
+def connect(request, tmp_path):
     match request.param:
         case "sqlite":
             made = sqlite(tmp_path)
@@ -52,18 +52,18 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
     return made
 
 
-def run(connection: Any, statement: str) -> Any:
+def run(connection: Any, statement: str):
     cursor = connection.cursor()
     cursor.execute(statement)
     return cursor
 
 
-def mail(connection: Any) -> dict[str, str]:
+def mail(connection: Any):
     run(connection, "INSERT INTO mails VALUES ('ann')")
     return {"sent": "to ann"}
 
 
-def mails(connect: Connect) -> int:
+def mails(connect: Connect):
     with closing(connect()) as connection:
         return int(run(connection, "SELECT count(*) FROM mails").fetchone()[0])
 
@@ -93,7 +93,7 @@ def test_an_effect_that_raises_leaves_nothing_and_runs_again(connect):
 
 
 def test_concurrent_duplicates_make_one_effect(connect):
-    def deliver(_: int) -> Any:
+    def deliver(_: int):
         with closing(connect()) as connection:
             return once(connection, "mails", "order-1", 1, mail)
 
@@ -126,11 +126,11 @@ def test_a_transaction_of_the_caller_is_joined_and_decides(connect):
 async def test_the_async_inbox_and_plain_connections_share_their_markers(store, store_url):
     payload, runs = {"b": 1, "a": [None, "é"]}, []
 
-    def plainly(connection: Any) -> str:
+    def plainly(connection: Any):
         runs.append("plain")
         return "of the plain one"
 
-    async def effect(tx: Any) -> str:
+    async def effect(tx: Any):
         runs.append("async")
         await tx.execute(text("SELECT 1"))
         return "of the async one"

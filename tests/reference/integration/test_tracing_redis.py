@@ -24,7 +24,7 @@ from studyhall.patterns.typed_jobs import JobTypes, Payload
 PROGRAM = Path(__file__).parent / "programs" / "traced.py"
 
 
-def spans_in(path: Path) -> list[dict[str, Any]]:
+def spans_in(path: Path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -43,7 +43,7 @@ async def test_producer_worker_and_child_job_in_two_processes_are_one_trace(redi
     assert len(traces) == 1, "one trace"
     by_id = {span["context"]["span_id"]: span for span in spans}
 
-    def path_to_root(span: dict[str, Any]) -> list[str]:
+    def path_to_root(span: dict[str, Any]):
         names = [span["name"]]
         while span["parent_id"] is not None:
             span = by_id[span["parent_id"]]
@@ -86,11 +86,11 @@ async def test_producer_worker_and_child_job_in_two_processes_are_one_trace(redi
     )
 
 
-def _receipts(folder: Path) -> int:
+def _receipts(folder: Path):
     return len(_named(spans_in(folder / "worker.jsonl"), "process receipt"))
 
 
-def _named(spans: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+def _named(spans: list[dict[str, Any]], name: str):
     return [span for span in spans if span["name"] == name]
 
 
@@ -99,7 +99,7 @@ class Nothing(Payload):
 
 
 @pytest.fixture
-def exported(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+def exported(monkeypatch):
     """An SDK for this test alone: the global one of a process can be set only once."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

@@ -60,7 +60,7 @@ async def test_a_job_nobody_knows_fails_at_once_where_the_if_else_worker_complet
             await queue.add("send-mail", jobs.encode("send-mail", SendMail(to=f"user{number}")), {"attempts": 3})
         running = asyncio.create_task(worker.run())
 
-        async def finished(queue: Queue = queue) -> dict[str, int] | None:
+        async def finished(queue: Queue = queue):
             found: dict[str, int] = await queue.getJobCounts("completed", "failed")
             return found if sum(found.values()) == len(BAD) + GOOD else None
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.isolation import SubprocessPool
 from studyhall.patterns.producer import JobRef, JobRequest
-from studyhall.providers import Advance, AIProvider, ConceptGraph, LocalProvider, OnProgress
+from studyhall.providers import Advance, AIProvider, LocalProvider, OnProgress
 from studyhall.providers.http import HttpProvider
 from studyhall.providers.wires import AnthropicMessages
 from studyhall.services import Services
@@ -51,7 +51,7 @@ class StudyHall:
             )
 
     @contextlib.asynccontextmanager
-    async def worker(self, provider: AIProvider) -> AsyncIterator[None]:
+    async def worker(self, provider: AIProvider):
         services = Services(provider, self.pool, self.blobs)
         pipeline = full_pipeline(self.jobs, self.store, services=services)
         workers = [
@@ -67,22 +67,22 @@ class StudyHall:
             await asyncio.gather(*(worker.drain(0.2) for worker in workers))
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def state(self, ref: JobRef) -> str:
+    async def state(self, ref: JobRef):
         return str(await self.producer.queue(ref.queue).getJobState(ref.id))
 
     async def ends(self, ref: JobRef, state: str):
-        async def ended() -> bool:
+        async def ended():
             return await self.state(ref) == state
 
         await until(ended, timeout=60, what=f"{ref.name} to be {state}")
 
-    async def read(self, query: Callable[..., Awaitable[Any]], document_id: str, owner: str = OWNER) -> Any:
+    async def read(self, query: Callable[..., Awaitable[Any]], document_id: str, owner: str = OWNER):
         async with read(self.store) as connection:
             return await query(connection, document_id, owner)
 
 
 @pytest.fixture
-async def hall(redis_url: str, tmp_path: Path) -> AsyncIterator[StudyHall]:
+async def hall(redis_url, tmp_path):
     store = open_store(f"sqlite:///{tmp_path / 'hall.db'}")
     await create_all(store)
     (tmp_path / "blobs").mkdir()
@@ -136,7 +136,7 @@ class Frozen(LocalProvider):
         super().__init__()
         self.parts, self.frozen = parts, asyncio.Event()
 
-    async def concept_graph(self, text: str, *, on_progress: OnProgress, **options: Any) -> ConceptGraph:
+    async def concept_graph(self, text: str, *, on_progress: OnProgress, **options: Any):
         async def count(step: Advance):
             await on_progress(step)
             if step.state and step.done == self.parts:
@@ -151,7 +151,7 @@ class Watched(LocalProvider):
         super().__init__()
         self.resumed_at: list[int] = []
 
-    async def concept_graph(self, text: str, *, on_progress: OnProgress, **options: Any) -> ConceptGraph:
+    async def concept_graph(self, text: str, *, on_progress: OnProgress, **options: Any):
         self.resumed_at.append((options.get("resume") or {}).get("next", 0))
         return await super().concept_graph(text, on_progress=on_progress, **options)
 
@@ -200,7 +200,7 @@ async def _quiet(step: Advance):
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[AsyncEngine]:
+async def store(request, tmp_path):
     sqlite = request.param == "sqlite"
     url = f"sqlite:///{tmp_path / 'tables.db'}" if sqlite else request.getfixturevalue("postgres_url")
     opened = open_store(url)

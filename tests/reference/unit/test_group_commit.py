@@ -18,7 +18,7 @@ class Ledger:
         self.gate.set()
         self.broken = False
 
-    async def flush(self, items: Sequence[int]) -> list[int | Exception]:
+    async def flush(self, items: Sequence[int]):
         self.batches.append(list(items))
         self.began.set()
         await self.gate.wait()

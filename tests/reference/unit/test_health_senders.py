@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from email import message_from_string
 from urllib.error import HTTPError
@@ -38,7 +38,7 @@ class Receiver:
 class MailServer:
     """As much of SMTP as one mail needs."""
 
-    def __init__(self, *, refuse: str = "") -> None:
+    def __init__(self, *, refuse: str = ""):
         self.refuse = refuse
         self.mails: list[str] = []
 
@@ -64,7 +64,7 @@ class MailServer:
 
 
 @asynccontextmanager
-async def listening(handle: Callable[..., object]) -> AsyncIterator[int]:
+async def listening(handle: Callable[..., object]):
     server = await asyncio.start_server(handle, "127.0.0.1", 0)  # type: ignore[arg-type]
     async with server:
         yield server.sockets[0].getsockname()[1]
@@ -147,7 +147,7 @@ async def test_a_receiver_is_named_by_one_address():
 
 
 @pytest.mark.parametrize("url", ["ftp://secret@host/", "smtp://user:secret@host/", "https:", "secret"])
-def test_an_address_that_is_none_is_refused_without_being_shown(url: str):
+def test_an_address_that_is_none_is_refused_without_being_shown(url):
     with pytest.raises(ValueError, match="is not one of") as refused:
         senders.sender(url)
     assert "secret" not in str(refused.value).replace("'secret'", "")

@@ -3,8 +3,6 @@
 import asyncio
 import gc
 import logging
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -19,9 +17,7 @@ async def waits_for_a_reply(done: list[int], number: int):
     done.append(number)
 
 
-async def test_a_task_without_a_reference_is_collected_and_ours_are_not(
-    figures: Callable[..., None], caplog: pytest.LogCaptureFixture
-):
+async def test_a_task_without_a_reference_is_collected_and_ours_are_not(figures, caplog):
     caplog.set_level(logging.CRITICAL, "asyncio")  # "Task was destroyed but it is pending!"
     before = asyncio.all_tasks()
     gc.disable()  # a collection by chance took some before they were counted
@@ -45,11 +41,11 @@ async def test_a_task_without_a_reference_is_collected_and_ours_are_not(
     figures("in-process-tasks", name="collected", started=started, naive_collected=started - left, collected=lost)
 
 
-async def test_an_error_reaches_the_log_and_leaves_the_others_alone(caplog: pytest.LogCaptureFixture):
+async def test_an_error_reaches_the_log_and_leaves_the_others_alone(caplog):
     async def fails():
         raise ValueError("broken")
 
-    async def works() -> str:
+    async def works():
         return "done"
 
     tasks = Tasks()
@@ -102,5 +98,5 @@ async def test_a_task_group_ends_before_the_request_does():
     assert ended == [0, 1, 2]
 
 
-async def _wait(gate: asyncio.Event) -> Any:
+async def _wait(gate: asyncio.Event):
     await gate.wait()

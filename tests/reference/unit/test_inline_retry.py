@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -15,7 +14,7 @@ class Dependency:
         self.calls: list[float] = []
         self._failures, self._always = list(failures), always
 
-    async def __call__(self) -> str:
+    async def __call__(self):
         self.calls.append(time.monotonic())
         if self._failures:
             raise self._failures.pop(0)
@@ -35,7 +34,7 @@ async def test_what_passes_by_itself_is_tried_again_and_what_does_not_is_not():
         assert len(broken.calls) == 1
 
 
-async def test_a_dead_dependency_gets_its_normal_load_and_little_more(figures: Callable[..., None]):
+async def test_a_dead_dependency_gets_its_normal_load_and_little_more(figures):
     async def naive(dead: Dependency):
         for attempt in range(3):
             try:
@@ -58,7 +57,7 @@ async def test_a_dead_dependency_gets_its_normal_load_and_little_more(figures: C
 
 
 async def test_the_pause_is_spread_over_its_whole_length_also_at_the_cap():
-    async def pauses() -> list[float]:
+    async def pauses():
         found = []
         for _ in range(8):
             dependency = Dependency(*(Transient("x") for _ in range(3)))

@@ -3,8 +3,6 @@
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -15,18 +13,18 @@ from studyhall.patterns.ordering import KeyedLanes, OutOfTurn, partition_of
 STEPS = ("created", "paid", "cancelled")
 
 
-def orders(count: int) -> list[tuple[str, str]]:
+def orders(count: int):
     return [(f"order-{n}", step) for n in range(count) for step in STEPS]
 
 
-def reordered(seen: list[tuple[str, str]]) -> int:
+def reordered(seen: list[tuple[str, str]]):
     by_key: defaultdict[str, list[str]] = defaultdict(list)
     for key, step in seen:
         by_key[key].append(step)
     return sum(steps != sorted(steps, key=STEPS.index) for steps in by_key.values())
 
 
-async def test_parallel_consumers_reorder_and_lanes_do_not(seed: int, figures: Callable[..., Path]):
+async def test_parallel_consumers_reorder_and_lanes_do_not(seed, figures):
     rng = random.Random(seed)
     events = orders(30)
     pauses = {event: rng.random() * 0.01 for event in events}
@@ -73,11 +71,11 @@ async def test_parallel_consumers_reorder_and_lanes_do_not(seed: int, figures: C
     )
 
 
-async def test_redelivery_in_any_order_keeps_the_order_of_the_key(seed: int, figures: Callable[..., Path]):
+async def test_redelivery_in_any_order_keeps_the_order_of_the_key(seed, figures):
     """A broker that brings failed deliveries back in random order, against lanes and against nothing."""
     rng = random.Random(seed)
 
-    async def deliver(ordered: bool) -> tuple[list[tuple[str, str]], int]:
+    async def deliver(ordered: bool):
         lanes, seen, refused = KeyedLanes(8), [], 0
         failures = dict.fromkeys(rng.sample(orders(20), 15), 2)
 
@@ -169,13 +167,13 @@ async def test_an_item_that_never_comes_back_is_written_off_after_the_patience()
     async def fail():
         raise Transient("and then its consumer was replaced")
 
-    async def fine() -> bool:
+    async def fine():
         return True
 
     with pytest.raises(Transient):
         await (await lanes.submit("a", "1", fail))
 
-    async def accepted() -> bool:
+    async def accepted():
         try:
             return bool(await (await lanes.submit("a", "2", fine)))
         except OutOfTurn:

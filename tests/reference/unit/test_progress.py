@@ -9,7 +9,7 @@ from studyhall.patterns.progress import MAX_DETAIL, MAX_MESSAGE, Progress
 class Clock:
     now = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 

@@ -17,7 +17,7 @@ BERLIN = "Europe/Berlin"
 YEAR = 366 * 24 * 3600 * 1000
 
 
-def local(cadence: Cadence, start: datetime, count: int) -> list[str]:
+def local(cadence: Cadence, start: datetime, count: int):
     """The next slots as clock and offset of their zone."""
     found, slot = [], start.timestamp() * 1000
     for _ in range(count):
@@ -70,7 +70,7 @@ def test_utc_knows_no_daylight_saving():
     ),
     gap=st.integers(0, 600_000),
 )
-def test_slots_do_not_depend_on_who_looks_and_when(moment: int, cadence: Cadence, gap: int):
+def test_slots_do_not_depend_on_who_looks_and_when(moment, cadence, gap):
     slot = cadence.next_after(moment)
     assert slot > moment
     assert cadence.is_slot(slot)
@@ -100,9 +100,7 @@ def test_slots_do_not_depend_on_who_looks_and_when(moment: int, cadence: Cadence
     ),
     change=st.booleans(),
 )
-def test_missed_slots_are_counted_as_if_asked_for_one_by_one(
-    first: int, days: float, keep: int, cadence: Cadence, change: bool
-):
+def test_missed_slots_are_counted_as_if_asked_for_one_by_one(first, days, keep, cadence, change):
     if change:  # most days are alike: look at those around a change of the clock
         first = first % (5 * 86_400_000) + int(datetime(2026, 10, 22, tzinfo=UTC).timestamp() * 1000)
     last = first + int(days * 86_400_000)
@@ -144,7 +142,7 @@ def test_missed_slots_are_counted_as_if_asked_for_one_by_one(
         ({"every": 5, "jitter": -1}, "shorter than its interval"),
     ],
 )
-def test_nonsense_is_refused_when_it_is_declared(given: dict[str, Any], named: str):
+def test_nonsense_is_refused_when_it_is_declared(given, named):
     with pytest.raises(InvalidSchedule, match=named):
         Schedules(jobs(), [Schedule(**{"id": "x", "job": "tick", **given})])
 
@@ -154,7 +152,7 @@ def test_two_schedules_cannot_share_an_id_past_or_present():
         Schedules(jobs(), [Schedule("a", "tick", every=1), Schedule("b", "tick", every=1, was=["a"])])
 
 
-def jobs() -> JobTypes:
+def jobs():
     async def tick(ctx: Any, payload: Payload): ...
 
     types = JobTypes()

@@ -35,11 +35,11 @@ class Work(Payload):
     seat: str = ""  # a file outside the database: taken first, released when cancelled
 
 
-def say(event: str, **fields: Any) -> None:
+def say(event: str, **fields: Any):
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
-async def work(ctx: JobContext, payload: Work) -> Done:
+async def work(ctx: JobContext, payload: Work):
     say("start", job=ctx.job_id)
     seat = Path(payload.seat) if payload.seat else None
     if seat:
@@ -51,20 +51,20 @@ async def work(ctx: JobContext, payload: Work) -> Done:
             seat.unlink()
         raise
 
-    async def save(tx: AsyncConnection) -> None:
+    async def save(tx: AsyncConnection):
         await tx.execute(insert(effects).values(job=ctx.job_id))
 
     return Done({"done": ctx.job_id}, save)
 
 
-def job_types() -> JobTypes:
+def job_types():
     jobs = JobTypes()
     for name in ("step-one", "step-two", "step-three"):
         jobs.register(name=name, payload=Work, handler=work, queue=QUEUE, retry=POLICY)
     return jobs
 
 
-async def main() -> None:
+async def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--redis", required=True)
     parser.add_argument("--store", required=True)
@@ -74,7 +74,7 @@ async def main() -> None:
     await create_all(store)
     pipeline = full_pipeline(job_types(), store)
 
-    async def naive(job: Job, token: str) -> Any:
+    async def naive(job: Job, token: str):
         """The flag is looked at between the steps, taken away, and an exception ends the run."""
         say("start", job=job.id)
         for _ in range(20):
@@ -87,7 +87,7 @@ async def main() -> None:
     processor = naive if args.naive else pipeline
     worker = ReliableWorker(QUEUE, processor, url=args.redis, lock_duration=1.0, stalled_interval=0.3)
 
-    async def ready() -> None:
+    async def ready():
         await worker.ready()
         say("ready")
 

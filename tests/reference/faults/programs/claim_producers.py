@@ -20,8 +20,8 @@ class Scan(Payload):
     image: Claim
 
 
-def job_types(blobs: Blobs | None = None) -> JobTypes:
-    async def scan(ctx: JobContext, payload: Scan) -> dict[str, int]:
+def job_types(blobs: Blobs | None = None):
+    async def scan(ctx: JobContext, payload: Scan):
         assert blobs is not None
         return {"size": len(await blobs.read(payload.image))}
 
@@ -30,7 +30,7 @@ def job_types(blobs: Blobs | None = None) -> JobTypes:
     return jobs
 
 
-async def main() -> None:
+async def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--redis", required=True)
     parser.add_argument("--blobs", required=True)
@@ -50,7 +50,7 @@ async def main() -> None:
             await producer.enqueue(JobRequest("scan", {"image": claim}, key=str(number)))
 
 
-async def _naive(folder: Path, producer: Producer, number: int, content: bytes) -> None:
+async def _naive(folder: Path, producer: Producer, number: int, content: bytes):
     import hashlib
 
     ref = f"{QUEUE}/scan.{number}/blob"

@@ -33,11 +33,11 @@ SWEEPING = ["read", "archived", "removed", "alert claimed", "alert sent"]
 REPLAYING = ["claimed", "restored", "marked"]
 
 
-async def sweeper(life: nursery.Life, store_url: str, redis_url: str) -> None:
+async def sweeper(life: nursery.Life, store_url: str, redis_url: str):
     redis, engine = producer_client(redis_url), open_store(store_url)
     plain: Any = redis.execute_command
 
-    async def execute_with_points(*command: Any, **options: Any) -> Any:
+    async def execute_with_points(*command: Any, **options: Any):
         if sweeping._REMOVE in command:
             life.reached("archived")
         answer = await plain(*command, **options)
@@ -49,7 +49,7 @@ async def sweeper(life: nursery.Life, store_url: str, redis_url: str) -> None:
 
     redis.execute_command = execute_with_points
 
-    async def alert(letter: DeadLetter) -> None:
+    async def alert(letter: DeadLetter):
         life.reached("alert claimed")
         await redis.hincrby("alerts", letter.id, 1)
         life.reached("alert sent")
@@ -63,16 +63,16 @@ async def sweeper(life: nursery.Life, store_url: str, redis_url: str) -> None:
     await redis.aclose()
 
 
-async def replayer(life: nursery.Life, store_url: str, redis_url: str) -> None:
+async def replayer(life: nursery.Life, store_url: str, redis_url: str):
     redis, engine = producer_client(redis_url), open_store(store_url)
     restore, mark = dead_letter_replay._restore, dead_letter_replay._mark
 
-    async def restore_with_points(*args: Any, **options: Any) -> None:
+    async def restore_with_points(*args: Any, **options: Any):
         life.reached("claimed")
         await restore(*args, **options)
         life.reached("restored")
 
-    async def mark_with_point(*args: Any, **values: Any) -> None:
+    async def mark_with_point(*args: Any, **values: Any):
         await mark(*args, **values)
         life.reached("marked")
 

@@ -39,15 +39,15 @@ class Step(Payload):
     chain: int
 
 
-def say(event: str, **fields: object) -> None:
+def say(event: str, **fields: object):
     print(json.dumps({"event": event, "pid": os.getpid(), **fields}), flush=True)
 
 
-def job_types() -> JobTypes:
-    async def handler(ctx: JobContext, payload: Step) -> Done:
+def job_types():
+    async def handler(ctx: JobContext, payload: Step):
         await asyncio.sleep(0.02)
 
-        async def save(tx: AsyncConnection) -> None:
+        async def save(tx: AsyncConnection):
             await tx.execute(done.insert().values(chain=payload.chain, step=ctx.name))
 
         return Done({"step": ctx.name}, save)
@@ -58,19 +58,19 @@ def job_types() -> JobTypes:
     return jobs
 
 
-def flow_of(number: int) -> JobRequest:
+def flow_of(number: int):
     return chain(*(JobRequest(name, {"chain": number}, key=f"chain-{number}") for name in STEPS))
 
 
-async def work(options: argparse.Namespace) -> None:
+async def work(options: argparse.Namespace):
     store = open_store(options.store)
     queue = Queue(NAIVE, {"connection": producer_client(options.redis)})
 
-    async def by_hand(job: Any, _token: str) -> None:
+    async def by_hand(job: Any, _token: str):
         """The usual chain: do the work once (an inbox even), then add the next step."""
         number = job.data["chain"]
 
-        async def effect(tx: AsyncConnection) -> None:
+        async def effect(tx: AsyncConnection):
             await tx.execute(done.insert().values(chain=number, step=job.name))
 
         inbox = Inbox(store, job.name)
@@ -91,7 +91,7 @@ async def work(options: argparse.Namespace) -> None:
         for name, processor in ((QUEUE, full_pipeline(job_types(), store)), (NAIVE, by_hand))
     ]
 
-    async def ready() -> None:
+    async def ready():
         for worker in workers:
             await worker.ready()
         say("ready")
@@ -100,7 +100,7 @@ async def work(options: argparse.Namespace) -> None:
     await close(store)
 
 
-async def produce(options: argparse.Namespace) -> None:
+async def produce(options: argparse.Namespace):
     """Add flows, and the same jobs one by one, as fast as possible until killed."""
     producer = full_producer(job_types(), options.redis, timeout=20)
     queue = producer.queue(NAIVE)
@@ -112,7 +112,7 @@ async def produce(options: argparse.Namespace) -> None:
         await producer.enqueue(flow_of(number))
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=["work", "produce"])
     parser.add_argument("--redis", required=True)

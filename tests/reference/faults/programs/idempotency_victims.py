@@ -8,7 +8,6 @@ its list is delivered again. Prints `deaths {way: {point: number}}` when all eve
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,10 +37,9 @@ emails = Table(
 )
 
 Event = dict[str, Any]
-Handle = Callable[[Event], Awaitable[object]]
 
 
-async def send_email(tx: AsyncConnection, event: Event, life: nursery.Life) -> None:
+async def send_email(tx: AsyncConnection, event: Event, life: nursery.Life):
     """The effect. Some events meet an error on their first delivery."""
     await tx.execute(insert(emails).values(way=event["way"], key=event["key"]))
     await asyncio.sleep(0.001)
@@ -50,11 +48,11 @@ async def send_email(tx: AsyncConnection, event: Event, life: nursery.Life) -> N
         raise ConnectionError("mail server is down")
 
 
-def with_inbox(engine: AsyncEngine, life: nursery.Life) -> Handle:
+def with_inbox(engine: AsyncEngine, life: nursery.Life):
     inbox = Inbox(engine, "emails")
 
-    async def handle(event: Event) -> None:
-        async def effect(tx: AsyncConnection) -> str:
+    async def handle(event: Event):
+        async def effect(tx: AsyncConnection):
             await send_email(tx, event, life)
             return f"sent to {event['key']}"
 
@@ -64,10 +62,10 @@ def with_inbox(engine: AsyncEngine, life: nursery.Life) -> Handle:
     return handle
 
 
-def with_set_nx(engine: AsyncEngine, life: nursery.Life, redis: Redis, *, delete: bool) -> Handle:
+def with_set_nx(engine: AsyncEngine, life: nursery.Life, redis: Redis, *, delete: bool):
     """The naive twins: the marker is in another store than the effect."""
 
-    async def handle(event: Event) -> None:
+    async def handle(event: Event):
         if not await redis.set(f"{event['way']}:done:{event['key']}", 1, nx=True):
             return
         try:
@@ -82,13 +80,13 @@ def with_set_nx(engine: AsyncEngine, life: nursery.Life, redis: Redis, *, delete
     return handle
 
 
-def late(event: Event) -> None:
+def late(event: Event):
     """The effect happened, but its caller is told that it failed: a timeout on the answer."""
     if event.get("error") == "late" and event["delivery"] == 1:
         raise TimeoutError("no answer from the mail server")
 
 
-async def consume(life: nursery.Life, store_url: str, redis_url: str, way: str) -> None:
+async def consume(life: nursery.Life, store_url: str, redis_url: str, way: str):
     redis, engine = producer_client(redis_url), open_store(store_url)
     events, mine = f"{way}:events", f"{way}:taken-by:{life.slot}"
     while await redis.lmove(mine, events, "LEFT", "RIGHT"):
@@ -112,7 +110,7 @@ async def consume(life: nursery.Life, store_url: str, redis_url: str, way: str) 
     await redis.aclose()
 
 
-def main(store_url: str, redis_url: str, kills: int, seed: int) -> None:
+def main(store_url: str, redis_url: str, kills: int, seed: int):
     deaths = {}
     for way in WAYS:
         live = partial(consume, store_url=store_url, redis_url=redis_url, way=way)

@@ -32,7 +32,7 @@ class Entry(Payload):
     block: float = 0.0  # seconds of blocking the event loop
 
 
-def die_once(path: str, point: str, payload: Entry) -> None:
+def die_once(path: str, point: str, payload: Entry):
     """SIGKILL ourselves at `point` unless this job did so before (a file remembers it)."""
     if payload.crash_at != point:
         return
@@ -43,7 +43,7 @@ def die_once(path: str, point: str, payload: Entry) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def add_entry(ctx: JobContext, payload: Entry) -> Done:
+async def add_entry(ctx: JobContext, payload: Entry):
     if payload.block:
         import time
 
@@ -54,14 +54,14 @@ async def add_entry(ctx: JobContext, payload: Entry) -> Done:
     scratch = str(ctx.services)
     die_once(scratch, "before-effect", payload)
 
-    async def save(tx: AsyncConnection) -> None:
+    async def save(tx: AsyncConnection):
         await tx.execute(ledger.insert().values(entry=payload.entry, pid=os.getpid()))
         die_once(scratch, "inside-effect", payload)
 
     return Done({"entry": payload.entry}, save)
 
 
-def job_types() -> JobTypes:
+def job_types():
     jobs = JobTypes()
     jobs.register(
         name="add-entry",
@@ -74,5 +74,5 @@ def job_types() -> JobTypes:
     return jobs
 
 
-def entry(number: int, **fields: object) -> JobRequest:
+def entry(number: int, **fields: object):
     return JobRequest("add-entry", {"entry": number, **fields}, key=f"entry-{number}")

@@ -30,7 +30,7 @@ class Life:
     delay: float = 0.0
     _reached: Counter[str] = field(default_factory=Counter)
 
-    def reached(self, point: str) -> None:
+    def reached(self, point: str):
         """Call it at every named point; it does not return from the one it dies at."""
         if self.dies_at == ANYWHERE and not self._reached:
             threading.Timer(self.delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
@@ -48,7 +48,7 @@ def run(
     slots: int,
     most_after: int = 3,
     longest: float = 0.02,
-) -> Counter[str]:
+):
     """How many died at which point. Raises when a child fails in any other way than by its planned death."""
     rng = random.Random(seed)
     plan = [[*points, ANYWHERE][n % (len(points) + 1)] for n in range(kills)]  # each point in turn
@@ -56,7 +56,7 @@ def run(
     deaths: Counter[str] = Counter()
     running: dict[int, tuple[int, str | None]] = {}  # pid: slot, planned death
 
-    def start(slot: int) -> None:
+    def start(slot: int):
         dies_at = plan.pop() if plan else None
         life = Life(slot, dies_at, rng.randrange(most_after + 1), rng.uniform(0, longest))
         pid = os.fork()
@@ -84,7 +84,7 @@ def run(
     return deaths
 
 
-def _child(live: Callable[[Life], Awaitable[None]], life: Life) -> None:
+def _child(live: Callable[[Life], Awaitable[None]], life: Life):
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # dies with the nursery
     try:

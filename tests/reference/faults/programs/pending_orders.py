@@ -18,18 +18,18 @@ class PrepareOrder(Payload):
     order_id: str
 
 
-async def prepare_order(_ctx: JobContext, payload: PrepareOrder) -> Done:
-    async def save(tx: AsyncConnection) -> None:
+async def prepare_order(_ctx: JobContext, payload: PrepareOrder):
+    async def save(tx: AsyncConnection):
         await tx.execute(prepared.insert().values(order_id=payload.order_id))
 
     return Done(None, save)
 
 
-def job_types() -> JobTypes:
+def job_types():
     jobs = JobTypes()
     jobs.register(name="prepare-order", payload=PrepareOrder, handler=prepare_order, queue=QUEUE)
     return jobs
 
 
-def prepare(order_id: str, **options: object) -> JobRequest:
+def prepare(order_id: str, **options: object):
     return JobRequest("prepare-order", {"order_id": order_id}, key=order_id, **options)

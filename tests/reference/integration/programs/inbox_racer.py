@@ -11,13 +11,13 @@ from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.idempotency import Inbox, fingerprint
 
 
-async def main(url: str, gun: Path, process: int) -> None:
+async def main(url: str, gun: Path, process: int):
     engine = open_store(url)
     await create_all(engine)
     inbox = Inbox(engine, "racers")
 
-    async def deliver(task: int) -> object:
-        async def effect(_tx: AsyncConnection) -> dict[str, int]:
+    async def deliver(task: int):
+        async def effect(_tx: AsyncConnection):
             await asyncio.sleep(0.05)  # long enough that everybody else arrives meanwhile
             return {"process": process, "task": task}
 

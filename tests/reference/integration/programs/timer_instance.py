@@ -25,20 +25,20 @@ class Nothing(Payload):
     pass
 
 
-async def interval(url: str) -> None:
+async def interval(url: str):
     redis = producer_client(url)
 
-    async def remind() -> None:
+    async def remind():
         await redis.rpush("reminders", int(time.time() // EVERY))
 
     print("ready", flush=True)
     await every(EVERY, remind, jitter=0)
 
 
-async def schedule(url: str, store_url: str) -> None:
+async def schedule(url: str, store_url: str):
     redis = producer_client(url)
 
-    async def remind(ctx: JobContext, _: Nothing) -> None:
+    async def remind(ctx: JobContext, _: Nothing):
         found = tick_of(ctx.job_id, ctx.job.data)
         await redis.rpush("reminders", found.slot if found else -1)
 
