@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import select
 
 from harness.pipelines import full_producer
-from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns import dead_letter
 from studyhall.patterns.cancel import NoSuchJob, cancel
@@ -31,26 +30,26 @@ import cancel_worker  # noqa: E402
 
 
 class Bench:
-    def __init__(self, redis_url: str, directory: Path, spawn: Spawner):
+    def __init__(self, redis_url, directory, spawn):
         self.redis_url, self.spawn = redis_url, spawn
         self.store_url = f"sqlite:///{directory / 'cancel.db'}"
 
-    async def worker(self, *more: str):
+    async def worker(self, *more):
         program = PROGRAMS / "cancel_worker.py"
         worker = self.spawn(program, f"--redis={self.redis_url}", f"--store={self.store_url}", *more)
         await worker.line('"ready"')
         return worker
 
-    async def add(self, key: str, **options: Any):
+    async def add(self, key, **options):
         seconds = options.pop("seconds", 0.0)
         payload = {"seconds": seconds, "seat": options.pop("seat", "")}
         return await self.producer.enqueue(JobRequest("step-one", payload, key=key, **options))
 
-    async def cancel(self, ref: JobRef):
+    async def cancel(self, ref):
         done = await cancel(self.producer.redis, self.store, ref.queue, ref.id, "the user changed her mind")
         return [one.state for one in done]
 
-    async def result(self, ref: JobRef, limit: float = 20):
+    async def result(self, ref, limit=20):
         """The result of the job once it has ended; fails if it failed."""
         queue: Any = self.producer.queue(ref.queue)
 
@@ -155,7 +154,7 @@ async def test_cancellations_at_any_moment_leave_effect_or_cancellation_never_bo
     refs: list[JobRef] = []
     said: dict[str, str] = {}
 
-    async def user(numbers: range):
+    async def user(numbers):
         """Changes her mind after a while that is as long as the work takes, on average."""
         for number in numbers:
             ref = await bench.add(f"r{number}", seconds=rng.random() * 0.8)

@@ -7,11 +7,9 @@ import contextlib
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns.circuit_breaker import BreakerOpen, CircuitBreaker
 from studyhall.patterns.core.connections import producer_client
@@ -39,7 +37,7 @@ class Provider:
         finally:
             server.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+    async def _serve(self, reader, writer):
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
@@ -59,11 +57,11 @@ class Provider:
                 await writer.drain()
         writer.close()
 
-    def since(self, moment: float):
+    def since(self, moment):
         return [pid for when, pid in self.calls if when >= moment]
 
 
-async def callers(spawn: Spawner, count: int, **options: Any):
+async def callers(spawn, count, **options):
     args = [f"--{name}={value}" if value is not True else f"--{name}" for name, value in options.items()]
     started = [spawn(PROGRAM, *args) for _ in range(count)]
     for process in started:

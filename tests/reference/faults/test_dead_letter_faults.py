@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from bullmq import Job, Queue
-from redis.asyncio import Redis
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import producer_client
@@ -29,27 +26,27 @@ async def redis(redis_url):
     await client.aclose()
 
 
-async def deaths_of(spawn: Spawner, *args: object):
+async def deaths_of(spawn, *args):
     child = spawn(VICTIMS, *args)
     return Counter(json.loads((await child.line("deaths ", 180)).removeprefix("deaths ")))
 
 
-async def all_letters(store: AsyncEngine, *, replayed: bool = False):
+async def all_letters(store, *, replayed=False):
     return await dead_letter.list_dead_letters(store, replayed=replayed, limit=10_000)
 
 
-async def failed(redis: Redis, number: int, timeout: float = 60):
+async def failed(redis, number, timeout=60):
     async def all_failed():
         return int(await redis.zcard(FAILED)) == number
 
     await until(all_failed, timeout, f"{number} jobs fail")
 
 
-async def jobs_that_died_of_everything(redis: Redis, redis_url: str, spawn: Spawner, each: int):
+async def jobs_that_died_of_everything(redis, redis_url, spawn, each):
     """`each` jobs per cause, failed by real workers; those that hang are killed with their worker."""
     queue = Queue("q", {"connection": redis})
 
-    async def add(cause: str, name: str):
+    async def add(cause, name):
         ids = [f"{cause}-{n}" for n in range(each)]
         opts = {"attempts": 2}
         await queue.addBulk([{"name": name, "data": {}, "opts": {**opts, "jobId": i}} for i in ids])
@@ -182,7 +179,7 @@ async def test_keeping_failed_jobs_by_count_evicts_them_before_the_sweep(store, 
         await queue.addBulk([{"name": "refuses", "data": {}, "opts": opts} for _ in range(40)])
         spawn(WORKER, redis_url, name, 30_000)
 
-        async def all_ran(queue: Queue = queue):
+        async def all_ran(queue=queue):
             return sum((await queue.getJobCounts("wait", "active")).values()) == 0
 
         await until(all_ran, 60, "all jobs ran")

@@ -4,15 +4,13 @@ import asyncio
 import statistics
 import time
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
 from harness.ai_server import AIServer, Answer, Hang, Reply
-from harness.api import Api, api_at
+from harness.api import api_at
 from harness.chat_platform import ChatPlatform
-from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.open_store import close, open_store
@@ -28,7 +26,7 @@ DEFERRED, IMMEDIATE = 5, 4
 SECRET = "sk-chat-0123456789abcdefghij"
 
 
-async def ask(api: Api, platform: ChatPlatform, ident: str, question: str = "what is rain?"):
+async def ask(api, platform, ident, question="what is rain?"):
     body, headers = platform.command(question, id=ident)
     began = time.monotonic()
     response = await api.client.post("/interactions", content=body, headers=headers)
@@ -36,19 +34,19 @@ async def ask(api: Api, platform: ChatPlatform, ident: str, question: str = "wha
     return time.monotonic() - began, response.json()
 
 
-def p99(seconds: list[float]):
+def p99(seconds):
     return statistics.quantiles(seconds, n=100, method="inclusive")[98]
 
 
 @asynccontextmanager
-async def hall(spawn: Spawner, directory: Path, redis_url: str, platform: ChatPlatform, **settings: str):
+async def hall(spawn, directory, redis_url, platform, **settings):
     chat = {"chat_public_key": platform.public_key, "chat_url": platform.url, "request_rate": "10000"}
     quick = {"lock_seconds": "1", "stalled_seconds": "0.2"}
     async with api_at(spawn, directory, redis_url, **{**chat, **quick, **settings}) as api:
         yield api
 
 
-def ai(server: AIServer):
+def ai(server):
     return {
         "provider": "openai",
         "provider_url": server.url,
@@ -63,7 +61,7 @@ async def test_commands_are_acknowledged_at_once_while_twenty_slow_ones_run(spaw
     pace, count = PLATFORM_WAITS + 0.2, scale(60, 300)
     naive = LocalProvider(pace=pace)
 
-    async def inline(_: int):
+    async def inline(_):
         """The twin: the answer is made within the request."""
         began = time.monotonic()
         await naive.answer("what is rain?", "Rain is water.", key="k", deadline=began + 60)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.processes import Spawned, Spawner, alive
+from harness.processes import Spawned, alive
 from harness.waiting import until
 
 pytestmark = pytest.mark.fault
 
 
 class Tour:
-    def __init__(self, spawn: Spawner, folder: Path):
+    def __init__(self, spawn, folder):
         self._mark, self.folder = f"QUEUESMITH_TOUR={uuid.uuid4().hex}", folder
         name, _, value = self._mark.partition("=")
         env = {"REDIS_URL": "", "DATABASE_URL": "", "TMPDIR": str(folder), "COLUMNS": "120", name: value}
@@ -36,7 +36,7 @@ class Tour:
                     found.append(int(entry.name))
         return found
 
-    async def nothing_left(self, seconds: float = 30):
+    async def nothing_left(self, seconds=30):
         await until(lambda: not self.running(), seconds, "no process of the tour is left")
 
 

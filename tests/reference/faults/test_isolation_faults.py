@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -42,7 +41,7 @@ async def pool():
         yield pool
 
 
-async def _longest_block(busy: Callable[[], Awaitable[object]]):
+async def _longest_block(busy):
     """The longest time that the event loop was deaf while `busy` ran."""
     longest = 0.0
 

@@ -5,12 +5,10 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import select
 
-from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.open_store import close, create_all, open_store
@@ -40,10 +38,10 @@ async def store(tmp_path):
     await close(engine)
 
 
-async def frozen_holder_story(kind: str, redis_url: str, redis: Any, spawn: Spawner, store_url: str):
+async def frozen_holder_story(kind, redis_url, redis, spawn, store_url):
     """A takes it and is frozen past its time, B takes over and writes, A wakes up and writes."""
 
-    def holder(who: str):
+    def holder(who):
         more = ["--await-loss"] if kind == "fenced" and who == "a" else []
         return spawn(PROGRAMS / "lease_holder.py", kind, who, f"--redis={redis_url}", f"--store={store_url}", *more)
 
@@ -61,7 +59,7 @@ async def frozen_holder_story(kind: str, redis_url: str, redis: Any, spawn: Spaw
 
 
 async def test_stale_write_of_a_holder_frozen_past_its_lease_is_refused(redis_url, redis, spawn, tmp_path, figures):
-    async def story(kind: str):
+    async def story(kind):
         url = f"sqlite:///{tmp_path / kind}.db"
         engine = open_store(url)
         await create_all(engine)
@@ -106,7 +104,7 @@ async def test_leaving_late_does_not_give_away_the_lease_of_the_next_holder(redi
 async def test_a_held_lease_is_renewed_and_the_next_waits_for_its_end(redis):
     order: list[str] = []
 
-    async def hold(name: str, seconds: float):
+    async def hold(name, seconds):
         async with Lease(redis, "y", ttl=0.4, wait=10) as held:
             order.append(f"{name} in")
             await asyncio.sleep(seconds)

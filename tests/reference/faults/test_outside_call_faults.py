@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from harness.processes import Spawned, Spawner
+from harness.processes import Spawned
 from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import queue_at
@@ -33,7 +33,7 @@ WORKERS = 3
 
 
 class Provider:
-    def __init__(self, spawn: Spawner, **spec: Any):
+    def __init__(self, spawn, **spec):
         self.process = spawn(PROGRAMS / "misbehaving_provider.py", json.dumps(spec))
         self.url = f"http://127.0.0.1:{self.process.line_sync('ready').split()[1]}"
 
@@ -49,27 +49,16 @@ class Provider:
 class Fleet:
     """Workers that are killed while their calls are under way, and replaced."""
 
-    def __init__(self, spawn: Spawner, spec: dict[str, Any]):
+    def __init__(self, spawn, spec):
         self._start: Callable[[], Spawned] = lambda: spawn(PROGRAMS / "label_worker.py", json.dumps(spec))
         self.workers = [self._start() for _ in range(WORKERS)]
 
-    def kill(self, number: int):
+    def kill(self, number):
         self.workers[number].kill()
         self.workers[number] = self._start()
 
 
-async def under_fire(
-    spawn: Spawner,
-    redis: RedisServer,
-    provider: Provider,
-    spec: dict[str, Any],
-    *,
-    calls: int,
-    kills: int,
-    freezes: int,
-    away: float,
-    seed: int,
-):
+async def under_fire(spawn, redis, provider, spec, *, calls, kills, freezes, away, seed):
     """Have `calls` labels printed through all of it; the jobs by parcel, when all have ended."""
     rng = random.Random(seed)
     fleet = Fleet(spawn, spec)
@@ -169,7 +158,7 @@ async def test_killed_callers_of_a_bad_provider_duplicate_nothing_and_lose_nothi
     )
 
 
-async def resolved_by_hand(where: str, redis: RedisServer, provider: Provider):
+async def resolved_by_hand(where, redis, provider):
     """A human looks at the provider's website, for each call that is listed."""
     store = None if where == "redis" else open_store(where)
     client = producer_client(redis.url)
@@ -214,13 +203,13 @@ async def test_a_replay_after_the_provider_forgot_the_key_is_not_made_again(spaw
     calls = OutsideCalls(StoreLedger(store), "carrier", longest=0.2, key_life=0.3)
     async with httpx2.AsyncClient(base_url=provider.url, timeout=20) as client:
 
-        async def send(key: str, parcel: str = "ours"):
+        async def send(key, parcel="ours"):
             body = {"parcel": parcel, "reference": key}
             said = await client.post("/labels", json=body, headers={"idempotency-key": key})
             check_status(said.status_code)
             return said.json()
 
-        async def cut(key: str):
+        async def cut(key):
             await send(key, "lost")
             raise ConnectionResetError("the answer was lost")
 

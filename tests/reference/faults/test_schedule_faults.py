@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import select
 
 from harness.pipelines import full_producer
-from harness.processes import Spawned, Spawner
+from harness.processes import Spawned
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.open_store import close, create_all, open_store
@@ -36,7 +36,7 @@ PROGRAM = PROGRAMS / "schedule_instances.py"
 
 
 class Fleet:
-    def __init__(self, redis_url: str, directory: Path, spawn: Spawner, every: float, cron: str = ""):
+    def __init__(self, redis_url, directory, spawn, every, cron=""):
         self.redis_url, self.spawn, self.every = redis_url, spawn, every
         self.when = {"cron": cron} if cron else {"every": every}
         self.store_url = f"sqlite:///{directory / 'ticks.db'}"
@@ -59,7 +59,7 @@ class Fleet:
             await self.producer.close()
             await close(self.store)
 
-    async def start(self, count: int, **options: object):
+    async def start(self, count, **options):
         # Not forked: the instances of a deployment start seconds apart, and heal in between.
         fresh = [
             self.spawn.command(
@@ -77,10 +77,10 @@ class Fleet:
             await instance.line('"ready"')
         self.instances += fresh
 
-    def starts(self, instance: Spawned):
+    def starts(self, instance):
         return [json.loads(line)["slot"] for line in instance.lines() if '"start"' in line]
 
-    def earliest(self, instance: Spawned):
+    def earliest(self, instance):
         """Seconds by which the earliest start of a tick came before its slot."""
         starts = [json.loads(line)["early"] for line in instance.lines() if '"start"' in line]
         return max(starts, default=float("-inf"))
@@ -133,7 +133,7 @@ async def test_leader_kills_leave_at_most_one_run_per_tick_and_every_missed_tick
         for number in range(1, kills + 1):
             mark = ticks * number // (kills + 2)
 
-            async def reached(mark: int = mark):
+            async def reached(mark=mark):
                 return len(await fleet.effects()) >= mark
 
             await until(reached, 60, f"{mark} ticks before kill {number}", every=0.05)
@@ -194,7 +194,7 @@ async def test_a_worker_an_hour_ahead_starts_no_tick_early_and_silences_nobody(
     """`first` declares the schedule; then both work, then only the worker whose clock is right."""
     async with Fleet(redis_url, tmp_path, spawn, every=1.0, cron=cron).open() as fleet:
 
-        async def more_ticks(what: str):
+        async def more_ticks(what):
             seen = len(await fleet.effects())
 
             async def three():
@@ -274,7 +274,7 @@ async def test_cron_locks_run_a_tick_again_when_the_job_outlives_the_lock_or_a_c
     ticks = scale(2, 20)
     redis: Any = producer_client(redis_url)
 
-    async def most_runs(every: float, seconds: float, ttl: float, skew: float):
+    async def most_runs(every, seconds, ttl, skew):
         await redis.flushall()
         instances = [
             spawn(

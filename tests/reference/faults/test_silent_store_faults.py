@@ -2,13 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import pytest
 from sqlalchemy import event, select
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.waiting import until
 from studyhall.patterns.core.event import Event
@@ -16,7 +14,7 @@ from studyhall.patterns.core.open_store import SILENCE, close, create_all, open_
 from studyhall.patterns.core.store import ANSWER, answers_within, begin, read
 from studyhall.patterns.outbox import add, outbox
 from studyhall.patterns.outbox.relay import Relay
-from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep, StepContext
+from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep
 from studyhall.patterns.saga import store as saga_store
 
 pytestmark = pytest.mark.needs_postgres
@@ -27,7 +25,7 @@ class Sink:
     def __init__(self):
         self.ids: list[str] = []
 
-    async def publish(self, events: Sequence[Event]):
+    async def publish(self, events):
         self.ids += [event.id for event in events]
         return [None] * len(events)
 
@@ -56,13 +54,13 @@ async def proxied(direct, postgres_url, network):
     await asyncio.wait_for(close(store), 30)
 
 
-async def put(store: AsyncEngine, ident: str):
+async def put(store, ident):
     async with begin(store) as tx:
         await add(tx, Event(id=ident, source="/t", type="order.changed.v1", subject=ident))
 
 
 @asynccontextmanager
-async def running(work: Awaitable[None], stop: Callable[[], None]):
+async def running(work, stop):
     task = asyncio.ensure_future(work)
     try:
         yield
@@ -99,7 +97,7 @@ async def test_a_relay_is_back_soon_after_silence_in_the_middle_of_its_transacti
     relay = Relay(proxied, sink, poll=0.2)
     silent: list[float] = []
 
-    def at_commit(_: object):
+    def at_commit(_):
         if sink.ids and not silent:  # the note that it is published
             network.swallow()
             silent.append(time.monotonic())
@@ -121,16 +119,16 @@ async def test_a_saga_runner_is_back_soon_after_its_connections_fell_silent(dire
     """One saga is in the middle of a step then, the other starts afterwards."""
     reached, go_on = asyncio.Event(), asyncio.Event()
 
-    async def wait(_: StepContext):
+    async def wait(_):
         reached.set()
         await go_on.wait()
 
-    async def inside(_: StepContext, __: object): ...
+    async def inside(_, __): ...
 
     trip = Saga("trip", [SagaStep("a", wait), DbStep("b", inside)])
     runner = SagaRunner(proxied, trip, lease_margin=1.0)
 
-    async def start(saga_id: str):
+    async def start(saga_id):
         async with begin(direct) as tx:
             await SagaRunner(direct, trip).start(tx, "trip", saga_id, {})
 

@@ -5,10 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
-from harness.api import StandingApi, standing_api
+from harness.api import standing_api
 from harness.postgres import PostgresServer
 from harness.redis import RedisServer
 
@@ -35,11 +34,11 @@ def hall(request, tmp_path_factory):
         postgres.execute("DROP DATABASE api WITH (FORCE)")
 
 
-def upload(hall: StandingApi, content: bytes = TEXT, name: str = "water.md", **headers: str):
+def upload(hall, content=TEXT, name="water.md", **headers):
     return hall.client.post("/documents", files={"file": (name, content)}, headers=headers)
 
 
-def all_through(document: Any):
+def all_through(document):
     return all(stage["state"] == "completed" for stage in document["stages"])
 
 
@@ -134,7 +133,7 @@ def test_an_order_is_taken_once_per_key_and_followed(hall):
     assert [one["id"] for one in hall.client.get("/orders").json()] == [first.json()["id"]]
 
 
-def events(response: httpx2.Response):
+def events(response):
     """(id, event, data) of a stream."""
     fields: dict[str, str] = {}
     for line in response.iter_lines():
@@ -146,7 +145,7 @@ def events(response: httpx2.Response):
             fields = {}
 
 
-def follow(hall: StandingApi, document: str, last: str = "", stop_after: str = ""):
+def follow(hall, document, last="", stop_after=""):
     """Events of a document until its last stage is completed, or until the first `stop_after`."""
     headers = {"last-event-id": last} if last else {}
     seen = []
@@ -174,13 +173,13 @@ def test_a_browser_that_reconnects_sees_every_event_once(hall):
     assert "gap" not in kinds
 
 
-def in_order(seen: list[tuple[str, str, Any]]):
+def in_order(seen):
     """By time, then queue: which of two queues comes first within one millisecond is nobody's promise."""
     told = [(event, data) for _, event, data in seen]
     return sorted(told, key=lambda one: (one[1].get("at", 0), one[1].get("queue", "")))
 
 
-def _first_id(hall: StandingApi):
+def _first_id(hall):
     """The stream's present position: what the admin stream tells when something happens."""
     upload(hall)
     with hall.admin.stream("GET", "/admin/events") as response:
@@ -267,7 +266,7 @@ def test_every_error_is_a_problem(hall):
         assert response.json()["correlation_id"] == response.headers["x-correlation-id"]
 
 
-def _letters(hall: StandingApi):
+def _letters(hall):
     found: list[Any] = hall.admin.get("/admin/dead-letters").json()["dead_letters"]
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from harness.api import TOKEN, StandingApi, standing_api
+from harness.api import TOKEN, standing_api
 from harness.chat_platform import ChatPlatform
 from harness.redis import RedisServer
 
@@ -41,17 +41,17 @@ def bare(tmp_path_factory, server):
         yield standing
 
 
-def upload(hall: StandingApi, name: str, content: bytes = TEXT, **headers: str):
+def upload(hall, name, content=TEXT, **headers):
     return hall.client.post("/documents", files={"file": (name, content)}, headers=headers)
 
 
-def slug(response: Any):
+def slug(response):
     assert response.headers["content-type"] == "application/problem+json", response.text
     return str(response.json()["type"]).rpartition(":")[2]
 
 
 def test_only_signed_and_fresh_interactions_are_read(hall):
-    def post(body: bytes, headers: dict[str, str]):
+    def post(body, headers):
         return hall.client.post("/interactions", content=body, headers=headers)
 
     body, headers = platform.signed({"type": 1})

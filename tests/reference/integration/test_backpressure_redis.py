@@ -3,7 +3,6 @@
 import asyncio
 import time
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
@@ -15,9 +14,8 @@ from studyhall.patterns.backpressure import Admission, Limits
 from studyhall.patterns.core.errors import Overloaded, QueueUnavailable
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.observability.metrics import JobMetrics
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.priority import Priority
-from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 
@@ -25,7 +23,7 @@ class Work(Payload):
     number: int = 0
 
 
-async def nothing(_ctx: JobContext, _payload: Work):
+async def nothing(_ctx, _payload):
     pass
 
 
@@ -36,12 +34,12 @@ def job_types():
     return jobs
 
 
-def request(number: int | str, name: str = "work", **options: Any):
+def request(number, name="work", **options):
     return JobRequest(name, {}, key=f"k-{number}", **options)
 
 
 @asynccontextmanager
-async def producer_at(url: str, limits: Limits | dict[str, Limits] | None, **options: Any):
+async def producer_at(url, limits, **options):
     producer = full_producer(job_types(), url)
     if limits is not None:
         producer.admission = Admission(producer.redis, limits, **options)
@@ -51,7 +49,7 @@ async def producer_at(url: str, limits: Limits | dict[str, Limits] | None, **opt
         await producer.close()
 
 
-async def depth(producer: Producer):
+async def depth(producer):
     counts = await producer.queue("work").getJobCounts()
     return sum(counts[state] for state in ("waiting", "prioritized", "delayed", "waiting-children"))
 
@@ -63,7 +61,7 @@ async def test_queue_stays_within_its_depth_however_many_ask(redis_url, scale, f
     async with producer_at(redis_url, Limits(depth=limit)) as producer:
         await producer.redis.config_resetstat()
 
-        async def ask(number: int):
+        async def ask(number):
             try:
                 await producer.enqueue(request(number))
             except Overloaded as error:
@@ -191,7 +189,7 @@ async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(redis_url,
     """It waited longer than it was worth: not run, counted, in the dead letters with its reason."""
     ran: list[str] = []
 
-    async def note(ctx: JobContext, _payload: Work):
+    async def note(ctx, _payload):
         ran.append(ctx.key)
 
     jobs = JobTypes()
@@ -220,7 +218,7 @@ async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(redis_url,
 async def test_a_worker_whose_clock_is_an_hour_ahead_drops_nothing_that_is_fresh(redis_url, tmp_path, monkeypatch):
     ran: list[str] = []
 
-    async def note(ctx: JobContext, _payload: Work):
+    async def note(ctx, _payload):
         ran.append(ctx.key)
 
     jobs = JobTypes()
@@ -240,5 +238,5 @@ async def test_a_worker_whose_clock_is_an_hour_ahead_drops_nothing_that_is_fresh
     assert ran == ["k-fresh"]
 
 
-async def _failed(producer: Producer, count: int):
+async def _failed(producer, count):
     return int(await producer.queue("work").getFailedCount()) == count

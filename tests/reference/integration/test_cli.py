@@ -10,13 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.ports import free_port
-from harness.processes import ROOT, Spawner
+from harness.processes import ROOT
 from harness.waiting import until_sync
 from studyhall import cli, cli_documents, terminal
 from studyhall.app import open_app
@@ -31,7 +30,7 @@ Command = Callable[..., Any]
 class Ran:
     """Exit code and output of one command."""
 
-    def __init__(self, code: int, out: str, err: str):
+    def __init__(self, code, out, err):
         self.code, self.out, self.err = code, out, err
 
     @property
@@ -48,7 +47,7 @@ def studyhall(redis_url, tmp_path, monkeypatch, capsys):
     for console in (terminal.out, terminal.err):
         monkeypatch.setattr(console, "_width", 200)  # not COLUMNS: xdist had it when the console was made
 
-    def run(*args: object, data_dir: bool = True):
+    def run(*args, data_dir=True):
         where = ["--data-dir", str(tmp_path / "data")] if data_dir else []
         monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))  # to every question: no
         monkeypatch.setattr(sys, "argv", ["studyhall", *map(str, args), *where])
@@ -88,7 +87,7 @@ def test_what_a_command_writes_is_for_its_user_alone(tmp_path, monkeypatch):
     assert not open_to_others
 
 
-def worker(spawn: Spawner, redis_url: str, tmp_path: Path):
+def worker(spawn, redis_url, tmp_path):
     env = {"REDIS_URL": redis_url, "STUDYHALL_SWEEP_SECONDS": "0.3"}
     started = spawn("studyhall", "worker", "--processes", 1, "--data-dir", tmp_path / "data", env=env)
     started.line_sync('"ready"', 60)

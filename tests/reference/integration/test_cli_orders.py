@@ -42,13 +42,13 @@ class BrokenPayments(Payments):
     def __init__(self):
         super().__init__("http://127.0.0.1:9")
 
-    async def charge(self, key: str, **order: Any):
+    async def charge(self, key, **order):
         raise Permanent("garbled answer for ann@example.com")
 
-    async def find(self, charge_key: str):
+    async def find(self, charge_key):
         return None
 
-    async def refund(self, key: str, *, charge_key: str):
+    async def refund(self, key, *, charge_key):
         raise Permanent("account closed")
 
 
@@ -64,7 +64,7 @@ def studyhall(tmp_path, store_url, monkeypatch):
     app.add_typer(cli_orders.order, name="order")
     app.add_typer(cli_orders.outbox, name="outbox")
 
-    def command(*args: str, fails: int = 0):
+    def command(*args, fails=0):
         result: Result = CliRunner().invoke(app, [*args, "--data-dir", str(tmp_path)])
         if isinstance(result.exception, JobError):  # `studyhall` prints these as one line and exits with 1
             assert fails == 1, result.exception
@@ -75,7 +75,7 @@ def studyhall(tmp_path, store_url, monkeypatch):
     return command
 
 
-def drive(store_url: str):
+def drive(store_url):
     async def go():
         engine = open_store(store_url)
         never = RetryPolicy(base=0.01, cap=0.01, attempts=1)
@@ -137,7 +137,7 @@ def test_quarantined_event_is_listed_replayed_and_discarded(studyhall, store_url
     studyhall("order", "packs")
 
     class Refusing:
-        async def publish(self, events: list[Event]):
+        async def publish(self, events):
             return [Permanent("too odd") for _ in events]
 
     async def quarantine():
@@ -168,13 +168,11 @@ CONFIRMED = {
 }
 
 
-def order_event(ident: str, kind: str = "order.confirmed.v1", **data: Any):
+def order_event(ident, kind="order.confirmed.v1", **data):
     return Event(id=ident, source="test", type=kind, subject=ident, data={**CONFIRMED, "order_id": ident, **data})
 
 
-async def published_and_consumed(
-    store_url: str, bus_url: str, events: list[Event], types: EventTypes, groups: tuple[str, ...]
-):
+async def published_and_consumed(store_url, bus_url, events, types, groups):
     """What a relay does until there is nothing left to do."""
     engine = open_store(store_url)
     async with open_bus(bus_url) as bus:
@@ -202,7 +200,7 @@ async def published_and_consumed(
     await close(engine)
 
 
-def feed_of(store_url: str):
+def feed_of(store_url):
     async def ask():
         engine = open_store(store_url)
         async with read(engine) as tx:

@@ -4,19 +4,17 @@ import asyncio
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from bullmq import Queue, Worker
 from sqlalchemy import Column, String, Table, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.waiting import until
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import Permanent
-from studyhall.patterns.core.event import Event, Handler, UnknownEventType
+from studyhall.patterns.core.event import Event, UnknownEventType
 from studyhall.patterns.core.store import begin, is_postgres, metadata, read
 from studyhall.patterns.core.worker_connections import blocking_client
 from studyhall.patterns.fan_out import FanOut, QueuePublisher, deliver, destination_of, event_job
@@ -31,14 +29,14 @@ orders = Table("proof_orders", metadata, Column("id", String, primary_key=True))
 class Queues:
     """Three queues on one server; `analytics` on another one, which the test takes down."""
 
-    def __init__(self, shared: str, other: str):
+    def __init__(self, shared, other):
         self._clients = {name: producer_client(other if name == "analytics" else shared) for name in QUEUES}
         self._open = {name: Queue(name, {"connection": client}) for name, client in self._clients.items()}
 
-    def __call__(self, name: str):
+    def __call__(self, name):
         return self._open[name]
 
-    async def jobs(self, name: str):
+    async def jobs(self, name):
         return int(await self._open[name].getJobCountByTypes("waiting", "active", "completed", "delayed"))
 
     async def counts(self):
@@ -56,7 +54,7 @@ async def queues(redis_url, own_redis):
     await opened.close()
 
 
-def relays(fan_out: FanOut, store: AsyncEngine, queues: Queues):
+def relays(fan_out, store, queues):
     return [
         Relay(store, publisher, destination=destination, poll=0.1)
         for destination, publisher in fan_out.publishers(queues).items()
@@ -64,7 +62,7 @@ def relays(fan_out: FanOut, store: AsyncEngine, queues: Queues):
 
 
 @asynccontextmanager
-async def relaying(relays: list[Relay]):
+async def relaying(relays):
     tasks = [asyncio.create_task(relay.run()) for relay in relays]
     try:
         yield
@@ -74,7 +72,7 @@ async def relaying(relays: list[Relay]):
         await asyncio.wait_for(asyncio.gather(*tasks), 15)
 
 
-def placed(order: str):
+def placed(order):
     """The id comes from the order: a caller that retries makes the same event again."""
     return Event(id=f"placed-{order}", source="/shop", type="order.placed.v1", subject=order, data={"order": order})
 
@@ -87,10 +85,10 @@ async def test_one_queue_down_and_three_tries_end_with_one_job_in_each_queue(sto
     fan_out = FanOut({"order.placed": QUEUES})
     own_redis.kill()
 
-    async def naive_order(order: str):
+    async def naive_order(order):
         await asyncio.gather(*(queues(name).add("order.placed", {"order": order}, {}) for name in QUEUES))
 
-    async def order_once(order: str, attempt: int):
+    async def order_once(order, attempt):
         insert = (postgresql if is_postgres(store) else sqlite).insert(orders)
         async with begin(store) as tx:
             await tx.execute(insert.values(id=order).on_conflict_do_nothing())
@@ -172,7 +170,7 @@ async def test_a_queue_that_does_not_answer_does_not_delay_the_others(store, que
                     await fan_out.add(tx, placed(f"o-{n}"))
                 begun = time.perf_counter()
 
-                async def others(n: int = n):
+                async def others(n=n):
                     return [await queues.jobs(name) for name in QUEUES[:3]] == [n + 1] * 3
 
                 await until(others, 10, "the jobs in the other queues")
@@ -195,10 +193,10 @@ async def test_a_slow_consumer_does_not_delay_the_others(store, queues, redis_ur
     done: list[str] = []
     gate = asyncio.Event()
 
-    async def slow(job: Any, token: str):
+    async def slow(job, token):
         await gate.wait()
 
-    async def quick(job: Any, token: str):
+    async def quick(job, token):
         done.append(job.data["subject"])
 
     workers = [
@@ -226,7 +224,7 @@ async def test_a_repeated_delivery_is_the_same_job(store, queues):
 
 
 @asynccontextmanager
-async def delivering(queue: str, handle: Handler, redis_url: str):
+async def delivering(queue, handle, redis_url):
     worker = ReliableWorker(queue, deliver(handle, replace(forever(), scale=0)), url=redis_url)
     task = asyncio.create_task(worker.run())
     try:
@@ -241,7 +239,7 @@ async def test_a_receiver_that_is_away_for_long_is_not_given_up_and_a_refusal_is
     taken: list[str] = []
     refusals = [ConnectionError("away")] * 30
 
-    async def post(event: Event):
+    async def post(event):
         if event.subject == "odd":
             raise Permanent("HTTP 422: unknown customer ann@example.com")
         if refusals:
@@ -265,7 +263,7 @@ async def test_a_receiver_that_is_away_for_long_is_not_given_up_and_a_refusal_is
 
 
 async def test_an_event_added_again_whose_job_failed_is_not_passed_over_in_silence(queues, redis_url, caplog):
-    async def refuse(event: Event):
+    async def refuse(event):
         raise Permanent("HTTP 410")
 
     publisher = QueuePublisher(queues("payouts"))
@@ -284,7 +282,7 @@ async def test_an_event_added_again_whose_job_failed_is_not_passed_over_in_silen
     await job.retry("failed")
     taken: list[str] = []
 
-    async def take(event: Event):
+    async def take(event):
         taken.append(event.id)
 
     async with delivering("payouts", take, redis_url):
@@ -292,7 +290,7 @@ async def test_an_event_added_again_whose_job_failed_is_not_passed_over_in_silen
 
 
 async def test_every_queue_gets_the_job_in_the_shape_that_its_worker_expects(store, queues):
-    def as_old_workers_read_it(queue: str, event: Event):
+    def as_old_workers_read_it(queue, event):
         job = event_job(queue, event)
         return {**job, "name": "notify", "data": {"order_no": event.subject}}
 

@@ -8,7 +8,6 @@ import pytest
 from bullmq import Queue
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.workers import at_work, queue_at
 from studyhall.patterns.core.connections import producer_client
@@ -37,7 +36,7 @@ async def redis(redis_url):
     await client.aclose()
 
 
-async def of(redis: Any, store: AsyncEngine, queue: str = "q"):
+async def of(redis, store, queue="q"):
     return (await measure(redis, [queue], dead_letters=counts(store))).queues[0]
 
 
@@ -82,7 +81,7 @@ async def test_a_queue_with_jobs_and_no_worker_is_unattended(redis_url, redis):
 
         started, go_on = asyncio.Event(), asyncio.Event()
 
-        async def process(job: Any, token: str):
+        async def process(job, token):
             started.set()
             await go_on.wait()
 
@@ -218,7 +217,7 @@ async def test_three_instances_and_a_wobbling_value_send_one_alert_per_incident(
     stores_of_instances = [open_store(f"sqlite:///{tmp_path / 'health.db'}") for _ in range(3)]
     sent: list[Alert] = []
 
-    async def send(alert: Alert):
+    async def send(alert):
         sent.append(alert)
 
     naive = 0
@@ -247,10 +246,10 @@ async def test_three_instances_and_a_wobbling_value_send_one_alert_per_incident(
 async def test_an_alert_that_could_not_be_sent_is_sent_later(store, monkeypatch):
     rules, sent = [Rule("x", raise_at=1, clear_at=0.5)], []
 
-    async def broken(alert: Alert):
+    async def broken(alert):
         raise OSError("the pager is down")
 
-    async def works(alert: Alert):
+    async def works(alert):
         sent.append(alert)
 
     assert await evaluate(store, {"x": 2}, rules, broken) == []

@@ -60,8 +60,8 @@ async def provider(request, server):
     await made.close()
 
 
-def options(seconds: float = 60, steps: list[Advance] | None = None):
-    async def on_progress(step: Advance):
+def options(seconds=60, steps=None):
+    async def on_progress(step):
         if steps is not None:
             steps.append(step)
 
@@ -119,7 +119,7 @@ async def test_quiz_keeps_only_sources_that_are_in_the_text(provider, server):
 async def test_explanations_come_in_batches_in_order_with_real_quotes(provider, server):
     links = [Link(source="glacier", target=f"thing {number}") for number in range(8)]
 
-    def explained(*numbers: int):
+    def explained(*numbers):
         said = [{"number": n, "text": f"why {n}", "quotes": [SENTENCE, "invented"]} for n in numbers]
         return Answer({"explanations": said})
 
@@ -211,7 +211,7 @@ async def test_empty_account_is_permanent_although_it_says_429(provider, server)
         await provider.concept_graph(TEXT, **options())
 
 
-def http_date(seconds: float):
+def http_date(seconds):
     return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Column, Integer, Table, Text, func, insert, select, update
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import StoreUnavailable, begin, metadata, read
@@ -28,15 +27,15 @@ effects = Table(
 )
 
 
-def effect(key: str, result: Any = None):
-    async def run(tx: AsyncConnection):
+def effect(key, result=None):
+    async def run(tx):
         await tx.execute(insert(effects).values(key=key))
         return result
 
     return run
 
 
-async def count(engine: AsyncEngine):
+async def count(engine):
     async with read(engine) as connection:
         return (await connection.execute(select(func.count()).select_from(effects))).scalar_one()
 
@@ -49,7 +48,7 @@ async def test_first_run_and_duplicate_get_equal_results_even_for_tuples(store):
 async def test_an_effect_that_raises_leaves_nothing_and_runs_again(store):
     orders = Inbox(store, "orders")
 
-    async def broken(tx: AsyncConnection):
+    async def broken(tx):
         await tx.execute(insert(effects).values(key="k"))
         raise ConnectionError("mail server is down")
 
@@ -162,7 +161,7 @@ async def test_group_commit_pays_off(store, figures, store_url):
     """seen + record by 50 tasks: some fifty markers per commit, and faster than one task alone."""
     results = Inbox(store, "bench")
 
-    async def pairs(tasks: int, total: int):
+    async def pairs(tasks, total):
         numbers = iter(range(total))
 
         async def work():

@@ -3,7 +3,6 @@
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -21,10 +20,9 @@ from studyhall.patterns.core.errors import Overloaded
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import read
 from studyhall.patterns.degraded.pending import drain, pending
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
-from studyhall.providers import Advance, GuardedProvider, open_provider
+from studyhall.providers import GuardedProvider, open_provider
 from studyhall.settings import load
 from studyhall.submissions import submit
 
@@ -32,11 +30,11 @@ SAMPLE = Path(__file__).parents[3] / "reference" / "samples" / "water-cycle.md"
 TEXT = "Rivers carry water to the sea. The sun warms the sea. Water rises and forms clouds. " * 20
 
 
-def settings_at(directory: Path, redis: str | None = None, **options: Any):
+def settings_at(directory, redis=None, **options):
     return load({}, {"data_dir": directory, "redis_url": redis, **options})
 
 
-async def nobody(_step: Advance):
+async def nobody(_step):
     pass
 
 
@@ -81,7 +79,7 @@ async def test_dead_provider_is_left_alone_by_the_jobs_that_need_it(redis_url, t
     await client.aclose()
 
 
-async def _is(breaker: Any, state: str):
+async def _is(breaker, state):
     return bool((await breaker.state()).state == state)
 
 
@@ -97,7 +95,7 @@ async def test_local_provider_pays_nothing_and_a_remote_one_is_shared_fairly(red
 
     started: list[str] = []
 
-    async def note(ctx: JobContext, payload: Whose):
+    async def note(ctx, payload: Whose):
         started.append(payload.owner)
 
     jobs = JobTypes()
@@ -135,7 +133,7 @@ async def test_full_queue_refuses_an_upload_and_keeps_nothing_of_it(redis_url, t
         await submit(worker, SAMPLE)  # a process that is not the edge is never refused
 
 
-async def _documents(app: Any):
+async def _documents(app):
     from sqlalchemy import func, select
 
     from studyhall import db
@@ -170,7 +168,7 @@ def test_submit_on_the_command_line_with_redis_away_and_with_full_queues(own_red
     monkeypatch.setenv("STUDYHALL_QUEUE_DEPTH", "2")
     runner = CliRunner()
 
-    def studyhall(*args: str):
+    def studyhall(*args):
         return runner.invoke(cli.app, [*args, "--data-dir", str(tmp_path)])
 
     assert studyhall("submit", str(SAMPLE)).exit_code == 0

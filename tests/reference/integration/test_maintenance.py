@@ -13,7 +13,7 @@ from harness.pipelines import full_pipeline
 from harness.waiting import until
 from harness.workers import at_work
 from studyhall import cli, db, maintenance
-from studyhall.app import App, open_app
+from studyhall.app import open_app
 from studyhall.cancellations import cancel_document, forget_reminder, remind
 from studyhall.jobs import STAGES
 from studyhall.maintenance import Maintenance
@@ -36,7 +36,7 @@ async def hall(redis_url, tmp_path):
         yield app
 
 
-def services(app: App):
+def services(app):
     nobody: Any = None
     return Services(
         nobody,
@@ -46,7 +46,7 @@ def services(app: App):
     )
 
 
-async def result_of(app: App, request: JobRequest):
+async def result_of(app, request):
     """Run one maintenance job for real: queue, worker, signed pipeline."""
     ref = await app.producer.enqueue(request)
     queue: Any = app.producer.queue(ref.queue)
@@ -124,7 +124,7 @@ def test_an_unknown_time_zone_is_refused_with_the_name_of_the_setting():
 async def test_the_command_line_lists_runs_cancels_and_reports(redis_url, tmp_path, spawn):
     env = {"REDIS_URL": redis_url, "STUDYHALL_PROVIDER_PACE": "5", "STUDYHALL_GRACE_SECONDS": "1"}
 
-    async def studyhall(*args: object, code: int = 0):
+    async def studyhall(*args, code=0):
         """In a thread, because the commands bring their own event loop; a process each takes far longer."""
         command = [str(part) for part in (*args, "--data-dir", tmp_path, "--json")]
         done = await asyncio.to_thread(CliRunner(env=env).invoke, cli.app, command)

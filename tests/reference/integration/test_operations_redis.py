@@ -4,7 +4,6 @@ import io
 import json
 import logging
 from datetime import datetime
-from typing import Any
 
 import pytest
 
@@ -47,7 +46,7 @@ async def test_retries_say_when_and_stalls_and_crash_loops_are_counted(redis_url
     at_once: list[bool] = []
     metrics = JobMetrics()
 
-    async def handle(ctx: Any, payload: Number):
+    async def handle(ctx, payload: Number):
         ran.append(ctx.job.processedOn / 1000)
         at_once.append('jobs_running{name="n",queue="q"} 0.0' not in metrics.render().decode())
         if len(ran) == 1:
@@ -89,7 +88,7 @@ async def test_retries_say_when_and_stalls_and_crash_loops_are_counted(redis_url
     assert 'job_errors_total{error="CrashLoop",queue="q"} 1.0' in text
 
 
-async def _ended(queue: Any):
+async def _ended(queue):
     found = await queue.getJobCounts("completed", "failed")
     return sum(found.values()) == 3
 

@@ -4,12 +4,10 @@ import asyncio
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import Table, func, select
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy import func, select
 
 from harness.waiting import until
 from studyhall import event_worker
@@ -45,13 +43,13 @@ async def shop(store):
     return store
 
 
-async def place(store: AsyncEngine, **order: Any):
+async def place(store, **order):
     order = {"pack_id": "biology-101", "customer": "ann", **order}
     async with begin(store) as tx:
         return await service.place_order(tx, **order)
 
 
-async def count(store: AsyncEngine, table: Table):
+async def count(store, table):
     async with read(store) as tx:
         return int((await tx.execute(select(func.count()).select_from(table))).scalar_one())
 
@@ -128,7 +126,7 @@ async def test_each_consumer_acts_once_per_order_under_duplicates_and_a_killed_r
     bus = RedisStreamsBus(producer_client(redis_url), dedup_window=0)
     seen: Counter[str] = Counter()  # a consumer without an inbox
 
-    async def count_without_inbox(event: Event):
+    async def count_without_inbox(event):
         seen[event.id] += event.name == "order.confirmed"
 
     stop = asyncio.Event()
@@ -180,7 +178,7 @@ async def test_events_that_the_bus_lost_are_found_and_handed_to_their_consumer_o
         "amount_cents": 1900,
     }
 
-    async def publish(*names: str):
+    async def publish(*names):
         facts = [
             Event(id=name, source="t", type="order.confirmed.v1", subject=name, data={**sold, "order_id": name})
             for name in names
@@ -223,7 +221,7 @@ async def test_events_that_the_bus_lost_are_found_and_handed_to_their_consumer_o
     await bus.redis.aclose()
 
 
-async def _end_leases(store: AsyncEngine, pid: int):
+async def _end_leases(store, pid):
     """Let the time pass for which a dead process still holds its work: half a minute in production."""
     async with begin(store) as tx:
         mine = saga_store.sagas.update().where(saga_store.sagas.c.owner.contains(f":{pid}:"))
@@ -232,5 +230,5 @@ async def _end_leases(store: AsyncEngine, pid: int):
         await tx.execute(claimed.values(due_at=0.0))
 
 
-async def _confirmed(store: AsyncEngine, number: int):
+async def _confirmed(store, number):
     return len(await service.list_orders(store, status="confirmed")) >= number

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ QUEUES = ("alpha", "beta")
 
 
 @contextlib.asynccontextmanager
-async def streaming(url: str, **options: Any):
+async def streaming(url, **options):
     stream = ProgressStream(url, QUEUES, **options)
     running = asyncio.create_task(stream.run())
     try:
@@ -30,7 +29,7 @@ async def queue(redis_url):
     """`await queue(name, number)`: an event as BullMQ's scripts write it."""
     client = producer_client(redis_url)
 
-    async def write(name: str, number: int, event: str = "progress"):
+    async def write(name, number, event="progress"):
         fields = {"event": event, "jobId": f"job-{number}", "data": f'{{"percent":{number}}}'}
         await client.xadd(f"bull:{name}:events", fields)
 
@@ -42,18 +41,18 @@ async def queue(redis_url):
 class Reader:
     """A client: reads until it is told to stop, keeps what it saw."""
 
-    def __init__(self, stream: ProgressStream, last_id: str | None = None, pause: float = 0.0):
+    def __init__(self, stream, last_id=None, pause=0.0):
         self.seen: list[JobEvent] = []
         self._pause = pause
         self._task = asyncio.create_task(self._read(stream, last_id))
 
-    async def _read(self, stream: ProgressStream, last_id: str | None):
+    async def _read(self, stream, last_id):
         async for event in stream.events(last_id, idle=60):
             self.seen.append(event)
             if self._pause:
                 await asyncio.sleep(self._pause)
 
-    def numbers(self, queue: str):
+    def numbers(self, queue):
         return [int(event.progress["percent"]) for event in self.seen if event.queue == queue and event.progress]
 
     async def stop(self):

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from harness.pipelines import full_pipeline, full_producer
-from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work
 from studyhall.patterns.bullmq_worker.autopipeline import AutoPipeline
@@ -21,9 +20,8 @@ from studyhall.patterns.core.errors import ResourceBusy
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.worker_connections import worker_client
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
-from studyhall.patterns.rate_limit import TenantLimit, UnknownTenant, limited, named_tenant, queue_limit, tenant_limit
+from studyhall.patterns.rate_limit import UnknownTenant, limited, named_tenant, queue_limit, tenant_limit
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 WORKER = Path(__file__).parent / "programs" / "limited_worker.py"
@@ -35,7 +33,7 @@ WORKER = Path(__file__).parent / "programs" / "limited_worker.py"
 Windows = list[tuple[int, int]]  # when it opened, in ms of the server's clock, and how many jobs it started
 
 
-def logged(server: RedisServer):
+def logged(server):
     """Every write that the server did, from its append-only file, in order."""
     for part in sorted(server.directory.rglob("*.incr.aof")):
         lines = iter(part.read_bytes().split(b"\r\n"))
@@ -45,7 +43,7 @@ def logged(server: RedisServer):
                 yield [words[0].upper(), *words[1:]]
 
 
-def windows_of(server: RedisServer, queue: str, duration: int):
+def windows_of(server, queue, duration):
     """What BullMQ's limiter did. The ids of the events alone would not do: until Redis 7.2 the clock goes on within
     a script, so an event can bear a later millisecond than the window that it opened (seen: 21 in 300 ms)."""
     found: Windows = []
@@ -59,13 +57,13 @@ def windows_of(server: RedisServer, queue: str, duration: int):
     return found
 
 
-async def starts_of(client: Any, queue: str):
+async def starts_of(client, queue):
     """When each job was handed out, in whole ms of the server: as seconds, 0.3 later is now and then 0.29999."""
     events = await client.xrange(f"bull:{queue}:events")
     return [int(ident.split("-")[0]) for ident, event in events if event["event"] == "active"]
 
 
-def windows_opened_by(starts: list[int], duration: int):
+def windows_opened_by(starts, duration):
     """The same windows for those who keep no account: one opens with the first start after the last has ended."""
     found: Windows = []
     for start in starts:
@@ -75,11 +73,11 @@ def windows_opened_by(starts: list[int], duration: int):
     return found
 
 
-def fullest(windows: Windows):
+def fullest(windows):
     return max(count for _, count in windows)
 
 
-def fullest_stretch(starts: list[int], duration: int):
+def fullest_stretch(starts, duration):
     """The most starts within `duration` ms, wherever these begin."""
     return max(sum(first <= start < first + duration for start in starts) for first in starts)
 
@@ -99,7 +97,7 @@ async def test_two_processes_together_keep_the_queue_limit_and_lose_no_time(own_
     for worker in itertools.chain(*workers.values()):
         await worker.line("ready", 60)
 
-    async def run(kind: str, jobs: int, limit: float):
+    async def run(kind, jobs, limit):
         await producer.queue(kind).addBulk([{"name": "job", "data": {}, "opts": {}} for _ in range(jobs)])
         began = time.monotonic()
 
@@ -150,11 +148,11 @@ async def test_an_even_limit_holds_in_every_stretch_of_time(own_redis, figures):
     client: Any = producer_client(own_redis.url)
     producer = full_producer(JobTypes(), own_redis.url)
 
-    async def run(queue: str, **limit: Any):
-        async def nothing(_job: Any, _token: str):
+    async def run(queue, **limit):
+        async def nothing(_job, _token):
             pass
 
-        async def add(jobs: int):
+        async def add(jobs):
             await producer.queue(queue).addBulk([{"name": "job", "data": {}, "opts": {}}] * jobs)
 
         limiter = {"url": own_redis.url, "limiter": queue_limit(most, per=per, **limit)}
@@ -223,13 +221,13 @@ class Shop:
         self.added: dict[str, float] = {}
         self.attempts: set[int] = set()
 
-    async def work(self, ctx: JobContext, payload: Work):
+    async def work(self, ctx, payload: Work):
         self.started.setdefault(ctx.key, []).append(time.monotonic())
         self.attempts.add(ctx.attempt)
         await asyncio.sleep(payload.seconds)
         self.ended[ctx.key] = time.monotonic()
 
-    async def add(self, owner: str, count: int, *, book: TenantLimit | None = None, **fields: Any):
+    async def add(self, owner, count, *, book=None, **fields):
         keys = [f"{owner}-{len(self.added) + n}" for n in range(count)]
         for key in keys:
             self.added[key] = time.monotonic()
@@ -239,18 +237,16 @@ class Shop:
         await self.producer.enqueue_many(requests)
         return keys
 
-    async def done(self, keys: list[str], limit: float = 30):
+    async def done(self, keys, limit=30):
         await until(lambda: all(key in self.ended for key in keys), limit, f"{len(keys)} jobs to end")
 
-    def waits(self, keys: list[str]):
+    def waits(self, keys):
         """Seconds from add to end."""
         return [self.ended[key] - self.added[key] for key in keys]
 
 
 @asynccontextmanager
-async def shop(
-    url: str, directory: Path, *limits: TenantLimit, concurrency: int = 10, queue: str = "work", **worker: Any
-):
+async def shop(url, directory, *limits, concurrency=10, queue="work", **worker):
     self = Shop()
     jobs = JobTypes()
     policy = RetryPolicy(base=0.1, cap=1, attempts=1)  # a spent attempt would end the job: waiting must not
@@ -269,7 +265,7 @@ async def shop(
         await close(store)
 
 
-def p95(values: list[float]):
+def p95(values):
     return statistics.quantiles(values, n=20, method="inclusive")[-1]
 
 
@@ -283,7 +279,7 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_pa
     light, seconds, concurrency = scale(20, 100), 0.3, 10
     client = worker_client(redis_url, AutoPipeline)
 
-    async def trickle(at: Shop, jobs: int = light):
+    async def trickle(at, jobs=light):
         keys: list[str] = []
         for _ in range(jobs):
             keys += await at.add("light", 1, seconds=seconds)
@@ -291,7 +287,7 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_pa
         await at.done(keys, 120)
         return at.waits(keys)
 
-    async def beside_heavy(at: Shop, *others: Shop, jobs: int = light):
+    async def beside_heavy(at, *others, jobs=light):
         # Three times what the tenant may do, on top of a backlog: more, and a busy machine does nothing but refuse.
         async def flood():
             await at.add("heavy", 200, seconds=seconds)
@@ -305,7 +301,7 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_pa
         flooding.cancel()
         return waits, len(at.added) - jobs
 
-    def limit(name: str):
+    def limit(name):
         return tenant_limit(client, rate=10, burst=2, name=name)
 
     async with (
@@ -343,7 +339,7 @@ async def test_light_tenant_waits_no_longer_when_thousands_of_jobs_are_dropped_i
     heavy, light, seconds = scale(2_000, 4_000), scale(10, 20), 0.5
     client = worker_client(redis_url, AutoPipeline)
 
-    async def light_waits(at: Shop, jobs: int = light, **how: Any):
+    async def light_waits(at, jobs=light, **how):
         keys: list[str] = []
         for _ in range(jobs):
             keys += await at.add("light", 1, seconds=seconds, **how)
@@ -351,7 +347,7 @@ async def test_light_tenant_waits_no_longer_when_thousands_of_jobs_are_dropped_i
         await at.done(keys, 120)
         return at.waits(keys)
 
-    def limit(name: str):
+    def limit(name):
         return tenant_limit(client, rate=20, burst=5, name=name)
 
     async with shop(redis_url, tmp_path / "alone", limit("alone"), concurrency=20) as at:
@@ -456,7 +452,7 @@ async def test_a_limit_for_all_tenants_leaves_room_for_the_light_one(redis_url, 
     """BullMQ's limiter counts refused jobs too, so behind a heavy tenant it starves the light one; `total` does not."""
     client = producer_client(redis_url)
 
-    async def light_wait(directory: str, limit: TenantLimit, **worker: Any):
+    async def light_wait(directory, limit, **worker):
         async with shop(redis_url, tmp_path / directory, limit, **worker) as at:
             await at.add("heavy", 300)
             await until(lambda: len(at.ended) >= 1, 10, "the heavy tenant to begin")

@@ -25,7 +25,7 @@ class Orders:
         self.placed: set[str] = set()
         self.fail_next = ""
 
-    async def place(self, ident: str):
+    async def place(self, ident):
         failing, self.fail_next = self.fail_next, ""
         if failing == "before":
             raise ConnectionError("the database went away")
@@ -35,7 +35,7 @@ class Orders:
         return {"order": ident}
 
 
-async def naive(client: redis.asyncio.Redis, orders: Orders, key: str, ident: str):
+async def naive(client, orders, key, ident):
     """What is usually published: a window of SET NX. True: taken."""
     if not await client.set(f"seen:{key}", "1", nx=True, px=300):
         return False
@@ -63,7 +63,7 @@ async def test_a_failed_request_may_be_retried_and_a_late_repeat_is_not_a_second
     ours = Orders()
     requests, asked = RequestDedup(store, "orders"), 0
 
-    async def order(key: str):
+    async def order(key):
         nonlocal asked
         asked += 1
         return await requests.run("ann", key, body, ours.place)
@@ -104,7 +104,7 @@ async def test_fifty_at_once_are_one(store, figures):
 async def test_the_same_key_with_another_body_is_an_error_also_while_the_first_runs(store):
     requests, orders, gate = RequestDedup(store, "orders"), Orders(), asyncio.Event()
 
-    async def slow(ident: str):
+    async def slow(ident):
         await gate.wait()
         return await orders.place(ident)
 
@@ -119,7 +119,7 @@ async def test_the_same_key_with_another_body_is_an_error_also_while_the_first_r
     assert len(orders.placed) == 1
 
 
-async def _claimed(requests: RequestDedup):
+async def _claimed(requests):
     try:
         await requests._inbox.seen(f"{business_key('ann', 'k')}/id", "another body")
     except KeyReused:

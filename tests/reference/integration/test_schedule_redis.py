@@ -3,21 +3,17 @@
 import asyncio
 import time
 from datetime import datetime
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 from sqlalchemy import insert, select
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.pipelines import full_pipeline, full_producer
 from harness.waiting import clock_at, until
 from harness.workers import at_work, counts, queue_at
-from studyhall.patterns.core.execution import CallNext
 from studyhall.patterns.core.job import RetryPolicy, cancelled
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, read
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.schedule import Schedule, Schedules, ticking
 from studyhall.patterns.schedule.history import missed, missed_slots, note_start, schedule_state
 from studyhall.patterns.schedule.keeper import _spread
@@ -33,7 +29,7 @@ class Work(Payload):
 class Service:
     """A producer, a signer, and what ran: schedule and slot of every start of a handler."""
 
-    def __init__(self, url: str, store: AsyncEngine):
+    def __init__(self, url, store):
         self.url, self.store, self.ran = url, store, list[tuple[str, int]]()
         self.running = self.most = 0
         self.jobs = JobTypes()
@@ -44,7 +40,7 @@ class Service:
         self.signer = Signer(["0123456789abcdef"])
         self.producer = full_producer(self.jobs, url, signer=self.signer, timeout=10)
 
-    async def handle(self, ctx: JobContext, payload: Work):
+    async def handle(self, ctx, payload: Work):
         tick = tick_of(ctx.job_id, ctx.job.data)
         assert tick is not None
         self.running += 1
@@ -54,27 +50,27 @@ class Service:
         self.ran.append((tick.schedule, tick.slot))
         return {"slot": tick.slot}
 
-    def schedules(self, *declared: Schedule):
+    def schedules(self, *declared):
         return Schedules(self.jobs, declared, lease=1.0, sign=self.signer.sign)
 
-    async def apply(self, *declared: Schedule):
+    async def apply(self, *declared):
         return await self.schedules(*declared).apply(self.producer, self.store)
 
-    def at_work(self, schedules: Schedules, queue: str = "q", **options: Any):
+    def at_work(self, schedules, queue="q", **options):
         pipeline = full_pipeline(self.jobs, self.store, ticking(schedules, self.store), signer=self.signer)
         return at_work(queue, pipeline, url=self.url, **options)
 
-    async def next_slot(self, schedule: str, queue: str = "q"):
+    async def next_slot(self, schedule, queue="q"):
         score = await self.producer.redis.zscore(f"bull:{queue}:repeat", schedule)
         return None if score is None else int(score)
 
-    async def since(self, schedule: str):
+    async def since(self, schedule):
         job = await self.producer.queue("q").getJob(f"repeat:{schedule}:{await self.next_slot(schedule)}")
         tick = tick_of(job.id, job.data)
         assert tick is not None
         return tick.since
 
-    async def state(self, schedules: Schedules):
+    async def state(self, schedules):
         return (await schedules.states(self.producer, self.store))[0]
 
 
@@ -243,7 +239,7 @@ async def test_a_tick_that_its_successor_overtook_counts_as_run_and_not_as_misse
     overtaken: list[int] = []
     go_on = asyncio.Event()
 
-    async def hangs_once(run: JobContext, call_next: CallNext):
+    async def hangs_once(run, call_next):
         if not overtaken and service.ran:
             tick = tick_of(run.job_id, run.job.data)
             assert tick is not None
@@ -381,7 +377,7 @@ async def test_a_slot_that_bullmq_computed_wrong_at_the_end_of_summer_time_is_pu
     await declared.apply(service.producer, service.store)
     eve = int(datetime(2026, 10, 24, 12, tzinfo=ZoneInfo("Europe/Berlin")).timestamp() * 1000)
 
-    async def on_that_eve(_redis: object):
+    async def on_that_eve(_redis):
         return eve
 
     monkeypatch.setattr("studyhall.patterns.schedule.keeper.server_millis", on_that_eve)
@@ -413,7 +409,7 @@ async def test_repeat_in_the_options_of_a_job_is_silently_ignored(redis_url, fig
     """The naive twin: what Node's older documentation says, accepted by bullmq for Python and never repeated."""
     ran: list[str] = []
 
-    async def processor(job: Any, token: str):
+    async def processor(job, token):
         ran.append(job.id)
 
     async with queue_at(redis_url, "naive") as queue, at_work("naive", processor, url=redis_url):

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from sqlalchemy import Column, Connection, ForeignKey, Integer, Table, insert, make_url, select, text, update
+from sqlalchemy import Column, ForeignKey, Integer, Table, insert, make_url, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.ports import free_port
 from harness.waiting import until
@@ -41,18 +40,18 @@ counters = Table(
 )
 
 
-async def add(engine: AsyncEngine, row_id: int = 1):
+async def add(engine, row_id=1):
     async with begin(engine) as tx:
         await tx.execute(insert(counters).values(id=row_id, n=0))
 
 
-async def value(engine: AsyncEngine, row_id: int = 1):
+async def value(engine, row_id=1):
     async with read(engine) as connection:
         found: int | None = await connection.scalar(select(counters.c.n).where(counters.c.id == row_id))
         return found
 
 
-async def increment(engine: AsyncEngine):
+async def increment(engine):
     """Read, then write: the shape that fails under SQLite's plain BEGIN."""
     async with begin(engine) as tx:
         query = select(counters.c.n).where(counters.c.id == 1).with_for_update()
@@ -171,11 +170,11 @@ async def test_cancelled_writers_give_their_turn_and_connection_back(store):
 
 
 async def test_work_in_one_hop_is_one_transaction_too(store):
-    def half_done(tx: Connection):
+    def half_done(tx):
         tx.execute(insert(counters).values(id=1, n=0))
         raise ZeroDivisionError
 
-    def write(tx: Connection):
+    def write(tx):
         tx.execute(insert(counters).values(id=1, n=7))
         return "done"
 
@@ -191,7 +190,7 @@ async def test_work_in_one_hop_is_one_transaction_too(store):
 async def test_hops_and_transactions_take_turns_and_lose_no_update(store):
     await add(store)
 
-    def one_more(tx: Connection):
+    def one_more(tx):
         n = tx.execute(select(counters.c.n).where(counters.c.id == 1).with_for_update()).scalar_one()
         tx.execute(update(counters).where(counters.c.id == 1).values(n=n + 1))
 
@@ -203,7 +202,7 @@ async def test_hops_and_transactions_take_turns_and_lose_no_update(store):
 async def test_cancelled_hops_give_their_turn_back(store):
     await add(store)
 
-    def slowly(tx: Connection):
+    def slowly(tx):
         tx.execute(update(counters).values(n=counters.c.n + 1))
         time.sleep(0.05)
 
@@ -262,7 +261,7 @@ async def test_sqlite_runs_in_wal_with_the_chosen_durability(tmp_path, query, le
 async def test_a_durable_commit_waits_for_the_disk_and_the_next_one_does_not(tmp_path):
     engine = open_store(f"sqlite:///{tmp_path / 's.db'}")
 
-    async def level(**options: bool):
+    async def level(**options):
         async with begin(engine, **options) as tx:
             return int((await tx.execute(text("PRAGMA synchronous"))).scalar_one())
 
@@ -354,7 +353,7 @@ async def test_a_restart_of_postgres_costs_no_transaction_afterwards(own_postgre
 
 @pytest.mark.needs_postgres
 async def test_a_lock_that_another_process_keeps_is_an_outage_and_no_failure(postgres_url):
-    async def second(store: AsyncEngine):
+    async def second(store):
         async with begin(store) as tx:
             await tx.execute(text("SET LOCAL lock_timeout = '200ms'"))
             await tx.execute(text("UPDATE kept SET id = 3"))

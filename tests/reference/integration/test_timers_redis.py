@@ -17,7 +17,7 @@ async def test_an_interval_in_three_instances_runs_three_times_and_a_schedule_on
 ):
     ticks = 4
 
-    async def runs(kind: str, *args: object):
+    async def runs(kind, *args):
         """How often each tick ran, while all instances were up; the first and the last tick are cut off."""
         instances = [spawn(PROGRAM, kind, redis_url, *args) for _ in range(INSTANCES)]
         for one in instances:

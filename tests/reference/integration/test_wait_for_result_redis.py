@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 from bullmq import QueueEvents
@@ -18,7 +16,6 @@ from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.worker_connections import events_client
 from studyhall.patterns.dead_letter import reason_of
 from studyhall.patterns.idempotency import Inbox, result_of
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRef, JobRequest
 from studyhall.patterns.progress_stream import ProgressStream
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -31,7 +28,7 @@ class Work(Payload):
     fails: bool = False
 
 
-async def work(_ctx: JobContext, payload: Work):
+async def work(_ctx, payload: Work):
     await asyncio.sleep(payload.seconds)
     if payload.fails:
         raise Permanent("no good")
@@ -45,7 +42,7 @@ def job_types():
 
 
 class Bench:
-    def __init__(self, url: str, directory: Path):
+    def __init__(self, url, directory):
         self.url = url
         self.jobs = job_types()
         self.store = open_store(f"sqlite:///{directory / 'results.db'}")
@@ -55,7 +52,7 @@ class Bench:
             self.stream, self.producer.redis, stored=result_of(self.store), failed=reason_of(self.store)
         )
 
-    async def add(self, number: int, **fields: Any):
+    async def add(self, number, **fields):
         return await self.producer.enqueue(JobRequest("work", {"number": number, **fields}, key=f"k-{number}"))
 
     def worker(self):
@@ -67,7 +64,7 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def bench_at(url: str, directory: Path):
+async def bench_at(url, directory):
     bench = Bench(url, directory)
     await create_all(bench.store)
     reading = asyncio.create_task(bench.stream.run())
@@ -87,7 +84,7 @@ async def bench(redis_url, tmp_path):
         yield made
 
 
-async def naive_wait(url: str, job_id: str, seconds: float):
+async def naive_wait(url, job_id, seconds):
     """A listener attached after the add, as in most examples. True: it saw the end."""
     events = QueueEvents("work", {"connection": events_client(url), "autorun": False})
     seen = asyncio.Event()
@@ -110,7 +107,7 @@ async def test_every_wait_resolves_at_any_gap_and_a_late_listener_sees_nothing(b
     resolved = 0
     async with bench.worker():
 
-        async def one(number: int):
+        async def one(number):
             ref = await bench.add(number)
             await asyncio.sleep(gaps[number % len(gaps)])
             result: dict[str, int] = await bench.results.wait(ref, timeout=20)
@@ -119,7 +116,7 @@ async def test_every_wait_resolves_at_any_gap_and_a_late_listener_sees_nothing(b
         answers = await asyncio.gather(*(one(number) for number in range(50)))
         resolved = sum(answer == number for number, answer in enumerate(answers))
 
-        async def late(number: int):
+        async def late(number):
             ref = await bench.add(number)
             await bench.results.wait(ref, timeout=20)  # it has ended: the gap is wide enough
             return await naive_wait(bench.url, ref.id, 0.5)

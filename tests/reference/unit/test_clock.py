@@ -9,7 +9,7 @@ from studyhall.patterns.core.clock import Periodic
 
 
 @asynccontextmanager
-async def running(loop: Periodic):
+async def running(loop):
     task = asyncio.create_task(loop.run())
     try:
         yield task

@@ -17,12 +17,12 @@ async def test_hung_work_charges_once_where_a_race_leaves_zombies_that_charge_to
     """Three attempts, the first two too slow. The naive twin only stops waiting: they charge later all the same."""
     policy = RetryPolicy(base=0.001, cap=0.001, attempts=3)
 
-    async def run(stop: bool):
+    async def run(stop):
         charges: list[str] = []
         outcomes: list[Outcome] = []
         gate, attempts_made = asyncio.Event(), 0
 
-        async def attempt(slow: bool):
+        async def attempt(slow):
             if slow:
                 await gate.wait()
             charges.append("charged")
@@ -175,7 +175,7 @@ async def test_work_knows_how_long_it_has_and_an_inner_limit_cannot_exceed_the_o
 
 
 async def test_uncharged_time_is_added_to_every_limit_around_and_the_rest_still_counts():
-    async def work(seconds: float):
+    async def work(seconds):
         with uncharged():
             await asyncio.gather(asyncio.sleep(0.6), nested())
         left = remaining()
@@ -186,7 +186,7 @@ async def test_uncharged_time_is_added_to_every_limit_around_and_the_rest_still_
         with uncharged():
             await asyncio.sleep(0.3)
 
-    async def inner(seconds: float):
+    async def inner(seconds):
         return await run_within(0.5, work, seconds)
 
     assert 0 < await run_within(0.5, inner, 0) <= 0.5

@@ -25,11 +25,11 @@ PUBLIC = KEY.verify_key.encode().hex()
 BODY = b'{"type":1}'
 
 
-def signature(body: bytes, timestamp: str, key: SigningKey = KEY):
+def signature(body, timestamp, key=KEY):
     return key.sign(timestamp.encode() + body).signature.hex()
 
 
-def refused(timestamp: str, body: bytes = BODY, sig: str | None = None, **options: Any):
+def refused(timestamp, body=BODY, sig=None, **options):
     try:
         verify(PUBLIC, signature(BODY, timestamp) if sig is None else sig, timestamp, body, **options)
     except NotSigned:
@@ -60,7 +60,7 @@ def test_a_signed_timestamp_that_is_no_time_is_refused(timestamp):
     assert refused(timestamp)
 
 
-def command(**changes: Any):
+def command(**changes):
     data: dict[str, Any] = {
         "id": "1",
         "application_id": "2",

@@ -39,7 +39,7 @@ RELS = (
 )
 
 
-def docx(body: str, *, head: str = "", main: str = "word/document.xml", **parts: str):
+def docx(body, *, head="", main="word/document.xml", **parts):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("_rels/.rels", RELS.format(main))
@@ -49,12 +49,12 @@ def docx(body: str, *, head: str = "", main: str = "word/document.xml", **parts:
     return buffer.getvalue()
 
 
-def paragraph(text: str, style: str = ""):
+def paragraph(text, style=""):
     chosen = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if style else ""
     return f"<w:p>{chosen}<w:r><w:t>{text}</w:t></w:r></w:p>"
 
 
-def pdf(*pages: str):
+def pdf(*pages):
     made = FPDF()
     made.set_font("Helvetica", size=12)
     for text in pages:
@@ -65,7 +65,7 @@ def pdf(*pages: str):
 
 @pytest.fixture
 def stored(tmp_path):
-    def store(content: bytes, name: str = "upload"):
+    def store(content, name="upload"):
         path = tmp_path / name
         path.write_bytes(content)
         return path
@@ -158,7 +158,7 @@ def test_pdf_that_only_forbids_printing_is_read(stored):
 # ---- what is refused, and how
 
 
-def encrypted_pdf(algorithm: str):
+def encrypted_pdf(algorithm):
     writer = PdfWriter(clone_from=PdfReader(io.BytesIO(pdf("Secret."))))
     writer.encrypt("user-secret", "owner-secret", algorithm=algorithm)
     buffer = io.BytesIO()
@@ -166,7 +166,7 @@ def encrypted_pdf(algorithm: str):
     return buffer.getvalue()
 
 
-def plain_zip(names: dict[str, str]):
+def plain_zip(names):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in names.items():
@@ -174,7 +174,7 @@ def plain_zip(names: dict[str, str]):
     return buffer.getvalue()
 
 
-def with_password_flag(content: bytes):
+def with_password_flag(content):
     """Set bit 0 of the flags in every header of a zip: "this entry is encrypted"."""
     raw = bytearray(content)
     for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
@@ -252,7 +252,7 @@ def test_200_megabytes_are_refused_by_size_without_being_read(tmp_path):
 # ---- hostile files
 
 
-def measured(path: Path):
+def measured(path):
     tracemalloc.start()
     try:
         with pytest.raises(DocumentRejected) as caught:
@@ -380,7 +380,7 @@ HEADS = st.sampled_from([b"", b"%PDF-1.5\n", b"PK\x03\x04", b"\xd0\xcf\x11\xe0\x
 ANY_SPEED = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def read_or_refuse(path: Path, content: bytes):
+def read_or_refuse(path, content):
     path.write_bytes(content)
     try:
         found = extract(path)

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -38,7 +37,7 @@ def ensure(monkeypatch):
     monkeypatch.delenv("REDIS_URL", raising=False)
     used: list[RedisServer] = []
 
-    def ensure(*args: object, **options: object):
+    def ensure(*args, **options):
         used.append(ensure_redis(*args, **options))  # type: ignore[arg-type]
         return used[-1]
 
@@ -48,7 +47,7 @@ def ensure(monkeypatch):
     until_sync(lambda: not any(s.pid and alive(s.pid) for s in used), 15, "every started server has ended")
 
 
-def script(directory: Path, name: str, body: str):
+def script(directory, name, body):
     directory.mkdir(exist_ok=True)
     path = directory / name
     path.write_text(f"#!/bin/sh\n{body}\n")
@@ -56,7 +55,7 @@ def script(directory: Path, name: str, body: str):
     return path
 
 
-def config(server: RedisServer, *names: str):
+def config(server, *names):
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         return [client.config_get(name)[name] for name in names]
 
@@ -86,7 +85,7 @@ def test_server_on_path_is_preferred_to_the_wheel(ensure, tmp_path, monkeypatch)
     assert ensure(tmp_path / "two").source == "valkey-server on PATH"
 
 
-def which_in(directory: Path):
+def which_in(directory):
     """Look there alone: the machine may have a server of its own in /usr/bin."""
     return lambda name: str(directory / name) if os.access(directory / name, os.X_OK) else None
 
@@ -177,7 +176,7 @@ def addresses_of_this_machine():
     return [info for info in found if not ipaddress.ip_address(info[4][0]).is_loopback]
 
 
-def listeners(port: int):
+def listeners(port):
     """Every local address the kernel lists as listening on this port."""
     found = set()
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
@@ -288,12 +287,12 @@ def test_every_kind_of_silence_is_given_up_within_three_seconds(ensure, tmp_path
     second, which keeps every socket timeout from firing."""
     own_redis.pause()
 
-    def drip(peer: socket.socket):
+    def drip(peer):
         for _ in range(20):
             peer.sendall(b"+")
             time.sleep(0.5)
 
-    def give_up(url: str):
+    def give_up(url):
         started = time.monotonic()
         with pytest.raises(engine_check.Unreachable) as caught:
             ensure(tmp_path, url)
@@ -332,11 +331,11 @@ def test_server_older_than_6_2_is_refused(ensure, tmp_path):
         assert ensure(tmp_path, f"redis://127.0.0.1:{port}").version == "Redis 6.2.0"
 
 
-def play_redis(version: str):
+def play_redis(version):
     info = f"redis_version:{version}\r\nrole:master\r\naof_enabled:1\r\n".encode()
     replies = {b"PING": b"+PONG\r\n", b"INFO": b"$%d\r\n%s\r\n" % (len(info), info), b"CLIENT": b"+OK\r\n"}
 
-    def play(peer: socket.socket):
+    def play(peer):
         stream = peer.makefile("rb")
         while first := stream.readline():
             words = []
@@ -351,7 +350,7 @@ def play_redis(version: str):
 class answering:
     """A port whose every connection is handled by `talk`."""
 
-    def __init__(self, talk: Callable[[socket.socket], object]):
+    def __init__(self, talk):
         self._talk = talk
         self._listener = socket.create_server(("127.0.0.1", 0))
 
@@ -359,7 +358,7 @@ class answering:
         threading.Thread(target=self._accept, daemon=True).start()
         return int(self._listener.getsockname()[1])
 
-    def __exit__(self, *_: object):
+    def __exit__(self, *_):
         self._listener.close()
 
     def _accept(self):
@@ -370,7 +369,7 @@ class answering:
                 return
             threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
 
-    def _serve(self, peer: socket.socket):
+    def _serve(self, peer):
         with peer, contextlib.suppress(OSError):
             self._talk(peer)
 
@@ -406,7 +405,7 @@ def tls_front(redis_server, tmp_path):
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(pem, private)
 
-    def relay(peer: socket.socket):
+    def relay(peer):
         with (
             context.wrap_socket(peer, server_side=True) as inside,
             socket.create_connection(("127.0.0.1", redis_server.port)) as server,
@@ -444,7 +443,7 @@ def test_tls_url_on_a_plain_port_says_redis(ensure, tmp_path, redis_server):
 # ---- the command
 
 
-def run_command(*args: str, **env: str):
+def run_command(*args, **env):
     without = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
     argv = [sys.executable, "-m", "studyhall.patterns.engine", *args]
     return subprocess.run(argv, capture_output=True, text=True, env={**without, **env}, timeout=60, check=False)

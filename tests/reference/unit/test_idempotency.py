@@ -1,7 +1,5 @@
 """Keys and fingerprints: equal for the same request, different for any other."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +21,7 @@ class Order(BaseModel):
     cents: int
 
 
-def reverse_keys(value: Any):
+def reverse_keys(value):
     if isinstance(value, dict):
         return {key: reverse_keys(value[key]) for key in reversed(list(value))}
     return [reverse_keys(item) for item in value] if isinstance(value, list) else value

@@ -9,7 +9,7 @@ import pytest
 from studyhall.patterns.in_process_tasks import Tasks, TooManyTasks
 
 
-async def waits_for_a_reply(done: list[int], number: int):
+async def waits_for_a_reply(done, number):
     # Only the future refers to the task that awaits it, and only this coroutine to the future: a ring of garbage.
     reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     reply.add_done_callback(lambda _: None)
@@ -88,7 +88,7 @@ async def test_shutdown_waits_then_cancels_and_says_what_it_left():
 async def test_a_task_group_ends_before_the_request_does():
     ended: list[int] = []
 
-    async def part(number: int):
+    async def part(number):
         await asyncio.sleep(0.01 * number)
         ended.append(number)
 
@@ -98,5 +98,5 @@ async def test_a_task_group_ends_before_the_request_does():
     assert ended == [0, 1, 2]
 
 
-async def _wait(gate: asyncio.Event):
+async def _wait(gate):
     await gate.wait()

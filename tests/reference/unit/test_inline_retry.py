@@ -10,7 +10,7 @@ from studyhall.patterns.inline_retry import Budget, call
 
 
 class Dependency:
-    def __init__(self, *failures: Exception, always: Exception | None = None):
+    def __init__(self, *failures, always=None):
         self.calls: list[float] = []
         self._failures, self._always = list(failures), always
 
@@ -35,7 +35,7 @@ async def test_what_passes_by_itself_is_tried_again_and_what_does_not_is_not():
 
 
 async def test_a_dead_dependency_gets_its_normal_load_and_little_more(figures):
-    async def naive(dead: Dependency):
+    async def naive(dead):
         for attempt in range(3):
             try:
                 await dead()

@@ -34,31 +34,31 @@ NO_CONCEPTS = {"this", "called", "place", "part", "however", "moves", "cold", "s
 class Steps:
     """Records steps, and may stop the work as a killed worker would."""
 
-    def __init__(self, *, die_after: int | None = None):
+    def __init__(self, *, die_after=None):
         self.all: list[Advance] = []
         self.states: list[dict[str, Any]] = []
         self._die_after = die_after
 
-    async def __call__(self, step: Advance):
+    async def __call__(self, step):
         self.all.append(step)
         if step.state is not None:
             self.states.append(json.loads(json.dumps(step.state)))  # as a database would give it back
             if len(self.states) == self._die_after:
                 raise asyncio.CancelledError
 
-    def options(self, seconds: float = 60):
+    def options(self, seconds=60):
         return {"key": "k", "on_progress": self, "deadline": time.monotonic() + seconds}
 
 
-async def graph_of(text: str, **resume: Any):
+async def graph_of(text, **resume):
     return await LocalProvider().concept_graph(text, **Steps().options(), **resume)
 
 
-async def quiz_of(text: str, questions: int = 8):
+async def quiz_of(text, questions=8):
     return await LocalProvider().quiz(text, await graph_of(text), **Steps().options(), questions=questions)
 
 
-def flat(text: str):
+def flat(text):
     return " ".join(text.split())
 
 

@@ -40,7 +40,7 @@ def output():
     root.setLevel(level)
 
 
-def execution(**changes: Any):
+def execution(**changes):
     fields: dict[str, Any] = {
         "job_id": "graph-7",
         "name": "graph-generation",
@@ -57,21 +57,21 @@ def execution(**changes: Any):
 alnum = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
-def text(low: int, high: int):
+def text(low, high):
     """Marked, so that no secret happens to be a word of the line around it."""
     return st.text(alnum, min_size=low, max_size=high).map(lambda drawn: f"Zq7{drawn}")
 
 
-def with_check_digit(digits: str):
+def with_check_digit(digits):
     doubled = sum(sum(divmod(2 * int(digit), 10)) for digit in digits[::-2])
     return digits + str(-(doubled + sum(map(int, digits[-2::-2]))) % 10)
 
 
-def grouped(number: str, separator: str):
+def grouped(number, separator):
     return separator.join(number[at : at + 4] for at in range(0, len(number), 4))
 
 
-def encoded(part: object):
+def encoded(part):
     return base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
 
 
@@ -112,7 +112,7 @@ telling_keys = st.sampled_from(
 )
 
 
-def nested(inner: Any, path: list[str]):
+def nested(inner, path):
     for step in path:
         inner = {"list": [inner, 1], "tuple": (0, inner), "dict": {"page": inner}}[step]
     return inner
@@ -412,7 +412,7 @@ async def test_lines_of_a_turn_are_there_when_it_ended_and_a_second_handler_gets
 # ---- metrics ----
 
 
-def samples(metrics: JobMetrics):
+def samples(metrics):
     families = text_string_to_metric_families(metrics.render().decode())
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
 

@@ -13,11 +13,11 @@ from studyhall.patterns.ordering import KeyedLanes, OutOfTurn, partition_of
 STEPS = ("created", "paid", "cancelled")
 
 
-def orders(count: int):
+def orders(count):
     return [(f"order-{n}", step) for n in range(count) for step in STEPS]
 
 
-def reordered(seen: list[tuple[str, str]]):
+def reordered(seen):
     by_key: defaultdict[str, list[str]] = defaultdict(list)
     for key, step in seen:
         by_key[key].append(step)
@@ -32,7 +32,7 @@ async def test_parallel_consumers_reorder_and_lanes_do_not(seed, figures):
     naive: list[tuple[str, str]] = []
     ours: list[tuple[str, str]] = []
 
-    async def consumer(queue: asyncio.Queue[tuple[str, str]]):
+    async def consumer(queue):
         while not queue.empty():
             event = queue.get_nowait()
             await asyncio.sleep(pauses[event])
@@ -43,7 +43,7 @@ async def test_parallel_consumers_reorder_and_lanes_do_not(seed, figures):
         queue.put_nowait(event)
     await asyncio.gather(*(consumer(queue) for _ in range(concurrency)))
 
-    async def work(event: tuple[str, str]):
+    async def work(event):
         nonlocal running, peak
         running += 1
         peak = max(peak, running)
@@ -75,11 +75,11 @@ async def test_redelivery_in_any_order_keeps_the_order_of_the_key(seed, figures)
     """A broker that brings failed deliveries back in random order, against lanes and against nothing."""
     rng = random.Random(seed)
 
-    async def deliver(ordered: bool):
+    async def deliver(ordered):
         lanes, seen, refused = KeyedLanes(8), [], 0
         failures = dict.fromkeys(rng.sample(orders(20), 15), 2)
 
-        async def work(event: tuple[str, str]):
+        async def work(event):
             await asyncio.sleep(0)
             if failures.get(event, 0):
                 failures[event] -= 1
@@ -125,7 +125,7 @@ async def test_a_failed_item_holds_its_own_key_only():
     async def fail():
         raise Transient("down")
 
-    async def note(what: str):
+    async def note(what):
         seen.append(what)
 
     first = await lanes.submit("a", "1", fail)

@@ -15,7 +15,7 @@ from studyhall.patterns.outside_call import NotMade
 from studyhall.patterns.outside_call.http import answer_of, sync_answer_of
 
 
-async def answered(status: int, **options: object):
+async def answered(status, **options):
     transport = httpx.MockTransport(lambda request: httpx.Response(status, **options))
     async with httpx.AsyncClient(transport=transport, base_url="http://provider") as http:
         return await answer_of(http.post("/labels"))
@@ -43,7 +43,7 @@ async def test_retry_after_is_kept(form):
     ids=["no connection", "no answer"],
 )
 async def test_only_a_request_that_never_left_was_not_made(error, kind):
-    def broken(_request: httpx.Request):
+    def broken(_request):
         raise error
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(broken), base_url="http://provider") as http:
@@ -52,7 +52,7 @@ async def test_only_a_request_that_never_left_was_not_made(error, kind):
 
 
 def test_clients_without_an_event_loop_are_judged_alike():
-    def respond(request: httpx.Request):
+    def respond(request):
         return httpx.Response(int(request.url.path[1:]), json={"id": 7}, headers={"Retry-After": "7"})
 
     with httpx.Client(transport=httpx.MockTransport(respond), base_url="http://provider") as http:

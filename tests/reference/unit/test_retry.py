@@ -3,7 +3,6 @@
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -63,7 +62,7 @@ def test_delays_at_the_cap_differ_where_the_popular_formula_gives_one(figures, s
     figures("retry", name="at the cap", draws=len(ours), distinct_naive=len(popular), distinct_ours=len(set(ours)))
 
 
-def _storm(delay_after: Callable[[int], float], clients: int, attempts: int, capacity: int):
+def _storm(delay_after, clients, attempts, capacity):
     """Calls per 100 ms on a server that answers `capacity` of them and refuses the rest, in virtual time.
 
     All clients lost the same server at the same moment, so all make their first call together.
@@ -98,7 +97,7 @@ def test_a_storm_of_1000_clients_is_spread_by_full_jitter_and_repeats_itself_wit
     figures("retry", name="retry storm", **shape, **measured)
 
 
-def _run_job(handler: Callable[[], None], policy: RetryPolicy):
+def _run_job(handler, policy):
     """What a worker does: run, and on an error do what `decide` says."""
     made = 0
     while True:
@@ -115,7 +114,7 @@ def _run_job(handler: Callable[[], None], policy: RetryPolicy):
 def test_retry_loops_multiply_so_the_handler_has_none(figures):
     calls = Counter[str]()
 
-    def provider(caller: str):
+    def provider(caller):
         calls[caller] += 1
         raise ConnectionError("down")
 
@@ -207,7 +206,7 @@ def test_a_busy_resource_is_asked_less_and_less_often_up_to_the_cap(seed):
 
 
 def test_the_decisive_member_of_a_group_decides():
-    def group(*errors: Exception):
+    def group(*errors):
         return ExceptionGroup("unhandled errors in a TaskGroup", list(errors))
 
     assert decide(group(Transient("a"), group(Permanent("b"))), DEFAULT, 0).outcome is Outcome.PERMANENT
@@ -285,7 +284,7 @@ def test_surviving_bridges_the_outage_at_the_worst_draw_and_with_no_attempt_to_s
         def random(self):
             return 0.0
 
-    def bridged(rng: random.Random, attempts: int):
+    def bridged(rng, attempts):
         return sum(full_jitter(policy, failure, rng) for failure in range(attempts - 1))
 
     assert bridged(Lowest(), policy.attempts) >= seconds * 0.999

@@ -1,7 +1,6 @@
 """Slots: the same in every process, right on the days when the clocks change; nonsense is refused by name."""
 
 from datetime import UTC, datetime
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -17,7 +16,7 @@ BERLIN = "Europe/Berlin"
 YEAR = 366 * 24 * 3600 * 1000
 
 
-def local(cadence: Cadence, start: datetime, count: int):
+def local(cadence, start, count):
     """The next slots as clock and offset of their zone."""
     found, slot = [], start.timestamp() * 1000
     for _ in range(count):
@@ -153,7 +152,7 @@ def test_two_schedules_cannot_share_an_id_past_or_present():
 
 
 def jobs():
-    async def tick(ctx: Any, payload: Payload): ...
+    async def tick(ctx, payload: Payload): ...
 
     types = JobTypes()
     types.register(name="tick", payload=Payload, handler=tick)

@@ -10,7 +10,7 @@ from studyhall.patterns.signed_http import NotSigned, sign, verify
 BODY, NOW = '{"id": "evt_1", "who": "Zoë"}'.encode(), 1_700_000_000.0
 
 
-def mac(secret: str, text: bytes):
+def mac(secret, text):
     return hmac.new(secret.encode(), text, hashlib.sha256).hexdigest()
 
 

@@ -22,7 +22,7 @@ class MakeGraph(Payload):
     due: datetime.datetime | None = None
 
 
-async def make_graph(ctx: Any, payload: MakeGraph):
+async def make_graph(ctx, payload: MakeGraph):
     return {"graph_of": payload.document_id}
 
 
@@ -33,7 +33,7 @@ def jobs():
     return jobs
 
 
-def over_the_wire(data: dict[str, Any]):
+def over_the_wire(data):
     return json.loads(json.dumps(data, allow_nan=False))
 
 
@@ -180,7 +180,7 @@ def test_jobs_of_an_older_version_run_after_the_deploy():
 
 
 def test_mistakes_in_a_registration_are_found_at_import(jobs):
-    def not_async(ctx: Any, payload: MakeGraph): ...
+    def not_async(ctx, payload: MakeGraph): ...
 
     with pytest.raises(ValueError, match="registered already"):
         jobs.register(name="graph-generation", payload=MakeGraph, handler=make_graph)

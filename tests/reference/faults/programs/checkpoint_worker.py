@@ -8,16 +8,15 @@ import os
 
 import uvloop
 from sqlalchemy import Column, Integer, Table
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from harness.pipelines import full_pipeline
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.checkpoint import Overtaken
-from studyhall.patterns.core.job import Deadline, Save
+from studyhall.patterns.core.job import Deadline
 from studyhall.patterns.core.open_store import close, open_store
 from studyhall.patterns.core.store import begin, metadata
 from studyhall.patterns.observability import configure_logging
-from studyhall.patterns.pipeline import Done, JobContext
+from studyhall.patterns.pipeline import Done
 from studyhall.patterns.shutdown import run_until_signalled
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -34,11 +33,11 @@ class Import(Payload):
     naive: bool = False
 
 
-def say(event: str, **fields: object):
+def say(event, **fields):
     print(json.dumps({"event": event, "pid": os.getpid(), **fields}), flush=True)
 
 
-async def import_rows(ctx: JobContext, payload: Import):
+async def import_rows(ctx, payload: Import):
     start = 0 if payload.naive else (ctx.checkpointed or {"next": 0})["next"]
     say("run", start=start)
     for first in range(start, payload.rows, payload.batch):
@@ -48,7 +47,7 @@ async def import_rows(ctx: JobContext, payload: Import):
         say("batch", first=first)
         await asyncio.sleep(payload.pause)
 
-        async def save(tx: AsyncConnection, rows: range = rows):
+        async def save(tx, rows=rows):
             await tx.execute(kept.insert(), [{"row": row} for row in rows])
 
         if payload.naive:
@@ -61,7 +60,7 @@ async def import_rows(ctx: JobContext, payload: Import):
     return Done({"rows": payload.rows})
 
 
-async def _save(ctx: JobContext, rows: range, save: Save):
+async def _save(ctx, rows, save):
     try:
         await ctx.checkpoint({"next": rows.stop}, save)
     except Overtaken:

@@ -9,8 +9,7 @@ import uvloop
 
 from harness.pipelines import full_producer
 from studyhall.patterns.claim_check import Blobs, Claim
-from studyhall.patterns.pipeline import JobContext
-from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 QUEUE = "scans"
@@ -20,8 +19,8 @@ class Scan(Payload):
     image: Claim
 
 
-def job_types(blobs: Blobs | None = None):
-    async def scan(ctx: JobContext, payload: Scan):
+def job_types(blobs=None):
+    async def scan(ctx, payload: Scan):
         assert blobs is not None
         return {"size": len(await blobs.read(payload.image))}
 
@@ -50,7 +49,7 @@ async def main():
             await producer.enqueue(JobRequest("scan", {"image": claim}, key=str(number)))
 
 
-async def _naive(folder: Path, producer: Producer, number: int, content: bytes):
+async def _naive(folder, producer, number, content):
     import hashlib
 
     ref = f"{QUEUE}/scan.{number}/blob"

@@ -20,7 +20,7 @@ from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import JobError
 from studyhall.patterns.core.open_store import close, open_store
-from studyhall.patterns.dead_letter import DeadLetter, ReplayRunning
+from studyhall.patterns.dead_letter import ReplayRunning
 from studyhall.patterns.dead_letter import replayer as dead_letter_replay
 from studyhall.patterns.dead_letter import sweeper as sweeping
 
@@ -33,11 +33,11 @@ SWEEPING = ["read", "archived", "removed", "alert claimed", "alert sent"]
 REPLAYING = ["claimed", "restored", "marked"]
 
 
-async def sweeper(life: nursery.Life, store_url: str, redis_url: str):
+async def sweeper(life, store_url, redis_url):
     redis, engine = producer_client(redis_url), open_store(store_url)
     plain: Any = redis.execute_command
 
-    async def execute_with_points(*command: Any, **options: Any):
+    async def execute_with_points(*command, **options):
         if sweeping._REMOVE in command:
             life.reached("archived")
         answer = await plain(*command, **options)
@@ -49,7 +49,7 @@ async def sweeper(life: nursery.Life, store_url: str, redis_url: str):
 
     redis.execute_command = execute_with_points
 
-    async def alert(letter: DeadLetter):
+    async def alert(letter):
         life.reached("alert claimed")
         await redis.hincrby("alerts", letter.id, 1)
         life.reached("alert sent")
@@ -63,16 +63,16 @@ async def sweeper(life: nursery.Life, store_url: str, redis_url: str):
     await redis.aclose()
 
 
-async def replayer(life: nursery.Life, store_url: str, redis_url: str):
+async def replayer(life, store_url, redis_url):
     redis, engine = producer_client(redis_url), open_store(store_url)
     restore, mark = dead_letter_replay._restore, dead_letter_replay._mark
 
-    async def restore_with_points(*args: Any, **options: Any):
+    async def restore_with_points(*args, **options):
         life.reached("claimed")
         await restore(*args, **options)
         life.reached("restored")
 
-    async def mark_with_point(*args: Any, **values: Any):
+    async def mark_with_point(*args, **values):
         await mark(*args, **values)
         life.reached("marked")
 

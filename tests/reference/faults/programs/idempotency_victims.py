@@ -15,9 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import nursery
-from redis.asyncio import Redis
 from sqlalchemy import Column, Integer, Table, Text, insert
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.open_store import close, open_store
@@ -39,7 +37,7 @@ emails = Table(
 Event = dict[str, Any]
 
 
-async def send_email(tx: AsyncConnection, event: Event, life: nursery.Life):
+async def send_email(tx, event, life):
     """The effect. Some events meet an error on their first delivery."""
     await tx.execute(insert(emails).values(way=event["way"], key=event["key"]))
     await asyncio.sleep(0.001)
@@ -48,11 +46,11 @@ async def send_email(tx: AsyncConnection, event: Event, life: nursery.Life):
         raise ConnectionError("mail server is down")
 
 
-def with_inbox(engine: AsyncEngine, life: nursery.Life):
+def with_inbox(engine, life):
     inbox = Inbox(engine, "emails")
 
-    async def handle(event: Event):
-        async def effect(tx: AsyncConnection):
+    async def handle(event):
+        async def effect(tx):
             await send_email(tx, event, life)
             return f"sent to {event['key']}"
 
@@ -62,10 +60,10 @@ def with_inbox(engine: AsyncEngine, life: nursery.Life):
     return handle
 
 
-def with_set_nx(engine: AsyncEngine, life: nursery.Life, redis: Redis, *, delete: bool):
+def with_set_nx(engine, life, redis, *, delete):
     """The naive twins: the marker is in another store than the effect."""
 
-    async def handle(event: Event):
+    async def handle(event):
         if not await redis.set(f"{event['way']}:done:{event['key']}", 1, nx=True):
             return
         try:
@@ -80,13 +78,13 @@ def with_set_nx(engine: AsyncEngine, life: nursery.Life, redis: Redis, *, delete
     return handle
 
 
-def late(event: Event):
+def late(event):
     """The effect happened, but its caller is told that it failed: a timeout on the answer."""
     if event.get("error") == "late" and event["delivery"] == 1:
         raise TimeoutError("no answer from the mail server")
 
 
-async def consume(life: nursery.Life, store_url: str, redis_url: str, way: str):
+async def consume(life, store_url, redis_url, way):
     redis, engine = producer_client(redis_url), open_store(store_url)
     events, mine = f"{way}:events", f"{way}:taken-by:{life.slot}"
     while await redis.lmove(mine, events, "LEFT", "RIGHT"):
@@ -110,7 +108,7 @@ async def consume(life: nursery.Life, store_url: str, redis_url: str, way: str):
     await redis.aclose()
 
 
-def main(store_url: str, redis_url: str, kills: int, seed: int):
+def main(store_url, redis_url, kills, seed):
     deaths = {}
     for way in WAYS:
         live = partial(consume, store_url=store_url, redis_url=redis_url, way=way)

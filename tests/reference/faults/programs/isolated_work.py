@@ -8,12 +8,11 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from studyhall.patterns.core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, Transient
 
 
-def add(left: int, right: int):
+def add(left, right):
     return left + right
 
 
@@ -21,11 +20,11 @@ def pid():
     return os.getpid()
 
 
-async def echo_later(value: Any):
+async def echo_later(value):
     return value
 
 
-def compute(seconds: float):
+def compute(seconds):
     """Holds the CPU and, in the naive twin, the event loop."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -33,27 +32,27 @@ def compute(seconds: float):
     return "computed"
 
 
-def spin_forever(mark: str = ""):
+def spin_forever(mark=""):
     if mark:
         Path(mark).write_text(str(os.getpid()))
     while True:
         pass
 
 
-def start_a_grandchild_and_hang(mark: str):
+def start_a_grandchild_and_hang(mark):
     grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(mark).write_text(str(grandchild.pid))
     grandchild.wait()
 
 
-def neighbour(gate: str, number: int):
+def neighbour(gate, number):
     """Is still at work when the process killer strikes, and ends after it."""
     while not Path(gate).exists():
         time.sleep(0.01)
     return number
 
 
-def die(how: str):
+def die(how):
     match how:
         case "sigkill":  # what the kernel's OOM killer does
             os.kill(os.getpid(), signal.SIGKILL)
@@ -65,7 +64,7 @@ def die(how: str):
             ctypes.string_at(0)
 
 
-def allocate(megabytes: int):
+def allocate(megabytes):
     return len(bytearray(megabytes << 20))
 
 
@@ -82,7 +81,7 @@ class Awkward(Exception):
         self.lock = threading.Lock()
 
 
-def fail(how: str):
+def fail(how):
     raise {
         "transient": Transient("503"),
         "permanent": Permanent("no such page"),
@@ -100,5 +99,5 @@ def unsendable():
     return threading.Lock()
 
 
-def large(megabytes: int):
+def large(megabytes):
     return bytes(megabytes << 20)

@@ -13,11 +13,11 @@ from typing import Any
 SPEC = json.loads(sys.argv[1])
 
 
-def say(event: str, **more: Any):
+def say(event, **more):
     print(json.dumps({"event": event, "at": time.time(), **more}), flush=True)
 
 
-async def process(job: Any, token: str):
+async def process(job, token):
     say("start", job=job.id, attempts=job.attemptsMade, stalled=job.stalledCounter)
     if SPEC["work"] == "block":
         until = time.monotonic() + SPEC["seconds"]
@@ -56,7 +56,7 @@ async def main():
     await running
 
 
-def _report(error: BaseException):
+def _report(error):
     say("error", kind=type(error).__name__, text=str(error))
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from typing import Any
 
 from harness.waiting import until
 from harness.workers import at_work, counts, queue_at
@@ -10,14 +9,14 @@ from harness.workers import at_work, counts, queue_at
 SHOWN = {"completed": 3, "failed": 1, "active": 1, "delayed": 1}
 
 
-async def process(job: Any, token: str):
+async def process(job, token):
     if job.name == "fails":
         raise ValueError("no such address")
     if job.name == "lasts":
         await asyncio.Event().wait()
 
 
-async def main(url: str, name: str):
+async def main(url, name):
     async with queue_at(url, name) as queue, at_work(name, process, url=url):
         for job in ("sent", "sent", "sent", "fails", "lasts"):
             await queue.add(job, {})

@@ -25,7 +25,7 @@ class Mail(models.Model):
         app_label = "shop"
 
 
-def send(_: Any):
+def send(_):
     Mail.objects.create()
     return "sent"
 

@@ -5,19 +5,17 @@ import json
 import sys
 from pathlib import Path
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.idempotency import Inbox, fingerprint
 
 
-async def main(url: str, gun: Path, process: int):
+async def main(url, gun, process):
     engine = open_store(url)
     await create_all(engine)
     inbox = Inbox(engine, "racers")
 
-    async def deliver(task: int):
-        async def effect(_tx: AsyncConnection):
+    async def deliver(task):
+        async def effect(_tx):
             await asyncio.sleep(0.05)  # long enough that everybody else arrives meanwhile
             return {"process": process, "task": task}
 

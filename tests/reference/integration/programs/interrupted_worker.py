@@ -3,12 +3,11 @@
 import asyncio
 import sys
 import time
-from typing import Any
 
 from studyhall.patterns.bullmq_worker import ReliableWorker
 
 
-async def process(job: Any, token: str):
+async def process(job, token):
     print("started", flush=True)
     if job.name == "blocks":
         time.sleep(60)

@@ -10,7 +10,7 @@ from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
 
 
-async def main(store_url: str, redis_url: str, payment_url: str):
+async def main(store_url, redis_url, payment_url):
     engine = open_store(store_url)
     await create_all(engine)
     bus = RedisStreamsBus(producer_client(redis_url), claim_idle=1.0, dedup_window=0)

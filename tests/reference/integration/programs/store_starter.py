@@ -11,7 +11,7 @@ from studyhall.patterns.core.store import begin, is_postgres, metadata
 starters = Table("starters", metadata, Column("id", Integer, primary_key=True), Column("n", Integer))
 
 
-async def main(url: str, increments: int):
+async def main(url, increments):
     engine = open_store(url)
     await create_all(engine)
     if is_postgres(engine):

@@ -14,7 +14,6 @@ from studyhall.patterns.core.errors import Permanent, Transient
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.observability import configure_logging
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.shutdown import run_until_signalled
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -27,14 +26,14 @@ class Mail(Payload):
 
 
 def job_types():
-    async def order(ctx: JobContext, payload: Mail):
+    async def order(ctx, payload: Mail):
         await ctx.services.enqueue(JobRequest("receipt", {"to": payload.to}, key=ctx.key))
 
-    async def receipt(ctx: JobContext, payload: Mail):
+    async def receipt(ctx, payload: Mail):
         if ctx.attempt == 1:
             raise Transient(f"no route to {payload.to} with {SECRET}")
 
-    async def broken(ctx: JobContext, payload: Mail):
+    async def broken(ctx, payload: Mail):
         raise Permanent(f"{payload.to} refused {SECRET}")
 
     jobs = JobTypes()
@@ -45,7 +44,7 @@ def job_types():
     return jobs
 
 
-async def produce(options: argparse.Namespace):
+async def produce(options):
     producer = full_producer(job_types(), options.redis, timeout=10)
     with trace.get_tracer("api").start_as_current_span("POST /orders"):
         await producer.enqueue(JobRequest("order", {"to": "ann@example.com"}, key="k1"))
@@ -53,7 +52,7 @@ async def produce(options: argparse.Namespace):
     await producer.close()
 
 
-async def work(options: argparse.Namespace):
+async def work(options):
     store = open_store(options.store)
     await create_all(store)
     producer = full_producer(job_types(), options.redis, timeout=10)
