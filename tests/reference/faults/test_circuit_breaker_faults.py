@@ -179,7 +179,7 @@ async def test_breaker_without_redis_allows_or_refuses_as_told_in_bounded_time(o
         with pytest.raises(BreakerOpen):
             await refuses.call(work)
         assert (await allows.state()).state == "unknown"
-        assert time.monotonic() - began < 6
+        assert time.monotonic() - began < 15
     assert done == 2
     own_redis.restart()
     await refuses.call(work)

@@ -149,7 +149,7 @@ async def test_uploads_go_on_while_redis_is_away_and_run_when_it_is_back(own_red
     async with open_app(settings_at(tmp_path, own_redis.url), edge=True) as app:
         began = time.monotonic()
         document = await submit(app, SAMPLE)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10
         assert (await pending(app.store)).waiting == 1
         own_redis.restart()
 

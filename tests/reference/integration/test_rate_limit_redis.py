@@ -562,7 +562,7 @@ async def test_limit_without_redis_waits_or_allows_as_told_in_bounded_time(own_r
         with pytest.raises(ResourceBusy):
             await closed.turn("a", "job")
         assert await opened.turn("a", "job") == 0.0
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
         requests = [JobRequest("work", {"owner": "a"}, key="k")]
         assert await closed.book(producer.ref, "a", requests) == requests, "adding them will say what is wrong"
     own_redis.restart()

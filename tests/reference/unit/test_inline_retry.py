@@ -94,5 +94,5 @@ async def test_a_hung_call_ends_with_the_time_limit():
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         await call(hangs, timeout=0.3)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
     assert calls == 1
