@@ -32,10 +32,10 @@ async def redis(redis_url):
 
 @pytest.fixture
 async def store(tmp_path):
-    engine = open_store(f"sqlite:///{tmp_path / 'lease.db'}")
-    await create_all(engine)
-    yield engine
-    await close(engine)
+    store = open_store(f"sqlite:///{tmp_path / 'lease.db'}")
+    await create_all(store)
+    yield store
+    await close(store)
 
 
 async def frozen_holder_story(kind, redis_url, redis, spawn, store_url):
@@ -61,14 +61,14 @@ async def frozen_holder_story(kind, redis_url, redis, spawn, store_url):
 async def test_stale_write_of_a_holder_frozen_past_its_lease_is_refused(redis_url, redis, spawn, tmp_path, figures):
     async def story(kind):
         url = f"sqlite:///{tmp_path / kind}.db"
-        engine = open_store(url)
-        await create_all(engine)
+        store = open_store(url)
+        await create_all(store)
         await redis.flushall()
         told = await frozen_holder_story(kind, redis_url, redis, spawn, url)
-        async with read(engine) as connection:
+        async with read(store) as connection:
             writes = lease_holder.writes
             found = (await connection.scalars(select(writes.c.who).order_by(writes.c.id))).all()
-        await close(engine)
+        await close(store)
         return list(found), told
 
     writes, (a, b) = await story("fenced")

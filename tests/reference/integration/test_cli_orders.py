@@ -77,11 +77,11 @@ def studyhall(tmp_path, store_url, monkeypatch):
 
 def drive(store_url):
     async def go():
-        engine = open_store(store_url)
+        store = open_store(store_url)
         never = RetryPolicy(base=0.01, cap=0.01, attempts=1)
         async with BrokenPayments() as payments:
-            await SagaRunner(engine, buy_pack(payments, charge=never, refund=never)).resume_due()
-        await close(engine)
+            await SagaRunner(store, buy_pack(payments, charge=never, refund=never)).resume_due()
+        await close(store)
 
     asyncio.run(go())
 
@@ -141,12 +141,12 @@ def test_quarantined_event_is_listed_replayed_and_discarded(studyhall, store_url
             return [Permanent("too odd") for _ in events]
 
     async def quarantine():
-        engine = open_store(store_url)
-        async with begin(engine) as tx:
+        store = open_store(store_url)
+        async with begin(store) as tx:
             for subject in ("one", "two"):
                 await outbox.add(tx, Event(id=subject, type="order.odd.v1", subject=subject, source="test"))
-        await Relay(engine, Refusing()).run_once()
-        await close(engine)
+        await Relay(store, Refusing()).run_once()
+        await close(store)
 
     asyncio.run(quarantine())
     assert [row["event_id"] for row in studyhall("outbox", "quarantine", "list", "--json")] == ["one", "two"]
@@ -174,19 +174,19 @@ def order_event(ident, kind="order.confirmed.v1", **data):
 
 async def published_and_consumed(store_url, bus_url, events, types, groups):
     """What a relay does until there is nothing left to do."""
-    engine = open_store(store_url)
+    store = open_store(store_url)
     async with open_bus(bus_url) as bus:
         for group in groups:
             await bus.subscribe(group, [TOPIC])
         if events:
-            async with begin(engine) as tx:
+            async with begin(store) as tx:
                 await outbox.add(tx, *events)
-        while await Relay(engine, bus).run_once():
+        while await Relay(store, bus).run_once():
             pass
         stop = asyncio.Event()
         tasks = [
             asyncio.create_task(
-                bus.consume(group, [TOPIC], consumer(engine, inbox_name(group), types, GROUPS[group]), stop=stop)
+                bus.consume(group, [TOPIC], consumer(store, inbox_name(group), types, GROUPS[group]), stop=stop)
             )
             for group in groups
         ]
@@ -197,15 +197,15 @@ async def published_and_consumed(store_url, bus_url, events, types, groups):
         await until(through, 30, "every group to be through")
         stop.set()
         await asyncio.gather(*tasks)
-    await close(engine)
+    await close(store)
 
 
 def feed_of(store_url):
     async def ask():
-        engine = open_store(store_url)
-        async with read(engine) as tx:
+        store = open_store(store_url)
+        async with read(store) as tx:
             found = list(await tx.scalars(select(feed_entries.c.order_id).order_by(feed_entries.c.order_id)))
-        await close(engine)
+        await close(store)
         return found
 
     return asyncio.run(ask())

@@ -61,13 +61,13 @@ async def failed(redis, number, queue="q"):
     return bool(await redis.zcard(f"bull:{queue}:failed") == number)
 
 
-async def count(engine):
-    async with read(engine) as connection:
+async def count(store):
+    async with read(store) as connection:
         return (await connection.execute(select(func.count()).select_from(dead_letters))).scalar_one()
 
 
-async def only(engine):
-    letters = await dead_letter.list_dead_letters(engine)
+async def only(store):
+    letters = await dead_letter.list_dead_letters(store)
     assert len(letters) == 1
     return letters[0]
 

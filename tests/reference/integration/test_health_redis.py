@@ -23,10 +23,10 @@ from studyhall.patterns.health.listing import pages
 
 @pytest.fixture
 async def store(tmp_path):
-    engine = open_store(f"sqlite:///{tmp_path / 'health.db'}")
-    await create_all(engine)
-    yield engine
-    await close(engine)
+    store = open_store(f"sqlite:///{tmp_path / 'health.db'}")
+    await create_all(store)
+    yield store
+    await close(store)
 
 
 @pytest.fixture

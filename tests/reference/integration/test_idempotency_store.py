@@ -35,8 +35,8 @@ def effect(key, result=None):
     return run
 
 
-async def count(engine):
-    async with read(engine) as connection:
+async def count(store):
+    async with read(store) as connection:
         return (await connection.execute(select(func.count()).select_from(effects))).scalar_one()
 
 
@@ -132,15 +132,15 @@ async def test_one_bad_row_does_not_fail_its_neighbours(store):
 
 @pytest.mark.needs_postgres
 async def test_a_failed_batch_reaches_every_caller_and_the_next_works(own_postgres):
-    engine = open_store(own_postgres.url)
-    await create_all(engine)
-    results = Inbox(engine, "results")
+    store = open_store(own_postgres.url)
+    await create_all(store)
+    results = Inbox(store, "results")
     own_postgres.kill()
     failed = await asyncio.gather(*(results.record(f"k{n}", ONE, n) for n in range(10)), return_exceptions=True)
     assert all(isinstance(answer, StoreUnavailable) for answer in failed), failed
     own_postgres.restart()
     assert await asyncio.gather(*(results.record(f"k{n}", ONE, n) for n in range(10))) == list(range(10))
-    await close(engine)
+    await close(store)
 
 
 async def test_purge_forgets_old_markers_only_and_in_batches(store):

@@ -21,10 +21,10 @@ from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 @pytest.fixture
 async def store(tmp_path):
-    engine = open_store(f"sqlite:///{tmp_path / 'operations.db'}")
-    await create_all(engine)
-    yield engine
-    await close(engine)
+    store = open_store(f"sqlite:///{tmp_path / 'operations.db'}")
+    await create_all(store)
+    yield store
+    await close(store)
 
 
 @pytest.fixture

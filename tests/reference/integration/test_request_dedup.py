@@ -12,10 +12,10 @@ from studyhall.patterns.request_dedup import Answer, InvalidRequestKey, KeyReuse
 
 @pytest.fixture
 async def store(tmp_path):
-    engine = open_store(f"sqlite:///{tmp_path / 'requests.db'}")
-    await create_all(engine)
-    yield engine
-    await close(engine)
+    store = open_store(f"sqlite:///{tmp_path / 'requests.db'}")
+    await create_all(store)
+    yield store
+    await close(store)
 
 
 class Orders:

@@ -34,7 +34,7 @@ REPLAYING = ["claimed", "restored", "marked"]
 
 
 async def sweeper(life, store_url, redis_url):
-    redis, engine = producer_client(redis_url), open_store(store_url)
+    redis, store = producer_client(redis_url), open_store(store_url)
     plain: Any = redis.execute_command
 
     async def execute_with_points(*command, **options):
@@ -56,15 +56,15 @@ async def sweeper(life, store_url, redis_url):
 
     idle = 0
     while idle < 5:  # longer than the lease of an alert that was begun by a dead sweeper
-        swept = await dead_letter.sweep(["q"], redis, engine, alert)
+        swept = await dead_letter.sweep(["q"], redis, store, alert)
         idle = 0 if swept != dead_letter.Swept() else idle + 1
         await asyncio.sleep(0.1 if idle else 0)
-    await close(engine)
+    await close(store)
     await redis.aclose()
 
 
 async def replayer(life, store_url, redis_url):
-    redis, engine = producer_client(redis_url), open_store(store_url)
+    redis, store = producer_client(redis_url), open_store(store_url)
     restore, mark = dead_letter_replay._restore, dead_letter_replay._mark
 
     async def restore_with_points(*args, **options):
@@ -78,15 +78,15 @@ async def replayer(life, store_url, redis_url):
 
     dead_letter_replay._restore = restore_with_points
     dead_letter_replay._mark = mark_with_point
-    while letters := await dead_letter.list_dead_letters(engine, limit=10):
+    while letters := await dead_letter.list_dead_letters(store, limit=10):
         for letter in random.sample(letters, 1):
             try:
-                await dead_letter.replay(engine, redis, letter.id)
+                await dead_letter.replay(store, redis, letter.id)
             except ReplayRunning:
                 await asyncio.sleep(0.05)
             except JobError as error:
                 print("refused", type(error).__name__, letter.job_id, flush=True)
-    await close(engine)
+    await close(store)
     await redis.aclose()
 
 

@@ -46,8 +46,8 @@ async def send_email(tx, event, life):
         raise ConnectionError("mail server is down")
 
 
-def with_inbox(engine, life):
-    inbox = Inbox(engine, "emails")
+def with_inbox(store, life):
+    inbox = Inbox(store, "emails")
 
     async def handle(event):
         async def effect(tx):
@@ -60,14 +60,14 @@ def with_inbox(engine, life):
     return handle
 
 
-def with_set_nx(engine, life, redis, *, delete):
+def with_set_nx(store, life, redis, *, delete):
     """The naive twins: the marker is in another store than the effect."""
 
     async def handle(event):
         if not await redis.set(f"{event['way']}:done:{event['key']}", 1, nx=True):
             return
         try:
-            async with begin(engine) as tx:
+            async with begin(store) as tx:
                 await send_email(tx, event, life)
             late(event)
         except Exception:
@@ -85,14 +85,12 @@ def late(event):
 
 
 async def consume(life, store_url, redis_url, way):
-    redis, engine = producer_client(redis_url), open_store(store_url)
+    redis, store = producer_client(redis_url), open_store(store_url)
     events, mine = f"{way}:events", f"{way}:taken-by:{life.slot}"
     while await redis.lmove(mine, events, "LEFT", "RIGHT"):
         pass  # what my predecessor had taken is delivered again
-    if way == "inbox":
-        handle = with_inbox(engine, life)
-    else:
-        handle = with_set_nx(engine, life, redis, delete=way == "set-nx-del")
+    naive = partial(with_set_nx, delete=way == "set-nx-del")
+    handle = with_inbox(store, life) if way == "inbox" else naive(store, life, redis)
     while raw := await redis.lmove(events, mine, "LEFT", "RIGHT"):
         life.reached("taken")
         event = {**json.loads(raw), "delivery": await redis.hincrby(f"{way}:deliveries", raw, 1)}
@@ -104,7 +102,7 @@ async def consume(life, store_url, redis_url, way):
             await redis.rpush(events, raw)  # deliver it again
         life.reached("effect done")
         await redis.lrem(mine, 1, raw)
-    await close(engine)
+    await close(store)
     await redis.aclose()
 
 

@@ -27,7 +27,7 @@ effects = Table(
 )
 
 
-def consumer(mode, engine, redis, die_at):
+def consumer(mode, store, redis, die_at):
     async def effect(tx, event):
         await tx.execute(insert(effects).values(mode=mode, event=event.id))
 
@@ -40,7 +40,7 @@ def consumer(mode, engine, redis, die_at):
             await effect(tx, event)
             await die("before")
 
-        await handle_once(engine, "payouts", event, once)
+        await handle_once(store, "payouts", event, once)
         await die("after")
 
     async def mark_first(event):
@@ -48,7 +48,7 @@ def consumer(mode, engine, redis, die_at):
         if not await redis.set(f"seen:{mode}:{event.id}", 1, nx=True):
             return
         await die("before")
-        async with begin(engine) as tx:
+        async with begin(store) as tx:
             await effect(tx, event)
         await die("after")
 
@@ -57,7 +57,7 @@ def consumer(mode, engine, redis, die_at):
         if await redis.exists(f"seen:{mode}:{event.id}"):
             return
         await die("before")
-        async with begin(engine) as tx:
+        async with begin(store) as tx:
             await effect(tx, event)
         await die("after")
         await redis.set(f"seen:{mode}:{event.id}", 1)

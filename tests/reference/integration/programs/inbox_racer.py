@@ -10,9 +10,9 @@ from studyhall.patterns.idempotency import Inbox, fingerprint
 
 
 async def main(url, gun, process):
-    engine = open_store(url)
-    await create_all(engine)
-    inbox = Inbox(engine, "racers")
+    store = open_store(url)
+    await create_all(store)
+    inbox = Inbox(store, "racers")
 
     async def deliver(task):
         async def effect(_tx):
@@ -25,7 +25,7 @@ async def main(url, gun, process):
     while not gun.exists():  # another process makes it
         await asyncio.sleep(0.002)
     print("results", json.dumps(await asyncio.gather(*(deliver(task) for task in range(10)))))
-    await close(engine)
+    await close(store)
 
 
 asyncio.run(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])))

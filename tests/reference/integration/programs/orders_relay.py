@@ -11,15 +11,15 @@ from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
 
 
 async def main(store_url, redis_url, payment_url):
-    engine = open_store(store_url)
-    await create_all(engine)
+    store = open_store(store_url)
+    await create_all(store)
     bus = RedisStreamsBus(producer_client(redis_url), claim_idle=1.0, dedup_window=0)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     print("ready", flush=True)
-    await event_worker.run(engine, bus, payment_url, stop=stop)
+    await event_worker.run(store, bus, payment_url, stop=stop)
     await bus.close()
-    await close(engine)
+    await close(store)
     print("stopped", flush=True)
 
 
