@@ -5,6 +5,7 @@ Generated text stands between `<!-- sync:NAME -->` (or `<!-- sync:NAME ARGUMENTS
 """
 
 import argparse
+import ast
 import json
 import re
 import sys
@@ -23,7 +24,7 @@ def pattern_map() -> str:
     """The table pattern -> module -> proof of reference/README.md."""
     lines: list[str] = []
     for skill, title in SKILLS.items():
-        lines += [f"### {title}", "", "| pattern | promise | module | proofs |", "|---|---|---|---|"]
+        lines += [f"### {title}", "", "| pattern | module | proofs |", "|---|---|---|"]
         for pattern in sorted(patterns().values(), key=lambda one: one.id):
             if pattern.skill == skill:
                 links = ", ".join(_module_links([*pattern.own, *pattern.parts]))
@@ -31,9 +32,7 @@ def pattern_map() -> str:
                     f"[{Path(name).stem.removeprefix('test_')}](../{name})" for name in pattern.proof_files
                 )
                 page = pattern.page.relative_to(ROOT).as_posix()
-                lines.append(
-                    f"| [**{pattern.id}**](../{page}) {pattern.title} | {pattern.summary} | {links} | {files} |"
-                )
+                lines.append(f"| [**{pattern.id}**](../{page}) {pattern.title} | {links} | {files} |")
         lines.append("")
     return "\n".join(lines).rstrip()
 
@@ -84,11 +83,24 @@ def figure(path: str) -> str:
     return number(entry["figures"][key])
 
 
+def steps() -> str:
+    """The way of a job through StudyHall's worker, drawn from the list that its `Pipeline` is given."""
+    [given] = [
+        node.args
+        for node in ast.walk(ast.parse((ROOT / "reference/studyhall/worker.py").read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Pipeline"
+    ]
+    calls = [one.value if isinstance(one, ast.Starred) else one for one in given]
+    names = [ast.unparse(call.func) for call in calls if isinstance(call, ast.Call)]
+    return "```mermaid\nflowchart LR\n    job --> " + " --> ".join([*names, "handler"]) + "\n```"
+
+
 # Name of a region -> its text, from the page it is on and its arguments.
 REGIONS: dict[str, Callable[[Path, str], str]] = {
     "pattern-map": lambda _page, _: pattern_map(),
     "proven": lambda _page, _: proven(),
     "side-by-side": lambda _page, args: charts.table(json.loads(BENCH.read_text()), args),
+    "steps": lambda _page, _: steps(),
     "stack": lambda _page, args: stacks.table(args),
     "stacks": lambda _page, _: stacks.matrix(),
     "which": lambda _page, args: which.brokers() if args == "brokers" else which.queues(),

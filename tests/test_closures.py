@@ -6,6 +6,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 
 import pytest
@@ -160,6 +161,23 @@ def test_importing_a_pattern_loads_only_what_it_needs(module: str, not_loaded: t
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+# ---- names
+
+SHARED = {"NotSigned"}  # the same thing, in two patterns that come alone
+
+
+def test_a_class_has_a_name_of_its_own():
+    """One word, one thing: whoever knows `Step` or `Lease` from one module knows it from all of them."""
+    classes, others = Counter[str](), set()
+    for path in (ROOT / "reference" / "studyhall").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and node.name[0] != "_":
+                classes[node.name] += 1
+            elif isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call):  # a TypeVar is no type
+                others |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    assert {name for name, count in classes.items() if count > 1 or name in others} == SHARED
 
 
 # ---- options

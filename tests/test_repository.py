@@ -191,6 +191,26 @@ def proofs_in(path: Path) -> set[str]:
     return {node.name for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
+def test_figures_are_measured_and_not_typed():
+    typed = []
+    for name, text in texts().items():
+        if (
+            name.startswith("tests/")
+            and name.endswith(".py")
+            and name != "tests/test_harness.py"
+            and "figures(" in text
+        ):
+            calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+            typed += [
+                f"{name}:{given.value.lineno}: {given.arg}"
+                for call in calls
+                if isinstance(call.func, ast.Name) and call.func.id == "figures"
+                for given in call.keywords
+                if isinstance(given.value, ast.Constant) and not isinstance(given.value.value, str)
+            ]
+    assert typed == [], "say what was counted: len(jobs), not 5"
+
+
 def test_test_files_have_names_of_their_own():
     names = [path.name for path in tracked() if path.match("tests/**/test_*.py")]
     assert sorted(set(names)) == sorted(names)

@@ -20,7 +20,7 @@ from bullmq.redis_connection import RedisConnection
 from bench.figures import Column, Value
 from bench.lab import Lab
 from studyhall.patterns.bullmq_worker.autopipeline import AutoPipeline
-from studyhall.patterns.bullmq_worker.ledger import Ledger
+from studyhall.patterns.bullmq_worker.ledger import JobLedger
 from studyhall.patterns.core.worker_connections import worker_client
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest, Producer
@@ -104,7 +104,7 @@ async def _producer(url: str, client: redis.Redis, sizes: Sequence[int], samples
     jobs.register(name="nothing", payload=Nothing, handler=nothing, queue=QUEUE)
     producer = Producer(url, validated(jobs), signing(Signer(KEYS)), timeout=30)
     workers = worker_client(url, AutoPipeline)
-    ledger = Ledger(RedisBackend(QUEUE, RedisConnection(workers), prefix="bull"), 30_000, None, _raise)
+    ledger = JobLedger(RedisBackend(QUEUE, RedisConnection(workers), prefix="bull"), 30_000, None, _raise)
     filled = 0
 
     def request(number: int) -> JobRequest:

@@ -20,7 +20,7 @@ from typing import Any
 
 from .language import Vocabulary, chunks, sentences
 from .prompts import relevant
-from .protocol import OnProgress, Step, TooLittleText, time_left
+from .protocol import Advance, OnProgress, TooLittleText, time_left
 from .results import Concept, ConceptGraph, Explanation, Link, Question, Quiz
 
 MAX_TEXT = 400_000  # characters that are analysed; the graph's `coverage` tells when a document is longer
@@ -49,7 +49,7 @@ class LocalProvider:
         blocks = chunks(found, size=CHUNK, at_most=MAX_CHUNKS)
         digest = _digest(text)
         start, shared = _restored(resume, digest, names)
-        await on_progress(Step("analysing", start, len(blocks)))
+        await on_progress(Advance("analysing", start, len(blocks)))
         for index in range(start, len(blocks)):
             time_left(deadline)
             await asyncio.sleep(self._pace)
@@ -57,8 +57,8 @@ class LocalProvider:
             lead = blocks[index - 1][-1:] if index else []
             shared.update(_meetings(vocabulary, lead, blocks[index]))
             state = {"of": digest, "next": index + 1, "pairs": [[a, b, n] for (a, b), n in sorted(shared.items())]}
-            await on_progress(Step("analysing", index + 1, len(blocks), state))
-        await on_progress(Step("building", 0, 1))
+            await on_progress(Advance("analysing", index + 1, len(blocks), state))
+        await on_progress(Advance("building", 0, 1))
         return await _build(vocabulary, shared, found, coverage=min(1.0, MAX_TEXT / max(len(text), 1)))
 
     async def quiz(
@@ -77,7 +77,7 @@ class LocalProvider:
             await asyncio.sleep(self._pace / 4)
             made.append(question)
             used.add(question.source)
-            await on_progress(Step("writing", len(made), questions))
+            await on_progress(Advance("writing", len(made), questions))
             if len(made) == questions:
                 break
         if not made:
@@ -98,7 +98,7 @@ class LocalProvider:
             time_left(deadline)
             await asyncio.sleep(self._pace / 4)
             explanations.append(_explanation(link, where, found))
-            await on_progress(Step("explaining", done, len(connections)))
+            await on_progress(Advance("explaining", done, len(connections)))
         return explanations
 
     async def answer(self, question: str, text: str, *, key: str, deadline: float) -> str:

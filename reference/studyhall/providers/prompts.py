@@ -129,7 +129,7 @@ def relevant(question: str, found: Sequence[str], *, at_most: int) -> list[str]:
 
 
 @dataclass(slots=True)
-class Draft:
+class GraphDraft:
     """The graph so far, merged over the parts of a text; `state` and `restored` carry it through a crash."""
 
     digest: str
@@ -138,7 +138,7 @@ class Draft:
     links: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def restored(cls, state: dict[str, Any] | None, text: str) -> Draft:
+    def restored(cls, state: dict[str, Any] | None, text: str) -> GraphDraft:
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         if state and state.get("of") == digest and "found" in state:
             return cls(digest, int(state["next"]), dict(state["found"]), dict(state["links"]))

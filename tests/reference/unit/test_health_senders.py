@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from email import message_from_string
 from urllib.error import HTTPError
@@ -19,11 +18,11 @@ CLEARED = Alert("documents.oldest", False, 1_790_000_600.0, 3.0)
 class Receiver:
     """Answers each request with the next status; remembers what it was sent."""
 
-    def __init__(self, *statuses: int):
+    def __init__(self, *statuses):
         self.statuses = list(statuses)
         self.requests: list[tuple[dict[str, str], dict[str, object]]] = []
 
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+    async def __call__(self, reader, writer):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         lines = [line.split(": ", 1) for line in head.splitlines()[1:] if line]
         headers = {name.lower(): value for name, value in lines}
@@ -38,12 +37,12 @@ class Receiver:
 class MailServer:
     """As much of SMTP as one mail needs."""
 
-    def __init__(self, *, refuse: str = "") -> None:
+    def __init__(self, *, refuse=""):
         self.refuse = refuse
         self.mails: list[str] = []
 
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
-        def say(line: str):
+    async def __call__(self, reader, writer):
+        def say(line):
             writer.write(f"{line}\r\n".encode())
 
         say("220 here")
@@ -64,7 +63,7 @@ class MailServer:
 
 
 @asynccontextmanager
-async def listening(handle: Callable[..., object]) -> AsyncIterator[int]:
+async def listening(handle):
     server = await asyncio.start_server(handle, "127.0.0.1", 0)  # type: ignore[arg-type]
     async with server:
         yield server.sockets[0].getsockname()[1]
@@ -147,7 +146,7 @@ async def test_a_receiver_is_named_by_one_address():
 
 
 @pytest.mark.parametrize("url", ["ftp://secret@host/", "smtp://user:secret@host/", "https:", "secret"])
-def test_an_address_that_is_none_is_refused_without_being_shown(url: str):
+def test_an_address_that_is_none_is_refused_without_being_shown(url):
     with pytest.raises(ValueError, match="is not one of") as refused:
         senders.sender(url)
     assert "secret" not in str(refused.value).replace("'secret'", "")

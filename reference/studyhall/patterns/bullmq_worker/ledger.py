@@ -22,7 +22,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from .events import is_outage
 
-__all__ = ["Found", "Ledger", "LockLost", "Refused", "Run", "ServerClock"]
+__all__ = ["Found", "JobLedger", "LockLost", "ChangeRefused", "Run", "ServerClock"]
 
 READ_CLOCK_EVERY = 1.0
 
@@ -34,7 +34,7 @@ class LockLost(Exception):
     """The job's lock expired or another worker holds it: this run's outcome was thrown away."""
 
 
-class Refused(Exception):
+class ChangeRefused(Exception):
     """BullMQ's script refused the change although the lock is ours; `code` is its answer."""
 
     FAILED_CHILDREN: ClassVar[int] = -9
@@ -101,7 +101,7 @@ class ServerClock:
 
 
 @dataclass(slots=True)
-class Ledger:
+class JobLedger:
     backend: Any  # bullmq.backends.RedisBackend
     lock_ms: int
     limiter: dict[str, int] | None
@@ -222,7 +222,7 @@ class Ledger:
                 return None
             raise LockLost(f"job {run.job_id} is no longer ours ({script}: {reply}); its outcome is dropped")
         error = self.backend.scripts.finishedErrors({"code": reply, "jobId": run.job_id, "command": script})
-        raise Refused(str(error), reply)
+        raise ChangeRefused(str(error), reply)
 
     async def _half_taken(self, token: str, error: ResponseError) -> Found:
         """The script that hands out a job broke off (`HINCRBY ats` on text): the job is active and locked by us.

@@ -49,7 +49,7 @@ from ..core.errors import FailPermanently, RetryLater
 from ..core.worker_connections import blocking_client, worker_client
 from .autopipeline import AutoPipeline
 from .events import WorkerEvents, is_outage
-from .ledger import Found, Ledger, LockLost, Run, ServerClock
+from .ledger import Found, JobLedger, LockLost, Run, ServerClock
 from .locks import LockKeeper
 from .outcomes import BackoffStrategy, Outcomes
 from .reading import Reading, read_job
@@ -125,7 +125,7 @@ class ReliableWorker:
 
         self._clock = ServerClock()
         lock_ms = int(lock_duration * 1000)
-        self._ledger = Ledger(self.backend, lock_ms, limiter, self._events.failure, self._clock, metrics)
+        self._ledger = JobLedger(self.backend, lock_ms, limiter, self._events.failure, self._clock, metrics)
         self._outcomes = Outcomes(
             self._ledger,
             self._events,

@@ -54,8 +54,8 @@ from .repair import cancel
 from .store import (
     CancelAsked,
     Change,
+    ClaimedSaga,
     Crowded,
-    Held,
     SagaConflict,
     SagaLeaseLost,
     SagaRow,
@@ -179,7 +179,7 @@ class SagaRunner:
             raise ValueError(f"no saga {name!r} here, known: {', '.join(sorted(self._sagas))}")
         return self._sagas[name]
 
-    async def _claim(self, limit: int, saga_id: str | None = None) -> list[Held]:
+    async def _claim(self, limit: int, saga_id: str | None = None) -> list[ClaimedSaga]:
         names, seconds = list(self._sagas), self._course.lease()
         if left := self._left[:]:
             # Else the end of their leases would count as a crash, and with enough of those a step is given up.
@@ -187,7 +187,7 @@ class SagaRunner:
             del self._left[: len(left)]
         return await claim(self.store, owner=self.owner, names=names, seconds=seconds, limit=limit, saga_id=saga_id)
 
-    async def _drive(self, held: Held) -> None:
+    async def _drive(self, held: ClaimedSaga) -> None:
         draft = Draft(held.saga, self.owner)
         try:
             if held.taken_over:

@@ -160,14 +160,13 @@ def _without_fence() -> Any:
     return saga_store.batch(hold, **saga_store._SAGA_TYPES, **types)
 
 
-async def _claim_without_lease(engine: AsyncEngine, *, owner: str, **_: Any) -> list[saga_store.Held]:
+async def _claim_without_lease(engine: AsyncEngine, *, owner: str, **_: Any) -> list[saga_store.ClaimedSaga]:
     """The usual poller: everything that has not ended, whoever else is at it."""
     async with read(engine) as tx:
         open_ = select(saga_store.sagas.c.id).where(saga_store.sagas.c.due_at.is_not(None))
         found = (await tx.scalars(open_)).all()
-    return [
-        saga_store.Held(replace(await saga_store.load(engine, one), owner=owner), taken_over=False) for one in found
-    ]
+    sagas = [replace(await saga_store.load(engine, one), owner=owner) for one in found]
+    return [saga_store.ClaimedSaga(saga, taken_over=False) for saga in sagas]
 
 
 def _all_have_looked(plan: dict[str, Any]) -> None:
@@ -176,7 +175,7 @@ def _all_have_looked(plan: dict[str, Any]) -> None:
     looking = multiprocessing.Barrier(max(1, [each["saga_id"] for each in plan["victims"]].count(None)))
     claim, looked = runner.claim, False
 
-    async def claim_together(*args: Any, saga_id: str | None = None, **options: Any) -> list[saga_store.Held]:
+    async def claim_together(*args: Any, saga_id: str | None = None, **options: Any) -> list[saga_store.ClaimedSaga]:
         nonlocal looked
         if looked or saga_id is not None:
             return await claim(*args, saga_id=saga_id, **options)
