@@ -78,14 +78,14 @@ proofs:
 
 @@: what goes wrong without it, with the evidence.
 
-<!-- sync:files -->
-<!-- /sync -->
+**Get it**
 
-<!-- sync:quote MODULE#NAME_ -->
-<!-- /sync -->
+```python MODULE#NAME_
+```
 
-<!-- sync:card -->
-<!-- /sync -->
+**Promise.**
+
+**Measured**
 
 **Not for** @@: where something simpler is right.
 

@@ -52,6 +52,7 @@ FIGURE = re.compile(
 )
 NOT_PROSE = (
     r"<!-- sync:.*?<!-- /sync -->",
+    r"^\*\*(?:Get it|Promise\.|Measured)[^\n]*$",  # generated, on a pattern's page
     r"^```.*?^```",
     r"^\*\*Prove it\.\*\*.*?\n\n",  # an experiment to make
     r"Show: [^\n]*",
@@ -138,7 +139,7 @@ def test_a_number_is_generated_or_a_setting_of_the_code(path: Path):
         f"line {line}: {figure[0]}" for line, figure in found if figure[0] not in given and not is_setting(path, figure)
     ]
     assert not wrong, (
-        f"{wrong}: a measurement belongs in a region (`<!-- sync:figure pattern/proof/key -->`, a card), a setting "
+        f"{wrong}: a measurement belongs in a sentence of the card (guide/sentences.toml), a setting "
         "in backticks as the code spells it"
     )
     assert given <= {figure[0] for _, figure in found}, "no longer in the text: take it out of GIVEN"

@@ -24,12 +24,6 @@ def test_quote_is_the_source_with_its_real_lines():
     assert "class Transient" not in text
 
 
-def test_outline_shows_signatures_and_docstrings_only():
-    text = quotes.quote("reference/studyhall/patterns/core/errors.py#RateLimited~")
-    assert "def __init__(self, message: str" in text
-    assert "self.retry_after = retry_after" not in text
-
-
 @pytest.mark.parametrize("args", [f"{ERRORS}#Nothing", f"{ERRORS}#[nowhere]"])
 def test_quote_of_what_is_not_there_stops_the_sync(args: str):
     with pytest.raises(SystemExit):
@@ -41,7 +35,8 @@ def test_files_name_the_command_what_to_install_and_where_the_detail_is():
     assert "`queuesmith add event-bus inbox --into src/app`" in text
     assert '`"sqlalchemy[asyncio]>=' in text
     assert re.search(r"`event-bus.nats` \(`\"nats-py>=", text)
-    assert "the docstrings of `patterns/event_bus/bus.py`" in text
+    assert "[module](../../../reference/studyhall/patterns/event_bus/bus.py)" in text
+    assert "[in StudyHall](../../../reference/studyhall/bus.py)" in text
 
 
 def test_card_without_figures_says_where_they_would_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
