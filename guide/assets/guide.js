@@ -39,6 +39,7 @@
       place.innerHTML = svg;
       place.hidden = false;
       figure.querySelector("details").open = false;
+      figure.dispatchEvent(new Event("qs-drawn", { bubbles: true }));
       figure.dataset.drawn = "yes";
     }
   }
