@@ -55,7 +55,7 @@ def antipatterns() -> dict[str, dict[str, Any]]:
 
 def all_pages() -> dict[str, str]:
     """Address -> markdown of every page of the guide."""
-    result = {f"patterns/{ident}": pattern_page(one) for ident, one in sorted(patterns().items())}
+    result = {f"patterns/{ident}": pattern_page(pattern) for ident, pattern in sorted(patterns().items())}
     for name, address in READING.items():
         skill, stem = name.split("/")
         path = ROOT / "skills" / skill / "references" / f"{stem}.md"
@@ -213,30 +213,32 @@ def _modules(pattern: Pattern) -> str:
 
 
 def _related(ident: str) -> str:
-    found = sorted(_neighbours().get(ident, set()) - {ident})
+    near = sorted(_neighbours().get(ident, set()) - {ident})
     groups = [group for group in settings()["group"] if ident in group["patterns"]]
     mates = [name for group in groups for name in group["patterns"] if name != ident]
-    lines = [f"- {pattern_link(name)}" for name in list(dict.fromkeys([*mates, *found]))[:MOST_RELATED]]
+    lines = [f"- {pattern_link(name)}" for name in list(dict.fromkeys([*mates, *near]))[:MOST_RELATED]]
     wrong = [row for row in antipatterns().values() if row["pattern"] == ident]
     lines += [f"- Mistake: [{row['title']}](page:antipatterns/{row['id']})" for row in wrong]
     return "\n".join(lines) or "- [All patterns](page:patterns)"
 
 
 def pattern_link(ident: str) -> str:
-    one = patterns()[ident]
-    return f"[{one.title}](page:patterns/{ident}): {one.summary}"
+    pattern = patterns()[ident]
+    return f"[{pattern.title}](page:patterns/{ident}): {pattern.summary}"
 
 
 @functools.cache
 def _neighbours() -> dict[str, set[str]]:
     """Patterns that link to each other in their pages, or whose modules import each other."""
-    owner = {name: one.id for one in patterns().values() for name in one.own if not name.startswith("core/")}
+    owner = {
+        name: pattern.id for pattern in patterns().values() for name in pattern.own if not name.startswith("core/")
+    }
     result: dict[str, set[str]] = {}
 
-    def join(one: str, other: str) -> None:
-        if one != other and other in patterns():
-            result.setdefault(one, set()).add(other)
-            result.setdefault(other, set()).add(one)
+    def join(left: str, right: str) -> None:
+        if left != right and right in patterns():
+            result.setdefault(left, set()).add(right)
+            result.setdefault(right, set()).add(left)
 
     for ident, pattern in patterns().items():
         for match in LINK.finditer(pattern.page.read_text()):
@@ -368,13 +370,13 @@ def errors() -> str:
     """Every error that the modules raise, with its docstring, which is its message, and the pattern to read."""
     owner = {name: pattern for pattern in patterns().values() for name in (*pattern.own, *pattern.parts)}
     known, rows = {"Exception", "RuntimeError", "ValueError", "LookupError"}, []
-    found = [
+    classes = [
         (path.relative_to(catalogue.MODULES).as_posix(), node)
         for path in sorted(catalogue.MODULES.rglob("*.py"), key=lambda path: ("core" not in path.parts, path))
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ClassDef)
     ]
-    for module, node in found:
+    for module, node in classes:
         if known.isdisjoint(getattr(base, "id", "") for base in node.bases):
             continue
         known.add(node.name)

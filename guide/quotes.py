@@ -72,12 +72,12 @@ def _part(path: str, source: str, name: str) -> tuple[str, int, int]:
 
 def _node(path: str, body: list[ast.stmt], names: list[str]) -> ast.stmt:
     for node in body:
-        found = getattr(node, "name", None)
+        named = getattr(node, "name", None)
         if isinstance(node, ast.Assign):
-            found = getattr(node.targets[0], "id", None)
+            named = getattr(node.targets[0], "id", None)
         elif isinstance(node, ast.AnnAssign):
-            found = getattr(node.target, "id", None)
-        if found == names[0]:
+            named = getattr(node.target, "id", None)
+        if named == names[0]:
             return _node(path, getattr(node, "body", []), names[1:]) if names[1:] else node
     raise SystemExit(f"{path}: there is no {'.'.join(names)}")
 
@@ -97,8 +97,8 @@ def card(pattern: Pattern) -> str:
 def files(pattern: Pattern) -> str:
     """The command that brings all that the code on the page imports, what to install, and where the detail is."""
     more = _more(pattern)
-    modules = closure([*pattern.own, *(name for one in more for name in one.own)])
-    command = f"queuesmith add {' '.join(one.id for one in (pattern, *more))} --into src/app"
+    modules = closure([*pattern.own, *(name for extra in more for name in extra.own)])
+    command = f"queuesmith add {' '.join(extra.id for extra in (pattern, *more))} --into src/app"
     text = f"**Get it**: `{command}`"
     if wanted := _requirements(modules):
         text += ". **Install** " + " ".join(f'`"{item}"`' for item in wanted)
@@ -162,7 +162,7 @@ def _more(pattern: Pattern) -> list[Pattern]:
     """Further patterns to add for the code on its page; those of the core last, most come along with the others."""
     result: list[Pattern] = []
     for module in sorted(imported(pattern.page), key=lambda name: (name.startswith("core/"), name)):
-        if not any(module in one.modules for one in (pattern, *result)):
+        if not any(module in known.modules for known in (pattern, *result)):
             result.append(_owner(module))
     return result
 
@@ -171,16 +171,16 @@ def _owner(module: str) -> Pattern:
     """The pattern whose module it is, or most of whose package; else the smallest that brings it along."""
     name = module.removesuffix("__init__.py")
 
-    def fits(one: Pattern) -> tuple[int, int]:
-        return sum(own.startswith(name) for own in one.own), -len(one.modules)
+    def fits(candidate: Pattern) -> tuple[int, int]:
+        return sum(own.startswith(name) for own in candidate.own), -len(candidate.modules)
 
     parts = [
         find(f"{pattern.id}.{PurePosixPath(part).stem}") for pattern in patterns().values() for part in pattern.parts
     ]
     # A part only for what is in it: it brings the rest of its package along too.
     for some in (patterns().values(), parts):
-        if found := [one for one in some if module in one.modules and fits(one)[0]]:
-            return max(found, key=fits)
+        if owners := [candidate for candidate in some if module in candidate.modules and fits(candidate)[0]]:
+            return max(owners, key=fits)
     return max((pattern for pattern in patterns().values() if module in pattern.modules), key=fits)
 
 

@@ -23,7 +23,7 @@ def pattern_map() -> str:
     lines: list[str] = []
     for skill, title in SKILLS.items():
         lines += [f"### {title}", "", "| pattern | promise | module | proofs |", "|---|---|---|---|"]
-        for pattern in sorted(patterns().values(), key=lambda one: one.id):
+        for pattern in sorted(patterns().values(), key=lambda pattern: pattern.id):
             if pattern.skill == skill:
                 links = ", ".join(_module_links([*pattern.own, *pattern.parts]))
                 files = ", ".join(

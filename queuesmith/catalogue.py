@@ -90,12 +90,12 @@ class Pattern:
 @functools.cache
 def patterns() -> dict[str, Pattern]:
     """By id. A page without front matter is reading, not a pattern."""
-    found = {}
+    entries = {}
     for skill in SKILLS:
         for page in sorted((ROOT / "skills" / skill / "references").glob("*.md")):
             if entry := front_matter(page):
-                found[page.stem] = _pattern(page, skill, entry)
-    return found
+                entries[page.stem] = _pattern(page, skill, entry)
+    return entries
 
 
 def _pattern(page: Path, skill: str, entry: dict[str, Any]) -> Pattern:
@@ -125,7 +125,7 @@ def without_front_matter(text: str) -> str:
 
 def front_matter(page: Path) -> dict[str, Any]:
     """`key: text`, `key: [a, b]`, and `key:` above indented `file:` and `- name` lines."""
-    found: dict[str, Any] = {}
+    entry: dict[str, Any] = {}
     block: dict[str, list[str]] = {}
     match = _FRONT.match(page.read_text(encoding="utf-8"))
     for number, line in enumerate(match[1].splitlines() if match else (), 2):
@@ -138,12 +138,12 @@ def front_matter(page: Path) -> dict[str, Any]:
         elif not re.fullmatch(r"[a-z]+", key) or not colon:
             raise WrongFrontMatter(f"{page}:{number}: neither `key: value` nor part of a list: {line!r}")
         elif not value:
-            block = found[key] = {}
+            block = entry[key] = {}
         elif value.startswith("["):
-            found[key] = [item.strip() for item in value.strip("[]").split(",") if item.strip()]
+            entry[key] = [item.strip() for item in value.strip("[]").split(",") if item.strip()]
         else:
-            found[key] = json.loads(value) if value.startswith('"') else value
-    return found
+            entry[key] = json.loads(value) if value.startswith('"') else value
+    return entry
 
 
 # ---- looking one up
@@ -187,14 +187,14 @@ def _suggestion(wanted: str) -> str:
 
 def closure(modules: Iterable[str]) -> list[str]:
     """These modules and every one they import, also indirectly, with the `__init__.py` of their packages; sorted."""
-    found: set[str] = {"__init__.py"}
+    reached: set[str] = {"__init__.py"}
     waiting = list(modules)
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in reached:
+            reached.add(name)
             waiting += imports(name)[0]
-    return sorted(found)
+    return sorted(reached)
 
 
 @functools.cache
@@ -264,13 +264,13 @@ def packages(
 
 def imported(text: str) -> set[str]:
     """The top-level names that this program imports, wherever in it."""
-    found: set[str] = set()
+    roots: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            roots |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add((node.module or "").split(".")[0])
-    return found
+            roots.add((node.module or "").split(".")[0])
+    return roots
 
 
 @functools.cache

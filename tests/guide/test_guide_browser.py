@@ -162,7 +162,7 @@ def test_phone_pages_do_not_scroll_sideways(guide: Guide, read: Open):
 def test_accessibility_check_finds_nothing(guide: Guide, read: Open, scheme: str):
     source = axe_source()
     page = read("", color_scheme=scheme, reduced_motion="reduce")
-    found: list[str] = []
+    wrong: list[str] = []
     quick = {
         "light": ["", "patterns/lease/", "source/reference/studyhall/patterns/retry.py.html"],
         "dark": ["patterns/idempotency/", "benchmark/", "calculators/"],
@@ -172,10 +172,10 @@ def test_accessibility_check_finds_nothing(guide: Guide, read: Open, scheme: str
         page.wait_for_function(DRAWN)
         page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
         page.evaluate(source)
-        found += [f"{address}: {one}" for one in violations(page)]
-    assert found == []
+        wrong += [f"{address}: {violation}" for violation in violations(page)]
+    assert wrong == []
     page.evaluate("document.querySelector('main').append(document.createElement('input'))")
-    assert any("label" in one for one in violations(page)), "the check finds an unlabelled field"
+    assert any("label" in violation for violation in violations(page)), "the check finds an unlabelled field"
 
 
 @pytest.mark.parametrize("ident", timelines())

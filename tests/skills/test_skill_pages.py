@@ -168,9 +168,9 @@ def test_python_blocks_are_quoted_and_have_no_undefined_name(path: Path, tmp_pat
 def test_commands_bring_every_module_that_the_code_imports(path: Path):
     """The command of the skill is run first, that of the page after it."""
     skill = ROOT / "skills" / path.relative_to(ROOT / "skills").parts[0] / "SKILL.md"
-    texts = [one.read_text() for one in (skill, path)]
+    texts = [page.read_text() for page in (skill, path)]
     named = {name for text in texts for names in COMMAND.findall(text) for name in names.split()}
-    of_stacks = [one for name in named if name in STACKS for one in STACKS[name].patterns]
+    of_stacks = [ident for name in named if name in STACKS for ident in STACKS[name].patterns]
     patterns = [name for name in named if name not in STACKS] + of_stacks
     brought = {module for name in patterns for module in catalogue.find(name).modules}
     assert quotes.imported(path) - brought == set()
