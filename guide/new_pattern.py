@@ -68,7 +68,6 @@ async def test_NAME_keeps_its_promise_where_the_naive_version_does_not(figures: 
 
 PAGE = """---
 title: TITLE
-summary: "@@: the promise in one sentence, as the card shows it."
 modules: [NAME_.py]
 proofs:
   PROOF:
@@ -83,7 +82,7 @@ proofs:
 ```python MODULE#NAME_
 ```
 
-**Promise.**
+**Promise.** @@: in one sentence, as the card shows it.
 
 **Measured**
 

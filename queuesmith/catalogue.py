@@ -2,7 +2,7 @@
 
 The entry of a pattern is the front matter of its page, `skills/SKILL/references/ID.md`:
 
-    title, summary   what it is called, what it promises
+    title            what it is called; what it promises is the paragraph **Promise.** of the page
     modules          in reference/studyhall/patterns, the one that says the promise first; `outbox/`: the whole package
     parts            modules that come only when they are asked for: `queuesmith add event-bus.nats`
     proofs           test file -> names of tests
@@ -99,11 +99,14 @@ def patterns() -> dict[str, Pattern]:
 
 
 def _pattern(page: Path, skill: str, entry: dict[str, Any]) -> Pattern:
-    known = {"title", "summary", "modules", "parts", "proofs"}
+    known = {"title", "modules", "parts", "proofs"}
     if unknown := set(entry) - known:
         raise WrongFrontMatter(f"{page}: unknown {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}")
-    if missing := {"title", "summary", "modules", "proofs"} - set(entry):
+    if missing := {"title", "modules", "proofs"} - set(entry):
         raise WrongFrontMatter(f"{page}: its front matter lacks {', '.join(sorted(missing))}")
+    promise = _PROMISE.search(page.read_text(encoding="utf-8"))
+    if promise is None:
+        raise WrongFrontMatter(f"{page}: it has no paragraph `**Promise.** …`")
     parts = tuple(entry.get("parts", ()))
     own: dict[str, None] = {}  # an ordered set
     for name in entry["modules"]:
@@ -111,11 +114,12 @@ def _pattern(page: Path, skill: str, entry: dict[str, Any]) -> Pattern:
         own |= dict.fromkeys(path.relative_to(MODULES).as_posix() for path in inside)
     plain = tuple(name for name in own if name not in parts and not name.endswith("__init__.py"))
     proofs = tuple(f"{file}::{name}" for file, names in entry["proofs"].items() for name in names)
-    return Pattern(page.stem, skill, entry["title"], entry["summary"], plain, parts, proofs, page)
+    return Pattern(page.stem, skill, entry["title"], promise[1], plain, parts, proofs, page)
 
 
 # ---- front matter: as much YAML as an entry needs, so that the command works with Python alone
 
+_PROMISE = re.compile(r"^\*\*Promise\.\*\* (.+)$", re.MULTILINE)
 _FRONT = re.compile(r"\A---\n(.*?\n)---\n+", re.DOTALL)
 
 

@@ -102,11 +102,11 @@ def blast(url: str, command: Command, count: int, *, connections: int = 50, pipe
         try:
             began = time.perf_counter()
             for _ in range(connections):
-                connection = socket.create_connection((str(address.hostname), address.port or 6379), timeout=30)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                ready.register(connection, selectors.EVENT_READ, hiredis.Reader())
+                opened = socket.create_connection((str(address.hostname), address.port or 6379), timeout=30)
+                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                ready.register(opened, selectors.EVENT_READ, hiredis.Reader())
                 first = min(pipeline, left_to_send)
-                connection.sendall(request * first)
+                opened.sendall(request * first)
                 left_to_send -= first
             while left_to_read:
                 for key, _ in ready.select(30):

@@ -57,8 +57,9 @@ def test_front_matter_is_yaml_as_everybody_else_reads_it():
     ("head", "message"),
     {
         "title: x\nno key\n": "neither `key: value` nor part of a list: 'no key'",
-        "title: x\nsummary: y\n": "lacks modules, proofs",
-        "title: x\nsummary: y\nmodules: [retry.py]\nproofs:\nmodul: z\n": "unknown modul; known: modules",
+        "title: x\n": "lacks modules, proofs",
+        "title: x\nmodules: [retry.py]\nproofs:\n": "no paragraph `**Promise.**",
+        "title: x\nmodules: [retry.py]\nproofs:\nmodul: z\n": "unknown modul; known: modules",
     }.items(),
 )
 def test_an_entry_that_cannot_be_read_is_named(
