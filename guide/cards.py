@@ -89,7 +89,7 @@ def card(pattern: Pattern, *, brief: bool = False) -> str:
         return box(measured(pattern.id), promise)
     entries = {name: entry for name, entry in measured(pattern.id, (COMMITTED,)).items() if entry["mode"] == "full"}
     if not entries:
-        return f"{promise}\n\n**Measured** by `{pattern.proof_files[0]}`, run `make faults`."
+        return f"{promise}\n\n**Measured** by its proof: `make faults`."
     return f"{promise}\n\n**Measured.** {' '.join(sentences(pattern.id, entries)[:BRIEF])}"
 
 

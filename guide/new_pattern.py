@@ -124,7 +124,7 @@ def lay_out(ident: str, skill: str) -> list[Path]:
         "NAME_": name,
         "ID": ident,
         "TITLE": ident.replace("-", " ").capitalize(),
-        "PROOF": proof,
+        "PROOF": proof.removeprefix("tests/reference/"),
         "MODULE": module,
     }
 

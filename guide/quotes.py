@@ -106,7 +106,7 @@ def files(pattern: Pattern) -> str:
         text += f". Parts to add: {', '.join(parts)}"
     up = "../" * 3  # from skills/SKILL/references
     module, proof = pattern.own[0], pattern.proofs[0].partition("::")[0]
-    text += f". Options and limits: [module]({up}{PATTERNS / module}), [proof]({up}{proof})"
+    text += f". Limits: [module]({up}{PATTERNS / module}), [proof]({up}{proof})"
     if place := in_studyhall(pattern):
         text += f", [in StudyHall]({up}{APP.relative_to(ROOT).as_posix()}/{place})"
     return f"{text}."

@@ -5,7 +5,7 @@ The entry of a pattern is the front matter of its page, `skills/SKILL/references
     title            what it is called; what it promises is the paragraph **Promise.** of the page
     modules          in reference/studyhall/patterns, the one that says the promise first; `outbox/`: the whole package
     parts            modules that come only when they are asked for: `queuesmith add event-bus.nats`
-    proofs           test file -> names of tests
+    proofs           test file below tests/reference -> names of tests
 
 Its figures, if a proof writes any, are in reference/figures/ID.json.
 """
@@ -113,7 +113,7 @@ def _pattern(page: Path, skill: str, entry: dict[str, Any]) -> Pattern:
         inside = sorted((MODULES / name).glob("*.py")) if name.endswith("/") else [MODULES / name]
         own |= dict.fromkeys(path.relative_to(MODULES).as_posix() for path in inside)
     plain = tuple(name for name in own if name not in parts and not name.endswith("__init__.py"))
-    proofs = tuple(f"{file}::{name}" for file, names in entry["proofs"].items() for name in names)
+    proofs = tuple(f"tests/reference/{file}::{name}" for file, names in entry["proofs"].items() for name in names)
     return Pattern(page.stem, skill, entry["title"], promise[1], plain, parts, proofs, page)
 
 

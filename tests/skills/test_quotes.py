@@ -43,7 +43,7 @@ def test_card_without_figures_says_where_they_would_come_from(monkeypatch: pytes
     monkeypatch.setattr(cards, "COMMITTED", tmp_path)
     pattern = dataclasses.replace(catalogue.find("retry"), summary="It holds.", proofs=("tests/a.py::test_a",))
     assert "It holds." in quotes.card(pattern)
-    assert "`tests/a.py`, run `make faults`" in quotes.card(pattern)
+    assert "by its proof: `make faults`" in quotes.card(pattern)
 
 
 def test_front_matter_is_yaml_as_everybody_else_reads_it():
