@@ -132,7 +132,8 @@ def test_quoted_lines_are_the_lines_that_are_linked(guide: Guide):
             plain = quoted.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"').replace("&#39;", "'")
             assert plain.replace("&amp;", "&") == line, f"{pattern.id}: {match[1]}#L{match[2]}"
             checked += 1
-    assert checked > 8
+    quoted = sum(len(re.findall(r"^Lines \d", entry.page.read_text(), re.MULTILINE)) for entry in CATALOGUE)
+    assert checked == quoted > 0
 
 
 def test_styles_load_nothing_from_another_host(guide: Guide):
