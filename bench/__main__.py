@@ -67,48 +67,50 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             lab = Lab(peers, quick=not given.full, server=server, folder=Path(folder))
-            found = results.begin(lab, missing, rounds)
+            measured = results.begin(lab, missing, rounds)
             if given.keep:
-                results.keep(found, given.out / "results.json", chosen)
+                results.keep(measured, given.out / "results.json", chosen)
             for name in chosen:
-                _section(lab, found, name, rounds)
-                _write(found, given.out)
+                _section(lab, measured, name, rounds)
+                _write(measured, given.out)
     finally:
         server.stop()
     seconds = round(time.monotonic() - began)
     if given.publish:
         shutil.copyfile(given.out / "results.json", HERE / "results.json")
-    print(json.dumps(found, indent=1) if given.json else (given.out / "RESULTS.md").read_text())
-    kept = [target for target in targets(found) if target.verdict != "not measured"]
+    print(json.dumps(measured, indent=1) if given.json else (given.out / "RESULTS.md").read_text())
+    kept = [target for target in targets(measured) if target.verdict != "not measured"]
     met = sum(target.met for target in kept)
     print(f"{met} of {len(kept)} targets met, {seconds} s: {given.out}/RESULTS.md", file=sys.stderr)
     return 0
 
 
-def _section(lab: Lab, found: results.Results, name: str, rounds: int) -> None:
+def _section(lab: Lab, measured: results.Results, name: str, rounds: int) -> None:
     module = sections.load(name)
     turns = min(rounds, getattr(module, "ROUNDS", rounds))
     lab.failures = {}
-    found["sections"].pop(name, None)
+    measured["sections"].pop(name, None)
     began = time.monotonic()
     for turn in range(1, turns + 1):
         lab.round, lab.prefix = turn, f"{name} {turn}/{turns}: "
         try:
-            results.add(found, name, module, lab, module.measure(lab))
+            results.add(measured, name, module, lab, module.measure(lab))
         except Exception as error:  # the other sections are worth having
             lab.say(f"failed: {error!r}")
-            found.setdefault("errors", {})[name] = repr(error)
+            measured.setdefault("errors", {})[name] = repr(error)
             return
-    found["sections"][name]["seconds"] = round(time.monotonic() - began)
-    found["sections"] = {known: found["sections"][known] for known in sections.NAMES if known in found["sections"]}
+    measured["sections"][name]["seconds"] = round(time.monotonic() - began)
+    measured["sections"] = {
+        known: measured["sections"][known] for known in sections.NAMES if known in measured["sections"]
+    }
 
 
-def _write(found: results.Results, out: Path) -> None:
-    drawn = plots.pictures(found)
-    results.save(found, out / "results.json")
+def _write(measured: results.Results, out: Path) -> None:
+    drawn = plots.pictures(measured)
+    results.save(measured, out / "results.json")
     for name, svg in drawn.items():
         (out / f"{name}.svg").write_text(svg)
-    (out / "RESULTS.md").write_text(report.markdown(found, {name: f"{name}.svg" for name in drawn}))
+    (out / "RESULTS.md").write_text(report.markdown(measured, {name: f"{name}.svg" for name in drawn}))
 
 
 if __name__ == "__main__":

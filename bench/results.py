@@ -57,7 +57,7 @@ def keep(results: Results, path: Path, measured: Sequence[str]) -> None:
     if (earlier["mode"], earlier["machine"]["processor"]) != (results["mode"], results["machine"]["processor"]):
         raise SystemExit(f"{path} is a {earlier['mode']} run on {earlier['machine']['processor']}: not to be mixed")
     results["peers"] = earlier["peers"] | results["peers"]
-    results["sections"] = {name: one for name, one in earlier["sections"].items() if name not in measured}
+    results["sections"] = {name: section for name, section in earlier["sections"].items() if name not in measured}
 
 
 def _about(peer: Peer) -> dict[str, str]:
@@ -111,8 +111,8 @@ def _compact(text: str) -> str:
 
 
 def values(results: Results, section: str, row: str, key: str) -> list[float]:
-    found = figure(results, section, row, key)
-    return list(found) if isinstance(found, list) else []
+    value = figure(results, section, row, key)
+    return list(value) if isinstance(value, list) else []
 
 
 def figure(results: Results, section: str, row: str, key: str) -> list[float] | str | None:
@@ -122,14 +122,14 @@ def figure(results: Results, section: str, row: str, key: str) -> list[float] | 
 
 
 def median(results: Results, section: str, row: str, key: str) -> float | None:
-    found = values(results, section, row, key)
-    return statistics.median(found) if found else None
+    rounds = values(results, section, row, key)
+    return statistics.median(rounds) if rounds else None
 
 
-def compare(results: Results, section: str, key: str, one: str, other: str) -> Ratio | None:
-    """How many times `other` fits into `one`; rounds that both have."""
-    values_of_one, values_of_other = values(results, section, one, key), values(results, section, other, key)
-    return ratio(values_of_one, values_of_other)
+def compare(results: Results, section: str, key: str, row: str, other: str) -> Ratio | None:
+    """How many times `other` fits into `row`; rounds that both have."""
+    ours, theirs = values(results, section, row, key), values(results, section, other, key)
+    return ratio(ours, theirs)
 
 
 def columns(section: Mapping[str, Any]) -> dict[str, Column]:
@@ -138,6 +138,6 @@ def columns(section: Mapping[str, Any]) -> dict[str, Column]:
 
 def limit(results: Results, kind: str) -> float | None:
     """What this Redis does at most: calls per second of BullMQ's `add` or `work` script."""
-    found = [median(results, "ceiling", kind, key) for key in ("P1", "P16")]
-    known = [value for value in found if value is not None]
+    ceilings = [median(results, "ceiling", kind, key) for key in ("P1", "P16")]
+    known = [value for value in ceilings if value is not None]
     return max(known) if known else None

@@ -46,32 +46,32 @@ def targets(results: Results) -> list[Target]:
     return result
 
 
-def _times(results: Results, text: str, one: str, other: str, wanted: float) -> Target:
+def _times(results: Results, text: str, row: str, other: str, wanted: float) -> Target:
     title = results["peers"].get(other, {}).get("title", other)
-    found = compare(results, "throughput", "noop", one, other)
+    ratio = compare(results, "throughput", "noop", row, other)
     sign = ">" if wanted == 1.0 else "≥"
     goal = f"{sign} {wanted:g} × {title}"
-    if found is None:
+    if ratio is None:
         return Target(text, goal, "–", "not measured")
-    if not found.stable:
+    if not ratio.stable:
         return Target(text, goal, UNSTABLE, UNSTABLE)
-    kept = found.median > wanted if wanted == 1.0 else found.median >= wanted
-    return Target(text, goal, str(found), "met" if kept else f"missed by {wanted - found.median:.2f} ×")
+    kept = ratio.median > wanted if wanted == 1.0 else ratio.median >= wanted
+    return Target(text, goal, str(ratio), "met" if kept else f"missed by {wanted - ratio.median:.2f} ×")
 
 
 def _least(results: Results, text: str, section: str, row: str, key: str, wanted: float) -> Target:
-    found = median(results, section, row, key)
-    if found is None:
+    middle = median(results, section, row, key)
+    if middle is None:
         return Target(text, f"≥ {wanted:g} ×", "–", "not measured")
-    verdict = "met" if found >= wanted else f"missed by {wanted - found:.2f} ×"
-    return Target(text, f"≥ {wanted:g} ×", f"{found:.2f} ×", verdict)
+    verdict = "met" if middle >= wanted else f"missed by {wanted - middle:.2f} ×"
+    return Target(text, f"≥ {wanted:g} ×", f"{middle:.2f} ×", verdict)
 
 
 def _most(results: Results, text: str, section: str, row: str, key: str, wanted: float, unit: str) -> Target:
-    found = values(results, section, row, key)
-    if not found:
+    rounds = values(results, section, row, key)
+    if not rounds:
         return Target(text, f"≤ {wanted:g}{unit}", "–", "not measured")
-    worst = max(found) if wanted == 0 else median(results, section, row, key) or 0.0
+    worst = max(rounds) if wanted == 0 else median(results, section, row, key) or 0.0
     verdict = "met" if worst <= wanted else f"missed by {worst - wanted:g}{unit}"
     return Target(text, f"≤ {wanted:g}{unit}", f"{worst:g}{unit}", verdict)
 
@@ -79,10 +79,10 @@ def _most(results: Results, text: str, section: str, row: str, key: str, wanted:
 def _scaling(results: Results, name: str, peer: str) -> Target:
     """Two processes to one. Where it is missed, what the cores allow at most: Redis runs on them too."""
     target = _least(results, f"two processes to one, {name}", "throughput", peer, "scaling", 1.7)
-    one, worker, redis = (median(results, "throughput", peer, key) for key in ("noop", "worker_us", "redis_us"))
-    if target.met or not (one and worker and redis):
+    rate, worker, redis = (median(results, "throughput", peer, key) for key in ("noop", "worker_us", "redis_us"))
+    if target.met or not (rate and worker and redis):
         return target
     cpus = results["machine"]["cpus"]
-    most = cpus * 1e6 / (worker + redis) / one
+    most = cpus * 1e6 / (worker + redis) / rate
     why = f"; {cpus} cores allow {most:.2f} × with Redis on them" if most < 1.7 else ""
     return replace(target, verdict=target.verdict + why)

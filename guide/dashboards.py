@@ -84,7 +84,7 @@ def alerts() -> str:
         "    rules:",
     ]
     for name, condition, lasting, advice in _RULES:
-        expr = re.sub(r"limit\(([\w.]+)\)", lambda found: f"{_limit(found[1]):g}", condition)
+        expr = re.sub(r"limit\(([\w.]+)\)", lambda match: f"{_limit(match[1]):g}", condition)
         if unknown := set(re.findall(r"[a-z]+(?:_[a-z]+)+", expr)) - known():
             raise SystemExit(f"alert {name}: no code has {', '.join(sorted(unknown))}")
         lines += [

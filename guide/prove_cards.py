@@ -26,17 +26,17 @@ def cut(card: dict[str, Any]) -> dict[str, Any]:
     kept |= {name: [row["fault"] for row in card["rows"] if row["verdict"] == name] for name in VERDICTS}
     kept["broken"] = []
     for row in card["rows"]:
-        for one in row["broken"]:
-            story = "" if one["invariant"] in told else one["story"][:MOST_STORY]
-            told.add(one["invariant"])
-            kept["broken"].append([row["fault"], one["invariant"], one["measured"], story])
+        for breach in row["broken"]:
+            story = "" if breach["invariant"] in told else breach["story"][:MOST_STORY]
+            told.add(breach["invariant"])
+            kept["broken"].append([row["fault"], breach["invariant"], breach["measured"], story])
     return kept
 
 
 def text_of(card: dict[str, Any]) -> str:
     """A line for each of the broken, and one for the rest."""
     head = {name: value for name, value in card.items() if name != "broken"}
-    broken = ",\n".join(json.dumps(one) for one in card["broken"])
+    broken = ",\n".join(json.dumps(breach) for breach in card["broken"])
     return f'{json.dumps(head)[:-1]}, "broken": [\n{broken}\n]}}\n'
 
 
@@ -63,7 +63,7 @@ def run_seeds(numbers: Iterable[int]) -> None:
         }
         known = json.loads(file.read_text()) if file.exists() else {}
         known[str(number)] = told
-        lines = [f" {json.dumps(one)}: {json.dumps(known[one])}" for one in sorted(known, key=int)]
+        lines = [f" {json.dumps(seed)}: {json.dumps(known[seed])}" for seed in sorted(known, key=int)]
         file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 

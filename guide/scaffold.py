@@ -76,7 +76,7 @@ def rendered() -> str:
         "modules": modules,  # the others name them by their place here
         "core": {kind: _places(catalogue.closure(own)) for kind, own in CORE.items()},
         "brokers": {broker: _places(catalogue.closure([own])) for broker, own in BROKERS.items()},
-        "patterns": {ident: _choice(one) for ident, one in sorted(patterns.items())} | _parts(),
+        "patterns": {ident: _choice(pattern) for ident, pattern in sorted(patterns.items())} | _parts(),
         "packages": _packages(),
         "tables": {name: made for name in modules if (made := _tables(name))},
         "app": catalogue.packages([], also=APP),
@@ -119,25 +119,25 @@ def _tables(module: str) -> str:
     return "\n".join(steps)
 
 
-def _choice(one: catalogue.Pattern) -> dict[str, object]:
-    return {"title": one.title, "own": one.own[0], "modules": _places(one.modules)}
+def _choice(pattern: catalogue.Pattern) -> dict[str, object]:
+    return {"title": pattern.title, "own": pattern.own[0], "modules": _places(pattern.modules)}
 
 
 def _parts() -> dict[str, dict[str, object]]:
     """Parts are chosen by themselves: `observability.metrics`."""
-    found = {}
+    choices = {}
     for pattern in catalogue.patterns().values():
         for module in pattern.parts:
             part = catalogue.find(f"{pattern.id}.{PurePosixPath(module).stem}")
             title = f"{pattern.title}: {PurePosixPath(module).stem}"
-            found[part.id] = {**_choice(part), "title": title, "own": module}
-    return dict(sorted(found.items()))
+            choices[part.id] = {**_choice(part), "title": title, "own": module}
+    return dict(sorted(choices.items()))
 
 
 def _entry(value: object) -> str:
     if not isinstance(value, dict):
         return json.dumps(value, separators=(",", ":"))
     inner = ",\n".join(
-        f"      {json.dumps(key)}: {json.dumps(one, separators=(',', ':'))}" for key, one in value.items()
+        f"      {json.dumps(key)}: {json.dumps(entry, separators=(',', ':'))}" for key, entry in value.items()
     )
     return f"{{\n{inner}\n    }}"

@@ -64,7 +64,7 @@ def _say(options: argparse.Namespace, adoption: Adoption, written: list[str]) ->
 def _install(adoption: Adoption) -> list[str]:
     needed = {*adoption.requirements, *adoption.test_requirements}
     # No test of a recipe is a coroutine; installed, it warns about its settings.
-    return installs(adoption.project, sorted(one for one in needed if not one.startswith("pytest-asyncio")))
+    return installs(adoption.project, sorted(package for package in needed if not package.startswith("pytest-asyncio")))
 
 
 def _next(recipe: Recipe, project: Project) -> list[str]:
@@ -90,10 +90,15 @@ def _next(recipe: Recipe, project: Project) -> list[str]:
 def _list(options: argparse.Namespace) -> int:
     known = list(recipes().values())
     if options.json:
-        print_json([{"id": one.id, "title": one.title, "summary": one.summary, "skill": one.skill} for one in known])
+        print_json(
+            [
+                {"id": recipe.id, "title": recipe.title, "summary": recipe.summary, "skill": recipe.skill}
+                for recipe in known
+            ]
+        )
         return 0
-    width = max((len(one.id) for one in known), default=0)
-    for one in known:
-        print(f"  {one.id:<{width}}  {one.title}. {one.summary}")
+    width = max((len(recipe.id) for recipe in known), default=0)
+    for recipe in known:
+        print(f"  {recipe.id:<{width}}  {recipe.title}. {recipe.summary}")
     print("\nqueuesmith start paid-call --into . --queue labels --fields 'parcel: str, grams: int'")
     return 0

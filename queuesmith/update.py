@@ -56,16 +56,16 @@ class Difference:
 def differences(root: Path) -> tuple[Record, list[Difference]]:
     """(what is recorded, every file and how it differs from what `add` would bring now)"""
     record = _read(root)
-    found = []
+    differences = []
     for into, entry in record.packages.items():
         project = _recorded(root, into, entry)
         moved = moved_in(project, entry["files"])
         for path, file in entry["files"].items():
             if path in moved:
-                found.append(Difference(path, f"moved upstream to {project.modules}/{MOVED[moved[path]]}", ""))
+                differences.append(Difference(path, f"moved upstream to {project.modules}/{MOVED[moved[path]]}", ""))
             else:
-                found.append(_difference(project, path, file))
-    return record, found
+                differences.append(_difference(project, path, file))
+    return record, differences
 
 
 def _difference(project: Project, path: str, record: Mapping[str, str]) -> Difference:

@@ -162,7 +162,7 @@ PAGES = [
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_page_of_a_pattern_is_its_catalogue_entry(page: Path):
     entry = catalogue.patterns().get(page.stem)
-    assert entry, "the page begins with title, summary, modules and proofs: see queuesmith/catalogue.py"
+    assert entry, "the page begins with title, modules and proofs: see queuesmith/catalogue.py"
     assert entry.page == page, "its id is that of another page"
     assert re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", entry.id)
     assert "…" not in entry.title + entry.summary, "say what it promises"

@@ -73,8 +73,8 @@ def run(url: str, *, sizes: Sequence[int], samples: int) -> dict[str, dict[str, 
     with redis.Redis.from_url(url, socket_timeout=60) as client:
         for name, way in (("bare", _bare), ("producer", _producer)):
             client.flushall()
-            for one in asyncio.run(way(url, client, sizes, samples)):
-                rows[f"{name}, {one.pop('waiting'):,} waiting"] = one
+            for row in asyncio.run(way(url, client, sizes, samples)):
+                rows[f"{name}, {row.pop('waiting'):,} waiting"] = row
         client.flushall()
     return rows
 

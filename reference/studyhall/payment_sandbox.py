@@ -36,7 +36,8 @@ from urllib.parse import parse_qs, urlsplit
 from studyhall.patterns.parent_death import die_with_parent
 
 KINDS = ("decline", "rate-limit", "unavailable", "lost-answer", "hang", "late")
-CARDS = {  # method: (fault, does it hold for every try?)
+# method: (fault, does it hold for every try?)
+CARDS = {
     "card_declined": ("decline", True),
     "card_rate_limited": ("rate-limit", False),
     "card_unavailable": ("unavailable", False),

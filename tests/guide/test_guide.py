@@ -132,7 +132,8 @@ def test_quoted_lines_are_the_lines_that_are_linked(guide: Guide):
             plain = quoted.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"').replace("&#39;", "'")
             assert plain.replace("&amp;", "&") == line, f"{pattern.id}: {match[1]}#L{match[2]}"
             checked += 1
-    assert checked > 8
+    quoted = sum(len(re.findall(r"^Lines \d", entry.page.read_text(), re.MULTILINE)) for entry in CATALOGUE)
+    assert checked == quoted > 0
 
 
 def test_styles_load_nothing_from_another_host(guide: Guide):
@@ -149,16 +150,16 @@ def test_search_holds_every_pattern_and_antipattern(guide: Guide):
     for pattern in CATALOGUE:
         assert titles.get(f"patterns/{pattern.id}/") == pattern.title
     wrong = tomllib.loads((ROOT / "guide" / "antipatterns.toml").read_text())["antipattern"]
-    assert {f"antipatterns/{one['id']}/" for one in wrong} <= set(titles)
+    assert {f"antipatterns/{row['id']}/" for row in wrong} <= set(titles)
 
 
 def test_every_antipattern_shows_its_experiment_and_its_naive_twin(guide: Guide):
-    for one in tomllib.loads((ROOT / "guide" / "antipatterns.toml").read_text())["antipattern"]:
-        text = guide.text(f"antipatterns/{one['id']}/")
+    for row in tomllib.loads((ROOT / "guide" / "antipatterns.toml").read_text())["antipattern"]:
+        text = guide.text(f"antipatterns/{row['id']}/")
         page = Document(text)
-        assert page.classes.get("qs-card") == 1, one["id"]
-        assert any("/source/tests/" in link for link in page.links), one["id"]
-        assert any(link.endswith(f"patterns/{one['pattern']}/") for link in page.links), one["id"]
+        assert page.classes.get("qs-card") == 1, row["id"]
+        assert any("/source/tests/" in link for link in page.links), row["id"]
+        assert any(link.endswith(f"patterns/{row['pattern']}/") for link in page.links), row["id"]
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +260,7 @@ def test_home_is_a_quickstart_a_chooser_and_a_chart_of_the_peers(guide: Guide):
     told = re.findall(r"<desc id=[^>]*>([^<]*)</desc>", text)
     assert len(told) == 2
     for peer in json.loads((ROOT / "bench" / "results.json").read_text())["peers"].values():
-        assert all(f"{peer['title']}: " in one for one in told), peer["title"]
+        assert all(f"{peer['title']}: " in chart for chart in told), peer["title"]
     assert "Queuesmith, full pipeline: nothing" in told[0]
 
 

@@ -80,7 +80,7 @@ def test_pages_load_without_errors_or_foreign_requests_and_their_diagrams_are_dr
     assert drawn >= 6
 
 
-def test_every_diagram_of_the_catalogue_can_be_drawn(read: Open):
+def test_every_failure_of_the_catalogue_can_be_drawn_and_gone_through_step_by_step(read: Open):
     """All texts in one page: a syntax error in any of them is an error of the test, not a blank picture."""
     page = read("patterns/retry/")
     page.wait_for_function(DRAWN)
@@ -88,15 +88,36 @@ def test_every_diagram_of_the_catalogue_can_be_drawn(read: Open):
     assert {pattern.id for pattern in CATALOGUE} <= set(texts)
     failed = page.evaluate(
         """async (texts) => {
-            const failed = [];
+            const failed = [], figure = document.querySelector("figure.qs-diagram");
             for (const [name, text] of Object.entries({...texts, broken: "sequenceDiagram\\n nonsense ->> "})) {
-                try { await mermaid.parse(text); } catch (error) { failed.push(name); }
+                try { await mermaid.parse(text); } catch (error) { failed.push(name); continue; }
+                figure.querySelector(".qs-text").textContent = text;
+                figure.querySelector(".qs-drawing").innerHTML = (await mermaid.render(`all-${name}`, text)).svg;
+                figure.dispatchEvent(new Event("qs-drawn", {bubbles: true}));
+                if (!figure.querySelector(".qs-controls")) failed.push(name);
             }
             return failed;
         }""",
         texts,
     )
-    assert failed == ["broken"]
+    assert failed == ["states", "broken"], "that one has no order, and that one no sense"
+
+
+def test_a_failure_is_gone_through_by_keyboard(read: Open):
+    page = read("patterns/dead-letter/")
+    figure = page.locator("figure.qs-diagram[data-drawn]")
+    slider, later = figure.get_by_role("slider"), figure.locator("[data-later]")
+    assert later.count() == 0, "all of it is shown to a reader who touches nothing"
+    slider.focus()
+    page.keyboard.press("Home")
+    hidden, steps = [later.count()], int(str(slider.get_attribute("max")))
+    assert figure.locator("output").inner_text() == slider.get_attribute("aria-valuetext")
+    for _ in range(steps):
+        page.keyboard.press("ArrowRight")
+        hidden.append(later.count())
+    assert hidden == sorted(set(hidden), reverse=True), "each step adds something"
+    assert hidden[-1] == 0
+    assert figure.locator("output").inner_text().startswith(f"{steps + 1} of {steps + 1}: ")
 
 
 def test_the_decision_tree_leads_to_a_pattern_by_keyboard(read: Open):
@@ -141,7 +162,7 @@ def test_phone_pages_do_not_scroll_sideways(guide: Guide, read: Open):
 def test_accessibility_check_finds_nothing(guide: Guide, read: Open, scheme: str):
     source = axe_source()
     page = read("", color_scheme=scheme, reduced_motion="reduce")
-    found: list[str] = []
+    wrong: list[str] = []
     quick = {
         "light": ["", "patterns/lease/", "source/reference/studyhall/patterns/retry.py.html"],
         "dark": ["patterns/idempotency/", "benchmark/", "calculators/"],
@@ -151,10 +172,10 @@ def test_accessibility_check_finds_nothing(guide: Guide, read: Open, scheme: str
         page.wait_for_function(DRAWN)
         page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
         page.evaluate(source)
-        found += [f"{address}: {one}" for one in violations(page)]
-    assert found == []
+        wrong += [f"{address}: {violation}" for violation in violations(page)]
+    assert wrong == []
     page.evaluate("document.querySelector('main').append(document.createElement('input'))")
-    assert any("label" in one for one in violations(page)), "the check finds an unlabelled field"
+    assert any("label" in violation for violation in violations(page)), "the check finds an unlabelled field"
 
 
 @pytest.mark.parametrize("ident", timelines())

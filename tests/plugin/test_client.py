@@ -118,7 +118,7 @@ def test_every_eval_case_loads(claude: ClaudeClient, tmp_path: Path):
     assert result["partialReason"] == "auth_failed"
     assert "failed to load" not in said
     assert "cannot pass" not in said
-    case = plugin / "tests" / "evals" / "stream-reader" / "case.yaml"
+    case = plugin / "tests" / "evals" / "slash-command" / "case.yaml"
     case.write_text(case.read_text().replace("type: regex", "type: no-such-grader", 1))
     said, _ = evaluate(claude, plugin, tmp_path)
     assert "1 case file(s) failed to load" in said, "this test would notice a broken case"

@@ -52,7 +52,7 @@ def follow(client: str, tmp_path: Path, *further: str) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,  # a busy machine took two minutes for eight seconds of work
             check=False,
         )
         said += done.stdout + done.stderr

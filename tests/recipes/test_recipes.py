@@ -60,7 +60,7 @@ def test_recipe_is_small(recipe: Recipe):
 def test_page_quotes_the_whole_service_and_names_both_commands(recipe: Recipe):
     text = (ROOT / recipe.page).read_text()
     for name in service_code(recipe):
-        assert f"<!-- sync:quote reference/recipes/{recipe.id}/{name} -->" in text
+        assert re.search(rf"^```\w+ reference/recipes/{recipe.id}/{re.escape(name)}$", text, re.MULTILINE), name
     assert f"queuesmith start {recipe.id} --into . " in text
     added = re.search(r"queuesmith add ([\w. -]+) --into", text)
     assert added
@@ -305,7 +305,7 @@ def test_recipe_holds_under_every_quick_fault(recipe: Recipe, flat: Path, monkey
 def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_calls_once(tmp_path: Path):
     start(recipes()["nightly"], tmp_path, "--into", ".")
     page = (ROOT / "skills/background-jobs/references/combine.md").read_text()
-    (tmp_path / "outside.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0])
+    (tmp_path / "outside.py").write_text(re.findall(r"```python [^\n]*\n(.*?)```", page, re.DOTALL)[0])
     added = re.search(r"queuesmith (add outside-call.*) --into", page)
     assert added
     add = [sys.executable, ROOT / "bin" / "queuesmith", *added[1].split(), "--into", "."]

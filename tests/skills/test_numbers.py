@@ -52,6 +52,7 @@ FIGURE = re.compile(
 )
 NOT_PROSE = (
     r"<!-- sync:.*?<!-- /sync -->",
+    r"^\*\*(?:Get it|Promise\.|Measured)[^\n]*$",  # generated, on a pattern's page
     r"^```.*?^```",
     r"^\*\*Prove it\.\*\*.*?\n\n",  # an experiment to make
     r"Show: [^\n]*",
@@ -86,33 +87,33 @@ def is_setting(path: Path, figure: re.Match[str]) -> bool:
 
 @functools.cache
 def settings(path: Path) -> set[float]:
-    found: set[float] = set()
+    numbers: set[float] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Module() | ast.ClassDef():
-                values = [one.value for one in node.body if isinstance(one, ast.Assign | ast.AnnAssign)]
+                values = [line.value for line in node.body if isinstance(line, ast.Assign | ast.AnnAssign)]
             case ast.arguments():
                 values = [*node.defaults, *node.kw_defaults]
             case _:
                 continue
-        found |= {value for one in values if one and (value := folded(one)) is not None}
-    return found
+        numbers |= {value for default in values if default and (value := folded(default)) is not None}
+    return numbers
 
 
 @functools.cache
 def bounds(path: Path) -> set[float]:
-    found: set[float] = set()
+    numbers: set[float] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Assert):
             for part in ast.walk(node.test):
                 if isinstance(part, ast.expr) and (value := folded(part)) is not None:
-                    found |= {value, value / 1000}  # in seconds, or in ms
+                    numbers |= {value, value / 1000}  # in seconds, or in ms
         elif isinstance(node, ast.Module):  # BACK = 20.0
-            constants = [one.value for one in node.body if isinstance(one, ast.Assign)]
-            found |= {value for one in constants if (value := folded(one)) is not None}
+            constants = [line.value for line in node.body if isinstance(line, ast.Assign)]
+            numbers |= {value for constant in constants if (value := folded(constant)) is not None}
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found |= {float(number) for number in re.findall(r"_(\d+)_seconds", node.name)}
-    return found
+            numbers |= {float(number) for number in re.findall(r"_(\d+)_seconds", node.name)}
+    return numbers
 
 
 def folded(node: ast.expr) -> float | None:
@@ -133,12 +134,14 @@ def folded(node: ast.expr) -> float | None:
 def test_a_number_is_generated_or_a_setting_of_the_code(path: Path):
     """ "4.5 KB", "over a second" and "over 100 KB" were written by hand, and were 2.5 KB, 775 ms and 64 KB."""
     given = GIVEN.get(str(path.relative_to(ROOT)), set())
-    found = figures_in(path)
+    figures = figures_in(path)
     wrong = [
-        f"line {line}: {figure[0]}" for line, figure in found if figure[0] not in given and not is_setting(path, figure)
+        f"line {line}: {figure[0]}"
+        for line, figure in figures
+        if figure[0] not in given and not is_setting(path, figure)
     ]
     assert not wrong, (
-        f"{wrong}: a measurement belongs in a region (`<!-- sync:figure pattern/proof/key -->`, a card), a setting "
+        f"{wrong}: a measurement belongs in a sentence of the card (guide/sentences.toml), a setting "
         "in backticks as the code spells it"
     )
-    assert given <= {figure[0] for _, figure in found}, "no longer in the text: take it out of GIVEN"
+    assert given <= {figure[0] for _, figure in figures}, "no longer in the text: take it out of GIVEN"

@@ -27,12 +27,12 @@ def marked(folder: Path) -> set[tuple[str, int, str]]:
     }
 
 
-def found(*paths: Path) -> set[tuple[str, int, str]]:
+def findings(*paths: Path) -> set[tuple[str, int, str]]:
     return {(Path(item.file).name, item.line, item.rule) for item in review_jobs.review(paths)}
 
 
 def test_every_planted_fault_is_found_at_its_line():
-    assert found(SAMPLES / "bad") == marked(SAMPLES / "bad")
+    assert findings(SAMPLES / "bad") == marked(SAMPLES / "bad")
 
 
 def test_every_rule_has_a_sample_that_it_finds():
@@ -42,14 +42,14 @@ def test_every_rule_has_a_sample_that_it_finds():
 
 
 def test_nothing_is_found_in_code_that_is_right():
-    assert found(SAMPLES / "good") == set()
+    assert findings(SAMPLES / "good") == set()
 
 
 def test_precision_and_recall_on_the_corpus():
     """Each file alone, as the work of one author. Run with -s to see what is missed and what is wrong."""
     corpus = SAMPLES / "corpus"
     planted = marked(corpus)
-    reported = set().union(*(found(path) for path in sorted(corpus.iterdir())))
+    reported = set().union(*(findings(path) for path in sorted(corpus.iterdir())))
     right = planted & reported
     precision, recall = len(right) / len(reported), len(right) / len(planted)
     print(f"\n{len(planted)} faults, {len(reported)} reported: precision {precision:.3f}, recall {recall:.3f}")
@@ -89,17 +89,17 @@ def test_finding_can_be_silenced_with_a_reason(tmp_path: Path):
     silent = "# queuesmith: ignore[task-not-held] a test"
     code = f"import asyncio\n\n\nasync def f(work):\n    asyncio.create_task(work())  {silent}\n"
     (tmp_path / "a.py").write_text(code)
-    assert found(tmp_path) == set()
+    assert findings(tmp_path) == set()
     (tmp_path / "a.py").write_text(code.replace("ignore[task-not-held]", "ignore[other]"))
-    assert found(tmp_path) == {("a.py", 5, "task-not-held")}
+    assert findings(tmp_path) == {("a.py", 5, "task-not-held")}
 
 
 def test_socket_timeout_is_no_finding_before_redis_py_8(tmp_path: Path):
     code = "import redis\n\nclient = redis.Redis.from_url(url)\nclient.xread({}, block=5000)\n"
     (tmp_path / "a.py").write_text(code)
-    assert found(tmp_path) == {("a.py", 3, "redis-default-timeout")}
+    assert findings(tmp_path) == {("a.py", 3, "redis-default-timeout")}
     (tmp_path / "requirements.txt").write_text("redis==7.1\n")
-    assert found(tmp_path) == set()
+    assert findings(tmp_path) == set()
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_repeat_is_judged_by_the_version_of_bullmq(name: str, content: str, rule
     (tmp_path / "src").mkdir()
     code = "import { Queue } from 'bullmq'\nawait queue.add('a', {}, { ...JOB, repeat: { every: 1000 } })\n"
     (tmp_path / "src" / "a.ts").write_text(code)
-    assert found(tmp_path) == {("a.ts", 2, rule)}
+    assert findings(tmp_path) == {("a.ts", 2, rule)}
     # The manifest stands above the folder that was asked for.
-    assert found(tmp_path / "src") == {("a.ts", 2, rule)}
+    assert findings(tmp_path / "src") == {("a.ts", 2, rule)}
 
 
 def test_lock_file_says_more_than_the_range_beside_it(tmp_path: Path):
@@ -136,9 +136,9 @@ def test_defaults_of_a_queue_that_another_file_makes_count(tmp_path: Path):
     made = "export const mailQueue = new Queue('mail', { connection, defaultJobOptions: JOB })"
     (tmp_path / "queues.ts").write_text(f"import {{ Queue }} from 'bullmq'\n{made}\n")
     (tmp_path / "worker.ts").write_text("import { Job } from 'bullmq'\nawait mailQueue.add('hello', job.data.id)\n")
-    assert found(tmp_path) == set()
+    assert findings(tmp_path) == set()
     (tmp_path / "queues.ts").unlink()
-    assert found(tmp_path) == {("worker.ts", 2, "missing-attempts"), ("worker.ts", 2, "missing-retention")}
+    assert findings(tmp_path) == {("worker.ts", 2, "missing-attempts"), ("worker.ts", 2, "missing-retention")}
 
 
 def test_report_says_what_was_read_and_what_was_not(tmp_path: Path):
@@ -175,7 +175,7 @@ def test_scripts_folder_works_as_a_copy(tmp_path: Path):
 def test_files_that_do_not_parse_are_passed_over(text: str, tmp_path: Path):
     for name in ("a.py", "a.ts", "a.go"):
         (tmp_path / name).write_text(text)
-    assert found(tmp_path) == set()
+    assert findings(tmp_path) == set()
 
 
 def run(*args: str | Path) -> subprocess.CompletedProcess[str]:

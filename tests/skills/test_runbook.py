@@ -189,8 +189,8 @@ async def test_every_command_of_the_runbook_shows_the_incident_or_ends_it(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        said, _ = await asyncio.wait_for(shell.communicate(), 60)
-        return said.decode(), shell.returncode
+        output, _ = await asyncio.wait_for(shell.communicate(), 60)
+        return output.decode(), shell.returncode
 
     bought, code = await run("studyhall order buy biology-101 --id o1")
     assert code == 0, bought
@@ -220,15 +220,15 @@ async def test_every_command_of_the_runbook_shows_the_incident_or_ends_it(
             client.set("bull:labels:limiter", 9, px=600_000)
             async with queue_at(server.url, "documents") as unattended:
                 await unattended.add("parse", {}, {})
-            letters = {one.job_id: one.id for one in await dead_letter.list_dead_letters(store)}
+            letters = {letter.job_id: letter.id for letter in await dead_letter.list_dead_letters(store)}
             env["LETTER"] = letters["dead-1"]
 
             wrong = []
             for command, shows in SHOWS.items():
                 pattern, code = shows if isinstance(shows, tuple) else (shows, 0)
-                said, ended = await run(command)
-                if ended != code or not re.search(pattern, said.rstrip(), re.MULTILINE):
-                    wrong.append(f"{command}: exit code {ended}\n{said}")
+                output, ended = await run(command)
+                if ended != code or not re.search(pattern, output.rstrip(), re.MULTILINE):
+                    wrong.append(f"{command}: exit code {ended}\n{output}")
             assert not wrong, "\n".join(wrong)
 
         assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}

@@ -33,8 +33,8 @@ def project(request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.Captu
     folder.mkdir()
     (tmp_path / "pyproject.toml").touch()
     assert cli.main(["add", *named(example), "--into", str(folder), "--no-tests"]) == 0, capsys.readouterr()
-    for one in example.parent.glob("*.py"):
-        shutil.copy(one, folder / one.name)
+    for file in example.parent.glob("*.py"):
+        shutil.copy(file, folder / file.name)
     return folder
 
 

@@ -49,15 +49,15 @@ def words(text: str) -> set[str]:
 
 
 @cache
-def told() -> tuple[Counter[str], int]:
+def occurrences() -> tuple[Counter[str], int]:
     """In how many sentences of the pages each stem stands, and how many sentences there are."""
     texts = [path.read_text() for path in (ROOT / "skills").rglob("*.md")]
-    sentences = [one for text in texts for one in re.split(r"[.\n|:;]\s", text) if len(one) > 20]
-    return Counter(word for one in sentences for word in words(one)), len(sentences)
+    sentences = [part for text in texts for part in re.split(r"[.\n|:;]\s", text) if len(part) > 20]
+    return Counter(word for sentence in sentences for word in words(sentence)), len(sentences)
 
 
 def weight(word: str) -> float:
-    seen, sentences = told()
+    seen, sentences = occurrences()
     return min(MOST, math.log(1 + sentences / (1 + seen[word])))
 
 
@@ -73,18 +73,18 @@ def described(skill: str) -> tuple[set[str], set[str]]:
 def scores(request: str) -> dict[str, float]:
     asked = words(request)
     whole = sum(map(weight, asked)) or 1.0
-    found = {}
+    covered = {}
     for skill in SKILLS:
         calls, not_for = described(skill)
-        mine = sum(weight(word) for word in asked & calls)
-        found[skill] = round((mine - sum(weight(word) for word in asked & not_for)) / whole, 3)
-    return found
+        share = sum(weight(word) for word in asked & calls)
+        covered[skill] = round((share - sum(weight(word) for word in asked & not_for)) / whole, 3)
+    return covered
 
 
 def called(request: str) -> str:
-    found = scores(request)
-    best = max(found, key=lambda skill: found[skill])
-    return best if found[best] >= ENOUGH else "none"
+    covered = scores(request)
+    best = max(covered, key=lambda skill: covered[skill])
+    return best if covered[best] >= ENOUGH else "none"
 
 
 def table(name: str) -> list[tuple[str, str]]:
@@ -92,7 +92,7 @@ def table(name: str) -> list[tuple[str, str]]:
     return [(wanted, request) for wanted, requests in read.items() for request in requests]
 
 
-@pytest.mark.parametrize(("name", "share"), [("triggers.toml", 0.95), ("triggers-unseen.toml", 0.7)])
+@pytest.mark.parametrize(("name", "share"), [("triggers.toml", 0.95), ("triggers-unseen.toml", 0.75)])
 def test_requests_call_their_skill(name: str, share: float, capsys: pytest.CaptureFixture[str]):
     """The judge knows words, not meaning: what it leaves uncalled a model may well call. It must not get worse."""
     requests = table(name)

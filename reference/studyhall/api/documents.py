@@ -173,31 +173,31 @@ def _shown(name: str) -> str:
     return re.split(r"[/\\]", name)[-1].strip()[:255] or "document"
 
 
-def _fields(found: db.Document) -> dict[str, Any]:
-    return {name: getattr(found, name) for name in DocumentView.model_fields if name != "stages"}
+def _fields(document: db.Document) -> dict[str, Any]:
+    return {name: getattr(document, name) for name in DocumentView.model_fields if name != "stages"}
 
 
 async def _stages(api: ApiState, *document_ids: str) -> dict[str, list[Stage]]:
     """By document. All within one time limit: with Redis away a list of twenty must not wait twenty times."""
-    found: dict[str, list[StageState]] = {}
+    stages_of: dict[str, list[StageState]] = {}
     try:
         async with api.app.producer.bounded():
             for ident in document_ids:
-                found[ident] = await states(api.app, ident)
+                stages_of[ident] = await states(api.app, ident)
     except QueueUnavailable:
         pass
     unknown = [StageState(name, "unknown", 0.0, "") for name in STAGES]
     return {
         ident: [
             Stage(
-                name=one.name,
-                queue=api.app.jobs[one.name].queue,
-                job_id=job_id(one.name, ident),
-                state=one.state,
-                percent=one.percent,
-                message=redact_text(one.message),
+                name=stage.name,
+                queue=api.app.jobs[stage.name].queue,
+                job_id=job_id(stage.name, ident),
+                state=stage.state,
+                percent=stage.percent,
+                message=redact_text(stage.message),
             )
-            for one in found.get(ident, unknown)
+            for stage in stages_of.get(ident, unknown)
         ]
         for ident in document_ids
     }

@@ -79,8 +79,8 @@ class HttpProvider:
     async def concept_graph(
         self, text: str, *, key: str, on_progress: OnProgress, deadline: float, resume: dict[str, Any] | None = None
     ) -> ConceptGraph:
-        found = sentences(text[:MAX_TEXT])
-        parts = chunks(found, size=CHUNK, at_most=MAX_CHUNKS)
+        lines = sentences(text[:MAX_TEXT])
+        parts = chunks(lines, size=CHUNK, at_most=MAX_CHUNKS)
         if not parts:
             raise TooLittleText(str(TooLittleText.__doc__))
         draft = prompts.GraphDraft.restored(resume, text)
@@ -91,7 +91,7 @@ class HttpProvider:
             await on_progress(Advance("analysing", draft.next, len(parts), draft.state()))
         await on_progress(Advance("building", 0, 1))
         try:
-            return draft.graph(found, coverage=min(1.0, MAX_TEXT / len(text)))
+            return draft.graph(lines, coverage=min(1.0, MAX_TEXT / len(text)))
         except ValidationError as error:
             raise _malformed("the concepts do not make a graph", error) from None
 
@@ -110,11 +110,11 @@ class HttpProvider:
     async def explain(
         self, connections: Sequence[Link], text: str, *, key: str, on_progress: OnProgress, deadline: float
     ) -> list[Explanation]:
-        found = sentences(text[:MAX_TEXT])
+        lines = sentences(text[:MAX_TEXT])
         made: list[Explanation] = []
         for start in range(0, len(connections), EXPLAIN_AT_ONCE):
             batch = connections[start : start + EXPLAIN_AT_ONCE]
-            task, body = prompts.explanations(batch, found)
+            task, body = prompts.explanations(batch, lines)
             answer = await self._ask(prompts.Explanations, task, body, f"{key}-links-{start}", deadline)
             try:
                 made += answer.for_links(batch, text[:MAX_TEXT])

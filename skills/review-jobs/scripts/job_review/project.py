@@ -91,16 +91,16 @@ QUEUE_LIKE = re.compile(
 
 def frameworks_in(text: str, language: str) -> set[str]:
     column = ("Python", "TypeScript/JavaScript", "Go").index(language)
-    found = set()
+    libraries = set()
     for name, modules in (JUDGED | GENERAL).items():
         names = modules[column]
         if names and re.search(_IMPORT[column].format(names), text, re.MULTILINE):
-            found.add(name)
+            libraries.add(name)
     if STREAMS.search(text):
-        found.add("Redis Streams")
+        libraries.add("Redis Streams")
     if column == 0 and re.search(r"(client|resource)\(\s*['\"]sqs['\"]", text):
-        found.add("SQS")
-    return found
+        libraries.add("SQS")
+    return libraries
 
 
 _IMPORT = (
@@ -176,9 +176,9 @@ class Project:
     def _read(self, unread: Counter[str]) -> Read:
         used = Counter(name for names in self.uses.values() for name in names)
         versions = {
-            f"bullmq ({language})": ", ".join(found)
+            f"bullmq ({language})": ", ".join(pinned)
             for language in ("Python", "TypeScript/JavaScript")
-            if (found := sorted(set(self.manifests.of(language, "bullmq"))))
+            if (pinned := sorted(set(self.manifests.of(language, "bullmq"))))
         }
         known = "|".join(names for row in (JUDGED | GENERAL).values() for names in row if names)
         return Read(

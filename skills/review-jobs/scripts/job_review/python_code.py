@@ -276,8 +276,8 @@ def _stop_handlers(tree: Tree) -> Iterator[Hit]:
     }
     for call in tree.calls:
         if name(call.func).rpartition(".")[2] in ("signal", "add_signal_handler") and len(call.args) > 1:
-            found = call.args[1]
-            handlers.add(tree.functions.get(name(found), found))
+            handler = call.args[1]
+            handlers.add(tree.functions.get(name(handler), handler))
     for handler in handlers:
         for node in ast.walk(handler):
             if tree.enqueues(node):

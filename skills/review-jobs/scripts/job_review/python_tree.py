@@ -47,23 +47,23 @@ class Tree:
     @cached_property
     def reached(self) -> set[Function]:
         """Jobs, and the functions of this file that they call."""
-        found, todo = set(self.jobs), list(self.jobs)
+        reached, todo = set(self.jobs), list(self.jobs)
         while todo:
             for node in ast.walk(todo.pop()):
                 if isinstance(node, ast.Call):
                     called = self.functions.get(name(node.func).rsplit(".", maxsplit=1)[-1])
-                    if called is not None and called not in found:
-                        found.add(called)
+                    if called is not None and called not in reached:
+                        reached.add(called)
                         todo.append(called)
-        return found
+        return reached
 
     def above(self, node: ast.AST) -> Iterator[ast.AST]:
         """Up to the function around."""
-        while (found := self.parents.get(node)) is not None:
-            yield found
-            if isinstance(found, Function | ast.Lambda):
+        while (parent := self.parents.get(node)) is not None:
+            yield parent
+            if isinstance(parent, Function | ast.Lambda):
                 return
-            node = found
+            node = parent
 
     def function(self, node: ast.AST) -> Function | None:
         return next((p for p in self.above(node) if isinstance(p, Function)), None)

@@ -121,17 +121,17 @@ def _processors(text: str) -> list[tuple[int, str]]:
     """(position, body) of the functions that a worker or a consumer calls."""
     # NestJS: a class with the method.
     hosted = re.finditer(r"\basync\s+process\s*\([^)]*\)[^{]*", text) if "WorkerHost" in text else ()
-    found = [(match.end(), text[match.end() : closing(text, match.end())]) for match in hosted]
+    bodies = [(match.end(), text[match.end() : closing(text, match.end())]) for match in hosted]
     for match, call in calls(text, r"new\s+Worker\s*(?:<[^>]*>)?|\.consume|\beachMessage\s*:\s*async"):
         start = match.end() - 1
         if "eachMessage" in match[0]:
             begin = text.find("{", start + len(call))
-            found.append((begin, text[begin : closing(text, begin)]))
+            bodies.append((begin, text[begin : closing(text, begin)]))
             continue
-        found.append((start, call))
+        bodies.append((start, call))
         for named in re.findall(r",\s*(\w+)\s*(?=[,)])", call):
-            found += _bodies(text, named)
-    return found
+            bodies += _bodies(text, named)
+    return bodies
 
 
 def _bodies(text: str, function: str) -> list[tuple[int, str]]:
