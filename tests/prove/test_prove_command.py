@@ -81,7 +81,9 @@ def test_a_clean_run_is_exit_code_0_and_leaves_nothing(tmp_path: Path, capsys: p
         (("python parcels.py worker", "pyhton parcels.py worker"), "cannot start worker 1: pyhton"),
         (("from labels", "from label"), "no such table: label"),
         (('/parcels"', '/parcels", method = "PUT"'), "`submit` was refused, without any fault: 501"),
-        (("recovery =", "recvery ="), "line 24: `recvery` is not known in"),
+        (("recovery =", "recvery ="), "line 25: `recvery` is not known in"),
+        (("jobs = 8", 'setup = "pyhton migrate.py"'), r"cannot run pyhton: No such file or directory \(prove.toml, line 11"),
+        (("jobs = 8", 'setup = "python -c 1/0"'), r"`setup` failed with 1 \(prove.toml, line 11\)(.|\n)*ZeroDivision"),
         (("POST /labels", "POST /lables"), "Calls that no route answers: POST /labels"),
     ],
 )
@@ -90,7 +92,7 @@ def test_a_wrong_set_up_is_exit_code_2_and_says_what_is_wrong(
 ):
     file = sample(tmp_path)
     assert change[0] in file.read_text()
-    file.write_text(file.read_text().replace('recovery = "8s"', 'recovery = "3s"').replace(*change))
+    file.write_text(file.read_text().replace(*change))
     assert main(["prove", str(file), "--only", "twice"]) == 2
     assert re.search(says, capsys.readouterr().err)
 
@@ -103,9 +105,14 @@ def test_a_wrong_set_up_is_told_to_programs_too(tmp_path: Path, capsys: pytest.C
     assert "there is no folder" in json.loads(capsys.readouterr().out)["error"]
 
 
-def test_only_none_tries_the_set_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_only_none_tries_the_set_up_and_a_terminal_sees_a_bar(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main(["prove", str(sample(tmp_path)), "--only", "none"]) == 0
-    assert "--only none tries the set-up alone, and no fault" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"\r\033[K[{' ' * 20}] starting" in said
+    assert "--only none tries the set-up alone, and no fault" in said
 
 
 @pytest.mark.parametrize(
