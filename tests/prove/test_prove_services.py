@@ -55,8 +55,9 @@ def test_studyhall_keeps_its_promises_under_every_fault(card_of: CardOf, monkeyp
     ("how", "invariant"),
     [("pop", "lost"), ("cron", "duplicated"), ("outbox-less", "lost"), ("cache-guard", "lost"), ("thread", "lost")],
 )
-def test_naive_programs_are_caught(how: str, invariant: str, card_of: CardOf):
-    card = card_of(load(SERVICES / "naive" / f"{how}.toml"), "kill-random", "twice", "redis-restart")
+def test_naive_programs_are_caught(how: str, invariant: str, card_of: CardOf, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOW", how)
+    card = card_of(load(SERVICES / "naive" / "prove.toml"), "kill-random", "twice", "redis-restart")
     assert invariant in {one.invariant for row in card.broken for one in row.broken}, as_text(card)
 
 
