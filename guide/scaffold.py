@@ -70,15 +70,16 @@ HEAD = """\
 
 def rendered() -> str:
     patterns = catalogue.patterns()
-    modules = _modules()
+    # What the first revision can make: templates/common/migrations/first.py.
+    used = {*catalogue.closure([module for own in CORE.values() for module in own]), *patterns["schedule"].modules}
     facts = {
         "version": catalogue.version(),
-        "modules": modules,  # the others name them by their place here
+        "modules": _modules(),  # the others name them by their place here
         "core": {kind: _places(catalogue.closure(own)) for kind, own in CORE.items()},
         "brokers": {broker: _places(catalogue.closure([own])) for broker, own in BROKERS.items()},
         "patterns": {ident: _choice(pattern) for ident, pattern in sorted(patterns.items())} | _parts(),
         "packages": _packages(),
-        "tables": {name: made for name in modules if (made := _tables(name))},
+        "tables": {name: made for name in sorted(used) if (made := _tables(name))},
         "app": catalogue.packages([], also=APP),
         "dev": catalogue.packages([], also=DEV),
         "postgres": catalogue.packages([], also=["psycopg"]),
@@ -115,12 +116,12 @@ def _tables(module: str) -> str:
         table = metadata.tables[name]
         indexes = sorted(table.indexes, key=lambda index: str(index.name))
         made = UpgradeOps([CreateTableOp.from_table(table), *map(CreateIndexOp.from_index, indexes)])
-        steps += [line for line in render_python_code(made).splitlines() if not line.lstrip().startswith("#")]
+        steps += [line.strip() for line in render_python_code(made).splitlines() if not line.lstrip().startswith("#")]
     return "\n".join(steps)
 
 
 def _choice(pattern: catalogue.Pattern) -> dict[str, object]:
-    return {"title": pattern.title, "own": pattern.own[0], "modules": _places(pattern.modules)}
+    return {"title": pattern.title, "own": _modules().index(pattern.own[0]), "modules": _places(pattern.modules)}
 
 
 def _parts() -> dict[str, dict[str, object]]:
@@ -130,7 +131,7 @@ def _parts() -> dict[str, dict[str, object]]:
         for module in pattern.parts:
             part = catalogue.find(f"{pattern.id}.{PurePosixPath(module).stem}")
             title = f"{pattern.title}: {PurePosixPath(module).stem}"
-            choices[part.id] = {**_choice(part), "title": title, "own": module}
+            choices[part.id] = {**_choice(part), "title": title, "own": _modules().index(module)}
     return dict(sorted(choices.items()))
 
 

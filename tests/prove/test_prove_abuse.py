@@ -45,7 +45,7 @@ while not stopping:
 """
 FILE = """\
 [service]
-worker = "python {worker}"
+worker = "python worker.py"
 submit = "python submit.py {{keys}}"
 workers = 1
 jobs = 8
@@ -65,13 +65,12 @@ def service(
     first: str = "",
     work: str = "time.sleep(0.4)",
     handler: str = "lambda *_: stopping.append(1)",
-    worker: str = "worker.py",
     effect: str = "HGETALL done",
     more: str = "",
 ) -> list[str]:
     (folder / "submit.py").write_text(SUBMIT)
     (folder / "worker.py").write_text(WORKER.format(first=first, work=work, handler=handler))
-    (folder / "prove.toml").write_text(FILE.format(worker=worker, effect=effect, more=more))
+    (folder / "prove.toml").write_text(FILE.format(effect=effect, more=more))
     return ["prove", str(folder), "--seed", "1"]
 
 
@@ -92,11 +91,10 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     [
         ({"first": DAEMON}, r"worker 1 ends at once.*line 2\).*keep it in the foreground"),
         ({"first": "sys.exit('no licence')"}, r"worker 1 ends at once.*exit code 1.*no licence"),
-        ({"worker": "nowhere.py"}, r"worker 1 ends at once.*can't open file"),
         ({"effect": "HGETALL dnoe"}, r"\[effect\] shows none of them.*line \d+\)"),
         ({"effect": "HGETAL done"}, r"cannot be read: .*unknown command"),
     ],
-    ids=["daemonises", "exits at once", "no such file", "wrong query", "wrong command of Redis"],
+    ids=["daemonises", "exits at once", "wrong query", "wrong command of Redis"],
 )
 def test_a_service_that_cannot_be_proved_is_exit_code_2_with_the_line(
     change: dict[str, str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

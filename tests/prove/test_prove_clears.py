@@ -20,7 +20,7 @@ from queuesmith.prove import clock
 from queuesmith.prove.card import as_text
 from queuesmith.prove.faults import FAULTS
 from queuesmith.prove.faults.servers import _enqueued
-from queuesmith.prove.invariants import _late
+from queuesmith.prove.invariants import TIME_UP, _late
 from queuesmith.prove.probes import http
 from queuesmith.prove.processes import Keeper
 from queuesmith.prove.provider import Call, PlayedProvider
@@ -28,7 +28,7 @@ from queuesmith.prove.run import Card, Options, _Run
 from queuesmith.prove.servers import RabbitMQ
 from queuesmith.prove.spec import Probe, Provider, Route, Spec, load
 from queuesmith.prove.timeline import Timeline
-from queuesmith.prove.world import Batch, Crowd, Job
+from queuesmith.prove.world import Batch, Crowd, Job, World
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow]
 Parcels = Callable[..., Spec]
@@ -92,6 +92,30 @@ async def test_a_queue_declared_just_before_rabbitmq_is_killed_comes_back(
 def test_every_fault_is_among_those_that_hit():
     quick = {name for name, fault in FAULTS.items() if fault.quick}
     assert quick | {*LONGER, *BROKER, "store-away"} == set(FAULTS)
+
+
+def test_a_run_ends_when_its_time_is_up_whatever_is_still_at_work(
+    parcels: Parcels, card_of: CardOf, monkeypatch: pytest.MonkeyPatch
+):
+    """Whole runs took 309 s and 314 s on a crowded machine, of the five minutes that are promised."""
+    begun = set[str]()
+
+    def waits(world: World, batch: Batch):
+        begun.add(batch.fault)
+        world.until(lambda: False, 900)
+
+    def hangs(world: World, batch: Batch):
+        begun.add(batch.fault)
+        frozen = world.service.workers()[0]
+        world.service.freeze(frozen)
+        world.service.terminate(frozen, 900)
+
+    for name, does in (("twice", waits), ("burst", hangs)):
+        monkeypatch.setitem(FAULTS, name, dataclasses.replace(FAULTS[name], run=does))
+    monkeypatch.setattr(Options, "budget", property(lambda self: 9e9 * (len(begun) < 2)))
+    card = card_of(parcels(skip=tuple(FAULTS.keys() - {"none", "twice", "burst"})))
+    assert {row.measured for row in card.rows if row.fault in ("twice", "burst")} == {TIME_UP}, as_text(card)
+    assert begun == {"twice", "burst"}
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ import pytest
 from queuesmith.prove.card import as_text
 from queuesmith.prove.invariants import INVARIANTS
 from queuesmith.prove.run import Card
-from queuesmith.prove.spec import Spec, load
+from queuesmith.prove.spec import Command, Spec, load
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow]
 SERVICES = Path(__file__).parent / "services"
@@ -59,6 +59,13 @@ def test_a_service_that_breaks_a_promise_of_the_whole_run_is_caught(
     # four: on a crowded machine even a hot loop has a hard time
     card = card_of(parcels(defect, calls_per_second=4), fault)
     assert broken(card) == {invariant: {invariant}}, as_text(card)
+
+
+def test_a_deploy_whose_new_command_takes_no_work_is_caught(parcels: Parcels, card_of: CardOf):
+    spec = parcels(recovery=5.0)
+    asleep = dataclasses.replace(spec.service, next=Command(("sleep", "600")))
+    card = card_of(dataclasses.replace(spec, service=asleep), "rolling")
+    assert "stuck" in broken(card).get("rolling", set()), as_text(card)
 
 
 def test_a_service_that_grows_is_caught_in_a_soak(parcels: Parcels, card_of: CardOf):
