@@ -4,6 +4,7 @@ Each pattern is added alone. In every run all of them are imported, one environm
 three of them run their tests in each layout; `make full` does that for all (minutes).
 """
 
+import ast
 import functools
 import json
 import os
@@ -179,6 +180,46 @@ def test_every_pattern_brings_a_test_that_needs_no_other_pattern(ident: str):
     pattern = catalogue.find(ident)
     found = proofs.proofs_of([pattern], set(pattern.modules))
     assert found.files, f"write tests/reference/portable/test_{ident.replace('-', '_')}.py"
+
+
+# What pytest brings along, and pytest-asyncio, which is printed.
+KNOWN_MARKS = {"asyncio", "filterwarnings", "parametrize", "skip", "skipif", "usefixtures", "xfail"}
+KNOWN_FIXTURES = {"caplog", "capfd", "capsys", "monkeypatch", "request", "tmp_path", "tmp_path_factory"}
+
+
+def test_no_test_that_comes_along_uses_a_mark_or_fixture_that_only_we_have():
+    """There it would be a warning or an error: with --strict-markers, no test at all."""
+    patterns = [catalogue.find(ident) for ident in EVERY]
+    found = proofs.proofs_of(patterns, {module for one in patterns for module in one.modules})
+    conftest = proofs.conftest("../..")
+    marks = KNOWN_MARKS | set(re.findall(r'"markers", "(\w+)', conftest))
+    shared = [conftest, *((catalogue.ROOT / origin).read_text() for origin in found.files if "harness" in origin)]
+    ours = {name for text in shared for name in asked_and_made(text)[1]} | KNOWN_FIXTURES
+    for origin in found.files:
+        text = (catalogue.ROOT / origin).read_text()
+        asked, made = asked_and_made(text)
+        assert set(re.findall(r"pytest\.mark\.(\w+)", text)) <= marks, origin
+        assert asked <= ours | made, origin
+
+
+def asked_and_made(text: str) -> tuple[set[str], set[str]]:
+    """The fixtures that tests and fixtures of a file ask for, and those that are made in it or are parameters."""
+    asked, made = set(), set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            above = " ".join(ast.unparse(mark) for mark in node.decorator_list)
+            if "fixture" in above:
+                made.add(node.name)
+            if "fixture" in above or node.name.startswith("test_"):
+                names = [arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)]
+                # @given fills its keywords by name, like parametrize, and the last arguments by their order.
+                filled = [
+                    len(m.args)
+                    for m in node.decorator_list
+                    if isinstance(m, ast.Call) and ast.unparse(m.func) == "given"
+                ]
+                asked |= set(names[: len(names) - sum(filled)]) - set(re.findall(r"\w+", above))
+    return asked, made
 
 
 @pytest.mark.slow
