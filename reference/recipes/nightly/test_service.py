@@ -63,7 +63,7 @@ def test_many_slots_of_one_date_and_a_run_by_hand_take_effect_once(env):
         killed.kill()
         killed.wait()
         seen = slots()
-        until(lambda: slots() >= seen + 2, *workers)
+        until(lambda: slots() >= seen + 2 and keys(), *workers)
         days = keys()[0], "20200101"
         command = [sys.executable, *RUN_NOW, *days, *EXAMPLE.split()]
         subprocess.run(command, **given, check=True)
