@@ -206,6 +206,13 @@ def test_modules_that_are_nowhere_to_be_found_are_told_and_not_brought_back(queu
     assert "0 of 0" in queuesmith("diff").stdout
 
 
+def test_from_the_top_of_a_monorepo_diff_names_the_service_that_has_copies(queuesmith, shop, tmp_path):
+    queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
+    below = shop.relative_to(tmp_path).as_posix()
+    assert f"queuesmith diff {below}" in queuesmith("diff", cwd=tmp_path, code=2).stderr
+    assert "0 of" in queuesmith("diff", below, cwd=tmp_path).stdout
+
+
 def test_what_was_deleted_stays_deleted_until_it_is_added_again(queuesmith, shop, newer):
     queuesmith("add", "retry", "deadline", "--into", "src/shop", "--no-tests")
     (shop / "src/shop/patterns/deadline.py").unlink()
