@@ -25,6 +25,7 @@ from queuesmith.prove.init import _PAGES, look_at, page_of
 from queuesmith.prove.invariants import READ, TIME_UP, Broken, Row, _late, _measured
 from queuesmith.prove.run import NOT_QUICK, Card
 from queuesmith.prove.spec import load
+from queuesmith.prove.world import Batch, Job
 
 SERVICES = Path(__file__).parent / "services"
 ROOT = Path(__file__).parents[2]
@@ -362,8 +363,8 @@ def test_kills_a_redis_restart_an_outage_and_duplicates_come_first():
 
 @pytest.mark.parametrize(("took", "told"), [(29.0, "29.0 s"), (32.8, "32.8 s (limit 30 s + 4.0 s, its start)")])
 def test_the_start_that_the_recovery_limit_allows_is_on_the_card(took: float, told: str):
-    job = SimpleNamespace(seen=[took], over=0.0, at=0.0, expects="done", count=1, reason="")
-    batch = SimpleNamespace(hits=[], fault="x", jobs={}, facts=[])
+    job = Job("parcel-1", count=1, seen=[took], unseen=took)
+    batch = Batch("redis-kill")
     world = SimpleNamespace(warmup=4.0, spec=SimpleNamespace(promises=SimpleNamespace(recovery=30.0)))
     assert _measured(world, batch, [job]).endswith(f"recovered in {told}")
     assert not _late(world, [job])

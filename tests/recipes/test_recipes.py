@@ -103,6 +103,7 @@ def test_code_is_clean_under_any_names(
         words = set(re.findall(r"\w+", path.read_text()))
         assert path.suffix == ".csv" or not words & {field.name for field in recipe.fields}, path
     settings = (ROOT / "pyproject.toml").read_text().replace('src = ["reference", "tests"]', 'src = [".", "src"]')
+    settings = settings.replace("skip-magic-trailing-comma = true", "").replace("split-on-trailing-comma = false", "")
     (tmp_path / "pyproject.toml").write_text(settings)
     for command in (["check", "--extend-ignore", "E501"], ["format", "--check"], ["format", "--check", "--isolated"]):
         words = [BIN / "ruff", *command, *(path for path in files if path.suffix == ".py")]

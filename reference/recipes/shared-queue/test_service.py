@@ -25,7 +25,11 @@ EXAMPLE = " --grams 1"  # of the fields beside the key
 @pytest.fixture
 def env(tmp_path):
     redis = ensure_redis(tmp_path / "redis")
-    yield {**os.environ, "REDIS_URL": redis.url, "DATABASE_URL": f"sqlite:///{tmp_path / 'service.db'}"}
+    yield {
+        **os.environ,
+        "REDIS_URL": redis.url,
+        "DATABASE_URL": f"sqlite:///{tmp_path / 'service.db'}",
+    }
     redis.stop()
 
 
