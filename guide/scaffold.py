@@ -108,7 +108,9 @@ def _packages() -> dict[str, list[int]]:
 
 
 def _tables(module: str) -> str:
-    """What the first revision of a service that uses this module does for its tables."""
+    """What the first revision of a service that uses this module does for its tables (migrations/first.py)."""
+    if all(module not in catalogue.closure(own) for own in (*CORE.values(), catalogue.find("schedule").modules)):
+        return ""
     text = (catalogue.MODULES / module).read_text(encoding="utf-8")
     steps: list[str] = []
     for name in re.findall(r'= Table\(\s*"(\w+)"', text):

@@ -123,7 +123,7 @@ def imports(adoption: Adoption) -> list[str]:
         for module in (pattern.own[0], *(name for name in pattern.own if name in pattern.parts)):
             name, public = catalogue.public(module)
             lines.append(f"from {'.'.join(filter(None, (adoption.project.package, name)))} import {public}")
-    return lines
+    return list(dict.fromkeys(lines))
 
 
 def installs(project: Project, packages: Sequence[str], *, dev: bool = False) -> list[str]:

@@ -1,11 +1,14 @@
 """The command start: a recipe into a folder, and what to type next."""
 
 import argparse
+import os
 import shlex
 import shutil
 import sys
+from pathlib import Path
 
 from .adopt import Adoption
+from .catalogue import ROOT
 from .copying import installs, print_json, put
 from .project import Project
 from .recipes import Recipe, files_of, find, parse_fields, planned, recipes, top_of
@@ -32,9 +35,10 @@ def start(options: argparse.Namespace) -> int:
         print_json({"recipe": recipe.id, "root": str(adoption.project.root), "files": files, "written": paths, **then})
         return 0
     _say(options, adoption, [change.path for change in written])
-    print(f"\n{_key(recipe, options.fields)}\n\nThen:")
+    where = "" if project.root == Path.cwd().resolve() else f", in {os.path.relpath(project.root)}"
+    print(f"\n{_key(recipe, options.fields)}\n\nThen{where}:")
     print("\n".join(f"  {command}" for command in _next(recipe, project)))
-    print(f"\nWhat it survives, what to change: {recipe.page}")
+    print(f"\nWhat it survives, what to change: {ROOT / recipe.page}")
     return 0
 
 

@@ -17,7 +17,7 @@ MORE = 1.15
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory) -> dict[str, float]:
+def counted(tmp_path_factory):
     server = RedisServer.start()
     store = f"sqlite:///{tmp_path_factory.mktemp('cost') / 'store.db'}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -31,5 +31,5 @@ def counted(tmp_path_factory) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("part", PAID)
-def test_a_job_costs_no_more_calls_than_it_did(part: str, counted: dict[str, float]):
+def test_a_job_costs_no_more_calls_than_it_did(part, counted):
     assert counted[part] <= PAID[part] * MORE, f"{counted}: more calls per job; find them with cProfile, or pay here"

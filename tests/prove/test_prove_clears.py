@@ -216,6 +216,13 @@ def test_a_fault_that_hit_nothing_is_not_called_held(parcels: Parcels, card_of: 
     assert not card.proved
 
 
+def test_requests_that_carry_no_key_of_a_job_are_told_and_not_called_held(parcels: Parcels, card_of: CardOf):
+    """Under a hash alone nobody could tell that a label was bought twice."""
+    row = next(row for row in card_of(parcels("nameless"), "kill-at-effect").rows if row.fault == "kill-at-effect")
+    assert row.verdict == "hit nothing"
+    assert "the provider was called, and no request carried a key of a job" in row.measured
+
+
 def test_an_effect_that_the_service_never_heard_of_is_not_called_held(parcels: Parcels, card_of: CardOf):
     """Seen at the provider alone it looks done; the killed worker's job is gone and nobody asks again."""
     spec = dataclasses.replace(parcels("pops", recovery=4.0), effect=Probe("provider", "carrier"))

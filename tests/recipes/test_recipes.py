@@ -9,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -185,8 +187,21 @@ def test_start_says_what_the_key_is(
     assert cli.main(["start", "paid-call", "--dry-run", "--fields", "photo: str, width: int"]) == 0
     out = capsys.readouterr().out
     assert "Key: photo, the first field, or what `key_of` in jobs.py returns." in out
+    assert "\nThen:\n" in out
     assert "httpx2" in out
     assert "pytest-asyncio" not in out
+
+
+def test_start_from_the_top_of_a_monorepo_says_where_its_commands_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "services" / "photos").mkdir(parents=True)
+    (tmp_path / "services" / "photos" / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["start", "paid-call", "--dry-run", "--into", "services/photos/src/photos"]) == 0
+    said = capsys.readouterr().out
+    assert "\nThen, in services/photos:\n  PYTHONPATH=src python -m pytest" in said
+    assert Path(said.split()[-1]).is_file(), "the page, wherever the plugin is"
 
 
 # ---- as a service
@@ -316,6 +331,7 @@ def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_call
         assert worker.count(old) == 1, old
         worker = worker.replace(old, "".join(line[1:] for line in part.splitlines(keepends=True)))
     (tmp_path / "worker.py").write_text(worker)
+    assert asked_although_one_is_refused(tmp_path) == ["k-1", "k-2"]
     told = re.search(r"```toml\n\[service\.env\]\n(.*?)\n\n(.*?)```", page, re.DOTALL)
     assert told
     proof = (tmp_path / "prove.toml").read_text()
@@ -325,6 +341,35 @@ def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_call
     card = prove(load(tmp_path / "prove.toml"), Options(seed=3, only=("kill-at-effect",)))
     shutil.rmtree(card.evidence, ignore_errors=True)
     assert {row.verdict for row in card.rows} == {"held"}, as_text(card)
+
+
+def asked_although_one_is_refused(folder: Path) -> list[str]:
+    asked: list[str] = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["item"])
+            self.send_response(422 if len(asked) == 1 else 204)
+            self.end_headers()
+
+    program = """if True:
+        import asyncio, outside
+        from patterns.core.open_store import create_all, open_store
+
+        async def main():
+            store = open_store("sqlite:///told.db")
+            await create_all(store)
+            await outside.Outside(store).tell_all(("k-1", "k-2"))
+
+        asyncio.run(main())"""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        env = {**os.environ, "OUTSIDE_URL": f"http://127.0.0.1:{server.server_port}"}
+        words = [sys.executable, "-c", program]
+        done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
+        server.shutdown()
+    assert "Permanent: outside refused 'k-1'" in done.stderr
+    return asked
 
 
 @pytest.mark.slow
