@@ -53,8 +53,9 @@ function show({ focus = true } = {}) {
   const tools = h("div", { class: "view-tools" });
   const body = h("div", { class: "view-body" });
   replace(main, h("div", { class: "view-head" }, h("div", null, heading, h("p", null, view.about)), tools), body);
-  shown = { view, route: now, handle: gated ? gate(body) : view.mount({ body, tools, params, query, live, refresh: refreshSoon }) };
+  shown = { view, route: now, handle: gated ? gate(body) : view.mount({ body, tools, params, query, live, about, refresh: refreshSoon }) };
   if (changed) scrollTo(0, 0);
+  document.querySelector("#nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" }); // a phone shows some of them
   if (focus && changed) heading.focus({ preventScroll: true });
   refresh();
 }
