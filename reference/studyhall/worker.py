@@ -24,6 +24,7 @@ from .patterns.deadline import within_deadline
 from .patterns.deferred_reply import DeferredReplies, InteractionWebhook
 from .patterns.degraded.pending import Drainer
 from .patterns.engine.check import without_secrets
+from .patterns.health import count_stalls
 from .patterns.idempotency.once import inboxes, once
 from .patterns.isolation import SubprocessPool
 from .patterns.observability import WORKER, logged
@@ -99,6 +100,7 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
         ]
         for worker in workers:
             metrics.count_stalls(worker)
+            count_stalls(worker, app.producer.redis)
 
         if advice := await crowded(app.store, settings.concurrency * len(workers)):
             log.warning(advice)

@@ -17,6 +17,7 @@ from .patterns.bullmq_worker import ReliableWorker
 from .patterns.core.clock import Periodic
 from .patterns.core.open_store import crowded
 from .patterns.deadline import within_deadline
+from .patterns.health import count_stalls
 from .patterns.idempotency.once import inboxes, once
 from .patterns.observability import WORKER, logged
 {@% if metered %@}
@@ -84,8 +85,9 @@ async def work(settings: Settings) -> None:
             )
             for queue in app.jobs.queues
         ]
-{@% if metered %@}
         for worker in workers:
+            count_stalls(worker, app.producer.redis)
+{@% if metered %@}
             metrics.count_stalls(worker)
 {@% endif %@}
         beside = [

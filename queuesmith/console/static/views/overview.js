@@ -56,6 +56,7 @@ function queueCard(row) {
     const more = [now.workers === null ? "workers unknown" : plural(now.workers, "worker"), `${count(now.active)} running`, `${count(now.delayed)} delayed`, `${count(now.waiting_children)} behind another stage`];
     if (now.failed) more.push(`${count(now.failed)} failed`);
     if (now.overdue) more.push(`${count(now.overdue)} overdue`);
+    if (now.stalls) more.push(`${count(now.stalls)} lost their worker`);
     text(sub, more.join(" · "));
     const kept = queues.history.get(now.queue);
     FIGURES.forEach(([name, , , words, alarm], index) => {

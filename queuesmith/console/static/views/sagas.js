@@ -80,7 +80,7 @@ function historyItem(entry) {
 }
 
 function detail(id, refresh) {
-  const title = h("h2");
+  const title = h("h2", null, "Looking…");
   const state = pill("running");
   const trouble = h("p", { class: "note tone-bad", hidden: true });
   const facts = h("p", { class: "small muted mono" });
