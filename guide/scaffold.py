@@ -77,7 +77,7 @@ def rendered() -> str:
         "core": {kind: _places(catalogue.closure(own)) for kind, own in CORE.items()},
         "brokers": {broker: _places(catalogue.closure([own])) for broker, own in BROKERS.items()},
         "patterns": {ident: _choice(one) for ident, one in sorted(patterns.items())} | _parts(),
-        "packages": {name: found for name in modules if (found := catalogue.packages([name]))},
+        "packages": _packages(),
         "tables": {name: made for name in modules if (made := _tables(name))},
         "app": catalogue.packages([], also=APP),
         "dev": catalogue.packages([], also=DEV),
@@ -95,6 +95,15 @@ def _modules() -> list[str]:
 
 def _places(modules: Sequence[str]) -> list[int]:
     return [_modules().index(module) for module in modules]
+
+
+def _packages() -> dict[str, list[int]]:
+    """Each with the modules that import it."""
+    needed: dict[str, list[int]] = {}
+    for place, name in enumerate(_modules()):
+        for package in catalogue.packages([name]):
+            needed.setdefault(package, []).append(place)
+    return dict(sorted(needed.items()))
 
 
 def _tables(module: str) -> str:

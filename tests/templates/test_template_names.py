@@ -98,8 +98,7 @@ def test_no_package_can_hide_a_module_that_the_project_imports():
 def test_no_project_can_be_called_like_a_package_that_it_needs():
     """As a distribution: `aio-pika`. What those packages need in turn is looked up in this environment."""
     known = yaml.safe_load((ROOT / "templates/catalogue.yml").read_text())["catalogue"]["default"]
-    listed = [item for part in known["packages"].values() for item in part]
-    waiting = {Requirement(item) for item in [*listed, *known["app"], *known["dev"], *known["postgres"]]}
+    waiting = {Requirement(item) for item in [*known["packages"], *known["app"], *known["dev"], *known["postgres"]]}
     needed: set[str] = set()
     while waiting:
         wanted = waiting.pop()

@@ -121,11 +121,11 @@ function detail(queue, id, refresh, back) {
   const sections = { result: section("result", "Result, secrets masked"), trace: section("trace", "Stack trace of the last try"), logs: section("logs", "Logs"), payload: section("payload", "Payload, secrets masked"), options: section("options", "Options") };
   const graph = flowGraph("Flow of this job");
   const flowPart = h("div", { hidden: true }, h("h3", null, "Flow"), h("div", { class: "flow-frame" }, graph));
-  const stop = h("button", { type: "button", class: "danger small-button", hidden: true }, "Cancel this job");
-  const buttons = Object.entries(ACTIONS).filter(([name]) => name !== "cancel").map(([name, { word, danger }]) => [name, h("button", { type: "button", class: `small-button ${danger ? "danger" : "primary"}`, hidden: true, onclick: () => act(name, queue, id, refresh) }, word)]);
+  const stop = h("button", { class: "danger small-button", hidden: true }, "Cancel this job");
+  const buttons = Object.entries(ACTIONS).filter(([name]) => name !== "cancel").map(([name, { word, danger }]) => [name, h("button", { class: `small-button ${danger ? "danger" : "primary"}`, hidden: true, onclick: () => act(name, queue, id, refresh) }, word)]);
   const close = h("a", { href: back() }, "Close");
   let whole = null;
-  const keep = h("button", { type: "button", class: "small-button", onclick: () => save(new Blob([JSON.stringify(whole, null, 2)], { type: "application/json" }), `${queue}-${id}.json`) }, "Save as JSON");
+  const keep = h("button", { class: "small-button", onclick: () => save(new Blob([JSON.stringify(whole, null, 2)], { type: "application/json" }), `${queue}-${id}.json`) }, "Save as JSON");
   stop.addEventListener("click", async () => {
     if (!(await confirmAction("Cancel this job?", "If it runs it is told to stop; if it waits it never starts. Nothing it did before is taken back.", "Cancel the job", "Leave it"))) return;
     await attempt(async () => {
@@ -250,7 +250,7 @@ async function addJob(queue, refresh) {
       h("p", { class: "small muted" }, "Added by BullMQ's own script: workers in Node and Python take it. Workers that check signatures refuse it."),
       h("datalist", { id: "new-queues" }, queues.rows.map((row) => h("option", { value: row.queue }))),
       parts.queue, parts.name, h("label", { for: "new-data" }, "Payload, as JSON"), data, parts.id, parts.delay, parts.attempts, parts.priority, wrong,
-      h("div", { class: "actions" }, h("button", { type: "button", onclick: () => close(null) }, "Cancel"), h("button", { type: "submit", class: "primary" }, "Add it")),
+      h("div", { class: "actions" }, h("button", { onclick: () => close(null) }, "Cancel"), h("button", { type: "submit", class: "primary" }, "Add it")),
     );
   });
   if (!made) return;
@@ -273,10 +273,10 @@ function mount({ body, tools, params, query, about, refresh }) {
   const nameField = h("input", { id: "job-name", type: "search", "data-search": "", placeholder: "id, or part of a name" });
   const list = table("Jobs", ["Select", "Job", "Queue*", "State", "Progress*", "Tries*", "When"]);
   const nothing = h("div", null, h("p", { class: "muted" }, "Looking…"));
-  const onward = h("button", { type: "button", class: "small-button", hidden: true }, "Look further");
+  const onward = h("button", { class: "small-button", hidden: true }, "Look further");
   const pages = pager("Pages of jobs", SIZE, (page) => go({ page }), onward);
   const frame = split(nothing, list, pages);
-  const many = Object.entries(ACTIONS).map(([name, { danger }]) => [name, h("button", { type: "button", hidden: true, class: danger ? "danger" : "", onclick: async () => {
+  const many = Object.entries(ACTIONS).map(([name, { danger }]) => [name, h("button", { hidden: true, class: danger ? "danger" : "", onclick: async () => {
     await actOnMany(name, wanted.queue, wanted.state, [...chosen], answer.total, refresh);
     chosen.clear();
     draw();
@@ -287,8 +287,8 @@ function mount({ body, tools, params, query, about, refresh }) {
     draw();
   } });
   const shown = h("div", { class: "check", hidden: true }, all, h("label", { for: "jobs-all" }, "Select all shown"));
-  const add = h("button", { type: "button", hidden: true, onclick: () => addJob(wanted.queue, refresh) }, "Add a job…");
-  const keep = h("button", { type: "button", onclick: () => {
+  const add = h("button", { hidden: true, onclick: () => addJob(wanted.queue, refresh) }, "Add a job…");
+  const keep = h("button", { onclick: () => {
     const asked = new URLSearchParams(Object.entries({ queue: wanted.queue, state: wanted.state, q: wanted.q }).filter(([, value]) => value));
     download(`/admin/jobs/export?${asked}`, `${[wanted.queue, wanted.state, "jobs"].filter(Boolean).join("-")}.json`).catch((error) => toast(error.message, "bad"));
   } }, "Export as JSON");

@@ -43,7 +43,7 @@ function stateOf(row) {
 
 function queueCard(row) {
   let last = row;
-  const hold = h("button", { type: "button", class: "small-button", onclick: () => pause(last, () => queues.again()) });
+  const hold = h("button", { class: "small-button", onclick: () => pause(last, () => queues.again()) });
   const state = pill("running");
   const sub = h("p", { class: "small muted number" });
   const figures = FIGURES.map(([, label, kind]) => figure(label, kind));
