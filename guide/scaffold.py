@@ -71,6 +71,7 @@ HEAD = """\
 def rendered() -> str:
     patterns = catalogue.patterns()
     modules = _modules()
+    imported = {*patterns["schedule"].modules, *(name for own in CORE.values() for name in catalogue.closure(own))}
     facts = {
         "version": catalogue.version(),
         "modules": modules,  # the others name them by their place here
@@ -78,7 +79,8 @@ def rendered() -> str:
         "brokers": {broker: _places(catalogue.closure([own])) for broker, own in BROKERS.items()},
         "patterns": {ident: _choice(one) for ident, one in sorted(patterns.items())} | _parts(),
         "packages": _packages(),
-        "tables": {name: made for name in modules if (made := _tables(name))},
+        # of what a new service imports: a table that its user adds is the next revision
+        "tables": {name: made for name in modules if name in imported and (made := _tables(name))},
         "app": catalogue.packages([], also=APP),
         "dev": catalogue.packages([], also=DEV),
         "postgres": catalogue.packages([], also=["psycopg"]),
@@ -120,7 +122,7 @@ def _tables(module: str) -> str:
 
 
 def _choice(one: catalogue.Pattern) -> dict[str, object]:
-    return {"title": one.title, "own": one.own[0], "modules": _places(one.modules)}
+    return {"title": one.title, "own": _modules().index(one.own[0]), "modules": _places(one.modules)}
 
 
 def _parts() -> dict[str, dict[str, object]]:
@@ -130,7 +132,7 @@ def _parts() -> dict[str, dict[str, object]]:
         for module in pattern.parts:
             part = catalogue.find(f"{pattern.id}.{PurePosixPath(module).stem}")
             title = f"{pattern.title}: {PurePosixPath(module).stem}"
-            found[part.id] = {**_choice(part), "title": title, "own": module}
+            found[part.id] = {**_choice(part), "title": title, "own": _modules().index(module)}
     return dict(sorted(found.items()))
 
 

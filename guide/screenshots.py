@@ -101,7 +101,7 @@ def _chart(hall: StudyHall, browser: Any, prometheus: str) -> None:
         page.wait_for_timeout(8_000)
     page.goto(f"{prometheus}/classic/graph?{urlencode({'g0.expr': expr, 'g0.tab': 0, 'g0.range_input': '1m'})}")
     page.locator(".rickshaw_graph path").first.wait_for()
-    chart, legend = (page.locator(f".rickshaw_{part}").bounding_box() for part in ("graph", "legend"))
+    chart, legend = (page.locator(f"div.{part}").first.bounding_box() for part in ("rickshaw_graph", "legend"))
     clip = {"x": chart["x"] - 50, "y": chart["y"], "width": chart["width"] + 60}
     _save(page, "prometheus", clip={**clip, "height": legend["y"] + legend["height"] - chart["y"]})
 
@@ -123,7 +123,7 @@ def _save(page: Any, name: str, **part: Any) -> None:
 
     picture = Image.open(io.BytesIO(page.screenshot(**part))).convert("RGB")
     picture = picture.resize((640, 640 * picture.height // picture.width), Image.Resampling.LANCZOS)
-    for quality in (70, 60, 50, 45, 40, 35):
+    for quality in (70, 60, 50, 45, 40, 35, 30):
         out = io.BytesIO()
         picture.save(out, "WEBP", quality=quality, method=6)
         if out.tell() <= LARGEST:
