@@ -62,7 +62,7 @@ _RULES = [
     ("SagaStuck", "sagas_stuck > 0", "1m", "A saga waits for a person: saga list --state needs_repair."),
     (
         "WorkersDie",
-        "sum by (queue) (increase(job_stalls_total[10m])) > 10",
+        "max by (queue) (increase(queue_stalls[10m])) > 10",
         "1m",
         "Jobs of {{ $labels.queue }} lose their worker again and again.",
     ),

@@ -104,7 +104,7 @@ def _packages() -> dict[str, list[int]]:
     for place, module in enumerate(_modules()):
         for package in catalogue.packages([module]):
             found.setdefault(package, []).append(place)
-    return found
+    return dict(sorted(found.items()))
 
 
 def _tables(module: str) -> str:

@@ -98,7 +98,7 @@ def status_command(
                 elif document := await db.document(connection, document_id, owner):
                     documents = [document]
                 else:
-                    raise fail(f"{owner} has no document {document_id}; `studyhall status` lists them")
+                    raise fail(f"there is no document {document_id} of {owner}; `studyhall status` lists them")
             return [
                 {
                     "id": document.id,

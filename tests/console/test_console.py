@@ -16,6 +16,17 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "reference" / "samples"
 PROGRAMS = Path(__file__).parent / "programs"
 VIEWS = ("overview", "documents", "jobs", "workers", "schedules", "letters", "sagas", "outbox", "breakers", "events")
+# View, "": one saga; and what opens the dialog
+DIALOGS = (
+    ("overview", "Pause graphs"),
+    ("schedules", "Run now"),
+    ("letters", "Replay all"),
+    ("letters", "Purge…"),
+    ("", "Repair…"),
+    ("jobs/maintenance?state=delayed", "Remove all"),
+    ("events", "Shortcuts"),
+    ("events", "Admin: accepted"),
+)
 HOSTILE = "<img src=x onerror=alert(1)>"
 OpenPage = Callable[..., Any]
 
@@ -164,6 +175,23 @@ def test_a_job_is_cancelled_and_the_rest_of_its_flow_with_it(hall: StudyHall, op
     )
 
 
+def test_many_jobs_are_cancelled_and_one_that_runs_with_them(hall: StudyHall, open_page: OpenPage, tmp_path: Path):
+    documents = [hall.upload(long_document(tmp_path), f"many-{number}.md") for number in range(3)]
+    page = open_page(hall, "#/jobs/quizzes?state=waiting-children", token=True)
+    for document in documents:
+        page.get_by_label(f"Select quiz-creation quiz-creation.{document}").check(timeout=30_000)
+    page.get_by_role("button", name="Cancel 3 selected…").click()
+    page.get_by_label("Type “cancel” to go on").fill("cancel")
+    page.get_by_role("button", name="Cancel 3", exact=True).click()
+    page.get_by_text("3 jobs cancelled.").wait_for()
+    for document in documents:  # the rest of each flow, the stage that runs included
+        page.goto(f"/#/documents/{document}")
+        page.locator(".detail .card-head .pill", has_text="cancelled").wait_for(timeout=30_000)
+    page.goto("/#/workers")
+    worker = page.locator("tbody tr", has_text="quizzes").first.locator(".title")
+    assert worker.inner_text().rpartition(":")[2].isdigit(), "by host and process, as in its log"
+
+
 # A toast goes after a few seconds, and the API may be back for that long before the harness has seen it: what was shown
 # is kept.
 KEEP_TEXTS = """
@@ -308,7 +336,7 @@ def settle(page: Any, route: str):
         lambda: not {"Looking…", "Counting…"} & set(page.locator("main").inner_text().splitlines()),
         what=f"the data of {route}",
     )
-    if "/" in route:
+    if "/" in route and "?" not in route:
         page.locator(".detail .pill").first.wait_for()
 
 
@@ -327,6 +355,13 @@ def test_accessibility_check_finds_nothing_at_all(
             settle(page, route)
             found += [f"{route} at {width}: {one}" for one in violations(page)]
             assert page.evaluate("document.documentElement.scrollWidth") <= width, route
+        if width == 390:
+            for route, button in DIALOGS:
+                settle(page, route or furnished[2])
+                page.get_by_role("button", name=button).first.click()
+                page.locator("dialog[open]").wait_for()
+                found += [f"{button} of {route}: {one}" for one in violations(page)]
+                page.keyboard.press("Escape")
     assert found == []
     page.get_by_role("link", name=HOSTILE).first.click()
     payload = page.locator(".detail [data-part=payload]").inner_text()

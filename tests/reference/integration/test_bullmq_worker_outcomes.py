@@ -54,6 +54,21 @@ async def test_retry_later_spends_an_attempt_only_when_told(redis_url):
     assert starts[1] - starts[0] >= 0.29
 
 
+async def test_a_job_tells_which_worker_has_it_whichever_way_it_was_taken(redis_url):
+    holders: list[Any] = []
+
+    async def later(job: Any, token: str):
+        holders.append(await job.queue.client.hget(f"bull:q:{job.id}", "pb"))
+        if len(holders) == 1:
+            raise RetryLater(0.01, reason="the next one comes with this answer")
+
+    async with queue_at(redis_url, "q") as queue:
+        await queue.addBulk([{"name": "job", "data": {}} for _ in range(3)])
+        async with at_work("q", later, url=redis_url, name="mailer", concurrency=1):
+            await settled(queue, 3)
+    assert holders == ["mailer"] * 4
+
+
 @pytest.mark.parametrize("backoff", [None, {"type": "fixed", "delay": 20}, {"type": "exponential", "delay": 10}])
 async def test_other_errors_follow_the_jobs_own_attempts_and_backoff(redis_url, backoff):
     runs: list[int] = []

@@ -9,13 +9,15 @@ from bullmq import Queue
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 
+from harness.waiting import until
 from harness.workers import at_work, queue_at
+from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, ping
 from studyhall.patterns.core.worker_connections import events_client
 from studyhall.patterns.dead_letter import counts
-from studyhall.patterns.health import measure, problems
+from studyhall.patterns.health import count_stalls, measure, problems
 from studyhall.patterns.health.alerts import Alert, Rule, evaluate, raised
 from studyhall.patterns.health.exposition import GAUGES, exposition, queue_samples
 from studyhall.patterns.health.listing import pages
@@ -38,6 +40,24 @@ async def redis(redis_url):
 
 async def of(redis, store, queue="q"):
     return (await measure(redis, [queue], dead_letters=counts(store))).queues[0]
+
+
+async def test_jobs_that_lose_their_worker_are_counted_longer_than_a_process_lives(redis_url, redis, store):
+    async def work(_job: Any, _token: str):
+        pass
+
+    for number in (1, 2):
+        async with queue_at(redis_url, "q") as queue:
+            await queue.add("n", {}, {"jobId": f"job-{number}"})
+            await redis.rpoplpush("bull:q:wait", "bull:q:active")  # taken, and its lock is gone: its worker died
+            worker = ReliableWorker("q", work, url=redis_url, stalled_interval=0.2)
+            count_stalls(worker, redis)
+            running = asyncio.create_task(worker.run())
+            await until(lambda: redis.zscore("bull:q:completed", f"job-{number}"), 20, "another one to finish it")  # noqa: B023
+            await worker.drain(1)
+            await running
+        assert (await of(redis, store)).stalls == number
+    assert 'queue_stalls{queue="q"} 2.0' in exposition(queue_samples(await measure(redis, ["q"])))
 
 
 async def test_a_backlog_in_any_waiting_state_is_seen_where_a_depth_alarm_sees_none(redis_url, redis, store, figures):

@@ -1,9 +1,13 @@
 """Alerts that leave the process, to receivers on this machine: an HTTP server and a mail server."""
 
 import asyncio
+import gzip
 import json
+import os
+import sys
 from contextlib import asynccontextmanager
 from email import message_from_string
+from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
@@ -130,6 +134,42 @@ async def test_all_receivers_are_tried_whichever_fail():
         await senders.tracker(told.append)(CLEARED)
     assert told == [senders.headline(RAISED)]
     assert len(receiver.requests) == 1
+
+
+SENTRY = """
+import asyncio, sys
+import sentry_sdk
+from studyhall.patterns.health.alerts import Alert
+from studyhall.patterns.health.senders import tracker
+
+sentry_sdk.init(dsn=sys.argv[1], default_integrations=False)
+send = tracker(lambda text: sentry_sdk.capture_message(text, "error"))
+asyncio.run(send(Alert("documents.oldest", True, 1_790_000_000.0, 312.4, "jobs wait too long")))
+sentry_sdk.flush(20)
+"""
+
+
+@pytest.mark.full
+async def test_the_example_for_an_error_tracker_works_with_sentrys_own_library(tmp_path):
+    taken = list[bytes]()
+
+    async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        body = await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r")[0]))
+        taken.append(gzip.decompress(body) if "content-encoding: gzip" in head else body)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    async def run(*command: object):
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+        process = await asyncio.create_subprocess_exec(*map(str, command), env=env)
+        assert await asyncio.wait_for(process.wait(), 120) == 0
+
+    await run(Path(sys.executable).with_name("uv"), "pip", "install", "-q", "--target", tmp_path, "sentry-sdk")
+    async with listening(receive) as port:
+        await run(sys.executable, "-c", SENTRY, f"http://key@127.0.0.1:{port}/1")
+    assert b"documents.oldest is at 312.4: jobs wait too long" in b"".join(taken)
 
 
 async def test_a_receiver_is_named_by_one_address():

@@ -108,6 +108,7 @@ class JobLedger:
     on_outage: Callable[[BaseException], None]
     clock: ServerClock = field(default_factory=ServerClock)
     metrics: Mapping[str, int] | None = None
+    worker: str | None = None  # written to every job that is taken: who has it
     give_up_at: float = float("inf")  # monotonic; a draining worker sets it
     _keys: dict[str, tuple[list[str], list[str]]] = field(default_factory=dict)
 
@@ -136,10 +137,11 @@ class JobLedger:
         self, run: Run, delay_ms: int, *, consume: bool, fields: dict[str, str] | None, fetch: bool
     ) -> Found:
         options: dict[str, Any] = {"skipAttempt": not consume, "fieldsToUpdate": fields, "fetchNext": fetch}
-        options["workerOpts"] = {"lockDuration": self.lock_ms, "limiter": self.limiter}
         scripts = self.backend.scripts
         now = self.clock.millis()
         keys, args = scripts.moveToDelayedArgs(run.job_id, now, run.token, delay_ms, options)
+        if fetch:
+            args[-1] = self._claim(run.token)  # bullmq leaves the worker's name out
         found = _found(await self._write(run, "moveToDelayed", keys, args, ("delayed", "waiting", "prioritized")))
         run.job.attemptsMade += consume
         return found
@@ -251,6 +253,8 @@ class JobLedger:
 
     def _claim(self, token: str, **more: Any) -> bytes:
         claim = {"token": token, "lockDuration": self.lock_ms, "limiter": self.limiter, **more}
+        if self.worker:
+            claim["name"] = self.worker
         return msgpack.packb(claim)  # type: ignore[no-any-return]
 
 
