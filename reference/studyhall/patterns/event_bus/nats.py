@@ -77,6 +77,7 @@ class NatsBus:
                 "no transactions between publish and acknowledge",
                 "power loss may take back what was not synced (every two minutes unless configured)",
                 "late groups get what is younger than `retain`",
+                "what somebody purges is gone without a word: the server keeps no trace of it",
             ),
         )
 
