@@ -94,8 +94,8 @@ class SagaRunner:
         self._probe = probe
         # Sagas that are driven side by side share their commits.
         self._commits = GroupCommit(self._write, max_batch=100, poison=POISON)
-        # More of them would only open and close connections beyond those that the pool keeps.
-        self._turns = asyncio.Semaphore(8)
+        # Of the pool's eight connections: commits and claims need one each, and more are opened and closed.
+        self._turns = asyncio.Semaphore(6)
         # Whose driver here met a store that failed: to be released when it works.
         self._left: list[SagaRow] = []
         self._stopping = False
