@@ -112,8 +112,8 @@ def test_only_none_tries_the_set_up(tmp_path: Path, capsys: pytest.CaptureFixtur
     ("service", "page"),
     [
         ("celery_tutorial", "celery"),
-        ("rq_tutorial", "other-python"),
-        ("dramatiq_tutorial", "other-python"),
+        ("rq_tutorial", "rq"),
+        ("dramatiq_tutorial", "dramatiq"),
         ("bullmq_node", "bullmq-ts"),
         ("stock_bullmq", ""),
         ("reliable", ""),
