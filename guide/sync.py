@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.figures import number
-from guide import cards, charts, dashboards, quotes, scaffold, stacks, which
+from guide import cards, charts, dashboards, quotes, scaffold, scanned, stacks, which
 from queuesmith.catalogue import ROOT, SKILLS, patterns
 
 BENCH = ROOT / "bench" / "results.json"
@@ -92,6 +92,7 @@ REGIONS: dict[str, Callable[[Path, str], str]] = {
     "stack": lambda _page, args: stacks.table(args),
     "stacks": lambda _page, _: stacks.matrix(),
     "which": lambda _page, args: which.brokers() if args == "brokers" else which.queues(),
+    "scanned": lambda _page, _: scanned.table(),
     "quote": lambda _page, args: quotes.quote(args),
     "card": lambda page, _: quotes.card(quotes.pattern_of(page)),
     "files": lambda page, _: quotes.files(quotes.pattern_of(page)),

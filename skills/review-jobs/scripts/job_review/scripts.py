@@ -60,7 +60,8 @@ def _keys_and_locks(text: str) -> Iterator[Hit]:
             # Read back: a value that is made once, not a marker.
             if not lock and re.search(r"\.get\s*\(", around.split("\n}", maxsplit=1)[0]):
                 continue
-            locks = lock and re.search(r"\.del\s*\(", text)
+            # Named so, or released somewhere in the file.
+            locks = lock and ("lock" in call.lower() or re.search(r"\.del\s*\(", text))
             yield "lock-without-token" if locks else "set-nx-idempotency", line_at(text, match.start())
     for match in re.finditer(r"\bidempotency[_-]?key['\"]?\s*[:=,]\s*([^\n]*)", text, re.IGNORECASE):
         value = match[1]
