@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from guide import cards, charts, dashboards, quotes, scaffold, stacks, which
+from guide import cards, charts, dashboards, quotes, scaffold, scanned, stacks, which
 from queuesmith.catalogue import ROOT, SKILLS, patterns
 
 BENCH = ROOT / "bench" / "results.json"
@@ -94,6 +94,7 @@ REGIONS: dict[str, Callable[[str], str]] = {
     "stack": stacks.table,
     "stacks": lambda _: stacks.matrix(),
     "which": lambda args: which.brokers() if args == "brokers" else which.queues(),
+    "scanned": lambda _: scanned.table(),
 }
 REGION = re.compile(r"<!-- sync:(?P<name>[\w-]+)(?: (?P<args>[^\n]+?))? -->\n.*?<!-- /sync -->", re.DOTALL)
 

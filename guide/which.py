@@ -32,6 +32,7 @@ BROKERS = {
     "nats": ("NATS JetStream", "one binary; history by age and size"),
     "rabbitmq": ("RabbitMQ", "Erlang; no history: what is read is gone"),
     "kafka": ("Kafka", "JVM; history for replay, order per partition"),
+    "three-kafka": ("Kafka, three brokers", "three JVMs; the loss of one is no outage"),
 }
 
 

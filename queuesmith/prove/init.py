@@ -57,9 +57,9 @@ _SUFFIXES = {".py": "python", ".go": "go", ".js": "node", ".mjs": "node", ".cjs"
 # The page that tells how to mend it there: of its command, or of what its program imports.
 _PAGES = {
     "Celery": "celery",
-    "RQ": "other-python",
-    "dramatiq": "other-python",
-    "arq": "other-python",
+    "RQ": "rq",
+    "dramatiq": "dramatiq",
+    "arq": "arq",
     "asynq": "asynq",
     "BullMQ for Node": "bullmq-ts",
 }

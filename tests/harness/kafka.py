@@ -152,3 +152,10 @@ def kafka_server(any_kafka: KafkaServer | MockKafka) -> Iterator[KafkaServer]:
 def kafka_url(any_kafka: KafkaServer | MockKafka) -> str:
     """Bootstrap servers of the shared broker. Topics of earlier tests are still there: use names of your own."""
     return any_kafka.url
+
+
+@pytest.fixture(scope="session")
+def three_kafka_url() -> Iterator[str]:
+    cluster = KafkaCluster.start()
+    yield cluster.url
+    cluster.stop()

@@ -123,8 +123,8 @@ def test_only_none_tries_the_set_up_and_a_terminal_sees_a_bar(
     ("service", "page"),
     [
         ("celery_tutorial", "celery"),
-        ("rq_tutorial", "other-python"),
-        ("dramatiq_tutorial", "other-python"),
+        ("rq_tutorial", "rq"),
+        ("dramatiq_tutorial", "dramatiq"),
         ("bullmq_node", "bullmq-ts"),
         ("stock_bullmq", ""),
         ("reliable", ""),

@@ -30,7 +30,9 @@ GIVEN = {
     # Defaults of other people's queues, and what the prove.toml of a stack promises.
     "skills/background-jobs/references/stacks/asynq.md": {"30 s", "90 days", "up to a second"},
     "skills/background-jobs/references/stacks/bullmq-ts.md": {"30 s"},
-    "skills/background-jobs/references/stacks/other-python.md": {"7 days", "10 s", "10 minutes"},
+    "skills/background-jobs/references/stacks/arq.md": {"10 s"},
+    "skills/background-jobs/references/stacks/dramatiq.md": {"7 days", "15 s", "10 minutes"},
+    "skills/background-jobs/references/stacks/taskiq.md": {"10 minutes"},
     "skills/background-jobs/references/delayed.md": {"95 of 100"},  # the promise, as its proof asks for it
     "skills/background-jobs/references/progress.md": {"100 %"},
     "skills/background-jobs/references/prove-it.md": {"1.95 s", "2.40 s", "2.41 s", "9.80 s"},  # a report

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.buses import BUSES, QUICK, SERVERS, events, open_bus
+from harness.buses import BUSES, QUICK, SERVERS, THREE_KAFKA, events, open_bus
 from harness.kafka import KafkaCluster
 from harness.nats import NatsServer
 from harness.processes import Spawned, Spawner
@@ -80,7 +80,7 @@ async def scene(request: pytest.FixtureRequest, tmp_path: Path, spawn: Spawner) 
     await made.close()
 
 
-@pytest.mark.parametrize("scene", EVERY, indirect=True)
+@pytest.mark.parametrize("scene", [*EVERY, pytest.param(THREE_KAFKA, marks=pytest.mark.slow)], indirect=True)
 async def test_consumer_killed_before_and_after_its_effect_takes_effect_once(scene, scale, figures):
     rounds = scale(1, 5)
     for group in ("mail", "naive"):
@@ -166,7 +166,7 @@ def broker(request: pytest.FixtureRequest) -> Any:
         server.kind = "kafka"
         yield server
         return
-    kinds = {"redis": RedisServer, "nats": NatsServer, "rabbitmq": RabbitServer, "three kafka": KafkaCluster}
+    kinds = {"redis": RedisServer, "nats": NatsServer, "rabbitmq": RabbitServer, THREE_KAFKA: KafkaCluster}
     server = kinds[request.param].start()
     server.kind = request.param
     yield server
@@ -182,11 +182,11 @@ def _more(count: Callable[[], int], than: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    "broker", ["redis", "nats", "rabbitmq", "kafka", pytest.param("three kafka", marks=pytest.mark.full)], indirect=True
+    "broker", ["redis", "nats", "rabbitmq", "kafka", pytest.param(THREE_KAFKA, marks=pytest.mark.slow)], indirect=True
 )
 async def test_broker_killed_mid_stream_loses_no_accepted_event(broker, scale, figures):
     kills = scale(1, 5)
-    bus = open_bus(broker.kind.removeprefix("three "), broker.url, "orders")
+    bus = open_bus(broker.kind, broker.url, "orders")
     await bus.subscribe("mail", ["order"])
     seen: Counter[str] = Counter()
     accepted: set[str] = set()
@@ -216,7 +216,7 @@ async def test_broker_killed_mid_stream_loses_no_accepted_event(broker, scale, f
     producer = asyncio.create_task(produce())
 
     def felt() -> int:  # one broker is missed, of three the other two go on
-        return len(accepted) if broker.kind == "three kafka" else refused
+        return len(accepted) if broker.kind == THREE_KAFKA else refused
 
     for _ in range(kills):
         await until(partial(_reached, seen, len(seen) + 100), 60, "events before the kill")

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from harness.buses import BUSES, QUICK, SERVERS, consuming, events, open_bus
+from harness.buses import BUSES, QUICK, SERVERS, THREE_KAFKA, consuming, events, open_bus
 from harness.missing import missing
 from harness.waiting import until
 from studyhall.patterns.core.errors import Permanent, ResourceBusy
@@ -33,7 +33,7 @@ ORDERED = tuple(kind for kind in BUSES if kind.endswith("-ordered"))
 Opener = Callable[[], EventBus]
 
 
-@pytest.fixture(params=EVERY)
+@pytest.fixture(params=[*EVERY, pytest.param(THREE_KAFKA, marks=pytest.mark.slow)])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -22,6 +22,28 @@ class Tree:
         self.bullmq = "BullMQ" in uses
 
     @cached_property
+    def about_jobs(self) -> bool:
+        return bool(self.uses or re.search(r"redis|queue|job|worker", self.source, re.IGNORECASE))
+
+    @cached_property
+    def sessions(self) -> set[str]:
+        """Names of sessions of `requests`."""
+        if "requests" not in self.source:
+            return set()
+        opened = {
+            ast.unparse(item.optional_vars)
+            for node in self.nodes
+            if isinstance(node, ast.With)
+            for item in node.items
+            if item.optional_vars is not None and ast.unparse(item.context_expr).startswith("requests.Session")
+        }
+        return opened | {
+            variable
+            for variable, call in self.made_by("Session").items()
+            if name(call.func) in ("requests.Session", "Session")
+        }
+
+    @cached_property
     def _tasks(self) -> set[Function]:
         return {f for f in self.functions.values() if any(TASK.search(ast.unparse(d)) for d in f.decorator_list)}
 
