@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench import plots, report, results, sections
 from bench.lab import HERE, ORDER, ROOT, Lab, available
-from bench.targets import targets
+from bench.targets import KEPT, targets
 from harness.redis import RedisServer
 
 ROUNDS = 3
@@ -36,9 +36,19 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
         help=f"a,b,… of: {', '.join(sections.NAMES)} (default: all; quick without {', '.join(sections.FULL_ONLY)})",
     )
     parser.add_argument("--peers", type=_some(ORDER), default=ORDER, help="a,b,… of: " + ", ".join(ORDER))
+    parser.add_argument(
+        "--brief", type=_some(ORDER), default=(), help="of these peers only the rate of no-op jobs, to save time"
+    )
+    parser.add_argument(
+        "--before", type=Path, help="results.json of an older commit on this machine, for what must not fall since"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="folder for what is written")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the report")
-    parser.add_argument("--keep", action="store_true", help="keep what --out holds of sections that are not run now")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="keep what bench/results.json holds of sections and peers that are not run now",
+    )
     parser.add_argument(
         "--publish", action="store_true", help="also replace bench/results.json, from which the guide draws its page"
     )
@@ -66,51 +76,54 @@ def main() -> int:
     server = RedisServer.start()
     try:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            lab = Lab(peers, quick=not given.full, server=server, folder=Path(folder))
-            measured = results.begin(lab, missing, rounds)
+            lab = Lab(peers, quick=not given.full, server=server, folder=Path(folder), brief=given.brief)
+            found = results.begin(lab, missing, rounds)
+            if given.before:
+                found["before"] = results.before(given.before, KEPT)
+            earlier: results.Results = {"peers": {}, "sections": {}}
             if given.keep:
-                results.keep(measured, given.out / "results.json", chosen)
+                earlier = results.keep(found, HERE / "results.json", chosen)
             for name in chosen:
-                _section(lab, measured, name, rounds)
-                _write(measured, given.out)
+                if _section(lab, found, name, rounds):
+                    results.keep_rows(found, earlier, name)
+                _write(found, given.out)
     finally:
         server.stop()
     seconds = round(time.monotonic() - began)
     if given.publish:
         shutil.copyfile(given.out / "results.json", HERE / "results.json")
-    print(json.dumps(measured, indent=1) if given.json else (given.out / "RESULTS.md").read_text())
-    kept = [target for target in targets(measured) if target.verdict != "not measured"]
+    print(json.dumps(found, indent=1) if given.json else (given.out / "RESULTS.md").read_text())
+    kept = [target for target in targets(found) if target.verdict != "not measured"]
     met = sum(target.met for target in kept)
     print(f"{met} of {len(kept)} targets met, {seconds} s: {given.out}/RESULTS.md", file=sys.stderr)
     return 0
 
 
-def _section(lab: Lab, measured: results.Results, name: str, rounds: int) -> None:
+def _section(lab: Lab, found: results.Results, name: str, rounds: int) -> bool:
     module = sections.load(name)
     turns = min(rounds, getattr(module, "ROUNDS", rounds))
     lab.failures = {}
-    measured["sections"].pop(name, None)
+    found["sections"].pop(name, None)
     began = time.monotonic()
     for turn in range(1, turns + 1):
         lab.round, lab.prefix = turn, f"{name} {turn}/{turns}: "
         try:
-            results.add(measured, name, module, lab, module.measure(lab))
+            results.add(found, name, module, lab, module.measure(lab))
         except Exception as error:  # the other sections are worth having
             lab.say(f"failed: {error!r}")
-            measured.setdefault("errors", {})[name] = repr(error)
-            return
-    measured["sections"][name]["seconds"] = round(time.monotonic() - began)
-    measured["sections"] = {
-        known: measured["sections"][known] for known in sections.NAMES if known in measured["sections"]
-    }
+            found.setdefault("errors", {})[name] = repr(error)
+            return False
+    found["sections"][name]["seconds"] = round(time.monotonic() - began)
+    found["sections"] = {known: found["sections"][known] for known in sections.NAMES if known in found["sections"]}
+    return True
 
 
-def _write(measured: results.Results, out: Path) -> None:
-    drawn = plots.pictures(measured)
-    results.save(measured, out / "results.json")
+def _write(found: results.Results, out: Path) -> None:
+    drawn = plots.pictures(found)
+    results.save(found, out / "results.json")
     for name, svg in drawn.items():
         (out / f"{name}.svg").write_text(svg)
-    (out / "RESULTS.md").write_text(report.markdown(measured, {name: f"{name}.svg" for name in drawn}))
+    (out / "RESULTS.md").write_text(report.markdown(found, {name: f"{name}.svg" for name in drawn}))
 
 
 if __name__ == "__main__":

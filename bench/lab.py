@@ -268,6 +268,7 @@ class Bench:
     def __init__(self, peer: Peer, url: str, folder: Path, queue: str = "bench") -> None:
         self.peer, self.url, self.folder, self.queue = peer, url, folder, queue
         self.tally = Tally(folder / "tally")
+        self.store = ""  # URL of the full pipeline's database, if not SQLite
         self._all: list[Workers] = []
 
     def enqueue(self, jobs: int, **options: object) -> float:
@@ -290,7 +291,8 @@ class Bench:
         return argv + _flags({**options, "bulk": bool(options.get("bulk")) and self.peer.bulk})
 
     def environment(self) -> dict[str, str]:
-        return {**self.peer.environment(), "BENCH_STORE": str(self.folder / "store.db")}
+        stores = {"BENCH_STORE": str(self.folder / "store.db"), "BENCH_STORE_URL": self.store}
+        return {**self.peer.environment(), **stores}
 
     def start(
         self,
@@ -339,7 +341,10 @@ class Bench:
 class Lab:
     """One run: its peers, its Redis, and how big it is."""
 
-    def __init__(self, peers: Sequence[Peer], *, quick: bool, server: RedisServer, folder: Path) -> None:
+    def __init__(
+        self, peers: Sequence[Peer], *, quick: bool, server: RedisServer, folder: Path, brief: Sequence[str] = ()
+    ) -> None:
+        self.brief = brief  # ids of peers of which only the rate of no-op jobs is asked
         self.peers, self.quick, self.server, self.folder = list(peers), quick, server, folder
         self.round = 1
         self.prefix = ""  # of the progress lines
@@ -361,6 +366,8 @@ class Lab:
         """The rows of a section in which the peers take turns; one that cannot do it is noted and left out."""
         rows: dict[str, dict[str, Value]] = {}
         for peer in self.peers:
+            if peer.id in self.brief:
+                continue
             try:
                 rows[peer.id] = once(self, peer)
             except (RuntimeError, OSError) as error:

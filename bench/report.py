@@ -21,7 +21,8 @@ def markdown(results: Results, plots: dict[str, str]) -> str:
     parts = ["# Benchmark", _head(results), "## Targets", _targets(results)]
     for name, section in results["sections"].items():
         rounds = "" if section["rounds"] == results["rounds"] else f" Rounds: {section['rounds']}."
-        parts += [f"## {section['title']}", section["about"] + rounds]
+        made = f" Measured {section['made']}." if "made" in section else ""
+        parts += [f"## {section['title']}", section["about"] + rounds + made]
         if name in plots:
             parts.append(f"![{section['title']}]({plots[name]})")
         parts.append(table(results, name, section))
@@ -67,7 +68,8 @@ def table(results: Results, name: str, section: dict[str, Any]) -> str:
         if (name, key) in SHARES and limit(results, SHARES[name, key]):
             heads.append("of the limit")
     for row, figures in section["rows"].items():
-        title = _title(results, row)
+        made = section.get("earlier", {}).get(row)
+        title = _title(results, row) + (f" ({made})" if made else "")
         line = [f"**{title}**" if row in OURS else title]
         for key, column in shown.items():
             line.append(cell(figures.get(key)))

@@ -8,7 +8,7 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -49,15 +49,39 @@ def begin(lab: Lab, missing: Sequence[str], rounds: int) -> Results:
     }
 
 
-def keep(results: Results, path: Path, measured: Sequence[str]) -> None:
+def keep(results: Results, path: Path, measured: Sequence[str]) -> Results:
     """Take over the sections of an earlier run of the same kind that are not `measured` now, and their peers."""
     if not path.exists():
-        return
-    earlier = json.loads(path.read_text())
-    if (earlier["mode"], earlier["machine"]["processor"]) != (results["mode"], results["machine"]["processor"]):
-        raise SystemExit(f"{path} is a {earlier['mode']} run on {earlier['machine']['processor']}: not to be mixed")
-    results["peers"] = earlier["peers"] | results["peers"]
-    results["sections"] = {name: section for name, section in earlier["sections"].items() if name not in measured}
+        return {"peers": {}, "sections": {}}
+    earlier: Results = json.loads(path.read_text())
+    if earlier["mode"] != results["mode"]:
+        raise SystemExit(f"{path} is a {earlier['mode']} run: not to be mixed with a {results['mode']} one")
+    made = f"{earlier['date']}, {earlier['machine']['cpus']} × {earlier['machine']['processor']}"
+    results["peers"] = {
+        name: results["peers"].get(name) or about for name, about in (earlier["peers"] | results["peers"]).items()
+    }
+    for name, section in earlier["sections"].items():
+        section.setdefault("made", made)
+        if name not in measured:
+            results["sections"][name] = section
+    return earlier
+
+
+def keep_rows(results: Results, earlier: Results, name: str) -> None:
+    """The rows of peers that this run did not measure, after those it did; the report says when and where they were,
+    and takes no ratio between the two."""
+    section, before = results["sections"][name], earlier["sections"].get(name, {"rows": {}})
+    for row, figures in before["rows"].items():
+        if row in earlier["peers"] and row not in section["rows"]:
+            section["rows"][row] = figures
+            section.setdefault("earlier", {})[row] = before.get("earlier", {}).get(row, before["made"])
+
+
+def before(path: Path, figures: Iterable[tuple[str, str, str]]) -> dict[str, float]:
+    """The medians of these figures in another run: `section/row/figure` -> value."""
+    other = json.loads(path.read_text())
+    found = {"/".join(figure): median(other, *figure) for figure in figures}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _about(peer: Peer) -> dict[str, str]:
@@ -79,7 +103,7 @@ def add(results: Results, name: str, module: ModuleType, lab: Lab, round_: dict[
         {
             "title": module.TITLE,
             "about": module.ABOUT,
-            "columns": {key: vars(column) for key, column in module.COLUMNS.items()},
+            "columns": {key: _told(column) for key, column in module.COLUMNS.items()},
             "rounds": 0,
             "rows": {},
             "failed": {},
@@ -97,6 +121,11 @@ def add(results: Results, name: str, module: ModuleType, lab: Lab, round_: dict[
                 kept.setdefault(key, value)
 
 
+def _told(column: Column) -> dict[str, Any]:
+    """Without what every column is unless it says so."""
+    return {name: value for name, value in vars(column).items() if value != getattr(Column, name, None)}
+
+
 def save(results: Results, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_compact(json.dumps(results, indent=1, ensure_ascii=False, separators=(",", ":"))) + "\n")
@@ -111,8 +140,8 @@ def _compact(text: str) -> str:
 
 
 def values(results: Results, section: str, row: str, key: str) -> list[float]:
-    value = figure(results, section, row, key)
-    return list(value) if isinstance(value, list) else []
+    found = figure(results, section, row, key)
+    return list(found) if isinstance(found, list) else []
 
 
 def figure(results: Results, section: str, row: str, key: str) -> list[float] | str | None:
@@ -122,14 +151,17 @@ def figure(results: Results, section: str, row: str, key: str) -> list[float] | 
 
 
 def median(results: Results, section: str, row: str, key: str) -> float | None:
-    rounds = values(results, section, row, key)
-    return statistics.median(rounds) if rounds else None
+    found = values(results, section, row, key)
+    return statistics.median(found) if found else None
 
 
-def compare(results: Results, section: str, key: str, row: str, other: str) -> Ratio | None:
-    """How many times `other` fits into `row`; rounds that both have."""
-    ours, theirs = values(results, section, row, key), values(results, section, other, key)
-    return ratio(ours, theirs)
+def compare(results: Results, section: str, key: str, one: str, other: str) -> Ratio | None:
+    """How many times `other` fits into `one`; rounds that both have, of the same run."""
+    dates = results.get("sections", {}).get(section, {}).get("earlier", {})
+    if dates.get(one) != dates.get(other):
+        return None
+    values_of_one, values_of_other = values(results, section, one, key), values(results, section, other, key)
+    return ratio(values_of_one, values_of_other)
 
 
 def columns(section: Mapping[str, Any]) -> dict[str, Column]:
@@ -138,6 +170,6 @@ def columns(section: Mapping[str, Any]) -> dict[str, Column]:
 
 def limit(results: Results, kind: str) -> float | None:
     """What this Redis does at most: calls per second of BullMQ's `add` or `work` script."""
-    ceilings = [median(results, "ceiling", kind, key) for key in ("P1", "P16")]
-    known = [value for value in ceilings if value is not None]
+    found = [median(results, "ceiling", kind, key) for key in ("P1", "P16")]
+    known = [value for value in found if value is not None]
     return max(known) if known else None

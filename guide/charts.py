@@ -16,6 +16,16 @@ from bench.report import OURS
 
 WIDTH, ROW, BAR = 400, 38, 12
 DAMAGE = ("lost", "stuck", "duplicated")
+ROUNDS = 3
+# Head, section, figure and unit.
+COLUMNS = (
+    ("no-op jobs/s, one process", "throughput", "noop", ""),
+    ("20 kills, tuned: lost", "kills", "lost", ""),
+    ("stuck", "kills", "stuck", ""),
+    ("duplicated", "kills", "duplicated", ""),
+    ("killed job runs again after, tuned", "recovery", "lowered", " s"),
+    ("default", "recovery", "default", " s"),
+)
 
 
 @dataclass(frozen=True)
@@ -100,23 +110,13 @@ def _peers(results: dict[str, Any], section: str) -> list[tuple[str, str]]:
 
 
 def table(results: dict[str, Any], only: str = "") -> str:
-    """The same and more as a table: all peers, or those that are named."""
-    lines = [
-        "| | no-op jobs/s, one process | 20 kills, tuned: lost | stuck | duplicated | killed job runs again after, "
-        "tuned | default |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    """The same and more as a table: all peers, or those that are named. No figure of fewer rounds than `ROUNDS`."""
+    shown = [cell for cell in COLUMNS if results["sections"].get(cell[1], {}).get("rounds", 0) >= ROUNDS]
+    lines = [f"| | {' | '.join(cell[0] for cell in shown)} |", f"|---|{'---:|' * len(shown)}"]
     for ident, about in results["peers"].items():
         if only and ident not in only.split():
             continue
-        cells = [
-            median_of(results, "throughput", ident, "noop"),
-            median_of(results, "kills", ident, "lost"),
-            median_of(results, "kills", ident, "stuck"),
-            median_of(results, "kills", ident, "duplicated"),
-            median_of(results, "recovery", ident, "lowered", " s"),
-            median_of(results, "recovery", ident, "default", " s"),
-        ]
+        cells = [median_of(results, section, ident, key, unit) for _, section, key, unit in shown]
         title = f"**{about['title']}**" if ident.startswith("queuesmith") else about["title"]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)

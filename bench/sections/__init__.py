@@ -25,6 +25,7 @@ NAMES = (
     "recovery",
     "backlog",
     "scheduler",
+    "stores",
     "relay",
     "streams",
 )

@@ -20,6 +20,7 @@ from .bullmq_scripts import Command, Scripts, blast
 
 CLIENTS = 50
 PIPELINES = (1, 16)
+ROUNDS = 1
 TOOL = shutil.which("redis-benchmark") or shutil.which("valkey-benchmark")
 
 TITLE = "What this Redis can do at most"

@@ -22,7 +22,6 @@ COLUMNS = {
     "completed": Column("completed", "bytes/job", better="less"),
     "failed": Column("failed", "bytes/job", better="less"),
 }
-ROUNDS = 1
 PAYLOAD = 100
 QUICK = ("waiting", "completed")
 

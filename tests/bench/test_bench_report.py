@@ -1,6 +1,7 @@
 """The report says what the JSON says: settings, spreads, shares of the limit, targets met and missed."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
@@ -29,7 +30,7 @@ PEERS = {
 }
 
 
-def run(**noop):
+def run(**noop: list[float]) -> dict[str, Any]:
     """Results with these rounds of no-op jobs per second."""
     found: dict[str, Any] = {
         "date": "2031-02-03",
@@ -84,7 +85,8 @@ def test_settings_machine_and_what_is_missing_are_said():
 
 def test_targets_are_met_or_missed_by_so_much():
     verdicts = {(t.text, t.wanted): t.verdict for t in targets(run(**STEADY))}
-    assert verdicts["full pipeline, no-op jobs", "≥ 2 × Stock"] == "met"
+    assert verdicts["full pipeline, no-op jobs", "≥ 3.5 × Stock"] == "missed by 1.00 ×"
+    assert verdicts["full pipeline, no-op jobs", "≥ 0.3 × Node"] == "met"
     assert verdicts["bare worker, no-op jobs", "≥ 4 × Stock"] == "missed by 1.00 ×"
     assert verdicts["bare worker, no-op jobs", "≥ 0.5 × Node"] == "met"
     assert verdicts["full pipeline ahead, no-op jobs of one process", "> 1 × Huey"] == UNSTABLE
@@ -111,7 +113,7 @@ def test_what_a_peer_does_not_have_is_a_dash_and_words_are_kept():
     assert "| Node | 3 | 0 |" in text
 
 
-def test_results_survive_being_written_and_read(tmp_path):
+def test_results_survive_being_written_and_read(tmp_path: Path):
     found = run(**STEADY)
     results.save(found, tmp_path / "results.json")
     again = json.loads((tmp_path / "results.json").read_text())
@@ -119,17 +121,46 @@ def test_results_survive_being_written_and_read(tmp_path):
     assert again["sections"]["throughput"]["rows"]["stock"]["noop"] == STEADY["stock"]
 
 
-def test_sections_measured_earlier_are_kept_but_never_mixed_with_another_kind_of_run(tmp_path):
+def test_what_is_measured_less_is_better_and_what_must_not_fall_is_compared_with_the_run_before(tmp_path: Path):
+    found, lab = run(**STEADY), SimpleNamespace(failures={})
+    memory, streams = (SimpleNamespace(TITLE="", ABOUT="", COLUMNS={}) for _ in range(2))
+    results.add(found, "memory", memory, lab, {"stock": {"waiting": 100}, "queuesmith": {"waiting": 150}})  # type: ignore[arg-type]
+    results.add(found, "streams", streams, lab, {"Queuesmith": {"consume": 800}})  # type: ignore[arg-type]
+    (tmp_path / "before.json").write_text(
+        json.dumps({"sections": {"streams": {"rows": {"Queuesmith": {"consume": [1_000]}}}}})
+    )
+    found["before"] = results.before(
+        tmp_path / "before.json", [("streams", "Queuesmith", "consume"), ("relay", "x", "y")]
+    )
+    verdicts = {t.text: (t.measured, t.verdict) for t in targets(found)}
+    assert verdicts["bytes in Redis per waiting job"] == ("1.50 ×", "missed by 0.20 ×")
+    assert verdicts["streams, Queuesmith: consume per second as before"] == ("0.80 ×", "missed by 0.10 ×")
+    assert verdicts["relay, SQLite: rate per second as before"] == ("–", "not measured")
+
+
+def test_a_row_of_an_earlier_run_says_so_and_makes_no_ratio(tmp_path: Path):
+    results.save(run(**STEADY), tmp_path / "results.json")
+    now = run(stock=[1.0, 1.0, 1.0], queuesmith=[5.0, 5.0, 5.0])
+    earlier = results.keep(now, tmp_path / "results.json", ["throughput"])
+    results.keep_rows(now, earlier, "throughput")
+    text = report.markdown(now, {})
+    assert "| Node (2031-02-03, 2 × one) | 5,000 | – |" in text
+    assert "| **Ours** | 5 | 5.00 × |" in text
+    assert results.compare(now, "throughput", "noop", "node", "queuesmith-bare"), "two of the same earlier run"
+
+
+def test_sections_measured_earlier_are_kept_but_never_mixed_with_another_kind_of_run(tmp_path: Path):
     results.save(run(**STEADY), tmp_path / "results.json")
     now = run(**STEADY) | {"sections": {}}
     results.keep(now, tmp_path / "results.json", ["ceiling"])
     assert list(now["sections"]) == ["throughput"]
+    assert "Measured 2031-02-03, 2 × one." in report.markdown(now, {})
     with pytest.raises(SystemExit, match="not to be mixed"):
         results.keep(now | {"mode": "quick"}, tmp_path / "results.json", [])
 
 
 @pytest.mark.parametrize("log", [False, True])
-def test_pictures_are_well_formed_and_their_bars_as_long_as_their_values(log):
+def test_pictures_are_well_formed_and_their_bars_as_long_as_their_values(log: bool):
     svg = plots.bars("a < b", {"one & two": [100.0, 50.0], "none": [None], "zero": [0.0]}, ours=["zero"], log=log)
     tree = ElementTree.fromstring(svg)
     widths = [float(bar.attrib["width"]) for bar in tree.iter("{http://www.w3.org/2000/svg}rect")]

@@ -2,6 +2,7 @@
 result in SQLite, one log line and metrics for every job; the producer validates, signs and refuses failed twins."""
 
 import asyncio
+import ctypes
 import gc
 import os
 
@@ -62,7 +63,7 @@ def job_types() -> JobTypes:
 async def worker() -> None:
     seconds = contest.takeover(9)
     configure_logging("INFO", stream=open("jobs.log", "a"))  # noqa: SIM115
-    store = open_store(f"sqlite:///{os.environ['BENCH_STORE']}")
+    store = open_store(os.environ.get("BENCH_STORE_URL") or f"sqlite:///{os.environ['BENCH_STORE']}")
     await create_all(store)
     pipeline = Pipeline(
         logged(),
@@ -87,7 +88,8 @@ async def worker() -> None:
         lock_duration=seconds * 5 / 6,
         stalled_interval=seconds / 6,
     )
-    gc.freeze()  # as the app does
+    gc.freeze()  # both as the app does
+    ctypes.CDLL(None).malloc_trim(0)
     await reliable.run()
 
 

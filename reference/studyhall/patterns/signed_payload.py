@@ -39,7 +39,7 @@ def signed(signer: Signer, identity: Callable[[str, Any], str] = lambda job_id, 
     @before("payload")
     async def signed(run: JobContext, call_next: CallNext) -> Any:
         data = run.job.data
-        signer.verify(run.name, identity(run.job_id, data), data, run.text)
+        run.seal = FIELD if signer.verify(run.name, identity(run.job_id, data), data, run.text) else ""
         return await call_next(run)
 
     return signed
@@ -83,8 +83,9 @@ class Signer:
     def _signature(self, name: str, job_id: str, body: str) -> str:
         return f"{self._current}.{_mac(self._keys[self._current], name, job_id, body)}"
 
-    def verify(self, name: str, job_id: str, data: Mapping[str, Any], text: str | None = None) -> None:
-        """Raise `ForgedJob` unless one of our keys signed exactly this. `text`: what `data` was read from."""
+    def verify(self, name: str, job_id: str, data: Mapping[str, Any], text: str | None = None) -> bool:
+        """Raise `ForgedJob` unless one of our keys signed exactly this. `text`: what `data` was read from; True when it
+        is, but for the signature, letter for letter what was signed."""
         signature = data.get(FIELD) if isinstance(data, Mapping) else None
         if not isinstance(signature, str):
             raise ForgedJob("the job is not signed: enqueue it through Producer, or give both sides the same keys")
@@ -93,18 +94,18 @@ class Signer:
         if key is None:
             raise ForgedJob("the job is signed with a key this worker does not know: add it to the accepted keys")
         found = mac.encode(errors="replace")
-        # Our producers write the canonical form and add the signature to it. Without that one member the text is what
-        # was signed; in a string the quotes would be escaped, and deeper down it would not be the job's signature.
-        if text and hmac.compare_digest(
-            found, _mac(key, name, job_id, text.replace(_member(signature), "", 1)).encode()
-        ):
-            return
+        # Our producers write the canonical form and put the signature at its end: before that stands what was signed.
+        end = f"{_member(signature)}}}"
+        if text and text.endswith(end):
+            if hmac.compare_digest(found, _mac(key, name, job_id, f"{text[: -len(end)]}}}").encode()):
+                return True
         try:  # written by others: an older version, a tool that changed the job
             expected = _mac(key, name, job_id, _body(data))
         except NotJson:  # nothing our own producer could have written
             expected = ""
         if not expected or not hmac.compare_digest(found, expected.encode()):
             raise ForgedJob("the signature does not match: the job's name, id or data was altered")
+        return False
 
 
 def _body(data: Mapping[str, Any]) -> str:

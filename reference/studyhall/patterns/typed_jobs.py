@@ -27,7 +27,7 @@ from pydantic_core import PydanticSerializationError
 from .core.execution import CallNext, JobContext, Step, gives
 from .core.failures import Permanent
 from .core.job import Deadline, RetryPolicy, correlation, current_correlation_id
-from .core.plain_json import NotJson, check, fingerprint
+from .core.plain_json import NotJson, check, fingerprint, member_fingerprint
 from .core.request import AddNext, AddStep, Outgoing
 
 __all__ = [
@@ -48,6 +48,7 @@ Handler = Callable[[Any, P], Awaitable[Any]]
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
 MINUTE = Deadline(60.0)
 DEFAULT = RetryPolicy()
+BIG = 4_096  # letters, above which a payload is not encoded again
 
 
 class UnknownJob(Permanent):
@@ -111,13 +112,19 @@ def typed(jobs: JobTypes, otherwise: Step | None = None) -> Step:
             run.kind = run.name
             return await otherwise(run, call_next)
         if _is_envelope(data):
-            run.mark = fingerprint(data["payload"])  # refuses what `check` refuses: one look instead of two
+            run.mark = _mark(run, data)
         job_type, run.payload = jobs.decode(run.name, data, is_json=bool(run.mark))
         run.handler, run.policy, run.deadline = job_type.handler, job_type.retry, job_type.deadline
         run.body, run.key = data["payload"], data.get("key") or f"{run.queue}/{run.job_id}"
         return await call_next(run)
 
     return typed
+
+
+def _mark(run: JobContext, data: dict[str, Any]) -> str:
+    if run.seal and (text := run.text) and len(text) > BIG:
+        return member_fingerprint(text, data, "payload", run.seal)
+    return fingerprint(data["payload"])  # refuses what `check` refuses: one look instead of two
 
 
 def plain(

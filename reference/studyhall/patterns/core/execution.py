@@ -39,6 +39,9 @@ class JobContext:
     queue: str = ""
     started: float = field(default_factory=time.monotonic)
 
+    # by the step that checks the signature: its name, where `text` is the canonical form with the signature at its end
+    seal: str = ""
+
     # by the step that decodes the job
     payload: Any = None
     body: Any = None  # the payload as it stands in the queue

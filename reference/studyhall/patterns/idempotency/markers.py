@@ -56,6 +56,11 @@ inbox = Table(
 _CLAIM = """INSERT INTO inbox (consumer, key, fingerprint, result, at) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING"""
 _LOOK_UP = "SELECT key, fingerprint, result, at FROM inbox WHERE consumer = ? AND key IN (?)"
+# One statement for any number of them: psycopg's `executemany` waits for each row, and prepares what it knows.
+_CLAIM_ALL = """INSERT INTO inbox (consumer, key, fingerprint, result, at)
+SELECT %s, key, fingerprint, result, %s FROM unnest(%s::text[], %s::text[], %s::text[]) AS new(key, fingerprint, result)
+ON CONFLICT DO NOTHING"""
+_LOOK_UP_ALL = "SELECT key, fingerprint, result, at FROM inbox WHERE consumer = %s AND key = ANY(%s)"
 
 # What one bad key or result can cause, in SQLAlchemy's words and in the driver's.
 _POISON = (
@@ -113,7 +118,7 @@ class Inbox:
     def __init__(self, store: AsyncEngine, consumer: str) -> None:
         self.store = store
         self._consumer = consumer
-        self._mark = "%s" if is_postgres(store) else "?"
+        self._postgres = is_postgres(store)
         self._look_ups = GroupCommit(self._look_up_all, poison=_POISON)
         self._records = GroupCommit(self._record_all, poison=_POISON)
 
@@ -182,12 +187,19 @@ class Inbox:
         now = time.time()
         # One order in all processes: batches that overlap in another order deadlock on PostgreSQL.
         in_order = sorted(entries, key=lambda entry: entry.key)
+        if self._postgres:
+            columns = [[getattr(e, name) for e in in_order] for name in ("key", "fingerprint", "result")]
+            return int(tx.exec_driver_sql(_CLAIM_ALL, (self._consumer, now, *columns)).rowcount)
         rows = [(self._consumer, e.key, e.fingerprint, e.result, now) for e in in_order]
-        return int(tx.exec_driver_sql(_CLAIM.replace("?", self._mark), rows).rowcount)
+        return int(tx.exec_driver_sql(_CLAIM, rows).rowcount)
 
     def _stored(self, connection: _Runs, keys: Sequence[str]) -> dict[str, _Row]:
-        look_up = _LOOK_UP.replace("(?)", f"({', '.join('?' * len(keys))})").replace("?", self._mark)
-        return {row[0]: _Row(*row) for row in connection.exec_driver_sql(look_up, (self._consumer, *keys))}
+        if self._postgres:
+            found = connection.exec_driver_sql(_LOOK_UP_ALL, (self._consumer, list(keys)))
+        else:
+            look_up = _LOOK_UP.replace("(?)", f"({', '.join('?' * len(keys))})")
+            found = connection.exec_driver_sql(look_up, (self._consumer, *keys))
+        return {row[0]: _Row(*row) for row in found}
 
 
 def _same_payload(row: _Row | None, key: str, fingerprint: str) -> Stored:

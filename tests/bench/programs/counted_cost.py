@@ -1,0 +1,179 @@
+"""Prints what one job costs, ours with every step on and with the stock worker: added alone, added in bulk, executed,
+and executed with 100 KB. In calls of Python and C functions (in the thread of the event loop), or under callgrind in
+instructions, with its output file as the third argument. The server is outside of either.
+
+Usage: counted_cost.py REDIS_URL STORE_URL [CALLGRIND_OUT]"""
+
+import asyncio
+import cProfile
+import json
+import os
+import pstats
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from bullmq import Job, Queue, Worker
+
+from harness.pipelines import KEYS, full_pipeline, full_producer
+from harness.workers import at_work
+from studyhall.patterns.core.open_store import create_all, open_store
+from studyhall.patterns.observability import configure_logging
+from studyhall.patterns.pipeline import JobContext
+from studyhall.patterns.producer import JobRequest
+from studyhall.patterns.signed_payload import Signer
+from studyhall.patterns.typed_jobs import JobTypes, Payload
+
+WARM, COUNTED = 50, 250
+SIZES = {"execute": 0, "execute 100 KB": 100_000}
+MOST = 256 * 1024
+LIMIT = 600.0  # seconds; callgrind is slow, and so may its neighbours make it
+
+
+class Number(Payload):
+    n: int
+    text: str = ""
+
+
+class Calls:
+    def start(self) -> None:
+        self._profile = cProfile.Profile()
+        self._profile.enable()
+
+    def stop(self) -> float:
+        self._profile.disable()
+        return float(pstats.Stats(self._profile).total_calls)  # type: ignore[attr-defined]
+
+
+class Instructions:
+    """Tells callgrind what to do, from inside the process that it watches."""
+
+    def __init__(self, out: str) -> None:
+        self._out, self._dumps = out, 0
+
+    def start(self) -> None:
+        self._tell("zero")
+        self._tell("instrumentation", "on")
+
+    def stop(self) -> float:
+        self._tell("instrumentation", "off")
+        self._tell("dump")
+        self._dumps += 1
+        return float(Path(f"{self._out}.{self._dumps}").read_text().rpartition("totals:")[2].split()[0])
+
+    def _tell(self, *command: str) -> None:
+        vgdb = ["vgdb", f"--pid={os.getpid()}", *command]
+        with subprocess.Popen(vgdb, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as told:
+            while told.poll() is None:  # it listens while instructions pass, if only a few
+                time.sleep(0.002)
+            assert told.returncode == 0, command
+
+
+class Cost:
+    """By `counter`, per job."""
+
+    def __init__(self, counter: Calls | Instructions) -> None:
+        self._counter, self.found = counter, {}  # type: ignore[var-annotated]
+
+    async def of(self, name: str, work: Awaitable[Any]) -> None:
+        self._counter.start()
+        await work
+        self.found[name] = round(self._counter.stop() / COUNTED, 1)
+
+    def executions(self, name: str) -> tuple[Callable[[], None], asyncio.Event]:
+        """A function to call in every job, and when it has counted from job WARM to job WARM + COUNTED."""
+        jobs, done = 0, asyncio.Event()
+
+        def ran() -> None:
+            nonlocal jobs
+            jobs += 1
+            if jobs == WARM:
+                self._counter.start()
+            elif jobs == WARM + COUNTED:
+                self.found[name] = round(self._counter.stop() / COUNTED, 1)
+                done.set()
+
+        return ran, done
+
+
+def data(first: int, count: int, size: int = 0) -> list[dict[str, Any]]:
+    return [{"n": n, "text": "x" * size} for n in range(first, first + count)]
+
+
+async def ours(cost: Cost, redis: str, url: str) -> None:
+    configure_logging("INFO", open(os.devnull, "w"))  # noqa: SIM115
+    store = open_store(url)
+    await create_all(store)
+    for name, size in SIZES.items():
+        (ran, done), jobs, queue = cost.executions(name), JobTypes(), f"numbers{size}"
+
+        async def handle(ctx: JobContext, payload: Number, ran: Callable[[], None] = ran) -> dict[str, int]:
+            ran()
+            return {"n": payload.n}
+
+        def requests(first: int, count: int, size: int = size) -> list[JobRequest]:
+            return [JobRequest("number", each, key=f"{size}-{each['n']}") for each in data(first, count, size)]
+
+        jobs.register(name="number", payload=Number, handler=handle, queue=queue)
+        producer = full_producer(jobs, redis, signer=Signer(KEYS), most_bytes=MOST, timeout=LIMIT)
+
+        async def one_by_one(producer: Any, some: list[JobRequest]) -> None:
+            for request in some:
+                await producer.enqueue(request)
+
+        await producer.enqueue_many(requests(0, WARM))
+        if not size:
+            await cost.of("enqueue", one_by_one(producer, requests(WARM, COUNTED)))
+            await producer.redis.flushall()
+            await producer.enqueue_many(requests(0, WARM))
+            await cost.of("enqueue_many", producer.enqueue_many(requests(WARM, COUNTED)))
+        else:
+            await producer.enqueue_many(requests(WARM, COUNTED))
+        await producer.enqueue_many(requests(WARM + COUNTED, WARM))
+        pipeline = full_pipeline(jobs, store, signer=Signer(KEYS), most_bytes=MOST)
+        async with at_work(queue, pipeline, url=redis, concurrency=50), asyncio.timeout(LIMIT):
+            await done.wait()
+        await producer.close()
+
+
+async def stock(cost: Cost, redis: str) -> None:
+    for name, size in SIZES.items():
+        (ran, done), queue = cost.executions(name), Queue(f"stock{size}", {"connection": redis})
+
+        async def process(job: Job, token: str, ran: Callable[[], None] = ran) -> None:
+            ran()
+
+        async def bulk(count: int, queue: Queue = queue, size: int = size) -> None:
+            await queue.addBulk([{"name": "number", "data": each, "opts": {}} for each in data(0, count, size)])
+
+        async def one_by_one(queue: Queue = queue) -> None:
+            for each in data(WARM, COUNTED):
+                await queue.add("number", each, {})
+
+        await bulk(2 * WARM)
+        if not size:
+            await cost.of("enqueue", one_by_one())
+            await cost.of("enqueue_many", bulk(COUNTED))
+        else:
+            await bulk(COUNTED)
+        worker = Worker(queue.name, process, {"connection": redis, "concurrency": 50})
+        async with asyncio.timeout(LIMIT):
+            await done.wait()
+        await worker.close(force=True)
+        await queue.close()
+
+
+async def main(redis: str, url: str, out: str = "") -> None:
+    counter = Instructions(out) if out else Calls()
+    mine, theirs = Cost(counter), Cost(counter)
+    await ours(mine, redis, url)
+    await stock(theirs, redis)
+    print(json.dumps({"ours": mine.found, "stock": theirs.found}), flush=True)
+
+
+uvloop.run(main(*sys.argv[1:]))
+os._exit(0)  # the threads of the store
