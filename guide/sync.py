@@ -23,7 +23,7 @@ def pattern_map() -> str:
     """The table pattern -> module -> proof of reference/README.md."""
     lines: list[str] = []
     for skill, title in SKILLS.items():
-        lines += [f"### {title}", "", "| pattern | promise | module | proofs |", "|---|---|---|---|"]
+        lines += [f"### {title}", "", "| pattern | module | proofs |", "|---|---|---|"]
         for pattern in sorted(patterns().values(), key=lambda one: one.id):
             if pattern.skill == skill:
                 links = ", ".join(_module_links([*pattern.own, *pattern.parts]))
@@ -31,9 +31,7 @@ def pattern_map() -> str:
                     f"[{Path(name).stem.removeprefix('test_')}](../{name})" for name in pattern.proof_files
                 )
                 page = pattern.page.relative_to(ROOT).as_posix()
-                lines.append(
-                    f"| [**{pattern.id}**](../{page}) {pattern.title} | {pattern.summary} | {links} | {files} |"
-                )
+                lines.append(f"| [**{pattern.id}**](../{page}) {pattern.title} | {links} | {files} |")
         lines.append("")
     return "\n".join(lines).rstrip()
 

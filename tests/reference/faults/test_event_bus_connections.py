@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
 
 import pytest
+from nats.js.api import DiscardPolicy
 from redis.asyncio import Redis
 
-from harness.buses import SERVERS, consuming, events, open_bus, through
+from harness.buses import QUICK, SERVERS, consuming, events, open_bus, through
 from harness.kafka import KafkaServer
 from harness.tcp_proxy import TcpProxy
 from harness.waiting import until
@@ -233,6 +234,45 @@ async def test_full_redis_stops_publishing_and_not_consuming(own_redis, kind):
     await client.config_set("maxmemory", "0")
     await bus.close()
     await client.aclose()
+
+
+async def test_full_nats_stops_publishing_and_not_consuming(nats_url):
+    prefix = f"t{uuid.uuid4().hex[:10]}"
+    bus = open_bus("nats", nats_url, prefix)
+    tries: Counter[str] = Counter()
+    done: set[str] = set()
+
+    async def every_fifth_fails(event: Event):
+        tries[event.id] += 1
+        if event.data["number"] % 5 == 0:
+            raise RuntimeError("always")
+        done.add(event.id)
+
+    async def limit(size: int):
+        stream = await bus._jetstream()
+        for name in (prefix, bus._parking, bus._waiting):
+            config = (await stream.stream_info(name)).config
+            await stream.update_stream(config.evolve(max_bytes=size, discard=DiscardPolicy.NEW))
+
+    async def parked() -> bool:
+        return len(await bus.quarantined("mail")) == 40
+
+    batch = events(200)
+    await bus.subscribe("mail", ["order"])
+    assert set(await bus.publish(batch)) == {None}
+    await limit(1)
+    # The failing ones are five times as many as may run at once: they must not fill every place.
+    async with consuming(bus, "mail", every_fifth_fails, concurrency=8):
+        await until(lambda: len(done) == 160, 90, lambda: f"the good ones: {len(done)}")
+        late = events(3, late=True)
+        assert {type(each) for each in await bus.publish(late)} == {BrokerUnavailable}
+        assert await bus.quarantined("mail") == []
+        await limit(-1)
+        await until(parked, 60, "those that always fail, in quarantine", every=0.2)
+        assert set(await bus.publish(late)) == {None}
+        await until(lambda: {event.id for event in late[1:]} <= done, 60, "the late ones")
+    assert Counter(tries[event.id] for event in batch) == {1: 160, QUICK.attempts: 40}
+    await bus.close()
 
 
 @pytest.mark.parametrize("overflow", ["reject-publish", "drop-head"])

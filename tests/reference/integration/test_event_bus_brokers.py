@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,7 +11,6 @@ import aio_pika
 import pytest
 from confluent_kafka import ConsumerGroupState
 from confluent_kafka.admin import AdminClient
-from faststream.redis import RedisBroker, StreamSub
 from redis.asyncio import Redis
 
 from harness.buses import consuming, events, open_bus
@@ -109,77 +107,6 @@ async def _pending(redis: Redis) -> bool:
 
 async def _none_left(bus: EventBus) -> bool:
     return await bus.lag("mail") == 0
-
-
-async def rate_of_ours(redis: Redis, count: int) -> float:
-    """Events per second of one consumer with a handler that does nothing, until all are acknowledged."""
-    bus = RedisStreamsBus(redis)
-    batch = events(count)
-    for start in range(0, count, 500):
-        assert set(await bus.publish(batch[start : start + 500])) == {None}
-    handled = 0
-
-    async def nothing(_: Event):
-        nonlocal handled
-        handled += 1
-
-    await bus.subscribe("mail", ["order"])
-    begun = time.perf_counter()
-    async with consuming(bus, "mail", nothing, concurrency=100):
-        await until(lambda: acknowledged(redis, "events:order:0", "mail"), 120, "all acknowledged")
-        seconds = time.perf_counter() - begun
-    assert handled == count
-    return count / seconds
-
-
-async def rate_of_faststream(redis: Redis, url: str, count: int) -> float:
-    logging.getLogger("faststream").setLevel("ERROR")
-    broker = RedisBroker(url, logger=None)
-    handled = 0
-
-    @broker.subscriber(stream=StreamSub("beside", group="mail", consumer="one", max_records=100, polling_interval=50))
-    async def nothing(_: Event):
-        nonlocal handled
-        handled += 1
-
-    async with RedisBroker(url, logger=None) as filler:
-        await filler.start()
-        await filler.publish(events(1)[0], stream="beside")
-    [(_, fields)] = await redis.xrange("beside")  # in its own format
-    for start in range(1, count, 1000):
-        pipe = redis.pipeline(transaction=False)
-        for _ in range(start, min(start + 1000, count)):
-            pipe.xadd("beside", fields)
-        await pipe.execute()
-    await redis.xgroup_create("beside", "mail", id="0")  # it would begin at the end and see nothing
-    begun = time.perf_counter()
-    await broker.start()
-    await until(lambda: acknowledged(redis, "beside", "mail"), 120, "all acknowledged")
-    seconds = time.perf_counter() - begun
-    await broker.stop()
-    assert handled == count
-    return count / seconds
-
-
-async def acknowledged(redis: Redis, stream: str, group: str) -> bool:
-    (info,) = await redis.xinfo_groups(stream)
-    return bool(info["pending"] == 0 and info["lag"] == 0)
-
-
-@pytest.mark.slow
-async def test_one_process_takes_thousands_of_stream_events_a_second(redis, redis_url, scale, figures):
-    """Beside FastStream, in the same run: it neither reclaims from the dead nor quarantines."""
-    count = scale(2000, 20_000)
-    ours, beside = await rate_of_ours(redis, count), await rate_of_faststream(redis, redis_url, count)
-    assert ours > beside
-    assert ours >= scale(1000, 5000)
-    figures(
-        "event-bus",
-        name="stream throughput",
-        events=count,
-        events_per_second=round(ours),
-        faststream_events_per_second=round(beside),
-    )
 
 
 async def test_redis_consumer_goes_on_after_all_data_is_lost(redis):

@@ -94,7 +94,7 @@ class SagaRunner:
         self._probe = probe
         # Sagas that are driven side by side share their commits.
         self._commits = GroupCommit(self._write, max_batch=100, poison=POISON)
-        # Of the eight connections that the pool keeps: commits and claims need one each, and more are opened and closed.
+        # Of the pool's eight connections: commits and claims need one each, and more are opened and closed.
         self._turns = asyncio.Semaphore(6)
         # Whose driver here met a store that failed: to be released when it works.
         self._left: list[SagaRow] = []
