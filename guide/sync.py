@@ -31,7 +31,7 @@ def pattern_map() -> str:
                     f"[{Path(name).stem.removeprefix('test_')}](../{name})" for name in pattern.proof_files
                 )
                 page = pattern.page.relative_to(ROOT).as_posix()
-                lines.append(f"| [**{pattern.id}**](../{page}) {pattern.title} | {links} | {files} |")
+                lines.append(f"| [**{pattern.id}**](../{page}) | {links} | {files} |")
         lines.append("")
     return "\n".join(lines).rstrip()
 
