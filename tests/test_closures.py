@@ -26,7 +26,11 @@ ABOVE: dict[str, tuple[int, int, str]] = {
     ),
     "event-bus": (11, 1_840, "the consumer of Redis Streams with its scripts, beside the common part"),
     "fan-out": (10, 1_350, "the way in through the outbox, and the consumer's side with its retries"),
-    "outbox": (13, 1_960, "the table, its claims and where they begin, the relay, the quarantine and the wake-up of PostgreSQL"),
+    "outbox": (
+        13,
+        1_960,
+        "the table, its claims and where they begin, the relay, the quarantine and the wake-up of PostgreSQL",
+    ),
     "saga": (16, 2_920, "the runner, its course by the rules of outside-call, its store and what repairs it"),
     "schedule": (13, 1_980, "the calendar, the keeper, what was missed, and the lease that keeps ticks apart"),
 }
