@@ -70,11 +70,13 @@ class Disk:
         self.full = False
         writer = store_module.hops[setup.store.sync_engine].writer
         for engine in (writer, setup.store.sync_engine):
-            event.listen(engine, "begin", self._limit)
+            event.listen(engine, "checkout", self._limit)  # markers go past SQLAlchemy, not past its pool
 
-    def _limit(self, connection):
+    def _limit(self, database, *_):
         pages = "1" if self.full else "1073741823"  # SQLite raises the 1 to the size the file has
-        connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
+        cursor = database.cursor()
+        cursor.execute(f"PRAGMA max_page_count={pages}")
+        cursor.close()
 
 
 async def stored(setup):
