@@ -138,7 +138,5 @@ def _parts() -> dict[str, dict[str, object]]:
 def _entry(value: object) -> str:
     if not isinstance(value, dict):
         return json.dumps(value, separators=(",", ":"))
-    inner = ",\n".join(
-        f"      {json.dumps(key)}: {json.dumps(one, separators=(',', ':'))}" for key, one in value.items()
-    )
+    inner = ",\n".join(f"    {json.dumps(key)}:{json.dumps(one, separators=(',', ':'))}" for key, one in value.items())
     return f"{{\n{inner}\n    }}"
