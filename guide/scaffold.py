@@ -141,6 +141,6 @@ def _entry(value: object) -> str:
     if not isinstance(value, dict):
         return json.dumps(value, separators=(",", ":"))
     inner = ",\n".join(
-        f"      {json.dumps(key)}: {json.dumps(entry, separators=(',', ':'))}" for key, entry in value.items()
+        f"    {json.dumps(key)}:{json.dumps(entry, separators=(',', ':'))}" for key, entry in value.items()
     )
     return f"{{\n{inner}\n    }}"

@@ -83,10 +83,7 @@ def test_a_clean_run_is_exit_code_0_and_leaves_nothing(tmp_path: Path, capsys: p
         (("from labels", "from label"), "no such table: label"),
         (('/parcels"', '/parcels", method = "PUT"'), "`submit` was refused, without any fault: 501"),
         (("recovery =", "recvery ="), "line 25: `recvery` is not known in"),
-        (
-            ("jobs = 8", 'setup = "pyhton migrate.py"'),
-            r"cannot run pyhton: .* \(prove.toml, line 11\)",
-        ),
+        (("jobs = 8", 'setup = "pyhton migrate.py"'), r"cannot run pyhton: .* \(prove.toml, line 11\)"),
         (("jobs = 8", 'setup = "python -c 1/0"'), r"`setup` failed with 1 \(prove.toml, line 11\)(.|\n)*ZeroDivision"),
         (("POST /labels", "POST /lables"), "Calls that no route answers: POST /labels"),
     ],
