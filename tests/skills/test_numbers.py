@@ -54,7 +54,7 @@ FIGURE = re.compile(
 )
 NOT_PROSE = (
     r"<!-- sync:.*?<!-- /sync -->",
-    r"^\*\*(?:Get it|Promise\.|Measured)[^\n]*$",  # generated, on a pattern's page
+    r"^\*\*(?:Get it|Measured)[^\n]*$",  # generated, on a pattern's page
     r"^```.*?^```",
     r"^\*\*Prove it\.\*\*.*?\n\n",  # an experiment to make
     r"Show: [^\n]*",
