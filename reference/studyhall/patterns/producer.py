@@ -267,7 +267,9 @@ def _call(queue: Queue, job: Outgoing) -> Command:
     keys = [*(key[name] for name in _KEYS[kind]), key[""] + ident]
     about = msgpack.packb([key[""], ident, job.ref.name, round(time.time() * 1000), None, None, None, None, None])
     # Without the id: it is the job's key already, and what all jobs of a type share is read once by the worker.
-    options = msgpack.packb(queue.scripts.encodeOpts({"attempts": 0} | {name: opts[name] for name in opts if name != "jobId"}))
+    options = msgpack.packb(
+        queue.scripts.encodeOpts({"attempts": 0} | {name: opts[name] for name in opts if name != "jobId"})
+    )
     when = delay or opts["priority"]
     return "EVALSHA", _asking(queue, kind)[0], len(keys), *keys, about, job.text, options, when, ident
 
