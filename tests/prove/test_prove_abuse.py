@@ -60,13 +60,8 @@ DAEMON = "if os.fork():\n    os._exit(0)\nos.setsid()"
 
 
 def service(
-    folder: Path,
-    first: str = "",
-    work: str = "time.sleep(0.4)",
-    handler: str = "lambda *_: stopping.append(1)",
-    effect: str = "HGETALL done",
-    more: str = "",
-) -> list[str]:
+    folder, first="", work="time.sleep(0.4)", handler="lambda *_: stopping.append(1)", effect="HGETALL done", more=""
+):
     (folder / "submit.py").write_text(SUBMIT)
     (folder / "worker.py").write_text(WORKER.format(first=first, work=work, handler=handler))
     (folder / "prove.toml").write_text(FILE.format(effect=effect, more=more))

@@ -20,14 +20,14 @@ CardOf = Callable[..., Card]
 
 
 @pytest.fixture(autouse=True)
-def _patterns(monkeypatch: pytest.MonkeyPatch):
+def _patterns(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "reference"))
 
 
 @pytest.mark.parametrize(
     ("folder", "faults"), [(RELIABLE, ("kill-at-effect",)), (STUDYHALL, ("kill-at-effect", "lost", "redis-restart"))]
 )
-def test_our_own_keep_their_promises(folder: Path, faults: tuple[str, ...], card_of: CardOf):
+def test_our_own_keep_their_promises(folder, faults, card_of):
     """A worker with markers; StudyHall's orders: answers lost, the worker dead after the charge, Redis restarted."""
     card = card_of(load(folder / "prove.toml"), *faults)
     assert {row.verdict for row in card.rows} == {"held"}, as_text(card)
@@ -36,7 +36,7 @@ def test_our_own_keep_their_promises(folder: Path, faults: tuple[str, ...], card
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("folder", [RELIABLE, STUDYHALL])
-def test_our_own_keep_their_promises_under_every_fault(folder: Path, card_of: CardOf, monkeypatch: pytest.MonkeyPatch):
+def test_our_own_keep_their_promises_under_every_fault(folder, card_of, monkeypatch):
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "1")
     card = card_of(load(folder / "prove.toml"))
     assert not card.broken, as_text(card)
@@ -47,7 +47,7 @@ def test_our_own_keep_their_promises_under_every_fault(folder: Path, card_of: Ca
     ("how", "invariant"),
     [("pop", "lost"), ("cron", "duplicated"), ("outbox-less", "lost"), ("cache-guard", "lost"), ("thread", "lost")],
 )
-def test_naive_programs_are_caught(how: str, invariant: str, card_of: CardOf, monkeypatch: pytest.MonkeyPatch):
+def test_naive_programs_are_caught(how, invariant, card_of, monkeypatch):
     monkeypatch.setenv("HOW", how)
     card = card_of(load(SERVICES / "naive" / "prove.toml"), "kill-random", "twice", "redis-restart")
     assert invariant in {one.invariant for row in card.broken for one in row.broken}, as_text(card)
@@ -55,7 +55,7 @@ def test_naive_programs_are_caught(how: str, invariant: str, card_of: CardOf, mo
 
 @pytest.mark.full
 @pytest.mark.needs_node
-def test_the_quick_start_of_bullmq_for_node_is_caught(card_of: CardOf, node_home: Path, tmp_path: Path):
+def test_the_quick_start_of_bullmq_for_node_is_caught(card_of, node_home, tmp_path):
     folder = shutil.copytree(SERVICES / "bullmq_node", tmp_path / "service")
     (folder / "node_modules").symlink_to(node_home / "node_modules")
     card = card_of(load(folder / "prove.toml"), "lost", "term")
@@ -73,9 +73,7 @@ def test_the_quick_start_of_bullmq_for_node_is_caught(card_of: CardOf, node_home
         ("dramatiq", "dramatiq_tutorial", {"duplicated", "stuck"}),
     ],
 )
-def test_tutorial_apps_are_caught(
-    env: str, service: str, invariants: set[str], card_of: CardOf, monkeypatch: pytest.MonkeyPatch
-):
+def test_tutorial_apps_are_caught(env, service, invariants, card_of, monkeypatch):
     from bench.lab import NotInstalled, Peer
 
     try:

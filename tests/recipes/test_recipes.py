@@ -34,13 +34,13 @@ FIELDS = "order_number_of_the_customer: int, select: str, cents: int, share: flo
 every_recipe = pytest.mark.parametrize("recipe", recipes().values(), ids=lambda one: one.id)
 
 
-def start(recipe: Recipe, folder: Path, *options: str):
+def start(recipe, folder, *options):
     command = [sys.executable, ROOT / "bin" / "queuesmith", "start", recipe.id, *options]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def service_code(recipe: Recipe) -> dict[str, str]:
+def service_code(recipe):
     return {
         name: text
         for name, text in recipe.files.items()
@@ -123,7 +123,7 @@ def test_another_field_may_have_the_name_of_the_recipes_own_key(recipe: Recipe, 
 # ---- the command
 
 
-def test_start_alone_lists_the_recipes(capsys: pytest.CaptureFixture[str]):
+def test_start_alone_lists_the_recipes(capsys):
     assert cli.main(["start"]) == 0
     assert all(f"  {ident} " in capsys.readouterr().out for ident in list(recipes())[:1])
     assert cli.main(["start", "--json"]) == 0
@@ -143,14 +143,12 @@ def test_start_alone_lists_the_recipes(capsys: pytest.CaptureFixture[str]):
         "weight: float": "is the key: it is a str or an int",
     }.items(),
 )
-def test_fields_that_cannot_be_are_refused_with_what_to_write(fields: str, why: str):
+def test_fields_that_cannot_be_are_refused_with_what_to_write(fields, why):
     with pytest.raises(Refused, match=why):
         parse_fields(fields)
 
 
-def test_an_edited_file_is_never_overwritten_unasked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_an_edited_file_is_never_overwritten_unasked(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["start", "shared-queue", "--into", "."]
     assert cli.main([*words, "--dry-run"]) == 0
@@ -166,7 +164,7 @@ def test_an_edited_file_is_never_overwritten_unasked(
     assert "ReliableWorker" in (tmp_path / "worker.py").read_text()
 
 
-def test_an_unknown_recipe_names_those_there_are(capsys: pytest.CaptureFixture[str]):
+def test_an_unknown_recipe_names_those_there_are(capsys):
     assert cli.main(["start", "nothing"]) == 2
     assert "paid-call" in capsys.readouterr().err
     assert cli.main(["recipe", "paid-call"]) == 2
@@ -174,15 +172,13 @@ def test_an_unknown_recipe_names_those_there_are(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("option", ["--queue", "--fields"])
-def test_an_empty_option_is_refused_and_no_default_taken(option: str, capsys: pytest.CaptureFixture[str]):
+def test_an_empty_option_is_refused_and_no_default_taken(option, capsys):
     """A shell variable that was not set: the service would listen to a queue that nobody fills."""
     assert cli.main(["start", "paid-call", "--dry-run", option, ""]) == 2
     assert option in capsys.readouterr().err
 
 
-def test_start_says_what_the_key_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_start_says_what_the_key_is(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["start", "paid-call", "--dry-run", "--fields", "photo: str, width: int"]) == 0
     out = capsys.readouterr().out
@@ -192,9 +188,7 @@ def test_start_says_what_the_key_is(
     assert "pytest-asyncio" not in out
 
 
-def test_start_from_the_top_of_a_monorepo_says_where_its_commands_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_start_from_the_top_of_a_monorepo_says_where_its_commands_run(tmp_path, monkeypatch, capsys):
     (tmp_path / "services" / "photos").mkdir(parents=True)
     (tmp_path / "services" / "photos" / "pyproject.toml").touch()
     monkeypatch.chdir(tmp_path)
@@ -208,19 +202,19 @@ def test_start_from_the_top_of_a_monorepo_says_where_its_commands_run(
 
 
 @pytest.fixture
-def _own_python(monkeypatch: pytest.MonkeyPatch):
+def _own_python(monkeypatch):
     monkeypatch.delenv("REDIS_URL", raising=False)
     monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "0.15")
 
 
 @pytest.fixture
-def flat(recipe: Recipe, tmp_path: Path, _own_python: None) -> Path:
+def flat(recipe, tmp_path, _own_python):
     start(recipe, tmp_path, "--into", ".", "--queue", QUEUE, "--fields", FIELDS)
     return tmp_path
 
 
-def own_test(folder: Path, file: str = "test_service.py", **env: str) -> None:
+def own_test(folder, file="test_service.py", **env):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:valkey", "-p", "no:cacheprovider", file]
     # A group of its own: on a timeout its workers must not stay behind.
     test = subprocess.Popen(
@@ -249,7 +243,7 @@ def test_started_into_a_package_its_own_test_is_green(recipe: Recipe, tmp_path: 
     own_test(tmp_path, "tests/test_service.py", PYTHONPATH="src")
 
 
-def test_two_nightly_jobs_have_two_schedules(tmp_path: Path):
+def test_two_nightly_jobs_have_two_schedules(tmp_path):
     start(recipes()["nightly"], tmp_path, "--into", "app")
     start(recipes()["nightly"], tmp_path, "--into", "app/Weekly_mail", "--queue", QUEUE)
     both = "import app.worker, app.Weekly_mail.worker as two; print(app.worker.nightly.id, two.nightly.id)"
@@ -261,7 +255,7 @@ def test_two_nightly_jobs_have_two_schedules(tmp_path: Path):
 @pytest.mark.fault
 @pytest.mark.parametrize("into", [".", "app"])
 @pytest.mark.usefixtures("_own_python")
-def test_a_second_recipe_lives_beside_the_first_on_its_modules_and_its_database(into: str, tmp_path: Path):
+def test_a_second_recipe_lives_beside_the_first_on_its_modules_and_its_database(into, tmp_path):
     known, below = recipes(), f"{into}/mails".removeprefix("./")
     start(known["paid-call"], tmp_path, "--into", into)
     again = [sys.executable, ROOT / "bin" / "queuesmith", "start", "unkeyed-call", "--into", into]
@@ -317,7 +311,7 @@ def test_recipe_holds_under_every_quick_fault(recipe: Recipe, flat: Path, monkey
 @pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.usefixtures("_own_python")
-def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_calls_once(tmp_path: Path):
+def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_calls_once(tmp_path):
     start(recipes()["nightly"], tmp_path, "--into", ".")
     page = (ROOT / "skills/background-jobs/references/combine.md").read_text()
     (tmp_path / "outside.py").write_text(re.findall(r"```python [^\n]*\n(.*?)```", page, re.DOTALL)[0])
@@ -343,7 +337,7 @@ def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_call
     assert {row.verdict for row in card.rows} == {"held"}, as_text(card)
 
 
-def asked_although_one_is_refused(folder: Path) -> list[str]:
+def asked_although_one_is_refused(folder):
     asked: list[str] = []
 
     class Refusing(BaseHTTPRequestHandler):
@@ -375,7 +369,7 @@ def asked_although_one_is_refused(folder: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.usefixtures("_own_python")
-def test_a_webhook_that_nobody_can_read_is_seen_as_failed(tmp_path: Path):
+def test_a_webhook_that_nobody_can_read_is_seen_as_failed(tmp_path):
     start(recipes()["webhook"], tmp_path, "--into", ".", "--fields", "event: str")
     card = prove(load(tmp_path / "prove.toml"), Options(seed=3, only=("failing",)))
     shutil.rmtree(card.evidence, ignore_errors=True)

@@ -3,7 +3,6 @@
 import ast
 import functools
 import re
-from pathlib import Path
 
 import pytest
 
@@ -65,14 +64,14 @@ NOT_PROSE = (
 )
 
 
-def figures_in(path: Path) -> list[tuple[int, re.Match[str]]]:
+def figures_in(path):
     text = path.read_text()
     for what in NOT_PROSE:
         text = re.sub(what, lambda cut: "\n" * cut[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE)
     return [(number, match) for number, line in enumerate(text.splitlines(), 1) for match in FIGURE.finditer(line)]
 
 
-def is_setting(path: Path, figure: re.Match[str]) -> bool:
+def is_setting(path, figure):
     """A constant or default of the pattern's own modules, or a bound that one of its proofs asserts or is named by."""
     entry = patterns().get(path.stem)
     if entry is None or entry.page != path or not figure["unit"]:
@@ -88,7 +87,7 @@ def is_setting(path: Path, figure: re.Match[str]) -> bool:
 
 
 @functools.cache
-def settings(path: Path) -> set[float]:
+def settings(path):
     numbers: set[float] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
@@ -103,7 +102,7 @@ def settings(path: Path) -> set[float]:
 
 
 @functools.cache
-def bounds(path: Path) -> set[float]:
+def bounds(path):
     numbers: set[float] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Assert):
@@ -118,7 +117,7 @@ def bounds(path: Path) -> set[float]:
     return numbers
 
 
-def folded(node: ast.expr) -> float | None:
+def folded(node):
     """The value of a number, or of a product of numbers."""
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
@@ -133,7 +132,7 @@ def folded(node: ast.expr) -> float | None:
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_number_is_generated_or_a_setting_of_the_code(path: Path):
+def test_a_number_is_generated_or_a_setting_of_the_code(path):
     """ "4.5 KB", "over a second" and "over 100 KB" were written by hand, and were 2.5 KB, 775 ms and 64 KB."""
     given = GIVEN.get(str(path.relative_to(ROOT)), set())
     figures = figures_in(path)

@@ -25,7 +25,7 @@ def test_quote_is_the_source_with_its_real_lines():
 
 
 @pytest.mark.parametrize("args", [f"{ERRORS}#Nothing", f"{ERRORS}#[nowhere]"])
-def test_quote_of_what_is_not_there_stops_the_sync(args: str):
+def test_quote_of_what_is_not_there_stops_the_sync(args):
     with pytest.raises(SystemExit):
         quotes.quote(args)
 
@@ -39,7 +39,7 @@ def test_files_name_the_command_what_to_install_and_where_the_detail_is():
     assert "[in StudyHall](../../../reference/studyhall/bus.py)" in text
 
 
-def test_card_without_figures_says_where_they_would_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_card_without_figures_says_where_they_would_come_from(monkeypatch, tmp_path):
     monkeypatch.setattr(cards, "COMMITTED", tmp_path)
     pattern = dataclasses.replace(catalogue.find("retry"), summary="It holds.", proofs=("tests/a.py::test_a",))
     assert "It holds." in quotes.card(pattern)
@@ -62,9 +62,7 @@ def test_front_matter_is_yaml_as_everybody_else_reads_it():
         "title: x\nmodules: [retry.py]\nproofs:\nmodul: z\n": "unknown modul; known: modules",
     }.items(),
 )
-def test_an_entry_that_cannot_be_read_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, head: str, message: str
-):
+def test_an_entry_that_cannot_be_read_is_named(monkeypatch, tmp_path, head, message):
     page = tmp_path / "skills/async-flow/references/x.md"
     page.parent.mkdir(parents=True)
     page.write_text(f"---\n{head}---\n# X\n")

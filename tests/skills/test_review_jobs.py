@@ -19,7 +19,7 @@ sys.path.insert(0, str(SCRIPT.parent))
 import review_jobs  # noqa: E402
 
 
-def marked(folder: Path) -> set[tuple[str, int, str]]:
+def marked(folder):
     """(file, line, rule) of every `finds: rule, rule` or `fault: rule` comment."""
     return {
         (path.name, number, rule)
@@ -30,7 +30,7 @@ def marked(folder: Path) -> set[tuple[str, int, str]]:
     }
 
 
-def findings(*paths: Path) -> set[tuple[str, int, str]]:
+def findings(*paths):
     return {(Path(item.file).name, item.line, item.rule) for item in review_jobs.review(paths)}
 
 
@@ -86,7 +86,7 @@ def test_recipes_and_stacks_have_only_the_faults_they_show():
 
 
 @pytest.mark.parametrize("stack", ["asynq", "bullmq-ts", "celery"])
-def test_naive_twins_are_found_out(stack: str):
+def test_naive_twins_are_found_out(stack):
     assert review_jobs.review([ROOT / "reference" / "stacks" / stack / "naive"])
 
 
@@ -97,7 +97,7 @@ def test_rules_name_a_page_that_exists():
         assert rule.severity in review_jobs.SEVERITIES
 
 
-def test_finding_can_be_silenced_with_a_reason(tmp_path: Path):
+def test_finding_can_be_silenced_with_a_reason(tmp_path):
     silent = "# queuesmith: ignore[task-not-held] a test"
     code = f"import asyncio\n\n\nasync def f(work):\n    asyncio.create_task(work())  {silent}\n"
     (tmp_path / "a.py").write_text(code)
@@ -106,7 +106,7 @@ def test_finding_can_be_silenced_with_a_reason(tmp_path: Path):
     assert findings(tmp_path) == {("a.py", 5, "task-not-held")}
 
 
-def test_socket_timeout_is_no_finding_before_redis_py_8(tmp_path: Path):
+def test_socket_timeout_is_no_finding_before_redis_py_8(tmp_path):
     code = "import redis\n\nclient = redis.Redis.from_url(url)\nclient.xread({}, block=5000)\n"
     (tmp_path / "a.py").write_text(code)
     assert findings(tmp_path) == {("a.py", 3, "redis-default-timeout")}
@@ -124,7 +124,7 @@ def test_socket_timeout_is_no_finding_before_redis_py_8(tmp_path: Path):
         ("README.md", "bullmq 5", "repeat-option"),
     ],
 )
-def test_repeat_is_judged_by_the_version_of_bullmq(name: str, content: str, rule: str, tmp_path: Path):
+def test_repeat_is_judged_by_the_version_of_bullmq(name, content, rule, tmp_path):
     (tmp_path / ".git").mkdir()
     (tmp_path / name).write_text(content)
     (tmp_path / "src").mkdir()
@@ -135,7 +135,7 @@ def test_repeat_is_judged_by_the_version_of_bullmq(name: str, content: str, rule
     assert findings(tmp_path / "src") == {("a.ts", 2, rule)}
 
 
-def test_lock_file_says_more_than_the_range_beside_it(tmp_path: Path):
+def test_lock_file_says_more_than_the_range_beside_it(tmp_path):
     (tmp_path / "package.json").write_text('{"dependencies": {"bullmq": ">=5"}}')
     lock = {"packages": {"node_modules/bullmq": {"version": "6.7.0"}}}
     (tmp_path / "package-lock.json").write_text(json.dumps(lock))
@@ -143,7 +143,7 @@ def test_lock_file_says_more_than_the_range_beside_it(tmp_path: Path):
     assert read.versions == {"bullmq (TypeScript/JavaScript)": "6.7.0"}
 
 
-def test_defaults_of_a_queue_that_another_file_makes_count(tmp_path: Path):
+def test_defaults_of_a_queue_that_another_file_makes_count(tmp_path):
     """All thirteen findings of these rules in a public code base were wrong: its queues are made elsewhere."""
     made = "export const mailQueue = new Queue('mail', { connection, defaultJobOptions: JOB })"
     (tmp_path / "queues.ts").write_text(f"import {{ Queue }} from 'bullmq'\n{made}\n")
@@ -153,7 +153,7 @@ def test_defaults_of_a_queue_that_another_file_makes_count(tmp_path: Path):
     assert findings(tmp_path) == {("worker.ts", 2, "missing-attempts"), ("worker.ts", 2, "missing-retention")}
 
 
-def test_report_says_what_was_read_and_what_was_not(tmp_path: Path):
+def test_report_says_what_was_read_and_what_was_not(tmp_path):
     (tmp_path / "worker.py").write_text("from rq import Queue\nimport celery\n")
     (tmp_path / "main.go").write_text('import "github.com/hibiken/asynq"\n')
     (tmp_path / "broken.py").write_text("def broken(:\n")
@@ -170,36 +170,36 @@ def test_report_says_what_was_read_and_what_was_not(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["Job.java", "plain.py"])
-def test_no_findings_in_code_without_a_known_queue_is_no_comfort(name: str, tmp_path: Path):
+def test_no_findings_in_code_without_a_known_queue_is_no_comfort(name, tmp_path):
     (tmp_path / name).write_text("x = 1\n")
     shown = run(tmp_path).stdout
     assert re.search("nothing is known about this code|0 findings say nothing here", shown)
     assert json.loads(run(tmp_path, "--json").stdout)["read"]["warnings"]
 
 
-def test_scripts_folder_works_as_a_copy(tmp_path: Path):
+def test_scripts_folder_works_as_a_copy(tmp_path):
     shutil.copytree(SCRIPT.parent, tmp_path / "scripts")
     command = [sys.executable, "-I", tmp_path / "scripts" / SCRIPT.name, SAMPLES / "good"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("text", ["def broken(:\n", "\x00", "const a = `${", "queue.add('x', {", "'" * 3])
-def test_files_that_do_not_parse_are_passed_over(text: str, tmp_path: Path):
+def test_files_that_do_not_parse_are_passed_over(text, tmp_path):
     for name in ("a.py", "a.ts", "a.go"):
         (tmp_path / name).write_text(text)
     assert findings(tmp_path) == set()
 
 
-def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
+def run(*args):
     command = [sys.executable, "-I", SCRIPT, *args]  # isolated: the standard library has to be enough
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_large_file_takes_as_long_as_many_small_ones(tmp_path: Path):
+def test_a_large_file_takes_as_long_as_many_small_ones(tmp_path):
     """Each call looked through the whole file: of a generated client of a megabyte there was no end in ten minutes."""
     (tmp_path / "a.py").write_text("import requests\n" + "client.get(1, timeout=2)\n" * 1000)
 
-    def seconds(*paths: Path) -> float:
+    def seconds(*paths):
         began = time.process_time()
         review_jobs.review(paths)
         return time.process_time() - began
@@ -210,11 +210,11 @@ def test_a_large_file_takes_as_long_as_many_small_ones(tmp_path: Path):
     assert seconds(tmp_path / "b.py") < 24 * small
 
 
-def test_generated_code_is_nobodys_to_mend(tmp_path: Path):
+def test_generated_code_is_nobodys_to_mend(tmp_path):
     (tmp_path / "a.py").write_text("import asyncio\n\n\nasync def f(work):\n    asyncio.create_task(work())\n")
-    assert found(tmp_path)
+    assert findings(tmp_path)
     (tmp_path / "a.py").write_text("# Code generated by a tool. DO NOT EDIT.\n" + (tmp_path / "a.py").read_text())
-    assert found(tmp_path) == set()
+    assert findings(tmp_path) == set()
 
 
 def test_exit_codes_say_clean_findings_and_misuse():
@@ -224,7 +224,7 @@ def test_exit_codes_say_clean_findings_and_misuse():
     assert run("--fail-on", "sometimes").returncode == 2
 
 
-def test_severity_decides_what_fails(tmp_path: Path):
+def test_severity_decides_what_fails(tmp_path):
     (tmp_path / "a.ts").write_text("const x = await job.waitUntilFinished(events)\n")
     assert run(tmp_path).returncode == 0
     assert run(tmp_path, "--fail-on", "medium").returncode == 1
@@ -239,7 +239,7 @@ def test_json_has_all_that_a_report_needs():
     assert order == sorted(order), "the worst first"
 
 
-def test_tests_are_left_out_unless_asked_for(tmp_path: Path):
+def test_tests_are_left_out_unless_asked_for(tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").write_text("import asyncio\n\n\nasync def f(w):\n    asyncio.create_task(w())\n")
     assert run(tmp_path).returncode == 0

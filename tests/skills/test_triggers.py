@@ -36,33 +36,33 @@ EMPTY = frozenset(
 )
 
 
-def stem(word: str) -> str:
+def stem(word):
     for suffix in SUFFIXES:
         if word.endswith(suffix) and len(word) - len(suffix) >= 3:
             return word[: -len(suffix)]
     return word
 
 
-def words(text: str) -> set[str]:
+def words(text):
     plain = text.lower().replace("e-mail", "email").replace("'s", "").replace("server-sent", "server sent")
     return {stem(word) for word in re.findall(r"[a-z]+|\d+", plain) if word not in EMPTY}
 
 
 @cache
-def occurrences() -> tuple[Counter[str], int]:
+def occurrences():
     """In how many sentences of the pages each stem stands, and how many sentences there are."""
     texts = [path.read_text() for path in (ROOT / "skills").rglob("*.md")]
     sentences = [part for text in texts for part in re.split(r"[.\n|:;]\s", text) if len(part) > 20]
     return Counter(word for sentence in sentences for word in words(sentence)), len(sentences)
 
 
-def weight(word: str) -> float:
+def weight(word):
     seen, sentences = occurrences()
     return min(MOST, math.log(1 + sentences / (1 + seen[word])))
 
 
 @cache
-def described(skill: str) -> tuple[set[str], set[str]]:
+def described(skill):
     """Words that call it, words it is not for."""
     text = quotes.description((ROOT / "skills" / skill / "SKILL.md").read_text())
     calls, _, not_for = text.partition(" Not for ")
@@ -70,7 +70,7 @@ def described(skill: str) -> tuple[set[str], set[str]]:
     return called, words(not_for) - called
 
 
-def scores(request: str) -> dict[str, float]:
+def scores(request):
     asked = words(request)
     whole = sum(map(weight, asked)) or 1.0
     covered = {}
@@ -81,19 +81,19 @@ def scores(request: str) -> dict[str, float]:
     return covered
 
 
-def called(request: str) -> str:
+def called(request):
     covered = scores(request)
     best = max(covered, key=lambda skill: covered[skill])
     return best if covered[best] >= ENOUGH else "none"
 
 
-def table(name: str) -> list[tuple[str, str]]:
+def table(name):
     read = tomllib.loads((HERE / name).read_text())
     return [(wanted, request) for wanted, requests in read.items() for request in requests]
 
 
 @pytest.mark.parametrize(("name", "share"), [("triggers.toml", 0.95), ("triggers-unseen.toml", 0.75)])
-def test_requests_call_their_skill(name: str, share: float, capsys: pytest.CaptureFixture[str]):
+def test_requests_call_their_skill(name, share, capsys):
     """The judge knows words, not meaning: what it leaves uncalled a model may well call. It must not get worse."""
     requests = table(name)
     wrong = [(wanted, called(request), request) for wanted, request in requests if called(request) != wanted]

@@ -57,7 +57,7 @@ async def test_retry_later_spends_an_attempt_only_when_told(redis_url):
 async def test_a_job_tells_which_worker_has_it_whichever_way_it_was_taken(redis_url):
     holders: list[Any] = []
 
-    async def later(job: Any, token: str):
+    async def later(job, token):
         holders.append(await job.queue.client.hget(f"bull:q:{job.id}", "pb"))
         if len(holders) == 1:
             raise RetryLater(0.01, reason="the next one comes with this answer")

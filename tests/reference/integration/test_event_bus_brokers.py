@@ -5,7 +5,6 @@ import logging
 import random
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aio_pika
 import pytest
@@ -16,14 +15,12 @@ from redis.asyncio import Redis
 from harness.buses import consuming, events, open_bus
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.event import Event
-from studyhall.patterns.event_bus import EventBus
 from studyhall.patterns.event_bus.rabbitmq import NoSubscriber, RabbitBus
 from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
 
 
 @pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
+async def redis(redis_url):
     client = producer_client(redis_url)
     yield client
     await client.aclose()
@@ -33,7 +30,7 @@ async def test_redis_trims_only_what_the_slowest_group_has_finished(redis):
     bus = RedisStreamsBus(redis, retain=0)
     seen: list[str] = []
 
-    async def keep(event: Event):
+    async def keep(event):
         seen.append(event.id)
 
     await bus.publish(events(10))
@@ -62,11 +59,11 @@ async def test_redis_reports_what_somebody_else_trimmed_away_unread(redis, caplo
     done: set[str] = set()
     gate = asyncio.Event()
 
-    async def held(event: Event):
+    async def held(event):
         await gate.wait()
         done.add(event.id)
 
-    def reported() -> int:
+    def reported():
         return sum(int(str(r.args[0])) for r in caplog.records if r.args and "trimmed before" in r.msg)
 
     await bus.subscribe("mail", ["order"])
@@ -93,7 +90,7 @@ async def test_redis_reports_what_was_trimmed_away_from_a_dead_member(redis):
     await redis.xtrim("events:order:0", maxlen=15, approximate=False)
     done: set[str] = set()
 
-    async def keep(event: Event):
+    async def keep(event):
         done.add(event.id)
 
     async with consuming(bus, "mail", keep):
@@ -101,11 +98,11 @@ async def test_redis_reports_what_was_trimmed_away_from_a_dead_member(redis):
     assert (len(done), bus.trimmed) == (15, 15)
 
 
-async def _pending(redis: Redis) -> bool:
+async def _pending(redis):
     return bool((await redis.xpending("events:order:0", "mail"))["pending"])
 
 
-async def _none_left(bus: EventBus) -> bool:
+async def _none_left(bus):
     return await bus.lag("mail") == 0
 
 
@@ -113,7 +110,7 @@ async def test_redis_consumer_goes_on_after_all_data_is_lost(redis):
     bus = RedisStreamsBus(redis)
     seen: Counter[str] = Counter()
 
-    async def keep(event: Event):
+    async def keep(event):
         seen[event.id] += 1
 
     async with consuming(bus, "mail", keep):
@@ -130,7 +127,7 @@ async def test_redis_consumers_end_whenever_they_are_told_to(redis, seed):
     """One stop in ten or so hung forever: a cancel that met the end of a Redis call was swallowed."""
     bus, moments = RedisStreamsBus(redis), random.Random(seed)
 
-    async def started_and_stopped(group: str):
+    async def started_and_stopped(group):
         await bus.subscribe(group, ["order"])
         async with consuming(bus, group, _ignore):  # fails when it takes longer than a minute
             await asyncio.sleep(moments.random() * 0.2)
@@ -139,14 +136,14 @@ async def test_redis_consumers_end_whenever_they_are_told_to(redis, seed):
     await asyncio.gather(*(started_and_stopped(f"g{n}") for n in range(40)))
 
 
-async def _ignore(_: Event): ...
+async def _ignore(_): ...
 
 
 async def test_redis_body_that_is_no_text_does_not_harm_its_batch(redis):
     bus = RedisStreamsBus(redis)
     seen: list[str] = []
 
-    async def keep(event: Event):
+    async def keep(event):
         seen.append(event.id)
 
     good = events(6)
@@ -155,7 +152,7 @@ async def test_redis_body_that_is_no_text_does_not_harm_its_batch(redis):
     await redis.xadd("events:order:0", {"nothing": "we know"})
     await bus.publish(good[3:])
 
-    async def both() -> bool:
+    async def both():
         return len(await bus.quarantined("mail")) == 2
 
     async with consuming(bus, "mail", keep):
@@ -171,7 +168,7 @@ async def test_redis_idle_reader_stays_below_the_socket_timeout(redis_url, caplo
     bus = RedisStreamsBus(client)
     seen: list[float] = []
 
-    async def keep(event: Event):
+    async def keep(event):
         seen.append(asyncio.get_running_loop().time())
 
     async with consuming(bus, "mail", keep):
@@ -193,7 +190,7 @@ async def test_redis_entries_whose_reply_was_lost_come_first_under_the_same_name
     await bus.publish(batch[2:])
     seen: list[str] = []
 
-    async def keep(event: Event):
+    async def keep(event):
         seen.append(event.id)
 
     async with consuming(bus, "mail", keep, concurrency=1):
@@ -211,7 +208,7 @@ async def test_slow_handler_of_a_living_member_is_not_duplicated(kind, server, r
     calls: list[str] = []
     done: list[str] = []
 
-    async def slow(event: Event):
+    async def slow(event):
         calls.append(event.id)
         await asyncio.sleep(4.5)
         done.append(event.id)
@@ -256,7 +253,7 @@ async def test_rabbitmq_itself_dead_letters_what_is_returned_too_often(rabbitmq_
             await asyncio.sleep(0.2)
     assert returned == 3
 
-    async def parked() -> bool:
+    async def parked():
         return bool(await bus.quarantined("mail"))
 
     await until(parked, what="the event in quarantine", every=0.2)
@@ -281,8 +278,8 @@ async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(k
     side_by_side: list[str] = []
     started: dict[str, int] = {"first": 0, "second": 0}
 
-    def handler(name: str) -> Callable[[Event], Awaitable[None]]:
-        async def slow(event: Event):
+    def handler(name):
+        async def slow(event):
             runs[event.id] += 1
             inside[event.id] += 1
             side_by_side.extend([event.id] * (inside[event.id] > 1))
@@ -292,15 +289,15 @@ async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(k
 
         return slow
 
-    async def state() -> ConsumerGroupState:
+    async def state():
         (asked,) = admin.describe_consumer_groups([f"{prefix}.mail"]).values()
         group = await asyncio.to_thread(asked.result, 20)
         return group.state
 
-    async def rebalancing() -> bool:
+    async def rebalancing():
         return await state() != ConsumerGroupState.STABLE
 
-    async def publish(count: int):
+    async def publish(count):
         batch = events(count)
         sent.update(event.id for event in batch)
         assert set(await first.publish(batch)) == {None}

@@ -43,7 +43,7 @@ async def of(redis, store, queue="q"):
 
 
 async def test_jobs_that_lose_their_worker_are_counted_longer_than_a_process_lives(redis_url, redis, store):
-    async def work(_job: Any, _token: str):
+    async def work(_job, _token):
         pass
 
     for number in (1, 2):

@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,7 +10,6 @@ import pytest
 from sqlalchemy import text
 
 from harness.ports import free_port
-from harness.postgres import PostgresServer
 from harness.processes import start_tied
 from harness.waiting import until
 from studyhall.patterns.core.event import Event
@@ -29,7 +27,7 @@ COUNT = 40
 
 
 @pytest.fixture
-def pooled(postgres_server: PostgresServer, postgres_url: str) -> Iterator[str]:
+def pooled(postgres_server, postgres_url):
     if PROGRAM is None:
         pytest.skip("pgbouncer is missing; to run this test: install your system's package of that name")
     port, home = free_port(), postgres_server.directory  # which belongs to a user that may run servers
@@ -52,7 +50,7 @@ def pooled(postgres_server: PostgresServer, postgres_url: str) -> Iterator[str]:
     process.wait(30)
 
 
-async def opened(url: str) -> object:
+async def opened(url):
     try:
         return open_store(url)
     except StoreUnavailable:  # it starts
@@ -95,7 +93,7 @@ async def test_events_and_sagas_go_through_a_pooler_of_transactions(pooled, post
                 await runners[0].start(tx, "s", f"s{number}", {})
         await until(lambda: len(published) >= 2 * COUNT, 90, lambda: f"{len(published)} events")
 
-        async def ended() -> bool:
+        async def ended():
             return len(await saga_store.list_sagas(direct, state="completed")) == COUNT
 
         await until(ended, 60, "every saga", every=0.2)

@@ -153,7 +153,7 @@ sentry_sdk.flush(20)
 async def test_the_example_for_an_error_tracker_works_with_sentrys_own_library(tmp_path):
     taken = list[bytes]()
 
-    async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+    async def receive(reader, writer):
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         body = await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r")[0]))
         taken.append(gzip.decompress(body) if "content-encoding: gzip" in head else body)
@@ -161,7 +161,7 @@ async def test_the_example_for_an_error_tracker_works_with_sentrys_own_library(t
         await writer.drain()
         writer.close()
 
-    async def run(*command: object):
+    async def run(*command):
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
         process = await asyncio.create_subprocess_exec(*map(str, command), env=env)
         assert await asyncio.wait_for(process.wait(), 120) == 0
