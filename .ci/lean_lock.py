@@ -33,8 +33,8 @@ def main() -> None:
     # What the second file does not name is dropped too: wheels for Pythons before ours.
     left = [line for line in lines if "--hash=" not in line or line.strip(" \\").rpartition(":")[2] in wanted_hashes]
     text = "\n".join(left) + "\n"
-    # The last hash of a package has no backslash.
-    text = re.sub(r" \\\n(?! )", "\n", text)
+    # A line for each package: no backslashes and no indentation.
+    text = re.sub(r" \\\n *", lambda found: " " if found[0].endswith(" ") else "\n", text)
     lock.write_text(text)
 
 

@@ -56,11 +56,11 @@ class Ratio:
         return f"{self.median:.2f} ×" if self.stable else UNSTABLE
 
 
-def ratio(one: Sequence[float], other: Sequence[float]) -> Ratio | None:
+def ratio(ours: Sequence[float], other: Sequence[float]) -> Ratio | None:
     """None when a round of one of them is missing or zero."""
-    if not one or len(one) != len(other) or not all(other):
+    if not ours or len(ours) != len(other) or not all(other):
         return None
-    return Ratio(tuple(a / b for a, b in zip(one, other, strict=True)))
+    return Ratio(tuple(a / b for a, b in zip(ours, other, strict=True)))
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -175,8 +175,8 @@ class Peer:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NotInstalled(f"{self.title}: {error}") from None
         if done.returncode:
-            said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            raise NotInstalled(f"{self.title}: {' '.join(argv[:3])}: {said[-1] if said else done.returncode}")
+            output = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            raise NotInstalled(f"{self.title}: {' '.join(argv[:3])}: {output[-1] if output else done.returncode}")
 
 
 def processes_of(pid: int) -> list[int]:

@@ -24,7 +24,8 @@ PICTURES: dict[str, tuple[str, Sequence[str], bool]] = {
     ),
 }
 LEFT, WIDTH, BAR, GAP = 210, 720, 11, 9
-STYLE = (  # the guide overrides the colour of the letters with its own
+# The guide overrides the colour of the letters with its own.
+STYLE = (
     ".qb{color:#333}.qb text{font:12px system-ui,sans-serif;fill:currentColor}.qb .t{font-weight:600;font-size:14px}"
     ".qb .a{fill:#8592a3}.qb .b{fill:#bcc5cf}.qb .o.a{fill:#2563eb}.qb .o.b{fill:#86a9f3}"
     "@media(prefers-color-scheme:dark){.qb{color:#ddd}}"

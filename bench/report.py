@@ -74,8 +74,8 @@ def table(results: Results, name: str, section: dict[str, Any]) -> str:
         for key, column in shown.items():
             line.append(cell(figures.get(key)))
             if column.ratio:
-                found = compare(results, name, key, row, BASE)
-                line.append("1" if row == BASE else str(found) if found else "–")
+                ratio = compare(results, name, key, row, BASE)
+                line.append("1" if row == BASE else str(ratio) if ratio else "–")
             if (name, key) in SHARES and (most := limit(results, SHARES[name, key])):
                 rate = median(results, name, row, key)
                 line.append(f"{rate / most:.0%}" if rate else "–")
@@ -91,8 +91,8 @@ def cell(figure: list[float] | str | None) -> str:
     """Median ± spread of the rounds, or the words that stand for them."""
     if not isinstance(figure, list):
         return figure or "–"
-    found = Summary(tuple(figure))
-    return number(found.median) + (f" ± {number(found.spread)}" if found.spread else "")
+    summary = Summary(tuple(figure))
+    return number(summary.median) + (f" ± {number(summary.spread)}" if summary.spread else "")
 
 
 def _title(results: Results, row: str) -> str:

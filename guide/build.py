@@ -72,7 +72,7 @@ def config(texts: dict[str, str]) -> dict[str, Any]:
         # no repo_url: the theme would ask that host for its stars from every page
         "theme": {"font": False, "language": "en", "features": FEATURES, "palette": palette},
         "extra_css": ["assets/guide.css"],
-        "extra_javascript": [f"assets/{name}.js" for name in ("guide", "timeline", "calculate", "calculators")],
+        "extra_javascript": [f"assets/{name}.js" for name in ("timeline", "guide", "calculate", "calculators")],
         "markdown_extensions": EXTENSIONS,
         "nav": nav,
     }

@@ -89,7 +89,7 @@ def card(pattern: Pattern, *, brief: bool = False) -> str:
         return box(measured(pattern.id), promise)
     entries = {name: entry for name, entry in measured(pattern.id, (COMMITTED,)).items() if entry["mode"] == "full"}
     if not entries:
-        return f"{promise}\n\n**Measured** by `{pattern.proof_files[0]}`, run `make faults`."
+        return f"{promise}\n\n**Measured** by its proof: `make faults`."
     return f"{promise}\n\n**Measured.** {' '.join(sentences(pattern.id, entries)[:BRIEF])}"
 
 
@@ -107,10 +107,10 @@ def box(entries: Measured, promise: str = "") -> str:
 
 def _by_pattern(entries: Measured) -> list[tuple[str, Measured]]:
     """An anti-pattern's experiment may have written figures for several patterns."""
-    found: dict[str, Measured] = {}
+    grouped: dict[str, Measured] = {}
     for name, entry in entries.items():
-        found.setdefault(entry["pattern"], {})[name] = entry
-    return list(found.items())
+        grouped.setdefault(entry["pattern"], {})[name] = entry
+    return list(grouped.items())
 
 
 @functools.cache
@@ -152,8 +152,8 @@ def filled(pattern: str, name: str, figures: dict[str, Any]) -> str:
         text = templates()[pattern][name].format_map({key: _shown(value) for key, value in figures.items()})
     except KeyError:
         return ""
-    for found, words in SAID:
-        text = found.sub(words, text)
+    for wording, words in SAID:
+        text = wording.sub(words, text)
     return text
 
 
@@ -213,13 +213,13 @@ def bench(path: str) -> str:
 
 def benchmark() -> str:
     """The report of the last benchmark, its pictures drawn into the page."""
-    found = results()
-    if not found:
+    run_of_bench = results()
+    if not run_of_bench:
         return f"The benchmark: {UNMEASURED}; `make bench-full` writes it."
-    text = report.markdown(found, {name: f"{name}.svg" for name in plots.pictures(found)})
-    for name, svg in plots.pictures(found).items():
+    text = report.markdown(run_of_bench, {name: f"{name}.svg" for name in plots.pictures(run_of_bench)})
+    for name, svg in plots.pictures(run_of_bench).items():
         picture = f'<div class="qs-plot">{svg.strip()}</div>'
-        title = found["sections"][name]["title"]
+        title = run_of_bench["sections"][name]["title"]
         text = text.replace(f"![{title}]({name}.svg)", picture)
     return text.partition("\n\n")[2].strip()  # the page has its own title
 

@@ -68,19 +68,19 @@ def chart(title: str, bars: Iterable[Bar]) -> str:
 
 def damage(results: dict[str, Any]) -> str:
     """What the same kills cost each peer."""
-    found = []
+    bars = []
     for row, title in _peers(results, "kills"):
         values = {key: read.median(results, "kills", row, key) or 0 for key in DAMAGE}
         words = ", ".join(f"{number(value)} {key}" for key, value in values.items() if value)
-        found.append(Bar(title, words or "nothing", list(values.items()), row in OURS))
+        bars.append(Bar(title, words or "nothing", list(values.items()), row in OURS))
     kills = max((read.median(results, "kills", row, "kills") or 0 for row, _ in _peers(results, "kills")), default=0)
     title = f"Jobs lost, stuck or duplicated by the same {number(kills)} kills"
-    return chart(title, sorted(found, key=lambda bar: sum(value for _, value in bar.parts)))
+    return chart(title, sorted(bars, key=lambda bar: sum(value for _, value in bar.parts)))
 
 
 def recovery(results: dict[str, Any], settings: str = "default") -> str:
     """How long a killed worker's job waits before it runs again."""
-    found = []
+    bars = []
     for row, title in _peers(results, "recovery"):
         seconds = read.median(results, "recovery", row, settings)
         words = read.figure(results, "recovery", row, settings)
@@ -88,19 +88,19 @@ def recovery(results: dict[str, Any], settings: str = "default") -> str:
             continue
         unit = " s" if seconds is not None or str(words).startswith(">") else ""
         shown = number(seconds) if seconds is not None else str(words)
-        found.append(Bar(title, shown + unit, [("wait", seconds or 0)], row in OURS, seconds is None))
+        bars.append(Bar(title, shown + unit, [("wait", seconds or 0)], row in OURS, seconds is None))
     words = "default settings" if settings == "default" else "tuned"
-    order = sorted(found, key=lambda bar: (bar.endless, bar.words == "never", sum(value for _, value in bar.parts)))
+    order = sorted(bars, key=lambda bar: (bar.endless, bar.words == "never", sum(value for _, value in bar.parts)))
     return chart(f"A killed worker's job runs again after, {words}", order)
 
 
 def throughput(results: dict[str, Any]) -> str:
-    found = []
+    bars = []
     for row, title in _peers(results, "throughput"):
         rate = read.median(results, "throughput", row, "noop")
         if rate is not None:
-            found.append(Bar(title, f"{number(rate)} jobs/s", [("rate", rate)], row in OURS))
-    return chart("No-op jobs per second, one process", sorted(found, key=lambda bar: -bar.parts[0][1]))
+            bars.append(Bar(title, f"{number(rate)} jobs/s", [("rate", rate)], row in OURS))
+    return chart("No-op jobs per second, one process", sorted(bars, key=lambda bar: -bar.parts[0][1]))
 
 
 def _peers(results: dict[str, Any], section: str) -> list[tuple[str, str]]:
@@ -122,7 +122,7 @@ def table(results: dict[str, Any], only: str = "", rounds: int = 1) -> str:
 
 
 def median_of(results: dict[str, Any], section: str, row: str, key: str, unit: str = "") -> str:
-    found = read.figure(results, section, row, key)
-    if not isinstance(found, list):
-        return f"{found}{unit}" if found and found.startswith(">") else found or "–"
-    return f"{number(round(statistics.median(found), 1))}{unit}"
+    value = read.figure(results, section, row, key)
+    if not isinstance(value, list):
+        return f"{value}{unit}" if value and value.startswith(">") else value or "–"
+    return f"{number(round(statistics.median(value), 1))}{unit}"

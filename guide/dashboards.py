@@ -62,7 +62,7 @@ _RULES = [
     ("SagaStuck", "sagas_stuck > 0", "1m", "A saga waits for a person: saga list --state needs_repair."),
     (
         "WorkersDie",
-        "sum by (queue) (increase(job_stalls_total[10m])) > 10",
+        "max by (queue) (increase(queue_stalls[10m])) > 10",
         "1m",
         "Jobs of {{ $labels.queue }} lose their worker again and again.",
     ),
@@ -84,7 +84,7 @@ def alerts() -> str:
         "    rules:",
     ]
     for name, condition, lasting, advice in _RULES:
-        expr = re.sub(r"limit\(([\w.]+)\)", lambda found: f"{_limit(found[1]):g}", condition)
+        expr = re.sub(r"limit\(([\w.]+)\)", lambda match: f"{_limit(match[1]):g}", condition)
         if unknown := set(re.findall(r"[a-z]+(?:_[a-z]+)+", expr)) - known():
             raise SystemExit(f"alert {name}: no code has {', '.join(sorted(unknown))}")
         lines += [

@@ -68,7 +68,6 @@ async def test_NAME_keeps_its_promise_where_the_naive_version_does_not(figures: 
 
 PAGE = """---
 title: TITLE
-summary: "@@: the promise in one sentence, as the card shows it."
 modules: [NAME_.py]
 proofs:
   PROOF:
@@ -78,14 +77,14 @@ proofs:
 
 @@: what goes wrong without it, with the evidence.
 
-<!-- sync:files -->
-<!-- /sync -->
+**Get it**
 
-<!-- sync:quote MODULE#NAME_ -->
-<!-- /sync -->
+```python MODULE#NAME_
+```
 
-<!-- sync:card -->
-<!-- /sync -->
+**Promise.** @@: in one sentence, as the card shows it.
+
+**Measured**
 
 **Not for** @@: where something simpler is right.
 
@@ -125,7 +124,7 @@ def lay_out(ident: str, skill: str) -> list[Path]:
         "NAME_": name,
         "ID": ident,
         "TITLE": ident.replace("-", " ").capitalize(),
-        "PROOF": proof,
+        "PROOF": proof.removeprefix("tests/reference/"),
         "MODULE": module,
     }
 

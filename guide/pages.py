@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from guide import cards, mermaid, prove_cards, sources, timelines
+from guide import cards, mermaid, prove_cards, quotes, sources, timelines
 from queuesmith import catalogue
 from queuesmith.catalogue import ROOT, SKILLS, Pattern, patterns, without_front_matter
 from queuesmith.recipes import recipes
@@ -38,7 +38,7 @@ HEADING = re.compile(r"^##+ (?P<text>[^{\n]+)$", re.MULTILINE)
 LIMITS = re.compile(r"\bnot\s+hold\b", re.IGNORECASE)
 FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 QUOTED = re.compile(r"^Lines (?P<spans>[\d–, ]+) of `patterns/(?P<file>[\w/]+\.py)`:$", re.MULTILINE)
-REGION = r"<!-- sync:{name}[^\n]*-->\n(?P<text>.*?)<!-- /sync -->\n?"
+QUOTING = re.compile(r"^(```\w+) [^\n]+$", re.MULTILINE)
 DIRECTIVE = re.compile(r"\{\{ (?P<name>[\w-]+)(?: (?P<args>[^}]+?))? \}\}")
 
 
@@ -55,7 +55,7 @@ def antipatterns() -> dict[str, dict[str, Any]]:
 
 def all_pages() -> dict[str, str]:
     """Address -> markdown of every page of the guide."""
-    result = {f"patterns/{ident}": pattern_page(one) for ident, one in sorted(patterns().items())}
+    result = {f"patterns/{ident}": pattern_page(pattern) for ident, pattern in sorted(patterns().items())}
     for name, address in READING.items():
         skill, stem = name.split("/")
         path = ROOT / "skills" / skill / "references" / f"{stem}.md"
@@ -78,9 +78,8 @@ def all_pages() -> dict[str, str]:
 
 def from_file(path: Path) -> str:
     """A markdown file as a page: no front matter, no sync marks, links that lead somewhere in the guide."""
-    text = without_front_matter(path.read_text())
-    text = re.sub(r"<!-- /?sync.*?-->\n?", "", text)
-    text = QUOTED.sub(_quote_links, text)
+    text = re.sub(r"<!-- /?sync.*?-->\n?", "", without_front_matter(path.read_text()))
+    text = QUOTED.sub(_quote_links, QUOTING.sub(r"\1", text))
     text = "".join(
         part if part.startswith("```") else HEADING.sub(_with_anchor, LINK.sub(lambda match: _link(match, path), part))
         for part in FENCED.split(text)
@@ -138,15 +137,15 @@ def address_of(path: Path) -> str | None:
 
 
 def pattern_page(pattern: Pattern) -> str:
-    text = from_file_with_regions(pattern.page)
+    text = from_file(pattern.page)
     text, _ = _cut(text, r"\A\s*# (?P<text>.+)\n")
-    text, _ = _cut(text, REGION.format(name="card"))
-    text, files = _cut(text, REGION.format(name="files"))
+    text, _ = _cut(text, quotes.CARD.pattern)
+    text, files = _cut(text, quotes.FILES.pattern)
     text, not_for = _cut(text, r"^(?P<text>\*\*Not for\*\*.*?)(?:\n\n|\Z)")
     text, traps = _cut(text, r"^\*\*Traps\*\*\n(?P<text>.*?)(?=^## |\Z)")
     text, prove = _cut(text, r"^\*\*Prove it\.\*\* (?P<text>.*?)(?:\n\n|\Z)")
-    text, stacks = _cut(text, r"^(?:## |\*\*)(?:The same in )?[Oo]ther stacks\S*\n(?P<text>.*?)(?=^## |\Z)")
-    lead, code = _split_lead(re.sub(r"<!-- /?sync.*?-->\n?", "", text))
+    text, stacks = _cut(text, r"^(?:## |\*\*)(?:The same in )?[Oo]ther stacks[^\n]*\n(?P<text>.*?)(?=^## |\Z)")
+    lead, code = _split_lead(text)
     diagram = mermaid.drawn(pattern.id, f"{pattern.title}: what goes wrong without it")
     kind = f'<a href="page:skills/{pattern.skill}">{SKILLS[pattern.skill]}</a>'
     parts = [
@@ -163,7 +162,7 @@ def pattern_page(pattern: Pattern) -> str:
         "## The code",
         _modules(pattern),
         code,
-        re.sub(r"<!--.*?-->", "", files),
+        files,
         "## The proof",
         "\n".join(f"- {sources.proof_link(proof)}{{ .qs-proof }}" for proof in pattern.proofs),
         prove,
@@ -177,20 +176,9 @@ def pattern_page(pattern: Pattern) -> str:
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
 
-def from_file_with_regions(path: Path) -> str:
-    """As `from_file`, but with the marks of the regions that a pattern page takes out."""
-    marked = re.sub(r"<!-- (/?sync.*?) -->", r"@@\1@@", without_front_matter(path.read_text()))
-    text = QUOTED.sub(_quote_links, marked)
-    text = "".join(
-        part if part.startswith("```") else LINK.sub(lambda match: _link(match, path), part)
-        for part in FENCED.split(text)
-    )
-    return re.sub(r"@@(/?sync.*?)@@", r"<!-- \1 -->", mermaid.fences(text, path.stem))
-
-
 def _cut(text: str, pattern: str) -> tuple[str, str]:
     """The text without the first match, and its group `text`."""
-    match = re.search(pattern, text, re.DOTALL | re.MULTILINE) if ".*?" in pattern else re.search(pattern, text)
+    match = re.search(pattern, text, (re.DOTALL if ".*?" in pattern else re.NOFLAG) | re.MULTILINE)
     if match is None:
         return text, ""
     return text[: match.start()] + text[match.end() :], match["text"]
@@ -225,30 +213,32 @@ def _modules(pattern: Pattern) -> str:
 
 
 def _related(ident: str) -> str:
-    found = sorted(_neighbours().get(ident, set()) - {ident})
+    near = sorted(_neighbours().get(ident, set()) - {ident})
     groups = [group for group in settings()["group"] if ident in group["patterns"]]
     mates = [name for group in groups for name in group["patterns"] if name != ident]
-    lines = [f"- {pattern_link(name)}" for name in list(dict.fromkeys([*mates, *found]))[:MOST_RELATED]]
+    lines = [f"- {pattern_link(name)}" for name in list(dict.fromkeys([*mates, *near]))[:MOST_RELATED]]
     wrong = [row for row in antipatterns().values() if row["pattern"] == ident]
     lines += [f"- Mistake: [{row['title']}](page:antipatterns/{row['id']})" for row in wrong]
     return "\n".join(lines) or "- [All patterns](page:patterns)"
 
 
 def pattern_link(ident: str) -> str:
-    one = patterns()[ident]
-    return f"[{one.title}](page:patterns/{ident}): {one.summary}"
+    pattern = patterns()[ident]
+    return f"[{pattern.title}](page:patterns/{ident}): {pattern.summary}"
 
 
 @functools.cache
 def _neighbours() -> dict[str, set[str]]:
     """Patterns that link to each other in their pages, or whose modules import each other."""
-    owner = {name: one.id for one in patterns().values() for name in one.own if not name.startswith("core/")}
+    owner = {
+        name: pattern.id for pattern in patterns().values() for name in pattern.own if not name.startswith("core/")
+    }
     result: dict[str, set[str]] = {}
 
-    def join(one: str, other: str) -> None:
-        if one != other and other in patterns():
-            result.setdefault(one, set()).add(other)
-            result.setdefault(other, set()).add(one)
+    def join(left: str, right: str) -> None:
+        if left != right and right in patterns():
+            result.setdefault(left, set()).add(right)
+            result.setdefault(right, set()).add(left)
 
     for ident, pattern in patterns().items():
         for match in LINK.finditer(pattern.page.read_text()):
@@ -380,13 +370,13 @@ def errors() -> str:
     """Every error that the modules raise, with its docstring, which is its message, and the pattern to read."""
     owner = {name: pattern for pattern in patterns().values() for name in (*pattern.own, *pattern.parts)}
     known, rows = {"Exception", "RuntimeError", "ValueError", "LookupError"}, []
-    found = [
+    classes = [
         (path.relative_to(catalogue.MODULES).as_posix(), node)
         for path in sorted(catalogue.MODULES.rglob("*.py"), key=lambda path: ("core" not in path.parts, path))
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ClassDef)
     ]
-    for module, node in found:
+    for module, node in classes:
         if known.isdisjoint(getattr(base, "id", "") for base in node.bases):
             continue
         known.add(node.name)

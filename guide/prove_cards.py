@@ -15,29 +15,34 @@ from typing import Any
 
 FOLDER = Path(__file__).parent / "prove"
 GOOD = Path(__file__).parents[1] / "tests" / "prove" / "services" / "parcels.toml"
-MOST_STORY = 330
+MOST_STORY, MOST_STORIES = 330, 2
 
 
 def cut(card: dict[str, Any]) -> dict[str, Any]:
-    """Without what was not run, and with one story per invariant."""
+    """Without what was not run, and with the stories of the first invariants."""
     told: set[str] = set()
     kept: dict[str, Any] = {name: card[name] for name in ("name", "seed", "server", "workers")}
     kept["seconds"] = round(card["seconds"])
     kept |= {name: [row["fault"] for row in card["rows"] if row["verdict"] == name] for name in VERDICTS}
     kept["broken"] = []
     for row in card["rows"]:
-        for one in row["broken"]:
-            story = "" if one["invariant"] in told else one["story"][:MOST_STORY]
-            told.add(one["invariant"])
-            kept["broken"].append([row["fault"], one["invariant"], one["measured"], story])
+        for breach in row["broken"]:
+            new = len(told) < MOST_STORIES and breach["invariant"] not in told
+            story = breach["story"][:MOST_STORY] if new else ""
+            told |= {breach["invariant"]} if story else set()
+            kept["broken"].append([row["fault"], breach["invariant"], breach["measured"], story])
     return kept
 
 
 def text_of(card: dict[str, Any]) -> str:
     """A line for each of the broken, and one for the rest."""
     head = {name: value for name, value in card.items() if name != "broken"}
-    broken = ",\n".join(json.dumps(one) for one in card["broken"])
-    return f'{json.dumps(head)[:-1]}, "broken": [\n{broken}\n]}}\n'
+    broken = ",\n".join(map(_short, card["broken"]))
+    return f'{_short(head)[:-1]},"broken":[\n{broken}]}}\n'
+
+
+def _short(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def cards(names: str) -> str:
@@ -63,7 +68,7 @@ def run_seeds(numbers: Iterable[int]) -> None:
         }
         known = json.loads(file.read_text()) if file.exists() else {}
         known[str(number)] = told
-        lines = [f" {json.dumps(one)}: {json.dumps(known[one])}" for one in sorted(known, key=int)]
+        lines = [f'"{seed}":{_short(known[seed])}' for seed in sorted(known, key=int)]
         file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
@@ -95,7 +100,7 @@ def _markdown(card: dict[str, Any]) -> str:
             lines.append(f"- {verdict}: {', '.join(f'`{fault}`' for fault in card[verdict])}")
     stories = [story for *_, story in card["broken"] if story]
     if stories:
-        lines += ["", "```text", *stories[:2], "```"]
+        lines += ["", "```text", *stories, "```"]
     return "\n".join(lines)
 
 
@@ -108,5 +113,5 @@ if __name__ == "__main__":
         run_seeds(range(int(sys.argv[2]), int(sys.argv[3]) + 1))
         sys.exit()
     name, path = sys.argv[1:]
-    card = cut(json.loads(Path(path).read_text()))
+    card = cut(json.loads(Path(path).read_text()) | {"name": name.removeprefix("recipe-")})
     (FOLDER / f"{name}.json").write_text(text_of(card))

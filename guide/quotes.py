@@ -1,13 +1,15 @@
 """What the skill pages take from the code: quotes, guarantee cards, and what `queuesmith add` brings.
 
-<!-- sync:quote reference/studyhall/patterns/retry.py#decide full_jitter -->   functions, classes, Class.method
-<!-- sync:quote …/bullmq_worker/worker.py#ReliableWorker~ -->                  ~ : signatures and docstrings only
-<!-- sync:quote tests/skills/examples/background-jobs/worker.py#[wiring] -->   from `# [wiring]` to `# [/wiring]`
-<!-- sync:card -->            the promise, and what the last full fault run measured
-<!-- sync:files -->           how to get the modules, which packages they need
+A quote is a fenced block whose first line says what it quotes, so a page needs no other marks:
+
+    ```python reference/studyhall/patterns/retry.py#decide full_jitter            functions, classes, Class.method
+    ```python tests/skills/examples/background-jobs/worker.py#[wiring]            `# [wiring]` to `# [/wiring]`
+
+The paragraph **Get it** says how to get the modules and where to read on; **Promise.** and **Measured.** are the card.
 """
 
 import ast
+import functools
 import re
 import textwrap
 from collections.abc import Iterable
@@ -18,7 +20,14 @@ from queuesmith.catalogue import MODULES, ROOT, Pattern, closure, find, imports,
 
 PROSE, CODE = 4, 3  # characters per token: an offline estimate that errs on the high side
 PATTERNS = MODULES.relative_to(ROOT)
+APP = MODULES.parent
 _FENCES = {".ts": "ts", ".go": "go", ".toml": "toml"}
+QUOTE = re.compile(
+    r"(?:^Lines [\d–, ]+ of `patterns/[^`\n]+`:\n\n)?^```\w+ (?P<args>[^\n]+)\n(?P<code>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+FILES = re.compile(r"^(?P<text>\*\*Get it\*\*.*)$", re.MULTILINE)
+CARD = re.compile(r"^(?P<text>\*\*Promise\.\*\*.*\n\n\*\*Measured.*)$", re.MULTILINE)
 
 
 # ---- quotes
@@ -42,7 +51,7 @@ def quote(args: str) -> str:
         body = body.replace("from studyhall.patterns", "from patterns")
         # where `queuesmith add` puts them
         body = re.sub(r"^from (celery_jobs|sqs_jobs|table_worker) import", r"from patterns.\1 import", body, flags=re.M)
-    return f"{where}\n\n```{_FENCES.get(Path(path).suffix, 'python')}\n{body}\n```".lstrip()
+    return f"{where}\n\n```{_FENCES.get(Path(path).suffix, 'python')} {args}\n{body}\n```".lstrip()
 
 
 def _part(path: str, source: str, name: str) -> tuple[str, int, int]:
@@ -56,21 +65,19 @@ def _part(path: str, source: str, name: str) -> tuple[str, int, int]:
             raise SystemExit(f"{path}: needs the lines `# [{region[1]}]` and `# [/{region[1]}]` once each")
         first, last = marks[0] + 1, marks[1]
     else:
-        node = _node(path, ast.parse(source).body, name.removesuffix("~").split("."))
-        if name.endswith("~"):
-            return textwrap.dedent(_outline(node, lines)), *_span(node)
+        node = _node(path, ast.parse(source).body, name.split("."))
         first, last = _span(node)[0] - 1, _span(node)[1]
     return textwrap.dedent("\n".join(lines[first:last])).strip("\n"), first + 1, last
 
 
 def _node(path: str, body: list[ast.stmt], names: list[str]) -> ast.stmt:
     for node in body:
-        found = getattr(node, "name", None)
+        named = getattr(node, "name", None)
         if isinstance(node, ast.Assign):
-            found = getattr(node.targets[0], "id", None)
+            named = getattr(node.targets[0], "id", None)
         elif isinstance(node, ast.AnnAssign):
-            found = getattr(node.target, "id", None)
-        if found == names[0]:
+            named = getattr(node.target, "id", None)
+        if named == names[0]:
             return _node(path, getattr(node, "body", []), names[1:]) if names[1:] else node
     raise SystemExit(f"{path}: there is no {'.'.join(names)}")
 
@@ -78,32 +85,6 @@ def _node(path: str, body: list[ast.stmt], names: list[str]) -> ast.stmt:
 def _span(node: ast.stmt) -> tuple[int, int]:
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([node.lineno, *(mark.lineno for mark in decorators)]), node.end_lineno or node.lineno
-
-
-def _outline(node: ast.stmt, lines: list[str]) -> str:
-    """Signatures and docstrings of a class or function; public methods and `__init__` only."""
-    if isinstance(node, ast.ClassDef):
-        head = lines[_span(node)[0] - 1 : node.lineno]
-        inner: list[str] = []
-        for child in node.body:
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                if not child.name.startswith("_") or child.name in ("__init__", "__call__"):
-                    inner += ["", _outline(child, lines)]
-            elif _is_docstring(child) or (
-                isinstance(child, ast.AnnAssign) and not getattr(child.target, "id", "_").startswith("_")
-            ):
-                inner += lines[child.lineno - 1 : child.end_lineno]
-        return "\n".join([*head, *inner]) if inner else "\n".join([*head, "    ..."])
-    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    first = node.body[0]
-    until = first.end_lineno or first.lineno if _is_docstring(first) else first.lineno - 1
-    while not _is_docstring(first) and lines[until - 1].strip().startswith("#"):
-        until -= 1
-    return "\n".join([*lines[_span(node)[0] - 1 : until], " " * (node.col_offset + 4) + "..."])
-
-
-def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 # ---- the pattern of a page
@@ -116,14 +97,46 @@ def card(pattern: Pattern) -> str:
 def files(pattern: Pattern) -> str:
     """The command that brings all that the code on the page imports, what to install, and where the detail is."""
     more = _more(pattern)
-    modules = closure([*pattern.own, *(name for one in more for name in one.own)])
-    command = f"queuesmith add {' '.join(one.id for one in (pattern, *more))} --into src/app"
+    modules = closure([*pattern.own, *(name for extra in more for name in extra.own)])
+    command = f"queuesmith add {' '.join(extra.id for extra in (pattern, *more))} --into src/app"
     text = f"**Get it**: `{command}`"
     if wanted := _requirements(modules):
         text += ". **Install** " + " ".join(f'`"{item}"`' for item in wanted)
     if parts := [_part_of(pattern, part) for part in pattern.parts]:
         text += f". Parts to add: {', '.join(parts)}"
-    return f"{text}. Options and limits: the docstrings of `patterns/{pattern.own[0]}`."
+    up = "../" * 3  # from skills/SKILL/references
+    module, proof = pattern.own[0], pattern.proofs[0].partition("::")[0]
+    text += f". Limits: [module]({up}{PATTERNS / module}), [proof]({up}{proof})"
+    if place := in_studyhall(pattern):
+        text += f", [in StudyHall]({up}{APP.relative_to(ROOT).as_posix()}/{place})"
+    return f"{text}."
+
+
+def in_studyhall(pattern: Pattern) -> str:
+    """The file of the reference app that imports most of the pattern; the handlers import the frame of every job."""
+    modules = {name.removesuffix(".py").replace("/", ".") for name in (*pattern.own, *pattern.parts)}
+    modules |= {name.rpartition(".")[0] for name in modules if not name.startswith("core.")} - {""}
+    counted = {file: sum(name in modules or base in modules for base, name in names) for file, names in _uses().items()}
+    best = max(counted, key=lambda file: (counted[file] > 0, "jobs/" not in file, counted[file], file == "worker.py"))
+    return best if counted[best] else ""
+
+
+@functools.cache
+def _uses() -> dict[str, list[tuple[str, str]]]:
+    """File of StudyHall -> what it imports from the patterns, as (module, module.name); commands and tables apart."""
+    uses = {}
+    for path in sorted(APP.rglob("*.py")):
+        if MODULES not in path.parents and not path.name.startswith(("cli", "database", "demo")):
+            nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+            parts = [
+                (str(node.module).partition("patterns")[2].lstrip("."), node.names)
+                for node in nodes
+                if "patterns" in str(node.module)
+            ]
+            uses[path.relative_to(APP).as_posix()] = [
+                (base, f"{base}.{alias.name}".lstrip(".")) for base, names in parts for alias in names
+            ]
+    return uses
 
 
 def _part_of(pattern: Pattern, part: str) -> str:
@@ -133,21 +146,23 @@ def _part_of(pattern: Pattern, part: str) -> str:
 
 def imported(page: Path) -> set[str]:
     """The modules that the examples on this page import."""
-    found = set()
-    for args in re.findall(r"<!-- sync:quote (tests/skills/examples/[^\n]+?) -->", page.read_text()):
-        code = re.search(r"```python\n(.*)\n```", quote(args), re.DOTALL)
-        for node in ast.walk(ast.parse(code[1] if code else "")):
+    modules = set()
+    for match in QUOTE.finditer(page.read_text()):
+        if not match["args"].startswith("tests/skills/examples/"):
+            continue
+        current = QUOTE.search(quote(match["args"]))
+        for node in ast.walk(ast.parse(current["code"] if current else "")):
             if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "patterns":
                 base = str(node.module).split(".")[1:]
-                found |= {module_of([*base, alias.name]) or module_of(base) or "" for alias in node.names}
-    return found - {""}
+                modules |= {module_of([*base, alias.name]) or module_of(base) or "" for alias in node.names}
+    return modules - {""}
 
 
 def _more(pattern: Pattern) -> list[Pattern]:
     """Further patterns to add for the code on its page; those of the core last, most come along with the others."""
     result: list[Pattern] = []
     for module in sorted(imported(pattern.page), key=lambda name: (name.startswith("core/"), name)):
-        if not any(module in one.modules for one in (pattern, *result)):
+        if not any(module in known.modules for known in (pattern, *result)):
             result.append(_owner(module))
     return result
 
@@ -156,16 +171,16 @@ def _owner(module: str) -> Pattern:
     """The pattern whose module it is, or most of whose package; else the smallest that brings it along."""
     name = module.removesuffix("__init__.py")
 
-    def fits(one: Pattern) -> tuple[int, int]:
-        return sum(own.startswith(name) for own in one.own), -len(one.modules)
+    def fits(candidate: Pattern) -> tuple[int, int]:
+        return sum(own.startswith(name) for own in candidate.own), -len(candidate.modules)
 
     parts = [
         find(f"{pattern.id}.{PurePosixPath(part).stem}") for pattern in patterns().values() for part in pattern.parts
     ]
     # A part only for what is in it: it brings the rest of its package along too.
     for some in (patterns().values(), parts):
-        if found := [one for one in some if module in one.modules and fits(one)[0]]:
-            return max(found, key=fits)
+        if owners := [candidate for candidate in some if module in candidate.modules and fits(candidate)[0]]:
+            return max(owners, key=fits)
     return max((pattern for pattern in patterns().values() if module in pattern.modules), key=fits)
 
 
@@ -173,12 +188,6 @@ def _requirements(names: Iterable[str]) -> list[str]:
     """What to install for these modules; the driver of PostgreSQL where one of them can use it."""
     names = list(names)
     return packages(names, postgres=any("psycopg" in imports(name)[1] for name in names))
-
-
-def pattern_of(page: Path) -> Pattern:
-    if page.stem not in patterns():
-        raise SystemExit(f"{page.relative_to(ROOT)} has no front matter, so no pattern; see queuesmith/catalogue.py")
-    return patterns()[page.stem]
 
 
 # ---- tokens

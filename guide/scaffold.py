@@ -70,15 +70,16 @@ HEAD = """\
 
 def rendered() -> str:
     patterns = catalogue.patterns()
-    modules = _modules()
+    # What the first revision can make: templates/common/migrations/first.py.
+    used = {*catalogue.closure([module for own in CORE.values() for module in own]), *patterns["schedule"].modules}
     facts = {
         "version": catalogue.version(),
-        "modules": modules,  # the others name them by their place here
+        "modules": _modules(),  # the others name them by their place here
         "core": {kind: _places(catalogue.closure(own)) for kind, own in CORE.items()},
         "brokers": {broker: _places(catalogue.closure([own])) for broker, own in BROKERS.items()},
-        "patterns": {ident: _choice(one) for ident, one in sorted(patterns.items())} | _parts(),
-        "packages": {name: found for name in modules if (found := catalogue.packages([name]))},
-        "tables": {name: made for name in modules if (made := _tables(name))},
+        "patterns": {ident: _choice(pattern) for ident, pattern in sorted(patterns.items())} | _parts(),
+        "packages": _packages(),
+        "tables": {name: made for name in sorted(used) if (made := _tables(name))},
         "app": catalogue.packages([], also=APP),
         "dev": catalogue.packages([], also=DEV),
         "postgres": catalogue.packages([], also=["psycopg"]),
@@ -97,8 +98,19 @@ def _places(modules: Sequence[str]) -> list[int]:
     return [_modules().index(module) for module in modules]
 
 
+def _packages() -> dict[str, list[int]]:
+    """Each package, and the places of the modules that import it."""
+    found: dict[str, list[int]] = {}
+    for place, module in enumerate(_modules()):
+        for package in catalogue.packages([module]):
+            found.setdefault(package, []).append(place)
+    return dict(sorted(found.items()))
+
+
 def _tables(module: str) -> str:
-    """What the first revision of a service that uses this module does for its tables."""
+    """What the first revision of a service that uses this module does for its tables (migrations/first.py)."""
+    if all(module not in catalogue.closure(own) for own in (*CORE.values(), catalogue.find("schedule").modules)):
+        return ""
     text = (catalogue.MODULES / module).read_text(encoding="utf-8")
     steps: list[str] = []
     for name in re.findall(r'= Table\(\s*"(\w+)"', text):
@@ -106,29 +118,29 @@ def _tables(module: str) -> str:
         table = metadata.tables[name]
         indexes = sorted(table.indexes, key=lambda index: str(index.name))
         made = UpgradeOps([CreateTableOp.from_table(table), *map(CreateIndexOp.from_index, indexes)])
-        steps += [line for line in render_python_code(made).splitlines() if not line.lstrip().startswith("#")]
+        steps += [line.strip() for line in render_python_code(made).splitlines() if not line.lstrip().startswith("#")]
     return "\n".join(steps)
 
 
-def _choice(one: catalogue.Pattern) -> dict[str, object]:
-    return {"title": one.title, "own": one.own[0], "modules": _places(one.modules)}
+def _choice(pattern: catalogue.Pattern) -> dict[str, object]:
+    return {"title": pattern.title, "own": _modules().index(pattern.own[0]), "modules": _places(pattern.modules)}
 
 
 def _parts() -> dict[str, dict[str, object]]:
     """Parts are chosen by themselves: `observability.metrics`."""
-    found = {}
+    choices = {}
     for pattern in catalogue.patterns().values():
         for module in pattern.parts:
             part = catalogue.find(f"{pattern.id}.{PurePosixPath(module).stem}")
             title = f"{pattern.title}: {PurePosixPath(module).stem}"
-            found[part.id] = {**_choice(part), "title": title, "own": module}
-    return dict(sorted(found.items()))
+            choices[part.id] = {**_choice(part), "title": title, "own": _modules().index(module)}
+    return dict(sorted(choices.items()))
 
 
 def _entry(value: object) -> str:
     if not isinstance(value, dict):
         return json.dumps(value, separators=(",", ":"))
     inner = ",\n".join(
-        f"      {json.dumps(key)}: {json.dumps(one, separators=(',', ':'))}" for key, one in value.items()
+        f"    {json.dumps(key)}:{json.dumps(entry, separators=(',', ':'))}" for key, entry in value.items()
     )
     return f"{{\n{inner}\n    }}"

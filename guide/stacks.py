@@ -83,8 +83,8 @@ def python_with(requirements: Path, built: Path) -> None:
     shutil.copyfile(requirements, mark)
 
 
-def _same(one: Path, other: Path) -> bool:
-    return other.is_file() and one.read_bytes() == other.read_bytes()
+def _same(path: Path, other: Path) -> bool:
+    return other.is_file() and path.read_bytes() == other.read_bytes()
 
 
 def run(stack: str, twin: str, *only: str, seed: int = 1, quick: bool = False, keep: bool = False) -> Card:
@@ -129,9 +129,9 @@ def _told(row: Any) -> str:
     """`lost 4, duplicated 2`; of a fault that was survived, how long that took."""
     if row.broken:
         parts = []
-        for one in row.broken:
-            count = re.match(r"\d+(?= (of|taken|still|failed|done|calls))", one.measured)
-            parts.append(f"{one.invariant} {count[0]}" if count else one.invariant)
+        for breach in row.broken:
+            count = re.match(r"\d+(?= (of|taken|still|failed|done|calls))", breach.measured)
+            parts.append(f"{breach.invariant} {count[0]}" if count else breach.invariant)
         return ", ".join(dict.fromkeys(parts))
     if "done, and still on the queue" in row.measured:
         return "all done, an old message is left"
@@ -191,12 +191,12 @@ def main() -> int:
     for twin in [word for word in TWINS if word in words] or TWINS:
         card = run(stack, twin, *only, keep=bool(only))
         print(as_text(card), flush=True)
-        found, new = results_of(stack), summary(card)
-        if only and twin in found:
-            new["rows"] = {**found[twin]["rows"], **new["rows"]}
-        if not only or twin in found:
+        kept, new = results_of(stack), summary(card)
+        if only and twin in kept:
+            new["rows"] = {**kept[twin]["rows"], **new["rows"]}
+        if not only or twin in kept:
             # A row to a line.
-            text = json.dumps({**found, twin: new}, indent=1, sort_keys=True) + "\n"
+            text = json.dumps({**kept, twin: new}, indent=1, sort_keys=True) + "\n"
             text = re.sub(r"(?<=\[)\s+|\s+(?=\])|(?<=\",)\s+(?=\"[^\"]*\"\s*\])", "", text)
             (SERVICES / stack / "results.json").write_text(text)
     return 0

@@ -1,21 +1,22 @@
 """`make sync`: regenerate what is derived from the pages, the modules and the figures. `--check` fails on drift.
 
-Generated text stands between `<!-- sync:NAME -->` (or `<!-- sync:NAME ARGUMENTS -->`, see `quotes`) and
-`<!-- /sync -->` in hand-written files.
+Quotes are fenced blocks that say what they quote, a pattern's page has two paragraphs of its entry and its figures
+(see `quotes`). Tables made from several files stand between `<!-- sync:NAME ARGUMENTS -->` and `<!-- /sync -->`.
 """
 
 import argparse
+import ast
 import json
 import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench.figures import number
-from guide import cards, charts, dashboards, quotes, scaffold, stacks, which
+from guide import cards, charts, dashboards, quotes, scaffold, scanned, stacks, which
 from queuesmith.catalogue import ROOT, SKILLS, patterns
 
 BENCH = ROOT / "bench" / "results.json"
+THREE = "of three rounds"  # no figure of one round is in the README
 PATTERNS = "studyhall/patterns"
 
 
@@ -23,17 +24,15 @@ def pattern_map() -> str:
     """The table pattern -> module -> proof of reference/README.md."""
     lines: list[str] = []
     for skill, title in SKILLS.items():
-        lines += [f"### {title}", "", "| pattern | promise | module | proofs |", "|---|---|---|---|"]
-        for pattern in sorted(patterns().values(), key=lambda one: one.id):
+        lines += [f"### {title}", "", "| pattern | module | proofs |", "|---|---|---|"]
+        for pattern in sorted(patterns().values(), key=lambda pattern: pattern.id):
             if pattern.skill == skill:
                 links = ", ".join(_module_links([*pattern.own, *pattern.parts]))
                 files = ", ".join(
                     f"[{Path(name).stem.removeprefix('test_')}](../{name})" for name in pattern.proof_files
                 )
                 page = pattern.page.relative_to(ROOT).as_posix()
-                lines.append(
-                    f"| [**{pattern.id}**](../{page}) {pattern.title} | {pattern.summary} | {links} | {files} |"
-                )
+                lines.append(f"| [**{pattern.id}**](../{page}) | {links} | {files} |")
         lines.append("")
     return "\n".join(lines).rstrip()
 
@@ -75,33 +74,32 @@ def proven() -> str:
     return "\n".join(lines)
 
 
-def figure(path: str) -> str:
-    """`stall-budget/recovery/recovery_seconds` of the last full fault run."""
-    pattern, name, key = path.split("/")
-    entry = cards.measured(pattern, (cards.COMMITTED,)).get(name)
-    if entry is None or key not in entry["figures"]:
-        raise SystemExit(f"reference/figures has no {path}; a full fault run (make faults) writes it")
-    return number(entry["figures"][key])
+def steps() -> str:
+    """The way of a job through StudyHall's worker, drawn from the list that its `Pipeline` is given."""
+    [given] = [
+        node.args
+        for node in ast.walk(ast.parse((ROOT / "reference/studyhall/worker.py").read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Pipeline"
+    ]
+    calls = [node.value if isinstance(node, ast.Starred) else node for node in given]
+    names = [ast.unparse(call.func) for call in calls if isinstance(call, ast.Call)]
+    return "```mermaid\nflowchart LR\n    job --> " + " --> ".join([*names, "handler"]) + "\n```"
 
 
-# Name of a region -> its text, from the page it is on and its arguments.
-REGIONS: dict[str, Callable[[Path, str], str]] = {
-    "pattern-map": lambda _page, _: pattern_map(),
-    "proven": lambda _page, _: proven(),
-    # No figure of one round is in the README.
-    "side-by-side": lambda page, args: charts.table(
-        json.loads(BENCH.read_text()), args, 3 if page.name == "README.md" else 1
+# Name of a region -> its text, from its arguments.
+REGIONS: dict[str, Callable[[str], str]] = {
+    "pattern-map": lambda _: pattern_map(),
+    "proven": lambda _: proven(),
+    "side-by-side": lambda args: charts.table(
+        json.loads(BENCH.read_text()), args.removeprefix(THREE), 3 if args.startswith(THREE) else 1
     ),
-    "stack": lambda _page, args: stacks.table(args),
-    "stacks": lambda _page, _: stacks.matrix(),
-    "which": lambda _page, args: which.brokers() if args == "brokers" else which.queues(),
-    "quote": lambda _page, args: quotes.quote(args),
-    "card": lambda page, _: quotes.card(quotes.pattern_of(page)),
-    "files": lambda page, _: quotes.files(quotes.pattern_of(page)),
-    "figure": lambda _page, args: figure(args),
+    "steps": lambda _: steps(),
+    "stack": stacks.table,
+    "stacks": lambda _: stacks.matrix(),
+    "which": lambda args: which.brokers() if args == "brokers" else which.queues(),
+    "scanned": lambda _: scanned.table(),
 }
-# On lines of its own, or within one: <!-- sync:figure health/listing/naive_work_ms -->775<!-- /sync --> ms
-REGION = re.compile(r"<!-- sync:(?P<name>[\w-]+)(?: (?P<args>[^\n]+?))? -->(?P<line>\n?).*?<!-- /sync -->", re.DOTALL)
+REGION = re.compile(r"<!-- sync:(?P<name>[\w-]+)(?: (?P<args>[^\n]+?))? -->\n.*?<!-- /sync -->", re.DOTALL)
 
 
 def targets() -> list[Path]:
@@ -117,9 +115,15 @@ def rendered(path: Path) -> str:
         if name not in REGIONS:
             raise SystemExit(f"{path}: unknown region {name!r}; known: {', '.join(REGIONS)}")
         head = f"sync:{name} {args}".rstrip()
-        return f"<!-- {head} -->{match['line']}{REGIONS[name](path, args)}{match['line']}<!-- /sync -->"
+        return f"<!-- {head} -->\n{REGIONS[name](args)}\n<!-- /sync -->"
 
-    return REGION.sub(fill, path.read_text())
+    text = REGION.sub(fill, path.read_text())
+    text = quotes.QUOTE.sub(lambda match: quotes.quote(match["args"]), text)
+    if path.stem in patterns() and patterns()[path.stem].page == path:
+        pattern = patterns()[path.stem]
+        text = quotes.FILES.sub(lambda _: quotes.files(pattern), text)
+        text = quotes.CARD.sub(lambda _: quotes.card(pattern), text)
+    return text
 
 
 def main() -> int:

@@ -32,6 +32,7 @@ BROKERS = {
     "nats": ("NATS JetStream", "one binary; history by age and size"),
     "rabbitmq": ("RabbitMQ", "Erlang; no history: what is read is gone"),
     "kafka": ("Kafka", "JVM; history for replay, order per partition"),
+    "three-kafka": ("Kafka, three brokers", "three JVMs; the loss of one is no outage"),
 }
 
 
@@ -87,10 +88,10 @@ def brokers() -> str:
         "broker kills: lost / delivered twice | needs, keeps |",
         "|---|---|---:|---|---|",
     ]
-    found = cards.measured("event-bus", (cards.COMMITTED,))
+    kills = cards.measured("event-bus", (cards.COMMITTED,))
     for ident, (title, needs) in BROKERS.items():
-        consumer = found.get(f"consumer kills, {ident}", {}).get("figures", {})
-        broker = found.get(f"broker kills, {ident}", {}).get("figures", {})
+        consumer = kills.get(f"consumer kills, {ident}", {}).get("figures", {})
+        broker = kills.get(f"broker kills, {ident}", {}).get("figures", {})
         cells = [
             _joined(consumer, "lost", "duplicated", "duplicated_without_inbox"),
             _joined(consumer, "seconds"),

@@ -80,9 +80,9 @@ def plan(
     modules = set().union(*(pattern.modules for pattern in patterns))
     files: dict[str, str] = {}
     if with_proofs:
-        found = proofs.proofs_of(patterns, modules)
-        modules |= found.modules
-        files = {f"{PROOFS}/{to}": origin for origin, to in found.files.items()}
+        proven = proofs.proofs_of(patterns, modules)
+        modules |= proven.modules
+        files = {f"{PROOFS}/{to}": origin for origin, to in proven.files.items()}
         if files:
             files[f"{PROOFS}/conftest.py"] = ""
     for name in sorted(modules):

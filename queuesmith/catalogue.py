@@ -2,10 +2,10 @@
 
 The entry of a pattern is the front matter of its page, `skills/SKILL/references/ID.md`:
 
-    title, summary   what it is called, what it promises
+    title            what it is called; what it promises is the paragraph **Promise.** of the page
     modules          in reference/studyhall/patterns, the one that says the promise first; `outbox/`: the whole package
     parts            modules that come only when they are asked for: `queuesmith add event-bus.nats`
-    proofs           test file -> names of tests
+    proofs           test file below tests/reference -> names of tests
 
 Its figures, if a proof writes any, are in reference/figures/ID.json.
 """
@@ -90,32 +90,36 @@ class Pattern:
 @functools.cache
 def patterns() -> dict[str, Pattern]:
     """By id. A page without front matter is reading, not a pattern."""
-    found = {}
+    entries = {}
     for skill in SKILLS:
         for page in sorted((ROOT / "skills" / skill / "references").glob("*.md")):
             if entry := front_matter(page):
-                found[page.stem] = _pattern(page, skill, entry)
-    return found
+                entries[page.stem] = _pattern(page, skill, entry)
+    return entries
 
 
 def _pattern(page: Path, skill: str, entry: dict[str, Any]) -> Pattern:
-    known = {"title", "summary", "modules", "parts", "proofs"}
+    known = {"title", "modules", "parts", "proofs"}
     if unknown := set(entry) - known:
         raise WrongFrontMatter(f"{page}: unknown {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}")
-    if missing := {"title", "summary", "modules", "proofs"} - set(entry):
+    if missing := {"title", "modules", "proofs"} - set(entry):
         raise WrongFrontMatter(f"{page}: its front matter lacks {', '.join(sorted(missing))}")
+    promise = _PROMISE.search(page.read_text(encoding="utf-8"))
+    if promise is None:
+        raise WrongFrontMatter(f"{page}: it has no paragraph `**Promise.** …`")
     parts = tuple(entry.get("parts", ()))
     own: dict[str, None] = {}  # an ordered set
     for name in entry["modules"]:
         inside = sorted((MODULES / name).glob("*.py")) if name.endswith("/") else [MODULES / name]
         own |= dict.fromkeys(path.relative_to(MODULES).as_posix() for path in inside)
     plain = tuple(name for name in own if name not in parts and not name.endswith("__init__.py"))
-    proofs = tuple(f"{file}::{name}" for file, names in entry["proofs"].items() for name in names)
-    return Pattern(page.stem, skill, entry["title"], entry["summary"], plain, parts, proofs, page)
+    proofs = tuple(f"tests/reference/{file}::{name}" for file, names in entry["proofs"].items() for name in names)
+    return Pattern(page.stem, skill, entry["title"], promise[1], plain, parts, proofs, page)
 
 
 # ---- front matter: as much YAML as an entry needs, so that the command works with Python alone
 
+_PROMISE = re.compile(r"^\*\*Promise\.\*\* (.+)$", re.MULTILINE)
 _FRONT = re.compile(r"\A---\n(.*?\n)---\n+", re.DOTALL)
 
 
@@ -125,7 +129,7 @@ def without_front_matter(text: str) -> str:
 
 def front_matter(page: Path) -> dict[str, Any]:
     """`key: text`, `key: [a, b]`, and `key:` above indented `file:` and `- name` lines."""
-    found: dict[str, Any] = {}
+    entry: dict[str, Any] = {}
     block: dict[str, list[str]] = {}
     match = _FRONT.match(page.read_text(encoding="utf-8"))
     for number, line in enumerate(match[1].splitlines() if match else (), 2):
@@ -138,12 +142,12 @@ def front_matter(page: Path) -> dict[str, Any]:
         elif not re.fullmatch(r"[a-z]+", key) or not colon:
             raise WrongFrontMatter(f"{page}:{number}: neither `key: value` nor part of a list: {line!r}")
         elif not value:
-            block = found[key] = {}
+            block = entry[key] = {}
         elif value.startswith("["):
-            found[key] = [item.strip() for item in value.strip("[]").split(",") if item.strip()]
+            entry[key] = [item.strip() for item in value.strip("[]").split(",") if item.strip()]
         else:
-            found[key] = json.loads(value) if value.startswith('"') else value
-    return found
+            entry[key] = json.loads(value) if value.startswith('"') else value
+    return entry
 
 
 # ---- looking one up
@@ -187,14 +191,14 @@ def _suggestion(wanted: str) -> str:
 
 def closure(modules: Iterable[str]) -> list[str]:
     """These modules and every one they import, also indirectly, with the `__init__.py` of their packages; sorted."""
-    found: set[str] = {"__init__.py"}
+    reached: set[str] = {"__init__.py"}
     waiting = list(modules)
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in reached:
+            reached.add(name)
             waiting += imports(name)[0]
-    return sorted(found)
+    return sorted(reached)
 
 
 @functools.cache
@@ -264,13 +268,13 @@ def packages(
 
 def imported(text: str) -> set[str]:
     """The top-level names that this program imports, wherever in it."""
-    found: set[str] = set()
+    roots: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            roots |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add((node.module or "").split(".")[0])
-    return found
+            roots.add((node.module or "").split(".")[0])
+    return roots
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from . import catalogue, copying
 from .catalogue import ROOT, UnknownPattern
-from .copying import found, print_json
+from .copying import patterns_named, print_json
 from .record import Refused
 from .start import start
 
@@ -305,7 +305,7 @@ def _add_console(commands: Any) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    named = found(options.patterns)
+    named = patterns_named(options.patterns)
     rows = named or [pattern for pattern in catalogue.patterns().values() if options.skill in (None, pattern.skill)]
     if options.json:
         print_json(
@@ -322,21 +322,22 @@ def _list(options: argparse.Namespace) -> int:
             ]
         )
         return 0
-    for one in named:
-        print(f"{one.id}: {one.title}\n  {one.summary}\n  modules   {' '.join(one.modules)}")
-        print(f"  packages  {', '.join(catalogue.packages(one.modules)) or 'none'}")
-        for part in one.parts:
-            print(f"  part      {one.id}.{Path(part).stem} ({', '.join(one.needed_for(part)) or 'no more packages'})")
-        print("\n".join(f"  proof     {path}" for path in one.proof_files))
+    for pattern in named:
+        print(f"{pattern.id}: {pattern.title}\n  {pattern.summary}\n  modules   {' '.join(pattern.modules)}")
+        print(f"  packages  {', '.join(catalogue.packages(pattern.modules)) or 'none'}")
+        for part in pattern.parts:
+            needs = ", ".join(pattern.needed_for(part)) or "no more packages"
+            print(f"  part      {pattern.id}.{Path(part).stem} ({needs})")
+        print("\n".join(f"  proof     {path}" for path in pattern.proof_files))
     if named:
         return 0
     width = max((len(row.id) for row in rows), default=0)
     for skill in KINDS:
-        of_skill = sorted((row for row in rows if row.skill == skill), key=lambda one: one.id)
+        of_skill = sorted((row for row in rows if row.skill == skill), key=lambda pattern: pattern.id)
         if of_skill:
             print(f"\n{skill}")
-        for one in of_skill:
-            print(f"  {one.id:<{width}}  {one.title}")
+        for pattern in of_skill:
+            print(f"  {pattern.id:<{width}}  {pattern.title}")
     print("\nAdd one to a project:  queuesmith add PATTERN --into src/app")
     return 0
 
@@ -345,7 +346,7 @@ def _new(options: argparse.Namespace) -> int:
     folder: Path = options.folder
     if folder.exists() and not folder.is_dir():
         raise Refused(f"{folder} is a file. Name a new folder")
-    if folder.is_dir() and any(one.name != ".git" for one in folder.iterdir()):
+    if folder.is_dir() and any(path.name != ".git" for path in folder.iterdir()):
         raise Refused(f"{folder} is not empty. Name a new folder; for an existing project: queuesmith add")
     answers = _answers(options)
     command = [*_copier(), "copy", "--quiet"]
@@ -424,7 +425,7 @@ def _answers(options: argparse.Namespace) -> dict[str, Any]:
         "python_version": options.python,
         "broker": options.broker,
         "database": options.database,
-        "patterns": [one.id for one in found(options.pattern)] or None,
+        "patterns": [pattern.id for pattern in patterns_named(options.pattern)] or None,
         "ci": options.ci,
         "container": False if options.no_container else None,
     }

@@ -15,7 +15,7 @@ from .project import PROOFS, Project
 from .record import Refused
 
 
-def found(names: Sequence[str]) -> list[Pattern]:
+def patterns_named(names: Sequence[str]) -> list[Pattern]:
     """Also `a,b` for `a b`."""
     return [catalogue.find(ident) for name in names for ident in name.split(",")]
 
@@ -42,7 +42,7 @@ def add(options: argparse.Namespace) -> int:
 
 
 def _add_patterns(options: argparse.Namespace, names: Sequence[str]) -> int:
-    wanted = [one.id for one in found(names)]
+    wanted = [pattern.id for pattern in patterns_named(names)]
     project = _project(options)
     adoption = plan(project, wanted, with_proofs=not options.no_tests)
     return report(options, adoption, [] if options.dry_run else put(options, adoption))
@@ -62,7 +62,7 @@ def put(options: argparse.Namespace, adoption: Adoption) -> list[Change]:
             f"{adoption.project.path('nightly')}"
         )
     asks = can_ask and not options.keep
-    return write(adoption, lambda one: options.force or (asks and _asked(one)))
+    return write(adoption, lambda place: options.force or (asks and _asked(place)))
 
 
 def _project(options: argparse.Namespace) -> Project:
@@ -123,7 +123,7 @@ def imports(adoption: Adoption) -> list[str]:
         for module in (pattern.own[0], *(name for name in pattern.own if name in pattern.parts)):
             name, public = catalogue.public(module)
             lines.append(f"from {'.'.join(filter(None, (adoption.project.package, name)))} import {public}")
-    return lines
+    return list(dict.fromkeys(lines))
 
 
 def installs(project: Project, packages: Sequence[str], *, dev: bool = False) -> list[str]:
@@ -186,17 +186,17 @@ def _show(options: argparse.Namespace, root: Path) -> int:
                 "copied": record.version,
                 "now": catalogue.version(),
                 "files": {file.path: file.state for file in files},
-                "diffs": {one.path: one.diff for one in news},
+                "diffs": {file.path: file.diff for file in news},
                 "renamed": record.renamed,
                 "gone": sorted(gone),
             }
         )
         return 1 if news or gone else 0
-    for one in news:
-        print(one.diff, end="")
-    for one in files:
-        if one.state != "unchanged":
-            print(f"  {one.state:<22} {one.path}")
+    for file in news:
+        print(file.diff, end="")
+    for file in files:
+        if file.state != "unchanged":
+            print(f"  {file.state:<22} {file.path}")
     for old, new in record.renamed.items():
         print(f"{old}/patterns is {new}/patterns now.")
     for into, count in gone.items():
@@ -221,7 +221,7 @@ def _apply(options: argparse.Namespace, root: Path) -> int:
     done = [(adoption, write(adoption, overwrite)) for adoption in update.plan_update(root)]
     kept = [c for adoption, written in done for c in adoption.edited if c not in written]
     if options.json:
-        packages = {one.project.into: as_json(one, written) for one, written in done}
+        packages = {adoption.project.into: as_json(adoption, written) for adoption, written in done}
         print_json({"packages": packages, "kept": {change.path: change.diff() for change in kept}})
         return 1 if kept else 0
     for adoption, written in done:

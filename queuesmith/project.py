@@ -101,12 +101,12 @@ def _only_package(here: Path) -> Path:
         return here / recorded[0]
     beside = [path.parent for path in here.glob("[!.]*/__init__.py")]
     inside = [path.parent for path in here.glob("src/[!.]*/*.py")]
-    found = sorted(path.relative_to(here).as_posix() for path in {*beside, *inside} if path.name not in NO_PACKAGES)
-    if len(found) == 1:
-        return here / found[0]
+    packages = sorted(path.relative_to(here).as_posix() for path in {*beside, *inside} if path.name not in NO_PACKAGES)
+    if len(packages) == 1:
+        return here / packages[0]
     looked = f"looked in {here} and its src/ for a folder with __init__.py"
-    if found:
-        raise Refused(f"{looked}, there are several. Name one: --into {' or --into '.join(found)}")
+    if packages:
+        raise Refused(f"{looked}, there are several. Name one: --into {' or --into '.join(packages)}")
     raise Refused(
         f"{looked}, there is none. Name the folder: --into src/app (imported as app.patterns; it is made if it is "
         "missing), or --into . (flat: imported as patterns)"
@@ -120,8 +120,8 @@ def root_around(folder: Path, here: Path) -> Path:
         # Never write above the folder we were called in: that is somebody else's project.
         above = above[: above.index(here) + 1]
     for mark in ("pyproject.toml", "setup.py", ".git"):
-        if found := next((path for path in above if (path / mark).exists()), None):
-            return found
+        if marked := next((path for path in above if (path / mark).exists()), None):
+            return marked
     if here in above and not (here / "__init__.py").is_file():
         return here
     return next(path for path in above if not (path / "__init__.py").is_file())

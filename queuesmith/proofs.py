@@ -169,8 +169,7 @@ def seed():
 
 
 def pytest_configure(config):
-    for marker in ("fault: kills real processes", "full: long", "slow: over 5 s", "needs_postgres: needs a server"):
-        config.addinivalue_line("markers", marker)
+    config.addinivalue_line("markers", "slow: over 5 s")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -178,9 +177,4 @@ def pytest_pycollect_makeitem(obj):
     """Coroutines are tests, whatever asyncio_mode the project has."""
     if inspect.iscoroutinefunction(obj):
         pytest.mark.asyncio(obj)
-
-
-def pytest_collection_modifyitems(items):
-    if os.environ.get("QUEUESMITH_FULL") != "1":
-        items[:] = [i for i in items if HERE not in i.path.parents or not i.get_closest_marker("full")]
 '''

@@ -63,44 +63,44 @@ class Recipe:
     @property
     def files(self) -> dict[str, str]:
         """Name -> text, of what is written; the rest is for tests and tools."""
-        found = sorted(path for path in self.folder.iterdir() if path.is_file())
-        return {path.name: path.read_text(encoding="utf-8") for path in found if path.name != "recipe.toml"}
+        files = sorted(path for path in self.folder.iterdir() if path.is_file())
+        return {path.name: path.read_text(encoding="utf-8") for path in files if path.name != "recipe.toml"}
 
 
 def recipes() -> dict[str, Recipe]:
-    found = {}
+    known = {}
     for file in sorted(FOLDER.glob("*/recipe.toml")):
         told = tomllib.loads(file.read_text(encoding="utf-8"))
         fields, patterns = parse_fields(told.pop("fields")), tuple(told.pop("patterns"))
         packages, env = tuple(told.pop("packages", ())), told.pop("env", {})
-        found[file.parent.name] = Recipe(
+        known[file.parent.name] = Recipe(
             id=file.parent.name, fields=fields, patterns=patterns, packages=packages, env=env, **told
         )
-    return found
+    return known
 
 
 def find(name: str) -> Recipe:
-    if found := (known := recipes()).get(name.replace("_", "-").lower()):
-        return found
+    if recipe := (known := recipes()).get(name.replace("_", "-").lower()):
+        return recipe
     raise Refused(f"there is no recipe {name!r}; there are {', '.join(known)}")
 
 
 def parse_fields(text: str) -> tuple[Field, ...]:
     """`parcel: str, grams: int`"""
     example = "write name: type pairs (str, int, float, bool), the key first: --fields 'parcel: str, grams: int'"
-    found = []
+    parsed = []
     for part in text.split(","):
         pair = re.fullmatch(r"\s*([a-z][a-z0-9_]{0,29})\s*:\s*(str|int|float|bool)\s*", part)
         if not pair:
             raise Refused(f"--fields: cannot read {part.strip()!r}; {example}")
         if keyword.iskeyword(pair[1]) or pair[1] in _TAKEN or pair[1].startswith("model_"):
             raise Refused(f"--fields: {pair[1]} is taken by Python or by the code around it; name it otherwise")
-        found.append(Field(pair[1], pair[2]))
-    if len({field.name for field in found}) < len(found):
+        parsed.append(Field(pair[1], pair[2]))
+    if len({field.name for field in parsed}) < len(parsed):
         raise Refused(f"--fields: {text!r} names a field twice")
-    if found[0].type not in ("str", "int"):
-        raise Refused(f"--fields: the first field, {found[0].name}, is the key: it is a str or an int")
-    return tuple(found)
+    if parsed[0].type not in ("str", "int"):
+        raise Refused(f"--fields: the first field, {parsed[0].name}, is the key: it is a str or an int")
+    return tuple(parsed)
 
 
 def planned(recipe: Recipe, project: Project, *, queue: str | None = None, fields: str | None = None) -> Adoption:

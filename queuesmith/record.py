@@ -40,8 +40,8 @@ class Record:
         """Of this project; empty if nothing was copied."""
         path = root / LOCK
         try:
-            found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-            record = cls(found.get("queuesmith", ""), found.get("packages", {}))
+            stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            record = cls(stored.get("queuesmith", ""), stored.get("packages", {}))
             for entry in record.packages.values():
                 for file in (*entry["files"].values(), {"from": "", "sha256": ""}):
                     _ = entry["patterns"], file["from"], file["sha256"]

@@ -1,11 +1,14 @@
 """The command start: a recipe into a folder, and what to type next."""
 
 import argparse
+import os
 import shlex
 import shutil
 import sys
+from pathlib import Path
 
 from .adopt import Adoption
+from .catalogue import ROOT
 from .copying import installs, print_json, put
 from .project import Project
 from .recipes import Recipe, files_of, find, parse_fields, planned, recipes, top_of
@@ -32,9 +35,10 @@ def start(options: argparse.Namespace) -> int:
         print_json({"recipe": recipe.id, "root": str(adoption.project.root), "files": files, "written": paths, **then})
         return 0
     _say(options, adoption, [change.path for change in written])
-    print(f"\n{_key(recipe, options.fields)}\n\nThen:")
+    where = "" if project.root == Path.cwd().resolve() else f", in {os.path.relpath(project.root)}"
+    print(f"\n{_key(recipe, options.fields)}\n\nThen{where}:")
     print("\n".join(f"  {command}" for command in _next(recipe, project)))
-    print(f"\nWhat it survives, what to change: {recipe.page}")
+    print(f"\nWhat it survives, what to change: {ROOT / recipe.page}")
     return 0
 
 
@@ -64,7 +68,7 @@ def _say(options: argparse.Namespace, adoption: Adoption, written: list[str]) ->
 def _install(adoption: Adoption) -> list[str]:
     needed = {*adoption.requirements, *adoption.test_requirements}
     # No test of a recipe is a coroutine; installed, it warns about its settings.
-    return installs(adoption.project, sorted(one for one in needed if not one.startswith("pytest-asyncio")))
+    return installs(adoption.project, sorted(package for package in needed if not package.startswith("pytest-asyncio")))
 
 
 def _next(recipe: Recipe, project: Project) -> list[str]:
@@ -90,10 +94,15 @@ def _next(recipe: Recipe, project: Project) -> list[str]:
 def _list(options: argparse.Namespace) -> int:
     known = list(recipes().values())
     if options.json:
-        print_json([{"id": one.id, "title": one.title, "summary": one.summary, "skill": one.skill} for one in known])
+        print_json(
+            [
+                {"id": recipe.id, "title": recipe.title, "summary": recipe.summary, "skill": recipe.skill}
+                for recipe in known
+            ]
+        )
         return 0
-    width = max((len(one.id) for one in known), default=0)
-    for one in known:
-        print(f"  {one.id:<{width}}  {one.title}. {one.summary}")
+    width = max((len(recipe.id) for recipe in known), default=0)
+    for recipe in known:
+        print(f"  {recipe.id:<{width}}  {recipe.title}. {recipe.summary}")
     print("\nqueuesmith start paid-call --into . --queue labels --fields 'parcel: str, grams: int'")
     return 0

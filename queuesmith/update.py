@@ -27,6 +27,10 @@ def root_of(folder: Path) -> Path:
 
 def _read(root: Path) -> Record:
     if not (root / LOCK).is_file():
+        # Of a monorepo's services, as far down as they usually are.
+        below = sorted(path.parent.relative_to(root).as_posix() for n in (1, 2) for path in root.glob("*/" * n + LOCK))
+        if below:
+            raise Refused(f"{root} has no {LOCK}, but there is one in {', '.join(below)}: queuesmith diff {below[0]}")
         raise Refused(
             f"there is no {LOCK} in {root} or above it: it records what was copied. Run this where `queuesmith add` "
             "was run, add a pattern first, or record copies that were made by hand: queuesmith adopt"
@@ -56,16 +60,16 @@ class Difference:
 def differences(root: Path) -> tuple[Record, list[Difference]]:
     """(what is recorded, every file and how it differs from what `add` would bring now)"""
     record = _read(root)
-    found = []
+    differences = []
     for into, entry in record.packages.items():
         project = _recorded(root, into, entry)
         moved = moved_in(project, entry["files"])
         for path, file in entry["files"].items():
             if path in moved:
-                found.append(Difference(path, f"moved upstream to {project.modules}/{MOVED[moved[path]]}", ""))
+                differences.append(Difference(path, f"moved upstream to {project.modules}/{MOVED[moved[path]]}", ""))
             else:
-                found.append(_difference(project, path, file))
-    return record, found
+                differences.append(_difference(project, path, file))
+    return record, differences
 
 
 def _difference(project: Project, path: str, record: Mapping[str, str]) -> Difference:

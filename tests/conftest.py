@@ -4,8 +4,6 @@ import os
 import random
 from pathlib import Path
 
-import pytest
-
 HARNESS = Path(__file__).parent / "harness"
 
 pytest_plugins = [
@@ -29,24 +27,24 @@ pytest_plugins = [
 ]
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     # In the environment, so that xdist's workers and every spawned process share it.
     os.environ.setdefault("QUEUESMITH_SEED", str(random.SystemRandom().randrange(2**31)))
 
 
-def pytest_report_header() -> str:
+def pytest_report_header():
     mode = "full" if os.environ.get("QUEUESMITH_FULL") == "1" else "quick"
     slow = "" if with_slow() else ", without the slow tests (make test-all)"
     return f"faults: {mode}{slow}, QUEUESMITH_SEED={os.environ['QUEUESMITH_SEED']}"
 
 
-def with_slow() -> bool:
+def with_slow():
     """In CI, with `make test-all`, and in the full forms. Whoever names a file gets all of its tests, too."""
     wanted = (os.environ.get(name, "").lower() for name in ("CI", "QUEUESMITH_SLOW", "QUEUESMITH_FULL"))
     return any(value in {"1", "true", "yes"} for value in wanted)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     """Tests marked `full` run in `make faults` and `make full` alone, `slow` ones not in a plain `make test`."""
     for item in items:
         if "figures" in getattr(item, "fixturenames", ()):

@@ -6,13 +6,14 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 
 import pytest
 
 from harness.processes import ROOT
 from queuesmith import catalogue
-from queuesmith.catalogue import MODULES, Pattern
+from queuesmith.catalogue import MODULES
 
 MOST_MODULES, MOST_LINES = 8, 1_200
 SHORT_INIT = 8  # lines: an __init__ that only names what the package offers is not counted
@@ -26,7 +27,11 @@ ABOVE: dict[str, tuple[int, int, str]] = {
     ),
     "event-bus": (11, 1_840, "the consumer of Redis Streams with its scripts, beside the common part"),
     "fan-out": (10, 1_350, "the way in through the outbox, and the consumer's side with its retries"),
-    "outbox": (13, 1_930, "the table, its claims, the relay, the quarantine and the wake-up of PostgreSQL"),
+    "outbox": (
+        13,
+        1_960,
+        "the table, its claims and where they begin, the relay, the quarantine and the wake-up of PostgreSQL",
+    ),
     "saga": (16, 2_920, "the runner, its course by the rules of outside-call, its store and what repairs it"),
     "schedule": (13, 1_980, "the calendar, the keeper, what was missed, and the lease that keeps ticks apart"),
 }
@@ -79,15 +84,15 @@ EVERY = sorted(path.relative_to(MODULES).as_posix() for path in MODULES.rglob("*
 
 
 @cache
-def lines(module: str) -> int:
+def lines(module):
     return len((MODULES / module).read_text().splitlines())
 
 
-def counted(pattern: Pattern) -> list[str]:
+def counted(pattern):
     return [name for name in pattern.modules if not (name.endswith("__init__.py") and lines(name) <= SHORT_INIT)]
 
 
-def size(pattern: Pattern) -> tuple[int, int]:
+def size(pattern):
     names = counted(pattern)
     return len(names), sum(map(lines, names))
 
@@ -102,7 +107,7 @@ def test_table_of_what_every_pattern_brings_along():
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda one: one.id)
-def test_pattern_stays_within_its_budget(pattern: Pattern):
+def test_pattern_stays_within_its_budget(pattern):
     most_modules, most_lines, _ = ABOVE.get(pattern.id, (MOST_MODULES, MOST_LINES, ""))
     modules, length = size(pattern)
     brought = " ".join(f"{name}:{lines(name)}" for name in counted(pattern))
@@ -124,18 +129,18 @@ def test_the_way_into_the_queue_is_short():
 
 
 @pytest.mark.parametrize("module", [name for name in EVERY if name.startswith("core/")])
-def test_the_core_imports_no_pattern(module: str):
+def test_the_core_imports_no_pattern(module):
     outside = {name for name in catalogue.imports(module)[0] if not name.startswith("core/")}
     assert outside <= {"__init__.py"}
 
 
 @pytest.mark.parametrize("module", [name for name in EVERY if name not in COMPOSITIONS])
-def test_no_pattern_imports_a_composition(module: str):
+def test_no_pattern_imports_a_composition(module):
     assert not COMPOSITIONS & catalogue.imports(module)[0]
 
 
 @pytest.mark.parametrize("package", HEAVY)
-def test_heavy_packages_are_imported_where_it_is_said(package: str):
+def test_heavy_packages_are_imported_where_it_is_said(package):
     found = {module for module in EVERY if package in catalogue.imports(module)[1]}
     assert found == HEAVY[package]
 
@@ -149,7 +154,7 @@ def test_heavy_packages_are_imported_where_it_is_said(package: str):
         "patterns.event_bus": ("nats", "aio_pika", "confluent_kafka", "sqlalchemy"),
     }.items(),
 )
-def test_importing_a_pattern_loads_only_what_it_needs(module: str, not_loaded: tuple[str, ...]):
+def test_importing_a_pattern_loads_only_what_it_needs(module, not_loaded):
     code = f"import sys, studyhall.{module}; print(*(name for name in {not_loaded!r} if name in sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -162,10 +167,27 @@ def test_importing_a_pattern_loads_only_what_it_needs(module: str, not_loaded: t
     assert done.stdout.split() == []
 
 
+# ---- names
+
+SHARED = {"NotSigned"}  # the same thing, in two patterns that come alone
+
+
+def test_a_class_has_a_name_of_its_own():
+    """One word, one thing: whoever knows `Step` or `Lease` from one module knows it from all of them."""
+    classes, others = Counter[str](), set()
+    for path in (ROOT / "reference" / "studyhall").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and node.name[0] != "_":
+                classes[node.name] += 1
+            elif isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call):  # a TypeVar is no type
+                others |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    assert {name for name, count in classes.items() if count > 1 or name in others} == SHARED
+
+
 # ---- options
 
 
-def unread(module: str) -> list[str]:
+def unread(module):
     """Parameters of public functions and methods that their body does not read, and fields of public dataclasses that
     nothing of ours reads: a field may be part of an answer, so it counts wherever it is read."""
     tree = ast.parse((MODULES / module).read_text())
@@ -185,7 +207,7 @@ def unread(module: str) -> list[str]:
     return found
 
 
-def _functions(body: list[ast.stmt], owner: str = "") -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def _functions(body, owner=""):
     found: list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]] = []
     for node in body:
         if isinstance(node, ast.ClassDef) and node.name[0] != "_":
@@ -197,22 +219,22 @@ def _functions(body: list[ast.stmt], owner: str = "") -> list[tuple[str, ast.Fun
     return found
 
 
-def _is_stub(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def _is_stub(function):
     """Of a Protocol, or one of several signatures: no body of its own."""
     last = function.body[-1]
     return isinstance(last, ast.Expr) and isinstance(last.value, ast.Constant)
 
 
-def _is_name(node: ast.AnnAssign) -> bool:
+def _is_name(node):
     return isinstance(node.target, ast.Name)
 
 
-def _decorators(node: ast.ClassDef) -> str:
+def _decorators(node):
     return " ".join(ast.unparse(mark) for mark in node.decorator_list)
 
 
 @cache
-def _attributes() -> frozenset[str]:
+def _attributes():
     """Every attribute that is read, and every keyword that is passed, somewhere in our code."""
     found = set()
     for path in (*(ROOT / "reference").rglob("*.py"), *(ROOT / "tests").rglob("*.py")):
@@ -234,7 +256,7 @@ UNUSED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", EVERY)
-def test_every_option_is_read(module: str):
+def test_every_option_is_read(module):
     """An option that nothing reads is a promise that nothing keeps."""
     assert set(unread(module)) == UNUSED.get(module, set())
 

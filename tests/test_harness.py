@@ -6,32 +6,29 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import redis
 
 from harness import figures as figures_module
 from harness.missing import missing
-from harness.processes import ROOT, Spawner, alive, start_tied
-from harness.redis import RedisServer
+from harness.processes import ROOT, alive, start_tied
 from harness.waiting import until, until_sync
 
 
-def test_shared_server_is_empty_at_the_start_of_a_test(redis_url: str):
+def test_shared_server_is_empty_at_the_start_of_a_test(redis_url):
     with redis.Redis.from_url(redis_url) as client:
         assert client.dbsize() == 0
         client.set("left", "over")
 
 
-def test_shared_server_is_empty_again_in_the_next_test(redis_url: str):
+def test_shared_server_is_empty_again_in_the_next_test(redis_url):
     with redis.Redis.from_url(redis_url) as client:
         assert client.dbsize() == 0
 
 
 @pytest.mark.fault
-def test_killed_server_restarts_on_the_same_port_with_its_data(own_redis: RedisServer):
+def test_killed_server_restarts_on_the_same_port_with_its_data(own_redis):
     url, first = own_redis.url, own_redis.pid
     with own_redis.client() as client:
         client.set("kept", "yes")
@@ -45,7 +42,7 @@ def test_killed_server_restarts_on_the_same_port_with_its_data(own_redis: RedisS
 
 
 @pytest.mark.fault
-def test_paused_server_answers_nothing_until_resumed(own_redis: RedisServer):
+def test_paused_server_answers_nothing_until_resumed(own_redis):
     with redis.Redis.from_url(own_redis.url, socket_timeout=0.3, retry=None) as client:
         assert client.ping()
         own_redis.pause()
@@ -56,7 +53,7 @@ def test_paused_server_answers_nothing_until_resumed(own_redis: RedisServer):
         assert client.ping()
 
 
-def test_servers_take_settings_by_keyword(make_redis: Callable[..., RedisServer]):
+def test_servers_take_settings_by_keyword(make_redis):
     server = make_redis(maxmemory="20mb", requirepass="sesame")
     with server.client() as client:
         assert client.config_get("maxmemory")["maxmemory"] == str(20 * 1024 * 1024)
@@ -71,7 +68,7 @@ async def test_until_returns_the_value_or_names_what_never_came():
         until_sync(lambda: 0, timeout=0.05, what="the sun")
 
 
-async def test_spawned_process_shows_its_output_when_it_ends_too_early(spawn: Spawner, tmp_path: Path):
+async def test_spawned_process_shows_its_output_when_it_ends_too_early(spawn, tmp_path):
     program = tmp_path / "ends.py"
     program.write_text("import sys\nprint('what went wrong')\nsys.exit(3)\n")
     child = spawn(program)
@@ -82,7 +79,7 @@ async def test_spawned_process_shows_its_output_when_it_ends_too_early(spawn: Sp
 
 
 @pytest.mark.fault
-def test_child_forked_from_a_short_lived_thread_outlives_the_thread(spawn: Spawner):
+def test_child_forked_from_a_short_lived_thread_outlives_the_thread(spawn):
     started = []
     thread = threading.Thread(target=lambda: started.append(spawn.command("sleep", "60")))
     thread.start()
@@ -93,7 +90,7 @@ def test_child_forked_from_a_short_lived_thread_outlives_the_thread(spawn: Spawn
 
 @pytest.mark.fault
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can tie a child to its parent's death")
-def test_sigkill_of_pytest_takes_its_servers_and_children_along(tmp_path: Path):
+def test_sigkill_of_pytest_takes_its_servers_and_children_along(tmp_path):
     inner = tmp_path / "test_inner.py"
     inner.write_text(
         "import time\n"
@@ -119,7 +116,7 @@ def test_sigkill_of_pytest_takes_its_servers_and_children_along(tmp_path: Path):
     until_sync(lambda: not any(alive(int(pid)) for pid in pids), 10, "server and child are gone")
 
 
-def test_a_child_hears_ctrl_c_also_when_its_caller_ignores_it(spawn: Spawner):
+def test_a_child_hears_ctrl_c_also_when_its_caller_ignores_it(spawn):
     """As in the background job of a shell, whose children inherit that SIGINT is ignored."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -130,7 +127,7 @@ def test_a_child_hears_ctrl_c_also_when_its_caller_ignores_it(spawn: Spawner):
     assert child.wait(20) == -signal.SIGINT
 
 
-def test_figures_of_parallel_writers_are_all_kept(tmp_path: Path):
+def test_figures_of_parallel_writers_are_all_kept(tmp_path):
     code = (
         "import sys; from harness.figures import record\n"
         "for n in range(10): record('parallel', f'{sys.argv[1]}-{n}', 'a proof', 1, {'n': n})\n"
@@ -145,13 +142,7 @@ def test_figures_of_parallel_writers_are_all_kept(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["parallel.json"]
 
 
-def test_figures_scale_and_seed_follow_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    figures: Callable[..., Path],
-    scale: Callable[[int, int], int],
-    seed: int,
-):
+def test_figures_scale_and_seed_follow_the_environment(monkeypatch, tmp_path, figures, scale, seed):
     monkeypatch.setenv("QUEUESMITH_FIGURES", str(tmp_path))
     monkeypatch.setenv("QUEUESMITH_FULL", "1")
     assert scale(10, 1000) == 1000
@@ -164,7 +155,7 @@ def test_figures_scale_and_seed_follow_the_environment(
     assert scale(10, 1000) == 10
 
 
-def test_missing_server_is_a_skip_on_a_laptop_and_a_failure_in_ci(monkeypatch: pytest.MonkeyPatch):
+def test_missing_server_is_a_skip_on_a_laptop_and_a_failure_in_ci(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     with pytest.raises(pytest.skip.Exception, match="apt install teapot"):
         missing("teapot", "apt install teapot")
@@ -174,7 +165,7 @@ def test_missing_server_is_a_skip_on_a_laptop_and_a_failure_in_ci(monkeypatch: p
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere Python is started, not forked")
-def test_a_forked_python_is_a_process_like_any_other(spawn: Spawner, tmp_path: Path):
+def test_a_forked_python_is_a_process_like_any_other(spawn, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import json, os, sys, time\n"

@@ -27,7 +27,7 @@ UNTRACKED = {".git", ".venv", "build", "dist", "site", "node_modules", "__pycach
 
 
 @functools.cache
-def tracked() -> list[Path]:
+def tracked():
     """What git tracks; in an unpacked archive, every file that is not built."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     if listed.returncode == 0 and listed.stdout:
@@ -38,7 +38,7 @@ def tracked() -> list[Path]:
 
 
 @functools.cache
-def texts() -> dict[str, str]:
+def texts():
     found = {}
     for path in tracked():
         try:
@@ -48,7 +48,7 @@ def texts() -> dict[str, str]:
     return found
 
 
-def lines_matching(pattern: str, suffixes: tuple[str, ...] = ("",)) -> list[str]:
+def lines_matching(pattern, suffixes=("",)):
     wanted = re.compile(pattern)
     return [
         f"{name}:{number}: {line.strip()[:120]}"
@@ -121,12 +121,12 @@ def test_nothing_is_left_to_fill_in():
 # ---- one source of truth
 
 
-def modules() -> list[Path]:
+def modules():
     return sorted(path for path in PATTERNS.rglob("*.py") if path.name != "__init__.py" and path in set(tracked()))
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda path: str(path.relative_to(PATTERNS)))
-def test_pattern_imports_nothing_of_the_app(module: Path):
+def test_pattern_imports_nothing_of_the_app(module):
     """Templates ship these files as they are, inside a package with another name."""
     for node in ast.walk(ast.parse(module.read_text())):
         if isinstance(node, ast.Import):
@@ -147,7 +147,7 @@ def test_pattern_imports_nothing_of_the_app(module: Path):
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda path: str(path.relative_to(PATTERNS)))
-def test_what_a_pattern_imports_of_its_siblings_is_there(module: Path):
+def test_what_a_pattern_imports_of_its_siblings_is_there(module):
     for sibling in catalogue.imports(module.relative_to(PATTERNS).as_posix())[0]:
         assert (PATTERNS / sibling).is_file(), f"imports {sibling}"
 
@@ -160,9 +160,9 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_page_of_a_pattern_is_its_catalogue_entry(page: Path):
+def test_page_of_a_pattern_is_its_catalogue_entry(page):
     entry = catalogue.patterns().get(page.stem)
-    assert entry, "the page begins with title, summary, modules and proofs: see queuesmith/catalogue.py"
+    assert entry, "the page begins with title, modules and proofs: see queuesmith/catalogue.py"
     assert entry.page == page, "its id is that of another page"
     assert re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", entry.id)
     assert "…" not in entry.title + entry.summary, "say what it promises"
@@ -186,9 +186,29 @@ def test_every_pattern_module_belongs_to_a_pattern():
 
 
 @functools.cache
-def proofs_in(path: Path) -> set[str]:
+def proofs_in(path):
     found = ast.walk(ast.parse(path.read_text()))
     return {node.name for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_figures_are_measured_and_not_typed():
+    typed = []
+    for name, text in texts().items():
+        if (
+            name.startswith("tests/")
+            and name.endswith(".py")
+            and name != "tests/test_harness.py"
+            and "figures(" in text
+        ):
+            calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+            typed += [
+                f"{name}:{given.value.lineno}: {given.arg}"
+                for call in calls
+                if isinstance(call.func, ast.Name) and call.func.id == "figures"
+                for given in call.keywords
+                if isinstance(given.value, ast.Constant) and not isinstance(given.value.value, str)
+            ]
+    assert typed == [], "say what was counted: len(jobs), not 5"
 
 
 def test_test_files_have_names_of_their_own():
@@ -200,7 +220,7 @@ def test_test_files_have_names_of_their_own():
 
 
 @pytest.mark.slow
-def test_a_new_pattern_is_laid_out_and_the_tests_name_what_is_left_to_fill_in(tmp_path: Path):
+def test_a_new_pattern_is_laid_out_and_the_tests_name_what_is_left_to_fill_in(tmp_path):
     """At most six files, and nothing but those marks: all else about them is right from the start."""
     copy = tmp_path / "copy"
     for path in tracked():
@@ -208,7 +228,7 @@ def test_a_new_pattern_is_laid_out_and_the_tests_name_what_is_left_to_fill_in(tm
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)
 
-    def run(*command: str) -> subprocess.CompletedProcess[str]:
+    def run(*command):
         env = {**os.environ, "PYTHONPATH": str(copy)}
         return subprocess.run(
             [sys.executable, "-m", *command], cwd=copy, env=env, capture_output=True, text=True, check=False
@@ -253,13 +273,13 @@ def test_ci_script_is_runnable():
 # ---- what GitHub runs
 
 
-def read_yaml(path: Path) -> Any:
+def read_yaml(path):
     found = yaml.safe_load(path.read_text())
     return {"on": found.pop(True), **found} if True in found else found  # YAML 1.1 reads on: as true
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.name)
-def test_workflow_is_valid_has_limits_and_few_rights(path: Path):
+def test_workflow_is_valid_has_limits_and_few_rights(path):
     workflow = read_yaml(path)
     schema = get_builtin_schema("vendor.github-workflows")
     wrong = jsonschema.validators.validator_for(schema)(schema).iter_errors(workflow)
@@ -280,7 +300,7 @@ def test_workflow_is_valid_has_limits_and_few_rights(path: Path):
 @pytest.mark.parametrize(
     "path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[bp]*.yml")), ids=lambda path: path.name
 )
-def test_issue_form_has_what_github_asks_for(path: Path):
+def test_issue_form_has_what_github_asks_for(path):
     form = read_yaml(path)
     assert form["name"]
     assert form["description"]

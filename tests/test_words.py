@@ -34,7 +34,7 @@ EVERYWHERE = {
 IN_TEXTS = {r"doubled": "duplicated", r"(?:was|were|is|are|just) given back": "released"}
 
 
-def stumbles(name: str, text: str) -> list[str]:
+def stumbles(name, text):
     banned = EVERYWHERE | (IN_TEXTS if name.endswith(TEXTS) else {})
     every = re.compile(rf"(?<!\w)(?:{'|'.join(banned)})\b", re.IGNORECASE)  # one pass: there are many files
     return [
@@ -57,6 +57,6 @@ def test_no_text_message_or_name_has_a_word_that_readers_stumbled_over():
 
 
 @pytest.mark.parametrize("name", ["x.md", "x.py"])
-def test_a_stumble_is_found(name: str):
+def test_a_stumble_is_found(name):
     assert stumbles(name, "it waits\nfor ever") == [f"{name}:2: 'for ever', write 'forever'"]
     assert bool(stumbles(name, "a doubled charge")) == (name == "x.md"), "a number may be doubled in code"

@@ -20,7 +20,7 @@ from bullmq.redis_connection import RedisConnection
 from bench.figures import Column, Value
 from bench.lab import Lab
 from studyhall.patterns.bullmq_worker.autopipeline import AutoPipeline
-from studyhall.patterns.bullmq_worker.ledger import Ledger
+from studyhall.patterns.bullmq_worker.ledger import JobLedger
 from studyhall.patterns.core.worker_connections import worker_client
 from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest, Producer
@@ -73,8 +73,8 @@ def run(url: str, *, sizes: Sequence[int], samples: int) -> dict[str, dict[str, 
     with redis.Redis.from_url(url, socket_timeout=60) as client:
         for name, way in (("bare", _bare), ("producer", _producer)):
             client.flushall()
-            for one in asyncio.run(way(url, client, sizes, samples)):
-                rows[f"{name}, {one.pop('waiting'):,} waiting"] = one
+            for row in asyncio.run(way(url, client, sizes, samples)):
+                rows[f"{name}, {row.pop('waiting'):,} waiting"] = row
         client.flushall()
     return rows
 
@@ -104,7 +104,7 @@ async def _producer(url: str, client: redis.Redis, sizes: Sequence[int], samples
     jobs.register(name="nothing", payload=Nothing, handler=nothing, queue=QUEUE)
     producer = Producer(url, validated(jobs), signing(Signer(KEYS)), timeout=30)
     workers = worker_client(url, AutoPipeline)
-    ledger = Ledger(RedisBackend(QUEUE, RedisConnection(workers), prefix="bull"), 30_000, None, _raise)
+    ledger = JobLedger(RedisBackend(QUEUE, RedisConnection(workers), prefix="bull"), 30_000, None, _raise)
     filled = 0
 
     def request(number: int) -> JobRequest:

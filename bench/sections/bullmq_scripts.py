@@ -83,9 +83,9 @@ class Scripts:
         }
         prefix = self.key[""]
         args = ["", str(int(TIMESTAMP)), "returnvalue", "null", "completed", "1", prefix, msgpack.packb(claim)]
-        found = self._command("moveToFinished-14", (*QUEUE_KEYS, "completed"), args, before=OLDEST_ACTIVE)
-        keys = (*found.keys, f"{prefix}0", f"{prefix}metrics:completed", self.key["marker"])
-        return Command(found.sha, keys, found.args)
+        command = self._command("moveToFinished-14", (*QUEUE_KEYS, "completed"), args, before=OLDEST_ACTIVE)
+        keys = (*command.keys, f"{prefix}0", f"{prefix}metrics:completed", self.key["marker"])
+        return Command(command.sha, keys, command.args)
 
     def _command(self, script: str, keys: tuple[str, ...], args: list[Any], before: str = "") -> Command:
         sha = self._client.script_load(before + (FOLDER / f"{script}.lua").read_text())
@@ -102,11 +102,11 @@ def blast(url: str, command: Command, count: int, *, connections: int = 50, pipe
         try:
             began = time.perf_counter()
             for _ in range(connections):
-                one = socket.create_connection((str(address.hostname), address.port or 6379), timeout=30)
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                ready.register(one, selectors.EVENT_READ, hiredis.Reader())
+                opened = socket.create_connection((str(address.hostname), address.port or 6379), timeout=30)
+                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                ready.register(opened, selectors.EVENT_READ, hiredis.Reader())
                 first = min(pipeline, left_to_send)
-                one.sendall(request * first)
+                opened.sendall(request * first)
                 left_to_send -= first
             while left_to_read:
                 for key, _ in ready.select(30):

@@ -22,9 +22,9 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
 def once(lab: Lab, peer: Peer) -> dict[str, Value]:
     single, bulk = lab.scale(1_000, 4_000), lab.scale(3_000, 15_000)
     with lab.bench(peer) as bench:
-        one = single / bench.enqueue(single)
-        row: dict[str, Value] = {"single": round(one), "bulk": None, "gain": None}
+        rate = single / bench.enqueue(single)
+        row: dict[str, Value] = {"single": round(rate), "bulk": None, "gain": None}
         if peer.bulk:
             many = bulk / bench.enqueue(bulk, bulk=True, first=single)
-            row |= {"bulk": round(many), "gain": round(many / one, 2)}
+            row |= {"bulk": round(many), "gain": round(many / rate, 2)}
     return row

@@ -57,13 +57,13 @@ def _state(bench: Bench, client: redis.Redis, state: str, jobs: int) -> dict[str
     kind = "fail" if state == "failed" else "noop"
     delay = 3_600 if state == "delayed" else None
     bench.enqueue(jobs, payload=PAYLOAD, kind=kind, bulk=True, delay=delay)
-    found: dict[str, Value] = {}
+    megabytes: dict[str, Value] = {}
     if state in ("completed", "failed"):
         workers = bench.start()
         bench.finished(jobs, workers)
         if state == "completed":
-            found = {name: round(value, 1) for name, value in workers.memory().items()}
-    return found | {state: round(_stored(client) / jobs)}
+            megabytes = {name: round(value, 1) for name, value in workers.memory().items()}
+    return megabytes | {state: round(_stored(client) / jobs)}
 
 
 def _stored(client: redis.Redis) -> int:

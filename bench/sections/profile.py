@@ -94,16 +94,16 @@ def profile(lab: Lab, peer: Peer, tool: str) -> dict[str, float]:
 
 def shares(stacks: str) -> dict[str, float]:
     """Of py-spy's lines "outer (file:line);…;inner (file:line) samples"."""
-    found: Counter[str] = Counter()
+    samples: Counter[str] = Counter()
     for text in stacks.splitlines():
         stack, _, count = text.rpartition(" ")
         frame = FRAME.search(stack.rpartition(";")[2])
         if frame is None or START.search(stack):
             continue
         if not WAITING.search(linecache.getline(frame["file"], int(frame["line"]))):
-            found[part_of(frame["file"])] += int(count)
-    total = sum(found.values()) or 1
-    return {part: found[part] / total for part in (*PARTS, REST)}
+            samples[part_of(frame["file"])] += int(count)
+    total = sum(samples.values()) or 1
+    return {part: samples[part] / total for part in (*PARTS, REST)}
 
 
 def part_of(file: str) -> str:

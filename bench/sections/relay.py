@@ -124,10 +124,10 @@ async def claims(store: AsyncEngine, rows: int) -> tuple[list[float], list[float
                 (await connection.execute(search)).all()
                 naive.append((time.perf_counter() - begun) * 1000)
         begun = time.perf_counter()
-        found = await claim(store, "bench", 100, 30)
+        claimed = await claim(store, "bench", 100, 30)
         ours.append((time.perf_counter() - begun) * 1000)
-        assert len(found) == 10
-        await settle(store, "bench", published=[row.position for row in found])
+        assert len(claimed) == 10
+        await settle(store, "bench", published=[row.position for row in claimed])
     return ours, naive
 
 

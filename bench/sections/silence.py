@@ -46,11 +46,11 @@ def measure(lab: Lab) -> dict[str, dict[str, Value]]:
                 delays[bench.peer.id].append(_first_job(bench, workers))
     return {
         name: {
-            "median": round(statistics.median(found), 1),
-            "worst": round(max(found), 1),
-            "unheard": sum(delay >= LIMIT * 1000 for delay in found),
+            "median": round(statistics.median(waits), 1),
+            "worst": round(max(waits), 1),
+            "unheard": sum(delay >= LIMIT * 1000 for delay in waits),
         }
-        for name, found in delays.items()
+        for name, waits in delays.items()
     }
 
 

@@ -91,8 +91,8 @@ async def faststream(url: str, count: int) -> dict[str, Value]:
     async with RedisBroker(url, logger=silent) as broker:
         await broker.start()
         await broker.publish(event(0), stream="bench")
-    found: Any = await redis.xrange("bench")
-    ((_, fields),) = found
+    entries: Any = await redis.xrange("bench")
+    ((_, fields),) = entries
     for start in range(1, count, 1000):
         async with redis.pipeline(transaction=False) as pipe:
             for _ in range(start, min(start + 1000, count)):

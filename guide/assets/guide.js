@@ -39,12 +39,13 @@
       place.innerHTML = svg;
       place.hidden = false;
       figure.querySelector("details").open = false;
+      figure.dispatchEvent(new Event("qs-drawn", { bubbles: true }));
       figure.dataset.drawn = "yes";
     }
   }
 
   // What the theme leaves out for a keyboard and a screen reader: a box that scrolls can be reached, and the button
-  // beside a block of code is no landmark.
+  // next to a block of code is not a landmark.
   function reach() {
     document.querySelectorAll(".md-typeset__scrollwrap, .qs-calculator table, .qs-plot").forEach(function (box) {
       if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;

@@ -1,5 +1,6 @@
 """What an operator does to jobs: retry, promote, remove, one or many, by BullMQ's own scripts, so that workers in
-every language agree. Many are done in the background, a small batch at a time, no more than were confirmed."""
+every language agree; cancel many, which a Queuesmith service has to look for. Many are done in the background, a small
+batch at a time, no more than were confirmed."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from fastapi import APIRouter, Path
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from redis.exceptions import RedisError
 
+from studyhall.patterns import cancel as cancelling
 from studyhall.patterns.core.redaction import redact_text
+from studyhall.patterns.dead_letter.archive import parsed
 
-from .jobs import LISTS, where
+from .jobs import LISTS, JobState, Reason, is_ours, where
 from .problems import Problem
 from .state import QUEUE, Admin, Console, JobId, QueueName, State
 
@@ -23,10 +26,12 @@ router = APIRouter(prefix="/admin", tags=["admin"])
 KEPT = 20
 BATCH = 100  # by one script: about 2 ms
 Action = Literal["retry", "promote", "remove"]
+WAITING = frozenset({"wait", "paused", "prioritized", "delayed", "waiting-children"})
 FITS: dict[str, frozenset[str]] = {
     "retry": frozenset({"failed", "completed"}),
     "promote": frozenset({"delayed"}),
-    "remove": frozenset({"wait", "paused", "prioritized", "delayed", "waiting-children", "failed", "completed"}),
+    "remove": WAITING | {"failed", "completed"},
+    "cancel": WAITING | {"active"},
 }
 
 
@@ -35,9 +40,9 @@ class Many(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    action: Action
+    action: Action | Literal["cancel"]
     queue: Annotated[str, Field(pattern=QUEUE)]
-    state: Literal["wait", "paused", "prioritized", "delayed", "waiting-children", "failed", "completed"]
+    state: JobState
     ids: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=500)] = []
     count: Annotated[int, Field(ge=0, le=10_000_000)] = 0
 
@@ -98,11 +103,17 @@ def started(
     return {"id": ident, "href": f"/admin/actions/{ident}"}
 
 
-async def _one(console: Console, action: Action, queue: str, job_id: str, state: str | None = None) -> None:
+async def _one(console: Console, action: str, queue: str, job_id: str, state: str | None = None) -> None:
     found = state or (await where(console, queue, job_id))["state"]
     if found not in FITS[action]:
         why = "it runs right now" if found == "active" else f"it is {found}"
         raise Problem(409, "conflict", f"{action} is not possible: {why}.")
+    if action == "cancel":
+        if not is_ours(parsed(await console.redis.hget(console.key(queue, job_id), "data"))):
+            raise Problem(409, "conflict", "Its service does not look whether it was cancelled. Remove it instead.")
+        prefix = console.producer.prefix
+        await cancelling.cancel(console.redis, console.database(), queue, job_id, Reason().reason, prefix=prefix)
+        return
     # A job of BullMQ needs its payload and options; we need the script alone.
     handle: Any = console.producer.queue(queue)
     try:
@@ -123,9 +134,17 @@ async def _one(console: Console, action: Action, queue: str, job_id: str, state:
 
 
 async def _many(console: Console, wanted: Many, state: dict[str, Any]) -> None:
-    if not wanted.ids:
+    ids = wanted.ids
+    if wanted.action == "cancel" and not ids:  # they stay where they are until a worker ends them in passing
+        while len(ids) < wanted.count:
+            async with console.bounded():
+                found = await _next(console, wanted, len(ids), min(1_000, wanted.count - len(ids)))
+            if not found:
+                break
+            ids += found
+    elif not ids:
         await _all(console, wanted, state)
-    for job_id in dict.fromkeys(wanted.ids):
+    for job_id in dict.fromkeys(ids):
         try:
             async with console.bounded():
                 await _one(console, wanted.action, wanted.queue, job_id)
@@ -160,14 +179,19 @@ async def _all(console: Console, wanted: Many, state: dict[str, Any]) -> None:
 
 async def _remove_next(console: Console, wanted: Many, most: int) -> int:
     """One by one: BullMQ's script that cleans a list reads all of it first."""
-    key = console.key(wanted.queue, wanted.state)
-    listed = wanted.state in LISTS
-    ids = await (console.redis.lrange(key, -most, -1) if listed else console.redis.zrange(key, 0, most - 1))
     moved = 0
-    for job_id in ids[:20]:
+    for job_id in await _next(console, wanted, 0, min(20, most)):
         try:
             await _one(console, "remove", wanted.queue, job_id, wanted.state)
             moved += 1
         except Problem:
             continue
     return moved
+
+
+async def _next(console: Console, wanted: Many, start: int, most: int) -> list[str]:
+    """The next to be served first."""
+    key, redis = console.key(wanted.queue, wanted.state), console.redis
+    if wanted.state in LISTS:
+        return list(reversed(await redis.lrange(key, -start - most, -start - 1)))
+    return list(await redis.zrange(key, start, start + most - 1))

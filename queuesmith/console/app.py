@@ -89,6 +89,7 @@ def include(
             "views": [*VIEWS, *stored],
             "extra": [f"{extra}/{view}.js" for view in views],
             "live": live,
+            "cancels": "inbox" in tables,
             "token": console.token_name,
         }
 

@@ -90,8 +90,7 @@ async def jobs(
                 offset = total
             for row in found:
                 offset += 1
-                matches = low in row["id"].lower() or low in row["name"].lower()
-                if matches and (row["queue"], row["id"]) not in there:
+                if _matches(row, low) and (row["queue"], row["id"]) not in there:
                     rows.append(row)
                 if len(rows) == size:
                     break
@@ -99,23 +98,28 @@ async def jobs(
 
 
 @router.get("/jobs/export")
-async def export(console: State, _: Admin, queue: Queue = None, state: JobState | None = None) -> StreamingResponse:
-    """The first 10,000 of these as a JSON array, with payloads and results, secrets masked."""
+async def export(
+    console: State, _: Admin, queue: Queue = None, state: JobState | None = None, q: Word = None
+) -> StreamingResponse:
+    """The first 10,000 of these, or of those that match `q`, as a JSON array: payloads and results, secrets masked."""
     names = [await console.known(queue)] if queue else await console.names()
     async with console.bounded():
         parts = await _parts(console, names, [state] if state else STATES)
 
     async def rows() -> AsyncIterator[str]:
-        yield "["
-        offset, total = 0, min(MAX_EXPORT, sum(count for _, _, count in parts))
-        while offset < total:
+        word, offset, given = (q or "").strip().lower(), 0, 0
+        while given < MAX_EXPORT:
             async with console.bounded():
-                found = await page_of(console, parts, offset, min(100, total - offset), whole=True)
+                found = await page_of(console, parts, offset, 100, whole=True)
             if not found:
                 break
-            yield ("" if offset == 0 else ",\n") + ",\n".join(json.dumps(row, ensure_ascii=False) for row in found)
             offset += 100
-        yield "]\n"
+            fitting = [row for row in found if _matches(row, word)][: MAX_EXPORT - given]
+            if fitting:
+                yield ",\n" if given else "["
+                yield ",\n".join(json.dumps(row, ensure_ascii=False) for row in fitting)
+            given += len(fitting)
+        yield "]\n" if given else "[]\n"
 
     return StreamingResponse(rows(), media_type="application/json")
 
@@ -175,7 +179,7 @@ async def job(console: State, _: Admin, queue: QueueName, job_id: JobId) -> dict
         ],
         "logs": [redact_text(line) for line in logs],
         "logged": logged,
-        "cancellable": console.store is not None and _is_ours(parsed(fields.get("data"))),
+        "cancellable": console.store is not None and is_ours(parsed(fields.get("data"))),
         "timeline": happened,
         "deaths": [
             {"id": one.id, "at": one.failed_at, "cause": one.cause, "reason": redact_text(one.reason)} for one in deaths
@@ -329,6 +333,10 @@ async def _exact(console: Console, queues: Sequence[str], state: str | None, job
     return rows
 
 
+def _matches(row: dict[str, Any], word: str) -> bool:
+    return word in row["id"].lower() or word in row["name"].lower()
+
+
 def _due(found: dict[str, Any]) -> dict[str, Any]:
     return {"due": found["due"]} if "due" in found else {}
 
@@ -398,7 +406,7 @@ def _told(state: str, result: str | None) -> str:
     return "cancelled" if ended else state
 
 
-def _is_ours(data: Any) -> bool:
+def is_ours(data: Any) -> bool:
     """In the envelope of a Queuesmith service, whose pipeline looks whether it was cancelled."""
     return isinstance(data, dict) and "payload" in data and "v" in data
 

@@ -199,7 +199,7 @@ async def schedules(console: State, _: Admin) -> dict[str, Any]:
                         "last": known / 1000 if known else None,
                         "last_state": "failed" if failed else "completed" if ended else "active" if started else None,
                         "last_job": f"repeat:{ident}:{int(last)}" if last and started else None,
-                        "ran": int(fields.get("ic") or 0),
+                        "ran": max(0, int(fields.get("ic") or 0) - 1),  # the last of them is the next to come
                         "starts": created / 1000 if created else None,
                         "payload": redact(parsed(fields.get("data"))),
                         "missed": past[ident].missed if ident in past else 0,

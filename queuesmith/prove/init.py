@@ -57,9 +57,9 @@ _SUFFIXES = {".py": "python", ".go": "go", ".js": "node", ".mjs": "node", ".cjs"
 # The page that tells how to mend it there: of its command, or of what its program imports.
 _PAGES = {
     "Celery": "celery",
-    "RQ": "other-python",
-    "dramatiq": "other-python",
-    "arq": "other-python",
+    "RQ": "rq",
+    "dramatiq": "dramatiq",
+    "arq": "arq",
     "asynq": "asynq",
     "BullMQ for Node": "bullmq-ts",
 }
@@ -222,10 +222,8 @@ def write_first(folder: Path, *, force: bool = False) -> int:
 
 def _text(folder: Path, found: Found | None, api: Api | None) -> str:
     worker = found.worker if found else "python worker.py"
-    locks = {"BullMQ": ("30s", "lockDuration"), "Celery": ("30s", "visibility_timeout"), "RQ": ("30s", "job timeout")}
-    lock, what = next(
-        (value for name, value in locks.items() if found and found.stack.startswith(name)), ("30s", "lock")
-    )
+    locks = {"BullMQ": "lockDuration", "Celery": "visibility_timeout", "RQ": "job timeout"}
+    what = next((value for name, value in locks.items() if found and found.stack.startswith(name)), "lock")
     submit = f'submit = "{_sender(folder, found.stack if found else "")}"'
     post = '# submit = { method = "POST", url = "http://127.0.0.1:{port}/jobs", json = { id = "{key}" } }'
     start = '# api = { run = "python api.py --port {port}", ready = "http://127.0.0.1:{port}/healthz" }'
@@ -266,7 +264,7 @@ workers = 2
 # The BullMQ queue: failed jobs are looked for in it, and foreign ones are put on it.
 {queue}
 # After how long does another worker take over the job of a frozen one ({what})?
-lock = "{lock}"
+lock = "30s"
 # How is a job sent that kills its worker? One that can never succeed?
 # poison = "python submit.py {{key}} --crash"
 # failing = "python submit.py {{key}} --invalid"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -351,8 +352,10 @@ def _memory(world: World) -> Row:
 
 def end(world: World) -> None:
     """Every process of the service is told to end. Who is still there then?"""
-    world.service.end_all(world.spec.promises.shutdown)
-    world.until(lambda: not marked(world.marker) and not world.api_listens(), 3, 0.1)
+    world.service.end_all(world.left_to_end)
+    deadline = time.monotonic() + 3 + 3 * world.warmup
+    while (marked(world.marker) or world.api_listens()) and time.monotonic() < deadline:
+        time.sleep(0.1)
     world.left = marked(world.marker)
     # One that hides its environment is not known to be ours, but the port is.
     if not world.left and (address := world.api_listens()):

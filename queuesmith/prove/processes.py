@@ -93,7 +93,7 @@ class Keeper:
 
     def _say(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # it may be closed already
             self._process.stdin.write(line)
             self._process.stdin.flush()
 

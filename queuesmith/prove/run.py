@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from .init import page_of
 from .invariants import TIME_UP, Row
 from .servers import Sqs
 from .spec import Spec, Wrong
-from .world import Batch, Crowd, World
+from .world import LATEST, Aborted, Batch, Crowd, World
 
 NOT_QUICK = "not with --quick"
 NO_REDIS, UNUSED = "no Redis", "the service does not use Redis"
@@ -106,6 +107,7 @@ class _Run:
         self._threads = lanes + (0 if lanes == 1 else WAITING)
         self.crowd = Crowd(lanes)
         self._open: list[World] = []
+        self._struck: list[World] = []
         self._baseline: World | None = None
         self._done = self._of = 0
         self._slow = 0.0
@@ -120,6 +122,13 @@ class _Run:
         self.crowd.over.set()
         for world in list(self._open):
             world.close()
+
+    def _time_up(self) -> None:
+        """Who is still at work is stopped, and has not been run; the others are judged by what was seen."""
+        self.crowd.over.set()
+        for world in list(self._open):
+            if world not in self._struck:
+                world.close()
 
     # one fault after the other, each in a world of its own
 
@@ -137,6 +146,8 @@ class _Run:
             try:
                 waiting = set(futures)
                 while waiting:
+                    if not only and self.gone > self.options.budget + LATEST and not self.crowd.over.is_set():
+                        self._time_up()
                     done, waiting = concurrent.futures.wait(waiting, 0.2, "FIRST_EXCEPTION")
                     rows.update({futures[one].name: one.result() for one in done})
             except BaseException:
@@ -149,18 +160,25 @@ class _Run:
     def _one(self, fault: Fault, turn: int) -> Row:
         why = self._left_out(fault)
         if not why:
-            with self.crowd.place(turn):
-                # it may have waited long for its place
-                why = self._too_late(fault)
-                if not why:
-                    self._say(f"{fault.name}: {fault.does}", self._done + 1, self._of)
-                    world = self._open_world(fault.name)
-                    try:
-                        world.start(resting=fault.backlog and world.early)
-                        batch = _strike(world, fault)
-                    except BaseException:
-                        self._shut(world, keep=False)
-                        raise
+            try:
+                with self.crowd.place(turn):
+                    # it may have waited long for its place
+                    why = self._too_late(fault)
+                    if not why:
+                        self._say(f"{fault.name}: {fault.does}", self._done + 1, self._of)
+                        world = self._open_world(fault.name)
+                        try:
+                            world.start(resting=fault.backlog and world.early)
+                            batch = _strike(world, fault)
+                            self._struck.append(world)
+                            self.crowd.check()
+                        except BaseException:
+                            self._shut(world, keep=False)
+                            raise
+            except Exception:  # whatever it met when its world was closed
+                if not self.crowd.over.is_set():
+                    raise
+                why = TIME_UP
         self._done += 1
         if why:
             return Row(fault.name, fault.does, "not run", why)
@@ -198,9 +216,10 @@ class _Run:
             self._shut(world, keep=self.options.keep or (row is not None and row.verdict == "broken"))
 
     def _judged(self, world: World, batch: Batch, fault: Fault) -> Row:
-        if fault.name != "none":
-            world.watch(batch, self._patience(batch.over, world))
-        self._echo(world)
+        with suppress(Aborted):
+            if fault.name != "none":
+                world.watch(batch, self._patience(batch.over, world))
+            self._echo(world)
         _last_look(world)
         invariants.end(world)
         world.look()
@@ -282,7 +301,7 @@ class _Run:
 
     def _open_world(self, name: str) -> World:
         options = self.options
-        ends = math.inf if options.only or options.soak else self.began + options.budget
+        ends = math.inf if options.only or options.soak else self.began + self._slow + options.budget
         world = World(
             self.spec,
             self.folder / name,

@@ -188,17 +188,14 @@ class Postgres(Server):
             import psycopg  # noqa: F401
         except ImportError:
             raise Wrong("the file asks for PostgreSQL, which needs: pip install 'psycopg[binary]'") from None
-        self._bin = _postgres_binaries()
+        self._bin = postgres_binaries()
         # Not in the run's folder: that is closed to the user that root must switch to, because initdb refuses root.
         super().__init__(keeper, Path(tempfile.mkdtemp(prefix="queuesmith-postgres-")))
         keeper.remove(self.folder)
         self.url = f"postgresql://prove@127.0.0.1:{self.port}/postgres"
         self._as_user: dict[str, Any] = {"cwd": "/"}
         if os.geteuid() == 0:
-            known = {one.pw_name: one for one in pwd.getpwall()}
-            user = known.get("postgres") or known["nobody"]
-            os.chown(self.folder, user.pw_uid, user.pw_gid)
-            self._as_user |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+            self._as_user |= as_unprivileged(self.folder)
 
     def launch(self) -> Child:
         data = self.folder / "data"
@@ -264,7 +261,15 @@ class Postgres(Server):
         return psycopg.connect(self.url, connect_timeout=timeout, autocommit=True)
 
 
-def _postgres_binaries() -> Path:
+def as_unprivileged(folder: Path) -> dict[str, Any]:
+    """For `subprocess`: the user to whom this folder is given now, because initdb refuses root."""
+    known = {one.pw_name: one for one in pwd.getpwall()}
+    user = known.get("postgres") or known["nobody"]
+    os.chown(folder, user.pw_uid, user.pw_gid)
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+
+def postgres_binaries() -> Path:
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda found: int(found.parent.name))
     for name in (shutil.which("initdb"), *(str(found / "initdb") for found in reversed(versions))):
         if name and (folder := Path(name).resolve().parent) and (folder / "postgres").exists():

@@ -30,6 +30,8 @@ from .service import ServiceRunner
 from .spec import SERVERS, Command, Spec, Submit, Wrong, fill, fill_all
 from .timeline import Event, Timeline
 
+# Seconds after the run's time within which everything is ended.
+LATEST = 4.0
 _ERRORS = re.compile(r"error|fail|exception|dead|refus|reject|gave up|invalid", re.IGNORECASE)
 
 
@@ -215,7 +217,7 @@ class World:
         if self.spec.service.setup:
             code, said = self.run(self.spec.service.setup, 120)
             if code:
-                raise Wrong(f"`setup` failed with {code}: {self.spec.service.setup}\n{said}")
+                raise Wrong(f"`setup` failed with {code}{self.spec.line('service.setup')}: {said.strip()[-600:]}")
         began = time.monotonic()
         self.service.start(resting=resting)
         # The machine may be slower by now: who is killed will take as long to come back.
@@ -371,7 +373,9 @@ class World:
         try:
             child = Child(self.keeper, words, log, self.environment(), self.spec.folder)
         except OSError as error:
-            raise Wrong(f"cannot run {words[0]}: {error.strerror}") from None
+            told = vars(self.spec.service).items()
+            key = next(name for name, one in told if isinstance(one, Command) and one.words[0] == command.words[0])
+            raise Wrong(f"cannot run {words[0]}: {error.strerror}{self.spec.line(f'service.{key}')}") from None
         try:
             code = child.wait(limit)
             if code is None:
@@ -563,6 +567,12 @@ class World:
                 return False
             # Gently, but often enough: on a crowded machine one look took 7 s, and the effect was seen 14 s late.
             time.sleep(min(1.0, max(0.05, 2 * (time.monotonic() - began))))
+
+    @property
+    def left_to_end(self) -> float:
+        """For its processes, after SIGTERM: what was promised, or what is left of the run's time."""
+        left = self._ends + LATEST - time.monotonic()
+        return min(self.spec.promises.shutdown, max(2.0, left))
 
     @property
     def sends_many(self) -> bool:

@@ -24,17 +24,17 @@ async def cancel_document(app: App, document_id: str, reason: str) -> list[Cance
     for name in reversed(STAGES):
         ident, payload = job_id(name, document_id), app.jobs.encode(name, given)["payload"]
         ended.append(await rule_out(app.store, app.jobs[name].queue, name, ident, document_id, payload, reason))
-    if all(one.state == "too-late" for one in ended):
+    if all(cancelled.state == "too-late" for cancelled in ended):
         return ended
     async with begin(app.store) as tx:
         await db.reject(tx, document_id, document.owner, "cancelled", f"Cancelled: {reason}")
     await pending_jobs.forget(app.store, job_id(STAGES[-1], document_id))
-    states = {one.job_id: one for one in ended}
+    states = {cancelled.job_id: cancelled for cancelled in ended}
     for name in reversed(STAGES):
         ident = job_id(name, document_id)
         try:
-            for one in await cancel(app.producer.redis, app.store, app.jobs[name].queue, ident, reason):
-                states[one.job_id] = one
+            for cancelled in await cancel(app.producer.redis, app.store, app.jobs[name].queue, ident, reason):
+                states[cancelled.job_id] = cancelled
             break  # it followed the flow to all the others
         except NoSuchJob:
             continue  # not queued yet, or finished and forgotten

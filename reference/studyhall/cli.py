@@ -100,11 +100,11 @@ for _name, (_, _about) in (COMMANDS | HIDDEN).items():
 def command(name: str) -> Any:
     """The real one, imported now."""
     module, _, attribute = (COMMANDS | HIDDEN)[name][0].partition(":")
-    found = getattr(import_module(f".{module}", __package__), attribute)
-    if isinstance(found, typer.Typer):
-        return typer.main.get_group(found)
+    loaded = getattr(import_module(f".{module}", __package__), attribute)
+    if isinstance(loaded, typer.Typer):
+        return typer.main.get_group(loaded)
     alone = typer.Typer(add_completion=False)
-    alone.command(name)(found)
+    alone.command(name)(loaded)
     return typer.main.get_command(alone)
 
 

@@ -32,10 +32,15 @@ def cancel_command(
 
     done = run(go())
     if as_json:
-        show_json([asdict(one) for one in done])
+        show_json([asdict(cancelled) for cancelled in done])
     else:
-        show_table("Cancelled", ["job", "state"], [[one.job_id, one.state] for one in done], "Nothing to cancel.")
-    if all(one.state == "too-late" for one in done):
+        show_table(
+            "Cancelled",
+            ["job", "state"],
+            [[cancelled.job_id, cancelled.state] for cancelled in done],
+            "Nothing to cancel.",
+        )
+    if all(cancelled.state == "too-late" for cancelled in done):
         raise fail("too late: all of it was done already")
 
 

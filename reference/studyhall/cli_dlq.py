@@ -75,17 +75,17 @@ def show(letter: LetterId, data_dir: DataDir = None, as_json: AsJson = False) ->
         async with open_app(settings_for(data_dir)) as studyhall:
             return await dead_letter.show(studyhall.store, letter)
 
-    found = run(work())
+    letters = run(work())
     detail = {
-        **_brief(found[0]),
-        "payload": redact(found[0].data),
-        "trace": redact(_trace(found[0])),
-        "earlier": [_brief(earlier) for earlier in found[1:]],
+        **_brief(letters[0]),
+        "payload": redact(letters[0].data),
+        "trace": redact(_trace(letters[0])),
+        "earlier": [_brief(earlier) for earlier in letters[1:]],
     }
     if as_json:
         show_json(detail)
     else:
-        show_fields({**detail, "failed_at": ago(found[0].failed_at)})
+        show_fields({**detail, "failed_at": ago(letters[0].failed_at)})
 
 
 @app.command()

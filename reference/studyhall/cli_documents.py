@@ -63,13 +63,13 @@ async def _somebody_works(studyhall: App) -> bool:
     """Is a worker connected? They name their connections after their queues."""
     names = tuple(f"{studyhall.producer.prefix}:{queue}" for queue in studyhall.jobs.queues)
     connected: Any = await studyhall.producer.redis.client_list()
-    return any(one["name"].startswith(names) for one in connected)
+    return any(client["name"].startswith(names) for client in connected)
 
 
 def _ended(stages: list[StageState]) -> bool:
     """All through, or one stopped: what waits for that one goes on only when it is replayed."""
-    found = {stage.state for stage in stages}
-    return found == {"completed"} or bool(found & {"failed", "cancelled", "gone"})
+    states = {stage.state for stage in stages}
+    return states == {"completed"} or bool(states & {"failed", "cancelled", "gone"})
 
 
 def _so_far(stages: dict[str, dict[str, Any]]) -> str:
@@ -95,10 +95,10 @@ def status_command(
             async with read(studyhall.store) as connection:
                 if document_id is None:
                     documents = await db.documents_of(connection, owner, limit=limit)
-                elif found := await db.document(connection, document_id, owner):
-                    documents = [found]
+                elif document := await db.document(connection, document_id, owner):
+                    documents = [document]
                 else:
-                    raise fail(f"{owner} has no document {document_id}; `studyhall status` lists them")
+                    raise fail(f"there is no document {document_id} of {owner}; `studyhall status` lists them")
             return [
                 {
                     "id": document.id,

@@ -130,9 +130,9 @@ def replay(
         raise fail("say which: --since, --before or --event", 2)
 
     async def work() -> ReplayReport:
-        async with opened(data_dir) as engine:
-            past = logged(engine, since=_local(since), before=_local(before), ids=event or None)
-            return await replay_to(engine, inbox_name(group), past, GROUPS[group], force=force)
+        async with opened(data_dir) as store:
+            past = logged(store, since=_local(since), before=_local(before), ids=event or None)
+            return await replay_to(store, inbox_name(group), past, GROUPS[group], force=force)
 
     report = run(work())
     show_json(asdict(report)) if as_json else show_fields(asdict(report))

@@ -38,7 +38,7 @@ def health_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(report: dict[str, Any]) -> None:
     columns = ["queue", "workers", "backlog", "oldest", "active", "delayed", "children", "failing", ""]
     rows = [
         [
@@ -52,16 +52,16 @@ def _print(found: dict[str, Any]) -> None:
             f"{100 * queue['failure_rate']:.0f} %",
             "nobody works" if queue["unattended"] else "paused" if queue["paused"] else "",
         ]
-        for queue in found["queues"]
+        for queue in report["queues"]
     ]
     show_table("Queues", columns, rows, "No queues.")
-    out.print(f"dead letters: {found['dead_letters']}, outbox: {found['signals']['outbox.oldest']:.0f} s behind")
-    for name, because in found["over_limit"].items():
+    out.print(f"dead letters: {report['dead_letters']}, outbox: {report['signals']['outbox.oldest']:.0f} s behind")
+    for name, because in report["over_limit"].items():
         err.print(f"[red]{name}[/] is over its limit: {because}", soft_wrap=True)
-    for alert in found["alerts"]:
-        if alert["signal"] not in found["over_limit"]:
+    for alert in report["alerts"]:
+        if alert["signal"] not in report["over_limit"]:
             err.print(f"[yellow]{alert['signal']}[/] was over its limit and is not back below it")
-    if found["healthy"]:
+    if report["healthy"]:
         out.print("[green]healthy[/]")
 
 

@@ -43,8 +43,8 @@ def buy(
         raise fail(f"there is no card {card!r}; choose card_ok or one of {', '.join(CARDS)}", 2)
 
     async def work() -> dict[str, Any]:
-        async with opened(data_dir) as engine:
-            async with begin(engine) as tx:
+        async with opened(data_dir) as store:
+            async with begin(store) as tx:
                 await service.seed_packs(tx)
                 placed = await service.place_order(
                     tx,
@@ -55,7 +55,7 @@ def buy(
                     order_id=order_id,
                 )
             deadline = time.monotonic() + wait
-            while (row := await service.show_order(engine, placed))["status"] not in ENDED:
+            while (row := await service.show_order(store, placed))["status"] not in ENDED:
                 if time.monotonic() >= deadline:
                     break
                 await asyncio.sleep(0.1)
@@ -76,10 +76,10 @@ def packs_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """What there is to buy."""
 
     async def work() -> list[dict[str, Any]]:
-        async with opened(data_dir) as engine:
-            async with begin(engine) as tx:
+        async with opened(data_dir) as store:
+            async with begin(store) as tx:
                 await service.seed_packs(tx)
-            async with read(engine) as tx:
+            async with read(store) as tx:
                 return [dict(row) for row in (await tx.execute(select(packs).order_by(packs.c.id))).mappings()]
 
     rows = run(work())
@@ -113,8 +113,8 @@ def list_(
     """Newest first."""
 
     async def work() -> list[dict[str, Any]]:
-        async with opened(data_dir) as engine:
-            return [dict(row) for row in await service.list_orders(engine, status=status, limit=limit)]
+        async with opened(data_dir) as store:
+            return [dict(row) for row in await service.list_orders(store, status=status, limit=limit)]
 
     rows = run(work())
     if as_json:
@@ -144,8 +144,8 @@ def show(order_id: str, data_dir: DataDir = None, as_json: AsJson = False) -> No
     """One order and the steps its saga has taken."""
 
     async def work() -> tuple[dict[str, Any], saga_store.SagaRow]:
-        async with opened(data_dir) as engine:
-            return await service.show_order(engine, order_id), await saga_store.load(engine, order_id)
+        async with opened(data_dir) as store:
+            return await service.show_order(store, order_id), await saga_store.load(store, order_id)
 
     row, saga = run(work())
     steps = {step.name: step.state for step in saga.steps}
@@ -162,8 +162,8 @@ def status(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """How far the event worker is behind."""
 
     async def work() -> outbox_upkeep.Lag:
-        async with opened(data_dir) as engine:
-            return await outbox_upkeep.lag(engine)
+        async with opened(data_dir) as store:
+            return await outbox_upkeep.lag(store)
 
     lag = run(work())
     if as_json:
@@ -181,8 +181,8 @@ def quarantine_list(
     """Oldest first, with the reason and how many events wait behind each."""
 
     async def work() -> list[outbox_upkeep.QuarantinedRow]:
-        async with opened(data_dir) as engine:
-            return await outbox_upkeep.quarantined(engine, limit=limit)
+        async with opened(data_dir) as store:
+            return await outbox_upkeep.quarantined(store, limit=limit)
 
     rows = run(work())
     if as_json:
@@ -215,10 +215,10 @@ def discard(
 
 def _released(events: list[str], data_dir: DataDir, as_json: bool, *, discard: str | None) -> None:
     async def work() -> int:
-        async with opened(data_dir) as engine:
+        async with opened(data_dir) as store:
             if discard is not None:
-                return await outbox_upkeep.discard(engine, events, discard)
-            return await outbox_upkeep.requeue(engine, events)
+                return await outbox_upkeep.discard(store, events, discard)
+            return await outbox_upkeep.requeue(store, events)
 
     count, verb = run(work()), "replayed" if discard is None else "discarded"
     show_json({verb: count}) if as_json else out.print(f"{verb} {count} of {len(events)}")

@@ -26,8 +26,8 @@ STATES = ("running", "compensating", "needs_repair", "completed", "compensated")
 @asynccontextmanager
 async def opened(data_dir: Path | None) -> AsyncIterator[AsyncEngine]:
     """The database alone: looking at sagas and orders needs neither Redis nor a worker."""
-    async with open_database(settings_for(data_dir)) as engine:
-        yield engine
+    async with open_database(settings_for(data_dir)) as store:
+        yield store
 
 
 @app.command("list")
@@ -42,8 +42,8 @@ def list_(
         raise fail(f"there is no state {state!r}; choose one of {', '.join(STATES)}", 2)
 
     async def work() -> list[saga_store.SagaRow]:
-        async with opened(data_dir) as engine:
-            return await saga_store.list_sagas(engine, state=state, limit=limit)
+        async with opened(data_dir) as store:
+            return await saga_store.list_sagas(store, state=state, limit=limit)
 
     sagas = run(work())
     if as_json:
@@ -62,8 +62,8 @@ def show(saga: str, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """One saga with its steps and everything that ever happened to it."""
 
     async def work() -> tuple[saga_store.SagaRow, list[saga_store.HistoryRow]]:
-        async with opened(data_dir) as engine:
-            return await saga_store.load(engine, saga), await saga_store.history(engine, saga)
+        async with opened(data_dir) as store:
+            return await saga_store.load(store, saga), await saga_store.history(store, saga)
 
     row, history = run(work())
     if as_json:
@@ -116,16 +116,16 @@ def repair(
     who = by or getpass.getuser()
 
     async def work() -> saga_store.SagaRow:
-        async with opened(data_dir) as engine:
+        async with opened(data_dir) as store:
             if retry:
-                await saga_repair.retry(engine, saga, by=who, note=note, force=force)
+                await saga_repair.retry(store, saga, by=who, note=note, force=force)
             elif compensate:
-                await saga_repair.compensate(engine, saga, by=who, note=note, force=force)
+                await saga_repair.compensate(store, saga, by=who, note=note, force=force)
             elif done is not None:
-                await saga_repair.mark(engine, saga, done, "done", by=who, note=note, result=value, force=force)
+                await saga_repair.mark(store, saga, done, "done", by=who, note=note, result=value, force=force)
             else:
-                await saga_repair.mark(engine, saga, str(undone), "undone", by=who, note=note, force=force)
-            return await saga_store.load(engine, saga)
+                await saga_repair.mark(store, saga, str(undone), "undone", by=who, note=note, force=force)
+            return await saga_store.load(store, saga)
 
     row = run(work())
     if as_json:

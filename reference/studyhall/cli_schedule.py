@@ -71,10 +71,10 @@ def run_(
 
     async def go() -> str:
         async with open_app(settings_for(data_dir)) as studyhall:
-            one = schedules(studyhall.jobs, studyhall.settings, studyhall.signer)[schedule]
+            task = schedules(studyhall.jobs, studyhall.settings, studyhall.signer)[schedule]
             # Not a long number: one in ten of those is redacted in logs, because it could be that of a card.
-            key = f"{one.id}-by-hand-{datetime.now(UTC):%Y%m%dT%H%M%S-%f}"
-            return (await studyhall.producer.enqueue(JobRequest(one.job, one.payload, key=key))).id
+            key = f"{task.id}-by-hand-{datetime.now(UTC):%Y%m%dT%H%M%S-%f}"
+            return (await studyhall.producer.enqueue(JobRequest(task.job, task.payload, key=key))).id
 
     job = run(go())
     show_json({"job": job}) if as_json else out.print(f"queued as {job}", highlight=False)

@@ -80,9 +80,8 @@ async def tour(settings: Settings, *, keep: bool, console: Console) -> int:
     """Run the tour in its own data dir. 0 when every promise held."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="studyhall-")))
-        settings = settings.model_copy(
-            update={"data_dir": folder, "database_url": None, "processes": 1}  # nobody's real data
-        )
+        # Nobody's real data.
+        settings = settings.model_copy(update={"data_dir": folder, "database_url": None, "processes": 1})
         story, began = Story(), time.monotonic()
         async with _server_ended() as server, open_app(settings) as app, _stopping(story.workers):
             server.append(app.redis)

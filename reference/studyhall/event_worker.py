@@ -91,12 +91,12 @@ async def reconcile_events(store: AsyncEngine, bus: EventBus, group: str, *, gra
         while True:
             page = select(row.position, row.event_id, row.published_at).where(*recent, row.position > after)
             async with read(store) as connection:
-                found = (await connection.execute(page.order_by(row.position).limit(500))).all()
-            for position, event_id, at in found:
+                rows = (await connection.execute(page.order_by(row.position).limit(500))).all()
+            for position, event_id, at in rows:
                 after = position
                 if event_id not in given_up:
                     yield Expected(event_id, at)
-            if len(found) < 500:
+            if len(rows) < 500:
                 return
 
     async def handled(keys: Collection[str]) -> set[str]:

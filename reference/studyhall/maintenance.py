@@ -128,9 +128,9 @@ class Maintenance:
             while True:
                 async with read(self.store) as connection:
                     page = await db.unfinished_documents(connection, after=after, limit=500)
-                for one in page:
-                    owners[one.id] = one.owner
-                    yield Expected(one.id, one.updated_at)
+                for document in page:
+                    owners[document.id] = document.owner
+                    yield Expected(document.id, document.updated_at)
                 if len(page) < 500:
                     return
                 after = page[-1].id

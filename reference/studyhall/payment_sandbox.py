@@ -36,7 +36,8 @@ from urllib.parse import parse_qs, urlsplit
 from studyhall.patterns.parent_death import die_with_parent
 
 KINDS = ("decline", "rate-limit", "unavailable", "lost-answer", "hang", "late")
-CARDS = {  # method: (fault, does it hold for every try?)
+# method: (fault, does it hold for every try?)
+CARDS = {
     "card_declined": ("decline", True),
     "card_rate_limited": ("rate-limit", False),
     "card_unavailable": ("unavailable", False),
@@ -54,7 +55,7 @@ CREATE TABLE IF NOT EXISTS fault (id INTEGER PRIMARY KEY, kind TEXT, operation T
 CREATE TABLE IF NOT EXISTS call (id INTEGER PRIMARY KEY, operation TEXT, key TEXT, fault TEXT, at REAL,
     status INTEGER);
 """
-Answer = tuple[int, dict[str, Any], dict[str, str]]
+Response = tuple[int, dict[str, Any], dict[str, str]]
 
 
 class Sandbox:
@@ -68,7 +69,7 @@ class Sandbox:
             db.execute("PRAGMA journal_mode=WAL")
             db.executescript(SCHEMA)
 
-    def charge(self, key: str, body: dict[str, Any], *, declined: bool = False) -> Answer:
+    def charge(self, key: str, body: dict[str, Any], *, declined: bool = False) -> Response:
         amount, customer = body.get("amount"), body.get("customer")
         if not isinstance(amount, int) or isinstance(amount, bool) or not 0 < amount <= 10_000_000:
             return _error(400, "invalid_amount", "amount is a whole number of cents, 1 to 10000000")
@@ -88,7 +89,7 @@ class Sandbox:
             db.execute("INSERT INTO charge VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
             return _charged(db.execute("SELECT * FROM charge WHERE key = ?", (key,)).fetchone(), 201)
 
-    def refund(self, key: str, body: dict[str, Any]) -> Answer:
+    def refund(self, key: str, body: dict[str, Any]) -> Response:
         charge_key = body.get("charge_key")
         if not isinstance(charge_key, str) or not charge_key:
             return _error(400, "invalid_charge_key", "charge_key is missing")
@@ -106,7 +107,7 @@ class Sandbox:
             db.execute("INSERT INTO refund VALUES (?, ?, ?, ?, ?)", values)
             return 201, _refunded(db.execute("SELECT * FROM refund WHERE key = ?", (key,)).fetchone()), {}
 
-    def find(self, key: str) -> Answer:
+    def find(self, key: str) -> Response:
         with closing(self._connect()) as db:
             known = db.execute("SELECT * FROM charge WHERE key = ?", (key,)).fetchone()
             if known is None:
@@ -125,7 +126,7 @@ class Sandbox:
         net = sum(row["amount"] for row in kept)
         return {"charges": charges, "refunds": refunds, "calls": calls, "net": net}
 
-    def add_fault(self, body: dict[str, Any]) -> Answer:
+    def add_fault(self, body: dict[str, Any]) -> Response:
         kind, operation = body.get("kind"), body.get("operation", "charge")
         if kind not in KINDS or operation not in ("charge", "refund", "find"):
             text = f"kind is one of {', '.join(KINDS)}; operation is charge, refund or find"
@@ -138,7 +139,7 @@ class Sandbox:
             )
         return 201, {"kind": kind, "operation": operation, "times": times, "seconds": seconds}, {}
 
-    def clear_faults(self) -> Answer:
+    def clear_faults(self) -> Response:
         with self._turn, closing(self._connect()) as db, db:
             db.execute("DELETE FROM fault")
         return 200, {}, {}
@@ -287,11 +288,11 @@ def main() -> None:
         server.server_close()
 
 
-def _error(status: int, code: str, message: str) -> Answer:
+def _error(status: int, code: str, message: str) -> Response:
     return status, {"error": {"code": code, "message": message}}, {}
 
 
-def _charged(row: sqlite3.Row, status: int) -> Answer:
+def _charged(row: sqlite3.Row, status: int) -> Response:
     shown = _shown(row)
     replayed = {"Idempotent-Replayed": "true"} if status == 200 else {}
     if row["status"] == "declined":

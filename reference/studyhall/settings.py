@@ -182,7 +182,7 @@ def load(env: Mapping[str, str] = os.environ, overrides: Mapping[str, object] | 
     known = {variable(field): field for field in Settings.model_fields}
     for name in env:
         if name.startswith(PREFIX) and name not in known:
-            short = {one.removeprefix(PREFIX): one for one in known}  # the prefix makes everything look alike
+            short = {full.removeprefix(PREFIX): full for full in known}  # the prefix makes everything look alike
             near = get_close_matches(name.removeprefix(PREFIX), short, n=1)
             hint = f", did you mean {short[near[0]]}?" if near else f"; known: {', '.join(sorted(known))}"
             raise SettingsError(f"unknown setting {name}{hint}")

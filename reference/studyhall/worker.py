@@ -25,9 +25,10 @@ from .patterns.deadline import within_deadline
 from .patterns.deferred_reply import DeferredReplies, InteractionWebhook
 from .patterns.degraded.pending import Drainer
 from .patterns.engine.check import without_secrets
+from .patterns.health import count_stalls
 from .patterns.idempotency.once import inboxes, once
 from .patterns.isolation import SubprocessPool
-from .patterns.observability import logged
+from .patterns.observability import WORKER, logged
 from .patterns.observability.metrics import JobMetrics, measured, serve_metrics
 from .patterns.pipeline import Pipeline
 from .patterns.progress import reporting
@@ -94,11 +95,13 @@ async def work(settings: Settings, queues: Sequence[str] = ()) -> None:
                 lock_duration=settings.lock_seconds,
                 stalled_interval=settings.stalled_seconds,
                 max_stalled=QUEUE_LIMIT,
+                name=WORKER,
             )
             for queue in queues or app.jobs.queues
         ]
         for worker in workers:
             metrics.count_stalls(worker)
+            count_stalls(worker, app.producer.redis)
 
         if advice := await crowded(app.store, settings.concurrency * len(workers)):
             log.warning(advice)

@@ -5,7 +5,7 @@ import pytest
 from bench.sections import backlog
 
 
-def test_each_size_has_a_row_with_its_ratio_to_the_smallest(redis_url: str):
+def test_each_size_has_a_row_with_its_ratio_to_the_smallest(redis_url):
     rows = backlog.run(redis_url, sizes=(100, 300), samples=20)
     assert list(rows) == [f"{way}, {size} waiting" for way in ("bare", "producer") for size in (100, 300)]
     for way in ("bare", "producer"):
@@ -17,7 +17,7 @@ def test_each_size_has_a_row_with_its_ratio_to_the_smallest(redis_url: str):
 
 
 async def test_a_backlog_that_changes_its_size_gives_no_figures():
-    async def nothing(_: int):
+    async def nothing(_):
         return None
 
     with pytest.raises(RuntimeError, match="instead of 100"):

@@ -31,19 +31,19 @@ def test_a_ratio_is_taken_round_by_round():
 
 
 @pytest.mark.parametrize(("one", "other"), [([], []), ([1.0], []), ([1.0, 2.0], [1.0]), ([1.0, 1.0], [1.0, 0.0])])
-def test_no_ratio_without_a_round_on_both_sides(one: list[float], other: list[float]):
+def test_no_ratio_without_a_round_on_both_sides(one, other):
     assert ratio(one, other) is None
 
 
 @given(rates)
-def test_the_median_lies_within_the_rounds_and_the_spread_is_their_width(found: list[float]):
+def test_the_median_lies_within_the_rounds_and_the_spread_is_their_width(found):
     summary = Summary(tuple(found))
     assert min(found) <= summary.median <= max(found)
     assert summary.spread == max(found) - min(found)
 
 
 @given(rates, st.integers(1, 100))
-def test_a_percentile_is_one_of_the_values_and_leaves_few_above_it(found: list[float], percent: int):
+def test_a_percentile_is_one_of_the_values_and_leaves_few_above_it(found, percent):
     value = percentile(found, percent)
     assert value in found
     assert sum(other > value for other in found) <= len(found) * (100 - percent) / 100

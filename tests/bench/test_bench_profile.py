@@ -1,13 +1,11 @@
 """Samples are counted for the part that computed; waiting threads and the start of the process are left out."""
 
-from pathlib import Path
-
 import pytest
 
 from bench.sections import profile
 
 
-def test_samples_count_for_the_innermost_part_and_waiting_does_not_count(tmp_path: Path):
+def test_samples_count_for_the_innermost_part_and_waiting_does_not_count(tmp_path):
     source = tmp_path / "json" / "encoder.py"
     source.parent.mkdir()
     source.write_text("item = queue.get(block=True)\nreturn encode(item)\n")

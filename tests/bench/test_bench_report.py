@@ -1,7 +1,6 @@
 """The report says what the JSON says: settings, spreads, shares of the limit, targets met and missed."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
@@ -30,7 +29,7 @@ PEERS = {
 }
 
 
-def run(**noop: list[float]) -> dict[str, Any]:
+def run(**noop):
     """Results with these rounds of no-op jobs per second."""
     found: dict[str, Any] = {
         "date": "2031-02-03",
@@ -113,7 +112,7 @@ def test_what_a_peer_does_not_have_is_a_dash_and_words_are_kept():
     assert "| Node | 3 | 0 |" in text
 
 
-def test_results_survive_being_written_and_read(tmp_path: Path):
+def test_results_survive_being_written_and_read(tmp_path):
     found = run(**STEADY)
     results.save(found, tmp_path / "results.json")
     again = json.loads((tmp_path / "results.json").read_text())
@@ -121,7 +120,7 @@ def test_results_survive_being_written_and_read(tmp_path: Path):
     assert again["sections"]["throughput"]["rows"]["stock"]["noop"] == STEADY["stock"]
 
 
-def test_what_is_measured_less_is_better_and_what_must_not_fall_is_compared_with_the_run_before(tmp_path: Path):
+def test_what_is_measured_less_is_better_and_what_must_not_fall_is_compared_with_the_run_before(tmp_path):
     found, lab = run(**STEADY), SimpleNamespace(failures={})
     memory, streams = (SimpleNamespace(TITLE="", ABOUT="", COLUMNS={}) for _ in range(2))
     results.add(found, "memory", memory, lab, {"stock": {"waiting": 100}, "queuesmith": {"waiting": 150}})  # type: ignore[arg-type]
@@ -138,7 +137,7 @@ def test_what_is_measured_less_is_better_and_what_must_not_fall_is_compared_with
     assert verdicts["relay, SQLite: rate per second as before"] == ("–", "not measured")
 
 
-def test_a_row_of_an_earlier_run_says_so_and_makes_no_ratio(tmp_path: Path):
+def test_a_row_of_an_earlier_run_says_so_and_makes_no_ratio(tmp_path):
     results.save(run(**STEADY), tmp_path / "results.json")
     now = run(stock=[1.0, 1.0, 1.0], queuesmith=[5.0, 5.0, 5.0])
     earlier = results.keep(now, tmp_path / "results.json", ["throughput"])
@@ -149,7 +148,7 @@ def test_a_row_of_an_earlier_run_says_so_and_makes_no_ratio(tmp_path: Path):
     assert results.compare(now, "throughput", "noop", "node", "queuesmith-bare"), "two of the same earlier run"
 
 
-def test_sections_measured_earlier_are_kept_but_never_mixed_with_another_kind_of_run(tmp_path: Path):
+def test_sections_measured_earlier_are_kept_but_never_mixed_with_another_kind_of_run(tmp_path):
     results.save(run(**STEADY), tmp_path / "results.json")
     now = run(**STEADY) | {"sections": {}}
     results.keep(now, tmp_path / "results.json", ["ceiling"])
@@ -160,7 +159,7 @@ def test_sections_measured_earlier_are_kept_but_never_mixed_with_another_kind_of
 
 
 @pytest.mark.parametrize("log", [False, True])
-def test_pictures_are_well_formed_and_their_bars_as_long_as_their_values(log: bool):
+def test_pictures_are_well_formed_and_their_bars_as_long_as_their_values(log):
     svg = plots.bars("a < b", {"one & two": [100.0, 50.0], "none": [None], "zero": [0.0]}, ours=["zero"], log=log)
     tree = ElementTree.fromstring(svg)
     widths = [float(bar.attrib["width"]) for bar in tree.iter("{http://www.w3.org/2000/svg}rect")]

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,16 +14,15 @@ from bench import sections
 from bench.lab import ENVS, ORDER, OURS, PEERS, RECORD, Lab, Peer, Tally
 from bench.sections import throughput
 from harness.processes import ROOT, alive
-from harness.redis import RedisServer
 
 
 @pytest.fixture
-def lab(redis_server: RedisServer, tmp_path: Path) -> Lab:
+def lab(redis_server, tmp_path):
     return Lab([Peer.load(name) for name in OURS], quick=True, server=redis_server, folder=tmp_path)
 
 
 @pytest.mark.slow
-def test_one_command_writes_json_report_and_picture(tmp_path: Path):
+def test_one_command_writes_json_report_and_picture(tmp_path):
     argv = ["-m", "bench", "--section", "enqueue,latency", "--peers", "queuesmith-bare", "--out", str(tmp_path)]
     done = subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
@@ -41,7 +39,7 @@ def test_one_command_writes_json_report_and_picture(tmp_path: Path):
 
 
 @pytest.mark.parametrize("flag", ["--section=nonsense", "--peers=celery,nonsense"])
-def test_an_unknown_name_is_answered_with_the_known_ones(flag: str):
+def test_an_unknown_name_is_answered_with_the_known_ones(flag):
     done = subprocess.run(
         [sys.executable, "-m", "bench", flag], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
@@ -50,7 +48,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones(flag: str):
 
 
 @pytest.mark.slow
-def test_two_processes_do_every_job_once_and_end_with_the_bench(lab: Lab):
+def test_two_processes_do_every_job_once_and_end_with_the_bench(lab):
     for peer in lab.peers:
         with lab.bench(peer) as bench:
             bench.enqueue(300, bulk=True)
@@ -66,7 +64,7 @@ def test_two_processes_do_every_job_once_and_end_with_the_bench(lab: Lab):
         assert not any(map(alive, pids))
 
 
-def test_a_tally_tells_lost_and_duplicated_jobs(tmp_path: Path):
+def test_a_tally_tells_lost_and_duplicated_jobs(tmp_path):
     tally = Tally(tmp_path / "tally")
     assert tally.count() == 0
     now = time.time_ns()
@@ -87,7 +85,7 @@ def test_the_rate_counts_neither_start_nor_tail():
     assert throughput.rate(records) == pytest.approx(100, rel=0.02)
 
 
-def test_a_worker_that_ends_is_an_error_with_what_it_said(lab: Lab):
+def test_a_worker_that_ends_is_an_error_with_what_it_said(lab):
     with lab.bench(lab.peers[1]) as bench:
         bench.url = "no-such-scheme://nowhere"
         workers = bench.start()
@@ -95,7 +93,7 @@ def test_a_worker_that_ends_is_an_error_with_what_it_said(lab: Lab):
             bench.finished(1, workers, timeout=60)
 
 
-def test_a_peer_that_cannot_be_installed_is_said_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_peer_that_cannot_be_installed_is_said_and_left_out(tmp_path, monkeypatch):
     for name in ("gone", "queuesmith"):
         (tmp_path / "peers" / name).mkdir(parents=True)
         told = (PEERS / "queuesmith" / "peer.toml").read_text()
@@ -140,7 +138,7 @@ def test_every_section_says_what_it_measures():
 @pytest.mark.full
 @pytest.mark.fault
 @pytest.mark.parametrize("name", ORDER)
-def test_every_peer_does_all_kinds_of_work_once(lab: Lab, name: str):
+def test_every_peer_does_all_kinds_of_work_once(lab, name):
     """Installs the peer when it is not there yet."""
     peer = Peer.load(name)
     peer.install()

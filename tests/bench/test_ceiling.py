@@ -8,7 +8,7 @@ from bench.sections.bullmq_scripts import Scripts, blast
 
 
 @pytest.mark.parametrize("tool", [None, ceiling.TOOL] if ceiling.TOOL else [None])
-def test_every_call_of_the_load_adds_or_finishes_a_job(redis_url: str, tool: str | None):
+def test_every_call_of_the_load_adds_or_finishes_a_job(redis_url, tool):
     rows = ceiling.run(redis_url, jobs=900, tool=tool)  # more than the 800 in flight; refusals would raise
     for row in rows.values():
         assert all(isinstance(value, int | float) and value > 0 for value in row.values())
@@ -16,14 +16,14 @@ def test_every_call_of_the_load_adds_or_finishes_a_job(redis_url: str, tool: str
     assert ceiling.limit(rows, "add") == max(rows["add"]["P1"], rows["add"]["P16"])
 
 
-def test_a_refused_call_is_an_error_and_not_a_figure(redis_url: str):
+def test_a_refused_call_is_an_error_and_not_a_figure(redis_url):
     with redis.Redis.from_url(redis_url) as client:
         scripts = Scripts(client, "empty")
         with pytest.raises(RuntimeError, match="refused"):
             blast(redis_url, scripts.finish(), 1)
 
 
-def test_the_scripts_leave_jobs_as_bullmq_does(redis_url: str):
+def test_the_scripts_leave_jobs_as_bullmq_does(redis_url):
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
         scripts = Scripts(client, "q")
         blast(redis_url, scripts.add(b'{"i":7}'), 3, connections=1, pipeline=3)

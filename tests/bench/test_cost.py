@@ -24,19 +24,19 @@ Counted = dict[str, dict[str, float]]
 
 
 @pytest.fixture(scope="module")
-def calls(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+def calls(tmp_path_factory):
     return counted(tmp_path_factory.mktemp("calls"))
 
 
 @pytest.fixture(scope="module")
-def instructions(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+def instructions(tmp_path_factory):
     valgrind = need_binary("valgrind", how="apt install valgrind (perf counts nothing in most virtual machines)")
     folder = tmp_path_factory.mktemp("instructions")
     out = str(folder / "out")
     return counted(folder, valgrind, "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}", out=[out])
 
 
-def counted(folder: Path, *under: str, out: list[str] | None = None) -> Counted:
+def counted(folder, *under, out=None):
     server = RedisServer.start()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "0"}
     argv = [*under, sys.executable, str(PROGRAM), server.url, f"sqlite:///{folder / 'store.db'}", *(out or [])]
@@ -52,7 +52,7 @@ def counted(folder: Path, *under: str, out: list[str] | None = None) -> Counted:
 
 @pytest.mark.timeout(1_600)
 @pytest.mark.parametrize("part", CALLS)
-def test_a_job_costs_no_more_calls_than_it_did(part: str, calls: Counted):
+def test_a_job_costs_no_more_calls_than_it_did(part, calls):
     times = calls["ours"][part] / calls["stock"][part]
     assert times <= CALLS[part] * MORE, f"{times:.2f} × stock: {calls}; find them with cProfile, or pay here"
 
@@ -60,7 +60,7 @@ def test_a_job_costs_no_more_calls_than_it_did(part: str, calls: Counted):
 @pytest.mark.slow
 @pytest.mark.timeout(1_600)
 @pytest.mark.parametrize("part", INSTRUCTIONS)
-def test_a_job_costs_no_more_instructions_than_it_did(part: str, instructions: Counted):
+def test_a_job_costs_no_more_instructions_than_it_did(part, instructions):
     times = instructions["ours"][part] / instructions["stock"][part]
     assert times <= INSTRUCTIONS[part] * MORE, (
         f"{times:.2f} × stock: {instructions}; see callgrind_annotate, or pay here"

@@ -2,13 +2,11 @@
 
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from bench.lab import ENVS, ORDER, OURS, Lab, Peer
 from bench.sections import crash, kills
-from harness.redis import RedisServer
 
 pytestmark = pytest.mark.slow
 
@@ -21,12 +19,12 @@ INSTALLED = [
 
 
 @pytest.fixture
-def lab(redis_server: RedisServer, tmp_path: Path) -> Lab:
+def lab(redis_server, tmp_path):
     return Lab([Peer.load(name) for name in OURS], quick=True, server=redis_server, folder=tmp_path)
 
 
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch):
+def soon(monkeypatch):
     monkeypatch.setattr(kills, "TAKEOVER", 2.0)
     monkeypatch.setattr(kills, "AT_A_TIME", 10)
     # At the row of a job, which has 20 ms left: an ordinary handler is hit between its effect and its end.
@@ -34,7 +32,7 @@ def soon(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.fault
-def test_kills_double_the_ordinary_insert_and_nothing_of_the_pipeline(lab: Lab, soon: None):
+def test_kills_double_the_ordinary_insert_and_nothing_of_the_pipeline(lab, soon):
     with ThreadPoolExecutor(2) as turns:
         pipeline, bare = turns.map(
             lambda name: kills.survive(lab, Peer.load(name), jobs=80, kills=2, limit=90, seed=1), OURS
@@ -56,7 +54,7 @@ def test_moments_follow_from_the_seed_and_lie_where_work_is_left():
 
 
 @pytest.mark.parametrize("name", INSTALLED)
-def test_what_a_queue_holds_is_read_from_the_keys_of_the_peer(lab: Lab, name: str):
+def test_what_a_queue_holds_is_read_from_the_keys_of_the_peer(lab, name):
     peer = Peer.load(name)
     with crash.alone(lab, peer) as (bench, effects, client):
         bench.enqueue(3, kind="row", takeover=5, tries=2)
@@ -67,7 +65,7 @@ def test_what_a_queue_holds_is_read_from_the_keys_of_the_peer(lab: Lab, name: st
         assert set(effects.times()) == {0, 1, 2}
 
 
-def test_rows_of_a_database_and_lines_of_a_file_are_effects_alike(tmp_path: Path):
+def test_rows_of_a_database_and_lines_of_a_file_are_effects_alike(tmp_path):
     effects = crash.Effects(tmp_path)
     with sqlite3.connect(tmp_path / "store.db") as database:
         database.executemany("INSERT INTO effects (job) VALUES (?)", [(1,), (2,), (2,)])

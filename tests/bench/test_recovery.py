@@ -1,23 +1,20 @@
 """The seconds until a killed job runs again are those of its second start, or a word on why there is none."""
 
-from pathlib import Path
-
 import pytest
 
 from bench.lab import Lab, Peer
 from bench.sections import recovery
-from harness.redis import RedisServer
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def lab(redis_server: RedisServer, tmp_path: Path) -> Lab:
+def lab(redis_server, tmp_path):
     return Lab([Peer.load("queuesmith-bare")], quick=True, server=redis_server, folder=tmp_path)
 
 
 @pytest.mark.fault
-def test_a_killed_job_is_seen_to_start_again(lab: Lab, monkeypatch: pytest.MonkeyPatch):
+def test_a_killed_job_is_seen_to_start_again(lab, monkeypatch):
     monkeypatch.setattr(recovery, "TAKEOVER", 2.0)
     seconds = recovery.recover(lab, lab.peers[0], limit=60, lowered=True)
     assert isinstance(seconds, float)
@@ -25,5 +22,5 @@ def test_a_killed_job_is_seen_to_start_again(lab: Lab, monkeypatch: pytest.Monke
 
 
 @pytest.mark.fault
-def test_a_job_that_does_not_come_back_in_time_is_said_to_take_longer(lab: Lab):
+def test_a_job_that_does_not_come_back_in_time_is_said_to_take_longer(lab):
     assert recovery.recover(lab, lab.peers[0], limit=1, lowered=False) == "> 1"

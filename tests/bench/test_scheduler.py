@@ -6,7 +6,7 @@ from bench.sections import scheduler
 
 
 @pytest.mark.slow
-def test_ticks_of_both_schedulers_are_measured(redis_url: str):
+def test_ticks_of_both_schedulers_are_measured(redis_url):
     rows = scheduler.run(redis_url, seconds=4)
     assert set(rows) == {"queuesmith", "stock"}
     ours = rows["queuesmith"]

@@ -1,13 +1,13 @@
 """The console in a real browser, before a real API, worker and Redis."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.axe import axe_source, violations
-from harness.browser import TOKEN, StudyHall
+from harness.browser import TOKEN
 from harness.waiting import until_sync
 
 pytestmark = [pytest.mark.needs_browser, pytest.mark.slow]
@@ -16,18 +16,29 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "reference" / "samples"
 PROGRAMS = Path(__file__).parent / "programs"
 VIEWS = ("overview", "documents", "jobs", "workers", "schedules", "letters", "sagas", "outbox", "breakers", "events")
+# View, "": one saga; and what opens the dialog
+DIALOGS = (
+    ("overview", "Pause graphs"),
+    ("schedules", "Run now"),
+    ("letters", "Replay all"),
+    ("letters", "Purge…"),
+    ("", "Repair…"),
+    ("jobs/maintenance?state=delayed", "Remove all"),
+    ("events", "Shortcuts"),
+    ("events", "Admin: accepted"),
+)
 HOSTILE = "<img src=x onerror=alert(1)>"
 OpenPage = Callable[..., Any]
 
 
-def damaged(folder: Path, name: str = "damaged.pdf") -> Path:
+def damaged(folder, name="damaged.pdf"):
     good = (SAMPLES / "photosynthesis.pdf").read_bytes()
     path = folder / name
     path.write_bytes(good[: len(good) // 3])
     return path
 
 
-def long_document(folder: Path) -> Path:
+def long_document(folder):
     """Many parts: long enough at work to be stopped in the middle."""
     text = (SAMPLES / "water-cycle.md").read_text()
     path = folder / "long.md"
@@ -35,13 +46,13 @@ def long_document(folder: Path) -> Path:
     return path
 
 
-def letters_view(page: Any, at_least: int) -> Any:
+def letters_view(page, at_least):
     rows = page.locator("tbody tr")
     until_sync(lambda: rows.count() >= at_least, timeout=30, what=f"{at_least} letters in the view")
     return rows
 
 
-def test_a_document_is_watched_live_through_its_flow(hall: StudyHall, open_page: OpenPage):
+def test_a_document_is_watched_live_through_its_flow(hall, open_page):
     page = open_page(hall, "#/documents")
     page.get_by_text("No document yet").wait_for()
     page.evaluate("window.untouched = true")
@@ -50,7 +61,7 @@ def test_a_document_is_watched_live_through_its_flow(hall: StudyHall, open_page:
     stages = page.locator(".stages [role=progressbar]")
     seen: set[tuple[str, str]] = set()
 
-    def through() -> bool:
+    def through():
         now = stages.evaluate_all("all => all.map(one => [one.ariaLabel, one.getAttribute('aria-valuenow')])")
         seen.update((name, value) for name, value in now)
         return len(now) == 4 and all(value == "100" for _, value in now)
@@ -69,7 +80,7 @@ def test_a_document_is_watched_live_through_its_flow(hall: StudyHall, open_page:
     assert page.evaluate("window.untouched"), "the page was loaded again"
 
 
-def test_token_is_refused_then_accepted_and_never_in_an_address(hall: StudyHall, open_page: OpenPage):
+def test_token_is_refused_then_accepted_and_never_in_an_address(hall, open_page):
     page = open_page(hall, "#/overview")
     page.watched.expect("401")
     addresses: list[str] = []
@@ -97,9 +108,7 @@ def test_token_is_refused_then_accepted_and_never_in_an_address(hall: StudyHall,
     another.get_by_text("This view needs the admin token").wait_for()
 
 
-def test_dead_letters_are_replayed_one_and_many_and_purged_by_word(
-    hall: StudyHall, open_page: OpenPage, tmp_path: Path
-):
+def test_dead_letters_are_replayed_one_and_many_and_purged_by_word(hall, open_page, tmp_path):
     repaired = hall.upload(damaged(tmp_path))
     page = open_page(hall, "#/letters", token=True)
     letters_view(page, 1)
@@ -141,7 +150,7 @@ def test_dead_letters_are_replayed_one_and_many_and_purged_by_word(
     page.get_by_text("No dead letters").wait_for()
 
 
-def test_a_job_is_cancelled_and_the_rest_of_its_flow_with_it(hall: StudyHall, open_page: OpenPage, tmp_path: Path):
+def test_a_job_is_cancelled_and_the_rest_of_its_flow_with_it(hall, open_page, tmp_path):
     document = hall.upload(long_document(tmp_path))
     page = open_page(hall, f"#/jobs/graphs/graph-generation.{document}", token=True)
     detail = page.locator(".detail")
@@ -164,6 +173,23 @@ def test_a_job_is_cancelled_and_the_rest_of_its_flow_with_it(hall: StudyHall, op
     )
 
 
+def test_many_jobs_are_cancelled_and_one_that_runs_with_them(hall, open_page, tmp_path):
+    documents = [hall.upload(long_document(tmp_path), f"many-{number}.md") for number in range(3)]
+    page = open_page(hall, "#/jobs/quizzes?state=waiting-children", token=True)
+    for document in documents:
+        page.get_by_label(f"Select quiz-creation quiz-creation.{document}").check(timeout=30_000)
+    page.get_by_role("button", name="Cancel 3 selected…").click()
+    page.get_by_label("Type “cancel” to go on").fill("cancel")
+    page.get_by_role("button", name="Cancel 3", exact=True).click()
+    page.get_by_text("3 jobs cancelled.").wait_for()
+    for document in documents:  # the rest of each flow, the stage that runs included
+        page.goto(f"/#/documents/{document}")
+        page.locator(".detail .card-head .pill", has_text="cancelled").wait_for(timeout=30_000)
+    page.goto("/#/workers")
+    worker = page.locator("tbody tr", has_text="quizzes").first.locator(".title")
+    assert worker.inner_text().rpartition(":")[2].isdigit(), "by host and process, as in its log"
+
+
 # A toast goes after a few seconds, and the API may be back for that long before the harness has seen it: what was shown
 # is kept.
 KEEP_TEXTS = """
@@ -176,14 +202,14 @@ new MutationObserver((changes) => changes.forEach((change) =>
 
 
 @pytest.fixture
-def restored(hall: StudyHall) -> Iterator[StudyHall]:
+def restored(hall):
     """The shared StudyHall, with the API as the other tests expect it when this one has failed midway."""
     yield hall
     hall.stop_api()
     hall.start_api()
 
 
-def test_restart_of_the_api_is_announced_and_outlived(restored: StudyHall, open_page: OpenPage):
+def test_restart_of_the_api_is_announced_and_outlived(restored, open_page):
     hall = restored
     page = open_page(hall, "#/documents", token=True)
     page.watched.expect("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_EMPTY_RESPONSE", "403")
@@ -206,7 +232,7 @@ def test_restart_of_the_api_is_announced_and_outlived(restored: StudyHall, open_
     assert page.evaluate("window.untouched"), "the page was loaded again"
 
 
-def test_everything_is_reached_by_keyboard_and_focus_is_seen(hall: StudyHall, open_page: OpenPage):
+def test_everything_is_reached_by_keyboard_and_focus_is_seen(hall, open_page):
     page = open_page(hall, "#/documents")
     press = page.keyboard.press
     focused = "document.activeElement"
@@ -245,7 +271,7 @@ def test_everything_is_reached_by_keyboard_and_focus_is_seen(hall: StudyHall, op
     assert "/jobs/" in page.url, "shortcuts can be switched off"
 
 
-def test_theme_follows_the_system_and_the_toggle_wins(hall: StudyHall, open_page: OpenPage):
+def test_theme_follows_the_system_and_the_toggle_wins(hall, open_page):
     page = open_page(hall, "#/documents", color_scheme="dark")
     background = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(background)
@@ -258,7 +284,7 @@ def test_theme_follows_the_system_and_the_toggle_wins(hall: StudyHall, open_page
     assert page.evaluate(background) == dark
 
 
-def test_a_stuck_saga_is_repaired_with_name_and_note(hall: StudyHall, open_page: OpenPage):
+def test_a_stuck_saga_is_repaired_with_name_and_note(hall, open_page):
     order = hall.post("/orders", {"pack_id": "biology-101"})["id"]
     page = open_page(hall, "#/sagas", token=True)
     page.locator("tbody tr", has_text=order).get_by_role("link").click()
@@ -278,7 +304,7 @@ def test_a_stuck_saga_is_repaired_with_name_and_note(hall: StudyHall, open_page:
     page.locator(".detail .card-head .pill", has_text="compensating").wait_for()
 
 
-def test_events_appear_as_they_happen_and_can_be_held(hall: StudyHall, open_page: OpenPage):
+def test_events_appear_as_they_happen_and_can_be_held(hall, open_page):
     page = open_page(hall, "#/events", token=True)
     page.get_by_text("Nothing has happened yet").wait_for()
     page.locator("#link-state", has_text="Live").wait_for()
@@ -292,7 +318,7 @@ def test_events_appear_as_they_happen_and_can_be_held(hall: StudyHall, open_page
 
 
 @pytest.fixture(scope="module")
-def furnished(hall: StudyHall, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def furnished(hall, tmp_path_factory):
     """Something to look at in every view, named by somebody hostile; the routes of some details."""
     document = hall.upload(SAMPLES / "plate-tectonics.docx", HOSTILE)
     hall.upload(damaged(tmp_path_factory.mktemp("furnished")), f"{60 * 'long'}.pdf")
@@ -301,21 +327,19 @@ def furnished(hall: StudyHall, tmp_path_factory: pytest.TempPathFactory) -> list
     return [f"documents/{document}", f"jobs/graphs/graph-generation.{document}", f"sagas/{order}", "letters?q=img"]
 
 
-def settle(page: Any, route: str):
+def settle(page, route):
     page.goto(f"/#/{route}")
     page.locator("main h1").wait_for()
     until_sync(
         lambda: not {"Looking…", "Counting…"} & set(page.locator("main").inner_text().splitlines()),
         what=f"the data of {route}",
     )
-    if "/" in route:
+    if "/" in route and "?" not in route:
         page.locator(".detail .pill").first.wait_for()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_accessibility_check_finds_nothing_at_all(
-    hall: StudyHall, open_page: OpenPage, furnished: list[str], theme: str
-):
+def test_accessibility_check_finds_nothing_at_all(hall, open_page, furnished, theme):
     source = axe_source()
     # The page's own policy would refuse the checker's script: bypassed in this context alone.
     look = {"token": True, "bypass_csp": True, "color_scheme": theme, "reduced_motion": "reduce"}
@@ -327,6 +351,13 @@ def test_accessibility_check_finds_nothing_at_all(
             settle(page, route)
             found += [f"{route} at {width}: {one}" for one in violations(page)]
             assert page.evaluate("document.documentElement.scrollWidth") <= width, route
+        if width == 390:
+            for route, button in DIALOGS:
+                settle(page, route or furnished[2])
+                page.get_by_role("button", name=button).first.click()
+                page.locator("dialog[open]").wait_for()
+                found += [f"{button} of {route}: {one}" for one in violations(page)]
+                page.keyboard.press("Escape")
     assert found == []
     page.get_by_role("link", name=HOSTILE).first.click()
     payload = page.locator(".detail [data-part=payload]").inner_text()

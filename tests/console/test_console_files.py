@@ -12,7 +12,7 @@ FILES = sorted(path for folder in (CONSOLE, VIEWS) for path in folder.rglob("*")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_text_never_becomes_markup_and_nothing_comes_from_elsewhere(path: Path):
+def test_text_never_becomes_markup_and_nothing_comes_from_elsewhere(path):
     text = path.read_text()
     markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc"
     assert re.findall(markup, text) == []

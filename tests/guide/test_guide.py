@@ -4,7 +4,6 @@ import ast
 import json
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
@@ -12,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from guide import cards, draw_demo, timelines
-from harness.guide import Document, Guide, build_guide
+from harness.guide import Document, build_guide
 from harness.processes import ROOT
 from queuesmith import catalogue
 
@@ -21,7 +20,7 @@ NEEDED = {"qs-card": "guarantee card", "qs-diagram": "diagram", "qs-proof": "pro
 PROOF_LINE = re.compile(r'class="qs-proof" href="([^"#]+)#L(\d+)"[^>]*>([^<]+)<')
 
 
-def lacks(text: str, proofs: int) -> list[str]:
+def lacks(text, proofs):
     """What a pattern's page has to have and has not."""
     page = Document(text)
     gone = [word for name, word in NEEDED.items() if not page.classes.get(name)]
@@ -35,7 +34,7 @@ def lacks(text: str, proofs: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_pattern_has_its_failure_drawn_its_card_its_code_and_its_proofs(guide: Guide):
+def test_every_pattern_has_its_failure_drawn_its_card_its_code_and_its_proofs(guide):
     wanting = {
         pattern.id: gone
         for pattern in CATALOGUE
@@ -44,7 +43,7 @@ def test_every_pattern_has_its_failure_drawn_its_card_its_code_and_its_proofs(gu
     assert wanting == {}
 
 
-def test_every_promise_says_when_it_does_not_hold_in_the_words_of_its_module(guide: Guide):
+def test_every_promise_says_when_it_does_not_hold_in_the_words_of_its_module(guide):
     told = 0
     for pattern in CATALOGUE:
         module = ROOT / "reference" / "studyhall" / "patterns" / pattern.own[0]
@@ -55,17 +54,17 @@ def test_every_promise_says_when_it_does_not_hold_in_the_words_of_its_module(gui
 
 
 @pytest.mark.parametrize("name", NEEDED)
-def test_a_page_without_card_diagram_or_proof_is_found(guide: Guide, name: str):
+def test_a_page_without_card_diagram_or_proof_is_found(guide, name):
     pattern = CATALOGUE[0]
     text = guide.text(f"patterns/{pattern.id}/").replace(name, "gone")
     assert NEEDED[name] in lacks(text, len(pattern.proofs))
 
 
-def broken_links(folder: Path) -> Iterator[str]:
+def broken_links(folder):
     """Every link and load of every page that leads nowhere, source pages included."""
     documents: dict[Path, Document] = {}
 
-    def document(path: Path) -> Document:
+    def document(path):
         if path not in documents:
             text = path.read_text()
             head, _, code = text.partition("<main ") if (folder / "source") in path.parents else (text, "", "")
@@ -94,11 +93,11 @@ def broken_links(folder: Path) -> Iterator[str]:
                     yield f"{path.relative_to(folder)} -> {link} (no such place)"
 
 
-def test_every_link_leads_somewhere(guide: Guide):
+def test_every_link_leads_somewhere(guide):
     assert list(broken_links(guide.folder)) == []
 
 
-def test_a_link_to_nowhere_is_found(tmp_path: Path):
+def test_a_link_to_nowhere_is_found(tmp_path):
     (tmp_path / "index.html").write_text('<a href="gone/">x</a> <a href="#nowhere">y</a> <script src="//cdn/x.js">')
     assert sorted(broken_links(tmp_path)) == [
         "index.html -> #nowhere (no such place)",
@@ -107,7 +106,7 @@ def test_a_link_to_nowhere_is_found(tmp_path: Path):
     ]
 
 
-def test_code_links_lead_to_the_test_that_they_name(guide: Guide):
+def test_code_links_lead_to_the_test_that_they_name(guide):
     checked = 0
     for pattern in CATALOGUE:
         for link, line, words in PROOF_LINE.findall(guide.text(f"patterns/{pattern.id}/")):
@@ -118,7 +117,7 @@ def test_code_links_lead_to_the_test_that_they_name(guide: Guide):
     assert checked == sum(len(pattern.proofs) for pattern in CATALOGUE)
 
 
-def test_quoted_lines_are_the_lines_that_are_linked(guide: Guide):
+def test_quoted_lines_are_the_lines_that_are_linked(guide):
     """`[retry.py], lines [42–57]` above a quote: the quote begins with that line of the module."""
     above = re.compile(r'lines <a href="[^"]*source/([^"#]+)\.html#L(\d+)">(\d+)[^<]*</a>')
     checked = 0
@@ -132,10 +131,11 @@ def test_quoted_lines_are_the_lines_that_are_linked(guide: Guide):
             plain = quoted.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"').replace("&#39;", "'")
             assert plain.replace("&amp;", "&") == line, f"{pattern.id}: {match[1]}#L{match[2]}"
             checked += 1
-    assert checked > 8
+    quoted = sum(len(re.findall(r"^Lines \d", entry.page.read_text(), re.MULTILINE)) for entry in CATALOGUE)
+    assert checked == quoted > 0
 
 
-def test_styles_load_nothing_from_another_host(guide: Guide):
+def test_styles_load_nothing_from_another_host(guide):
     """What pages load is in `broken_links`; the browser's own list of requests is in test_guide_browser."""
     styles = list(guide.folder.rglob("*.css"))
     assert len(styles) > 2
@@ -143,26 +143,26 @@ def test_styles_load_nothing_from_another_host(guide: Guide):
         assert not re.search(r"(@import|url\()\s*['\"]?(https?:)?//", style.read_text()), style
 
 
-def test_search_holds_every_pattern_and_antipattern(guide: Guide):
+def test_search_holds_every_pattern_and_antipattern(guide):
     items = json.loads((guide.folder / "search.json").read_text())["items"]
     titles = {item["location"]: item["title"] for item in items}
     for pattern in CATALOGUE:
         assert titles.get(f"patterns/{pattern.id}/") == pattern.title
     wrong = tomllib.loads((ROOT / "guide" / "antipatterns.toml").read_text())["antipattern"]
-    assert {f"antipatterns/{one['id']}/" for one in wrong} <= set(titles)
+    assert {f"antipatterns/{row['id']}/" for row in wrong} <= set(titles)
 
 
-def test_every_antipattern_shows_its_experiment_and_its_naive_twin(guide: Guide):
-    for one in tomllib.loads((ROOT / "guide" / "antipatterns.toml").read_text())["antipattern"]:
-        text = guide.text(f"antipatterns/{one['id']}/")
+def test_every_antipattern_shows_its_experiment_and_its_naive_twin(guide):
+    for row in tomllib.loads((ROOT / "guide" / "antipatterns.toml").read_text())["antipattern"]:
+        text = guide.text(f"antipatterns/{row['id']}/")
         page = Document(text)
-        assert page.classes.get("qs-card") == 1, one["id"]
-        assert any("/source/tests/" in link for link in page.links), one["id"]
-        assert any(link.endswith(f"patterns/{one['pattern']}/") for link in page.links), one["id"]
+        assert page.classes.get("qs-card") == 1, row["id"]
+        assert any("/source/tests/" in link for link in page.links), row["id"]
+        assert any(link.endswith(f"patterns/{row['pattern']}/") for link in page.links), row["id"]
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Guide:
+def bare(tmp_path_factory):
     """Built with one figure of our own, and with neither npm nor a mermaid from earlier."""
     folder = tmp_path_factory.mktemp("bare")
     (folder / "figures").mkdir()
@@ -199,14 +199,14 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Guide:
     return build_guide(folder / "guide", **env)
 
 
-def test_the_card_shows_the_figures_of_the_file_with_date_and_seed(bare: Guide):
+def test_the_card_shows_the_figures_of_the_file_with_date_and_seed(bare):
     text = bare.text("patterns/retry/")
     assert 'data-measured="full"' in text
     for shown in ("98,765", "77", "2031-02-03", "424242"):
         assert shown in text
 
 
-def test_a_card_is_sentences_and_its_raw_figures_are_one_click_away(guide: Guide):
+def test_a_card_is_sentences_and_its_raw_figures_are_one_click_away(guide):
     text = re.sub(r"</?(code|strong)>", "", guide.text("patterns/idempotency/"))
     told, _, raw = text.partition('<details class="qs-raw"')
     assert "240 deliveries, 48 kills at four moments: nothing lost, nothing duplicated." in told
@@ -236,12 +236,12 @@ def test_every_experiment_has_a_sentence_that_its_figures_fill():
         ("killed 1 times, run 2 times, 1 jobs, 1 ms, 21 jobs", "killed once, run twice, 1 job, 1 ms, 21 jobs"),
     ],
 )
-def test_a_figure_in_a_sentence_reads_as_english(given: str, read: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_figure_in_a_sentence_reads_as_english(given, read, monkeypatch):
     monkeypatch.setattr(cards, "templates", lambda: {"x": {"y": given}})
     assert cards.sentence("x", "y", {}) == read
 
 
-def test_skill_pages_and_the_guide_tell_the_same_sentences(guide: Guide):
+def test_skill_pages_and_the_guide_tell_the_same_sentences(guide):
     plain = re.sub(r"<[^>]+>", "", guide.text("patterns/outbox/"))
     page = catalogue.find("outbox").page.read_text()
     measured = re.search(r"\*\*Measured\.\*\* (.*)", page)
@@ -250,7 +250,7 @@ def test_skill_pages_and_the_guide_tell_the_same_sentences(guide: Guide):
         assert sentence.rstrip(".") in plain.replace("&gt;", ">")
 
 
-def test_home_is_a_quickstart_a_chooser_and_a_chart_of_the_peers(guide: Guide):
+def test_home_is_a_quickstart_a_chooser_and_a_chart_of_the_peers(guide):
     text = guide.text("")
     plain = re.sub(r"<[^>]+>", "", re.sub(r"<(script|style).*?</\1>", "", text, flags=re.DOTALL))
     assert "kill -9 $!" in plain
@@ -259,11 +259,11 @@ def test_home_is_a_quickstart_a_chooser_and_a_chart_of_the_peers(guide: Guide):
     told = re.findall(r"<desc id=[^>]*>([^<]*)</desc>", text)
     assert len(told) == 2
     for peer in json.loads((ROOT / "bench" / "results.json").read_text())["peers"].values():
-        assert all(f"{peer['title']}: " in one for one in told), peer["title"]
+        assert all(f"{peer['title']}: " in chart for chart in told), peer["title"]
     assert "Queuesmith, full pipeline: nothing" in told[0]
 
 
-def test_what_was_not_measured_is_said_never_filled_in(bare: Guide):
+def test_what_was_not_measured_is_said_never_filled_in(bare):
     assert 'data-measured="none"' in bare.text("patterns/saga/")
     assert "not measured yet" in bare.text("patterns/saga/")
     operations = bare.text("operations/")
@@ -272,7 +272,7 @@ def test_what_was_not_measured_is_said_never_filled_in(bare: Guide):
     assert {shown for _, shown in figures} == {"not measured yet"}
 
 
-def test_the_benchmark_and_operations_pages_show_the_results_of_the_file(bare: Guide):
+def test_the_benchmark_and_operations_pages_show_the_results_of_the_file(bare):
     page = bare.text("benchmark/")
     for shown in ("54,321", "all of them on", "2031-02-04", 'class="qb"', "not measured"):
         assert shown in page
@@ -281,14 +281,14 @@ def test_the_benchmark_and_operations_pages_show_the_results_of_the_file(bare: G
     assert set(figures.values()) == {"54,321", "not measured yet"}
 
 
-def test_without_npm_the_diagrams_are_text_and_the_build_says_so(bare: Guide):
+def test_without_npm_the_diagrams_are_text_and_the_build_says_so(bare):
     assert "diagrams are shown as text" in bare.said
     assert not (bare.folder / "assets" / "mermaid.min.js").exists()
     assert 'data-qs-mermaid="no"' in bare.text("patterns/retry/")
     assert "sequenceDiagram" in bare.text("patterns/retry/")
 
 
-def test_the_entry_of_a_pattern_is_not_shown_as_text(guide: Guide):
+def test_the_entry_of_a_pattern_is_not_shown_as_text(guide):
     for pattern in CATALOGUE:
         text = guide.text(f"patterns/{pattern.id}/")
         assert "proofs:" not in text, pattern.id
@@ -316,7 +316,7 @@ def test_pages_have_no_second_copy_of_a_skill_text():
     ],
     ids=["effect first", "marker first", "acknowledged first"],
 )
-def test_a_verdict_of_a_timeline_follows_from_what_is_durable(steps: list[str], words: str):
+def test_a_verdict_of_a_timeline_follows_from_what_is_durable(steps, words):
     """Not written beside the moment: the same rows judge any order of the steps."""
     told = tomllib.loads((ROOT / "guide" / "timelines.toml").read_text())["idempotency"]
     moments = timelines.derived(told | {"usual": ["title", *steps]})["moments"]

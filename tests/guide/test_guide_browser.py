@@ -3,7 +3,7 @@
 import importlib.util
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,6 @@ from guide.timelines import timelines
 from harness.axe import axe_source, violations
 from harness.browser import Watched
 from harness.figures import full
-from harness.guide import Guide
 from harness.processes import ROOT
 from queuesmith import catalogue
 from studyhall.patterns.core.job import RetryPolicy
@@ -47,11 +46,11 @@ Open = Callable[..., Any]
 
 
 @pytest.fixture
-def read(guide: Guide, browser: Any) -> Iterator[Open]:
+def read(guide, browser):
     """`read("patterns/retry/")`: a page in a fresh profile, which must stay clean to the end."""
     opened: list[tuple[Any, Watched]] = []
 
-    def start(address: str = "", **options: Any) -> Any:
+    def start(address="", **options):
         context = browser.new_context(base_url=guide.url, **options)
         context.set_default_timeout(30_000)
         page = context.new_page()
@@ -65,7 +64,7 @@ def read(guide: Guide, browser: Any) -> Iterator[Open]:
         watched.clean()
 
 
-def test_pages_load_without_errors_or_foreign_requests_and_their_diagrams_are_drawn(guide: Guide, read: Open):
+def test_pages_load_without_errors_or_foreign_requests_and_their_diagrams_are_drawn(guide, read):
     addresses = guide.addresses() if full() else SAMPLE
     page = read("")
     drawn = 0
@@ -80,7 +79,7 @@ def test_pages_load_without_errors_or_foreign_requests_and_their_diagrams_are_dr
     assert drawn >= 6
 
 
-def test_every_diagram_of_the_catalogue_can_be_drawn(read: Open):
+def test_every_failure_of_the_catalogue_can_be_drawn_and_gone_through_step_by_step(read):
     """All texts in one page: a syntax error in any of them is an error of the test, not a blank picture."""
     page = read("patterns/retry/")
     page.wait_for_function(DRAWN)
@@ -88,18 +87,39 @@ def test_every_diagram_of_the_catalogue_can_be_drawn(read: Open):
     assert {pattern.id for pattern in CATALOGUE} <= set(texts)
     failed = page.evaluate(
         """async (texts) => {
-            const failed = [];
+            const failed = [], figure = document.querySelector("figure.qs-diagram");
             for (const [name, text] of Object.entries({...texts, broken: "sequenceDiagram\\n nonsense ->> "})) {
-                try { await mermaid.parse(text); } catch (error) { failed.push(name); }
+                try { await mermaid.parse(text); } catch (error) { failed.push(name); continue; }
+                figure.querySelector(".qs-text").textContent = text;
+                figure.querySelector(".qs-drawing").innerHTML = (await mermaid.render(`all-${name}`, text)).svg;
+                figure.dispatchEvent(new Event("qs-drawn", {bubbles: true}));
+                if (!figure.querySelector(".qs-controls")) failed.push(name);
             }
             return failed;
         }""",
         texts,
     )
-    assert failed == ["broken"]
+    assert failed == ["states", "broken"], "that one has no order, and that one no sense"
 
 
-def test_the_decision_tree_leads_to_a_pattern_by_keyboard(read: Open):
+def test_a_failure_is_gone_through_by_keyboard(read):
+    page = read("patterns/dead-letter/")
+    figure = page.locator("figure.qs-diagram[data-drawn]")
+    slider, later = figure.get_by_role("slider"), figure.locator("[data-later]")
+    assert later.count() == 0, "all of it is shown to a reader who touches nothing"
+    slider.focus()
+    page.keyboard.press("Home")
+    hidden, steps = [later.count()], int(str(slider.get_attribute("max")))
+    assert figure.locator("output").inner_text() == slider.get_attribute("aria-valuetext")
+    for _ in range(steps):
+        page.keyboard.press("ArrowRight")
+        hidden.append(later.count())
+    assert hidden == sorted(set(hidden), reverse=True), "each step adds something"
+    assert hidden[-1] == 0
+    assert figure.locator("output").inner_text().startswith(f"{steps + 1} of {steps + 1}: ")
+
+
+def test_the_decision_tree_leads_to_a_pattern_by_keyboard(read):
     page = read("")
     page.locator(".qs-tree > details > summary").first.focus()
     page.keyboard.press("Enter")
@@ -113,7 +133,7 @@ def test_the_decision_tree_leads_to_a_pattern_by_keyboard(read: Open):
     page.wait_for_url("**/patterns/idempotency/")
 
 
-def test_the_search_finds_patterns_questions_and_error_messages(read: Open):
+def test_the_search_finds_patterns_questions_and_error_messages(read):
     page = read("")
     dialog = 'body > div[style*="position: fixed"]'  # the theme draws its search there once it is ready
     page.locator(dialog).wait_for(state="attached")
@@ -129,7 +149,7 @@ def test_the_search_finds_patterns_questions_and_error_messages(read: Open):
     page.locator(f"{dialog} a[href*='/patterns/']").first.wait_for(state="detached")
 
 
-def test_phone_pages_do_not_scroll_sideways(guide: Guide, read: Open):
+def test_phone_pages_do_not_scroll_sideways(guide, read):
     page = read("", viewport={"width": 360, "height": 740})
     for address in guide.addresses() if full() else SAMPLE[:6]:
         page.goto(f"{guide.url}{address}")
@@ -138,10 +158,10 @@ def test_phone_pages_do_not_scroll_sideways(guide: Guide, read: Open):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_accessibility_check_finds_nothing(guide: Guide, read: Open, scheme: str):
+def test_accessibility_check_finds_nothing(guide, read, scheme):
     source = axe_source()
     page = read("", color_scheme=scheme, reduced_motion="reduce")
-    found: list[str] = []
+    wrong: list[str] = []
     quick = {
         "light": ["", "patterns/lease/", "source/reference/studyhall/patterns/retry.py.html"],
         "dark": ["patterns/idempotency/", "benchmark/", "calculators/"],
@@ -151,14 +171,14 @@ def test_accessibility_check_finds_nothing(guide: Guide, read: Open, scheme: str
         page.wait_for_function(DRAWN)
         page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
         page.evaluate(source)
-        found += [f"{address}: {one}" for one in violations(page)]
-    assert found == []
+        wrong += [f"{address}: {violation}" for violation in violations(page)]
+    assert wrong == []
     page.evaluate("document.querySelector('main').append(document.createElement('input'))")
-    assert any("label" in one for one in violations(page)), "the check finds an unlabelled field"
+    assert any("label" in violation for violation in violations(page)), "the check finds an unlabelled field"
 
 
 @pytest.mark.parametrize("ident", timelines())
-def test_the_kill_is_moved_by_keyboard_and_ours_survives_every_moment(read: Open, ident: str):
+def test_the_kill_is_moved_by_keyboard_and_ours_survives_every_moment(read, ident):
     page = read(f"patterns/{ident}/")
     figure = page.locator("figure.qs-timeline[data-ready]")
     slider = figure.get_by_role("slider")
@@ -179,7 +199,7 @@ def test_the_kill_is_moved_by_keyboard_and_ours_survives_every_moment(read: Open
     assert figure.locator(".qs-stepped").count() == 0
 
 
-def test_a_timeline_plays_only_where_motion_is_welcome(read: Open):
+def test_a_timeline_plays_only_where_motion_is_welcome(read):
     page = read("patterns/outbox/", reduced_motion="no-preference")
     figure = page.locator("figure.qs-timeline[data-ready]")
     figure.get_by_role("button", name="Play").click()
@@ -191,7 +211,7 @@ def test_a_timeline_plays_only_where_motion_is_welcome(read: Open):
     assert still.get_by_role("button").count() == 0
 
 
-def test_without_scripts_a_timeline_is_a_list_of_every_moment(read: Open):
+def test_without_scripts_a_timeline_is_a_list_of_every_moment(read):
     page = read("patterns/saga/", java_script_enabled=False)
     shown = page.locator(".qs-timeline .qs-stepped > li")
     moments = timelines()["saga"]["moments"]
@@ -202,7 +222,7 @@ def test_without_scripts_a_timeline_is_a_list_of_every_moment(read: Open):
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_wide_tables_scroll_inside_the_page(read: Open, width: int):
+def test_wide_tables_scroll_inside_the_page(read, width):
     page = read("benchmark/", viewport={"width": width, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.wait_for_function("document.querySelector('.md-typeset__scrollwrap')")
@@ -220,14 +240,14 @@ def test_wide_tables_scroll_inside_the_page(read: Open, width: int):
 
 
 @pytest.fixture
-def calculators(read: Open) -> Any:
+def calculators(read):
     page = read("calculators/")
     page.wait_for_function("document.querySelectorAll('form[data-ready]').length === 3")
     return page
 
 
 @pytest.mark.parametrize("policy", [AI, DOCUMENTS, RetryPolicy(base=0.3, cap=7.7, attempts=9)])
-def test_backoff_equals_full_jitter_draw_by_draw(calculators: Any, policy: RetryPolicy, seed: int):
+def test_backoff_equals_full_jitter_draw_by_draw(calculators, policy, seed):
     draws = [random.Random(seed + n).random() for n in range(policy.attempts - 1)]
     rows = calculators.evaluate(
         "([base, cap, attempts, draws]) => Queuesmith.backoff(base, cap, attempts, () => draws.shift())",
@@ -235,7 +255,7 @@ def test_backoff_equals_full_jitter_draw_by_draw(calculators: Any, policy: Retry
     )
 
     class Always(random.Random):
-        def random(self) -> float:
+        def random(self):
             return 1.0
 
     assert len(rows) == policy.attempts - 1
@@ -248,7 +268,7 @@ def test_backoff_equals_full_jitter_draw_by_draw(calculators: Any, policy: Retry
     )
 
 
-def storm_of_the_tests() -> Callable[..., dict[str, int]]:
+def storm_of_the_tests():
     path = ROOT / "tests" / "reference" / "unit" / "test_retry.py"
     spec = importlib.util.spec_from_file_location("the_tests_of_retry", path)
     assert spec
@@ -260,13 +280,11 @@ def storm_of_the_tests() -> Callable[..., dict[str, int]]:
 
 
 @pytest.mark.parametrize(("clients", "attempts", "capacity"), [(1000, 5, 20), (137, 3, 0), (50, 4, 60), (400, 8, 7)])
-def test_the_storm_equals_the_experiment_of_the_tests(
-    calculators: Any, clients: int, attempts: int, capacity: int, seed: int
-):
+def test_the_storm_equals_the_experiment_of_the_tests(calculators, clients, attempts, capacity, seed):
     policy, storm = RetryPolicy(base=1, cap=30, attempts=attempts), storm_of_the_tests()
     rng, drawn = random.Random(seed), []
 
-    def jittered(failures: int) -> float:
+    def jittered(failures):
         drawn.append(full_jitter(policy, failures, rng))
         return drawn[-1]
 
@@ -285,16 +303,14 @@ def test_the_storm_equals_the_experiment_of_the_tests(
 @pytest.mark.parametrize(
     ("rate", "seconds", "slots", "load", "processes"), [(20, 3, 20, 0.7, 5), (7, 10, 10, 0.7, 10), (0, 3, 20, 0.5, 1)]
 )
-def test_workers_follow_littles_law(
-    calculators: Any, rate: float, seconds: float, slots: int, load: float, processes: int
-):
+def test_workers_follow_littles_law(calculators, rate, seconds, slots, load, processes):
     got = calculators.evaluate("(given) => Queuesmith.littlesLaw(...given)", [rate, seconds, slots, load])
     assert got["inWork"] == rate * seconds
     assert got["processes"] == processes == max(1, math.ceil(round(rate * seconds / (slots * load), 9)))
     assert got["load"] == rate * seconds / (processes * slots) <= load + 1e-9
 
 
-def test_the_forms_show_what_is_computed_and_refuse_nonsense(calculators: Any):
+def test_the_forms_show_what_is_computed_and_refuse_nonsense(calculators):
     form = calculators.locator("form[data-calculator=backoff]")
     form.locator("input[name=cap]").fill("4")
     form.locator("input[name=attempts]").fill("5")

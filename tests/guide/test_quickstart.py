@@ -16,13 +16,13 @@ BLOCKS = re.findall(r"^```sh\n(.*?)^```$", HOME, re.DOTALL | re.MULTILINE)
 ROWS = re.compile(r"^(\d+) (\d+)$", re.MULTILINE)
 
 
-def start(folder: Path) -> str:
+def start(folder):
     command = [sys.executable, ROOT / "bin" / "queuesmith", "start", "resumable-import"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     return done.stdout
 
 
-def test_the_quickstart_installs_what_the_recipe_needs(tmp_path: Path):
+def test_the_quickstart_installs_what_the_recipe_needs(tmp_path):
     asked = re.search(r"pip install (.*)", start(tmp_path))
     typed = re.search(r"uv pip install -q (.*)", BLOCKS[0])
     assert asked
@@ -32,7 +32,7 @@ def test_the_quickstart_installs_what_the_recipe_needs(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_the_quickstart_ends_with_every_row_once_after_its_kill(tmp_path: Path):
+def test_the_quickstart_ends_with_every_row_once_after_its_kill(tmp_path):
     start(tmp_path)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     shell = subprocess.Popen(

@@ -31,11 +31,6 @@ def axe_source() -> str:
     return source.read_text()
 
 
-def serious(page: Any) -> list[str]:
-    """Serious and critical violations in a page in which `axe_source()` was evaluated."""
-    return violations(page, ("serious", "critical"))
-
-
 def violations(page: Any, impacts: tuple[str, ...] = ("minor", "moderate", "serious", "critical")) -> list[str]:
     result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     assert len(result["passes"]) > 10, "the checker checked nothing"

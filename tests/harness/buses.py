@@ -54,7 +54,12 @@ BUSES: dict[str, Callable[[str, str], EventBus]] = {
     "kafka": _kafka,
     "kafka-ordered": lambda url, prefix: _kafka(url, prefix, ordered=True),
 }
-SERVERS = {"redis": "redis_url", "rabbitmq": "rabbitmq_url", "nats": "nats_url", "kafka": "kafka_url"}
+# Kafka once more, on a cluster.
+THREE_KAFKA = "three-kafka"
+SERVERS = {
+    **{"redis": "redis_url", "rabbitmq": "rabbitmq_url", "nats": "nats_url", "kafka": "kafka_url"},
+    THREE_KAFKA: "three_kafka_url",
+}
 
 
 def through(proxy: TcpProxy, url: str) -> str:
@@ -63,7 +68,7 @@ def through(proxy: TcpProxy, url: str) -> str:
 
 
 def open_bus(kind: str, url: str, prefix: str) -> EventBus:
-    return BUSES[kind](url, prefix)
+    return BUSES[kind.removeprefix("three-")](url, prefix)
 
 
 def events(count: int, subject: str | None = None, **data: Any) -> list[Event]:

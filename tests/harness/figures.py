@@ -47,7 +47,8 @@ def record(pattern: str, name: str, proof: str, seed: int, figures: dict[str, An
         used = {entry["run"] for entry in merged.values()}
         merged["runs"] = {run: shown for run, shown in runs.items() if run in used}
         with tempfile.NamedTemporaryFile("w", dir=directory, suffix=".tmp", delete=False) as out:
-            rows = (f'"{name}": {json.dumps(merged[name], sort_keys=True)}' for name in sorted(merged))
+            close = functools.partial(json.dumps, sort_keys=True, separators=(",", ":"))
+            rows = (f'"{name}":{close(merged[name])}' for name in sorted(merged))
             out.write("{\n" + ",\n".join(rows) + "\n}\n")
         Path(out.name).chmod(0o644)
         Path(out.name).replace(path)

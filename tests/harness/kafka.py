@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -21,23 +20,23 @@ import pytest
 from queuesmith.prove.kafka import HOW, command
 from queuesmith.prove.spec import Wrong
 
+from .brokers import Broker
 from .missing import missing
 from .ports import free_port
-from .processes import Spawned, spawn_python, start_tied
-from .rabbitmq import await_port
+from .processes import Spawned, spawn_python
 
 
-class KafkaServer:
-    """`start()`, then `url`. `kill()` is SIGKILL, `restart()` comes back on the same ports and data.
+class KafkaServer(Broker):
+    """Kafka's clients go to the address a broker names, past any proxy: `behind` is a second address, which leads to a
+    proxy that listens on `proxy_port` and is to forward to `proxied_port`."""
 
-    Kafka's clients go to the address a broker names, past any proxy: `behind` is a second address, which leads to a
-    proxy that listens on `proxy_port` and is to forward to `proxied_port`.
-    """
+    patience = 120.0
 
     def __init__(self, controllers: Sequence[int] = (), node: int = 1) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="test-kafka-"))
+        super().__init__()
         controllers = controllers or (free_port(),)
-        self.port, self.proxied_port, self.proxy_port = free_port(), free_port(), free_port()
+        self.proxied_port, self.proxy_port = free_port(), free_port()
+        self.url, self.behind = f"127.0.0.1:{self.port}", f"127.0.0.1:{self.proxy_port}"
         names = {"PLAINTEXT": self.port, "BEHIND": self.proxied_port, "CONTROLLER": controllers[node - 1]}
         more = {
             "listeners": ",".join(f"{name}://127.0.0.1:{port}" for name, port in names.items()),
@@ -49,46 +48,13 @@ class KafkaServer:
         except Wrong as error:
             shutil.rmtree(self.directory)
             missing(f"Kafka ({error})", HOW)
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @classmethod
-    def start(cls) -> KafkaServer:
-        server = cls()
-        server.restart()
-        return server
-
-    @property
-    def url(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    @property
-    def behind(self) -> str:
-        return f"127.0.0.1:{self.proxy_port}"
 
     @property
     def alive(self) -> bool:
         return self._process is not None
 
     def launch(self) -> None:
-        with (self.directory / "log").open("ab") as out:
-            self._process = start_tied(self._command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-
-    def wait(self) -> None:
-        assert self._process is not None
-        await_port(self._process, self.port, self.directory / "log", 120)
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash of the machine would."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(20)
-            self._process = None
-
-    def restart(self) -> None:
-        """Up again on the same ports and data (killed first if it still runs)."""
-        self.kill()
-        self.launch()
-        self.wait()
+        self._process = self._run(self._command)
 
     def freeze(self) -> None:
         """SIGSTOP: connections stay open, nobody answers. `thaw()` ends it."""
@@ -96,10 +62,6 @@ class KafkaServer:
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
-
-    def stop(self) -> None:
-        self.kill()
-        shutil.rmtree(self.directory, ignore_errors=True)
 
     def _signal(self, number: int) -> None:
         if self._process is not None:
@@ -190,3 +152,10 @@ def kafka_server(any_kafka: KafkaServer | MockKafka) -> Iterator[KafkaServer]:
 def kafka_url(any_kafka: KafkaServer | MockKafka) -> str:
     """Bootstrap servers of the shared broker. Topics of earlier tests are still there: use names of your own."""
     return any_kafka.url
+
+
+@pytest.fixture(scope="session")
+def three_kafka_url() -> Iterator[str]:
+    cluster = KafkaCluster.start()
+    yield cluster.url
+    cluster.stop()

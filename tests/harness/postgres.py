@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import shutil
 import signal
 import subprocess
@@ -19,9 +18,12 @@ import pytest
 import pytest_asyncio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from queuesmith.prove.processes import family, send
+from queuesmith.prove.servers import as_unprivileged, postgres_binaries
+from queuesmith.prove.spec import Wrong
 from studyhall.patterns.core.open_store import close, create_all, open_store
 
-from .missing import missing, need_binary
+from .missing import missing
 from .ports import free_port
 from .processes import start_tied
 
@@ -30,16 +32,17 @@ class PostgresServer:
     """`start()`, then `url`. `kill()` is SIGKILL, `restart()` comes back on the same port and data."""
 
     def __init__(self) -> None:
-        self._bin = _binaries()
+        try:
+            self._bin = postgres_binaries()
+        except Wrong as error:
+            missing("PostgreSQL", str(error))
         # Not pytest's tmp_path: that is closed to the unprivileged user a root test run must switch to.
         self.directory = Path(tempfile.mkdtemp(prefix="test-postgres-"))
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._as_user: dict[str, Any] = {}
         if os.geteuid() == 0:  # initdb refuses root
-            user = _unprivileged_user()
-            os.chown(self.directory, user.pw_uid, user.pw_gid)
-            self._as_user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+            self._as_user = as_unprivileged(self.directory)
 
     @classmethod
     def start(cls) -> PostgresServer:
@@ -78,11 +81,9 @@ class PostgresServer:
         """SIGKILL to every process of the server at once, as a crash of the machine would."""
         # Not to the postmaster alone: its children serve their connections until they notice, for a moment.
         os.kill(self.pid, signal.SIGSTOP)  # so that it starts no more of them
-        children = _children(self.pid)
+        children = family(self.pid)[1:]
         self._end(signal.SIGKILL)
-        for child in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
+        send(children, signal.SIGKILL)
 
     def restart(self) -> None:
         """Up again on the same port and data (every session is cut first if it still runs)."""
@@ -178,27 +179,3 @@ async def store(store_url: str) -> AsyncIterator[AsyncEngine]:
     await create_all(engine)
     yield engine
     await close(engine)
-
-
-def _children(parent: int) -> list[int]:
-    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    pairs = (map(int, line.split()) for line in table.splitlines())
-    return [child for child, its_parent in pairs if its_parent == parent]
-
-
-def _binaries() -> Path:
-    """Debian keeps the server's programs off PATH, one directory per version; the newest wins."""
-    how = "install your system's PostgreSQL server package (Debian: postgresql), or put initdb on PATH"
-    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda found: int(found.parent.name))
-    initdb = need_binary("initdb", how=how, also_in=tuple(str(found) for found in reversed(versions)))
-    found = Path(initdb).resolve().parent
-    if not (found / "postgres").exists():
-        missing("the postgres server beside initdb", how)
-    return found
-
-
-def _unprivileged_user() -> pwd.struct_passwd:
-    for name in ("postgres", "nobody"):
-        with contextlib.suppress(KeyError):
-            return pwd.getpwnam(name)
-    raise AssertionError("running as root without a `postgres` or `nobody` user to start PostgreSQL as")

@@ -4,6 +4,7 @@ Each pattern is added alone. In every run all of them are imported, one environm
 three of them run their tests in each layout; `make full` does that for all (minutes).
 """
 
+import ast
 import functools
 import json
 import os
@@ -11,7 +12,6 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,6 @@ import pytest
 from queuesmith import catalogue, proofs
 from queuesmith.cli import main
 
-Add = Callable[..., dict[str, Any]]
-Environment = Callable[[Iterable[str]], Path]
 UV = Path(sys.executable).with_name("uv")
 EVERY = [
     ident
@@ -31,7 +29,7 @@ EVERY = [
 QUICK = ("retry", "circuit-breaker", "sync-inbox")  # no package at all, a server, a database
 
 
-def run(*command: object, cwd: Path, env: dict[str, str] | None = None) -> str:
+def run(*command, cwd, env=None):
     """Without our own variables: nothing of this checkout may be found by accident."""
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "REDIS_URL")}
     done = subprocess.run(
@@ -49,11 +47,11 @@ def run(*command: object, cwd: Path, env: dict[str, str] | None = None) -> str:
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def environment(tmp_path_factory):
     """`environment(packages)` -> the Python of a fresh environment with these and what they need, nothing else."""
 
     @functools.cache
-    def made(packages: frozenset[str]) -> Path:
+    def made(packages):
         folder = tmp_path_factory.mktemp("environment") / "venv"
         base = Path(sys.executable).resolve()
         run(UV, "venv", "-q", "--python", base, folder, cwd=folder.parent)
@@ -66,8 +64,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 
 @pytest.fixture
-def add(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Add:
-    def added(project: Path, *args: str) -> dict[str, Any]:
+def add(monkeypatch, capsys):
+    def added(project, *args):
         monkeypatch.chdir(project)
         code = main(["add", *args, "--json"])
         told: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -80,19 +78,19 @@ def add(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 # ---- the layouts: what is there before, where to add, what the project itself needs
 
 
-def flat(root: Path) -> tuple[str, list[str]]:
+def flat(root):
     root.mkdir()
     return ".", []
 
 
-def src(root: Path) -> tuple[str, list[str]]:
+def src(root):
     (root / "src" / "shop").mkdir(parents=True)
     (root / "src" / "shop" / "__init__.py").touch()
     (root / "pyproject.toml").write_text('[project]\nname = "shop"\nversion = "1"\n')
     return "src/shop", []
 
 
-def django(root: Path) -> tuple[str, list[str]]:
+def django(root):
     (root / "mysite").mkdir(parents=True)
     (root / "mysite" / "__init__.py").touch()
     (root / "mysite" / "settings.py").write_text("SECRET_KEY = 'x'\nINSTALLED_APPS = ['mysite']\n")
@@ -103,7 +101,7 @@ def django(root: Path) -> tuple[str, list[str]]:
     return "mysite", ["django"]
 
 
-def fastapi(root: Path) -> tuple[str, list[str]]:
+def fastapi(root):
     (root / "app").mkdir(parents=True)
     (root / "app" / "main.py").write_text("from fastapi import FastAPI\n\napp = FastAPI()\n")
     (root / "tests").mkdir()
@@ -118,7 +116,7 @@ def fastapi(root: Path) -> tuple[str, list[str]]:
 LAYOUTS = {"flat": flat, "src": src, "Django": django, "FastAPI": fastapi}
 
 
-def use(project: Path, layout: str, told: dict[str, Any], python: Path):
+def use(project, layout, told, python):
     """Import as was printed, from where the project's own code would."""
     lines = "\n".join(told["imports"])
     if layout == "Django":
@@ -136,19 +134,17 @@ def use(project: Path, layout: str, told: dict[str, Any], python: Path):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("pattern", [pytest.param(ident, marks=pytest.mark.full) for ident in EVERY])
-def test_a_pattern_alone_passes_its_tests_with_exactly_what_was_printed(
-    environment: Environment, add: Add, tmp_path: Path, layout: str, pattern: str
-):
+def test_a_pattern_alone_passes_its_tests_with_exactly_what_was_printed(environment, add, tmp_path, layout, pattern):
     added_alone(environment, add, tmp_path / "project", layout, pattern)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_came_along_passes_in_every_layout(environment: Environment, add: Add, tmp_path: Path, layout: str):
+def test_what_came_along_passes_in_every_layout(environment, add, tmp_path, layout):
     added_alone(environment, add, tmp_path / "project", layout, *QUICK)
 
 
-def added_alone(environment: Environment, add: Add, project: Path, layout: str, *patterns: str):
+def added_alone(environment, add, project, layout, *patterns):
     into, own = LAYOUTS[layout](project)
     told = add(project, *patterns, "--into", into)
     tests = [path for path in told["written"] if "/test_" in path]
@@ -162,7 +158,7 @@ def added_alone(environment: Environment, add: Add, project: Path, layout: str, 
     assert not re.search(r"failed|error|skipped|warning", said), said
 
 
-def test_programs_that_the_tests_start_find_the_modules_too(environment: Environment, add: Add, tmp_path: Path):
+def test_programs_that_the_tests_start_find_the_modules_too(environment, add, tmp_path):
     """Those of engine: below src/ they could not be imported."""
     into, _ = src(tmp_path / "project")
     told = add(tmp_path / "project", "retry", "--into", into)
@@ -175,16 +171,54 @@ def test_programs_that_the_tests_start_find_the_modules_too(environment: Environ
 
 
 @pytest.mark.parametrize("ident", EVERY)
-def test_every_pattern_brings_a_test_that_needs_no_other_pattern(ident: str):
+def test_every_pattern_brings_a_test_that_needs_no_other_pattern(ident):
     pattern = catalogue.find(ident)
     found = proofs.proofs_of([pattern], set(pattern.modules))
     assert found.files, f"write tests/reference/portable/test_{ident.replace('-', '_')}.py"
 
 
+# What pytest brings along, and pytest-asyncio, which is printed.
+KNOWN_MARKS = {"asyncio", "filterwarnings", "parametrize", "skip", "skipif", "usefixtures", "xfail"}
+KNOWN_FIXTURES = {"caplog", "capfd", "capsys", "monkeypatch", "request", "tmp_path", "tmp_path_factory"}
+
+
+def test_no_test_that_comes_along_uses_a_mark_or_fixture_that_only_we_have():
+    """There it would be a warning or an error: with --strict-markers, no test at all."""
+    patterns = [catalogue.find(ident) for ident in EVERY]
+    found = proofs.proofs_of(patterns, {module for one in patterns for module in one.modules})
+    conftest = proofs.conftest("../..")
+    marks = KNOWN_MARKS | set(re.findall(r'"markers", "(\w+)', conftest))
+    shared = [conftest, *((catalogue.ROOT / origin).read_text() for origin in found.files if "harness" in origin)]
+    ours = {name for text in shared for name in asked_and_made(text)[1]} | KNOWN_FIXTURES
+    for origin in found.files:
+        text = (catalogue.ROOT / origin).read_text()
+        asked, made = asked_and_made(text)
+        assert set(re.findall(r"pytest\.mark\.(\w+)", text)) <= marks, origin
+        assert asked <= ours | made, origin
+
+
+def asked_and_made(text):
+    """The fixtures that tests and fixtures of a file ask for, and those that are made in it or are parameters."""
+    asked, made = set(), set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            above = " ".join(ast.unparse(mark) for mark in node.decorator_list)
+            if "fixture" in above:
+                made.add(node.name)
+            if "fixture" in above or node.name.startswith("test_"):
+                names = [arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)]
+                # @given fills its keywords by name, like parametrize, and the last arguments by their order.
+                filled = [
+                    len(m.args)
+                    for m in node.decorator_list
+                    if isinstance(m, ast.Call) and ast.unparse(m.func) == "given"
+                ]
+                asked |= set(names[: len(names) - sum(filled)]) - set(re.findall(r"\w+", above))
+    return asked, made
+
+
 @pytest.mark.slow
-def test_every_pattern_imports_with_the_packages_that_are_printed_for_it(
-    environment: Environment, add: Add, tmp_path: Path
-):
+def test_every_pattern_imports_with_the_packages_that_are_printed_for_it(environment, add, tmp_path):
     """Each in a package of its own, so that it finds nothing of its neighbours."""
     lines: dict[frozenset[str], list[str]] = defaultdict(list)
     for ident in EVERY:

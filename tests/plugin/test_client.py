@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from harness.claude import ClaudeClient
-
 pytestmark = pytest.mark.needs_node
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,14 +23,14 @@ NOT_SHIPPED = {".git", ".venv", "build", "dist", "site", "node_modules", "__pyca
     [("--strict", "."), ("--strict", ".claude-plugin/plugin.json"), ("--strict", "--profile", "directory", ".")],
     ids=["repository", "manifest", "directory"],
 )
-def test_strict_validation_finds_nothing(claude: ClaudeClient, repository: Path, args: tuple[str, ...]):
+def test_strict_validation_finds_nothing(claude, repository, args):
     done = claude.run("plugin", "validate", *args[:-1], repository / args[-1])
     assert "Validation passed" in done.stdout
     assert "warning" not in done.stdout.lower()
 
 
 @pytest.fixture(scope="session")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(tmp_path_factory):
     """What a user's clone would contain: the files git knows (all of them in an unpacked archive), committed."""
     copy = tmp_path_factory.mktemp("repository")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False).stdout.decode()
@@ -51,7 +49,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def installed(claude: ClaudeClient, repository: Path) -> ClaudeClient:
+def installed(claude, repository):
     """Installed by the very commands of the README; git is told that GitHub is a folder here."""
     slug = json.loads((ROOT / "plugin.json").read_text())["repository"].removeprefix("https://github.com/")
     (claude.home / ".gitconfig").write_text(
@@ -66,14 +64,14 @@ def installed(claude: ClaudeClient, repository: Path) -> ClaudeClient:
     return claude
 
 
-def test_readme_commands_install_this_version(installed: ClaudeClient):
+def test_readme_commands_install_this_version(installed):
     (plugin,) = json.loads(installed.run("plugin", "list", "--json").stdout)
     assert plugin["id"] == "queuesmith@queuesmith"
     assert plugin["version"] == json.loads((ROOT / "plugin.json").read_text())["version"]
     assert plugin["enabled"]
 
 
-def test_session_offers_exactly_our_skills_and_agents(installed: ClaudeClient):
+def test_session_offers_exactly_our_skills_and_agents(installed):
     asked = ("-p", "--output-format", "stream-json", "--verbose", "hi")
     said = installed.run(*asked, cwd=installed.home / "work", ok=False).stdout  # ends with "not logged in"
     first: dict[str, Any] = json.loads(said.splitlines()[0])
@@ -87,7 +85,7 @@ def test_session_offers_exactly_our_skills_and_agents(installed: ClaudeClient):
 
 @pytest.mark.parametrize("arguments", ["", "src/app with $1 and 'quotes'"], ids=["plain", "arguments"])
 @pytest.mark.parametrize("skill", SKILLS)
-def test_skill_expands_with_nothing_left_open(installed: ClaudeClient, skill: str, arguments: str, tmp_path: Path):
+def test_skill_expands_with_nothing_left_open(installed, skill, arguments, tmp_path):
     installed.run("-p", f"/queuesmith:{skill} {arguments}".rstrip(), cwd=tmp_path, ok=False)
     text = expanded(installed.home, tmp_path)
     body = re.sub(r"\A---\n.*?\n---\n", "", (ROOT / "skills" / skill / "SKILL.md").read_text(), flags=re.DOTALL)
@@ -99,7 +97,7 @@ def test_skill_expands_with_nothing_left_open(installed: ClaudeClient, skill: st
         assert Path(path).is_file(), path
 
 
-def expanded(home: Path, project: Path) -> str:
+def expanded(home, project):
     """What the client made of the skill: the note it puts into the transcript of the session in `project`."""
     folder = home / ".claude" / "projects" / re.sub(r"[^A-Za-z0-9]", "-", str(project.resolve()))
     (transcript,) = folder.glob("*.jsonl")
@@ -109,7 +107,7 @@ def expanded(home: Path, project: Path) -> str:
     return next(text for text in texts if text.startswith("Base directory for this skill"))
 
 
-def test_every_eval_case_loads(claude: ClaudeClient, tmp_path: Path):
+def test_every_eval_case_loads(claude, tmp_path):
     """Without a login no case can run; that the client asks for one, and complains of no file, means all were read."""
     plugin = tmp_path / "plugin"
     shutil.copytree(ROOT / "tests" / "evals", plugin / "tests" / "evals")
@@ -118,13 +116,13 @@ def test_every_eval_case_loads(claude: ClaudeClient, tmp_path: Path):
     assert result["partialReason"] == "auth_failed"
     assert "failed to load" not in said
     assert "cannot pass" not in said
-    case = plugin / "tests" / "evals" / "stream-reader" / "case.yaml"
+    case = plugin / "tests" / "evals" / "slash-command" / "case.yaml"
     case.write_text(case.read_text().replace("type: regex", "type: no-such-grader", 1))
     said, _ = evaluate(claude, plugin, tmp_path)
     assert "1 case file(s) failed to load" in said, "this test would notice a broken case"
 
 
-def evaluate(claude: ClaudeClient, plugin: Path, folder: Path) -> tuple[str, dict[str, Any]]:
+def evaluate(claude, plugin, folder):
     report = folder / "result.json"
     where = ("--eval-dir", "tests/evals", "--json", str(report), "--output-dir", str(folder / "out"))
     how = ("--no-publish", "--trust-plugin", "--runs", "1", "--ablation", "none", "--allow-tools", "Write", "Edit")

@@ -29,7 +29,7 @@ def test_every_skill_has_a_case():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_prompt_describes_the_problem_and_not_the_answer(name: str):
+def test_prompt_describes_the_problem_and_not_the_answer(name):
     prompt = CASES[name]["execution"]["prompt"]
     assert not GIVEN_AWAY.findall(prompt)
     assert len(prompt.split()) > 40, "a request as people write it, with its context"
@@ -37,7 +37,7 @@ def test_prompt_describes_the_problem_and_not_the_answer(name: str):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_graders_need_no_model_and_their_patterns_are_valid(name: str):
+def test_graders_need_no_model_and_their_patterns_are_valid(name):
     case: dict[str, Any] = CASES[name]
     assert case["schema_version"] == "1.1"
     assert case["name"] == name
@@ -55,12 +55,12 @@ def test_graders_need_no_model_and_their_patterns_are_valid(name: str):
 # ---- graded by faults
 
 
-def turn(skill: str) -> str:
+def turn(skill):
     used = {"type": "tool_use", "name": "Skill", "input": {"skill": f"queuesmith:{skill}"}}
     return json.dumps({"type": "assistant", "message": {"content": [used]}})
 
 
-def test_a_case_without_a_service_fails_when_a_skill_is_called(tmp_path: Path):
+def test_a_case_without_a_service_fails_when_a_skill_is_called(tmp_path):
     assert evals.run("heap", lambda folder, prompt: "no JSON\n{}\n" + turn("somebody-elses"), tmp_path) == []
     assert evals.run("heap", lambda folder, prompt: turn("background-jobs"), tmp_path) == ["called background-jobs"]
 
@@ -79,9 +79,7 @@ def test_graded_cases_are_whole_and_their_grader_is_not_shown():
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [name for name, case in evals.CASES.items() if "good" in case])
-def test_faults_clear_the_good_service_and_catch_the_naive_one(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_faults_clear_the_good_service_and_catch_the_naive_one(name, tmp_path, monkeypatch):
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "0.15")
     try:
         assert evals.checked(name, tmp_path) == []

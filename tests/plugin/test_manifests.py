@@ -17,7 +17,7 @@ REPOSITORY = PROJECT["urls"]["Repository"]
 SLUG = REPOSITORY.removeprefix("https://github.com/")
 
 
-def manifest(name: str) -> dict[str, Any]:
+def manifest(name):
     loaded: dict[str, Any] = json.loads((ROOT / name).read_text())
     return loaded
 
@@ -81,7 +81,7 @@ def test_repository_address_comes_from_one_place():
     assert found - {stack.install.rpartition("github.com/")[2].partition("@")[0] for stack in STACKS.values()} == {SLUG}
 
 
-def test_icon_is_square_small_and_drawn_by_our_code(tmp_path: Path):
+def test_icon_is_square_small_and_drawn_by_our_code(tmp_path):
     icon = ROOT / ".claude-plugin" / "icon.png"
     with Image.open(icon) as picture:
         width, height = picture.size

@@ -3,29 +3,28 @@
 import dataclasses
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from queuesmith.prove.run import Card, Options, prove
-from queuesmith.prove.spec import Spec, load
+from queuesmith.prove.spec import load
 
 SERVICES = Path(__file__).parent / "services"
 
 
 @pytest.fixture(autouse=True)
-def _short_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_faults(monkeypatch):
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "0.15")
     # what `python` is in the commands of the samples
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.fixture
-def parcels() -> Callable[..., Spec]:
+def parcels():
     """The sample service; `defect`: what it does wrong; the rest: promises."""
 
-    def make(defect: str = "", env: dict[str, str] | None = None, **promises: object) -> Spec:
+    def make(defect="", env=None, **promises):
         spec = load(SERVICES / "parcels.toml")
         service = dataclasses.replace(spec.service, env={**spec.service.env, "DEFECT": defect, **(env or {})})
         return dataclasses.replace(spec, service=service, promises=dataclasses.replace(spec.promises, **promises))
@@ -34,13 +33,13 @@ def parcels() -> Callable[..., Spec]:
 
 
 @pytest.fixture
-def card_of(request: pytest.FixtureRequest) -> Callable[..., Card]:
+def card_of(request):
     """`card_of(spec, "kill-random", …)`: run it under these faults; a broken one keeps no evidence here."""
     import shutil
 
     cards: list[Card] = []
 
-    def run(spec: Spec, *only: str, seed: int = 3, **options: object) -> Card:
+    def run(spec, *only, seed=3, **options):
         cards.append(prove(spec, Options(seed=seed, only=only, **options)))
         return cards[-1]
 

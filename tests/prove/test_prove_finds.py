@@ -10,7 +10,7 @@ import pytest
 from queuesmith.prove.card import as_text
 from queuesmith.prove.invariants import INVARIANTS
 from queuesmith.prove.run import Card
-from queuesmith.prove.spec import Spec, load
+from queuesmith.prove.spec import Command, Spec, load
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow]
 SERVICES = Path(__file__).parent / "services"
@@ -18,7 +18,7 @@ Parcels = Callable[..., Spec]
 CardOf = Callable[..., Card]
 
 
-def broken(card: Card) -> dict[str, set[str]]:
+def broken(card):
     """Fault -> broken invariants."""
     return {row.fault: {one.invariant for one in row.broken} for row in card.broken}
 
@@ -41,9 +41,7 @@ def broken(card: Card) -> dict[str, set[str]]:
         ("ignores-retry-after", "429", "retry-after"),
     ],
 )
-def test_a_service_that_breaks_one_promise_is_caught(
-    defect: str, fault: str, invariant: str, parcels: Parcels, card_of: CardOf
-):
+def test_a_service_that_breaks_one_promise_is_caught(defect, fault, invariant, parcels, card_of):
     card = card_of(parcels(defect, recovery=5.0, enqueue=0.5, wake=1.0, crashes=3), fault)
     assert invariant in broken(card).get(fault, set()), as_text(card)
     assert "none" not in broken(card)
@@ -53,15 +51,20 @@ def test_a_service_that_breaks_one_promise_is_caught(
     ("defect", "fault", "invariant"),
     [("hammers", "outage", "hot loop"), ("prints", "twice", "leak"), ("orphans", "twice", "left behind")],
 )
-def test_a_service_that_breaks_a_promise_of_the_whole_run_is_caught(
-    defect: str, fault: str, invariant: str, parcels: Parcels, card_of: CardOf
-):
+def test_a_service_that_breaks_a_promise_of_the_whole_run_is_caught(defect, fault, invariant, parcels, card_of):
     # four: on a crowded machine even a hot loop has a hard time
     card = card_of(parcels(defect, calls_per_second=4), fault)
     assert broken(card) == {invariant: {invariant}}, as_text(card)
 
 
-def test_a_service_that_grows_is_caught_in_a_soak(parcels: Parcels, card_of: CardOf):
+def test_a_deploy_whose_new_command_takes_no_work_is_caught(parcels, card_of):
+    spec = parcels(recovery=5.0)
+    asleep = dataclasses.replace(spec.service, next=Command(("sleep", "600")))
+    card = card_of(dataclasses.replace(spec, service=asleep), "rolling")
+    assert "stuck" in broken(card).get("rolling", set()), as_text(card)
+
+
+def test_a_service_that_grows_is_caught_in_a_soak(parcels, card_of):
     card = card_of(parcels("leaks"), "twice", soak=20.0)
     assert "memory" in broken(card), as_text(card)
 
@@ -80,7 +83,7 @@ def test_every_invariant_has_a_service_that_breaks_it():
 
 
 @pytest.mark.parametrize(("defect", "verdict"), [("", "held"), ("new-key", "broken")])
-def test_duplicates_may_be_promised_under_the_same_key(defect: str, verdict: str, parcels: Parcels, card_of: CardOf):
+def test_duplicates_may_be_promised_under_the_same_key(defect, verdict, parcels, card_of):
     """The carrier forgets its keys at once, so whatever is asked again is sold again."""
     spec = parcels(defect, duplicates="same key")
     routes = tuple(dataclasses.replace(route, key_ttl=0.0) for route in spec.providers[0].routes)
@@ -91,7 +94,7 @@ def test_duplicates_may_be_promised_under_the_same_key(defect: str, verdict: str
         assert "under 2 keys" in row.broken[0].measured
 
 
-def test_the_story_of_a_duplicate_names_the_moments(parcels: Parcels, card_of: CardOf):
+def test_the_story_of_a_duplicate_names_the_moments(parcels, card_of):
     card = card_of(parcels("new-key"), "kill-at-effect")
     story = next(one.story for row in card.broken for one in row.broken if one.invariant == "duplicated")
     sent, bought, killed, again = (
@@ -103,7 +106,7 @@ def test_the_story_of_a_duplicate_names_the_moments(parcels: Parcels, card_of: C
     assert again == bought
 
 
-def test_an_error_that_is_printed_and_caught_is_no_visible_failure_and_its_job_is_lost(card_of: CardOf, tmp_path: Path):
+def test_an_error_that_is_printed_and_caught_is_no_visible_failure_and_its_job_is_lost(card_of, tmp_path):
     """Seen on a repair: BullMQ counts such a job as completed, and nobody will ever try again."""
     folder = shutil.copytree(SERVICES / "stock_bullmq", tmp_path / "service")
     worker = (folder / "worker.py").read_text()

@@ -4,10 +4,7 @@ import re
 import sys
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import redis
@@ -21,13 +18,13 @@ KEYS = ["k1", "k2", "k3"]
 
 
 @pytest.fixture
-def world(redis_url: str, tmp_path: Path) -> SimpleNamespace:
+def world(redis_url, tmp_path):
     """As much of a run as a probe needs, with a real server."""
 
-    def keys_in(text: str) -> set[str]:
+    def keys_in(text):
         return set(re.findall(r"k\d", text)) & set(KEYS)
 
-    def client(_timeout: float = 5) -> redis.Redis:
+    def client(_timeout=5):
         return redis.Redis.from_url(redis_url, decode_responses=True)
 
     return SimpleNamespace(
@@ -44,7 +41,7 @@ def world(redis_url: str, tmp_path: Path) -> SimpleNamespace:
 
 
 @pytest.fixture
-def shop() -> Iterator[PlayedProvider]:
+def shop():
     """A provider with a look-up, as an address to read from."""
     routes = (Route("POST", "/labels", effect="json:parcel"), Route("GET", "/labels/{id}", lookup="path:id"))
     provider = PlayedProvider(Provider("shop", routes), Timeline(), 1, str, 1.0)
@@ -53,11 +50,11 @@ def shop() -> Iterator[PlayedProvider]:
     provider.close()
 
 
-def seen(probe: Probe, world: Any) -> dict[str, int]:
+def seen(probe, world):
     return {key: count for key, count in probes.read(probe, world, KEYS).items() if count}
 
 
-def test_redis_by_hash_by_list_and_by_key(world: Any):
+def test_redis_by_hash_by_list_and_by_key(world):
     with world.redis.client() as client:
         client.hset("counts", mapping={"parcel k1": 2, "k2": 1, "stranger": 9})
         client.rpush("sold", "k1", "k1", "k3")
@@ -67,7 +64,7 @@ def test_redis_by_hash_by_list_and_by_key(world: Any):
     assert seen(Probe("redis", "EXISTS label:{key}"), world) == {"k2": 1}
 
 
-def test_an_address_a_command_and_a_log(world: Any, shop: PlayedProvider):
+def test_an_address_a_command_and_a_log(world, shop):
     request = urllib.request.Request(f"{shop.url}/labels", b'{"parcel": "k2"}')
     urllib.request.urlopen(request, timeout=5).close()
     assert seen(Probe("http", f"{shop.url}/labels/{{key}}"), world) == {"k2": 1}
@@ -75,7 +72,7 @@ def test_an_address_a_command_and_a_log(world: Any, shop: PlayedProvider):
     assert seen(Probe("log", "sold {key}"), world) == {"k1": 2}
 
 
-def test_of_several_providers_a_job_is_done_when_each_has_done_it(world: Any, shop: PlayedProvider):
+def test_of_several_providers_a_job_is_done_when_each_has_done_it(world, shop):
     world.providers = {"shop": shop, "mail": SimpleNamespace(counts=lambda: Counter({"k1": 2}))}
     for key in ("k1", "k2"):
         request = urllib.request.Request(f"{shop.url}/labels", f'{{"parcel": "{key}"}}'.encode())
@@ -83,7 +80,7 @@ def test_of_several_providers_a_job_is_done_when_each_has_done_it(world: Any, sh
     assert seen(Probe("provider", "shop mail"), world) == {"k1": 1}
 
 
-def test_what_cannot_be_read_is_said(world: Any, tmp_path: Path):
+def test_what_cannot_be_read_is_said(world, tmp_path):
     for probe, says in (
         (Probe("sql", f"sqlite:///{tmp_path}/none.db", "select 1"), "there is no"),
         (Probe("redis", "NOSUCH"), "unknown command"),
@@ -94,7 +91,7 @@ def test_what_cannot_be_read_is_said(world: Any, tmp_path: Path):
             probes.read(probe, world, KEYS)
 
 
-def test_a_job_is_queued_where_no_done_one_rests(world: Any):
+def test_a_job_is_queued_where_no_done_one_rests(world):
     with world.redis.client() as client:
         client.hset("done:17", "data", "k1")
         client.hset("done:18", "data", "k2")
@@ -103,7 +100,7 @@ def test_a_job_is_queued_where_no_done_one_rests(world: Any):
     assert probes.queued(world, set(KEYS)) == {"k2": "list working:a"}
 
 
-def test_a_provider_without_keys_sells_twice_and_one_with_keys_once(shop: PlayedProvider):
+def test_a_provider_without_keys_sells_twice_and_one_with_keys_once(shop):
     for _ in range(2):
         urllib.request.urlopen(urllib.request.Request(f"{shop.url}/labels", b'{"parcel": "k3"}'), timeout=5).close()
     assert shop.counts() == {"k3": 2}

@@ -13,40 +13,32 @@ from queuesmith.prove.spec import load
 
 ROOT = Path(__file__).parents[2]
 SERVICES = Path(__file__).parent / "services"
+RELIABLE, STUDYHALL = SERVICES / "reliable", ROOT / "reference"
 ENVS = ROOT / "build" / "bench" / "envs"
 pytestmark = [pytest.mark.fault, pytest.mark.slow]
 CardOf = Callable[..., Card]
 
 
 @pytest.fixture(autouse=True)
-def _patterns(monkeypatch: pytest.MonkeyPatch):
+def _patterns(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "reference"))
 
 
-def test_reliable_worker_with_markers_is_clean(card_of: CardOf):
-    card = card_of(load(SERVICES / "reliable" / "prove.toml"), "kill-at-effect")
+@pytest.mark.parametrize(
+    ("folder", "faults"), [(RELIABLE, ("kill-at-effect",)), (STUDYHALL, ("kill-at-effect", "lost", "redis-restart"))]
+)
+def test_our_own_keep_their_promises(folder, faults, card_of):
+    """A worker with markers; StudyHall's orders: answers lost, the worker dead after the charge, Redis restarted."""
+    card = card_of(load(folder / "prove.toml"), *faults)
     assert {row.verdict for row in card.rows} == {"held"}, as_text(card)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_reliable_worker_with_markers_is_clean_under_every_fault(card_of: CardOf, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("folder", [RELIABLE, STUDYHALL])
+def test_our_own_keep_their_promises_under_every_fault(folder, card_of, monkeypatch):
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "1")
-    card = card_of(load(SERVICES / "reliable" / "prove.toml"))
-    assert not card.broken, as_text(card)
-
-
-def test_studyhall_keeps_its_promises(card_of: CardOf):
-    """Orders: the provider's answer is lost, the worker dies after the charge, Redis is restarted."""
-    card = card_of(load(ROOT / "reference" / "prove.toml"), "kill-at-effect", "lost", "redis-restart")
-    assert {row.verdict for row in card.rows} == {"held"}, as_text(card)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(600)
-def test_studyhall_keeps_its_promises_under_every_fault(card_of: CardOf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "1")
-    card = card_of(load(ROOT / "reference" / "prove.toml"))
+    card = card_of(load(folder / "prove.toml"))
     assert not card.broken, as_text(card)
 
 
@@ -55,14 +47,15 @@ def test_studyhall_keeps_its_promises_under_every_fault(card_of: CardOf, monkeyp
     ("how", "invariant"),
     [("pop", "lost"), ("cron", "duplicated"), ("outbox-less", "lost"), ("cache-guard", "lost"), ("thread", "lost")],
 )
-def test_naive_programs_are_caught(how: str, invariant: str, card_of: CardOf):
-    card = card_of(load(SERVICES / "naive" / f"{how}.toml"), "kill-random", "twice", "redis-restart")
+def test_naive_programs_are_caught(how, invariant, card_of, monkeypatch):
+    monkeypatch.setenv("HOW", how)
+    card = card_of(load(SERVICES / "naive" / "prove.toml"), "kill-random", "twice", "redis-restart")
     assert invariant in {one.invariant for row in card.broken for one in row.broken}, as_text(card)
 
 
 @pytest.mark.full
 @pytest.mark.needs_node
-def test_the_quick_start_of_bullmq_for_node_is_caught(card_of: CardOf, node_home: Path, tmp_path: Path):
+def test_the_quick_start_of_bullmq_for_node_is_caught(card_of, node_home, tmp_path):
     folder = shutil.copytree(SERVICES / "bullmq_node", tmp_path / "service")
     (folder / "node_modules").symlink_to(node_home / "node_modules")
     card = card_of(load(folder / "prove.toml"), "lost", "term")
@@ -80,9 +73,7 @@ def test_the_quick_start_of_bullmq_for_node_is_caught(card_of: CardOf, node_home
         ("dramatiq", "dramatiq_tutorial", {"duplicated", "stuck"}),
     ],
 )
-def test_tutorial_apps_are_caught(
-    env: str, service: str, invariants: set[str], card_of: CardOf, monkeypatch: pytest.MonkeyPatch
-):
+def test_tutorial_apps_are_caught(env, service, invariants, card_of, monkeypatch):
     from bench.lab import NotInstalled, Peer
 
     try:

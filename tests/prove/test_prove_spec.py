@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from queuesmith.prove import probes, run
-from queuesmith.prove.faults import FAULTS, Fault
+from queuesmith.prove.faults import FAULTS
 from queuesmith.prove.invariants import Row
 from queuesmith.prove.spec import Command, Request, Wrong, fill, load, seconds
 from queuesmith.prove.world import Batch, World, _keys
@@ -22,20 +22,20 @@ query = "select id, count(*) from done group by 1"
 """
 
 
-def write(tmp_path: Path, text: str) -> Path:
+def write(tmp_path, text):
     path = tmp_path / "prove.toml"
     path.write_text(text)
     return path
 
 
-def test_the_shortest_file(tmp_path: Path):
+def test_the_shortest_file(tmp_path):
     spec = load(write(tmp_path, GOOD))
     assert spec.service.worker.run == Command(("python", "worker.py"))
     assert spec.service.name == tmp_path.name
     assert (spec.promises.duplicates, spec.promises.recovery, spec.redis, spec.postgres) == ("none", 30.0, True, False)
 
 
-def test_the_file_of_the_readme_is_read_as_it_stands(tmp_path: Path):
+def test_the_file_of_the_readme_is_read_as_it_stands(tmp_path):
     spec = load(
         write(
             tmp_path,
@@ -68,12 +68,12 @@ latency = "50ms..2s"
     assert spec.postgres
 
 
-def test_with_one_provider_its_log_is_the_effect(tmp_path: Path):
+def test_with_one_provider_its_log_is_the_effect(tmp_path):
     text = GOOD.partition("[effect]")[0] + '[provider.mail]\n"POST /send" = { effect = "json:to" }\n'
     assert load(write(tmp_path, text)).effect.kind == "provider"
 
 
-def test_with_several_providers_the_effect_names_those_that_every_job_calls(tmp_path: Path):
+def test_with_several_providers_the_effect_names_those_that_every_job_calls(tmp_path):
     providers = "".join(f'[provider.{name}]\n"POST /" = {{ effect = "json:to" }}\n' for name in ("mail", "sms"))
     text = GOOD.partition("[effect]")[0] + providers
     with pytest.raises(Wrong, match=r'Write \[effect\] with provider = \["mail", "sms"\]'):
@@ -105,7 +105,7 @@ def test_with_several_providers_the_effect_names_those_that_every_job_calls(tmp_
         ("[effect]", "[effect", 5, "not TOML"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(old: str, new: str, line: int | None, says: str, tmp_path: Path):
+def test_what_is_wrong_is_named_with_its_line(old, new, line, says, tmp_path):
     assert old in GOOD
     with pytest.raises(Wrong) as error:
         load(write(tmp_path, GOOD.replace(old, new, 1)))
@@ -113,7 +113,7 @@ def test_what_is_wrong_is_named_with_its_line(old: str, new: str, line: int | No
     assert line is None or f"line {line}" in str(error.value)
 
 
-def test_a_file_that_is_not_there_says_how_to_get_one(tmp_path: Path):
+def test_a_file_that_is_not_there_says_how_to_get_one(tmp_path):
     with pytest.raises(Wrong, match="queuesmith prove init"):
         load(tmp_path / "prove.toml")
 
@@ -127,7 +127,7 @@ def test_placeholders_and_times():
 
 
 @pytest.mark.parametrize("skill", ["background-jobs", "event-driven"])
-def test_the_file_on_the_page_loads(skill: str, tmp_path: Path):
+def test_the_file_on_the_page_loads(skill, tmp_path):
     page = Path(__file__).parents[2] / "skills" / skill / "references" / "prove-it.md"
     spec = load(write(tmp_path, page.read_text().partition("```toml\n")[2].partition("```")[0]))
     if skill == "background-jobs":
@@ -137,7 +137,7 @@ def test_the_file_on_the_page_loads(skill: str, tmp_path: Path):
         assert (spec.postgres, spec.rabbitmq, spec.nats) == (True, True, False)
 
 
-def test_ids_of_the_services_own_are_found_in_what_it_says(tmp_path: Path):
+def test_ids_of_the_services_own_are_found_in_what_it_says(tmp_path):
     """`id = "json:id"`: the table, the logs and the provider know the order by that."""
     spec = load(write(tmp_path, GOOD.replace("[effect]", "[servers]\nredis = false\n[effect]")))
     world = World(spec, tmp_path / "world", 1)
@@ -152,7 +152,7 @@ def test_ids_of_the_services_own_are_found_in_what_it_says(tmp_path: Path):
         world.close()
 
 
-def test_where_done_jobs_stay_is_known_in_every_world(tmp_path: Path):
+def test_where_done_jobs_stay_is_known_in_every_world(tmp_path):
     """Learnt in the one without a fault, whose keys look different: a place named by a key is of one kind."""
     spec = load(write(tmp_path, GOOD.replace("[effect]", "[servers]\nredis = false\n[effect]")))
     shapes = set()
@@ -166,19 +166,17 @@ def test_where_done_jobs_stay_is_known_in_every_world(tmp_path: Path):
     assert shapes == {"hash bull:mails:mail-*"}
 
 
-def test_a_slow_try_without_a_fault_does_not_use_up_the_time_of_the_faults(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_slow_try_without_a_fault_does_not_use_up_the_time_of_the_faults(tmp_path, monkeypatch):
     """On a busy machine a quick run tried the set-up, and no fault at all."""
 
-    def slow(self: run._Run, fault: Fault) -> Row:
+    def slow(self, fault):
         self.began -= 45
         return Row(fault.name, fault.does, "held", "")
 
     monkeypatch.setattr(run._Run, "_try", slow)
     turns: dict[int, str] = {}
 
-    def one(self: run._Run, fault: Fault, turn: int) -> Row:
+    def one(self, fault, turn):
         if fault.quick:
             turns[turn] = fault.name
         return Row(fault.name, fault.does, "", self._left_out(fault))
@@ -201,9 +199,7 @@ def test_a_slow_try_without_a_fault_does_not_use_up_the_time_of_the_faults(
         ("text", r"k[0-9a-f]{4}-\d{4}"),
     ],
 )
-def test_keys_have_the_form_that_the_service_takes_and_are_found_inside_longer_text(
-    keys: str, form: str, tmp_path: Path
-):
+def test_keys_have_the_form_that_the_service_takes_and_are_found_inside_longer_text(keys, form, tmp_path):
     spec = load(write(tmp_path, GOOD.replace("[service]", f'[service]\nkeys = "{keys}"')))
     pattern, make = _keys(spec.service.keys, "1 lost")
     made = [make(number) for number in range(1, 400)]
@@ -211,7 +207,7 @@ def test_keys_have_the_form_that_the_service_takes_and_are_found_inside_longer_t
     assert all(re.fullmatch(form, key) and pattern.findall(f"label/{key}: x") == [key] for key in made)
 
 
-def test_an_outage_lasts_as_long_as_the_file_says(tmp_path: Path):
+def test_an_outage_lasts_as_long_as_the_file_says(tmp_path):
     usual, longer = load(write(tmp_path, GOOD)), load(write(tmp_path, GOOD + '\n[faults]\noutage = "60s"\n'))
     assert (usual.outage, longer.outage) == (6.0, 60.0)
     assert FAULTS["outage"].seconds(longer) - FAULTS["outage"].seconds(usual) == 54

@@ -9,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -32,13 +34,13 @@ FIELDS = "order_number_of_the_customer: int, select: str, cents: int, share: flo
 every_recipe = pytest.mark.parametrize("recipe", recipes().values(), ids=lambda one: one.id)
 
 
-def start(recipe: Recipe, folder: Path, *options: str):
+def start(recipe, folder, *options):
     command = [sys.executable, ROOT / "bin" / "queuesmith", "start", recipe.id, *options]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def service_code(recipe: Recipe) -> dict[str, str]:
+def service_code(recipe):
     return {
         name: text
         for name, text in recipe.files.items()
@@ -60,7 +62,7 @@ def test_recipe_is_small(recipe: Recipe):
 def test_page_quotes_the_whole_service_and_names_both_commands(recipe: Recipe):
     text = (ROOT / recipe.page).read_text()
     for name in service_code(recipe):
-        assert f"<!-- sync:quote reference/recipes/{recipe.id}/{name} -->" in text
+        assert re.search(rf"^```\w+ reference/recipes/{recipe.id}/{re.escape(name)}$", text, re.MULTILINE), name
     assert f"queuesmith start {recipe.id} --into . " in text
     added = re.search(r"queuesmith add ([\w. -]+) --into", text)
     assert added
@@ -101,6 +103,7 @@ def test_code_is_clean_under_any_names(
         words = set(re.findall(r"\w+", path.read_text()))
         assert path.suffix == ".csv" or not words & {field.name for field in recipe.fields}, path
     settings = (ROOT / "pyproject.toml").read_text().replace('src = ["reference", "tests"]', 'src = [".", "src"]')
+    settings = settings.replace("skip-magic-trailing-comma = true", "").replace("split-on-trailing-comma = false", "")
     (tmp_path / "pyproject.toml").write_text(settings)
     for command in (["check", "--extend-ignore", "E501"], ["format", "--check"], ["format", "--check", "--isolated"]):
         words = [BIN / "ruff", *command, *(path for path in files if path.suffix == ".py")]
@@ -120,7 +123,7 @@ def test_another_field_may_have_the_name_of_the_recipes_own_key(recipe: Recipe, 
 # ---- the command
 
 
-def test_start_alone_lists_the_recipes(capsys: pytest.CaptureFixture[str]):
+def test_start_alone_lists_the_recipes(capsys):
     assert cli.main(["start"]) == 0
     assert all(f"  {ident} " in capsys.readouterr().out for ident in list(recipes())[:1])
     assert cli.main(["start", "--json"]) == 0
@@ -140,14 +143,12 @@ def test_start_alone_lists_the_recipes(capsys: pytest.CaptureFixture[str]):
         "weight: float": "is the key: it is a str or an int",
     }.items(),
 )
-def test_fields_that_cannot_be_are_refused_with_what_to_write(fields: str, why: str):
+def test_fields_that_cannot_be_are_refused_with_what_to_write(fields, why):
     with pytest.raises(Refused, match=why):
         parse_fields(fields)
 
 
-def test_an_edited_file_is_never_overwritten_unasked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_an_edited_file_is_never_overwritten_unasked(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["start", "shared-queue", "--into", "."]
     assert cli.main([*words, "--dry-run"]) == 0
@@ -163,7 +164,7 @@ def test_an_edited_file_is_never_overwritten_unasked(
     assert "ReliableWorker" in (tmp_path / "worker.py").read_text()
 
 
-def test_an_unknown_recipe_names_those_there_are(capsys: pytest.CaptureFixture[str]):
+def test_an_unknown_recipe_names_those_there_are(capsys):
     assert cli.main(["start", "nothing"]) == 2
     assert "paid-call" in capsys.readouterr().err
     assert cli.main(["recipe", "paid-call"]) == 2
@@ -171,40 +172,49 @@ def test_an_unknown_recipe_names_those_there_are(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("option", ["--queue", "--fields"])
-def test_an_empty_option_is_refused_and_no_default_taken(option: str, capsys: pytest.CaptureFixture[str]):
+def test_an_empty_option_is_refused_and_no_default_taken(option, capsys):
     """A shell variable that was not set: the service would listen to a queue that nobody fills."""
     assert cli.main(["start", "paid-call", "--dry-run", option, ""]) == 2
     assert option in capsys.readouterr().err
 
 
-def test_start_says_what_the_key_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_start_says_what_the_key_is(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["start", "paid-call", "--dry-run", "--fields", "photo: str, width: int"]) == 0
     out = capsys.readouterr().out
     assert "Key: photo, the first field, or what `key_of` in jobs.py returns." in out
+    assert "\nThen:\n" in out
     assert "httpx2" in out
     assert "pytest-asyncio" not in out
+
+
+def test_start_from_the_top_of_a_monorepo_says_where_its_commands_run(tmp_path, monkeypatch, capsys):
+    (tmp_path / "services" / "photos").mkdir(parents=True)
+    (tmp_path / "services" / "photos" / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["start", "paid-call", "--dry-run", "--into", "services/photos/src/photos"]) == 0
+    said = capsys.readouterr().out
+    assert "\nThen, in services/photos:\n  PYTHONPATH=src python -m pytest" in said
+    assert Path(said.split()[-1]).is_file(), "the page, wherever the plugin is"
 
 
 # ---- as a service
 
 
 @pytest.fixture
-def _own_python(monkeypatch: pytest.MonkeyPatch):
+def _own_python(monkeypatch):
     monkeypatch.delenv("REDIS_URL", raising=False)
     monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "0.15")
 
 
 @pytest.fixture
-def flat(recipe: Recipe, tmp_path: Path, _own_python: None) -> Path:
+def flat(recipe, tmp_path, _own_python):
     start(recipe, tmp_path, "--into", ".", "--queue", QUEUE, "--fields", FIELDS)
     return tmp_path
 
 
-def own_test(folder: Path, file: str = "test_service.py", **env: str) -> None:
+def own_test(folder, file="test_service.py", **env):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:valkey", "-p", "no:cacheprovider", file]
     # A group of its own: on a timeout its workers must not stay behind.
     test = subprocess.Popen(
@@ -233,7 +243,7 @@ def test_started_into_a_package_its_own_test_is_green(recipe: Recipe, tmp_path: 
     own_test(tmp_path, "tests/test_service.py", PYTHONPATH="src")
 
 
-def test_two_nightly_jobs_have_two_schedules(tmp_path: Path):
+def test_two_nightly_jobs_have_two_schedules(tmp_path):
     start(recipes()["nightly"], tmp_path, "--into", "app")
     start(recipes()["nightly"], tmp_path, "--into", "app/Weekly_mail", "--queue", QUEUE)
     both = "import app.worker, app.Weekly_mail.worker as two; print(app.worker.nightly.id, two.nightly.id)"
@@ -245,7 +255,7 @@ def test_two_nightly_jobs_have_two_schedules(tmp_path: Path):
 @pytest.mark.fault
 @pytest.mark.parametrize("into", [".", "app"])
 @pytest.mark.usefixtures("_own_python")
-def test_a_second_recipe_lives_beside_the_first_on_its_modules_and_its_database(into: str, tmp_path: Path):
+def test_a_second_recipe_lives_beside_the_first_on_its_modules_and_its_database(into, tmp_path):
     known, below = recipes(), f"{into}/mails".removeprefix("./")
     start(known["paid-call"], tmp_path, "--into", into)
     again = [sys.executable, ROOT / "bin" / "queuesmith", "start", "unkeyed-call", "--into", into]
@@ -301,10 +311,10 @@ def test_recipe_holds_under_every_quick_fault(recipe: Recipe, flat: Path, monkey
 @pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.usefixtures("_own_python")
-def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_calls_once(tmp_path: Path):
+def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_calls_once(tmp_path):
     start(recipes()["nightly"], tmp_path, "--into", ".")
     page = (ROOT / "skills/background-jobs/references/combine.md").read_text()
-    (tmp_path / "outside.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0])
+    (tmp_path / "outside.py").write_text(re.findall(r"```python [^\n]*\n(.*?)```", page, re.DOTALL)[0])
     added = re.search(r"queuesmith (add outside-call.*) --into", page)
     assert added
     add = [sys.executable, ROOT / "bin" / "queuesmith", *added[1].split(), "--into", "."]
@@ -315,6 +325,7 @@ def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_call
         assert worker.count(old) == 1, old
         worker = worker.replace(old, "".join(line[1:] for line in part.splitlines(keepends=True)))
     (tmp_path / "worker.py").write_text(worker)
+    assert asked_although_one_is_refused(tmp_path) == ["k-1", "k-2"]
     told = re.search(r"```toml\n\[service\.env\]\n(.*?)\n\n(.*?)```", page, re.DOTALL)
     assert told
     proof = (tmp_path / "prove.toml").read_text()
@@ -326,10 +337,39 @@ def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_call
     assert {row.verdict for row in card.rows} == {"held"}, as_text(card)
 
 
+def asked_although_one_is_refused(folder):
+    asked: list[str] = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["item"])
+            self.send_response(422 if len(asked) == 1 else 204)
+            self.end_headers()
+
+    program = """if True:
+        import asyncio, outside
+        from patterns.core.open_store import create_all, open_store
+
+        async def main():
+            store = open_store("sqlite:///told.db")
+            await create_all(store)
+            await outside.Outside(store).tell_all(("k-1", "k-2"))
+
+        asyncio.run(main())"""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        env = {**os.environ, "OUTSIDE_URL": f"http://127.0.0.1:{server.server_port}"}
+        words = [sys.executable, "-c", program]
+        done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
+        server.shutdown()
+    assert "Permanent: outside refused 'k-1'" in done.stderr
+    return asked
+
+
 @pytest.mark.slow
 @pytest.mark.fault
 @pytest.mark.usefixtures("_own_python")
-def test_a_webhook_that_nobody_can_read_is_seen_as_failed(tmp_path: Path):
+def test_a_webhook_that_nobody_can_read_is_seen_as_failed(tmp_path):
     start(recipes()["webhook"], tmp_path, "--into", ".", "--fields", "event: str")
     card = prove(load(tmp_path / "prove.toml"), Options(seed=3, only=("failing",)))
     shutil.rmtree(card.evidence, ignore_errors=True)

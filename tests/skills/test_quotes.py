@@ -24,14 +24,8 @@ def test_quote_is_the_source_with_its_real_lines():
     assert "class Transient" not in text
 
 
-def test_outline_shows_signatures_and_docstrings_only():
-    text = quotes.quote("reference/studyhall/patterns/core/errors.py#RateLimited~")
-    assert "def __init__(self, message: str" in text
-    assert "self.retry_after = retry_after" not in text
-
-
 @pytest.mark.parametrize("args", [f"{ERRORS}#Nothing", f"{ERRORS}#[nowhere]"])
-def test_quote_of_what_is_not_there_stops_the_sync(args: str):
+def test_quote_of_what_is_not_there_stops_the_sync(args):
     with pytest.raises(SystemExit):
         quotes.quote(args)
 
@@ -41,14 +35,15 @@ def test_files_name_the_command_what_to_install_and_where_the_detail_is():
     assert "`queuesmith add event-bus inbox --into src/app`" in text
     assert '`"sqlalchemy[asyncio]>=' in text
     assert re.search(r"`event-bus.nats` \(`\"nats-py>=", text)
-    assert "the docstrings of `patterns/event_bus/bus.py`" in text
+    assert "[module](../../../reference/studyhall/patterns/event_bus/bus.py)" in text
+    assert "[in StudyHall](../../../reference/studyhall/bus.py)" in text
 
 
-def test_card_without_figures_says_where_they_would_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_card_without_figures_says_where_they_would_come_from(monkeypatch, tmp_path):
     monkeypatch.setattr(cards, "COMMITTED", tmp_path)
     pattern = dataclasses.replace(catalogue.find("retry"), summary="It holds.", proofs=("tests/a.py::test_a",))
     assert "It holds." in quotes.card(pattern)
-    assert "`tests/a.py`, run `make faults`" in quotes.card(pattern)
+    assert "by its proof: `make faults`" in quotes.card(pattern)
 
 
 def test_front_matter_is_yaml_as_everybody_else_reads_it():
@@ -62,13 +57,12 @@ def test_front_matter_is_yaml_as_everybody_else_reads_it():
     ("head", "message"),
     {
         "title: x\nno key\n": "neither `key: value` nor part of a list: 'no key'",
-        "title: x\nsummary: y\n": "lacks modules, proofs",
-        "title: x\nsummary: y\nmodules: [retry.py]\nproofs:\nmodul: z\n": "unknown modul; known: modules",
+        "title: x\n": "lacks modules, proofs",
+        "title: x\nmodules: [retry.py]\nproofs:\n": "no paragraph `**Promise.**",
+        "title: x\nmodules: [retry.py]\nproofs:\nmodul: z\n": "unknown modul; known: modules",
     }.items(),
 )
-def test_an_entry_that_cannot_be_read_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, head: str, message: str
-):
+def test_an_entry_that_cannot_be_read_is_named(monkeypatch, tmp_path, head, message):
     page = tmp_path / "skills/async-flow/references/x.md"
     page.parent.mkdir(parents=True)
     page.write_text(f"---\n{head}---\n# X\n")

@@ -6,17 +6,13 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncEngine
 from typer.testing import CliRunner
 
 from guide import quotes
 from harness.missing import need_binary
-from harness.redis import RedisServer
 from harness.waiting import clock_at, until
 from harness.workers import at_work, queue_at
 from queuesmith import cli
@@ -28,7 +24,6 @@ from studyhall.patterns import dead_letter
 from studyhall.patterns.bullmq_worker import FailPermanently
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import Permanent
-from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.outbox.quarantine import lag, quarantined
@@ -89,7 +84,7 @@ SHOWS: dict[str, str | tuple[str, int]] = {
 }
 
 
-def commands(page: str) -> tuple[list[str], list[str]]:
+def commands(page):
     """What the first block defines, and every command, without its comment."""
     lines = [re.sub(r"\s+#.*", "", line) for block in BLOCK.findall(page) for line in block.splitlines()]
     defined = [line for line in lines if re.match(r"\w+=|\w+\(\)", line)]
@@ -97,7 +92,7 @@ def commands(page: str) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize(("name", "most"), [("runbook", 1_500), ("migrate", 1_500)])
-def test_the_page_is_read_in_the_middle_of_the_night(name: str, most: int):
+def test_the_page_is_read_in_the_middle_of_the_night(name, most):
     assert quotes.tokens(PAGES[name]) <= most
 
 
@@ -111,29 +106,29 @@ class BrokenPayments(Payments):
     def __init__(self):
         super().__init__("http://127.0.0.1:9")
 
-    async def charge(self, key: str, **order: Any) -> dict[str, Any]:
+    async def charge(self, key, **order):
         raise Permanent("garbled answer")
 
-    async def find(self, charge_key: str) -> dict[str, Any] | None:
+    async def find(self, charge_key):
         return None
 
-    async def refund(self, key: str, *, charge_key: str) -> dict[str, Any]:
+    async def refund(self, key, *, charge_key):
         raise Permanent("account closed")
 
 
 class Refusing:
-    async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+    async def publish(self, events):
         return [Permanent("refused with 400")] * len(events)
 
 
-async def stuck(store: AsyncEngine) -> dict[str, str]:
+async def stuck(store):
     """A saga, an event, a call and a schedule that each wait for a human; `o1` was bought before."""
     never = RetryPolicy(base=0.01, cap=0.01, attempts=1)
     async with BrokenPayments() as payments:
         await SagaRunner(store, buy_pack(payments, charge=never, refund=never)).resume_due()
     await Relay(store, Refusing()).run_once()
 
-    async def cut(_key: str):
+    async def cut(_key):
         raise ConnectionResetError
 
     calls = OutsideCalls(StoreLedger(store), "carrier", longest=1)
@@ -150,9 +145,7 @@ async def stuck(store: AsyncEngine) -> dict[str, str]:
 
 
 @pytest.mark.slow
-async def test_every_command_of_the_runbook_shows_the_incident_or_ends_it(
-    make_redis: Callable[..., RedisServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_every_command_of_the_runbook_shows_the_incident_or_ends_it(make_redis, tmp_path, monkeypatch):
     # The handler that a command leaves writes to its closed output.
     monkeypatch.setattr(logging, "raiseExceptions", False)
     need_binary("redis-cli", how="install redis-tools with your package manager")
@@ -174,7 +167,7 @@ async def test_every_command_of_the_runbook_shows_the_incident_or_ends_it(
     }
     defined = "\n".join(commands(PAGES["runbook"])[0])
 
-    async def run(command: str) -> tuple[str, int | None]:
+    async def run(command):
         if command.startswith("studyhall "):  # in this process: every start would import the whole app again
             words = shlex.split(re.sub(r"\$(\w+)", lambda name: env[name[1]], command))[1:]
             result = await asyncio.to_thread(CliRunner(env=env).invoke, studyhall, words)
@@ -189,8 +182,8 @@ async def test_every_command_of_the_runbook_shows_the_incident_or_ends_it(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        said, _ = await asyncio.wait_for(shell.communicate(), 60)
-        return said.decode(), shell.returncode
+        output, _ = await asyncio.wait_for(shell.communicate(), 60)
+        return output.decode(), shell.returncode
 
     bought, code = await run("studyhall order buy biology-101 --id o1")
     assert code == 0, bought
@@ -198,7 +191,7 @@ async def test_every_command_of_the_runbook_shows_the_incident_or_ends_it(
     await create_all(store)
     env |= await stuck(store)
 
-    async def work(job: Any, _token: str):
+    async def work(job, _token):
         if job.id == "slow":
             await asyncio.Event().wait()
         raise FailPermanently("no such street")
@@ -220,15 +213,15 @@ async def test_every_command_of_the_runbook_shows_the_incident_or_ends_it(
             client.set("bull:labels:limiter", 9, px=600_000)
             async with queue_at(server.url, "documents") as unattended:
                 await unattended.add("parse", {}, {})
-            letters = {one.job_id: one.id for one in await dead_letter.list_dead_letters(store)}
+            letters = {letter.job_id: letter.id for letter in await dead_letter.list_dead_letters(store)}
             env["LETTER"] = letters["dead-1"]
 
             wrong = []
             for command, shows in SHOWS.items():
                 pattern, code = shows if isinstance(shows, tuple) else (shows, 0)
-                said, ended = await run(command)
-                if ended != code or not re.search(pattern, said.rstrip(), re.MULTILINE):
-                    wrong.append(f"{command}: exit code {ended}\n{said}")
+                output, ended = await run(command)
+                if ended != code or not re.search(pattern, output.rstrip(), re.MULTILINE):
+                    wrong.append(f"{command}: exit code {ended}\n{output}")
             assert not wrong, "\n".join(wrong)
 
         assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
@@ -240,7 +233,7 @@ async def test_every_command_of_the_runbook_shows_the_incident_or_ends_it(
     await close(store)
 
 
-def evict_something(client: Any):
+def evict_something(client):
     """What a cache on the same server does to it."""
     client.set("cache", "x" * 3_000_000)
     client.config_set("maxmemory", client.info("memory")["used_memory"] - 1_000_000)

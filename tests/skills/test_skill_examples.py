@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parent / "examples"
 COMMAND = re.compile(r'queuesmith"? add ([a-z. -]+?) --into')
 
 
-def named(example: Path) -> list[str]:
+def named(example):
     """The patterns that the skill, and the pages that quote this example, tell the reader to add."""
     skill = ROOT / "skills" / example.parent.name
     quoted = f"{example.relative_to(ROOT)}#"
@@ -26,26 +26,26 @@ def named(example: Path) -> list[str]:
 
 
 @pytest.fixture
-def project(request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def project(request, tmp_path, capsys):
     """A folder with the example files, and `patterns/` as `queuesmith add` makes it."""
     example: Path = request.param
     folder = tmp_path / "src"
     folder.mkdir()
     (tmp_path / "pyproject.toml").touch()
     assert cli.main(["add", *named(example), "--into", str(folder), "--no-tests"]) == 0, capsys.readouterr()
-    for one in example.parent.glob("*.py"):
-        shutil.copy(one, folder / one.name)
+    for file in example.parent.glob("*.py"):
+        shutil.copy(file, folder / file.name)
     return folder
 
 
-def label(example: Path) -> str:
+def label(example):
     return f"{example.parent.name}-{example.stem}"
 
 
 RUNNABLE = [path for path in sorted(EXAMPLES.glob("*/*.py")) if "async def example(" in path.read_text()]
 
 
-def environment() -> dict[str, str]:
+def environment():
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "REDIS_URL")}
 
 
@@ -53,7 +53,7 @@ def environment() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("project", "name"), [(path, path.stem) for path in RUNNABLE], indirect=["project"], ids=map(label, RUNNABLE)
 )
-def test_example_does_what_its_page_says(project: Path, name: str, redis_url: str):
+def test_example_does_what_its_page_says(project, name, redis_url):
     done = subprocess.run(
         [sys.executable, EXAMPLES / "run_example.py", redis_url, project, name],
         cwd=project,

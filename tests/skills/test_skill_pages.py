@@ -19,12 +19,11 @@ SKILLS = sorted((ROOT / "skills").glob("*/SKILL.md"))
 PAGES = sorted((ROOT / "skills").glob("*/references/**/*.md"))
 EVERY = [*SKILLS, *PAGES]
 BIN = Path(sys.executable).parent
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r'queuesmith"? add ([a-z. -]+?) --into')
-QUOTE = re.compile(r"<!-- sync:quote ([^\s#]+)[^\n]* -->\n(.*?)<!-- /sync -->", re.DOTALL)
 
 
-def label(path: Path) -> str:
+def label(path):
     return str(path.relative_to(ROOT / "skills"))
 
 
@@ -38,7 +37,7 @@ def test_descriptions_share_the_listing_fairly():
 
 
 @pytest.mark.parametrize("path", SKILLS, ids=label)
-def test_skill_is_short_enough_to_be_read(path: Path):
+def test_skill_is_short_enough_to_be_read(path):
     text = path.read_text()
     # The description is listed always; what is read when the skill is called is the rest.
     assert quotes.tokens(text) - quotes.tokens(quotes.description(text)) <= 2_000
@@ -47,54 +46,61 @@ def test_skill_is_short_enough_to_be_read(path: Path):
 
 
 @pytest.mark.parametrize("path", PAGES, ids=label)
-def test_page_is_short_enough_to_be_read(path: Path):
+def test_page_is_short_enough_to_be_read(path):
     pattern = catalogue.patterns().get(path.stem)
     most = 1_200 if pattern and pattern.page == path else 2_500
     assert quotes.tokens(path.read_text()) <= most
 
 
 @pytest.mark.parametrize("ident", sorted(catalogue.patterns()))
-def test_page_of_a_pattern_says_what_to_type_before_why(ident: str):
+def test_page_of_a_pattern_says_what_to_type_before_why(ident):
     text = without_front_matter(catalogue.patterns()[ident].page.read_text())
     assert text.index("**Get it**") < text.index("**Promise.**")
     assert quotes.tokens(text[: text.index("**Get it**")]) <= 150, "a problem is told in three lines"
 
 
 @pytest.mark.parametrize("ident", sorted(catalogue.patterns()))
-def test_page_with_an_example_shows_no_signatures(ident: str):
+def test_page_of_a_pattern_has_no_comments_and_no_bare_signatures(ident):
     """Signatures are in the module, which the reader has; what to type is in the example."""
     text = catalogue.patterns()[ident].page.read_text()
-    assert "sync:quote tests/skills/examples/" not in text or not re.search(r"sync:quote [^\n]*~", text)
-    assert not [comment for comment in re.findall(r"<!-- (\S+)", text) if not comment.lstrip("/").startswith("sync")]
+    assert "<!--" not in text
+    for _, _, block in BLOCK.findall(text):
+        assert not re.search(r"^\s*\.\.\.$", block, re.MULTILINE), "a body that is left out"
 
 
 # ---- whole
 
 
 @pytest.mark.parametrize("ident", sorted(catalogue.patterns()))
-def test_page_of_a_pattern_is_whole_and_its_skill_names_it(ident: str):
+def test_page_of_a_pattern_is_whole_and_its_skill_names_it(ident):
     page = catalogue.patterns()[ident].page
     text = page.read_text()
-    assert "sync:card -->" in text
-    assert "sync:files -->" in text
+    assert quotes.CARD.search(text)
+    entry = quotes.FILES.search(text)
+    assert entry
+    linked = re.findall(r"\]\(\.\./\.\./\.\./([^)]+)\)", entry[0])
+    module, proof, *place = [(ROOT / path).relative_to(ROOT).as_posix() for path in linked if (ROOT / path).is_file()]
+    assert module.startswith("reference/studyhall/patterns/")
+    assert proof in catalogue.patterns()[ident].proof_files
+    assert place or not quotes.in_studyhall(catalogue.patterns()[ident])
     assert f"references/{ident}.md" in (page.parents[1] / "SKILL.md").read_text()
     for part in ("**Not for**", "**Prove it.**", "**Traps**"):
         assert part in text or (part == "**Not for**" and "**Not fine**" in text), part
 
 
 @pytest.mark.parametrize("path", EVERY, ids=label)
-def test_links_resolve_inside_the_skill(path: Path):
-    """`npx skills add` copies the folder of one skill and nothing else."""
+def test_links_resolve_inside_the_skill(path):
+    """`npx skills add` copies the folder of one skill and nothing else: module and proof of a pattern are not in it."""
     skill = ROOT / "skills" / path.relative_to(ROOT / "skills").parts[0]
-    for target in re.findall(r"\]\(([^)]+)\)", re.sub(BLOCK, "", path.read_text())):
+    for target in re.findall(r"\]\(([^)]+)\)", quotes.FILES.sub("", re.sub(BLOCK, "", path.read_text()))):
         if not target.startswith("https://"):
-            found = (path.parent / target.split("#")[0]).resolve()
-            assert found.exists(), target
-            assert found.is_relative_to(skill), f"{target} leaves the skill"
+            linked = (path.parent / target.split("#")[0]).resolve()
+            assert linked.exists(), target
+            assert linked.is_relative_to(skill), f"{target} leaves the skill"
 
 
 @pytest.mark.parametrize("path", SKILLS, ids=label)
-def test_every_page_of_a_skill_is_reachable_from_it(path: Path):
+def test_every_page_of_a_skill_is_reachable_from_it(path):
     linked = set(re.findall(r"references/((?:recipes/)?[\w-]+\.md)", path.read_text()))
     folder = path.parent / "references"
     if "stacks.md" in linked:  # leads to the page of each
@@ -104,21 +110,21 @@ def test_every_page_of_a_skill_is_reachable_from_it(path: Path):
 
 
 @pytest.mark.parametrize("path", SKILLS, ids=label)
-def test_skill_ends_in_a_checklist_with_a_proof_under_kills(path: Path):
+def test_skill_ends_in_a_checklist_with_a_proof_under_kills(path):
     last = path.read_text().rstrip().splitlines()[-1]
     assert last.startswith("- [ ] ")
     assert re.search(r"kill -9|SIGKILL|queuesmith prove|prove\.toml", last)
 
 
 @pytest.mark.parametrize("path", SKILLS, ids=label)
-def test_skill_has_no_placeholder_that_the_client_would_fill(path: Path):
+def test_skill_has_no_placeholder_that_the_client_would_fill(path):
     """`$1` becomes an argument of the command; SQL placeholders would be eaten."""
     assert not re.findall(r"\$\d|\$ARGUMENTS", path.read_text())
     assert set(re.findall(r"\$\{(\w+)\}", path.read_text())) <= {"CLAUDE_PLUGIN_ROOT", "CLAUDE_SKILL_DIR"}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=label)
-def test_page_uses_no_variable_of_the_client(path: Path):
+def test_page_uses_no_variable_of_the_client(path):
     assert "${CLAUDE" not in path.read_text(), "replaced in SKILL.md and agents only"
 
 
@@ -132,7 +138,7 @@ def test_voice_has_no_persona_and_no_shouting():
 
 
 @pytest.mark.parametrize("path", SKILLS, ids=label)
-def test_a_skill_that_was_installed_alone_says_how_to_get_the_command(path: Path):
+def test_a_skill_that_was_installed_alone_says_how_to_get_the_command(path):
     """Other clients copy the folder of one skill: no plugin root, no command, and no copies of the modules."""
     if "queuesmith add" in path.read_text():
         command = f"uvx --from git+{catalogue.repository()} queuesmith add"
@@ -141,16 +147,15 @@ def test_a_skill_that_was_installed_alone_says_how_to_get_the_command(path: Path
 
 
 @pytest.mark.parametrize("path", EVERY, ids=label)
-def test_python_blocks_are_quoted_and_have_no_undefined_name(path: Path, tmp_path: Path):
+def test_python_blocks_are_quoted_and_have_no_undefined_name(path, tmp_path):
     """All Python is quoted: from modules that are linted and proven, or from examples that are run by the tests."""
-    text = path.read_text()
-    quoted = [(source, block) for source, region in QUOTE.findall(text) for _, block in BLOCK.findall(region)]
-    blocks = [block for language, block in BLOCK.findall(text) if language in ("python", "py")]
-    python = [source for source, _ in QUOTE.findall(text) if source.endswith(".py")]
-    assert len(blocks) == len(python), "Python that nobody runs: move it to tests/skills/examples"
-    for block in blocks:
+    blocks = [
+        (source.strip(), block) for language, source, block in BLOCK.findall(path.read_text()) if language == "python"
+    ]
+    for source, block in blocks:
+        assert source, "Python that nobody runs: move it to tests/skills/examples"
         ast.parse(block)
-    examples = [block for source, block in quoted if source.startswith("tests/skills/examples/")]
+    examples = [block for source, block in blocks if source.startswith("tests/skills/examples/")]
     for number, block in enumerate(examples):
         (tmp_path / f"block{number}.py").write_text(block)
     if examples:
@@ -160,12 +165,12 @@ def test_python_blocks_are_quoted_and_have_no_undefined_name(path: Path, tmp_pat
 
 
 @pytest.mark.parametrize("path", EVERY, ids=label)
-def test_commands_bring_every_module_that_the_code_imports(path: Path):
+def test_commands_bring_every_module_that_the_code_imports(path):
     """The command of the skill is run first, that of the page after it."""
     skill = ROOT / "skills" / path.relative_to(ROOT / "skills").parts[0] / "SKILL.md"
-    texts = [one.read_text() for one in (skill, path)]
+    texts = [page.read_text() for page in (skill, path)]
     named = {name for text in texts for names in COMMAND.findall(text) for name in names.split()}
-    of_stacks = [one for name in named if name in STACKS for one in STACKS[name].patterns]
+    of_stacks = [ident for name in named if name in STACKS for ident in STACKS[name].patterns]
     patterns = [name for name in named if name not in STACKS] + of_stacks
     brought = {module for name in patterns for module in catalogue.find(name).modules}
     assert quotes.imported(path) - brought == set()
@@ -173,11 +178,9 @@ def test_commands_bring_every_module_that_the_code_imports(path: Path):
 
 def test_no_other_language_is_shown_unchecked():
     for path in EVERY:
-        text = path.read_text()
-        quoted = {block for _, region in QUOTE.findall(text) for _, block in BLOCK.findall(region)}
-        loose = {language for language, block in BLOCK.findall(text) if block not in quoted}
+        loose = {language for language, source, _ in BLOCK.findall(path.read_text()) if not source}
         # toml: tests/prove loads it. yaml: a step of somebody's workflow. diff: tests/recipes applies it.
-        assert loose <= {"python", "sh", "text", "mermaid", "toml", "yaml", "diff"}, path
+        assert loose <= {"sh", "text", "mermaid", "toml", "yaml", "diff"}, path
 
 
 def test_commands_that_the_skills_name_exist():
@@ -198,14 +201,14 @@ TOPICS = tomllib.loads((Path(__file__).parent / "coverage.toml").read_text())["t
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_topic_is_answered(topic: str):
+def test_topic_is_answered(topic):
     page, *words = TOPICS[topic]
     text = (ROOT / "skills" / page).read_text()
     assert [word for word in words if word.lower() not in text.lower()] == []
 
 
 @pytest.mark.parametrize("path", SKILLS, ids=label)
-def test_skill_is_valid_by_the_reference_library(path: Path):
+def test_skill_is_valid_by_the_reference_library(path):
     done = subprocess.run([BIN / "agentskills", "validate", path.parent], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -217,7 +220,7 @@ def test_linter_of_skills_and_plugins_is_content():
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "agents").glob("*.md")), ids=lambda path: path.stem)
-def test_agent_has_limits_examples_and_loads_skills(path: Path):
+def test_agent_has_limits_examples_and_loads_skills(path):
     head, body = path.read_text().split("---\n", 2)[1:]
     assert f"name: {path.stem}" in head
     assert head.count("<example>") >= 2
@@ -241,7 +244,7 @@ DUTIES = {
 
 
 @pytest.mark.parametrize("agent", DUTIES)
-def test_agent_asks_watches_and_hands_over(agent: str):
+def test_agent_asks_watches_and_hands_over(agent):
     head, body = (ROOT / "agents" / f"{agent}.md").read_text().split("---\n", 2)[1:]
     assert [words for words in DUTIES[agent] if words not in body.lower()] == []
     assert re.search(r"Context: (Asked for something else|A command or a log)", head), "called without being asked"

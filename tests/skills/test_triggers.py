@@ -36,33 +36,33 @@ EMPTY = frozenset(
 )
 
 
-def stem(word: str) -> str:
+def stem(word):
     for suffix in SUFFIXES:
         if word.endswith(suffix) and len(word) - len(suffix) >= 3:
             return word[: -len(suffix)]
     return word
 
 
-def words(text: str) -> set[str]:
+def words(text):
     plain = text.lower().replace("e-mail", "email").replace("'s", "").replace("server-sent", "server sent")
     return {stem(word) for word in re.findall(r"[a-z]+|\d+", plain) if word not in EMPTY}
 
 
 @cache
-def told() -> tuple[Counter[str], int]:
+def occurrences():
     """In how many sentences of the pages each stem stands, and how many sentences there are."""
     texts = [path.read_text() for path in (ROOT / "skills").rglob("*.md")]
-    sentences = [one for text in texts for one in re.split(r"[.\n|:;]\s", text) if len(one) > 20]
-    return Counter(word for one in sentences for word in words(one)), len(sentences)
+    sentences = [part for text in texts for part in re.split(r"[.\n|:;]\s", text) if len(part) > 20]
+    return Counter(word for sentence in sentences for word in words(sentence)), len(sentences)
 
 
-def weight(word: str) -> float:
-    seen, sentences = told()
+def weight(word):
+    seen, sentences = occurrences()
     return min(MOST, math.log(1 + sentences / (1 + seen[word])))
 
 
 @cache
-def described(skill: str) -> tuple[set[str], set[str]]:
+def described(skill):
     """Words that call it, words it is not for."""
     text = quotes.description((ROOT / "skills" / skill / "SKILL.md").read_text())
     calls, _, not_for = text.partition(" Not for ")
@@ -70,30 +70,30 @@ def described(skill: str) -> tuple[set[str], set[str]]:
     return called, words(not_for) - called
 
 
-def scores(request: str) -> dict[str, float]:
+def scores(request):
     asked = words(request)
     whole = sum(map(weight, asked)) or 1.0
-    found = {}
+    covered = {}
     for skill in SKILLS:
         calls, not_for = described(skill)
-        mine = sum(weight(word) for word in asked & calls)
-        found[skill] = round((mine - sum(weight(word) for word in asked & not_for)) / whole, 3)
-    return found
+        share = sum(weight(word) for word in asked & calls)
+        covered[skill] = round((share - sum(weight(word) for word in asked & not_for)) / whole, 3)
+    return covered
 
 
-def called(request: str) -> str:
-    found = scores(request)
-    best = max(found, key=lambda skill: found[skill])
-    return best if found[best] >= ENOUGH else "none"
+def called(request):
+    covered = scores(request)
+    best = max(covered, key=lambda skill: covered[skill])
+    return best if covered[best] >= ENOUGH else "none"
 
 
-def table(name: str) -> list[tuple[str, str]]:
+def table(name):
     read = tomllib.loads((HERE / name).read_text())
     return [(wanted, request) for wanted, requests in read.items() for request in requests]
 
 
-@pytest.mark.parametrize(("name", "share"), [("triggers.toml", 0.95), ("triggers-unseen.toml", 0.7)])
-def test_requests_call_their_skill(name: str, share: float, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize(("name", "share"), [("triggers.toml", 0.95), ("triggers-unseen.toml", 0.75)])
+def test_requests_call_their_skill(name, share, capsys):
     """The judge knows words, not meaning: what it leaves uncalled a model may well call. It must not get worse."""
     requests = table(name)
     wrong = [(wanted, called(request), request) for wanted, request in requests if called(request) != wanted]

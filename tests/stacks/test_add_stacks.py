@@ -5,10 +5,8 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import psycopg
@@ -25,13 +23,13 @@ from studyhall.patterns.sync_inbox import execute, transaction
 
 
 @pytest.mark.parametrize("name", ["bullmq-ts", "asynq"])
-def test_the_modules_arrive_as_they_are(name: str, tmp_path: Path):
+def test_the_modules_arrive_as_they_are(name, tmp_path):
     assert cli.main(["add", name, "--into", str(tmp_path)]) == 0
     for file in STACKS[name].files:
         assert (tmp_path / file).read_text() == (SERVICES / STACKS[name].folder / file).read_text()
 
 
-def test_an_edited_module_is_not_overwritten(tmp_path: Path):
+def test_an_edited_module_is_not_overwritten(tmp_path):
     (tmp_path / "inbox.ts").write_text("// mine")
     with pytest.raises(stacks.Refused, match=r"inbox.ts"):
         stacks.copy(STACKS["bullmq-ts"], tmp_path)
@@ -42,9 +40,7 @@ def test_an_edited_module_is_not_overwritten(tmp_path: Path):
     ("name", "file"),
     [("celery-inbox", "celery_jobs.py"), ("sqs-jobs", "sqs_jobs.py"), ("table-worker", "table_worker.py")],
 )
-def test_a_python_stack_gets_the_patterns_that_its_module_imports(
-    name: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_python_stack_gets_the_patterns_that_its_module_imports(name, file, tmp_path, monkeypatch):
     package = tmp_path / "src" / "app"
     package.mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text("")
@@ -60,9 +56,7 @@ FAULTS = ("kill-at-effect", "kill-at-commit", "term", "twice", "refused", "redis
 
 
 @pytest.mark.slow
-def test_a_table_as_the_queue_survives_kills_and_redis_is_not_counted_where_nobody_uses_it(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_table_as_the_queue_survives_kills_and_redis_is_not_counted_where_nobody_uses_it(monkeypatch):
     monkeypatch.setenv("QUEUESMITH_PROVE_SCALE", "0.3")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     card = prove(load(SERVICES / "table" / "prove.toml"), Options(seed=3, only=FAULTS))
@@ -75,32 +69,30 @@ def test_a_table_as_the_queue_survives_kills_and_redis_is_not_counted_where_nobo
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.needs_postgres)])
-def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
+def connect(request, tmp_path):
     if request.param == "sqlite":
         return lambda: sqlite3.connect(tmp_path / "shop.db", timeout=30)
     url = request.getfixturevalue("postgres_url")
     return lambda: psycopg.connect(url)
 
 
-def test_a_row_of_the_table_has_one_holder_and_the_error_decides(
-    connect: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_row_of_the_table_has_one_holder_and_the_error_decides(connect, monkeypatch):
     monkeypatch.syspath_prepend(SERVICES / "table")
     table = importlib.import_module("table_worker")
     with closing(connect()) as db, closing(connect()) as other:
         table.create(db)
 
-        def add(key: str):
+        def add(key):
             with transaction(db):
                 assert table.put(db, "k", key)
                 assert not table.put(db, "k", key)
 
-        def state(key: str) -> Any:
+        def state(key):
             with transaction(db):
                 row = execute(db, "SELECT state, tries, reason, due FROM table_jobs WHERE key = ?", key).fetchone()
             return (*row[:3], row[3] - time.time())
 
-        def overtaken(_: str) -> Any:
+        def overtaken(_):
             # its lease is over at once, so another worker takes and ends it meanwhile
             until_sync(lambda: table._next(other, "k", lambda key: None, 60, 5), what="the lease is over")
             return lambda db: execute(db, "INSERT INTO table_jobs VALUES ('x', 'x', '', 0, 0, '')")

@@ -25,7 +25,7 @@ PYTHON_WORKER = Path(__file__).parents[1] / "reference" / "faults" / "programs" 
 
 
 @functools.cache
-def home(package: str = "") -> Path:
+def home(package=""):
     """A folder with the compiled modules, or one below it with another package; compiled once per run."""
     try:
         folder = stacks.install("bullmq-ts") / package
@@ -46,12 +46,12 @@ def home(package: str = "") -> Path:
     return folder
 
 
-def written(script: str, redis: RedisServer, folder: Path, name: str = "script.mjs") -> Path:
+def written(script, redis, folder, name="script.mjs"):
     (folder / name).write_text(script.replace("REDIS_PORT", str(redis.port)))
     return folder / name
 
 
-def run(script: str, redis: RedisServer, package: str = "") -> Any:
+def run(script, redis, package=""):
     """What the script printed last, as JSON. It stands beside the compiled modules."""
     path = written(script, redis, home(package))
     ran = subprocess.run(["node", path], cwd=path.parent, capture_output=True, text=True, timeout=120, check=False)
@@ -59,7 +59,7 @@ def run(script: str, redis: RedisServer, package: str = "") -> Any:
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-def npm(words: list[str], folder: Path):
+def npm(words, folder):
     command = [shutil.which("npm") or "npm", *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
@@ -102,7 +102,7 @@ process.exit(0);
     assert "failed" in found["reason"]
 
 
-def test_the_inbox_on_sqlite_takes_effect_once_and_announces_what_committed(own_redis: RedisServer):
+def test_the_inbox_on_sqlite_takes_effect_once_and_announces_what_committed(own_redis):
     script = """
 import { announceSync, onceSync, relaySync, SQLITE_TABLES } from '../sqlite.js';
 import wasm from 'node-sqlite3-wasm';
@@ -140,7 +140,7 @@ process.exit(0);
     }
 
 
-def test_a_discord_command_is_deferred_first_and_answered_once_by_the_worker(own_redis: RedisServer):
+def test_a_discord_command_is_deferred_first_and_answered_once_by_the_worker(own_redis):
     """The types are discord.js's own, the queue is real, the reply goes to a server of this test.
 
     Not shown: Discord's gateway, its own limits and the login. The interaction is an object of this test.
@@ -239,7 +239,7 @@ process.exit(0);
                 victim.kill()
             left = sides[side]()
 
-            async def all_done(done: int = done) -> bool:
+            async def all_done(done=done):
                 return await counts(queue) == {"completed": done}
 
             await until(all_done, 60, lambda left=left: str(left))  # type: ignore[misc]
@@ -251,7 +251,7 @@ process.exit(0);
     assert sorted(rows) == sorted((f"py-{n}", 1) for n in range(12))
 
 
-def test_bullmq_5_and_6_run_the_jobs_of_each_other(own_redis: RedisServer):
+def test_bullmq_5_and_6_run_the_jobs_of_each_other(own_redis):
     script = """
 const queue = new Queue('ADDS', { connection });
 await queue.add('plain', {});
@@ -274,7 +274,7 @@ process.exit(0);
         assert found == (kinds if works else [])
 
 
-def test_what_bullmq_5_and_6_do_otherwise(own_redis: RedisServer):
+def test_what_bullmq_5_and_6_do_otherwise(own_redis):
     script = """
 const queue = new Queue('VERSION', { connection });
 let ticks = 0;
@@ -297,7 +297,7 @@ process.exit(0);
         assert "ioredis" in bullmq["dependencies" if package else "peerDependencies"]
 
 
-def test_resume_of_bullmq_5_drops_what_others_added_to_a_paused_queue(own_redis: RedisServer):
+def test_resume_of_bullmq_5_drops_what_others_added_to_a_paused_queue(own_redis):
     """5 keeps the jobs of a paused queue in a list of its own and renames it over `wait`, where 6 and Python add."""
     script = """
 const queue = new Queue('shared', { connection });

@@ -9,9 +9,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import httpx2
 import pytest
@@ -20,7 +18,6 @@ from guide import stacks
 from harness.missing import missing
 from harness.ports import free_port
 from harness.processes import start_tied
-from harness.redis import RedisServer
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +34,7 @@ class Carrier(ThreadingHTTPServer):
         self.answers, self.asked = threading.Event(), 0
         self.answers.set()
 
-    def handle_error(self, request: object, client_address: object):
+    def handle_error(self, request, client_address):
         """Who asked was killed meanwhile."""
 
 
@@ -57,12 +54,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: object):
+    def log_message(self, *_):
         pass
 
 
 class Shop:
-    def __init__(self, folder: Path, redis: str, carrier: Carrier):
+    def __init__(self, folder, redis, carrier):
         self.folder, self.running = folder, list[subprocess.Popen[bytes]]()
         address = f"http://127.0.0.1:{carrier.server_address[1]}"
         self.environment = {
@@ -73,33 +70,33 @@ class Shop:
         }
         self.run("python", "shop.py", "create")
 
-    def run(self, *command: str) -> str:
+    def run(self, *command):
         done = subprocess.run(
             command, cwd=SHOP, env=self.environment, capture_output=True, text=True, timeout=60, check=True
         )
         return done.stdout
 
-    def start(self, *command: str) -> subprocess.Popen[bytes]:
+    def start(self, *command):
         with (self.folder / f"{len(self.running)}.log").open("wb") as log:
             self.running.append(
                 start_tied(command, cwd=SHOP, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
             )
         return self.running[-1]
 
-    def serve(self, web: str) -> str:
+    def serve(self, web):
         address = f"127.0.0.1:{(port := free_port())}"
         self.start("uvicorn", web, "--port", str(port), "--log-level", "warning")
         poll(lambda: answer(f"http://{address}/") != 0, f"{web} did not start")
         return f"http://{address}"
 
-    def rows(self, query: str) -> list[tuple[object, ...]]:
+    def rows(self, query):
         with contextlib.closing(sqlite3.connect(self.environment["STORE"], timeout=10)) as db:
             return db.execute(query).fetchall()
 
-    def until(self, query: str, enough: Callable[[list[tuple[object, ...]]], bool], limit: float = 120):
+    def until(self, query, enough, limit=120):
         poll(lambda: enough(self.rows(query)), query, limit)
 
-    def work(self, app: str = "shop", processes: int = 2) -> subprocess.Popen[bytes]:
+    def work(self, app="shop", processes=2):
         options = ["-c", str(processes), "--without-gossip", "--without-mingle", "-l", "INFO"]
         return self.start("celery", "-A", app, "worker", *options)
 
@@ -114,14 +111,14 @@ class Shop:
                 one.wait()
 
 
-def poll(done: Callable[[], bool], what: str, limit: float = 120):
+def poll(done, what, limit=120):
     deadline = time.monotonic() + limit
     while not done():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)
 
 
-def answer(address: str) -> int:
+def answer(address):
     """The status of a POST; 0: nobody is there."""
     try:
         return httpx2.post(address, timeout=30).status_code
@@ -129,14 +126,14 @@ def answer(address: str) -> int:
         return 0
 
 
-def kill(worker: subprocess.Popen[bytes]):
+def kill(worker):
     """The whole of it: the processes of the pool would finish their tasks without their parent."""
     os.killpg(worker.pid, signal.SIGKILL)
     worker.wait(10)
 
 
 @pytest.fixture
-def carrier() -> Iterator[Carrier]:
+def carrier():
     server = Carrier()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
@@ -145,7 +142,7 @@ def carrier() -> Iterator[Carrier]:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, own_redis: RedisServer, carrier: Carrier) -> Iterator[Shop]:
+def shop(tmp_path, own_redis, carrier):
     try:
         stacks.install("celery")
     except stacks.NotHere as error:
@@ -155,7 +152,7 @@ def shop(tmp_path: Path, own_redis: RedisServer, carrier: Carrier) -> Iterator[S
     one.close()
 
 
-def test_three_beats_make_one_manifest_per_slot(shop: Shop, carrier: Carrier, tmp_path: Path):
+def test_three_beats_make_one_manifest_per_slot(shop, carrier, tmp_path):
     shop.work()
     for number in range(3):
         shop.start("celery", "-A", "shop", "beat", "-s", str(tmp_path / f"beat-{number}"), "--pidfile", "")
@@ -167,7 +164,7 @@ def test_three_beats_make_one_manifest_per_slot(shop: Shop, carrier: Carrier, tm
     assert {row[0] for row in shop.rows("SELECT slot FROM slots")} >= set(range(first, last + 1))
 
 
-def test_a_refused_label_is_a_dead_letter_and_is_bought_once_when_replayed(shop: Shop, carrier: Carrier):
+def test_a_refused_label_is_a_dead_letter_and_is_bought_once_when_replayed(shop, carrier):
     carrier.refuses = "/"
     shop.work()
     shop.run("python", "shop.py", "submit", "p1")
@@ -179,7 +176,7 @@ def test_a_refused_label_is_a_dead_letter_and_is_bought_once_when_replayed(shop:
     assert sorted(carrier.made.values()) == [1, 1]
 
 
-def test_an_order_that_is_rolled_back_sends_nothing(shop: Shop):
+def test_an_order_that_is_rolled_back_sends_nothing(shop):
     script = (
         "import shop\nfrom contextlib import closing\n"
         "with closing(shop.connect()) as db:\n"
@@ -195,9 +192,7 @@ def test_an_order_that_is_rolled_back_sends_nothing(shop: Shop):
 
 
 @pytest.mark.fault
-def test_an_order_of_django_or_fastapi_gets_its_receipt_once_and_on_commit_loses_it(
-    shop: Shop, carrier: Carrier, own_redis: RedisServer
-):
+def test_an_order_of_django_or_fastapi_gets_its_receipt_once_and_on_commit_loses_it(shop, carrier, own_redis):
     """Redis is away when the orders come, and the worker is killed while it mails the receipts."""
     shop.environment["LONGEST"] = "4"
     shop.run("python", "django_shop.py", "create")
@@ -220,7 +215,7 @@ def test_an_order_of_django_or_fastapi_gets_its_receipt_once_and_on_commit_loses
 
 
 @pytest.mark.fault
-def test_a_chord_loses_its_body_with_a_member_and_the_counted_one_does_not(shop: Shop, carrier: Carrier):
+def test_a_chord_loses_its_body_with_a_member_and_the_counted_one_does_not(shop, carrier):
     """One killed worker, and one part that fails for good and is replayed."""
     shop.environment["LONGEST"] = "6"
     shop.run("python", "chord_shop.py", "create")

@@ -8,9 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -33,14 +31,14 @@ TABLES = (
 )
 
 
-def naive(folder: Path):
+def naive(folder):
     for name, (asks, does_not) in CLAIMS.items():
         text = (folder / name).read_text()
         assert text.count(asks) == 1
         (folder / name).write_text(text.replace(asks, does_not))
 
 
-def installed(scheduler: str, folder: Path) -> list[str]:
+def installed(scheduler, folder):
     """Its command, ready to run in this folder."""
     built = stacks.BUILT / "schedulers" / scheduler
     try:
@@ -66,7 +64,7 @@ def installed(scheduler: str, folder: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def two_of(command: list[str], folder: Path, store: str) -> Iterator[None]:
+def two_of(command, folder, store):
     environment = {**os.environ, "STORE": store, "PERIOD": "1"}
     running = [subprocess.Popen(command, cwd=folder, env=environment) for _ in range(2)]
     try:
@@ -78,14 +76,14 @@ def two_of(command: list[str], folder: Path, store: str) -> Iterator[None]:
             one.wait()
 
 
-def until(enough: Callable[[], object], limit: float = 90):
+def until(enough, limit=90):
     deadline = time.monotonic() + limit
     while not enough():
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
 
-def connected(url: str) -> Any:
+def connected(url):
     if url.startswith("postgresql"):
         return psycopg.connect(url)
     db = sqlite3.connect(url, timeout=60)
@@ -95,7 +93,7 @@ def connected(url: str) -> Any:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return Path(shutil.copytree(SOURCE, tmp_path / "clock"))
 
 
@@ -109,9 +107,7 @@ def folder(tmp_path: Path) -> Path:
         pytest.param("robfig", marks=pytest.mark.needs_postgres),
     ],
 )
-def test_two_processes_make_one_job_per_slot_and_their_naive_twin_two(
-    scheduler: str, twin: str, folder: Path, request: pytest.FixtureRequest
-):
+def test_two_processes_make_one_job_per_slot_and_their_naive_twin_two(scheduler, twin, folder, request):
     if twin == "naive":
         naive(folder)
     command = installed(scheduler, folder)
@@ -124,7 +120,7 @@ def test_two_processes_make_one_job_per_slot_and_their_naive_twin_two(
             db.execute(statement)
         db.commit()
 
-        def made() -> Counter[int]:
+        def made():
             rows = Counter(slot for (slot,) in db.execute("SELECT slot FROM jobs"))
             db.commit()
             return rows
@@ -137,7 +133,7 @@ def test_two_processes_make_one_job_per_slot_and_their_naive_twin_two(
         assert twin == "naive" or set(made().values()) == {1}
 
 
-def test_a_cron_job_that_kubernetes_starts_twice_makes_one_job(folder: Path):
+def test_a_cron_job_that_kubernetes_starts_twice_makes_one_job(folder):
     environment = {**os.environ, "STORE": str(folder / "shop.db"), "PERIOD": "86400"}
     subprocess.run([sys.executable, "-c", "import slots; slots.create()"], cwd=folder, env=environment, check=True)
     started = [subprocess.Popen([sys.executable, "slots.py"], cwd=folder, env=environment) for _ in range(4)]

@@ -7,8 +7,6 @@ import os
 import subprocess
 import textwrap
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -52,11 +50,10 @@ def work(worker, enough):
 db = connect()
 create(db)
 """
-Run = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
-def moto() -> Iterator[str]:
+def moto():
     try:
         stacks.install("sqs")
     except stacks.NotHere as error:
@@ -78,8 +75,8 @@ def moto() -> Iterator[str]:
 
 
 @pytest.fixture
-def run(moto: str, tmp_path: Path) -> Run:
-    def go(script: str, store: str = str(tmp_path / "shop.db")):
+def run(moto, tmp_path):
+    def go(script, store=str(tmp_path / "shop.db")):
         http("POST", f"{moto}/moto-api/reset", timeout=30)
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
@@ -115,15 +112,15 @@ worker = Worker(connect, {"slow": slow}, longest=60, visibility=2)
 """
 
 
-def test_a_job_longer_than_the_visibility_timeout_is_held_by_the_heartbeat(run: Run):
+def test_a_job_longer_than_the_visibility_timeout_is_held_by_the_heartbeat(run):
     run(SLOW + 'work(worker, lambda: rows("SELECT 1 FROM inbox"))\nassert seen == [1], seen')
 
 
-def test_without_the_heartbeat_it_is_delivered_again_while_it_runs(run: Run):
+def test_without_the_heartbeat_it_is_delivered_again_while_it_runs(run):
     run(SLOW + "worker._beat = lambda: None\nwork(worker, lambda: len(seen) == 2)")
 
 
-def test_after_a_failed_message_none_of_its_group_is_begun_and_other_groups_go_on(run: Run):
+def test_after_a_failed_message_none_of_its_group_is_begun_and_other_groups_go_on(run):
     """Of one delivery: moto forgets the order of messages that come again together."""
     run("""
         declare(["steps.fifo"], {"events.fifo": ["steps.fifo"]}, 30)
@@ -145,7 +142,7 @@ def test_after_a_failed_message_none_of_its_group_is_begun_and_other_groups_go_o
         """)
 
 
-def test_a_lambda_function_gives_back_what_failed_and_what_follows_it_in_its_group(run: Run):
+def test_a_lambda_function_gives_back_what_failed_and_what_follows_it_in_its_group(run):
     run("""
         declare(["jobs", "steps.fifo"], {}, 30)
         def handle(n):
@@ -174,7 +171,7 @@ def test_a_lambda_function_gives_back_what_failed_and_what_follows_it_in_its_gro
         """)
 
 
-def test_a_part_of_a_batch_that_sqs_refused_is_sent_again(run: Run):
+def test_a_part_of_a_batch_that_sqs_refused_is_sent_again(run):
     run("""
         declare(["jobs"], {}, 30)
         worker, refused = Worker(connect, {"jobs": lambda n: None}, longest=60), []
@@ -192,7 +189,7 @@ def test_a_part_of_a_batch_that_sqs_refused_is_sent_again(run: Run):
         """)
 
 
-def test_a_dead_letter_does_not_run_from_a_copy_and_runs_once_when_redriven(run: Run):
+def test_a_dead_letter_does_not_run_from_a_copy_and_runs_once_when_redriven(run):
     run("""
         declare(["jobs.fifo"], {}, 30)
         seen, refuses = [], [True]
@@ -212,7 +209,7 @@ def test_a_dead_letter_does_not_run_from_a_copy_and_runs_once_when_redriven(run:
         """)
 
 
-def test_what_sqs_put_aside_becomes_a_dead_letter_with_a_reason(run: Run):
+def test_what_sqs_put_aside_becomes_a_dead_letter_with_a_reason(run):
     run("""
         declare(["jobs"], {}, 30)
         worker = Worker(connect, {"jobs": lambda: None}, longest=60)
@@ -231,7 +228,7 @@ def test_what_sqs_put_aside_becomes_a_dead_letter_with_a_reason(run: Run):
 
 
 @pytest.mark.needs_postgres
-def test_of_an_ordered_group_only_the_first_is_claimed_also_on_postgresql(run: Run, postgres_url: str):
+def test_of_an_ordered_group_only_the_first_is_claimed_also_on_postgresql(run, postgres_url):
     run(
         """
         declare(["steps.fifo"], {}, 30)

@@ -9,20 +9,17 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import copier
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-Render = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory):
     """A folder of this test run, the same for all of xdist's workers."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "templates"
@@ -31,7 +28,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def made_once(folder: Path) -> Iterator[bool]:
+def made_once(folder):
     """Whether it is for you to fill the folder; the other workers wait until you have."""
     with Path(f"{folder}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -41,7 +38,7 @@ def made_once(folder: Path) -> Iterator[bool]:
 
 
 @pytest.fixture(scope="session")
-def installed(shared: Path) -> Path:
+def installed(shared):
     """The parts of the repository that the command and the templates read, and nothing else."""
     folder = shared / "queuesmith"
     with made_once(folder) as due:
@@ -50,7 +47,7 @@ def installed(shared: Path) -> Path:
     return folder
 
 
-def export(folder: Path, *, proofs: bool = True) -> None:
+def export(folder, *, proofs=True):
     built = shutil.ignore_patterns("__pycache__")
     parts = ["templates", "skills", "reference/studyhall/patterns", "queuesmith", "bin"]
     for part in [*parts, *(["tests/harness", "tests/reference"] if proofs else [])]:
@@ -61,10 +58,10 @@ def export(folder: Path, *, proofs: bool = True) -> None:
 
 
 @pytest.fixture(scope="session")
-def rendered(installed: Path, shared: Path) -> Render:
+def rendered(installed, shared):
     """Every combination is rendered once; nobody may write into what this returns."""
 
-    def once(name: str, **answers: Any) -> Path:
+    def once(name, **answers):
         if answers.get("kind") == "background-jobs":
             del answers["kind"]  # it is the default
         asked = json.dumps([name, answers], sort_keys=True)
@@ -78,12 +75,12 @@ def rendered(installed: Path, shared: Path) -> Render:
 
 
 @pytest.fixture
-def render(rendered: Render, tmp_path: Path) -> Render:
+def render(rendered, tmp_path):
     """`render("my-service", kind="async-flow")` -> the new project, a copy of this test's own."""
 
     numbers = itertools.count()
 
-    def make(name: str = "my-service", **answers: Any) -> Path:
+    def make(name="my-service", **answers):
         made = rendered(name, **answers)
         return Path(shutil.copytree(made, tmp_path / f"render-{next(numbers)}" / name))
 
@@ -91,10 +88,10 @@ def render(rendered: Render, tmp_path: Path) -> Render:
 
 
 @pytest.fixture
-def run() -> Callable[..., subprocess.CompletedProcess[str]]:
+def run():
     """Run a command in a project, with the tools of this environment; fails unless the exit code is as expected."""
 
-    def go(*command: object, cwd: Path, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    def go(*command, cwd, code=0, **options):
         # Without our own PYTHONPATH: a project must not find `studyhall` by accident.
         clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "REDIS_URL")}
         # The plugins that a project asks for: importing all of ours took half the time of its tests.

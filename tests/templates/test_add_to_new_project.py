@@ -1,17 +1,13 @@
 """A pattern that is added to a generated project keeps its `make lint test` green."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from queuesmith import catalogue
 
 VENV = Path(sys.executable).parents[1]
-Render = Callable[..., Path]
-Run = Callable[..., Any]
 PARTS = [f"{one.id}.{Path(part).stem}" for one in catalogue.patterns().values() for part in one.parts]
 
 
@@ -24,7 +20,7 @@ PARTS = [f"{one.id}.{Path(part).stem}" for one in catalogue.patterns().values() 
         pytest.param("event-driven", [*catalogue.patterns(), *PARTS], marks=pytest.mark.full, id="all-events"),
     ],
 )
-def test_a_new_project_stays_green(render: Render, run: Run, installed: Path, kind: str, patterns: list[str]):
+def test_a_new_project_stays_green(render, run, installed, kind, patterns):
     project = render(kind=kind, package="a_package_with_rather_a_long_name")
     run(sys.executable, installed / "bin" / "queuesmith", "add", *patterns, cwd=project)
     run("make", f"VENV={VENV}", "lint", cwd=project)

@@ -6,9 +6,6 @@ import runpy
 import sys
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,11 +13,8 @@ from guide import dashboards
 from harness.browser import StudyHall
 from harness.missing import need_binary
 from harness.ports import free_port
-from harness.processes import Spawner
 from harness.waiting import until_sync
 
-Render = Callable[..., Path]
-Run = Callable[..., Any]
 HOW = "apt-get install prometheus"
 
 CASES = """
@@ -52,14 +46,14 @@ tests:
 """
 
 
-def test_prometheus_takes_the_rules_and_alerts_when_it_should(run: Run, tmp_path: Path):
+def test_prometheus_takes_the_rules_and_alerts_when_it_should(run, tmp_path):
     promtool = need_binary("promtool", how=HOW)
     assert "12 rules found" in run(promtool, "check", "rules", dashboards.ALERTS, cwd=tmp_path).stdout
     (tmp_path / "cases.yml").write_text(CASES.format(rules=dashboards.ALERTS))
     assert "SUCCESS" in run(promtool, "test", "rules", "cases.yml", cwd=tmp_path).stdout
 
 
-def test_every_metric_has_its_panel_and_a_rule_about_none_is_refused(monkeypatch: pytest.MonkeyPatch):
+def test_every_metric_has_its_panel_and_a_rule_about_none_is_refused(monkeypatch):
     board = json.loads(dashboards.DASHBOARD.read_text())
     shown = " ".join(target["expr"] for panel in board["panels"] for target in panel["targets"])
     assert {name for name in dashboards.known() if name not in shown} == set()
@@ -69,9 +63,7 @@ def test_every_metric_has_its_panel_and_a_rule_about_none_is_refused(monkeypatch
 
 
 @pytest.mark.full
-def test_a_real_prometheus_scrapes_a_service_and_evaluates_rules_and_panels(
-    render: Render, spawn: Spawner, tmp_path: Path
-):
+def test_a_real_prometheus_scrapes_a_service_and_evaluates_rules_and_panels(render, spawn, tmp_path):
     project = render("service", patterns=["observability.metrics"])
     assert (project / "ops" / "alerts.yml").read_text() == dashboards.ALERTS.read_text()
     ports = {name: free_port() for name in ("api", "worker")}
@@ -94,7 +86,7 @@ def test_a_real_prometheus_scrapes_a_service_and_evaluates_rules_and_panels(
     until_sync(lambda: _answers(f"{api}/readyz"), 60, "an API that is ready")
     post()  # and nobody works
 
-    def pending() -> set[str]:
+    def pending():
         found = ask("alerts") or {"alerts": []}
         return {one["labels"]["alertname"] for one in found["alerts"]}
 
@@ -106,7 +98,7 @@ def test_a_real_prometheus_scrapes_a_service_and_evaluates_rules_and_panels(
 
 
 @pytest.mark.full
-def test_every_panel_shows_something_of_studyhall(spawn: Spawner, tmp_path: Path):
+def test_every_panel_shows_something_of_studyhall(spawn, tmp_path):
     metrics = free_port()
     hall = StudyHall(tmp_path, STUDYHALL_METRICS_PORT=str(metrics))
     ask = scraping(spawn, tmp_path, hall.port, metrics)
@@ -117,7 +109,7 @@ def test_every_panel_shows_something_of_studyhall(spawn: Spawner, tmp_path: Path
         hall.close()
 
 
-def scraping(spawn: Spawner, folder: Path, *ports: int) -> Callable[..., Any]:
+def scraping(spawn, folder, *ports):
     """A Prometheus with our rules that looks at these ports every second; what is called asks it."""
     server, port = need_binary("prometheus", how=HOW), free_port()
     targets = json.dumps([f"127.0.0.1:{one}" for one in ports])
@@ -129,7 +121,7 @@ def scraping(spawn: Spawner, folder: Path, *ports: int) -> Callable[..., Any]:
     listen = f"--web.listen-address=127.0.0.1:{port}"
     spawn.command(server, "--config.file=prometheus.yml", "--storage.tsdb.path=tsdb", listen, cwd=folder)
 
-    def ask(path: str, **query: str) -> Any:
+    def ask(path, **query):
         address = f"http://127.0.0.1:{port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
         try:
             with urllib.request.urlopen(address, timeout=10) as answer:
@@ -140,13 +132,13 @@ def scraping(spawn: Spawner, folder: Path, *ports: int) -> Callable[..., Any]:
     return ask
 
 
-def panels_show(ask: Callable[..., Any], board: Path, stir: Callable[[], object], absent: str = "$") -> None:
+def panels_show(ask, board, stir, absent="$"):
     """Every query of the dashboard is understood and has a series, but for panels whose title is `absent`."""
     until_sync(lambda: ask("query", query="up") is not None, 60, "a Prometheus that answers")
     for panel in json.loads(board.read_text())["panels"]:
         for target in panel["targets"]:
 
-            def shown(expr: str = target["expr"]) -> bool:
+            def shown(expr=target["expr"]):
                 stir()  # something to see
                 found = ask("query", query=expr)
                 assert found is not None, f"Prometheus refuses {expr}"
@@ -155,7 +147,7 @@ def panels_show(ask: Callable[..., Any], board: Path, stir: Callable[[], object]
             until_sync(shown, 60, f"something in the panel {panel['title']!r}")
 
 
-def _answers(url: str) -> bool:
+def _answers(url):
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return bool(answer.status == 200)

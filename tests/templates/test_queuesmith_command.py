@@ -7,9 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,12 +17,10 @@ from queuesmith.moved import MOVED
 from .conftest import export
 
 ROOT = Path(__file__).resolve().parents[2]
-Command = Callable[..., subprocess.CompletedProcess[str]]
-Run = Callable[..., Any]
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Path:
+def shop(tmp_path):
     """A project that somebody else made."""
     project = tmp_path / "shop"
     (project / "src" / "shop").mkdir(parents=True)
@@ -34,31 +30,31 @@ def shop(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def queuesmith(run: Run, installed: Path, shop: Path) -> Command:
-    def go(*args: object, root: Path = installed, cwd: Path = shop, code: int = 0) -> Any:
+def queuesmith(run, installed, shop):
+    def go(*args, root=installed, cwd=shop, code=0):
         return run(sys.executable, root / "bin" / "queuesmith", *args, cwd=cwd, code=code)
 
     return go
 
 
 @pytest.fixture
-def newer(tmp_path: Path) -> Path:
+def newer(tmp_path):
     """A later version of ours, to be changed by the test."""
     export(tmp_path / "newer")
     return tmp_path / "newer"
 
 
-def change(newer: Path, *names: str, line: str = "FIXED = True") -> None:
+def change(newer, *names, line="FIXED = True"):
     for name in names:
         file = newer / "reference/studyhall/patterns" / name
         file.write_text(f"{file.read_text()}\n{line}\n")
 
 
-def folders(folder: Path) -> set[Path]:
+def folders(folder):
     return {path for path in folder.rglob("*") if path.is_dir() and path.name != "__pycache__"}
 
 
-def files(folder: Path) -> dict[str, bytes]:
+def files(folder):
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -66,7 +62,7 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_the_catalogue_is_listed(queuesmith: Command):
+def test_the_catalogue_is_listed(queuesmith):
     assert "dead-letter" in queuesmith("list", "--skill", "background-jobs").stdout
     listed = {row["id"]: row for row in json.loads(queuesmith("list", "--json").stdout)}
     assert listed["retry"]["modules"] == [
@@ -81,7 +77,7 @@ def test_the_catalogue_is_listed(queuesmith: Command):
 
 
 @pytest.mark.slow
-def test_added_modules_are_ours_byte_for_byte_and_their_proof_passes_there(queuesmith: Command, run: Run, shop: Path):
+def test_added_modules_are_ours_byte_for_byte_and_their_proof_passes_there(queuesmith, run, shop):
     told = json.loads(queuesmith("add", "retry", "circuit_breaker", "--into", "src/shop", "--json").stdout)
     assert told["package"] == "shop.patterns"
     assert told["requirements"] == ["redis[hiredis]>=6.2,<9"]
@@ -101,7 +97,7 @@ def test_added_modules_are_ours_byte_for_byte_and_their_proof_passes_there(queue
     assert " failed" in run(*pytest_, "tests/patterns/test_retry.py", "-k", "cap", cwd=shop, code=1).stdout
 
 
-def test_adding_again_changes_nothing_and_adding_more_keeps_what_is_there(queuesmith: Command, shop: Path):
+def test_adding_again_changes_nothing_and_adding_more_keeps_what_is_there(queuesmith, shop):
     queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
     before = files(shop)
     assert "0 files written" in queuesmith("add", "retry", "--into", "src/shop", "--no-tests").stdout
@@ -112,7 +108,7 @@ def test_adding_again_changes_nothing_and_adding_more_keeps_what_is_there(queues
     assert not (shop / "tests").exists()
 
 
-def test_an_edited_file_is_shown_and_not_overwritten(queuesmith: Command, shop: Path, newer: Path):
+def test_an_edited_file_is_shown_and_not_overwritten(queuesmith, shop, newer):
     queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
     edited = shop / "src/shop/patterns/core/errors.py"
     edited.write_text(edited.read_text() + "\nOURS = True\n")
@@ -136,7 +132,7 @@ def test_an_edited_file_is_shown_and_not_overwritten(queuesmith: Command, shop: 
     assert "OURS" not in edited.read_text()
 
 
-def test_a_file_that_was_never_ours_is_not_overwritten(queuesmith: Command, shop: Path):
+def test_a_file_that_was_never_ours_is_not_overwritten(queuesmith, shop):
     mine = shop / "src/shop/patterns/retry.py"
     mine.parent.mkdir()
     mine.write_text("# hand-made\n")
@@ -145,7 +141,7 @@ def test_a_file_that_was_never_ours_is_not_overwritten(queuesmith: Command, shop
     assert mine.read_text() == "# hand-made\n"
 
 
-def test_diff_tells_what_changed_upstream_and_here_and_takes_it(queuesmith: Command, shop: Path, newer: Path):
+def test_diff_tells_what_changed_upstream_and_here_and_takes_it(queuesmith, shop, newer):
     queuesmith("add", "retry", "deadline", "--into", "src/shop", "--no-tests")
     assert "0 of" in queuesmith("diff").stdout
     change(newer, "core/errors.py", "retry.py")
@@ -174,7 +170,7 @@ def test_diff_tells_what_changed_upstream_and_here_and_takes_it(queuesmith: Comm
     assert "nothing.py is not recorded" in queuesmith("diff", "--accept", "nothing.py", code=2).stderr
 
 
-def test_force_takes_upstreams_version_of_what_was_edited(queuesmith: Command, shop: Path, newer: Path):
+def test_force_takes_upstreams_version_of_what_was_edited(queuesmith, shop, newer):
     queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
     change(newer, "retry.py")
     ours, theirs = shop / "src/shop/patterns", newer / "reference/studyhall/patterns"
@@ -185,9 +181,7 @@ def test_force_takes_upstreams_version_of_what_was_edited(queuesmith: Command, s
     assert "OURS" in (ours / "core/job.py").read_text(), "upstream has nothing new there"
 
 
-def test_a_renamed_package_is_found_and_no_file_is_written_into_the_old_one(
-    queuesmith: Command, shop: Path, newer: Path
-):
+def test_a_renamed_package_is_found_and_no_file_is_written_into_the_old_one(queuesmith, shop, newer):
     queuesmith("add", "retry", "--into", "src/shop")
     (shop / "src/shop").rename(shop / "src/store")
     change(newer, "retry.py")
@@ -202,7 +196,7 @@ def test_a_renamed_package_is_found_and_no_file_is_written_into_the_old_one(
     assert "0 of" in queuesmith("diff", root=newer).stdout
 
 
-def test_modules_that_are_nowhere_to_be_found_are_told_and_not_brought_back(queuesmith: Command, shop: Path):
+def test_modules_that_are_nowhere_to_be_found_are_told_and_not_brought_back(queuesmith, shop):
     queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
     shutil.rmtree(shop / "src/shop/patterns")
     assert "None of the 6 modules" in queuesmith("diff", code=1).stdout
@@ -212,7 +206,14 @@ def test_modules_that_are_nowhere_to_be_found_are_told_and_not_brought_back(queu
     assert "0 of 0" in queuesmith("diff").stdout
 
 
-def test_what_was_deleted_stays_deleted_until_it_is_added_again(queuesmith: Command, shop: Path, newer: Path):
+def test_from_the_top_of_a_monorepo_diff_names_the_service_that_has_copies(queuesmith, shop, tmp_path):
+    queuesmith("add", "retry", "--into", "src/shop", "--no-tests")
+    below = shop.relative_to(tmp_path).as_posix()
+    assert f"queuesmith diff {below}" in queuesmith("diff", cwd=tmp_path, code=2).stderr
+    assert "0 of" in queuesmith("diff", below, cwd=tmp_path).stdout
+
+
+def test_what_was_deleted_stays_deleted_until_it_is_added_again(queuesmith, shop, newer):
     queuesmith("add", "retry", "deadline", "--into", "src/shop", "--no-tests")
     (shop / "src/shop/patterns/deadline.py").unlink()
     change(newer, "deadline.py", "retry.py")
@@ -225,7 +226,7 @@ def test_what_was_deleted_stays_deleted_until_it_is_added_again(queuesmith: Comm
     assert (shop / "src/shop/patterns/deadline.py").is_file()
 
 
-def test_copies_made_by_hand_are_recorded_and_then_known_to_diff(queuesmith: Command, shop: Path, newer: Path):
+def test_copies_made_by_hand_are_recorded_and_then_known_to_diff(queuesmith, shop, newer):
     theirs = ROOT / "reference/studyhall/patterns"
     for name in catalogue.find("retry").modules:
         (shop / "src/shop/patterns" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -253,12 +254,13 @@ def test_copies_made_by_hand_are_recorded_and_then_known_to_diff(queuesmith: Com
     assert alone.read_text().startswith("# ours by now")
 
 
-def test_a_part_comes_when_it_is_asked_for(queuesmith: Command, shop: Path):
+def test_a_part_comes_when_it_is_asked_for(queuesmith, shop):
     add = ("add", "--into", "src/shop", "--no-tests", "--json")
     plain = json.loads(queuesmith(*add, "event-bus").stdout)
     assert not {"nats-py", "aio-pika", "confluent-kafka"} & {item.partition(">")[0] for item in plain["requirements"]}
     assert not (shop / "src/shop/patterns/event_bus/nats.py").exists()
-    more = json.loads(queuesmith(*add, "event-bus.nats").stdout)
+    more = json.loads(queuesmith(*add, "event-bus", "event-bus.nats").stdout)
+    assert len(more["imports"]) == len({*more["imports"]}) == 2
     assert more["written"] == ["src/shop/patterns/event_bus/nats.py"]
     assert any(item.startswith("nats-py") for item in more["requirements"])
     assert "event-bus.nats" in queuesmith("list", "event-bus").stdout
@@ -284,7 +286,7 @@ def test_every_module_of_0_1_0_is_still_there_or_known_to_have_moved():
 
 
 @pytest.fixture
-def flat(shop: Path) -> Path:
+def flat(shop):
     """A project as 0.1.0 left it, with a proof, and one module that was edited since."""
     recorded: dict[str, dict[str, str]] = {}
     for name in ("__init__", "errors", "group_commit", "idempotency", "retry", "store"):
@@ -303,7 +305,7 @@ def flat(shop: Path) -> Path:
     return shop
 
 
-def test_a_project_of_0_1_0_is_told_what_moved_where_and_comes_over_by_those_steps(queuesmith: Command, flat: Path):
+def test_a_project_of_0_1_0_is_told_what_moved_where_and_comes_over_by_those_steps(queuesmith, flat):
     told = json.loads(queuesmith("diff", "--json", code=1).stdout)
     assert told["files"]["src/shop/patterns/errors.py"] == ("moved upstream to src/shop/patterns/core/errors.py")
     assert told["files"]["src/shop/patterns/retry.py"] == "changed upstream"
@@ -326,7 +328,7 @@ def test_a_project_of_0_1_0_is_told_what_moved_where_and_comes_over_by_those_ste
     assert {state for path, state in states.items() if path.startswith("src/")} == {"unchanged"}
 
 
-def test_a_project_made_from_a_template_of_0_1_0_learns_which_patterns_to_add(queuesmith: Command, flat: Path):
+def test_a_project_made_from_a_template_of_0_1_0_learns_which_patterns_to_add(queuesmith, flat):
     """Its record names no pattern: they are found by their modules."""
     lock = json.loads((flat / ".queuesmith.json").read_text())
     lock["packages"]["src/shop"]["patterns"] = []
@@ -358,9 +360,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("args", "message"), WRONG.values(), ids=WRONG.keys())
-def test_wrong_input_is_named_and_nothing_is_written(
-    queuesmith: Command, shop: Path, args: tuple[str, ...], message: str
-):
+def test_wrong_input_is_named_and_nothing_is_written(queuesmith, shop, args, message):
     before = files(shop), folders(shop)
     refused = queuesmith(*args, code=2)
     assert message in refused.stderr
@@ -368,13 +368,13 @@ def test_wrong_input_is_named_and_nothing_is_written(
     assert (files(shop), folders(shop)) == before
 
 
-def test_a_folder_that_was_empty_is_empty_again_after_a_refusal(queuesmith: Command, tmp_path: Path):
+def test_a_folder_that_was_empty_is_empty_again_after_a_refusal(queuesmith, tmp_path):
     (tmp_path / "mine").mkdir()
     queuesmith("new", "mine", "--job", "No Name", cwd=tmp_path, code=2)
     assert list((tmp_path / "mine").iterdir()) == []
 
 
-def test_what_cannot_be_written_leaves_nothing_behind(queuesmith: Command, shop: Path):
+def test_what_cannot_be_written_leaves_nothing_behind(queuesmith, shop):
     (shop / "tests").write_text("a file where the folder for the proofs would be")
     before = files(shop), folders(shop)
     refused = queuesmith("add", "retry", "--into", "src/shop", code=2)
@@ -383,7 +383,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(queuesmith: Command, shop:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"packages": []}', '{"packages": {"src/shop": {}}}'])
-def test_a_damaged_record_is_named(queuesmith: Command, shop: Path, text: str):
+def test_a_damaged_record_is_named(queuesmith, shop, text):
     (shop / ".queuesmith.json").write_text(text)
     for command in (("diff",), ("add", "retry", "--into", "src/shop")):
         refused = queuesmith(*command, code=2)
@@ -406,9 +406,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize(("there", "into", "package"), PLACES.values(), ids=PLACES.keys())
-def test_a_project_of_any_layout_runs_the_tests(
-    queuesmith: Command, run: Run, tmp_path: Path, there: str, into: str, package: str
-):
+def test_a_project_of_any_layout_runs_the_tests(queuesmith, run, tmp_path, there, into, package):
     project = tmp_path / "theirs"
     project.mkdir()
     for folder in there.split():
@@ -422,7 +420,7 @@ def test_a_project_of_any_layout_runs_the_tests(
     assert "0 of" in queuesmith("diff", cwd=project).stdout
 
 
-def test_without_into_the_only_package_is_taken_or_the_choice_is_named(queuesmith: Command, shop: Path, tmp_path: Path):
+def test_without_into_the_only_package_is_taken_or_the_choice_is_named(queuesmith, shop, tmp_path):
     told = json.loads(queuesmith("add", "retry", "--json").stdout)
     assert told["package"] == "shop.patterns"
     (shop / "src/other").mkdir()
@@ -439,7 +437,7 @@ def test_without_into_the_only_package_is_taken_or_the_choice_is_named(queuesmit
     assert not list(bare.iterdir())
 
 
-def test_the_import_name_can_be_given(queuesmith: Command, run: Run, shop: Path):
+def test_the_import_name_can_be_given(queuesmith, run, shop):
     """Scripts in a folder that import each other by their names."""
     told = json.loads(queuesmith("add", "retry", "--into", "scripts", "--package", "patterns", "--json").stdout)
     assert told["package"] == "patterns"
@@ -448,7 +446,7 @@ def test_the_import_name_can_be_given(queuesmith: Command, run: Run, shop: Path)
     assert "0 of" in queuesmith("diff").stdout
 
 
-def test_install_lines_name_every_package_and_speak_the_projects_tool(queuesmith: Command, shop: Path):
+def test_install_lines_name_every_package_and_speak_the_projects_tool(queuesmith, shop):
     said = queuesmith("add", "bullmq-worker", "outbox", "--dry-run").stdout
     install = next(line for line in said.splitlines() if "pip install" in line)
     for package in ("bullmq==", "msgpack", "redis", "sqlalchemy", "aiosqlite", "pydantic"):
@@ -463,26 +461,26 @@ def test_install_lines_name_every_package_and_speak_the_projects_tool(queuesmith
 @pytest.mark.parametrize(
     "args", [("add", "no-such", "--json"), ("add", "--json"), ("diff", "--json"), ("new", ".", "--json")]
 )
-def test_errors_are_json_where_json_was_asked_for(queuesmith: Command, args: tuple[str, ...]):
+def test_errors_are_json_where_json_was_asked_for(queuesmith, args):
     refused = queuesmith(*args, code=2)
     assert json.loads(refused.stdout)["error"]
     assert refused.stderr == ""
 
 
-def test_a_folder_that_cannot_be_imported_is_refused(queuesmith: Command, shop: Path):
+def test_a_folder_that_cannot_be_imported_is_refused(queuesmith, shop):
     (shop / "src" / "my-app").mkdir()
     assert "no Python name" in queuesmith("add", "retry", "--into", "src/my-app", code=2).stderr
 
 
 @pytest.mark.parametrize("name", ["json", "queue", "redis"])
-def test_a_new_package_that_would_hide_one_that_is_imported_is_refused(queuesmith: Command, shop: Path, name: str):
+def test_a_new_package_that_would_hide_one_that_is_imported_is_refused(queuesmith, shop, name):
     """`python -m json.worker` is not found, and everybody else's `import json` breaks."""
     before = files(shop)
     assert "would hide" in queuesmith("add", "retry", "--into", name, code=2).stderr
     assert files(shop) == before
 
 
-def test_new_is_the_scaffold_with_fewer_words(queuesmith: Command, tmp_path: Path):
+def test_new_is_the_scaffold_with_fewer_words(queuesmith, tmp_path):
     made = queuesmith("new", "trips", "--event", "trip.booked", "--fields", "city: str", "--json", cwd=tmp_path)
     told = json.loads(made.stdout)
     assert "src/trips/processing.py" in told["files"]
@@ -499,27 +497,27 @@ def test_new_is_the_scaffold_with_fewer_words(queuesmith: Command, tmp_path: Pat
         "test": "test_app",
     }.items(),
 )
-def test_any_folder_name_makes_a_project(queuesmith: Command, tmp_path: Path, folder: str, package: str):
+def test_any_folder_name_makes_a_project(queuesmith, tmp_path, folder, package):
     made = queuesmith("new", "--", folder, cwd=tmp_path)
     assert (tmp_path / folder / "src" / package / "api.py").is_file()
     where = made.stdout.split("cd ", 1)[1].splitlines()[0]
     assert subprocess.run(f"cd -- {where} && pwd", shell=True, cwd=tmp_path, check=False).returncode == 0  # noqa: S602
 
 
-def test_a_name_may_be_as_long_as_a_folders(queuesmith: Command, tmp_path: Path):
+def test_a_name_may_be_as_long_as_a_folders(queuesmith, tmp_path):
     folder = tmp_path / ("a" * 39 + "-" + "b" * 150)  # cut to 40 characters it would end with a dash
     queuesmith("new", folder, cwd=tmp_path)
     assert (folder / "src" / ("a" * 39)).is_dir()
 
 
-def test_a_repository_that_was_just_made_is_as_good_as_empty(queuesmith: Command, run: Run, tmp_path: Path):
+def test_a_repository_that_was_just_made_is_as_good_as_empty(queuesmith, run, tmp_path):
     run("git", "init", "-q", "fresh", cwd=tmp_path)
     told = json.loads(queuesmith("new", "fresh", "--json", cwd=tmp_path).stdout)
     assert "Makefile" in told["files"]
     assert not [path for path in told["files"] if path.startswith(".git/")]
 
 
-def test_the_command_alone_and_help_say_what_there_is(queuesmith: Command):
+def test_the_command_alone_and_help_say_what_there_is(queuesmith):
     assert "queuesmith new my-service" in queuesmith(code=2).stdout
     for command in ("list", "new", "add", "diff", "adopt", "prove"):
         said = queuesmith(command, "--help").stdout
@@ -530,7 +528,7 @@ def test_the_command_alone_and_help_say_what_there_is(queuesmith: Command):
     assert "tests/reference/unit/test_retry.py" in told
 
 
-def test_when_uvx_cannot_fetch_copier_it_says_what_else_can_be_done(installed: Path, tmp_path: Path):
+def test_when_uvx_cannot_fetch_copier_it_says_what_else_can_be_done(installed, tmp_path):
     alone, tools = tmp_path / "bin" / "python3", tmp_path / "tools"
     for folder in (alone.parent, tools):
         folder.mkdir()
@@ -546,7 +544,7 @@ def test_when_uvx_cannot_fetch_copier_it_says_what_else_can_be_done(installed: P
     assert not (tmp_path / "x").exists()
 
 
-def test_right_after_make_demo_the_copier_of_the_checkout_is_used(tmp_path: Path):
+def test_right_after_make_demo_the_copier_of_the_checkout_is_used(tmp_path):
     """Nothing on PATH: `make` has built ./.venv, and copier is in there."""
     checkout, alone = tmp_path / "queuesmith", tmp_path / "bin" / "python3"
     export(checkout)
@@ -563,7 +561,7 @@ def test_right_after_make_demo_the_copier_of_the_checkout_is_used(tmp_path: Path
     assert (tmp_path / "shop" / "Makefile").is_file()
 
 
-def test_without_copier_it_says_how_to_get_it(installed: Path, tmp_path: Path):
+def test_without_copier_it_says_how_to_get_it(installed, tmp_path):
     alone = tmp_path / "bin" / "python3"
     alone.parent.mkdir()
     shutil.copy(Path(sys.base_prefix) / "bin" / "python3", alone)
@@ -580,7 +578,7 @@ def test_without_copier_it_says_how_to_get_it(installed: Path, tmp_path: Path):
     assert "pip install copier" in done.stderr
 
 
-def test_the_wheel_carries_all_that_the_command_copies(run: Run, shop: Path, tmp_path: Path):
+def test_the_wheel_carries_all_that_the_command_copies(run, shop, tmp_path):
     """What `uvx --from CHECKOUT queuesmith` installs."""
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "wheel", cwd=ROOT)
     with zipfile.ZipFile(next((tmp_path / "wheel").glob("*.whl"))) as wheel:

@@ -1,13 +1,7 @@
 """Wrong answers: a clear message, and nothing on the disk."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import copier
 import pytest
-
-Render = Callable[..., Path]
 
 WRONG = {
     "package is a keyword": ({"package": "class"}, "class is a word of the Python language"),
@@ -38,23 +32,21 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("answers", "message"), WRONG.values(), ids=WRONG.keys())
-def test_a_wrong_answer_is_named_and_nothing_is_written(
-    installed: Path, tmp_path: Path, answers: dict[str, Any], message: str
-):
+def test_a_wrong_answer_is_named_and_nothing_is_written(installed, tmp_path, answers, message):
     with pytest.raises(ValueError, match=message):
         copier.run_copy(str(installed), tmp_path / "new", data=answers, defaults=True, quiet=True)
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("folder", ["redis", "bullmq", "fastapi", "Psycopg"])
-def test_a_folder_called_like_a_dependency_is_refused(installed: Path, tmp_path: Path, folder: str):
+def test_a_folder_called_like_a_dependency_is_refused(installed, tmp_path, folder):
     """pip would be told to install the project as its own dependency."""
     with pytest.raises(ValueError, match=f"{folder.lower()} is a package that the project needs"):
         copier.run_copy(str(installed), tmp_path / folder, defaults=True, quiet=True)
     assert not (tmp_path / folder).exists()
 
 
-def test_a_folder_that_is_not_empty_is_left_alone(installed: Path, tmp_path: Path):
+def test_a_folder_that_is_not_empty_is_left_alone(installed, tmp_path):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "thesis.txt").write_text("years of work")
     with pytest.raises(ValueError, match=r"old is not empty.*queuesmith add"):
@@ -62,6 +54,6 @@ def test_a_folder_that_is_not_empty_is_left_alone(installed: Path, tmp_path: Pat
     assert [path.name for path in (tmp_path / "old").iterdir()] == ["thesis.txt"]
 
 
-def test_any_folder_name_makes_a_valid_project(render: Render):
+def test_any_folder_name_makes_a_valid_project(render):
     for folder, package in {"My Service 2": "my_service_2", "json": "json_app"}.items():
         assert (render(folder) / "src" / package / "api.py").is_file()

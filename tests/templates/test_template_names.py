@@ -5,7 +5,7 @@ import contextlib
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -26,7 +26,7 @@ RESERVED = {
 MARK = "qqzz"  # what the user names here; no identifier of ours contains it
 
 
-def identifiers(path: Path) -> Iterator[str]:
+def identifiers(path):
     for node in ast.walk(ast.parse(path.read_text())):
         found: list[str] = []
         if isinstance(node, ast.Name):
@@ -40,16 +40,16 @@ def identifiers(path: Path) -> Iterator[str]:
         yield from (name for name in found if MARK not in name.lower())
 
 
-def as_words(name: str) -> str:
+def as_words(name):
     """`JobTypes` -> `job_types`: the job of which the template makes this class."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
-def is_class(name: str) -> bool:
+def is_class(name):
     return name[0].isupper() and "".join(word.capitalize() for word in as_words(name).split("_")) == name
 
 
-def plural(word: str) -> str:
+def plural(word):
     """As copier.yml makes it."""
     if word[-1] in "sxz":
         return f"{word}es"
@@ -57,7 +57,7 @@ def plural(word: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["background-jobs", "async-flow"])
-def test_no_job_can_take_a_name_that_its_module_uses(render: Render, kind: str):
+def test_no_job_can_take_a_name_that_its_module_uses(render, kind):
     fields = f"{MARK}: str, {MARK}2: int"
     package = render(kind=kind, job=MARK, fields=fields, patterns=["schedule"]) / "src" / "my_service"
     jobs, api = set(identifiers(package / "jobs.py")), set(identifiers(package / "api.py"))
@@ -66,7 +66,7 @@ def test_no_job_can_take_a_name_that_its_module_uses(render: Render, kind: str):
     assert taken <= RESERVED["jobs"] | RESERVED["keywords"] | RESERVED["fields"] | {"annotations"}
 
 
-def test_no_event_can_take_a_name_that_its_modules_use(render: Render):
+def test_no_event_can_take_a_name_that_its_modules_use(render):
     fields = f"{MARK}: str, {MARK}2: int"
     package = render(kind="event-driven", event=f"{MARK}.{MARK}ed", fields=fields) / "src" / "my_service"
     files = ("api", "consumers", "events", "processing")
@@ -98,8 +98,7 @@ def test_no_package_can_hide_a_module_that_the_project_imports():
 def test_no_project_can_be_called_like_a_package_that_it_needs():
     """As a distribution: `aio-pika`. What those packages need in turn is looked up in this environment."""
     known = yaml.safe_load((ROOT / "templates/catalogue.yml").read_text())["catalogue"]["default"]
-    listed = [item for part in known["packages"].values() for item in part]
-    waiting = {Requirement(item) for item in [*listed, *known["app"], *known["dev"], *known["postgres"]]}
+    waiting = {Requirement(item) for item in [*known["packages"], *known["app"], *known["dev"], *known["postgres"]]}
     needed: set[str] = set()
     while waiting:
         wanted = waiting.pop()
@@ -117,7 +116,7 @@ def test_no_project_can_be_called_like_a_package_that_it_needs():
 
 
 @pytest.mark.full
-def test_no_package_can_hide_one_of_the_installed_packages(render: Render, tmp_path: Path):
+def test_no_package_can_hide_one_of_the_installed_packages(render, tmp_path):
     environment = tmp_path / "venv"
     uv = Path(sys.executable).with_name("uv")
     subprocess.run([uv, "venv", "-q", "--python", sys.executable, environment], check=True)

@@ -10,7 +10,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,17 +18,13 @@ import pytest
 
 from harness.figures import full
 from harness.ports import free_port
-from harness.processes import Spawner
 from harness.waiting import until_sync
 
 from .combinations import COMBINATIONS, QUICK
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 VENV = Path(sys.executable).parents[1]  # already built: installing is the subject of one test alone
-Render = Callable[..., Path]
-Run = Callable[..., Any]
 
 every_combination = pytest.mark.parametrize(
     "answers",
@@ -41,7 +36,7 @@ every_combination = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def servers(answers: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, str]:
+def servers(answers, request):
     """DATABASE_URL and BUS_URL of what this combination names, started for real (Kafka where Java is)."""
     found = {}
     if answers.get("database") == "postgres":
@@ -57,9 +52,7 @@ def servers(answers: dict[str, Any], request: pytest.FixtureRequest) -> dict[str
 
 @pytest.mark.fault
 @every_combination
-def test_a_project_passes_its_own_tests_on_the_servers_it_names(
-    render: Render, run: Run, answers: dict[str, Any], servers: dict[str, str]
-):
+def test_a_project_passes_its_own_tests_on_the_servers_it_names(render, run, answers, servers):
     project = render(**answers)
     env = {f"TEST_{name}": value for name, value in servers.items()}
     # One broker's run of the rest is enough: no broker has a part in it.
@@ -74,9 +67,7 @@ def test_a_project_passes_its_own_tests_on_the_servers_it_names(
 @pytest.mark.fault
 @pytest.mark.timeout(600)
 @every_combination
-def test_a_project_proves_itself_under_faults(
-    render: Render, run: Run, answers: dict[str, Any], installed: Path, request: pytest.FixtureRequest
-):
+def test_a_project_proves_itself_under_faults(render, run, answers, installed, request):
     """`make prove` starts servers of its own: these fixtures say how to get one that is not there."""
     if answers.get("database") == "postgres":
         request.getfixturevalue("postgres_server")
@@ -97,7 +88,7 @@ def test_a_project_proves_itself_under_faults(
         assert re.search(rf"^  {name} .* held$", said, re.MULTILINE), said
 
 
-def test_the_first_revision_of_a_job_service_fits_its_tables_on_postgresql(render: Render, run: Run, postgres_url: str):
+def test_the_first_revision_of_a_job_service_fits_its_tables_on_postgresql(render, run, postgres_url):
     """Those of event-driven ones are among the tests above, those on SQLite too."""
     project = render(database="postgres", patterns=["schedule"])
     make = ("make", f"VENV={VENV}", "test", "ARGS=-q tests/test_migrations.py")
@@ -106,7 +97,7 @@ def test_the_first_revision_of_a_job_service_fits_its_tables_on_postgresql(rende
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["background-jobs", "event-driven"])
-def test_make_load_tells_what_the_machine_carries(render: Render, run: Run, kind: str):
+def test_make_load_tells_what_the_machine_carries(render, run, kind):
     said = run("make", f"VENV={VENV}", "load", "ARGS=25", cwd=render(kind=kind)).stdout
     assert re.search(r"^ +25 +\d+ +\d+ ", said, re.MULTILINE), said
     assert re.search(
@@ -127,7 +118,7 @@ async def test_the_bus_is_the_one_that_was_named(settings: Settings):
 """
 
 
-def test_the_tests_of_a_project_use_the_servers_that_were_named(render: Render, run: Run):
+def test_the_tests_of_a_project_use_the_servers_that_were_named(render, run):
     """Or the test above would prove nothing."""
     project = render(kind="event-driven", broker="nats", database="postgres")
     nowhere = f"127.0.0.1:{free_port()}"
@@ -140,9 +131,7 @@ def test_the_tests_of_a_project_use_the_servers_that_were_named(render: Render, 
 
 @pytest.mark.fault
 @every_combination
-def test_make_run_answers_the_requests_of_the_readme_and_leaves_nothing_behind(
-    render: Render, run: Run, spawn: Spawner, answers: dict[str, Any], servers: dict[str, str]
-):
+def test_make_run_answers_the_requests_of_the_readme_and_leaves_nothing_behind(render, run, spawn, answers, servers):
     project = render("service", **answers)
     prefix = f"{answers.get('package', 'service').upper()}_"
     port = free_port()
@@ -181,9 +170,7 @@ def test_make_run_answers_the_requests_of_the_readme_and_leaves_nothing_behind(
 
 @pytest.mark.full
 @pytest.mark.parametrize("cache", ["warm", "cold"])
-def test_from_nothing_to_green_tests_in_less_than_a_minute(
-    run: Run, installed: Path, tmp_path: Path, figures: Callable[..., Path], cache: str
-):
+def test_from_nothing_to_green_tests_in_less_than_a_minute(run, installed, tmp_path, figures, cache):
     """A new folder, a new home, an environment of its own: what the project does not ask for is not there.
 
     warm: packages were downloaded before; cold: uv has to fetch every one of them.
@@ -220,13 +207,13 @@ def test_from_nothing_to_green_tests_in_less_than_a_minute(
     run("make", "lint", cwd=project, env=env)
 
 
-def _processor_seconds() -> float:
+def _processor_seconds():
     """Of all programs that were started here and have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def _requests_of_the_readme(project: Path, base: str) -> tuple[str, str]:
+def _requests_of_the_readme(project, base):
     """The one that asks for something, and those that look at it: they need the id in its answer."""
     blocks = re.findall(r"```sh\n(.*?)```", (project / "README.md").read_text(), re.DOTALL)
     (curls,) = [block for block in blocks if "curl" in block]
@@ -235,7 +222,7 @@ def _requests_of_the_readme(project: Path, base: str) -> tuple[str, str]:
     return curls[:second], curls[second:]
 
 
-def _ask(url: str) -> dict[str, Any]:
+def _ask(url):
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
             found: dict[str, Any] = json.load(answer)
@@ -244,7 +231,7 @@ def _ask(url: str) -> dict[str, Any]:
         return {"error": str(error)}
 
 
-def _using(folder: str) -> list[str]:
+def _using(folder):
     """Processes whose working directory or command line is this project's."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,16 @@ from .conftest import export
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = "1e00c0c"  # the last commit of 0.1.0
-Render = Callable[..., Path]
-Run = Callable[..., Any]
 GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main")
 
 
-def commit(run: Run, folder: Path, message: str):
+def commit(run, folder, message):
     run(*GIT, "add", "-A", cwd=folder)
     run(*GIT, "commit", "-qm", message, cwd=folder)
 
 
 @pytest.fixture
-def upstream(run: Run, tmp_path: Path) -> Path:
+def upstream(run, tmp_path):
     folder = tmp_path / "upstream"
     export(folder, proofs=False)
     run(*GIT, "init", "-q", cwd=folder)
@@ -34,13 +31,13 @@ def upstream(run: Run, tmp_path: Path) -> Path:
     return folder
 
 
-def answered(project: Path) -> dict[str, Any]:
+def answered(project):
     found: dict[str, Any] = yaml.safe_load((project / ".copier-answers.yml").read_text())
     return found
 
 
 @pytest.mark.slow
-def test_an_update_brings_the_fix_and_keeps_the_users_edits(run: Run, tmp_path: Path, upstream: Path):
+def test_an_update_brings_the_fix_and_keeps_the_users_edits(run, tmp_path, upstream):
     project = tmp_path / "shop"
     run("git", "tag", "v0.1.0", cwd=upstream)
     # A real address, so that it is cloned, and no --trust: there is nothing to run.
@@ -70,7 +67,7 @@ def test_an_update_brings_the_fix_and_keeps_the_users_edits(run: Run, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_project_of_0_1_0_becomes_one_of_this_version(run: Run, tmp_path: Path, render: Render):
+def test_a_project_of_0_1_0_becomes_one_of_this_version(run, tmp_path, render):
     upstream, project = tmp_path / "upstream", tmp_path / "shop"
     if subprocess.run(["git", "cat-file", "-e", FIRST], cwd=ROOT, check=False, capture_output=True).returncode:
         pytest.skip("this checkout has no history back to 0.1.0: git fetch --unshallow")
@@ -104,9 +101,7 @@ def test_a_project_of_0_1_0_becomes_one_of_this_version(run: Run, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_project_made_from_a_checkout_with_uncommitted_changes_can_be_updated(
-    run: Run, tmp_path: Path, upstream: Path
-):
+def test_a_project_made_from_a_checkout_with_uncommitted_changes_can_be_updated(run, tmp_path, upstream):
     errors = upstream / "reference/studyhall/patterns/core/errors.py"
     committed = errors.read_bytes()
     errors.write_bytes(committed + b"\n# half an idea\n")

@@ -6,7 +6,9 @@ const SVG = "http://www.w3.org/2000/svg";
 
 /** h("button", {class: "quiet", onclick: run, "aria-label": "Close"}, "×") */
 export function h(tag, props, ...children) {
-  return build(document.createElement(tag), props, children);
+  const node = document.createElement(tag);
+  if (tag === "button") node.type = "button"; // not one that sends a form, unless props say so
+  return build(node, props, children);
 }
 
 /** The same for SVG. */
@@ -79,7 +81,6 @@ const ICONS = {
   back: "M6 4L2.5 7.5 6 11M3 7.500h6.500a3 3 0 0 1 0 6",
   none: "M4 8h8",
   pause: "M6 4v8M10 4v8",
-  link: "M9.5 3h3.500v3.500M13 3L7.5 8.500M11 9.500V13H3V5h3.5",
 };
 
 export function icon(name) {
@@ -220,7 +221,7 @@ export function opened(frame, name, make, where, back) {
 export function pager(label, size, go, ...more) {
   let now = 0;
   const shown = h("p", { class: "number", role: "status" });
-  const [before, after] = [["Previous page", -1], ["Next page", 1]].map(([name, by]) => h("button", { type: "button", class: "small-button", onclick: () => go(now + by) }, name));
+  const [before, after] = [["Previous page", -1], ["Next page", 1]].map(([name, by]) => h("button", { class: "small-button", onclick: () => go(now + by) }, name));
   const node = h("nav", { class: "pager", "aria-label": label }, shown, before, after, more);
   node.show = (page, rows, total, one, instead) => {
     now = page;
@@ -255,7 +256,7 @@ export async function follow(href, refresh) {
 /** Text as it is, wrapped, with a button that copies it. */
 export function block(label, part) {
   const pre = h("pre", { class: "payload", tabindex: 0, role: "region", "aria-label": label, "data-part": part });
-  const copy = h("button", { type: "button", class: "quiet small-button copy" }, "Copy", h("span", { class: "hidden-text" }, ` ${label}`));
+  const copy = h("button", { class: "quiet small-button copy" }, "Copy", h("span", { class: "hidden-text" }, ` ${label}`));
   copy.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(pre.textContent);
@@ -310,7 +311,7 @@ export function modal(title, fill) {
 export function confirmAction(title, warning, action, keep = "Cancel") {
   return modal(title, (close) => [
     h("div", { class: "stack" }, h("p", null, warning)),
-    h("div", { class: "actions" }, h("button", { type: "button", autofocus: true, onclick: () => close(false) }, keep), h("button", { type: "button", class: "danger", onclick: () => close(true) }, action)),
+    h("div", { class: "actions" }, h("button", { autofocus: true, onclick: () => close(false) }, keep), h("button", { class: "danger", onclick: () => close(true) }, action)),
   ]);
 }
 
@@ -326,7 +327,7 @@ export function confirmByWord(title, warning, word, action) {
       h("p", null, warning),
       h("label", { for: "confirm-word" }, `Type “${word}” to go on`),
       field,
-      h("div", { class: "actions" }, h("button", { type: "button", onclick: () => close(false) }, "Keep them"), go),
+      h("div", { class: "actions" }, h("button", { onclick: () => close(false) }, "Keep them"), go),
     );
     return form;
   });

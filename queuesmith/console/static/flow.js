@@ -1,7 +1,7 @@
 // A flow of jobs as a graph: boxes by depth from left to right, on a narrow screen from top to bottom.
 import { icon, s, set, stateName, text, tone } from "./dom.js";
 
-const BOX = { width: 214, height: 74 };
+const BOX = { width: 232, height: 74 };
 const GAP = { along: 44, upright: 26, across: 18 };
 const READABLE = 0.75; // drawn smaller than this, words are too small: stand it upright
 const SHAPES = { ok: "done", run: "run", bad: "fail", warn: "wait", idle: "wait" };
@@ -71,6 +71,8 @@ export function flowGraph(label) {
   return drawing;
 }
 
+const cut = (words, most) => (words.length > most ? `${words.slice(0, most - 1)}…` : words);
+
 function draw(drawing, nodes, upright) {
   const { at, width, height } = places(nodes, upright);
   set(drawing, "viewBox", `0 0 ${width} ${height}`);
@@ -113,9 +115,9 @@ function draw(drawing, nodes, upright) {
     boxes.set(node.id, (now) => {
       const colour = tone(now.state);
       const percent = Math.max(0, Math.min(100, now.percent ?? 0));
-      text(title, now.name);
+      text(title, cut(now.name, 24));
       const words = now.state === "active" ? `${stateName(now.state)}, ${Math.round(percent)} %` : stateName(now.state);
-      text(state, words.length > 24 ? `${words.slice(0, 23)}…` : words);
+      text(state, cut(words, 24));
       set(group, "class", `flow-node tone-${colour}`);
       set(fill, "width", ((BOX.width - 24) * percent) / 100);
       if (shown !== colour) {

@@ -34,12 +34,12 @@ export function full(since) {
   return date ? date.toLocaleString([], { dateStyle: "medium", timeStyle: "medium" }) : "";
 }
 
-/** "in 5 min (14:03:22)", or with the day when that is not today. */
+/** "in 5 min (14:03:22)", or with the day when that is not today, and then without seconds. */
 export function ahead(at) {
   const date = moment(at);
   if (!date) return "–";
   const left = (date.getTime() - Date.now()) / 1000;
-  const when = date.toDateString() === new Date().toDateString() ? clock(at) : full(at);
+  const when = date.toDateString() === new Date().toDateString() ? clock(at) : date.toLocaleString([], { month: "short", day: "numeric", hour: "numeric", minute: "2-digit" });
   return left > 0 ? `in ${seconds(left)} (${when})` : `overdue by ${seconds(-left)}`;
 }
 

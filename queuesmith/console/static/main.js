@@ -53,14 +53,15 @@ function show({ focus = true } = {}) {
   const tools = h("div", { class: "view-tools" });
   const body = h("div", { class: "view-body" });
   replace(main, h("div", { class: "view-head" }, h("div", null, heading, h("p", null, view.about)), tools), body);
-  shown = { view, route: now, handle: gated ? gate(body) : view.mount({ body, tools, params, query, live, refresh: refreshSoon }) };
+  shown = { view, route: now, handle: gated ? gate(body) : view.mount({ body, tools, params, query, live, about, refresh: refreshSoon }) };
   if (changed) scrollTo(0, 0);
+  document.querySelector("#nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" }); // a phone shows some of them
   if (focus && changed) heading.focus({ preventScroll: true });
   refresh();
 }
 
 function gate(body) {
-  const ask = h("button", { type: "button", class: "primary", onclick: openToken }, "Enter the admin token");
+  const ask = h("button", { class: "primary", onclick: openToken }, "Enter the admin token");
   const said = {
     none: ["This view needs the admin token", `It is ${about.token}.`],
     refused: ["The token was refused", `It is not ${about.token}. Enter it again.`],
@@ -137,7 +138,7 @@ async function openToken() {
     const note = h("p", { id: "token-note", class: "small muted" }, "Kept in this tab only and sent as a header, never in an address.");
     const result = h("p", { role: "alert", class: "note tone-bad", hidden: true });
     const go = h("button", { type: "submit", class: "primary" }, "Use this token");
-    const leave = token() ? h("button", { type: "button", onclick: () => { forget(); close(); toast("The token is forgotten."); } }, "Forget it") : null;
+    const leave = token() ? h("button", { onclick: () => { forget(); close(); toast("The token is forgotten."); } }, "Forget it") : null;
     const submit = async (event) => {
       event.preventDefault();
       const value = field.value.trim();
@@ -162,7 +163,7 @@ async function openToken() {
       field,
       note,
       result,
-      h("div", { class: "actions" }, leave, h("button", { type: "button", onclick: () => close() }, "Cancel"), go),
+      h("div", { class: "actions" }, leave, h("button", { onclick: () => close() }, "Cancel"), go),
     );
   });
 }
@@ -233,7 +234,7 @@ function openHelp() {
       list,
       h("p", { class: "muted small" }, "Tab and Shift+Tab move, Enter follows, Space selects, Esc closes."),
       h("div", { class: "check" }, on, h("label", { for: "keys-on" }, "Single-key shortcuts are on")),
-      h("div", { class: "actions" }, h("button", { type: "button", class: "primary", onclick: () => close() }, "Close")),
+      h("div", { class: "actions" }, h("button", { class: "primary", onclick: () => close() }, "Close")),
     );
   });
 }
@@ -267,7 +268,7 @@ function drawLine() {
   if (live.state === "offline") {
     if (banner.hidden || banner.dataset.trouble) {
       delete banner.dataset.trouble;
-      const retry = h("button", { type: "button", class: "small-button", onclick: () => live.now() }, "Try now");
+      const retry = h("button", { class: "small-button", onclick: () => live.now() }, "Try now");
       replace(banner, icon("warn"), h("span", null, "The server does not answer. What you see may be old. ", h("span", { id: "retry-in", "aria-live": "off" })), retry);
       set(banner, "hidden", false);
     }

@@ -58,12 +58,22 @@ def kill_at_effect(world: World, batch: Batch) -> None:
             batch.hits.append(f"{slot.name if slot else 'all workers'} at {call.key}")
             return True
 
+        def nameless(size: int = size) -> bool:
+            made = [call for provider in world.providers.values() for call in provider.calls if call.effect]
+            return len(made) >= size and not any(call.key for call in made)
+
         world.on_effect(strike)
         wait = world.submit_later(jobs)
-        world.until(struck.is_set, 15)
+        world.until(lambda struck=struck, nameless=nameless: struck.is_set() or nameless(), 15)  # type: ignore[misc]
         world.on_effect(None)
         wait()
         over(world, batch, settle=True)
+        if nameless():
+            batch.unhit = (
+                "the provider was called, and no request carried a key of a job, so nobody can tell whose it was or "
+                "whether it came twice: send the key in its address or body"
+            )
+            return
 
 
 def _own_effect(spec: Spec) -> str:

@@ -11,7 +11,13 @@ from pydantic import ValidationError
 from jobs import job_of
 from patterns.core.open_store import close, create_all, open_store
 from patterns.core.store import ping
-from patterns.deferred_reply import PONG, DeferredReplies, NotSigned, Unreadable, received
+from patterns.deferred_reply import (
+    PONG,
+    DeferredReplies,
+    NotSigned,
+    Unreadable,
+    received,
+)
 from patterns.producer import Producer
 
 

@@ -47,9 +47,10 @@ class Platform(BaseHTTPRequestHandler):
         pass
 
 
-def until(condition, seconds=120.0):
-    ends = time.monotonic() + seconds
+def until(condition, *processes):
+    ends = time.monotonic() + 120
     while not condition():
+        assert all(one.poll() is None for one in processes), "it ended, see above"
         assert time.monotonic() < ends, "it did not happen in time"
         time.sleep(0.1)
 
@@ -115,9 +116,9 @@ def service(tmp_path):
         return running[-1]
 
     try:
-        start(*API, str(port))
+        api = start(*API, str(port))
         health = env["API_URL"].replace("interactions", "healthz")
-        until(lambda: status(health) == 200)
+        until(lambda: status(health) == 200, api)
         yield SimpleNamespace(env=env, start=start, redis=redis)
     finally:
         for process in running:
@@ -147,12 +148,12 @@ def test_every_command_is_answered_once_and_nobody_is_left_thinking(service):
     assert status(service.env["API_URL"], b"{}") == 401, "not signed"
     worker = service.start(*WORKER)
     assert send("1") == ""
-    until(lambda: Platform.edits)
+    until(lambda: Platform.edits, worker)
     worker.kill()  # after the first edit, which failed
     worker.wait()
     worker = service.start(*WORKER)
     assert asyncio.run(by_gateway(service.env)) == ["thinking"]
-    until(lambda: answered("1") and answered("2"))
+    until(lambda: answered("1") and answered("2"), worker)
     worker.terminate()
     assert worker.wait(30) == 0
     service.redis.stop()

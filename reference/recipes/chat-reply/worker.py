@@ -38,7 +38,12 @@ async def main():
         await log_it(letter)
         await replies.give_up(str(letter.data[KEY]), webhook)
 
-    pipeline = Pipeline(logged(), plain(Task, handle, deadline=930), crash_budget(3), within_deadline())
+    pipeline = Pipeline(
+        logged(),
+        plain(Task, handle, deadline=930),
+        crash_budget(3),
+        within_deadline(),
+    )
     parts = [
         ReliableWorker(QUEUE, pipeline, url=url, concurrency=20),
         sweeping([QUEUE], store, url, alert),

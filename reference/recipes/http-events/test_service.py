@@ -44,9 +44,10 @@ def receivers():
         server.server_close()
 
 
-def until(condition, seconds=120.0):
-    ends = time.monotonic() + seconds
+def until(condition, *processes):
+    ends = time.monotonic() + 120
     while not condition():
+        assert all(one.poll() is None for one in processes), "it ended, see above"
         assert time.monotonic() < ends, "it did not happen in time"
         time.sleep(0.05)
 
@@ -81,18 +82,18 @@ def test_every_receiver_gets_each_event_whatever_the_other_says(receivers, tmp_p
     run(*SUBMIT, "1", "2", "3", "1", *EXAMPLE.split())
     process = worker()
     try:
-        until(lambda: taken(mail, "1", "2", "3") and crm.calls)
+        until(lambda: taken(mail, "1", "2", "3") and crm.calls, process)
         process.kill()
         process.wait()
         crm.answers, crm.calls[:] = lambda ident: 200, []
         process = worker()
-        until(lambda: taken(crm, "1", "2", "3"))
+        until(lambda: taken(crm, "1", "2", "3"), process)
         command = OUTBOX.split()[1:]
         listed = run(*command).splitlines()
         (line,) = [line for line in listed if "refused with 400" in line]
         mail.answers, mail.calls[:] = lambda ident: 200, []
         run(*command, "retry", "mail", line.split()[0])
-        until(lambda: taken(mail, "2"))
+        until(lambda: taken(mail, "2"), process)
         process.terminate()
         assert process.wait(30) == 0
     finally:

@@ -40,9 +40,10 @@ def rows(env, query):
             return []
 
 
-def until(condition, seconds=120.0):
-    ends = time.monotonic() + seconds
+def until(condition, *processes):
+    ends = time.monotonic() + 120
     while not condition():
+        assert all(one.poll() is None for one in processes), "it ended, see above"
         assert time.monotonic() < ends, "it did not happen in time"
         time.sleep(0.1)
 
@@ -57,16 +58,16 @@ def test_many_slots_of_one_date_and_a_run_by_hand_take_effect_once(env):
     words, given = [sys.executable, *WORKER], {"cwd": ROOT, "env": env}
     workers = [subprocess.Popen(words, **given) for _ in range(2)]
     try:
-        until(lambda: slots() >= 2)
+        until(lambda: slots() >= 2, *workers)
         killed = workers.pop(0)
         killed.kill()
         killed.wait()
         seen = slots()
-        until(lambda: slots() >= seen + 2)
+        until(lambda: slots() >= seen + 2 and keys(), *workers)
         days = keys()[0], "20200101"
         command = [sys.executable, *RUN_NOW, *days, *EXAMPLE.split()]
         subprocess.run(command, **given, check=True)
-        until(lambda: "20200101" in keys())
+        until(lambda: "20200101" in keys(), *workers)
         assert len(keys()) == len(set(keys())) <= 3, "the third: midnight passed"
         workers[0].terminate()
         assert workers[0].wait(30) == 0

@@ -77,6 +77,7 @@ def work_until(env, done):
     try:
         deadline = time.monotonic() + 60
         while not done():
+            assert worker.poll() is None, "the worker ended, see above"
             assert time.monotonic() < deadline, "not done within 60 s"
             time.sleep(0.05)
         worker.terminate()

@@ -54,6 +54,7 @@ def work_until(env, done, stop):
     try:
         deadline = time.monotonic() + 60
         while not done() and time.monotonic() < deadline:
+            assert worker.poll() is None, "the worker ended, see above"
             time.sleep(0.01)
         worker.send_signal(stop)
         return worker.wait(30)

@@ -25,7 +25,11 @@ EXAMPLE = " --grams 1"  # of the fields beside the key
 @pytest.fixture
 def env(tmp_path):
     redis = ensure_redis(tmp_path / "redis")
-    yield {**os.environ, "REDIS_URL": redis.url, "DATABASE_URL": f"sqlite:///{tmp_path / 'service.db'}"}
+    yield {
+        **os.environ,
+        "REDIS_URL": redis.url,
+        "DATABASE_URL": f"sqlite:///{tmp_path / 'service.db'}",
+    }
     redis.stop()
 
 
@@ -49,6 +53,7 @@ def work_until(env, done):
     try:
         deadline = time.monotonic() + 60
         while not done():
+            assert worker.poll() is None, "the worker ended, see above"
             assert time.monotonic() < deadline, "not done within 60 s"
             time.sleep(0.05)
         worker.terminate()

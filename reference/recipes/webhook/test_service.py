@@ -22,9 +22,10 @@ SEND = ["send.py"]
 EXAMPLE = " --amount 1"  # of the fields beside the key
 
 
-def until(condition, seconds=120.0):
-    ends = time.monotonic() + seconds
+def until(condition, *processes):
+    ends = time.monotonic() + 120
     while not condition():
+        assert all(one.poll() is None for one in processes), "it ended, see above"
         assert time.monotonic() < ends, "it did not happen in time"
         time.sleep(0.1)
 
@@ -75,8 +76,8 @@ def service(tmp_path):
 
     service = Service()
     try:
-        service.start(*API, str(port))
-        until(lambda: post(f"{service.url}/healthz") == 200)
+        api = service.start(*API, str(port))
+        until(lambda: post(f"{service.url}/healthz") == 200, api)
         yield service
     finally:
         for process in running:
@@ -92,11 +93,11 @@ def test_what_is_answered_with_2xx_takes_effect_once(service, tmp_path):
     service.env["REDIS_URL"] = redis.url
     try:
         worker = service.start(*WORKER)
-        until(lambda: service.results() == ["1", "2"])
+        until(lambda: service.results() == ["1", "2"], worker)
         worker.kill()
         worker = service.start(*WORKER)
         service.send("1", "3")
-        until(lambda: "3" in service.results())
+        until(lambda: "3" in service.results(), worker)
         worker.terminate()
         assert worker.wait(30) == 0
         assert service.results() == ["1", "2", "3"]

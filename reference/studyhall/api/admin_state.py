@@ -12,13 +12,13 @@ from studyhall.patterns.core.redaction import redact_text
 from studyhall.patterns.degraded.pending import pending, release
 
 from .problems import Problem
-from .state import State
+from .state import Api
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 
 
 @router.get("/breakers")
-async def breakers(api: State, _: Admin) -> dict[str, Any]:
+async def breakers(api: Api, _: Admin) -> dict[str, Any]:
     """Circuit breakers, rate limits, how full each queue may get, and what waits in the database for Redis."""
     app, settings = api.app, api.app.settings
     breaker = provider_breaker(settings, app.producer.redis)
@@ -53,7 +53,7 @@ async def breakers(api: State, _: Admin) -> dict[str, Any]:
 
 @router.post("/pending/{job_id}/release")
 async def release_pending(
-    api: State, _: Admin, job_id: Annotated[str, Path(pattern=r"^[^\x00-\x1f/]{1,200}$")]
+    api: Api, _: Admin, job_id: Annotated[str, Path(pattern=r"^[^\x00-\x1f/]{1,200}$")]
 ) -> dict[str, bool]:
     """Try a parked request again."""
     if not await release(api.app.store, job_id):

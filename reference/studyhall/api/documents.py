@@ -24,7 +24,7 @@ from studyhall.patterns.wait_for_result import JobFailed, JobUnknown, StillRunni
 from studyhall.providers.results import ConceptGraph, Explanation, Quiz
 from studyhall.submissions import StageState, states, submit
 
-from .state import ApiState, Caller, RequestKey, State
+from .state import Api, ApiState, Caller, RequestKey
 
 router = APIRouter(prefix="/documents", tags=["documents"])
 CHUNK = 64 * 1024
@@ -64,7 +64,7 @@ class DocumentDetail(DocumentView):
     explanations: list[Explanation] | None = None
 
 
-class Accepted(BaseModel):
+class UploadAccepted(BaseModel):
     id: str
     href: str
 
@@ -82,13 +82,13 @@ class Stopped(BaseModel):
 
 @router.post("", status_code=202)
 async def upload(
-    api: State,
+    api: Api,
     caller: Caller,
     response: Response,
     file: UploadFile,
     key: RequestKey = None,
     prefer: Annotated[str | None, Header(max_length=200, description="`wait=10`: answer 201 if done by then")] = None,
-) -> Accepted:
+) -> UploadAccepted:
     """Take a PDF, DOCX, Markdown or text file; what it is is told by its bytes, not by its name.
 
     202 with its id as soon as it is safe on disk and in the database, also while Redis is away.
@@ -101,7 +101,7 @@ async def upload(
             return {"id": await submit(api.app, path, caller, name=name, document_id=ident)}
 
         answer = await api.uploads.run(caller, key, {"sha256": digest, "name": name}, work)
-    made = Accepted(id=answer.value["id"], href=f"/documents/{answer.value['id']}")
+    made = UploadAccepted(id=answer.value["id"], href=f"/documents/{answer.value['id']}")
     if answer.replayed:
         response.headers["Idempotency-Replayed"] = "true"
     response.headers["Location"] = made.href
@@ -113,7 +113,7 @@ async def upload(
 
 @router.get("")
 async def list_documents(
-    api: State, caller: Caller, limit: Annotated[int, Query(ge=1, le=100)] = 20
+    api: Api, caller: Caller, limit: Annotated[int, Query(ge=1, le=100)] = 20
 ) -> list[DocumentView]:
     """The caller's documents, newest first."""
     async with read(api.app.store) as connection:
@@ -123,7 +123,7 @@ async def list_documents(
 
 
 @router.get("/{document_id}")
-async def show_document(api: State, caller: Caller, document_id: DocumentId) -> DocumentDetail:
+async def show_document(api: Api, caller: Caller, document_id: DocumentId) -> DocumentDetail:
     """One document: its stages, and what has been made of it so far."""
     async with read(api.app.store) as connection:
         if await db.document(connection, document_id, caller) is None:
@@ -144,7 +144,7 @@ async def show_document(api: State, caller: Caller, document_id: DocumentId) -> 
 
 @router.post("/{document_id}/cancel")
 async def cancel_document(
-    api: State, caller: Caller, document_id: DocumentId, why: Reason | None = None
+    api: Api, caller: Caller, document_id: DocumentId, why: Reason | None = None
 ) -> list[Stopped]:
     """Stop the flow: what has not been done will not be; what is done stays."""
     async with read(api.app.store) as connection:
@@ -173,31 +173,31 @@ def _shown(name: str) -> str:
     return re.split(r"[/\\]", name)[-1].strip()[:255] or "document"
 
 
-def _fields(found: db.Document) -> dict[str, Any]:
-    return {name: getattr(found, name) for name in DocumentView.model_fields if name != "stages"}
+def _fields(document: db.Document) -> dict[str, Any]:
+    return {name: getattr(document, name) for name in DocumentView.model_fields if name != "stages"}
 
 
 async def _stages(api: ApiState, *document_ids: str) -> dict[str, list[Stage]]:
     """By document. All within one time limit: with Redis away a list of twenty must not wait twenty times."""
-    found: dict[str, list[StageState]] = {}
+    stages_of: dict[str, list[StageState]] = {}
     try:
         async with api.app.producer.bounded():
             for ident in document_ids:
-                found[ident] = await states(api.app, ident)
+                stages_of[ident] = await states(api.app, ident)
     except QueueUnavailable:
         pass
     unknown = [StageState(name, "unknown", 0.0, "") for name in STAGES]
     return {
         ident: [
             Stage(
-                name=one.name,
-                queue=api.app.jobs[one.name].queue,
-                job_id=job_id(one.name, ident),
-                state=one.state,
-                percent=one.percent,
-                message=redact_text(one.message),
+                name=stage.name,
+                queue=api.app.jobs[stage.name].queue,
+                job_id=job_id(stage.name, ident),
+                state=stage.state,
+                percent=stage.percent,
+                message=redact_text(stage.message),
             )
-            for one in found.get(ident, unknown)
+            for stage in stages_of.get(ident, unknown)
         ]
         for ident in document_ids
     }

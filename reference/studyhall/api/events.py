@@ -16,7 +16,7 @@ from studyhall.patterns.core.redaction import redact, redact_text
 from studyhall.patterns.core.store import read
 from studyhall.patterns.progress_stream import GAP, IDLE, JobEvent, sse
 
-from .state import Caller, Client, State, Streams
+from .state import Api, Caller, Client, Streams
 
 router = APIRouter(tags=["events"])
 RETRY_MS = 1_000
@@ -69,7 +69,7 @@ async def _until(events: AsyncIterator[str], stop: asyncio.Event) -> AsyncIterat
 
 @router.get("/events", response_class=Streamed, responses=STREAM)
 async def my_events(
-    api: State,
+    api: Api,
     caller: Caller,
     client: Client,
     last_event_id: LastId = None,
@@ -102,7 +102,7 @@ async def my_events(
 
 @router.get("/admin/events", response_class=Streamed, responses=STREAM, tags=["admin"])
 async def all_events(
-    api: State,
+    api: Api,
     _: Admin,
     client: Client,
     last_event_id: LastId = None,

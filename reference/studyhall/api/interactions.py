@@ -9,7 +9,7 @@ from studyhall.patterns.deferred_reply import PONG, NotSigned, message, parse, v
 from studyhall.patterns.producer import JobRequest
 
 from .problems import Problem
-from .state import State
+from .state import Api
 
 router = APIRouter(tags=["chat"])
 IDENT = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -23,7 +23,7 @@ BODY = {
 
 @router.post("/interactions", openapi_extra=BODY, responses={401: {"description": "not signed by the platform"}})
 async def interaction(
-    api: State,
+    api: Api,
     request: Request,
     signature: Annotated[str, Header(alias="X-Signature-Ed25519", max_length=200)] = "",
     timestamp: Annotated[str, Header(alias="X-Signature-Timestamp", max_length=50)] = "",

@@ -11,7 +11,7 @@ from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.saga import store as saga_store
 
 from .problems import Problem
-from .state import Caller, RequestKey, State
+from .state import Api, Caller, RequestKey
 
 router = APIRouter(tags=["orders"])
 OrderId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
@@ -47,7 +47,7 @@ class OrderView(BaseModel):
     updated_at: float
 
 
-class Step(BaseModel):
+class OrderStep(BaseModel):
     name: str
     state: str
     attempts: int
@@ -55,11 +55,11 @@ class Step(BaseModel):
 
 class OrderDetail(OrderView):
     saga: str | None = None
-    steps: list[Step] = []
+    steps: list[OrderStep] = []
 
 
 @router.get("/packs")
-async def list_packs(api: State) -> list[Pack]:
+async def list_packs(api: Api) -> list[Pack]:
     """What there is to buy."""
     async with read(api.app.store) as connection:
         rows = (await connection.execute(select(db.packs).order_by(db.packs.c.id))).mappings()
@@ -68,7 +68,7 @@ async def list_packs(api: State) -> list[Pack]:
 
 @router.post("/orders", status_code=201)
 async def place_order(
-    api: State, caller: Caller, wanted: NewOrder, response: Response, key: RequestKey = None
+    api: Api, caller: Caller, wanted: NewOrder, response: Response, key: RequestKey = None
 ) -> OrderView:
     """Order a study pack. It is reserved, charged and confirmed in the background; follow it by its id."""
     store = api.app.store
@@ -92,7 +92,7 @@ async def place_order(
 
 
 @router.get("/orders")
-async def list_orders(api: State, caller: Caller, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> list[OrderView]:
+async def list_orders(api: Api, caller: Caller, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> list[OrderView]:
     """The caller's orders, newest first."""
     own_orders = select(db.orders).where(db.orders.c.customer == caller)
     async with read(api.app.store) as connection:
@@ -101,19 +101,19 @@ async def list_orders(api: State, caller: Caller, limit: Annotated[int, Query(ge
 
 
 @router.get("/orders/{order_id}")
-async def show_order(api: State, caller: Caller, order_id: OrderId) -> OrderDetail:
+async def show_order(api: Api, caller: Caller, order_id: OrderId) -> OrderDetail:
     """One order and the steps its saga has taken."""
     row = await _mine(api, caller, order_id)
     try:
         saga = await saga_store.load(api.app.store, order_id)
     except saga_store.UnknownSaga:
         return OrderDetail(**_shown(row))
-    steps = [Step(name=s.name, state=s.state, attempts=s.attempts) for s in saga.steps]
+    steps = [OrderStep(name=s.name, state=s.state, attempts=s.attempts) for s in saga.steps]
     return OrderDetail(**_shown(row), saga=saga.state, steps=steps)
 
 
 @router.post("/orders/{order_id}/cancel", status_code=202)
-async def cancel_order(api: State, caller: Caller, order_id: OrderId) -> OrderView:
+async def cancel_order(api: Api, caller: Caller, order_id: OrderId) -> OrderView:
     """Ask for an order to be taken back. Only a running one can be."""
     await _mine(api, caller, order_id)
     try:

@@ -12,7 +12,7 @@ from studyhall.patterns.health.exposition import MEDIA_TYPE, Sample, exposition,
 from studyhall.patterns.outbox import quarantine as outbox_upkeep
 from studyhall.patterns.saga import store as saga_store
 
-from .state import State
+from .state import Api
 
 router = APIRouter(tags=["probes"])
 
@@ -24,7 +24,7 @@ async def alive() -> dict[str, str]:
 
 
 @router.get("/readyz", responses={503: {"description": "a part does not answer"}})
-async def ready(api: State, response: Response) -> dict[str, Any]:
+async def ready(api: Api, response: Response) -> dict[str, Any]:
     """Redis and the database answer. 503 with the names of those that do not."""
     problems = await health.problems(redis=api.app.producer.redis.ping, database=lambda: ping(api.app.store))
     if problems:
@@ -34,7 +34,7 @@ async def ready(api: State, response: Response) -> dict[str, Any]:
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-async def metrics(api: State) -> Response:
+async def metrics(api: Api) -> Response:
     """Prometheus text: depth and age of every queue, the outbox, the dead letters, sagas that are stuck."""
     samples: list[Sample] = []
     try:

@@ -77,7 +77,7 @@ def _caller(
     return x_user
 
 
-State = Annotated[ApiState, Depends(_state)]
+Api = Annotated[ApiState, Depends(_state)]
 Caller = Annotated[str, Depends(_caller)]
 Client = Annotated[str, Depends(_client)]
 RequestKey = Annotated[

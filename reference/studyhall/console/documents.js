@@ -27,7 +27,7 @@ function now(document) {
 
 function uploader(refresh) {
   const input = h("input", { type: "file", id: "upload", multiple: true, class: "hidden-text", accept: ".pdf,.docx,.md,.txt,application/pdf,text/plain,text/markdown" });
-  const button = h("button", { type: "button", id: "choose-files", class: "primary", onclick: () => input.click() }, "Choose files");
+  const button = h("button", { id: "choose-files", class: "primary", onclick: () => input.click() }, "Choose files");
   const zone = h("div", { class: "drop" }, button, input, h("label", { for: "upload", class: "hidden-text" }, "Documents to upload"), h("p", null, "or drop them here: PDF, DOCX, Markdown or text. Text, graph, quiz and explanations follow by themselves."));
   input.tabIndex = -1;
   const send = async (files) => {
@@ -89,7 +89,7 @@ function detail(id, refresh) {
   const stages = h("ul", { class: "stages" });
   const facts = h("p", { class: "small muted" });
   const trouble = h("p", { class: "note tone-bad", role: "alert", hidden: true });
-  const stop = h("button", { type: "button", class: "danger small-button", hidden: true }, "Cancel this document");
+  const stop = h("button", { class: "danger small-button", hidden: true }, "Cancel this document");
   stop.addEventListener("click", async () => {
     if (!(await confirmAction("Cancel this document?", "Stages that run are told to stop, those that wait never start. Upload it again to begin again.", "Cancel it", "Go on"))) return;
     await attempt(async () => {

@@ -94,7 +94,7 @@ def _main_part(archive: zipfile.ZipFile) -> str:
 def _heading_styles(archive: zipfile.ZipFile, main: str) -> frozenset[str]:
     """Style ids of headings. Ids are translated ("berschrift1" in German Word), names are not."""
     part = posixpath.join(posixpath.dirname(main), "styles.xml")
-    found = {f"Heading{level}" for level in range(1, 10)} | {"Title"}
+    styles = {f"Heading{level}" for level in range(1, 10)} | {"Title"}
     if part in archive.namelist():
         style = ""
         for element in _elements(archive, part, starts=True):
@@ -102,9 +102,9 @@ def _heading_styles(archive: zipfile.ZipFile, main: str) -> frozenset[str]:
                 style = _attribute(element, "styleId")
             elif _local(element) == "name" and style:
                 if _attribute(element, "val").lower().startswith(("heading ", "title")):
-                    found.add(style)
+                    styles.add(style)
                 style = ""
-    return frozenset(found)
+    return frozenset(styles)
 
 
 def _sections(archive: zipfile.ZipFile, main: str, heading_styles: frozenset[str]) -> list[Section]:

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from studyhall import db
 from studyhall.patterns.pipeline import Done, JobContext
-from studyhall.providers import Step
+from studyhall.providers import Advance
 from studyhall.services import Services
 
 from .reference import DocumentReference, graph_and_text
@@ -26,7 +26,7 @@ async def explain_connections(ctx: JobContext, payload: ExplainConnections) -> D
     graph, text = await graph_and_text(ctx.store, payload)
     strongest = sorted(graph.links, key=lambda link: (-link.weight, link.source, link.target))
 
-    async def on_progress(step: Step) -> None:
+    async def on_progress(step: Advance) -> None:
         percent = 10 + 80 * step.done / max(step.total, 1)
         await ctx.progress("explaining", percent, f"connection {step.done} of {step.total}")
 

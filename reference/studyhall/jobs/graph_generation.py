@@ -6,7 +6,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from studyhall import db
 from studyhall.patterns.pipeline import Done, JobContext
-from studyhall.providers import ConceptGraph, Step
+from studyhall.providers import Advance, ConceptGraph
 from studyhall.services import Services
 
 from .reference import DocumentReference, ready_text
@@ -21,7 +21,7 @@ async def generate_graph(ctx: JobContext, payload: GenerateGraph) -> Done:
     await ctx.progress("preparing", 2, "reading the text")
     text = await ready_text(ctx.store, payload)
 
-    async def on_progress(step: Step) -> None:
+    async def on_progress(step: Advance) -> None:
         if step.state is not None:
             await ctx.checkpoint(step.state)
         if step.stage == "analysing":

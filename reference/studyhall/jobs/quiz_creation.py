@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from studyhall import db
 from studyhall.patterns.pipeline import Done, JobContext
-from studyhall.providers import Step
+from studyhall.providers import Advance
 from studyhall.services import Services
 
 from .reference import DocumentReference, graph_and_text
@@ -25,7 +25,7 @@ async def create_quiz(ctx: JobContext, payload: CreateQuiz) -> Done:
     await ctx.progress("preparing", 5, "reading text and concepts")
     graph, text = await graph_and_text(ctx.store, payload)
 
-    async def on_progress(step: Step) -> None:
+    async def on_progress(step: Advance) -> None:
         percent = 10 + 80 * step.done / max(step.total, 1)
         await ctx.progress("writing", percent, f"question {step.done} of {step.total}")
 

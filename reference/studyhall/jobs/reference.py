@@ -12,14 +12,14 @@ from studyhall.patterns.typed_jobs import Payload
 from studyhall.providers import ConceptGraph
 
 Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-Owner = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+OwnerName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
 class DocumentReference(Payload):
     """Which document, and whose: a job that names another owner finds nothing."""
 
     document_id: Id
-    owner: Owner
+    owner: OwnerName
 
 
 class UnknownDocument(Permanent):

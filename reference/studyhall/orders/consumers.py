@@ -56,6 +56,6 @@ def inbox_name(group: str) -> str:
     return f"orders.{group}"
 
 
-def handler(engine: AsyncEngine, group: str) -> Handler:
+def handler(store: AsyncEngine, group: str) -> Handler:
     """What the bus calls for each event: a broken one goes to quarantine, a repeat does nothing."""
-    return consumer(engine, inbox_name(group), types, GROUPS[group])
+    return consumer(store, inbox_name(group), types, GROUPS[group])

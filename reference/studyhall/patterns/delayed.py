@@ -50,7 +50,7 @@ return 1
 """
 
 
-class Queues(Protocol):
+class _Producer(Protocol):
     """What is needed of a producer."""
 
     redis: Redis
@@ -76,7 +76,7 @@ def at(moment: datetime, *, now: float | None = None) -> float:
     return 0.0 if -SLACK <= delay < 0 else _checked(delay)
 
 
-async def reschedule(producer: Queues, ref: JobRef, delay: float) -> None:
+async def reschedule(producer: _Producer, ref: JobRef, delay: float) -> None:
     """Let the waiting job start `delay` seconds from now instead."""
     queue = producer.queue(ref.queue)
     due = round((time.time() + _checked(delay)) * 1000)
@@ -87,7 +87,7 @@ async def reschedule(producer: Queues, ref: JobRef, delay: float) -> None:
         raise AlreadyStarted(f"{ref.id}: {AlreadyStarted.__doc__}")
 
 
-async def withdraw(producer: Queues, ref: JobRef) -> None:
+async def withdraw(producer: _Producer, ref: JobRef) -> None:
     """Take the delayed or waiting job back. Its key may be used again."""
     queue = producer.queue(ref.queue)
     async with producer.bounded():
@@ -98,7 +98,7 @@ async def withdraw(producer: Queues, ref: JobRef) -> None:
         raise AlreadyStarted(f"{ref.id} is {state}: {AlreadyStarted.__doc__}")
 
 
-async def due_at(producer: Queues, ref: JobRef) -> float | None:
+async def due_at(producer: _Producer, ref: JobRef) -> float | None:
     """When the delayed job will start, in seconds since 1970; None if it is not waiting for that."""
     async with producer.bounded():
         score = await producer.redis.zscore(producer.queue(ref.queue).toKey("delayed"), ref.id)

@@ -30,7 +30,8 @@ _CREATE = (
     "CREATE UNIQUE INDEX IF NOT EXISTS outbox_event ON outbox (event_id, destination)",
     "CREATE INDEX IF NOT EXISTS outbox_to_publish ON outbox (destination, position) "
     "WHERE published_at IS NULL AND due_at < 1e300",
-    "CREATE INDEX IF NOT EXISTS outbox_by_subject ON outbox (destination, subject, due_at) WHERE published_at IS NULL",
+    "CREATE INDEX IF NOT EXISTS outbox_by_subject ON outbox (destination, subject, due_at, position) "
+    "WHERE published_at IS NULL",
 )
 # By the database's clock: the machines need not agree about the time.
 _NOW = {

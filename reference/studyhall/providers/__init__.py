@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .guarded import GuardedProvider
 from .local import LocalProvider
-from .protocol import AIProvider, OnProgress, Step, TooLittleText
+from .protocol import Advance, AIProvider, OnProgress, TooLittleText
 from .results import Concept, ConceptGraph, Explanation, Link, Question, Quiz
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ __all__ = [
     "OnProgress",
     "Question",
     "Quiz",
-    "Step",
+    "Advance",
     "TooLittleText",
     "open_provider",
 ]

@@ -29,7 +29,7 @@ from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
 
 from . import prompts
 from .language import chunks, sentences
-from .protocol import OnProgress, Step, TooLittleText, time_left
+from .protocol import Advance, OnProgress, TooLittleText, time_left
 from .results import ConceptGraph, Explanation, Link, Quiz
 from .wires import Wire
 
@@ -79,19 +79,19 @@ class HttpProvider:
     async def concept_graph(
         self, text: str, *, key: str, on_progress: OnProgress, deadline: float, resume: dict[str, Any] | None = None
     ) -> ConceptGraph:
-        found = sentences(text[:MAX_TEXT])
-        parts = chunks(found, size=CHUNK, at_most=MAX_CHUNKS)
+        lines = sentences(text[:MAX_TEXT])
+        parts = chunks(lines, size=CHUNK, at_most=MAX_CHUNKS)
         if not parts:
             raise TooLittleText(str(TooLittleText.__doc__))
-        draft = prompts.Draft.restored(resume, text)
-        await on_progress(Step("analysing", draft.next, len(parts)))
+        draft = prompts.GraphDraft.restored(resume, text)
+        await on_progress(Advance("analysing", draft.next, len(parts)))
         for index in range(draft.next, len(parts)):
             task, body = prompts.concepts(" ".join(parts[index]), draft.names())
             draft.add(await self._ask(prompts.Concepts, task, body, f"{key}-part-{index + 1}", deadline))
-            await on_progress(Step("analysing", draft.next, len(parts), draft.state()))
-        await on_progress(Step("building", 0, 1))
+            await on_progress(Advance("analysing", draft.next, len(parts), draft.state()))
+        await on_progress(Advance("building", 0, 1))
         try:
-            return draft.graph(found, coverage=min(1.0, MAX_TEXT / len(text)))
+            return draft.graph(lines, coverage=min(1.0, MAX_TEXT / len(text)))
         except ValidationError as error:
             raise _malformed("the concepts do not make a graph", error) from None
 
@@ -104,23 +104,23 @@ class HttpProvider:
             made = answer.quiz(text[:MAX_TEXT], questions)
         except ValidationError as error:
             raise _malformed("the questions cannot be used", error) from None
-        await on_progress(Step("writing", len(made.questions), questions))
+        await on_progress(Advance("writing", len(made.questions), questions))
         return made
 
     async def explain(
         self, connections: Sequence[Link], text: str, *, key: str, on_progress: OnProgress, deadline: float
     ) -> list[Explanation]:
-        found = sentences(text[:MAX_TEXT])
+        lines = sentences(text[:MAX_TEXT])
         made: list[Explanation] = []
         for start in range(0, len(connections), EXPLAIN_AT_ONCE):
             batch = connections[start : start + EXPLAIN_AT_ONCE]
-            task, body = prompts.explanations(batch, found)
+            task, body = prompts.explanations(batch, lines)
             answer = await self._ask(prompts.Explanations, task, body, f"{key}-links-{start}", deadline)
             try:
                 made += answer.for_links(batch, text[:MAX_TEXT])
             except (ValidationError, LookupError) as error:
                 raise _malformed("the explanations do not match the connections", error) from None
-            await on_progress(Step("explaining", len(made), len(connections)))
+            await on_progress(Advance("explaining", len(made), len(connections)))
         return made
 
     async def answer(self, question: str, text: str, *, key: str, deadline: float) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 from .language import Vocabulary, chunks, sentences
 from .prompts import relevant
-from .protocol import OnProgress, Step, TooLittleText, time_left
+from .protocol import Advance, OnProgress, TooLittleText, time_left
 from .results import Concept, ConceptGraph, Explanation, Link, Question, Quiz
 
 MAX_TEXT = 400_000  # characters that are analysed; the graph's `coverage` tells when a document is longer
@@ -41,15 +41,15 @@ class LocalProvider:
     async def concept_graph(
         self, text: str, *, key: str, on_progress: OnProgress, deadline: float, resume: dict[str, Any] | None = None
     ) -> ConceptGraph:
-        found = sentences(text[:MAX_TEXT])
-        vocabulary = await Vocabulary.of(found, at_most=_concepts_for(found))
+        lines = sentences(text[:MAX_TEXT])
+        vocabulary = await Vocabulary.of(lines, at_most=_concepts_for(lines))
         names = {term.name for term in vocabulary.terms}
         if len(names) < 3:
             raise TooLittleText(str(TooLittleText.__doc__))
-        blocks = chunks(found, size=CHUNK, at_most=MAX_CHUNKS)
+        blocks = chunks(lines, size=CHUNK, at_most=MAX_CHUNKS)
         digest = _digest(text)
         start, shared = _restored(resume, digest, names)
-        await on_progress(Step("analysing", start, len(blocks)))
+        await on_progress(Advance("analysing", start, len(blocks)))
         for index in range(start, len(blocks)):
             time_left(deadline)
             await asyncio.sleep(self._pace)
@@ -57,16 +57,16 @@ class LocalProvider:
             lead = blocks[index - 1][-1:] if index else []
             shared.update(_meetings(vocabulary, lead, blocks[index]))
             state = {"of": digest, "next": index + 1, "pairs": [[a, b, n] for (a, b), n in sorted(shared.items())]}
-            await on_progress(Step("analysing", index + 1, len(blocks), state))
-        await on_progress(Step("building", 0, 1))
-        return await _build(vocabulary, shared, found, coverage=min(1.0, MAX_TEXT / max(len(text), 1)))
+            await on_progress(Advance("analysing", index + 1, len(blocks), state))
+        await on_progress(Advance("building", 0, 1))
+        return await _build(vocabulary, shared, lines, coverage=min(1.0, MAX_TEXT / max(len(text), 1)))
 
     async def quiz(
         self, text: str, graph: ConceptGraph, *, key: str, on_progress: OnProgress, deadline: float, questions: int = 8
     ) -> Quiz:
-        found = sentences(text[:MAX_TEXT])
-        vocabulary = _only(await Vocabulary.of(found, at_most=_concepts_for(found)), graph)
-        gaps = _gaps(vocabulary, found)
+        lines = sentences(text[:MAX_TEXT])
+        vocabulary = _only(await Vocabulary.of(lines, at_most=_concepts_for(lines)), graph)
+        gaps = _gaps(vocabulary, lines)
         made: list[Question] = []
         used: set[str] = set()
         for concept in sorted(graph.concepts, key=lambda concept: (-concept.weight, concept.name)):
@@ -77,7 +77,7 @@ class LocalProvider:
             await asyncio.sleep(self._pace / 4)
             made.append(question)
             used.add(question.source)
-            await on_progress(Step("writing", len(made), questions))
+            await on_progress(Advance("writing", len(made), questions))
             if len(made) == questions:
                 break
         if not made:
@@ -87,18 +87,18 @@ class LocalProvider:
     async def explain(
         self, connections: Sequence[Link], text: str, *, key: str, on_progress: OnProgress, deadline: float
     ) -> list[Explanation]:
-        found = sentences(text[:MAX_TEXT])
-        vocabulary = await Vocabulary.of(found, at_most=_concepts_for(found))
+        lines = sentences(text[:MAX_TEXT])
+        vocabulary = await Vocabulary.of(lines, at_most=_concepts_for(lines))
         where = defaultdict[str, set[int]](set)
-        for index, sentence in enumerate(found):
+        for index, sentence in enumerate(lines):
             for term, _, _ in vocabulary.spans(sentence):
                 where[term.name].add(index)
         explanations: list[Explanation] = []
         for done, link in enumerate(connections, start=1):
             time_left(deadline)
             await asyncio.sleep(self._pace / 4)
-            explanations.append(_explanation(link, where, found))
-            await on_progress(Step("explaining", done, len(connections)))
+            explanations.append(_explanation(link, where, lines))
+            await on_progress(Advance("explaining", done, len(connections)))
         return explanations
 
     async def answer(self, question: str, text: str, *, key: str, deadline: float) -> str:
@@ -110,8 +110,8 @@ class LocalProvider:
         """Nothing is open."""
 
 
-def _concepts_for(found: Sequence[str]) -> int:
-    words = sum(sentence.count(" ") + 1 for sentence in found)
+def _concepts_for(lines: Sequence[str]) -> int:
+    words = sum(sentence.count(" ") + 1 for sentence in lines)
     return min(30, max(6, words // 40))
 
 
@@ -130,7 +130,7 @@ def _restored(resume: dict[str, Any] | None, digest: str, names: set[str]) -> tu
 def _meetings(vocabulary: Vocabulary, lead: Sequence[str], block: Sequence[str]) -> Counter[Pair]:
     """Quarters of a meeting: four for two terms in one sentence, one for two in neighbouring sentences."""
     shared: Counter[Pair] = Counter()
-    present = [sorted({term.name for term, _, _ in vocabulary.spans(one)}) for one in (*lead, *block)]
+    present = [sorted({term.name for term, _, _ in vocabulary.spans(line)}) for line in (*lead, *block)]
     for names in present[len(lead) :]:
         shared.update(dict.fromkeys(combinations(names, 2), 4))
     for before, after in pairwise(present):
@@ -142,7 +142,7 @@ def _meetings(vocabulary: Vocabulary, lead: Sequence[str], block: Sequence[str])
 
 
 async def _build(
-    vocabulary: Vocabulary, shared: Counter[Pair], found: Sequence[str], *, coverage: float
+    vocabulary: Vocabulary, shared: Counter[Pair], lines: Sequence[str], *, coverage: float
 ) -> ConceptGraph:
     """A maximum spanning forest keeps everything connected that can be; the strongest other pairs join it."""
     counts = {term.name: term.count for term in vocabulary.terms}
@@ -166,7 +166,7 @@ async def _build(
     chosen += extra[: max(0, 2 * len(counts) - len(chosen))]
     if not chosen:
         raise TooLittleText(str(TooLittleText.__doc__))
-    labels, definitions = await _read_again(vocabulary, found)
+    labels, definitions = await _read_again(vocabulary, lines)
     strongest = max(strength[pair] for pair in chosen)
     joined = {name for pair in chosen for name in pair}
     best = max(term.score for term in vocabulary.terms)
@@ -192,12 +192,12 @@ def _link(pair: Pair, label: tuple[bool, str] | None, *, weight: float) -> Link:
 
 
 async def _read_again(
-    vocabulary: Vocabulary, found: Sequence[str]
+    vocabulary: Vocabulary, lines: Sequence[str]
 ) -> tuple[dict[Pair, tuple[bool, str]], dict[str, str]]:
     """Words between two terms ("float on"), and for each term the sentence that says what it is."""
     labels: dict[Pair, tuple[bool, str]] = {}
     definitions: dict[str, tuple[int, str]] = {}
-    for index, sentence in enumerate(found):
+    for index, sentence in enumerate(lines):
         spans = vocabulary.spans(sentence)
         for (first, _, end), (second, begin, _) in pairwise(spans):
             between = sentence[end:begin].strip()
@@ -222,10 +222,10 @@ def _only(vocabulary: Vocabulary, graph: ConceptGraph) -> Vocabulary:
     return Vocabulary(terms, {term.stems: term for term in terms})
 
 
-def _gaps(vocabulary: Vocabulary, found: Sequence[str]) -> dict[str, list[tuple[str, str, frozenset[str]]]]:
+def _gaps(vocabulary: Vocabulary, lines: Sequence[str]) -> dict[str, list[tuple[str, str, frozenset[str]]]]:
     """For each concept the sentences that make a fair question: (sentence, words to hide, concepts in it)."""
     gaps = defaultdict[str, list[tuple[str, str, frozenset[str]]]](list)
-    for sentence in found:
+    for sentence in lines:
         if not 40 <= len(sentence) <= 260 or re.match(r"(?:It|They|This|That|These|Those|He|She)\b", sentence):
             continue
         spans = vocabulary.spans(sentence)
@@ -265,18 +265,18 @@ def _shape(name: str) -> bool:
     return name.endswith("s") and not name.endswith(("ss", "us", "is"))
 
 
-def _explanation(link: Link, where: dict[str, set[int]], found: Sequence[str]) -> Explanation:
+def _explanation(link: Link, where: dict[str, set[int]], lines: Sequence[str]) -> Explanation:
     source, target = where.get(link.source, set()), where.get(link.target, set())
     together = sorted(source & target)
     if together:
-        quotes = [found[index] for index in together[:2]]
+        quotes = [lines[index] for index in together[:2]]
         times = "one sentence" if len(together) == 1 else f"{len(together)} sentences"
         text = f"“{link.source}” and “{link.target}” meet in {times} of the text: {' '.join(quotes)}"
     elif near := [(a, b) for a in sorted(source) for b in sorted(target) if abs(a - b) == 1][:1]:
-        quotes = [found[index] for index in sorted(near[0])]
+        quotes = [lines[index] for index in sorted(near[0])]
         text = f"The text goes from “{link.source}” to “{link.target}” in one step: {' '.join(quotes)}"
     else:
-        quotes = [found[min(places)] for places in (source, target) if places]
+        quotes = [lines[min(places)] for places in (source, target) if places]
         text = (
             f"The text treats “{link.source}” and “{link.target}” apart. {' '.join(quotes)}"
             if quotes

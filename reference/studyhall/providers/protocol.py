@@ -21,7 +21,7 @@ from .results import ConceptGraph, Explanation, Link, Quiz
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Advance:
     """`done` of `total` steps are finished. `state` is JSON, a few kilobytes at most."""
 
     stage: str
@@ -30,7 +30,7 @@ class Step:
     state: dict[str, Any] | None = None
 
 
-OnProgress = Callable[[Step], Awaitable[object]]
+OnProgress = Callable[[Advance], Awaitable[object]]
 
 
 class TooLittleText(Permanent):

@@ -8,11 +8,11 @@ Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max
 Prose = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
 
 
-class Result(BaseModel):
+class Checked(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Concept(Result):
+class Concept(Checked):
     """A thing the text is about; `sentence` is where the text says most about it."""
 
     name: Name
@@ -20,7 +20,7 @@ class Concept(Result):
     sentence: str = ""
 
 
-class Link(Result):
+class Link(Checked):
     """`source` and `target` are names of concepts; `label` reads between them: plates "float on" mantle."""
 
     source: Name
@@ -29,7 +29,7 @@ class Link(Result):
     weight: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
-class ConceptGraph(Result):
+class ConceptGraph(Checked):
     """`coverage` is the share of the text that was read; below 1 the document was longer than the limit."""
 
     concepts: Annotated[tuple[Concept, ...], Field(min_length=2)]
@@ -47,7 +47,7 @@ class ConceptGraph(Result):
         return self
 
 
-class Question(Result):
+class Question(Checked):
     """Multiple choice; `source` is the sentence of the text that holds the answer."""
 
     prompt: Prose
@@ -64,11 +64,11 @@ class Question(Result):
         return self
 
 
-class Quiz(Result):
+class Quiz(Checked):
     questions: Annotated[tuple[Question, ...], Field(min_length=1)]
 
 
-class Explanation(Result):
+class Explanation(Checked):
     """Why two concepts belong together; every quote is a sentence of the text."""
 
     source: Name

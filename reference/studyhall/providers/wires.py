@@ -9,7 +9,7 @@ from studyhall.patterns.core.errors import Permanent, Transient
 MAX_TOKENS = 8_000
 
 
-class Refused(Permanent):
+class ModelRefused(Permanent):
     """The model declined to work on this document; asking again will not change that."""
 
 
@@ -52,7 +52,7 @@ class AnthropicMessages:
     def answer(self, reply: Any) -> Any:
         reason = reply["stop_reason"]
         if reason == "refusal":
-            raise Refused(str(Refused.__doc__))
+            raise ModelRefused(str(ModelRefused.__doc__))
         if reason in ("max_tokens", "model_context_window_exceeded"):
             raise CutOff(str(CutOff.__doc__))
         return next(block["input"] for block in reply["content"] if block["type"] == "tool_use")
@@ -81,7 +81,7 @@ class ChatCompletions:
     def answer(self, reply: Any) -> Any:
         choice = reply["choices"][0]
         if choice.get("finish_reason") == "content_filter" or choice["message"].get("refusal"):
-            raise Refused(str(Refused.__doc__))
+            raise ModelRefused(str(ModelRefused.__doc__))
         if choice.get("finish_reason") == "length":
             raise CutOff(str(CutOff.__doc__))
         return json.loads(choice["message"]["content"])

@@ -68,7 +68,7 @@ def hits(path: Path, text: str, project: Project) -> Iterator[Hit]:
 def report(paths: Iterable[Path], include_tests: bool = False) -> Report:
     """All findings, the worst first, and what was read."""
     project = Project(paths, include_tests)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for path, text in [*project.python.items(), *project.scripts.items(), *project.go.items()]:
         lines = text.splitlines()
         for rule, line in sorted(set(hits(path, text, project)), key=lambda hit: hit[1]):
@@ -79,11 +79,11 @@ def report(paths: Iterable[Path], include_tests: bool = False) -> Report:
                 continue
             about = RULES[rule]
             code = lines[line - 1].strip()[:120] if line <= len(lines) else ""
-            found.append(
+            findings.append(
                 Finding(rule, about.severity, str(path), line, code, about.why, about.fix, about.proof, about.page)
             )
-    found.sort(key=lambda item: (SEVERITIES.index(item.severity), item.file, item.line))
-    return Report(found, project.read)
+    findings.sort(key=lambda item: (SEVERITIES.index(item.severity), item.file, item.line))
+    return Report(findings, project.read)
 
 
 def review(paths: Iterable[Path], include_tests: bool = False) -> list[Finding]:

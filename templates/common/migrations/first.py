@@ -11,7 +11,7 @@ down_revision = None
 
 def upgrade() -> None:
 {@% for place in used | unique | sort if catalogue.modules[place] in catalogue.tables %@}
-{@ catalogue.tables[catalogue.modules[place]] @}
+    {@ catalogue.tables[catalogue.modules[place]] | indent @}
 {@% endfor %@}
 {@% if kind == 'event-driven' %@}
     op.create_table('{@ plural @}',

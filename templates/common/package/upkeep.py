@@ -155,7 +155,8 @@ async def measured(app: App) -> tuple[list[Sample], dict[str, float]]:
 
 
 def receivers(settings: Settings) -> Sender:
-    """Who is told, besides the log."""
+    """Who is told, besides the log. An error tracker is one more argument of `to_all`, like Sentry's, which
+    `sentry_sdk.init(dsn=…)` has prepared: `tracker(lambda text: sentry_sdk.capture_message(text, "error"))`."""
     named = [url.strip() for url in (settings.alert_urls or "").split(",") if url.strip()]
     try:
         return to_all(_note, *map(sender, named))

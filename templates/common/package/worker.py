@@ -17,8 +17,9 @@ from .patterns.bullmq_worker import ReliableWorker
 from .patterns.core.clock import Periodic
 from .patterns.core.open_store import crowded
 from .patterns.deadline import within_deadline
+from .patterns.health import count_stalls
 from .patterns.idempotency.once import inboxes, once
-from .patterns.observability import logged
+from .patterns.observability import WORKER, logged
 {@% if metered %@}
 from .patterns.observability.metrics import JobMetrics, measured, serve_metrics
 {@% endif %@}
@@ -80,11 +81,13 @@ async def work(settings: Settings) -> None:
                 lock_duration=settings.lock_seconds,
                 stalled_interval=settings.stalled_seconds,
                 max_stalled=QUEUE_LIMIT,
+                name=WORKER,
             )
             for queue in app.jobs.queues
         ]
-{@% if metered %@}
         for worker in workers:
+            count_stalls(worker, app.producer.redis)
+{@% if metered %@}
             metrics.count_stalls(worker)
 {@% endif %@}
         beside = [

@@ -10,7 +10,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator{@ ', Sequence' if not jobs @}
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -31,6 +31,10 @@ from {@ package @}.commands import main
 {@% if jobs %@}
 from {@ package @}.jobs import job_types
 {@% endif %@}
+{@% if not jobs %@}
+from {@ package @}.patterns.core.errors import Permanent
+from {@ package @}.patterns.core.event import Event
+{@% endif %@}
 from {@ package @}.patterns.core.open_store import close, open_store
 {@% if jobs %@}
 from {@ package @}.patterns.core.request import JobRequest
@@ -44,6 +48,7 @@ from {@ package @}.patterns.typed_jobs import validated
 {@% else %@}
 from {@ package @}.patterns.health.alerts import Rule
 from {@ package @}.patterns.outbox import outbox
+from {@ package @}.patterns.outbox.relay import Relay
 from {@ package @}.patterns.saga.store import sagas
 {@% endif %@}
 from {@ package @}.settings import PREFIX, Settings, SettingsError, load
@@ -177,6 +182,36 @@ def test_events_and_sagas_are_shown_and_at_last_forgotten(
     asyncio.run(age(settings, outbox, "published_at"))
     asyncio.run(age(settings, sagas, "updated_at"))
     until(lambda: operator("saga", "list") == [], "clean-up", 90)
+
+
+class Refusing:
+    async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+        return [Permanent("refused with 400")] * len(events)
+
+
+async def give_up(settings: Settings) -> None:
+    """What waits in the outbox is refused by the broker."""
+    store = open_store(settings.store_url)
+    await Relay(store, Refusing()).run_once()
+    await close(store)
+
+
+def test_what_was_given_up_goes_out_again_and_a_saga_is_taken_back_by_hand(
+    api: TestClient, processes: Processes, settings: Settings, operator: Operator
+) -> None:
+    ident = api.post(URL, json=BODY).json()["id"]
+    asyncio.run(give_up(settings))
+    (row,) = operator("events", "quarantine")
+    assert (row["group"], "refused with 400" in row["reason"]) == ("outbox", True)
+    assert operator("health", code=1)["healthy"] is False
+    assert operator("events", "retry", "outbox", row["id"]) == {"retried": 1}
+    assert operator("events", "quarantine") == []
+    mended = operator("saga", "repair", ident, "--compensate", "--note", "the customer called")
+    assert mended["state"] == "compensating"
+    processes.start("-m", "{@ package @}", "relay")
+    until(lambda: operator("status", ident)["status"] == "cancelled", "the way back")
+    assert "the customer called" in str(operator("saga", "show", ident)["history"])
+    until(lambda: operator("events", "list")[0]["waiting"] == 0, "empty outbox")
 
 
 def test_when_no_relay_runs_the_api_says_so_once(

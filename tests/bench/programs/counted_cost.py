@@ -12,18 +12,15 @@ import pstats
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import uvloop
-from bullmq import Job, Queue, Worker
+from bullmq import Queue, Worker
 
 from harness.pipelines import KEYS, full_pipeline, full_producer
 from harness.workers import at_work
 from studyhall.patterns.core.open_store import create_all, open_store
 from studyhall.patterns.observability import configure_logging
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -40,11 +37,11 @@ class Number(Payload):
 
 
 class Calls:
-    def start(self) -> None:
+    def start(self):
         self._profile = cProfile.Profile()
         self._profile.enable()
 
-    def stop(self) -> float:
+    def stop(self):
         self._profile.disable()
         return float(pstats.Stats(self._profile).total_calls)  # type: ignore[attr-defined]
 
@@ -52,20 +49,20 @@ class Calls:
 class Instructions:
     """Tells callgrind what to do, from inside the process that it watches."""
 
-    def __init__(self, out: str) -> None:
+    def __init__(self, out):
         self._out, self._dumps = out, 0
 
-    def start(self) -> None:
+    def start(self):
         self._tell("zero")
         self._tell("instrumentation", "on")
 
-    def stop(self) -> float:
+    def stop(self):
         self._tell("instrumentation", "off")
         self._tell("dump")
         self._dumps += 1
         return float(Path(f"{self._out}.{self._dumps}").read_text().rpartition("totals:")[2].split()[0])
 
-    def _tell(self, *command: str) -> None:
+    def _tell(self, *command):
         vgdb = ["vgdb", f"--pid={os.getpid()}", *command]
         with subprocess.Popen(vgdb, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as told:
             while told.poll() is None:  # it listens while instructions pass, if only a few
@@ -76,19 +73,19 @@ class Instructions:
 class Cost:
     """By `counter`, per job."""
 
-    def __init__(self, counter: Calls | Instructions) -> None:
+    def __init__(self, counter):
         self._counter, self.found = counter, {}  # type: ignore[var-annotated]
 
-    async def of(self, name: str, work: Awaitable[Any]) -> None:
+    async def of(self, name, work):
         self._counter.start()
         await work
         self.found[name] = round(self._counter.stop() / COUNTED, 1)
 
-    def executions(self, name: str) -> tuple[Callable[[], None], asyncio.Event]:
+    def executions(self, name):
         """A function to call in every job, and when it has counted from job WARM to job WARM + COUNTED."""
         jobs, done = 0, asyncio.Event()
 
-        def ran() -> None:
+        def ran():
             nonlocal jobs
             jobs += 1
             if jobs == WARM:
@@ -100,28 +97,28 @@ class Cost:
         return ran, done
 
 
-def data(first: int, count: int, size: int = 0) -> list[dict[str, Any]]:
+def data(first, count, size=0):
     return [{"n": n, "text": "x" * size} for n in range(first, first + count)]
 
 
-async def ours(cost: Cost, redis: str, url: str) -> None:
+async def ours(cost, redis, url):
     configure_logging("INFO", open(os.devnull, "w"))  # noqa: SIM115
     store = open_store(url)
     await create_all(store)
     for name, size in SIZES.items():
         (ran, done), jobs, queue = cost.executions(name), JobTypes(), f"numbers{size}"
 
-        async def handle(ctx: JobContext, payload: Number, ran: Callable[[], None] = ran) -> dict[str, int]:
+        async def handle(ctx, payload: Number, ran=ran):
             ran()
             return {"n": payload.n}
 
-        def requests(first: int, count: int, size: int = size) -> list[JobRequest]:
+        def requests(first, count, size=size):
             return [JobRequest("number", each, key=f"{size}-{each['n']}") for each in data(first, count, size)]
 
         jobs.register(name="number", payload=Number, handler=handle, queue=queue)
         producer = full_producer(jobs, redis, signer=Signer(KEYS), most_bytes=MOST, timeout=LIMIT)
 
-        async def one_by_one(producer: Any, some: list[JobRequest]) -> None:
+        async def one_by_one(producer, some):
             for request in some:
                 await producer.enqueue(request)
 
@@ -140,16 +137,16 @@ async def ours(cost: Cost, redis: str, url: str) -> None:
         await producer.close()
 
 
-async def stock(cost: Cost, redis: str) -> None:
-    async def one_by_one(queue: Queue) -> None:
+async def stock(cost, redis):
+    async def one_by_one(queue):
         for each in data(WARM, COUNTED):
             await queue.add("number", each, {})
 
-    async def bulk(queue: Queue, count: int, size: int = 0) -> None:
+    async def bulk(queue, count, size=0):
         await queue.addBulk([{"name": "number", "data": each, "opts": {}} for each in data(0, count, size)])
 
-    def counting(ran: Callable[[], None]) -> Callable[[Job, str], Awaitable[None]]:
-        async def process(job: Job, token: str) -> None:  # a third parameter would be an AbortSignal
+    def counting(ran):
+        async def process(job, token):  # a third parameter would be an AbortSignal
             ran()
 
         return process
@@ -170,7 +167,7 @@ async def stock(cost: Cost, redis: str) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def main(redis: str, url: str, out: str = "") -> None:
+async def main(redis, url, out=""):
     counter = Instructions(out) if out else Calls()
     mine, theirs = Cost(counter), Cost(counter)
     await ours(mine, redis, url)

@@ -6,7 +6,7 @@ import sys
 from bullmq import Queue
 
 
-async def main(url: str, queue: str, name: str) -> None:
+async def main(url, queue, name):
     handle = Queue(queue, {"connection": url})
     await handle.add(name, {"note": name, "password": "hunter2-hunter2"}, {})
     await handle.close()

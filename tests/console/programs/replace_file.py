@@ -9,7 +9,7 @@ from studyhall.settings import load
 from studyhall.submissions import replace_file
 
 
-async def main(document_id: str, path: Path) -> None:
+async def main(document_id, path):
     async with open_app(load()) as app:
         await replace_file(app, document_id, path)
 

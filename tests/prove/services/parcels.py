@@ -84,10 +84,11 @@ def buy(parcel: str) -> str:
         time.sleep(0.03)
         return f"label of {parcel}"
     for attempt in range(200):
-        key = f"label-{random.random()}" if DEFECT in ("new-key", "adds-again") else f"label-{parcel}"
+        key = f"label-{hash(parcel)}" if DEFECT == "nameless" else f"label-{parcel}"
+        key = f"label-{random.random()}" if DEFECT in ("new-key", "adds-again") else key
         asked = urllib.request.Request(
             f"{os.environ['CARRIER_URL']}/labels",
-            json.dumps({"parcel": parcel}).encode(),
+            json.dumps({"parcel": key if DEFECT == "nameless" else parcel}).encode(),
             {"Content-Type": "application/json", "Idempotency-Key": key},
         )
         pause = min(0.2 * 2**attempt, 2)

@@ -5,6 +5,7 @@
 import os
 
 import httpx2 as httpx
+from patterns.core.errors import Permanent
 from patterns.outside_call import OutsideCalls
 from patterns.outside_call.http import answer_of
 from patterns.outside_call.store import StoreLedger
@@ -23,6 +24,16 @@ class Outside:
             return answer_of(self.http.post("/items", json={"item": item}, headers={"Idempotency-Key": key}))
 
         return await self.calls.once(item, send)  # or the recorded answer
+
+    async def tell_all(self, items):
+        failed = []
+        for item in items:
+            try:
+                await self.tell(item)
+            except Permanent as error:  # Refused, Unclear: the others go on
+                failed.append(str(error))
+        if failed:
+            raise Permanent("; ".join(failed))  # a dead letter: resolve them, replay it
 
 
 # [/outside]

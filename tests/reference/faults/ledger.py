@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import Table, func, select
+from sqlalchemy import func, select
 
 from harness.pipelines import full_producer
-from harness.processes import Spawned, Spawner
+from harness.processes import Spawned
 from harness.waiting import until
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import read
@@ -31,7 +28,7 @@ WORKER = PROGRAMS / "ledger_worker.py"
 class Ledger:
     """One queue, one database, and the workers on them."""
 
-    def __init__(self, redis_url: str, directory: Path, spawn: Spawner) -> None:
+    def __init__(self, redis_url, directory, spawn):
         self.redis_url, self.directory, self.spawn = redis_url, directory, spawn
         self.store_url = f"sqlite:///{directory / 'ledger.db'}"
         self.scratch = directory / "crashed"
@@ -39,7 +36,7 @@ class Ledger:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, redis_url: str, directory: Path, spawn: Spawner) -> AsyncIterator[Ledger]:
+    async def open(cls, redis_url, directory, spawn):
         directory.mkdir(parents=True, exist_ok=True)
         self = cls(redis_url, directory, spawn)
         self.store = open_store(self.store_url)
@@ -54,13 +51,13 @@ class Ledger:
             await self.producer.close()
             await close(self.store)
 
-    async def add(self, count: int, **fields: object) -> None:
+    async def add(self, count, **fields):
         for start in range(0, count, 500):
             await self.producer.enqueue_many(
                 [ledger_jobs.entry(number, **fields) for number in range(start, min(start + 500, count))]
             )
 
-    async def worker(self, *, lock: float = 1.5, stalled: float = 0.5, **options: object) -> Spawned:
+    async def worker(self, *, lock=1.5, stalled=0.5, **options):
         args = [f"--{name}={value}" for name, value in options.items() if value is not True]
         args += [f"--{name}" for name, value in options.items() if value is True]
         worker = self.spawn(
@@ -76,30 +73,30 @@ class Ledger:
         await worker.line('"ready"')
         return worker
 
-    async def counts(self) -> dict[str, int]:
+    async def counts(self):
         counts: dict[str, int] = await self.queue.getJobCounts()
         return counts
 
-    async def entries(self, table: Table = ledger_jobs.ledger) -> dict[int, int]:
+    async def entries(self, table=ledger_jobs.ledger):
         """entry -> how often its effect happened"""
         async with read(self.store) as connection:
             rows = await connection.execute(select(table.c.entry, func.count()).group_by(table.c.entry))
             return {row[0]: row[1] for row in rows}
 
-    async def effects(self, table: Table = ledger_jobs.ledger) -> int:
+    async def effects(self, table=ledger_jobs.ledger):
         async with read(self.store) as connection:
             return int(await connection.scalar(select(func.count()).select_from(table)) or 0)
 
-    async def idle(self, limit: float = 60) -> None:
+    async def idle(self, limit=60):
         """Until no job waits, runs or is delayed."""
 
-        async def nothing_left() -> bool:
+        async def nothing_left():
             counts = await self.counts()
             return not any(counts[state] for state in ("waiting", "prioritized", "delayed", "active"))
 
         await until(nothing_left, limit, "every job reached its end", every=0.1)
 
-    async def kill_at_random(self, kills: int, total: int, rng: random.Random, table: Table, **options: Any) -> int:
+    async def kill_at_random(self, kills, total, rng, table, **options):
         """SIGKILL a random worker each time another share of the work is done; a new one takes its place."""
         done = 0
         for number in range(1, kills + 1):
@@ -113,11 +110,11 @@ class Ledger:
             await self.worker(**options)  # ready first: killing a worker that still boots proves nothing
         return done
 
-    async def reached(self, mark: int, table: Table = ledger_jobs.ledger) -> bool:
+    async def reached(self, mark, table=ledger_jobs.ledger):
         return await self.effects(table) >= mark
 
-    async def _busy(self) -> bool:
+    async def _busy(self):
         return (await self.counts())["active"] >= 4
 
-    def events(self, name: str) -> list[str]:
+    def events(self, name):
         return [line for worker in self.workers for line in worker.lines() if f'"event": "{name}"' in line]

@@ -3,11 +3,10 @@
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from harness.api import Api, api_at
+from harness.api import api_at
 from harness.waiting import until
 
 pytestmark = pytest.mark.fault
@@ -15,14 +14,14 @@ TEXT = (Path(__file__).parents[3] / "reference" / "samples" / "water-cycle.md").
 LIMIT = 2.0
 
 
-async def timed(times: list[float], request: Any) -> Any:
+async def timed(times, request):
     began = time.monotonic()
     response = await request
     times.append(time.monotonic() - began)
     return response
 
 
-async def upload(api: Api) -> Any:
+async def upload(api):
     return await api.client.post("/documents", files={"file": ("water.md", TEXT)})
 
 
@@ -33,7 +32,7 @@ async def test_reads_go_on_and_writes_answer_in_time_while_redis_is_away(away, s
         await api.worker()
         before = (await upload(api)).json()
 
-        async def through(document: Any) -> bool:
+        async def through(document):
             shown = (await api.client.get(document["href"])).json()
             return all(stage["state"] == "completed" for stage in shown["stages"])
 
@@ -88,7 +87,7 @@ async def test_the_api_starts_while_redis_is_away_and_survives_its_own_kill(spaw
         await api.start()
         await api.worker()
 
-        async def through() -> bool:
+        async def through():
             shown = (await api.client.get(made["href"])).json()
             return all(stage["state"] == "completed" for stage in shown["stages"])
 

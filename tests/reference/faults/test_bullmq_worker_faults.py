@@ -5,7 +5,6 @@ import json
 import random
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,15 +21,15 @@ pytestmark = pytest.mark.fault
 class Child:
     """A worker process and what it said."""
 
-    def __init__(self, spawn: Any, port: int, kind: str, *, work: str = "sleep", **more: Any) -> None:
+    def __init__(self, spawn, port, kind, *, work="sleep", **more):
         spec = {"kind": kind, "port": port, "queue": kind, "work": work, "seconds": 0, **more}
         self.process = spawn(PROGRAM, json.dumps(spec))
 
-    def said(self, event: str) -> list[dict[str, Any]]:
+    def said(self, event):
         lines = (json.loads(line) for line in self.process.lines() if line.startswith("{"))
         return [line for line in lines if line["event"] == event]
 
-    async def says(self, event: str, within: float = 20) -> dict[str, Any]:
+    async def says(self, event, within=20):
         found = await until(lambda: self.said(event), within, f"{event!r} from {self.process}")
         return found[0]
 
@@ -150,7 +149,7 @@ async def test_redis_killed_under_load_loses_no_job_and_work_resumes(make_redis,
     resumed: list[float] = []
     last_run = time.monotonic()
 
-    async def process(job: Any, token: str):
+    async def process(job, token):
         nonlocal last_run
         runs[job.id] = runs.get(job.id, 0) + 1
         last_run = time.monotonic()
@@ -188,7 +187,7 @@ async def test_outage_longer_than_a_lock_cancels_what_ran(own_redis):
     ended: list[str] = []
     lost: list[str] = []
 
-    async def process(job: Any, token: str):
+    async def process(job, token):
         first = job.attemptsStarted == 1
         await asyncio.sleep(60 if first else 0)
         ended.append(job.id)
@@ -208,5 +207,5 @@ async def test_outage_longer_than_a_lock_cancels_what_ran(own_redis):
     assert len(ended) == 5
 
 
-async def _nothing(job: Any, token: str):
+async def _nothing(job, token):
     pass

@@ -6,7 +6,6 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 from sqlalchemy import select
 
 from harness.pipelines import full_producer
-from harness.processes import Spawned, Spawner
 from harness.waiting import until
 from studyhall.patterns import dead_letter
 from studyhall.patterns.cancel import NoSuchJob, cancel
@@ -32,30 +30,30 @@ import cancel_worker  # noqa: E402
 
 
 class Bench:
-    def __init__(self, redis_url: str, directory: Path, spawn: Spawner):
+    def __init__(self, redis_url, directory, spawn):
         self.redis_url, self.spawn = redis_url, spawn
         self.store_url = f"sqlite:///{directory / 'cancel.db'}"
 
-    async def worker(self, *more: str) -> Spawned:
+    async def worker(self, *more):
         program = PROGRAMS / "cancel_worker.py"
         worker = self.spawn(program, f"--redis={self.redis_url}", f"--store={self.store_url}", *more)
         await worker.line('"ready"')
         return worker
 
-    async def add(self, key: str, **options: Any) -> JobRef:
+    async def add(self, key, **options):
         seconds = options.pop("seconds", 0.0)
         payload = {"seconds": seconds, "seat": options.pop("seat", "")}
         return await self.producer.enqueue(JobRequest("step-one", payload, key=key, **options))
 
-    async def cancel(self, ref: JobRef) -> list[str]:
+    async def cancel(self, ref):
         done = await cancel(self.producer.redis, self.store, ref.queue, ref.id, "the user changed her mind")
         return [one.state for one in done]
 
-    async def result(self, ref: JobRef, limit: float = 20) -> Any:
+    async def result(self, ref, limit=20):
         """The result of the job once it has ended; fails if it failed."""
         queue: Any = self.producer.queue(ref.queue)
 
-        async def ended() -> bool:
+        async def ended():
             return await queue.getJobState(ref.id) in ("completed", "failed")
 
         await until(ended, limit, f"{ref.id} ends")
@@ -63,17 +61,17 @@ class Bench:
         assert job.failedReason is None, job.failedReason
         return job.returnvalue
 
-    async def effects(self) -> Counter[str]:
+    async def effects(self):
         async with read(self.store) as connection:
             return Counter((await connection.scalars(select(cancel_worker.effects.c.job))).all())
 
-    async def dead_letters(self) -> int:
+    async def dead_letters(self):
         await dead_letter.sweep([cancel_worker.QUEUE], self.producer.redis, self.store)
         return len(await dead_letter.list_dead_letters(self.store))
 
 
 @pytest.fixture
-async def bench(redis_url: str, tmp_path: Path, spawn: Spawner) -> AsyncIterator[Bench]:
+async def bench(redis_url, tmp_path, spawn):
     made = Bench(redis_url, tmp_path, spawn)
     made.store = open_store(made.store_url)
     await create_all(made.store)
@@ -106,7 +104,7 @@ async def test_an_active_job_is_stopped_and_stays_cancelled_where_the_naive_flag
     await naive.line('"start"')
     await redis.set("cancel:n", 1)
 
-    async def done() -> bool:
+    async def done():
         return bool((await bench.effects())["n"])
 
     await until(done, 20, "the cancelled job did its work all the same")
@@ -156,7 +154,7 @@ async def test_cancellations_at_any_moment_leave_effect_or_cancellation_never_bo
     refs: list[JobRef] = []
     said: dict[str, str] = {}
 
-    async def user(numbers: range):
+    async def user(numbers):
         """Changes her mind after a while that is as long as the work takes, on average."""
         for number in numbers:
             ref = await bench.add(f"r{number}", seconds=rng.random() * 0.8)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Table, func, select
+from sqlalchemy import func, select
 
 from harness.pipelines import full_producer
-from harness.processes import Spawned, Spawner
+from harness.processes import Spawned
 from harness.waiting import until
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import read
@@ -28,13 +27,13 @@ pytestmark = pytest.mark.fault
 
 
 class Imports:
-    def __init__(self, url: str, store_url: str, spawn: Spawner):
+    def __init__(self, url, store_url, spawn):
         self.url, self.store_url, self.spawn = url, store_url, spawn
         self.workers: list[Spawned] = []
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, url: str, folder: Path, spawn: Spawner) -> AsyncIterator[Imports]:
+    async def open(cls, url, folder, spawn):
         folder.mkdir(exist_ok=True, parents=True)
         self = cls(url, f"sqlite:///{folder / 'imports.db'}", spawn)
         self.store = open_store(self.store_url)
@@ -48,37 +47,37 @@ class Imports:
             await self.producer.close()
             await close(self.store)
 
-    async def worker(self) -> Spawned:
+    async def worker(self):
         worker = self.spawn(PROGRAM, f"--redis={self.url}", f"--store={self.store_url}")
         await worker.line('"ready"')
         self.workers.append(worker)
         return worker
 
-    async def add(self, **payload: object) -> JobRequest:
+    async def add(self, **payload: object):
         request = JobRequest("import", payload, key=f"import-{'naive' if payload.get('naive') else 'ours'}")
         await self.producer.enqueue(request)
         return request
 
-    async def rows(self, table: Table) -> list[int]:
+    async def rows(self, table):
         async with read(self.store) as connection:
             return list(await connection.scalars(select(table.c.row).order_by(table.c.id)))
 
-    async def count(self, table: Table) -> int:
+    async def count(self, table):
         async with read(self.store) as connection:
             return int(await connection.scalar(select(func.count()).select_from(table)) or 0)
 
-    async def finished(self, request: JobRequest):
+    async def finished(self, request):
         ref = self.producer.ref(request)
         queue = self.producer.queue(ref.queue)
 
-        async def completed() -> bool:
+        async def completed():
             state = await queue.getJobState(ref.id)
             assert state != "failed", (await queue.getJob(ref.id)).failedReason
             return bool(state == "completed")
 
         await until(completed, 120, "the import is completed", every=0.1)
 
-    async def kill_along_the_way(self, kills: int, marks: list[int], rng: random.Random):
+    async def kill_along_the_way(self, kills, marks, rng):
         """SIGKILL the worker whenever this many rows were worked on since the last kill; another takes its place."""
         worker = await self.worker()
         for mark in marks[:kills]:
@@ -86,7 +85,7 @@ class Imports:
             worker.kill()
             worker = await self.worker()
 
-    async def _reached(self, mark: int) -> bool:
+    async def _reached(self, mark):
         return await self.count(program.worked) >= mark
 
 

@@ -75,6 +75,6 @@ async def test_killed_producers_leave_no_job_without_its_blob_and_no_blob_for_ev
     )
 
 
-async def _idle(setup: JobSetup) -> bool:
+async def _idle(setup):
     counts = await setup.counts(program.QUEUE)
     return not set(counts) & {"waiting", "prioritized", "active", "delayed"}

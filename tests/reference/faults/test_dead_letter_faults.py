@@ -2,20 +2,15 @@
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from bullmq import Job, Queue
-from redis.asyncio import Redis
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from harness.processes import Spawner
 from harness.waiting import until
 from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.dead_letter import DeadLetter
 
 PROGRAMS = Path(__file__).parent / "programs"
 WORKER, VICTIMS = PROGRAMS / "dead_letter_worker.py", PROGRAMS / "dead_letter_victims.py"
@@ -25,33 +20,33 @@ pytestmark = pytest.mark.fault
 
 
 @pytest_asyncio.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
+async def redis(redis_url):
     client = producer_client(redis_url)
     yield client
     await client.aclose()
 
 
-async def deaths_of(spawn: Spawner, *args: object) -> Counter[str]:
+async def deaths_of(spawn, *args):
     child = spawn(VICTIMS, *args)
     return Counter(json.loads((await child.line("deaths ", 180)).removeprefix("deaths ")))
 
 
-async def all_letters(store: AsyncEngine, *, replayed: bool = False) -> list[DeadLetter]:
+async def all_letters(store, *, replayed=False):
     return await dead_letter.list_dead_letters(store, replayed=replayed, limit=10_000)
 
 
-async def failed(redis: Redis, number: int, timeout: float = 60):
-    async def all_failed() -> bool:
+async def failed(redis, number, timeout=60):
+    async def all_failed():
         return int(await redis.zcard(FAILED)) == number
 
     await until(all_failed, timeout, f"{number} jobs fail")
 
 
-async def jobs_that_died_of_everything(redis: Redis, redis_url: str, spawn: Spawner, each: int) -> set[str]:
+async def jobs_that_died_of_everything(redis, redis_url, spawn, each):
     """`each` jobs per cause, failed by real workers; those that hang are killed with their worker."""
     queue = Queue("q", {"connection": redis})
 
-    async def add(cause: str, name: str) -> list[str]:
+    async def add(cause, name):
         ids = [f"{cause}-{n}" for n in range(each)]
         opts = {"attempts": 2}
         await queue.addBulk([{"name": name, "data": {}, "opts": {**opts, "jobId": i}} for i in ids])
@@ -78,7 +73,7 @@ async def jobs_that_died_of_everything(redis: Redis, redis_url: str, spawn: Spaw
 async def test_every_cause_is_dead_lettered_once_under_kills_with_one_alert_each(
     *, store, store_url, redis, redis_url, spawn, scale, seed, figures
 ):
-    each, kills, planned = scale(6, 30), scale(6, 20), scale(8, 26)
+    each, kills, planned, sweepers = scale(6, 30), scale(6, 20), scale(8, 26), 3
     ids = await jobs_that_died_of_everything(redis, redis_url, spawn, each)
     # The naive filter of most `failed` listeners, asked about the very same jobs.
     queue = Queue("q", {"connection": redis})
@@ -89,7 +84,7 @@ async def test_every_cause_is_dead_lettered_once_under_kills_with_one_alert_each
         if job.attemptsMade >= job.opts["attempts"]:
             seen_by_naive.add(job_id.split("-")[0])
 
-    deaths = await deaths_of(spawn, store_url, redis_url, "sweep", planned, seed)
+    deaths = await deaths_of(spawn, store_url, redis_url, "sweep", planned, seed, sweepers)
 
     letters = await all_letters(store)
     alerts = {key: int(times) for key, times in (await redis.hgetall("alerts")).items()}
@@ -98,7 +93,7 @@ async def test_every_cause_is_dead_lettered_once_under_kills_with_one_alert_each
         "dead-letter",
         name=f"kills-{store_url.split(':', maxsplit=1)[0]}",
         jobs=len(ids),
-        sweepers=3,
+        sweepers=sweepers,
         kills=deaths.total(),
         kills_by_point=dict(deaths),
         dead_letters=len(letters),
@@ -130,7 +125,7 @@ async def test_killed_replayers_put_every_job_back_exactly_once(
     worker.kill()
     await dead_letter.sweep(["q"], redis, store)
 
-    deaths = await deaths_of(spawn, store_url, redis_url, "replay", planned, seed)
+    deaths = await deaths_of(spawn, store_url, redis_url, "replay", planned, seed, 3)
 
     waiting = await redis.lrange("bull:q:wait", 0, -1)
     figures(
@@ -162,7 +157,7 @@ async def test_a_failed_listener_killed_before_its_copy_loses_the_job_and_the_sw
     await failed(redis, 5)
     await queue.add("refuses", {}, {"jobId": "the-last"})  # copied after all others that are copied at all
 
-    async def copied() -> bool:
+    async def copied():
         return await redis.lpos("dlq", "the-last") is not None
 
     await until(copied, 30, "the listener copies the last job")
@@ -170,7 +165,7 @@ async def test_a_failed_listener_killed_before_its_copy_loses_the_job_and_the_sw
     await dead_letter.sweep(["q"], redis, store)
     swept = {letter.job_id for letter in await all_letters(store)}
     lost, naive_lost = set(ids) - swept, set(ids) - in_dlq
-    figures("dead-letter", name="listener", jobs=5, naive_listener_lost=len(naive_lost), lost=len(lost))
+    figures("dead-letter", name="listener", jobs=len(ids), naive_listener_lost=len(naive_lost), lost=len(lost))
     assert "job-2" not in in_dlq, "the fault did not happen: the listener lost nothing"
     assert swept == {*ids, "the-last"}
 
@@ -184,7 +179,7 @@ async def test_keeping_failed_jobs_by_count_evicts_them_before_the_sweep(store, 
         await queue.addBulk([{"name": "refuses", "data": {}, "opts": opts} for _ in range(40)])
         spawn(WORKER, redis_url, name, 30_000)
 
-        async def all_ran(queue: Queue = queue) -> bool:
+        async def all_ran(queue=queue):
             return sum((await queue.getJobCounts("wait", "active")).values()) == 0
 
         await until(all_ran, 60, "all jobs ran")

@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from bullmq import Job, Queue, Worker
+from bullmq import Queue, Worker
 from redis.asyncio import Redis
 
 from harness.processes import alive
@@ -22,7 +21,7 @@ SLOW_CHARGE = str(Path(__file__).parent / "programs" / "slow_charge.py")
 async def test_timed_out_subprocess_is_killed_with_its_children_and_never_charges(tmp_path, figures):
     gate = tmp_path / "gate"
 
-    def argv(charges: str) -> list[str]:
+    def argv(charges):
         return [sys.executable, SLOW_CHARGE, str(gate), str(tmp_path / charges), "--through-a-child"]
 
     async def naive():
@@ -71,17 +70,17 @@ async def test_timed_out_subprocess_is_killed_with_its_children_and_never_charge
 async def test_hung_jobs_give_their_slots_back_where_they_block_the_queue_without_a_deadline(redis_url, figures):
     slots, others = 2, 20
 
-    async def work(job: Job):
+    async def work(job):
         if job.name == "hung":
             await asyncio.Event().wait()
 
-    async def naive(job: Job, token: str):
+    async def naive(job, token):
         await work(job)
 
-    async def limited(job: Job, token: str):
+    async def limited(job, token):
         await run_within(0.2, work, job)
 
-    async def run(name: str, processor: Callable[[Job, str], Awaitable[None]], patience: float) -> dict[str, int]:
+    async def run(name, processor, patience):
         connection = Redis.from_url(redis_url, decode_responses=True, socket_timeout=30)
         queue = Queue(name, {"connection": connection})
         for _ in range(slots):
@@ -92,7 +91,7 @@ async def test_hung_jobs_give_their_slots_back_where_they_block_the_queue_withou
         worker = Worker(name, processor, options)
         running = asyncio.create_task(worker.run())
 
-        async def finished() -> bool:
+        async def finished():
             return bool(await queue.getCompletedCount() == others)
 
         with contextlib.suppress(AssertionError):

@@ -6,14 +6,11 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from bullmq import Queue
 from sqlalchemy import func, select
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.pipelines import full_pipeline, full_producer
 from harness.waiting import until
@@ -25,7 +22,7 @@ from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.degraded import DegradedProducer
 from studyhall.patterns.degraded import pending as pending_jobs
 from studyhall.patterns.degraded.pending import Drainer, drain, pending, release
-from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, MalformedPayload, UnknownJob
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -38,7 +35,7 @@ IN_TIME = 2.0
 
 
 @pytest.fixture
-async def orders(store_url: str) -> AsyncIterator[AsyncEngine]:
+async def orders(store_url):
     store = open_store(store_url)
     await create_all(store)
     yield store
@@ -46,7 +43,7 @@ async def orders(store_url: str) -> AsyncIterator[AsyncEngine]:
 
 
 @contextlib.asynccontextmanager
-async def producer_at(url: str) -> AsyncIterator[Producer]:
+async def producer_at(url):
     producer = full_producer(shop.job_types(), url)
     try:
         yield producer
@@ -54,7 +51,7 @@ async def producer_at(url: str) -> AsyncIterator[Producer]:
         await producer.close()
 
 
-async def timed(call: Any) -> tuple[float, Any]:
+async def timed(call):
     began = time.monotonic()
     try:
         answer = await call
@@ -63,14 +60,14 @@ async def timed(call: Any) -> tuple[float, Any]:
     return time.monotonic() - began, answer
 
 
-async def jobs_at(url: str) -> list[str]:
+async def jobs_at(url):
     """Ids of the jobs that are or were in the queue."""
     async with queue_at(url, shop.QUEUE) as queue:
         counts = await queue.getJobs(["waiting", "prioritized", "delayed", "active", "completed"], 0, -1)
         return sorted(job.id for job in counts)
 
 
-async def preparations(store: AsyncEngine) -> dict[str, int]:
+async def preparations(store):
     async with read(store) as connection:
         c = shop.prepared.c
         rows = await connection.execute(select(c.order_id, func.count()).group_by(c.order_id))
@@ -113,7 +110,7 @@ async def test_every_outage_is_answered_in_time_and_recovered_from_without_a_res
                 own_redis.restart()
             back = time.monotonic()
 
-            async def all_queued() -> bool:
+            async def all_queued():
                 await drain(store, wrapped)
                 return (await pending(store)).waiting == 0
 
@@ -121,7 +118,7 @@ async def test_every_outage_is_answered_in_time_and_recovered_from_without_a_res
             recovered.append(time.monotonic() - back)
             await plain.enqueue(shop.prepare(f"plain-{outage}"))
 
-            async def as_before(key: str = f"after-{outage}") -> bool:
+            async def as_before(key=f"after-{outage}"):
                 return (await degraded.enqueue(shop.prepare(key))).queued
 
             await until(as_before, 10, "the degraded producer to try Redis again")
@@ -191,11 +188,11 @@ async def test_an_order_sent_three_times_to_a_frozen_server_is_prepared_once(own
     assert naive_jobs == 3, "the naive adds made one order: nothing is proven"
 
 
-async def _at_least(queue: Any, count: int) -> bool:
+async def _at_least(queue, count):
     return len(await queue.getJobs(["waiting"], 0, -1)) >= count
 
 
-async def _prepared(store: AsyncEngine, order_id: str) -> bool:
+async def _prepared(store, order_id):
     return order_id in await preparations(store)
 
 
@@ -252,7 +249,7 @@ async def test_rows_of_a_drainer_that_died_are_taken_over(redis_url, orders, mon
         assert len(await pending_jobs._claim(orders, "a drainer that dies now", 10)) == 1
         assert (await drain(orders, producer)).queued == 0, "its lease still runs"
 
-        async def taken_over() -> bool:
+        async def taken_over():
             return (await drain(orders, producer)).queued == 1
 
         await until(taken_over, 10, "the lease to end")
@@ -273,7 +270,7 @@ async def test_what_can_never_be_queued_is_parked_with_its_reason_and_can_be_rel
     """A request of a job type that this process does not know, and one that the outage outlived."""
     older = JobTypes()
 
-    async def gone(_ctx: Any, _payload: Any):
+    async def gone(_ctx, _payload):
         pass
 
     older.register(name="gone", payload=shop.PrepareOrder, handler=gone, queue="gone")

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from harness.processes import Spawned, Spawner, alive
+from harness.processes import Spawned, alive
 from harness.waiting import until
 
 pytestmark = pytest.mark.fault
 
 
 class Tour:
-    def __init__(self, spawn: Spawner, folder: Path):
+    def __init__(self, spawn, folder):
         self._mark, self.folder = f"QUEUESMITH_TOUR={uuid.uuid4().hex}", folder
         name, _, value = self._mark.partition("=")
         env = {"REDIS_URL": "", "DATABASE_URL": "", "TMPDIR": str(folder), "COLUMNS": "120", name: value}
         # Not forked: its environment is to be seen in /proc.
         self.process: Spawned = spawn.command(sys.executable, "-m", "studyhall", "demo", env=env)
 
-    def running(self) -> list[int]:
+    def running(self):
         """Every process that inherited the tour's environment, whatever session it moved to (Linux)."""
         found = []
         for entry in Path("/proc").iterdir() if Path("/proc").exists() else ():
@@ -36,7 +36,7 @@ class Tour:
                     found.append(int(entry.name))
         return found
 
-    async def nothing_left(self, seconds: float = 30):
+    async def nothing_left(self, seconds=30):
         await until(lambda: not self.running(), seconds, "no process of the tour is left")
 
 

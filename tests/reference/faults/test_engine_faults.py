@@ -8,14 +8,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from harness.processes import Spawned, Spawner, alive
+from harness.processes import alive
 from harness.redis import RedisServer as RealServer
 from harness.waiting import until_sync
 from studyhall.patterns import engine
@@ -27,19 +26,18 @@ pytestmark = [
 ]
 
 PROGRAMS = Path(__file__).parent / "programs"
-Figures = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
-def _no_configured_server(monkeypatch: pytest.MonkeyPatch):
+def _no_configured_server(monkeypatch):
     monkeypatch.delenv("REDIS_URL", raising=False)
 
 
 @pytest.fixture
-def ensure(spawn: Spawner) -> Iterator[Callable[[Path], RedisServer]]:
+def ensure(spawn):
     used: list[RedisServer] = []
 
-    def ensure(data_dir: Path) -> RedisServer:
+    def ensure(data_dir):
         used.append(ensure_redis(data_dir))
         return used[-1]
 
@@ -50,7 +48,7 @@ def ensure(spawn: Spawner) -> Iterator[Callable[[Path], RedisServer]]:
     until_sync(lambda: not any(s.pid and alive(s.pid) for s in used), 15, "every started server has ended")
 
 
-def start_users(spawn: Spawner, data_dir: Path, count: int) -> tuple[list[Spawned], list[dict[str, Any]]]:
+def start_users(spawn, data_dir, count):
     """Processes that count up on the shared server, started at once; and what each says about the server."""
     users = [spawn(PROGRAMS / "engine_user.py", data_dir, f"count:{n}") for n in range(count)]
     facts = [json.loads(user.line_sync("server ", 40).removeprefix("server ")) for user in users]
@@ -59,23 +57,23 @@ def start_users(spawn: Spawner, data_dir: Path, count: int) -> tuple[list[Spawne
     return users, facts
 
 
-def acked(user: Spawned, before: float = float("inf")) -> int:
+def acked(user, before=float("inf")):
     """The highest count that was acknowledged to this process before a moment."""
     words = [line.split() for line in user.lines() if line.startswith("acked ")]
     return max((int(count) for _, count, at in words if float(at) < before), default=0)
 
 
-def keeps_counting(user: Spawned):
+def keeps_counting(user):
     reached = acked(user)
     until_sync(lambda: acked(user) > reached + 5, 20, f"user goes on after {reached}: {user}")
 
 
-def counts(url: str, users: int) -> list[int]:
+def counts(url, users):
     with redis.Redis.from_url(url) as client:
         return [int(client.get(f"count:{n}") or 0) for n in range(users)]
 
 
-def keeper_of(pid: int) -> int:
+def keeper_of(pid):
     said = subprocess.run(["ps", "-o", "ppid=", "-p", str(pid)], capture_output=True, text=True, check=True)
     return int(said.stdout)
 
@@ -144,7 +142,7 @@ def test_killing_every_user_leaves_no_server_and_no_loss(spawn, tmp_path, ensure
         "engine",
         name="all-users-killed",
         rounds=rounds,
-        users=3,
+        users=len(users),
         acknowledged_writes=written,
         lost=lost,
         processes_left_behind=left_behind,
@@ -195,12 +193,12 @@ def test_killed_server_comes_back_by_itself_with_what_it_acknowledged(spawn, tmp
     )
 
 
-def new_state(data_dir: Path, old_pid: int) -> dict[str, Any]:
+def new_state(data_dir, old_pid):
     state: dict[str, Any] = json.loads((data_dir / "redis" / "state.json").read_text())
     return state if state["pid"] != old_pid else {}
 
 
-def losses(user: Spawned, killed_at: list[float]) -> tuple[int, int]:
+def losses(user, killed_at):
     """(acknowledged counts that were lost, those of them older than a second at the kill). Only this process
     raises its counter, so a count that comes a second time had been acknowledged and then forgotten."""
     lost = old_lost = 0
@@ -356,12 +354,12 @@ def test_directory_removed_under_a_running_server_makes_room_for_a_new_one(tmp_p
         assert client.ping()
 
 
-def make(directory: Path) -> Path:
+def make(directory):
     directory.mkdir(parents=True)
     return directory
 
 
-def answers(port: int) -> bool:
+def answers(port):
     try:
         socket.create_connection(("127.0.0.1", port), 1).close()
     except OSError:

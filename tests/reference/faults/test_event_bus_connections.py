@@ -4,13 +4,13 @@ import asyncio
 import json
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
 
 import pytest
+from nats.js.api import DiscardPolicy
 from redis.asyncio import Redis
 
-from harness.buses import SERVERS, consuming, events, open_bus, through
+from harness.buses import QUICK, SERVERS, consuming, events, open_bus, through
 from harness.kafka import KafkaServer
 from harness.tcp_proxy import TcpProxy
 from harness.waiting import until
@@ -29,12 +29,12 @@ Line = tuple[EventBus, EventBus, TcpProxy]
 class Hands:
     """A handler that takes its time, and remembers how many of it ran at once."""
 
-    def __init__(self, seconds: float):
+    def __init__(self, seconds):
         self.seconds, self.most, self.beside = seconds, 0, 0
         self.running: Counter[str] = Counter()
         self.done: Counter[str] = Counter()
 
-    async def __call__(self, event: Event):
+    async def __call__(self, event):
         self.running[event.id] += 1
         self.most = max(self.most, self.running.total())
         self.beside = max(self.beside, self.running[event.id])
@@ -44,13 +44,13 @@ class Hands:
         finally:
             self.running[event.id] -= 1
 
-    def never_beside_itself(self, concurrency: int):
+    def never_beside_itself(self, concurrency):
         assert self.most <= concurrency
         assert self.beside == 1, f"{self.beside} of one event side by side"
 
 
 @pytest.fixture
-async def line(request: pytest.FixtureRequest, tcp_proxy: Callable[..., TcpProxy]) -> AsyncIterator[Line]:
+async def line(request, tcp_proxy):
     """A bus behind a proxy, the same bus without it, and the proxy."""
     kind, prefix = str(request.param), f"t{uuid.uuid4().hex[:10]}"
     if kind.startswith("kafka"):
@@ -89,7 +89,7 @@ async def test_cut_connections_are_no_crashes_and_start_no_handler_beside_itself
     assert max(hands.done.values()) <= 2
 
 
-async def _finished(bus: EventBus) -> bool:
+async def _finished(bus):
     return await bus.lag("mail") == 0
 
 
@@ -98,10 +98,10 @@ async def test_connection_that_swallows_every_byte_is_replaced_within_20_seconds
     bus, direct, proxy = line
     done: set[str] = set()
 
-    async def note(event: Event):
+    async def note(event):
         done.add(event.id)
 
-    async def taken(batch: list[Event]) -> bool:
+    async def taken(batch):
         results = await asyncio.wait_for(bus.publish(batch), 20)  # an answer in any case
         return results == [None] * len(batch)
 
@@ -163,7 +163,7 @@ async def test_rabbitmq_alarm_stops_publishing_and_not_consuming(rabbitmq_server
     tries: Counter[str] = Counter()
     done: Counter[str] = Counter()
 
-    async def every_fifth_fails_once(event: Event):
+    async def every_fifth_fails_once(event):
         tries[event.id] += 1
         if event.data["number"] % 5 == 0 and tries[event.id] == 1:
             raise RuntimeError("once")
@@ -204,13 +204,13 @@ async def test_full_redis_stops_publishing_and_not_consuming(own_redis, kind):
     tries: Counter[str] = Counter()
     done: set[str] = set()
 
-    async def some_fail(event: Event):
+    async def some_fail(event):
         tries[event.id] += 1
         if event.data["number"] % 10 == 0 or (event.data["number"] % 5 == 0 and tries[event.id] == 1):
             raise RuntimeError("every tenth always, every fifth once")
         done.add(event.id)
 
-    async def parked() -> bool:
+    async def parked():
         return len(await bus.quarantined("mail")) == 10
 
     batch = events(100)
@@ -235,6 +235,45 @@ async def test_full_redis_stops_publishing_and_not_consuming(own_redis, kind):
     await client.aclose()
 
 
+async def test_full_nats_stops_publishing_and_not_consuming(nats_url):
+    prefix = f"t{uuid.uuid4().hex[:10]}"
+    bus = open_bus("nats", nats_url, prefix)
+    tries: Counter[str] = Counter()
+    done: set[str] = set()
+
+    async def every_fifth_fails(event):
+        tries[event.id] += 1
+        if event.data["number"] % 5 == 0:
+            raise RuntimeError("always")
+        done.add(event.id)
+
+    async def limit(size):
+        stream = await bus._jetstream()
+        for name in (prefix, bus._parking, bus._waiting):
+            config = (await stream.stream_info(name)).config
+            await stream.update_stream(config.evolve(max_bytes=size, discard=DiscardPolicy.NEW))
+
+    async def parked():
+        return len(await bus.quarantined("mail")) == 40
+
+    batch = events(200)
+    await bus.subscribe("mail", ["order"])
+    assert set(await bus.publish(batch)) == {None}
+    await limit(1)
+    # The failing ones are five times as many as may run at once: they must not fill every place.
+    async with consuming(bus, "mail", every_fifth_fails, concurrency=8):
+        await until(lambda: len(done) == 160, 90, lambda: f"the good ones: {len(done)}")
+        late = events(3, late=True)
+        assert {type(each) for each in await bus.publish(late)} == {BrokerUnavailable}
+        assert await bus.quarantined("mail") == []
+        await limit(-1)
+        await until(parked, 60, "those that always fail, in quarantine", every=0.2)
+        assert set(await bus.publish(late)) == {None}
+        await until(lambda: {event.id for event in late[1:]} <= done, 60, "the late ones")
+    assert Counter(tries[event.id] for event in batch) == {1: 160, QUICK.attempts: 40}
+    await bus.close()
+
+
 @pytest.mark.parametrize("overflow", ["reject-publish", "drop-head"])
 async def test_rabbitmq_length_limit_refuses_or_quarantines_and_loses_nothing(rabbitmq_server, overflow):
     """A policy of an operator, which a quorum queue obeys before its own setting (reject-publish)."""
@@ -243,7 +282,7 @@ async def test_rabbitmq_length_limit_refuses_or_quarantines_and_loses_nothing(ra
     tries: Counter[str] = Counter()
     done: set[str] = set()
 
-    async def every_fifth_fails_once(event: Event):
+    async def every_fifth_fails_once(event):
         tries[event.id] += 1
         if event.data["number"] % 5 == 0 and tries[event.id] == 1:
             raise RuntimeError("once")
@@ -271,5 +310,5 @@ async def test_rabbitmq_length_limit_refuses_or_quarantines_and_loses_nothing(ra
         await bus.close()
 
 
-async def _taken(bus: EventBus, event: Event) -> bool:
+async def _taken(bus, event):
     return await bus.publish([event]) == [None]

@@ -5,18 +5,15 @@ import sqlite3
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from harness.buses import BUSES, QUICK, SERVERS, events, open_bus
+from harness.buses import BUSES, QUICK, SERVERS, THREE_KAFKA, events, open_bus
 from harness.kafka import KafkaCluster
 from harness.nats import NatsServer
-from harness.processes import Spawned, Spawner
 from harness.rabbitmq import RabbitServer
 from harness.redis import RedisServer
 from harness.waiting import until
@@ -32,21 +29,21 @@ EVERY = tuple(kind for kind in BUSES if not kind.endswith("-ordered"))
 class Scene:
     """One bus, one store, and consumer processes on them."""
 
-    def __init__(self, kind: str, url: str, store: str, spawn: Spawner):
+    def __init__(self, kind, url, store, spawn):
         self.kind, self.url, self.store, self._spawn = kind, url, store, spawn
         self.prefix = f"t{uuid.uuid4().hex[:10]}"
         self.bus = open_bus(kind, url, self.prefix)
         self.delivered: Counter[tuple[str, str]] = Counter()
 
-    def start(self, group: str, way: str, *deaths: str) -> Spawned:
+    def start(self, group, way, *deaths):
         """One life after another, each ended by the death it is given."""
         args = (self.kind, self.url, self.prefix, self.store, group, way, ",".join(deaths))
         return self._spawn(PROGRAMS / "bus_consumer.py", *args)
 
-    async def finish(self, group: str, child: Spawned, expected: int) -> list[str]:
+    async def finish(self, group, child, expected):
         """Wait until everything took effect, stop the last life; the ids of the events the others died on."""
 
-        async def enough() -> bool:
+        async def enough():
             return len(set(self.effects(group))) >= expected and await self.bus.lag(group) == 0
 
         await until(enough, 90, lambda: f"{expected} effects of {group}; {child}", every=0.3)
@@ -57,7 +54,7 @@ class Scene:
         self.delivered.update((group, each) for each in _ids(child, "delivered "))
         return _ids(child, "dies on ")
 
-    def effects(self, group: str) -> list[str]:
+    def effects(self, group):
         with closing(sqlite3.connect(self.store.removeprefix("sqlite:///"), timeout=10)) as store:
             try:
                 found = store.execute("SELECT event FROM bus_effects WHERE consumer = ? ORDER BY id", (group,))
@@ -72,7 +69,7 @@ class Scene:
 
 
 @pytest.fixture
-async def scene(request: pytest.FixtureRequest, tmp_path: Path, spawn: Spawner) -> AsyncIterator[Scene]:
+async def scene(request, tmp_path, spawn):
     kind = str(request.param)
     url = request.getfixturevalue(SERVERS[kind.removesuffix("-ordered")])
     made = Scene(kind, url, f"sqlite:///{tmp_path}/store.db", spawn)
@@ -80,7 +77,7 @@ async def scene(request: pytest.FixtureRequest, tmp_path: Path, spawn: Spawner) 
     await made.close()
 
 
-@pytest.mark.parametrize("scene", EVERY, indirect=True)
+@pytest.mark.parametrize("scene", [*EVERY, pytest.param(THREE_KAFKA, marks=pytest.mark.slow)], indirect=True)
 async def test_consumer_killed_before_and_after_its_effect_takes_effect_once(scene, scale, figures):
     rounds = scale(1, 5)
     for group in ("mail", "naive"):
@@ -124,7 +121,7 @@ async def test_event_that_kills_its_consumer_ends_in_quarantine(scene):
     assert set(await scene.bus.publish([*good[:2], poison, *good[2:]])) == {None}
     child = scene.start("mail", "inbox", *["poison"] * (deaths + 1))
 
-    async def quarantined() -> bool:
+    async def quarantined():
         return len(await scene.bus.quarantined("mail")) == 1 and await scene.bus.lag("mail") == 0
 
     await until(quarantined, 60, lambda: f"the poison in quarantine; {child}", every=0.3)
@@ -155,45 +152,45 @@ async def test_order_per_key_survives_a_killed_owner(scene):
         assert [each for each in effects if each in line] == line
 
 
-def _ids(child: Spawned, word: str) -> list[str]:
+def _ids(child, word):
     return [line.removeprefix(word) for line in child.lines() if line.startswith(word)]
 
 
 @pytest.fixture
-def broker(request: pytest.FixtureRequest) -> Any:
+def broker(request):
     if request.param == "kafka":  # the shared one: it comes back with its data
         server = request.getfixturevalue("kafka_server")
         server.kind = "kafka"
         yield server
         return
-    kinds = {"redis": RedisServer, "nats": NatsServer, "rabbitmq": RabbitServer, "three kafka": KafkaCluster}
+    kinds = {"redis": RedisServer, "nats": NatsServer, "rabbitmq": RabbitServer, THREE_KAFKA: KafkaCluster}
     server = kinds[request.param].start()
     server.kind = request.param
     yield server
     server.stop()
 
 
-def _reached(seen: Counter[str], wanted: int) -> bool:
+def _reached(seen, wanted):
     return len(seen) >= wanted
 
 
-def _more(count: Callable[[], int], than: int) -> bool:
+def _more(count, than):
     return count() > than
 
 
 @pytest.mark.parametrize(
-    "broker", ["redis", "nats", "rabbitmq", "kafka", pytest.param("three kafka", marks=pytest.mark.full)], indirect=True
+    "broker", ["redis", "nats", "rabbitmq", "kafka", pytest.param(THREE_KAFKA, marks=pytest.mark.slow)], indirect=True
 )
 async def test_broker_killed_mid_stream_loses_no_accepted_event(broker, scale, figures):
     kills = scale(1, 5)
-    bus = open_bus(broker.kind.removeprefix("three "), broker.url, "orders")
+    bus = open_bus(broker.kind, broker.url, "orders")
     await bus.subscribe("mail", ["order"])
     seen: Counter[str] = Counter()
     accepted: set[str] = set()
     refused = 0
     over = asyncio.Event()
 
-    async def note(event: Event):
+    async def note(event):
         seen[event.id] += 1
 
     async def produce():
@@ -215,8 +212,8 @@ async def test_broker_killed_mid_stream_loses_no_accepted_event(broker, scale, f
     consumer = asyncio.create_task(bus.consume("mail", ["order"], note, stop=stop, policy=QUICK))
     producer = asyncio.create_task(produce())
 
-    def felt() -> int:  # one broker is missed, of three the other two go on
-        return len(accepted) if broker.kind == "three kafka" else refused
+    def felt():  # one broker is missed, of three the other two go on
+        return len(accepted) if broker.kind == THREE_KAFKA else refused
 
     for _ in range(kills):
         await until(partial(_reached, seen, len(seen) + 100), 60, "events before the kill")
@@ -240,7 +237,7 @@ async def test_broker_killed_mid_stream_loses_no_accepted_event(broker, scale, f
     )
 
 
-async def _longest_silence(of: asyncio.Event) -> float:
+async def _longest_silence(of):
     """Seconds the event loop let nobody run, until `of` is set."""
     longest, last = 0.0, time.monotonic()
     while not of.is_set():
@@ -258,7 +255,7 @@ async def test_broker_that_is_away_at_the_start_is_waited_for_and_stops_nobody(b
     seen, stop, measured = list[Event](), asyncio.Event(), asyncio.Event()
     silence = asyncio.create_task(_longest_silence(measured))
 
-    async def note(event: Event):
+    async def note(event):
         seen.append(event)
 
     (order,) = events(1)
@@ -272,7 +269,7 @@ async def test_broker_that_is_away_at_the_start_is_waited_for_and_stops_nobody(b
     assert await silence < 5
     await asyncio.to_thread(broker.restart)
 
-    async def accepted() -> bool:
+    async def accepted():
         return await bus.publish([order]) == [None]
 
     await until(accepted, 60, "the broker to take the event", every=0.1)
@@ -289,7 +286,7 @@ async def test_usual_stream_consumer_loses_what_ours_keeps(redis_server, redis_u
     program = PROGRAMS / "naive_stream_consumer.py"
     with redis_server.client() as client:
 
-        def add(stream: str, count: int, poison: int | None = None):
+        def add(stream, count, poison=None):
             with client.pipeline() as batch:  # at once, so that one read gets them all
                 for n in range(count):
                     batch.xadd(stream, {"n": n} | ({"poison": 1} if n == poison else {}))
@@ -342,7 +339,7 @@ async def test_usual_stream_consumer_loses_what_ours_keeps(redis_server, redis_u
     figures("event-bus", name="usual stream consumer", usual=lost, ours=ours)
 
 
-async def _the_same_with_ours(url: str, spawn: Spawner) -> dict[str, int]:
+async def _the_same_with_ours(url, spawn):
     bus = open_bus("redis", url, "ours")
     batch = events(50)
     batch[1] = batch[1].model_copy(update={"data": {"number": 1, "poison": True}})
@@ -356,7 +353,7 @@ async def _the_same_with_ours(url: str, spawn: Spawner) -> dict[str, int]:
     done: set[str] = set()
     stop = asyncio.Event()
 
-    async def handle(event: Event):
+    async def handle(event):
         if event.data.get("poison"):
             raise RuntimeError("poison")
         done.add(event.id)

@@ -4,7 +4,6 @@ import asyncio
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ async def test_a_killed_producer_leaves_whole_flows_where_single_adds_leave_halv
     rng = random.Random(seed)
     producer = full_producer(program.job_types(), redis_url)
 
-    async def halves(queue: str) -> tuple[int, int]:
+    async def halves(queue):
         """Chains there are, and how many of them lack a step."""
         steps: Counter[str] = Counter()
         async for key in producer.redis.scan_iter(f"bull:{queue}:*.*", count=1000):
@@ -67,11 +66,11 @@ async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_
     await create_all(store)
     producer = full_producer(program.job_types(), redis_url, timeout=20)
 
-    async def steps_done() -> int:
+    async def steps_done():
         async with read(store) as connection:
             return int(await connection.scalar(select(func.count()).select_from(program.done)) or 0)
 
-    async def run(total: int, add: Callable[[int], object]) -> tuple[dict[int, list[str]], int]:
+    async def run(total, add):
         """Add the chains, kill a worker at random moments, wait until nothing is left to run."""
         began = await steps_done()
         for number in range(total):
@@ -98,14 +97,14 @@ async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_
                 found[chain].append(step)
         return found, hits
 
-    async def idle() -> bool:
+    async def idle():
         for name in (program.QUEUE, program.NAIVE):
             counts = await producer.queue(name).getJobCounts()
             if any(counts[state] for state in ("waiting", "prioritized", "delayed", "active", "waiting-children")):
                 return False
         return True
 
-    async def by_hand(number: int):
+    async def by_hand(number):
         first = program.STEPS[0]
         await producer.queue(program.NAIVE).add(first, {"chain": number}, {"jobId": f"{first}.{number}", "attempts": 3})
 
@@ -133,5 +132,5 @@ async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_
     )
 
 
-async def _at_least(count: Callable[[], object], mark: int, idle: Callable[[], object]) -> bool:
+async def _at_least(count, mark, idle):
     return await count() >= mark or await idle()

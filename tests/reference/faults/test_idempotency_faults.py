@@ -4,17 +4,13 @@ import asyncio
 import json
 import uuid
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
 from bullmq import Queue
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from harness.processes import Spawner
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import Transient
 from studyhall.patterns.core.job import provider_key
@@ -28,9 +24,7 @@ EMAILS = "CREATE TABLE victim_emails (id {}, way TEXT NOT NULL, key TEXT NOT NUL
 pytestmark = pytest.mark.fault
 
 
-async def kill_consumers(
-    store: AsyncEngine, urls: tuple[str, str], spawn: Spawner, *, kills: int, events: int, seed: int
-) -> dict[str, tuple[Counter[str], int, int]]:
+async def kill_consumers(store, urls, spawn, *, kills, events, seed):
     """For each way of being idempotent: deaths by point, events lost, effects too many."""
     store_url, redis_url = urls
     serial = "SERIAL PRIMARY KEY" if is_postgres(store) else "INTEGER PRIMARY KEY"
@@ -87,7 +81,7 @@ async def test_a_key_made_of_the_job_id_gives_one_customer_the_others_result(sto
         bob = await Queue("refunds", {"connection": redis}).add("pay", {"customer": "bob", "key": "refund-3"})
         assert ann.id == bob.id == "1"
 
-        async def naive(job: Any) -> Any:
+        async def naive(job):
             if stored := await redis.get(f"result:{job.id}"):
                 return stored
             await redis.set(f"result:{job.id}", f"receipt of {job.data['customer']}")
@@ -97,8 +91,8 @@ async def test_a_key_made_of_the_job_id_gives_one_customer_the_others_result(sto
 
     inbox = Inbox(store, "payments")
 
-    async def with_key(job: Any, key: str) -> Any:
-        async def effect(_tx: AsyncConnection) -> str:
+    async def with_key(job, key):
+        async def effect(_tx):
             return f"receipt of {job.data['customer']}"
 
         return await inbox.once(key, fingerprint(job.data), effect)
@@ -121,7 +115,7 @@ async def test_a_charge_whose_answer_is_lost_is_charged_once_with_a_provider_key
 
     async with httpx2.AsyncClient(base_url=url, timeout=5) as http:
 
-        async def charge(key: str, customer: str) -> str:
+        async def charge(key, customer):
             body = {"amount": 990, "currency": "EUR", "customer": customer, "method": "card"}
             try:
                 answer = await http.post("/v1/charges", json=body, headers={"Idempotency-Key": key})
@@ -130,14 +124,14 @@ async def test_a_charge_whose_answer_is_lost_is_charged_once_with_a_provider_key
             assert answer.status_code in (200, 201), answer.text
             return str(answer.json()["id"])
 
-        async def attempt(customer: str, make_key: Callable[[], str]) -> str:
+        async def attempt(customer, make_key):
             """One run of the job: look, charge outside the transaction, record."""
             mark = fingerprint({"customer": customer})
             if stored := await inbox.seen(customer, mark):
                 return str(stored.result)
             return str(await inbox.record(customer, mark, await charge(make_key(), customer)))
 
-        async def with_retries(customer: str, make_key: Callable[[], str]) -> str:
+        async def with_retries(customer, make_key):
             fault = {"kind": "lost-answer", "operation": "charge", "times": 1}
             (await http.post("/admin/faults", json=fault)).raise_for_status()
             with pytest.raises(Transient):
@@ -164,7 +158,7 @@ async def test_fifty_at_once_without_an_inbox_make_fifty_effects(store):
     async with begin(store) as tx:
         await tx.execute(text("CREATE TABLE seen_before (key TEXT)"))
 
-    async def naive() -> bool:
+    async def naive():
         async with read(store) as connection:
             if (await connection.execute(text("SELECT 1 FROM seen_before WHERE key = 'k'"))).first():
                 return False
@@ -176,8 +170,8 @@ async def test_fifty_at_once_without_an_inbox_make_fifty_effects(store):
     ran: list[int] = []
     inbox = Inbox(store, "fifty")
 
-    async def ours(number: int) -> int:
-        async def effect(_tx: AsyncConnection) -> int:
+    async def ours(number):
+        async def effect(_tx):
             ran.append(number)
             return number
 

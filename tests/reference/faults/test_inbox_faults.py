@@ -32,7 +32,7 @@ async def test_a_consumer_killed_before_and_after_its_effect_applies_every_event
     events = [Event(id=f"e-{n}", source="/t", type="order.paid.v1", subject=f"o-{n}") for n in range(EVENTS)]
     assert await bus.publish(events) == [None] * EVENTS
 
-    async def applied(mode: str, *kills: str) -> list[str]:
+    async def applied(mode, *kills):
         """Run consumers of this mode: one that dies at each of `kills`, then one that lives."""
         await bus.subscribe(mode, ["order"])
         for die_at in kills:
@@ -40,7 +40,7 @@ async def test_a_consumer_killed_before_and_after_its_effect_applies_every_event
             assert await victim.exited(60) == -9, f"{die_at}: it was to be killed"
         last = spawn(PROGRAMS / "inbox_consumers.py", mode, store_url, redis_url, "never")
 
-        async def finished() -> bool:
+        async def finished():
             return await bus.lag(mode) == 0
 
         await until(finished, 60, f"{mode} to finish every event")

@@ -9,11 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import pytest_asyncio
@@ -30,7 +28,7 @@ LOCK_DURATION = 2.0  # seconds; a worker whose loop is blocked for that long los
 
 
 @pytest.fixture
-def work(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def work(monkeypatch):
     monkeypatch.syspath_prepend(str(PROGRAMS))
     import isolated_work
 
@@ -38,12 +36,12 @@ def work(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest_asyncio.fixture
-async def pool() -> AsyncIterator[SubprocessPool]:
+async def pool():
     async with SubprocessPool(5) as pool:
         yield pool
 
 
-async def _longest_block(busy: Callable[[], Awaitable[object]]) -> float:
+async def _longest_block(busy):
     """The longest time that the event loop was deaf while `busy` ran."""
     longest = 0.0
 

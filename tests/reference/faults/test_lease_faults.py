@@ -4,20 +4,16 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from harness.processes import Spawned, Spawner
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, read
-from studyhall.patterns.lease import Held, Lease, LeaseLost, LeaseTaken, StaleFence, check_fence
+from studyhall.patterns.lease import Lease, LeaseLost, LeaseTaken, StaleFence, check_fence
 
 pytestmark = pytest.mark.fault
 
@@ -28,24 +24,24 @@ import lease_holder  # noqa: E402
 
 
 @pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Any]:
+async def redis(redis_url):
     client = producer_client(redis_url)
     yield client
     await client.aclose()
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
-    engine = open_store(f"sqlite:///{tmp_path / 'lease.db'}")
-    await create_all(engine)
-    yield engine
-    await close(engine)
+async def store(tmp_path):
+    store = open_store(f"sqlite:///{tmp_path / 'lease.db'}")
+    await create_all(store)
+    yield store
+    await close(store)
 
 
-async def frozen_holder_story(kind: str, redis_url: str, redis: Any, spawn: Spawner, store_url: str) -> list[Spawned]:
+async def frozen_holder_story(kind, redis_url, redis, spawn, store_url):
     """A takes it and is frozen past its time, B takes over and writes, A wakes up and writes."""
 
-    def holder(who: str) -> Spawned:
+    def holder(who):
         more = ["--await-loss"] if kind == "fenced" and who == "a" else []
         return spawn(PROGRAMS / "lease_holder.py", kind, who, f"--redis={redis_url}", f"--store={store_url}", *more)
 
@@ -63,16 +59,16 @@ async def frozen_holder_story(kind: str, redis_url: str, redis: Any, spawn: Spaw
 
 
 async def test_stale_write_of_a_holder_frozen_past_its_lease_is_refused(redis_url, redis, spawn, tmp_path, figures):
-    async def story(kind: str) -> tuple[list[str], list[Spawned]]:
+    async def story(kind):
         url = f"sqlite:///{tmp_path / kind}.db"
-        engine = open_store(url)
-        await create_all(engine)
+        store = open_store(url)
+        await create_all(store)
         await redis.flushall()
         told = await frozen_holder_story(kind, redis_url, redis, spawn, url)
-        async with read(engine) as connection:
+        async with read(store) as connection:
             writes = lease_holder.writes
             found = (await connection.scalars(select(writes.c.who).order_by(writes.c.id))).all()
-        await close(engine)
+        await close(store)
         return list(found), told
 
     writes, (a, b) = await story("fenced")
@@ -108,7 +104,7 @@ async def test_leaving_late_does_not_give_away_the_lease_of_the_next_holder(redi
 async def test_a_held_lease_is_renewed_and_the_next_waits_for_its_end(redis):
     order: list[str] = []
 
-    async def hold(name: str, seconds: float) -> Held:
+    async def hold(name, seconds):
         async with Lease(redis, "y", ttl=0.4, wait=10) as held:
             order.append(f"{name} in")
             await asyncio.sleep(seconds)

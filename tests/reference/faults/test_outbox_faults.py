@@ -4,15 +4,12 @@ import asyncio
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import redis as sync_redis
 from sqlalchemy import Column, Integer, String, Table, delete, func, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from harness.processes import Spawned, Spawner
 from harness.waiting import until
 from studyhall.patterns.core.errors import Transient
 from studyhall.patterns.core.event import Event
@@ -36,31 +33,31 @@ class Undo(Exception):
 class Relays:
     """Relay processes of one mode on one store, started in step and replaced when killed."""
 
-    def __init__(self, spawn: Spawner, store_url: str, redis_url: str):
+    def __init__(self, spawn, store_url, redis_url):
         self._spawn, self._urls = spawn, (store_url, redis_url)
         self.redis = sync_redis.Redis.from_url(redis_url, decode_responses=True)
         self._started = 0
         self.publish_seconds = 0.002
         self.lease_seconds = 30.0
 
-    def start(self, mode: str) -> tuple[str, Spawned]:
+    def start(self, mode):
         self._started += 1
         worker = f"{mode}-{self._started}"
         env = {"PUBLISH_SECONDS": str(self.publish_seconds), "LEASE_SECONDS": str(self.lease_seconds)}
         return worker, self._spawn(PROGRAM, mode, *self._urls, worker, env=env)
 
-    async def go(self, mode: str, count: int):
+    async def go(self, mode, count):
         """All at once, when `count` of them have started."""
         await until(lambda: self.redis.scard(f"ready:{mode}") >= count, 60, f"{count} relays to be ready")
         self.redis.set(f"go:{mode}", 1)
 
-    def sink(self) -> list[Event]:
+    def sink(self):
         return [Event.decode(fields["body"]) for _, fields in self.redis.xrange("sink")]
 
     async def quiet(self):
         """No relay publishes any more."""
 
-        async def same() -> bool:
+        async def same():
             before = self.redis.xlen("sink")
             await asyncio.sleep(0.3)
             return self.redis.xlen("sink") == before
@@ -73,15 +70,15 @@ class Relays:
 
 
 @pytest.fixture
-def relays(spawn: Spawner, store_url: str, redis_url: str) -> Relays:
+def relays(spawn, store_url, redis_url):
     return Relays(spawn, store_url, redis_url)
 
 
-def event(subject: str, n: int) -> Event:
+def event(subject, n):
     return Event(id=f"{subject}-{n}", source="/proof", type="order.changed.v1", subject=subject, data={"n": n})
 
 
-async def bump(store: AsyncEngine, subject: str, rng: random.Random, *, fail: bool) -> str | None:
+async def bump(store, subject, rng, *, fail):
     """One business transaction: raise the aggregate's version, add the event, take a while, commit or not."""
     try:
         async with begin(store) as tx:
@@ -100,7 +97,7 @@ async def bump(store: AsyncEngine, subject: str, rng: random.Random, *, fail: bo
     return changed.id
 
 
-async def work(store: AsyncEngine, prefix: str, commits: int, rollbacks: int, seed: int) -> set[str]:
+async def work(store, prefix, commits, rollbacks, seed):
     """Five writers on shared aggregates. Returns the ids that were committed."""
     rng = random.Random(seed)
     plan = [False] * commits + [True] * rollbacks
@@ -120,14 +117,14 @@ async def work(store: AsyncEngine, prefix: str, commits: int, rollbacks: int, se
     return done
 
 
-def first_copies(events: Sequence[Event]) -> dict[str, Event]:
+def first_copies(events):
     kept: dict[str, Event] = {}
     for one in events:
         kept.setdefault(one.id, one)
     return kept
 
 
-def out_of_order(events: Sequence[Event]) -> int:
+def out_of_order(events):
     """Events whose aggregate had a later one before them."""
     last: defaultdict[str, int] = defaultdict(int)
     wrong = 0
@@ -137,16 +134,14 @@ def out_of_order(events: Sequence[Event]) -> int:
     return wrong
 
 
-async def stranded(store: AsyncEngine, worker: str) -> int:
+async def stranded(store, worker):
     """Rows a dead relay had claimed and not settled: proof that the kill hit it at work."""
     held = select(func.count()).where(outbox.c.claimed_by == worker, outbox.c.published_at.is_(None))
     async with read(store) as connection:
         return int((await connection.execute(held)).scalar_one())
 
 
-async def kill_while_working(
-    relays: Relays, store: AsyncEngine, mode: str, *, kills: int, commits: int, rollbacks: int, seed: int
-) -> tuple[set[str], int]:
+async def kill_while_working(relays, store, mode, *, kills, commits, rollbacks, seed):
     """Two relays at a time, `kills` of them SIGKILLed while they publish. Returns ids, kills that hit."""
     relays.publish_seconds, relays.lease_seconds = 0.01, 0.7  # dead ones hold their batch that long
     alive = dict(relays.start(mode) for _ in range(2))
@@ -180,7 +175,7 @@ async def test_killed_relays_publish_every_commit_and_no_rollback_while_a_naive_
     await create_all(store)
     committed, hits = await kill_while_working(relays, store, "relay", seed=seed, **size)
 
-    async def all_published() -> bool:
+    async def all_published():
         return (await lag(store)).waiting == 0
 
     await until(all_published, 30, "the surviving relays to finish")
@@ -214,7 +209,7 @@ async def test_killed_relays_publish_every_commit_and_no_rollback_while_a_naive_
     )
 
 
-async def fill(store: AsyncEngine, count: int):
+async def fill(store, count):
     async with begin(store) as tx:
         await add(tx, *(event(f"order-{n % 50}", n // 50 + 1) for n in range(count)))
 
@@ -267,10 +262,10 @@ async def test_a_relay_frozen_past_its_lease_doubles_what_it_held_and_reorders_n
     name, frozen = relays.start("relay")
     await relays.go("relay", 1)
 
-    def by(worker: str) -> list[str]:
+    def by(worker):
         return [fields["id"] for _, fields in relays.redis.xrange("sink") if fields["by"] == worker]
 
-    async def in_mid_batch() -> list[str]:
+    async def in_mid_batch():
         """Stopped between two publishes: what it holds, as far as it is published already."""
         if not 3 <= len(by(name)) % 20 <= 10:
             return []
@@ -286,7 +281,7 @@ async def test_a_relay_frozen_past_its_lease_doubles_what_it_held_and_reorders_n
     doomed = await until(in_mid_batch, 30, "the relay to be in the middle of a batch", every=0.005)
     successor, _ = relays.start("relay")
 
-    async def all_published() -> bool:
+    async def all_published():
         return (await lag(store)).waiting == 0
 
     await until(all_published, 60, "the successor to publish the rest", every=0.1)
@@ -348,12 +343,12 @@ async def test_overlapping_runs_in_one_process_double_nothing_while_a_naive_inte
 class SlowSink:
     """Accepts after a moment; refuses what `bad` says, event by event."""
 
-    def __init__(self, bad: Callable[[Event], bool] = lambda _: False):
+    def __init__(self, bad=lambda _: False):
         self.events: list[Event] = []
         self.calls = 0
         self._bad = bad
 
-    async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+    async def publish(self, events):
         self.calls += 1
         await asyncio.sleep(0.005)
         self.events += [one for one in events if not self._bad(one)]
@@ -367,7 +362,7 @@ async def test_a_hundred_poison_rows_do_not_delay_fifty_good_ones(store, figures
         await add(tx, *(event(f"bad-{n}", 1) for n in range(poison)))
         await add(tx, *(event(f"good-{n}", 1) for n in range(good)))
 
-    def bad(one: Event) -> bool:
+    def bad(one):
         return one.subject.startswith("bad")
 
     naive = SlowSink(bad)
@@ -387,7 +382,7 @@ async def test_a_hundred_poison_rows_do_not_delay_fifty_good_ones(store, figures
         assert await relay.run_once(), "claimed nothing although good events wait"
     assert rounds <= 7  # even if every poison row spent all its three attempts first
 
-    async def given_up() -> bool:
+    async def given_up():
         await relay.run_once()
         return (await lag(store)).quarantined == poison
 
@@ -415,7 +410,7 @@ async def test_a_late_commit_is_published_while_an_id_cursor_loses_it(postgres_u
     await create_all(store)
     sink, cursor, naive = SlowSink(), 0, []
 
-    async def poll_by_cursor() -> int:
+    async def poll_by_cursor():
         async with read(store) as connection:
             newer = select(outbox.c.position, outbox.c.event_id).where(outbox.c.position > cursor)
             rows = (await connection.execute(newer.order_by(outbox.c.position))).all()

@@ -8,7 +8,6 @@ import contextlib
 import json
 import random
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from sqlalchemy import select
 
 from harness.pipelines import full_producer
-from harness.processes import Spawned, Spawner
+from harness.processes import Spawned
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.open_store import close, create_all, open_store
@@ -37,7 +36,7 @@ PROGRAM = PROGRAMS / "schedule_instances.py"
 
 
 class Fleet:
-    def __init__(self, redis_url: str, directory: Path, spawn: Spawner, every: float, cron: str = "") -> None:
+    def __init__(self, redis_url, directory, spawn, every, cron=""):
         self.redis_url, self.spawn, self.every = redis_url, spawn, every
         self.when = {"cron": cron} if cron else {"every": every}
         self.store_url = f"sqlite:///{directory / 'ticks.db'}"
@@ -45,7 +44,7 @@ class Fleet:
         self.gone: list[Spawned] = []
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[Fleet]:
+    async def open(self):
         self.store = open_store(self.store_url)
         await create_all(self.store)
         jobs = schedule_instances.job_types()
@@ -60,7 +59,7 @@ class Fleet:
             await self.producer.close()
             await close(self.store)
 
-    async def start(self, count: int, **options: object):
+    async def start(self, count, **options):
         # Not forked: the instances of a deployment start seconds apart, and heal in between.
         fresh = [
             self.spawn.command(
@@ -78,19 +77,19 @@ class Fleet:
             await instance.line('"ready"')
         self.instances += fresh
 
-    def starts(self, instance: Spawned) -> list[int]:
+    def starts(self, instance):
         return [json.loads(line)["slot"] for line in instance.lines() if '"start"' in line]
 
-    def earliest(self, instance: Spawned) -> float:
+    def earliest(self, instance):
         """Seconds by which the earliest start of a tick came before its slot."""
         starts = [json.loads(line)["early"] for line in instance.lines() if '"start"' in line]
         return max(starts, default=float("-inf"))
 
-    async def kill_leader(self) -> bool:
+    async def kill_leader(self):
         """SIGKILL the instance in the middle of a tick. True if that tick was not done yet."""
         seen = {one.pid: len(self.starts(one)) for one in self.instances}
 
-        def leader() -> Spawned | None:
+        def leader():
             return next((one for one in self.instances if len(self.starts(one)) > seen[one.pid]), None)
 
         victim = await until(leader, 20, "a tick starts somewhere", every=0.002)
@@ -99,16 +98,16 @@ class Fleet:
         self.gone.append(victim)
         return self.starts(victim)[-1] not in await self.effects()
 
-    async def effects(self) -> collections.Counter[int]:
+    async def effects(self):
         async with read(self.store) as connection:
             rows = await connection.execute(select(schedule_instances.tick_effects.c.slot))
             return collections.Counter(row.slot for row in rows)
 
-    async def missed(self) -> set[int]:
+    async def missed(self):
         async with read(self.store) as connection:
             return {row.slot for row in await connection.execute(select(missed_slots))}
 
-    async def state(self) -> Any:
+    async def state(self):
         (state,) = await self.schedules.states(self.producer, self.store)
         return state
 
@@ -116,7 +115,7 @@ class Fleet:
         """No more ticks, and those under way are through."""
         await self.queue.removeJobScheduler("beat")
 
-        async def nothing_left() -> bool:
+        async def nothing_left():
             counts = await self.queue.getJobCounts()
             return not any(counts[name] for name in ("waiting", "prioritized", "delayed", "active"))
 
@@ -134,7 +133,7 @@ async def test_leader_kills_leave_at_most_one_run_per_tick_and_every_missed_tick
         for number in range(1, kills + 1):
             mark = ticks * number // (kills + 2)
 
-            async def reached(mark: int = mark) -> bool:
+            async def reached(mark=mark):
                 return len(await fleet.effects()) >= mark
 
             await until(reached, 60, f"{mark} ticks before kill {number}", every=0.05)
@@ -152,7 +151,7 @@ async def test_leader_kills_leave_at_most_one_run_per_tick_and_every_missed_tick
 
         ran = len(await fleet.effects())
 
-        async def enough() -> bool:
+        async def enough():
             return len(await fleet.effects()) >= max(ticks, ran + 5)
 
         await until(enough, 90, f"{ticks} ticks, some of them after the outage", every=0.1)
@@ -195,10 +194,10 @@ async def test_a_worker_an_hour_ahead_starts_no_tick_early_and_silences_nobody(
     """`first` declares the schedule; then both work, then only the worker whose clock is right."""
     async with Fleet(redis_url, tmp_path, spawn, every=1.0, cron=cron).open() as fleet:
 
-        async def more_ticks(what: str):
+        async def more_ticks(what):
             seen = len(await fleet.effects())
 
-            async def three() -> bool:
+            async def three():
                 return len(await fleet.effects()) >= seen + 3
 
             await until(three, 30, what, every=0.1)
@@ -235,10 +234,10 @@ async def test_an_old_instance_that_restarts_in_a_rolling_deploy_removes_nothing
     old, new = versions
     async with Fleet(redis_url, tmp_path, spawn, every=1.0).open() as fleet:
 
-        async def scheduled() -> set[str]:
+        async def scheduled():
             return set(await fleet.producer.redis.zrange(fleet.queue.toKey("repeat"), 0, -1))
 
-        async def has_both() -> bool:
+        async def has_both():
             return await scheduled() == {"beat", "report"}
 
         # The twin's new instance does not heal: one that was looking at this very moment would write it again.
@@ -258,7 +257,7 @@ async def test_an_old_instance_that_restarts_in_a_rolling_deploy_removes_nothing
         await until(has_both, 20, "the schedules of the new version come back")
         ran = len(await fleet.effects())
 
-        async def ticks() -> bool:
+        async def ticks():
             return len(await fleet.effects()) >= ran + 2
 
         await until(ticks, 30, "ticks after the loss")
@@ -275,7 +274,7 @@ async def test_cron_locks_run_a_tick_again_when_the_job_outlives_the_lock_or_a_c
     ticks = scale(2, 20)
     redis: Any = producer_client(redis_url)
 
-    async def most_runs(every: float, seconds: float, ttl: float, skew: float) -> tuple[int, int]:
+    async def most_runs(every, seconds, ttl, skew):
         await redis.flushall()
         instances = [
             spawn(

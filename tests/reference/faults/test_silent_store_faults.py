@@ -2,22 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import pytest
 from sqlalchemy import event, select
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from harness.tcp_proxy import TcpProxy
 from harness.waiting import until
 from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.open_store import SILENCE, close, create_all, open_store
 from studyhall.patterns.core.store import ANSWER, answers_within, begin, read
 from studyhall.patterns.outbox import add, outbox
 from studyhall.patterns.outbox.relay import Relay
-from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep, StepContext
+from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep
 from studyhall.patterns.saga import store as saga_store
 
 pytestmark = pytest.mark.needs_postgres
@@ -28,13 +25,13 @@ class Sink:
     def __init__(self):
         self.ids: list[str] = []
 
-    async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+    async def publish(self, events):
         self.ids += [event.id for event in events]
         return [None] * len(events)
 
 
 @pytest.fixture
-async def direct(postgres_url: str) -> AsyncIterator[AsyncEngine]:
+async def direct(postgres_url):
     store = open_store(postgres_url)
     await create_all(store)
     yield store
@@ -42,14 +39,14 @@ async def direct(postgres_url: str) -> AsyncIterator[AsyncEngine]:
 
 
 @pytest.fixture
-def network(postgres_url: str, tcp_proxy: Callable[[int], TcpProxy]) -> TcpProxy:
+def network(postgres_url, tcp_proxy):
     port = urlsplit(postgres_url).port
     assert port is not None
     return tcp_proxy(port)
 
 
 @pytest.fixture
-async def proxied(direct: AsyncEngine, postgres_url: str, network: TcpProxy) -> AsyncIterator[AsyncEngine]:
+async def proxied(direct, postgres_url, network):
     """The same database, through the network that can be made to swallow; as long to connect as users wait for it."""
     url = postgres_url.partition("?")[0]
     store = open_store(url.replace(str(network.target), str(network.port)))
@@ -57,13 +54,13 @@ async def proxied(direct: AsyncEngine, postgres_url: str, network: TcpProxy) -> 
     await asyncio.wait_for(close(store), 30)
 
 
-async def put(store: AsyncEngine, ident: str):
+async def put(store, ident):
     async with begin(store) as tx:
         await add(tx, Event(id=ident, source="/t", type="order.changed.v1", subject=ident))
 
 
 @asynccontextmanager
-async def running(work: Awaitable[None], stop: Callable[[], None]) -> AsyncIterator[None]:
+async def running(work, stop):
     task = asyncio.ensure_future(work)
     try:
         yield
@@ -78,7 +75,7 @@ async def test_a_relay_is_back_soon_after_its_connections_fell_silent(direct, pr
     sink = Sink()
     relay = Relay(proxied, sink, poll=0.2)
 
-    async def written_down() -> bool:
+    async def written_down():
         async with read(direct) as tx:
             return await tx.scalar(select(outbox.c.published_at)) is not None
 
@@ -100,7 +97,7 @@ async def test_a_relay_is_back_soon_after_silence_in_the_middle_of_its_transacti
     relay = Relay(proxied, sink, poll=0.2)
     silent: list[float] = []
 
-    def at_commit(_: object):
+    def at_commit(_):
         if sink.ids and not silent:  # the note that it is published
             network.swallow()
             silent.append(time.monotonic())
@@ -122,20 +119,20 @@ async def test_a_saga_runner_is_back_soon_after_its_connections_fell_silent(dire
     """One saga is in the middle of a step then, the other starts afterwards."""
     reached, go_on = asyncio.Event(), asyncio.Event()
 
-    async def wait(_: StepContext):
+    async def wait(_):
         reached.set()
         await go_on.wait()
 
-    async def inside(_: StepContext, __: object): ...
+    async def inside(_, __): ...
 
     trip = Saga("trip", [SagaStep("a", wait), DbStep("b", inside)])
     runner = SagaRunner(proxied, trip, lease_margin=1.0)
 
-    async def start(saga_id: str):
+    async def start(saga_id):
         async with begin(direct) as tx:
             await SagaRunner(direct, trip).start(tx, "trip", saga_id, {})
 
-    async def completed() -> set[str]:
+    async def completed():
         return {saga.id for saga in await saga_store.list_sagas(direct, state="completed")}
 
     async with running(runner.run_forever(poll=0.1), runner.stop):
@@ -146,7 +143,7 @@ async def test_a_saga_runner_is_back_soon_after_its_connections_fell_silent(dire
         silent = time.monotonic()
         await start("second")
 
-        async def both() -> bool:
+        async def both():
             return await completed() == {"first", "second"}
 
         await until(both, 2 * BACK, "both sagas")

@@ -8,35 +8,35 @@ from pathlib import Path
 
 import pytest
 
-from harness.processes import Spawned, Spawner, alive
+from harness.processes import alive
 from harness.waiting import until
 from studyhall.patterns.engine import ensure_redis
 
 pytestmark = pytest.mark.fault
 
 
-def start(spawn: Spawner, redis_url: str, folder: Path, **env: str) -> Spawned:
+def start(spawn, redis_url, folder, **env):
     settings = {"REDIS_URL": redis_url, "STUDYHALL_GRACE_SECONDS": "3", **env}
     return spawn("studyhall", "worker", "--processes", 2, "--data-dir", folder / "data", env=settings)
 
 
-def workers(supervisor: Spawned) -> list[int]:
+def workers(supervisor):
     """Pids of every worker that ever reported itself ready, in that order."""
     found = [json.loads(line) for line in supervisor.lines() if '"event": "ready"' in line]
     return [line["pid"] for line in found]
 
 
-async def ready(supervisor: Spawned, number: int) -> list[int]:
+async def ready(supervisor, number):
     return await until(
         lambda: workers(supervisor) if len(workers(supervisor)) >= number else [], 60, f"{number} workers ready"
     )
 
 
-async def gone(pids: list[int], seconds: float, what: str):
+async def gone(pids, seconds, what):
     await until(lambda: not any(alive(pid) for pid in pids), seconds, what)
 
 
-def below(pid: int) -> list[int]:
+def below(pid):
     """Every process below this one, from /proc; none where there is no /proc."""
     found: list[int] = []
     if not Path("/proc").exists():

@@ -2,14 +2,12 @@
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
-from harness.api import StandingApi, standing_api
+from harness.api import standing_api
 from harness.postgres import PostgresServer
 from harness.redis import RedisServer
 
@@ -19,7 +17,7 @@ PROBLEM = "application/problem+json"
 
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.needs_postgres)])
-def hall(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandingApi]:
+def hall(request, tmp_path_factory):
     """Every test twice: on the embedded database and on PostgreSQL."""
     database = ""
     if request.param == "postgres":
@@ -36,11 +34,11 @@ def hall(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         postgres.execute("DROP DATABASE api WITH (FORCE)")
 
 
-def upload(hall: StandingApi, content: bytes = TEXT, name: str = "water.md", **headers: str) -> Any:
+def upload(hall, content=TEXT, name="water.md", **headers):
     return hall.client.post("/documents", files={"file": (name, content)}, headers=headers)
 
 
-def all_through(document: Any) -> bool:
+def all_through(document):
     return all(stage["state"] == "completed" for stage in document["stages"])
 
 
@@ -135,7 +133,7 @@ def test_an_order_is_taken_once_per_key_and_followed(hall):
     assert [one["id"] for one in hall.client.get("/orders").json()] == [first.json()["id"]]
 
 
-def events(response: httpx2.Response) -> Iterator[tuple[str, str, Any]]:
+def events(response):
     """(id, event, data) of a stream."""
     fields: dict[str, str] = {}
     for line in response.iter_lines():
@@ -147,7 +145,7 @@ def events(response: httpx2.Response) -> Iterator[tuple[str, str, Any]]:
             fields = {}
 
 
-def follow(hall: StandingApi, document: str, last: str = "", stop_after: str = "") -> list[tuple[str, str, Any]]:
+def follow(hall, document, last="", stop_after=""):
     """Events of a document until its last stage is completed, or until the first `stop_after`."""
     headers = {"last-event-id": last} if last else {}
     seen = []
@@ -175,13 +173,13 @@ def test_a_browser_that_reconnects_sees_every_event_once(hall):
     assert "gap" not in kinds
 
 
-def in_order(seen: list[tuple[str, str, Any]]) -> list[tuple[str, Any]]:
+def in_order(seen):
     """By time, then queue: which of two queues comes first within one millisecond is nobody's promise."""
     told = [(event, data) for _, event, data in seen]
     return sorted(told, key=lambda one: (one[1].get("at", 0), one[1].get("queue", "")))
 
 
-def _first_id(hall: StandingApi) -> Iterator[str]:
+def _first_id(hall):
     """The stream's present position: what the admin stream tells when something happens."""
     upload(hall)
     with hall.admin.stream("GET", "/admin/events") as response:
@@ -268,13 +266,13 @@ def test_every_error_is_a_problem(hall):
         assert response.json()["correlation_id"] == response.headers["x-correlation-id"]
 
 
-def _letters(hall: StandingApi) -> list[Any]:
+def _letters(hall):
     found: list[Any] = hall.admin.get("/admin/dead-letters").json()["dead_letters"]
     return found
 
 
 @pytest.mark.slow
-def test_dead_letters_are_listed_shown_replayed_and_purged(hall: StandingApi):
+def test_dead_letters_are_listed_shown_replayed_and_purged(hall):
     broken = upload(hall, b"%PDF-1.7 cut off", "broken.pdf").json()["id"]
     hall.until(f"/documents/{broken}", lambda d: d["status"] == "rejected")
     letters: list[Any] = []
@@ -308,7 +306,7 @@ def test_dead_letters_are_listed_shown_replayed_and_purged(hall: StandingApi):
     assert purged.json()["purged"] >= 2
 
 
-def test_a_stuck_saga_is_repaired_with_a_name_and_a_note(hall: StandingApi):
+def test_a_stuck_saga_is_repaired_with_a_name_and_a_note(hall):
     order = hall.client.post("/orders", json={"pack_id": "history-1848"}, headers={"x-user": "saga"}).json()["id"]
     assert order in [one["id"] for one in hall.admin.get("/admin/sagas").json()]
     shown = hall.admin.get(f"/admin/sagas/{order}").json()

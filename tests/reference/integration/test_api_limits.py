@@ -7,18 +7,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx2
 import pytest
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from harness.api import TOKEN, StandingApi, api_at, standing_api
+from harness.api import TOKEN, api_at, standing_api
 from harness.ports import free_port
 from harness.redis import RedisServer
 from harness.waiting import until, until_sync
@@ -29,14 +27,14 @@ SLOW = 0.4  # seconds that the tests' servers wait for a client
 
 
 @pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
+def redis():
     made = RedisServer.start()
     yield made
     made.stop()
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory, redis: RedisServer) -> Iterator[StandingApi]:
+def api(tmp_path_factory, redis):
     options = {"request_rate": "2", "event_streams_per_client": "3"}
     with standing_api(tmp_path_factory.mktemp("api"), redis.url, worker=False, **options) as standing:
         yield standing
@@ -56,7 +54,7 @@ def test_guessing_the_admin_token_is_answered_429_and_a_right_guess_is_not_told(
         assert api.client.get("/healthz").status_code == 200, "only the admin side is closed to them"
 
 
-def _orders(api: StandingApi, forwarded: Iterator[str]) -> list[int]:
+def _orders(api, forwarded):
     wanted = {"pack_id": "no-such-pack"}
     return [
         api.client.post("/orders", json=wanted, headers={"x-forwarded-for": address}).status_code
@@ -118,7 +116,7 @@ def test_half_sent_requests_beyond_the_limit_are_refused_and_gone_ones_make_room
     until_sync(lambda: answers(api.url), 20, "room for a request")
 
 
-def answers(url: str) -> bool:
+def answers(url):
     try:
         return httpx2.get(f"{url}/healthz", timeout=10).status_code == 200
     except httpx2.TransportError:
@@ -144,12 +142,12 @@ async def test_the_api_stops_at_once_on_sigterm_while_a_client_reads_its_events(
 
 
 @contextlib.asynccontextmanager
-async def impatient_server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+async def impatient_server(monkeypatch):
     """A server with our protocol and gate, and little patience, in this process; its port."""
     monkeypatch.setattr(impatient, "HEADER_SECONDS", SLOW)
     monkeypatch.setattr(gate, "BODY_PAUSE", SLOW)
 
-    async def echo(request: Request) -> PlainTextResponse:
+    async def echo(request):
         return PlainTextResponse(str(len(await request.body())))
 
     app: Any = gate.Gate(
@@ -175,8 +173,8 @@ async def impatient_server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int
         await task
 
 
-def _handlers() -> dict[Any, Any]:
-    async def problem(_: Request, error: Any) -> PlainTextResponse:
+def _handlers():
+    async def problem(_, error):
         return PlainTextResponse(str(error.detail), error.status_code)
 
     return {gate.Problem: problem}

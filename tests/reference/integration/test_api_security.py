@@ -4,13 +4,12 @@ import io
 import json
 import time
 import zipfile
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import pytest
 
-from harness.api import TOKEN, StandingApi, standing_api
+from harness.api import TOKEN, standing_api
 from harness.chat_platform import ChatPlatform
 from harness.redis import RedisServer
 
@@ -20,21 +19,21 @@ platform = ChatPlatform()
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
+def server():
     made = RedisServer.start()
     yield made
     made.stop()
 
 
 @pytest.fixture(scope="module")
-def hall(tmp_path_factory: pytest.TempPathFactory, server: RedisServer) -> Iterator[StandingApi]:
+def hall(tmp_path_factory, server):
     options = {"max_document_bytes": str(LIMIT), "chat_public_key": platform.public_key, "request_rate": "10000"}
     with standing_api(tmp_path_factory.mktemp("api"), server.url, **options) as standing:
         yield standing
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory, server: RedisServer) -> Iterator[StandingApi]:
+def bare(tmp_path_factory, server):
     """No admin token, no chat key, small limits, no worker; queues of its own by an own database of Redis."""
     options = {"admin_token": "", "request_rate": "5", "queue_depth": "3"}
     url = server.url.removesuffix("/0") + "/1"
@@ -42,17 +41,17 @@ def bare(tmp_path_factory: pytest.TempPathFactory, server: RedisServer) -> Itera
         yield standing
 
 
-def upload(hall: StandingApi, name: str, content: bytes = TEXT, **headers: str) -> Any:
+def upload(hall, name, content=TEXT, **headers):
     return hall.client.post("/documents", files={"file": (name, content)}, headers=headers)
 
 
-def slug(response: Any) -> str:
+def slug(response):
     assert response.headers["content-type"] == "application/problem+json", response.text
     return str(response.json()["type"]).rpartition(":")[2]
 
 
 def test_only_signed_and_fresh_interactions_are_read(hall):
-    def post(body: bytes, headers: dict[str, str]) -> Any:
+    def post(body, headers):
         return hall.client.post("/interactions", content=body, headers=headers)
 
     body, headers = platform.signed({"type": 1})
@@ -159,7 +158,7 @@ def test_bodies_are_limited_while_they_stream(hall):
     assert upload(hall, "x.md", b"word " * (LIMIT // 4)).status_code == 413
     sent = 0
 
-    def endless() -> Iterator[bytes]:
+    def endless():
         nonlocal sent
         yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="x.md"\r\n\r\n'
         for _ in range(2_000):

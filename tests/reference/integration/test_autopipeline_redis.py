@@ -127,7 +127,7 @@ async def test_closing_fails_what_is_under_way_and_what_comes_late(redis_url, re
         )
 
 
-async def _caught(call: Any) -> Any:
+async def _caught(call):
     try:
         return await call
     except Exception as error:

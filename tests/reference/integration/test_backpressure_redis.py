@@ -2,9 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
@@ -16,9 +14,8 @@ from studyhall.patterns.backpressure import Admission, Limits
 from studyhall.patterns.core.errors import Overloaded, QueueUnavailable
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.observability.metrics import JobMetrics
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.priority import Priority
-from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 
@@ -26,23 +23,23 @@ class Work(Payload):
     number: int = 0
 
 
-async def nothing(_ctx: JobContext, _payload: Work):
+async def nothing(_ctx, _payload):
     pass
 
 
-def job_types() -> JobTypes:
+def job_types():
     jobs = JobTypes()
     jobs.register(name="work", payload=Work, handler=nothing, queue="work")
     jobs.register(name="other", payload=Work, handler=nothing, queue="other")
     return jobs
 
 
-def request(number: int | str, name: str = "work", **options: Any) -> JobRequest:
+def request(number, name="work", **options):
     return JobRequest(name, {}, key=f"k-{number}", **options)
 
 
 @asynccontextmanager
-async def producer_at(url: str, limits: Limits | dict[str, Limits] | None, **options: Any) -> AsyncIterator[Producer]:
+async def producer_at(url, limits, **options):
     producer = full_producer(job_types(), url)
     if limits is not None:
         producer.admission = Admission(producer.redis, limits, **options)
@@ -52,7 +49,7 @@ async def producer_at(url: str, limits: Limits | dict[str, Limits] | None, **opt
         await producer.close()
 
 
-async def depth(producer: Producer) -> int:
+async def depth(producer):
     counts = await producer.queue("work").getJobCounts()
     return sum(counts[state] for state in ("waiting", "prioritized", "delayed", "waiting-children"))
 
@@ -64,7 +61,7 @@ async def test_queue_stays_within_its_depth_however_many_ask(redis_url, scale, f
     async with producer_at(redis_url, Limits(depth=limit)) as producer:
         await producer.redis.config_resetstat()
 
-        async def ask(number: int):
+        async def ask(number):
             try:
                 await producer.enqueue(request(number))
             except Overloaded as error:
@@ -135,7 +132,7 @@ async def test_late_work_closes_the_door_for_its_own_priority_and_below(redis_ur
         await producer.enqueue(request("old", priority="normal"))
         await producer.enqueue(request("new", priority="high"))
 
-        async def closed() -> bool:
+        async def closed():
             try:
                 await producer.enqueue(request("one", priority="normal"))
             except Overloaded as error:
@@ -192,7 +189,7 @@ async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(redis_url,
     """It waited longer than it was worth: not run, counted, in the dead letters with its reason."""
     ran: list[str] = []
 
-    async def note(ctx: JobContext, _payload: Work):
+    async def note(ctx, _payload):
         ran.append(ctx.key)
 
     jobs = JobTypes()
@@ -201,9 +198,9 @@ async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(redis_url,
     await create_all(store)
     metrics = JobMetrics()
     async with producer_at(redis_url, None) as producer:
-        for number in range(20):
-            await producer.enqueue(request(number, max_age=0.3 if number % 2 else 600))
-        await producer.enqueue(request("delayed", delay=0.8, max_age=5))  # its age counts from when it is due
+        added = [await producer.enqueue(request(number, max_age=0.3 if number % 2 else 600)) for number in range(20)]
+        # Its age counts from when it is due.
+        added.append(await producer.enqueue(request("delayed", delay=0.8, max_age=5)))
         await asyncio.sleep(0.6)
         async with at_work("work", full_pipeline(jobs, store, metrics=metrics), url=redis_url):
             await until(lambda: len(ran) >= 11, 10, "the others to run")
@@ -212,7 +209,7 @@ async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(redis_url,
         letters = await dead_letter.list_dead_letters(store)
     await close(store)
     reasons = {letter.reason.split(":")[0] for letter in letters}
-    figures("backpressure", name="expired", jobs=21, ran=len(ran), dropped=len(letters))
+    figures("backpressure", name="expired", jobs=len(added), ran=len(ran), dropped=len(letters))
     assert sorted(ran) == sorted(["k-delayed", *(f"k-{number}" for number in range(0, 20, 2))])
     assert len(letters) == 10
     assert reasons == {"Expired"}
@@ -221,7 +218,7 @@ async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(redis_url,
 async def test_a_worker_whose_clock_is_an_hour_ahead_drops_nothing_that_is_fresh(redis_url, tmp_path, monkeypatch):
     ran: list[str] = []
 
-    async def note(ctx: JobContext, _payload: Work):
+    async def note(ctx, _payload):
         ran.append(ctx.key)
 
     jobs = JobTypes()
@@ -241,5 +238,5 @@ async def test_a_worker_whose_clock_is_an_hour_ahead_drops_nothing_that_is_fresh
     assert ran == ["k-fresh"]
 
 
-async def _failed(producer: Producer, count: int) -> bool:
+async def _failed(producer, count):
     return int(await producer.queue("work").getFailedCount()) == count

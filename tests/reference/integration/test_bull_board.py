@@ -3,9 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,7 +15,7 @@ pytestmark = [pytest.mark.needs_node, pytest.mark.needs_browser]
 
 
 @pytest.fixture
-def board(browser: Any, board_home: Path, redis_server: Any, redis_url: str, spawn: Any) -> Iterator[Any]:
+def board(browser, board_home, redis_server, redis_url, spawn):
     """Its page of the queue; what it wants from other hosts (a font) stays away."""
     script = board_home / "bull_board.mjs"
     shutil.copy(PROGRAMS / script.name, script)

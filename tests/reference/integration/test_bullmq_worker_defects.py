@@ -3,7 +3,6 @@
 import asyncio
 import statistics
 import time
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ from harness.waiting import until
 from harness.workers import at_work, counts, queue_at, stock_at_work, until_counts
 
 
-async def nothing(job: Any, token: str):
+async def nothing(job, token):
     pass
 
 
@@ -25,7 +24,7 @@ async def test_idle_worker_hears_a_new_job_at_once(redis_url, scale, figures):
     port = int(redis_url.rsplit(":", 1)[1].split("/")[0])
     started: dict[str, float] = {}
 
-    async def note(job: Any, token: str):
+    async def note(job, token):
         started[job.data["who"]] = time.time() - job.data["at"]
 
     async with (
@@ -54,7 +53,7 @@ async def test_closing_under_load_strands_no_job(redis_url, scale, figures):
     stranded = {"stock": 0, "ours": 0}
     trials = scale(3, 10)
 
-    async def short(job: Any, token: str):
+    async def short(job, token):
         await asyncio.sleep(0.003)
 
     async with queue_at(redis_url, "stock") as stock_queue, queue_at(redis_url, "ours") as our_queue:
@@ -85,11 +84,11 @@ async def test_draining_keeps_the_locks_of_the_jobs_it_waits_for(redis_url):
     """3. The stock close() stops renewing, so another worker runs the job that the first one is finishing."""
     runs: list[str] = []
 
-    async def slow(job: Any, token: str):
+    async def slow(job, token):
         runs.append(job.queue.name)
         await asyncio.sleep(2.5)
 
-    async def is_run_by(worker: Any, queue: Any):
+    async def is_run_by(worker, queue):
         await queue.add("slow", {})
         await until(lambda: worker.name in runs, 10, f"{worker.name} to start the job")
 
@@ -114,7 +113,7 @@ async def test_draining_keeps_the_locks_of_the_jobs_it_waits_for(redis_url):
 async def test_a_cancellation_that_escapes_a_processor_does_not_end_the_worker(redis_url):
     """4. In the stock worker it ends run() without a word; later jobs wait forever."""
 
-    async def trips(job: Any, token: str):
+    async def trips(job, token):
         if job.name == "cancelled inside":
             inner = asyncio.create_task(asyncio.sleep(10))
             inner.cancel()
@@ -155,7 +154,7 @@ async def test_global_concurrency_is_kept_busy(redis_url, figures):
     # Long enough that the third is asked for while two run, on a busy machine too: only then is the limit met.
     seconds, drain = 0.3, 2
 
-    async def short(job: Any, token: str):
+    async def short(job, token):
         await asyncio.sleep(seconds)
 
     async with queue_at(redis_url, "stock") as stock_queue, queue_at(redis_url, "ours") as our_queue:
@@ -173,15 +172,15 @@ async def test_global_concurrency_is_kept_busy(redis_url, figures):
     assert took["ours"] < took["stock"] / 2
 
 
-async def _race(url: str, processor: Any, *, jobs: int, stock: Any, ours: Any) -> dict[str, float]:
+async def _race(url, processor, *, jobs, stock, ours):
     """Seconds until both kinds of worker have completed `jobs` jobs that were there before they started."""
     took: dict[str, float] = {}
     async with queue_at(url, "stock") as stock_queue, queue_at(url, "ours") as our_queue:
         for queue in (stock_queue, our_queue):
             await queue.addBulk([{"name": "job", "data": {}} for _ in range(jobs)])
 
-        async def timed(who: str, queue: Any, at: float):
-            async def all_done() -> bool:
+        async def timed(who, queue, at):
+            async def all_done():
                 return bool(await queue.getCompletedCount() == jobs)
 
             await until(all_done, 60, f"{who} to complete {jobs} jobs")
@@ -198,7 +197,7 @@ async def test_delays_are_kept_to_the_millisecond_not_rounded_to_seconds(redis_u
     """7. The stock worker never learns that the server takes fractions, and waits in whole seconds."""
     late: dict[str, list[float]] = {"stock": [], "ours": []}
 
-    async def note(job: Any, token: str):
+    async def note(job, token):
         late[job.queue.name].append(time.time() * 1000 - job.data["due"])
 
     async with (
@@ -222,10 +221,10 @@ async def test_a_listener_that_raises_does_not_cost_the_job(redis_url):
     ran: list[str] = []
     reported: list[BaseException] = []
 
-    async def run(job: Any, token: str):
+    async def run(job, token):
         ran.append(job.queue.name)
 
-    def bad(*_: Any):
+    def bad(*_):
         raise ValueError("listener")
 
     async with (
@@ -247,12 +246,12 @@ async def test_a_listener_that_raises_does_not_cost_the_job(redis_url):
 async def test_an_error_listener_that_raises_does_not_end_the_worker(redis_url, redis_server):
     """8b. In the stock worker the error of an `error` listener ends run()."""
 
-    async def loses_its_lock(job: Any, token: str):
+    async def loses_its_lock(job, token):
         if job.name == "unlucky":
             with redis_server.client() as client:
                 client.delete(f"bull:{job.queue.name}:{job.id}:lock")
 
-    def bad(*_: Any):
+    def bad(*_):
         raise ValueError("listener")
 
     async with (
@@ -276,7 +275,7 @@ async def test_async_listeners_are_awaited(redis_url):
     heard: list[str] = []
     reported: list[BaseException] = []
 
-    async def heard_by(job: Any, result: Any):
+    async def heard_by(job, result):
         await asyncio.sleep(0)
         heard.append(job.queue.name)
         raise ValueError("after an await")

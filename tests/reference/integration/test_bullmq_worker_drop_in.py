@@ -2,10 +2,9 @@
 
 import asyncio
 import time
-from typing import Any
 
 import pytest
-from bullmq import AbortError, AbortSignal
+from bullmq import AbortError
 
 from harness.waiting import until
 from harness.workers import at_work, counts, queue_at, until_counts
@@ -13,12 +12,12 @@ from studyhall.patterns.bullmq_worker import LOCK_LOST
 from studyhall.patterns.dead_letter.sweeping import sweeping
 
 
-async def nothing(job: Any, token: str):
+async def nothing(job, token):
     pass
 
 
-async def ended(queue: Any, total: int) -> dict[str, int]:
-    async def all_ended() -> dict[str, int]:
+async def ended(queue, total):
+    async def all_ended():
         now = await counts(queue)
         return now if now.get("completed", 0) + now.get("failed", 0) == total else {}
 
@@ -28,7 +27,7 @@ async def ended(queue: Any, total: int) -> dict[str, int]:
 async def test_a_processor_with_a_third_parameter_gets_a_signal_that_cancel_sets(redis_url):
     """It passed the constructor, and every attempt failed for want of an argument."""
 
-    async def process(job: Any, token: str, signal: AbortSignal) -> str:
+    async def process(job, token, signal):
         if job.name == "quick":
             return "done"
         await signal.wait()
@@ -49,7 +48,7 @@ async def test_a_processor_with_a_third_parameter_gets_a_signal_that_cancel_sets
 async def test_a_processor_that_ignores_its_signal_is_cancelled_all_the_same(redis_url, monkeypatch):
     monkeypatch.setattr("studyhall.patterns.bullmq_worker.worker.CLEANUP_SECONDS", 0.4)
 
-    async def ignores(job: Any, token: str, signal: AbortSignal):
+    async def ignores(job, token, signal):
         await asyncio.sleep(60)
 
     async with queue_at(redis_url, "q") as queue, at_work("q", ignores, url=redis_url) as worker:
@@ -64,7 +63,7 @@ async def test_a_processor_that_ignores_its_signal_is_cancelled_all_the_same(red
 async def test_the_signal_says_that_the_lock_is_lost(redis_url, redis_server):
     reasons: list[str | None] = []
 
-    async def process(job: Any, token: str, signal: AbortSignal):
+    async def process(job, token, signal):
         try:
             await asyncio.sleep(60)
         finally:
@@ -86,11 +85,11 @@ async def test_a_backoff_strategy_decides_about_types_of_its_own(redis_url):
     asked: list[tuple[int, str, str]] = []
     starts: list[float] = []
 
-    def strategy(failures: int, kind: str, error: BaseException, job: Any) -> int:
+    def strategy(failures, kind, error, job):
         asked.append((failures, kind, str(error)))
         return -1 if failures == 3 else 200 * (failures - 1)
 
-    async def fails(job: Any, token: str):
+    async def fails(job, token):
         starts.append(time.monotonic())
         raise ValueError("boom")
 
@@ -103,10 +102,10 @@ async def test_a_backoff_strategy_decides_about_types_of_its_own(redis_url):
 
 @pytest.mark.parametrize("raised", [ValueError("no idea"), SystemExit(2)])
 async def test_a_backoff_strategy_that_raises_fails_the_job_with_both_reasons(redis_url, raised):
-    def strategy(*_: Any) -> int:
+    def strategy(*_):
         raise raised
 
-    async def fails(job: Any, token: str):
+    async def fails(job, token):
         raise ValueError("boom")
 
     async with queue_at(redis_url, "q") as queue, at_work("q", fails, url=redis_url, backoff_strategy=strategy):
@@ -116,7 +115,7 @@ async def test_a_backoff_strategy_that_raises_fails_the_job_with_both_reasons(re
 
 
 async def test_jitter_spreads_the_backoff(redis_url):
-    async def fails(job: Any, token: str):
+    async def fails(job, token):
         raise ValueError("boom")
 
     async with queue_at(redis_url, "q") as queue, at_work("q", fails, url=redis_url):
@@ -129,7 +128,7 @@ async def test_jitter_spreads_the_backoff(redis_url):
 
 
 async def test_metrics_count_what_ended(redis_url, redis_server):
-    async def process(job: Any, token: str):
+    async def process(job, token):
         if job.name == "fails":
             raise ValueError
 
@@ -144,7 +143,7 @@ async def test_metrics_count_what_ended(redis_url, redis_server):
 async def test_a_listener_can_be_taken_off(redis_url):
     heard: list[str] = []
 
-    def listener(job: Any, result: Any):
+    def listener(job, result):
         heard.append(job.name)
 
     async with queue_at(redis_url, "q") as queue, at_work("q", nothing, url=redis_url) as worker:
@@ -162,7 +161,7 @@ async def test_a_paused_worker_takes_nothing_until_it_is_resumed(redis_url):
     started, go = asyncio.Event(), asyncio.Event()
     heard: list[str] = []
 
-    async def process(job: Any, token: str):
+    async def process(job, token):
         if job.name == "long":
             started.set()
             await go.wait()
@@ -206,5 +205,5 @@ async def test_a_restart_of_redis_is_one_line_and_one_when_it_is_back_and_no_tra
     assert any("sweep of dead letters failed: ConnectionError: " in record.getMessage() for record in lines)
 
 
-def said(caplog: pytest.LogCaptureFixture, level: str) -> set[str]:
+def said(caplog, level):
     return {record.name.split(".")[-1] for record in caplog.records if record.levelname == level}

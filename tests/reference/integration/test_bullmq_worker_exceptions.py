@@ -3,9 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,12 +19,12 @@ class PanicException(BaseException):
 
 
 class Wordless(Exception):
-    def __str__(self) -> str:
+    def __str__(self):
         raise ValueError("no words")
 
 
 class PanicsWhenAsked(Exception):
-    def __str__(self) -> str:
+    def __str__(self):
         raise PanicException
 
 
@@ -36,7 +34,7 @@ def cancelled_future():
     future.result()
 
 
-def raising(kind: type[BaseException], *args: Any) -> Callable[[], None]:
+def raising(kind, *args):
     def call():
         raise kind(*args)
 
@@ -59,8 +57,8 @@ RAISED = {
 }
 
 
-async def ended(queue: Any, total: int) -> dict[str, int]:
-    async def all_ended() -> dict[str, int]:
+async def ended(queue, total):
+    async def all_ended():
         now = await counts(queue)
         return now if now.get("completed", 0) + now.get("failed", 0) == total else {}
 
@@ -73,7 +71,7 @@ async def test_whatever_a_processor_raises_is_a_failed_attempt_and_its_neighbour
     call, reason = RAISED[what]
     runs: list[int] = []
 
-    async def process(job: Any, token: str):
+    async def process(job, token):
         if job.name == "culprit":
             runs.append(job.attemptsMade)
             await asyncio.sleep(0)
@@ -119,8 +117,8 @@ async def test_a_task_group_that_fails_is_a_failed_attempt_and_no_crash(redis_ur
     assert (failed.attemptsMade, failed.stalledCounter) == (2, 0)
 
 
-def processor_of(raises: Callable[[], Any]) -> Callable[..., Any]:
-    async def process(job: Any, token: str):
+def processor_of(raises):
+    async def process(job, token):
         await raises()
 
     return process
@@ -149,7 +147,7 @@ async def test_sys_exit_in_a_task_of_the_processor_is_a_crash_that_a_budget_ends
         culprit = await queue.add(name, {}, {"attempts": 2})
         await queue.addBulk([{"name": "neighbour", "data": {}} for _ in range(10)])
 
-        async def ended() -> bool:
+        async def ended():
             return await counts(queue) == {"completed": 10, "failed": 1}
 
         for _ in range(6):
@@ -169,19 +167,19 @@ async def test_nothing_that_a_listener_raises_touches_a_job(redis_url, what, kin
     runs: list[str] = []
     heard: set[str] = set()
 
-    def listener(event: str) -> Callable[..., Any]:
-        def sync(*args: Any):
+    def listener(event):
+        def sync(*args):
             heard.add(event)
             call()
 
-        async def later(*args: Any):
+        async def later(*args):
             heard.add(event)
             await asyncio.sleep(0)
             call()
 
         return sync if kind == "sync" else later
 
-    async def process(job: Any, token: str):
+    async def process(job, token):
         runs.append(job.id)
         if job.name == "fails":
             raise ValueError("once")

@@ -10,14 +10,13 @@ from harness.pipelines import JobSetup
 from harness.waiting import until
 from harness.workers import at_work, queue_at
 from studyhall.patterns.core.job import RetryPolicy
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
-def options(**values: Any) -> dict[str, Any]:
+def options(**values):
     return {"opts": json.dumps({"attempts": 2, **values})}
 
 
@@ -98,7 +97,7 @@ LISTS = ("wait", "active", "paused")
 STATES = (*LISTS, "delayed", "prioritized", "waiting-children", "completed", "failed")
 
 
-def put(client: Any, queue: str, job_id: str, good: dict[str, str]):
+def put(client, queue, job_id, good):
     fields = {**good, **SHAPES.get(job_id, {})}
     kept = {name: value for name, value in fields.items() if value is not None}
     if kept:
@@ -107,7 +106,7 @@ def put(client: Any, queue: str, job_id: str, good: dict[str, str]):
     client.zadd(f"bull:{queue}:marker", {"0": 0})
 
 
-def states(client: Any, queue: str) -> dict[str, list[str]]:
+def states(client, queue):
     """The states in which each job stands."""
     found: dict[str, list[str]] = {}
     for state in STATES:
@@ -118,12 +117,12 @@ def states(client: Any, queue: str) -> dict[str, list[str]]:
     return found
 
 
-def all_ended(client: Any, queue: str, ids: list[str]) -> bool:
+def all_ended(client, queue, ids):
     now = states(client, queue)
     return all(len(now.get(i, [])) == 1 and now[i][0] in ("completed", "failed") for i in ids)
 
 
-def open_ones(client: Any, queue: str, ids: list[str]) -> str:
+def open_ones(client, queue, ids):
     now = states(client, queue)
     return str({i: now.get(i) for i in ids if now.get(i) not in (["completed"], ["failed"])})
 
@@ -133,7 +132,7 @@ async def test_a_foreign_job_ends_in_one_visible_state_and_its_neighbours_run(re
     """Each of these looped as stalled, or ended in no state at all, or stopped the tools that list the failed."""
     runs: dict[str, int] = {}
 
-    async def process(job: Any, token: str) -> str:
+    async def process(job, token):
         runs[job.id] = runs.get(job.id, 0) + 1
         await asyncio.sleep(0)
         if job.name != "neighbour" and work == "fails":
@@ -181,7 +180,7 @@ async def test_an_id_whose_key_is_no_hash_leaves_the_queue_and_its_neighbours_ru
     runs: list[str] = []
     said: list[str] = []
 
-    async def process(job: Any, token: str):
+    async def process(job, token):
         runs.append(job.id)
 
     with redis_server.client() as client:
@@ -211,7 +210,7 @@ class Work(Payload):
 
 
 async def test_a_foreign_job_ends_in_one_visible_state_in_the_pipeline_too(redis_url, redis_server, tmp_path):
-    async def nothing(_ctx: JobContext, _payload: Work): ...
+    async def nothing(_ctx, _payload): ...
 
     jobs = JobTypes()
     jobs.register(name="work", payload=Work, handler=nothing, queue="q", retry=RetryPolicy(base=0.01, attempts=2))

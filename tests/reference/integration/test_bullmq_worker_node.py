@@ -4,7 +4,6 @@ import json
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from bullmq import FlowProducer, Queue
@@ -21,16 +20,16 @@ pytestmark = pytest.mark.needs_node
 
 
 @pytest.fixture
-def peer(node_home: Path, spawn: Any, redis_server: Any) -> Any:
+def peer(node_home, spawn, redis_server):
     """`peer("work")` starts the Node program; `.said(event)` gives its JSON lines."""
 
     class Peer:
-        def __init__(self, mode: str):
+        def __init__(self, mode):
             script = node_home / PEER.name  # modules are looked up from where the script lies
             shutil.copy(PEER, script)
             self.process = spawn.command("node", script, mode, redis_server.port, cwd=node_home)
 
-        def said(self, event: str) -> list[dict[str, Any]]:
+        def said(self, event):
             lines = (json.loads(line) for line in self.process.lines() if line.startswith("{"))
             return [line for line in lines if line["event"] == event]
 
@@ -40,7 +39,7 @@ def peer(node_home: Path, spawn: Any, redis_server: Any) -> Any:
 async def test_node_producer_and_our_worker(redis_url, peer):
     runs: list[str] = []
 
-    async def process(job: Any, token: str) -> Any:
+    async def process(job, token):
         runs.append(job.name)
         await job.updateProgress({"percent": 50})
         await job.log("from python")
@@ -75,7 +74,7 @@ async def test_our_producer_and_node_worker(redis_url, peer):
     await queue.add("late", {}, {"delay": 300, "jobId": "late"})
     node = peer("work")
 
-    async def done() -> bool:
+    async def done():
         return await counts(queue) == {"completed": 5, "failed": 1}
 
     await until(done, 60, f"Node to finish them, {node.process}")
@@ -98,10 +97,10 @@ async def test_our_producer_and_node_worker(redis_url, peer):
 
 
 async def test_node_flow_run_by_our_workers(redis_url, peer):
-    async def child(job: Any, token: str) -> int:
+    async def child(job, token):
         return int(job.data["n"]) * 10
 
-    async def parent(job: Any, token: str) -> int:
+    async def parent(job, token):
         return sum((await job.getChildrenValues()).values())
 
     async with at_work("py-children", child, url=redis_url), at_work("py-parent", parent, url=redis_url):
@@ -114,7 +113,7 @@ async def test_node_and_our_worker_share_a_queue(redis_url, peer):
     """Both take jobs from one queue; every job runs once."""
     ours: list[str] = []
 
-    async def process(job: Any, token: str) -> dict[str, bool]:
+    async def process(job, token):
         ours.append(job.id)
         return {"node": False}
 
@@ -144,7 +143,7 @@ async def test_jobs_of_a_killed_worker_come_back_as_soon_beside_a_node_worker(
             await queue.add("hold", {})
             await until(lambda: node.said("start"), 20, "Node to be busy")
 
-        async def start_victim() -> Any:
+        async def start_victim():
             child = spawn(VICTIM, json.dumps({**spec, "options": {"concurrency": 3}}))
             await child.line('"ready"')
             await queue.addBulk([{"name": "job", "data": {}} for _ in range(3)])
@@ -159,7 +158,7 @@ async def test_jobs_of_a_killed_worker_come_back_as_soon_beside_a_node_worker(
             await start_node()
         done: list[str] = []
 
-        async def process(job: Any, token: str):
+        async def process(job, token):
             done.append(job.id)
 
         async with at_work("held", process, url=redis_url):
@@ -174,7 +173,7 @@ async def test_jobs_of_a_killed_worker_come_back_as_soon_beside_a_node_worker(
 async def test_dashboards_count_one_worker_for_one_worker(redis_url, peer, name):
     """Also when it opened many connections. bull-board asks as Node does."""
 
-    async def busy(job: Any, token: str):
+    async def busy(job, token):
         # plain commands of many jobs at once: each takes a connection of the worker's pool
         for _ in range(20):
             await job.queue.client.ping()
@@ -183,7 +182,7 @@ async def test_dashboards_count_one_worker_for_one_worker(redis_url, peer, name)
         async with queue_at(redis_url, queue_name) as queue, at_work(queue_name, busy, url=redis_url, name=name):
             await queue.addBulk([{"name": "job", "data": {}} for _ in range(200)])
 
-            async def idle(queue: Any = queue) -> bool:
+            async def idle(queue=queue):
                 return await counts(queue) == {"completed": 200}
 
             await until(idle, 30, "the jobs to end")

@@ -17,12 +17,12 @@ from harness.workers import at_work, counts, queue_at, stock_at_work
 from studyhall.patterns.bullmq_worker import ReliableWorker, RetryLater
 
 
-async def nothing(job: Any, token: str):
+async def nothing(job, token):
     pass
 
 
-async def settled(queue: Any, total: int):
-    async def all_finished() -> bool:
+async def settled(queue, total):
+    async def all_finished():
         now = await counts(queue)
         return now.get("completed", 0) + now.get("failed", 0) == total
 
@@ -32,7 +32,7 @@ async def settled(queue: Any, total: int):
 async def test_retry_later_spends_an_attempt_only_when_told(redis_url):
     starts: list[float] = []
 
-    async def later(job: Any, token: str) -> str:
+    async def later(job, token):
         starts.append(time.time())
         if len(starts) == 1:
             raise RetryLater(0.3, reason="not yet")
@@ -54,11 +54,26 @@ async def test_retry_later_spends_an_attempt_only_when_told(redis_url):
     assert starts[1] - starts[0] >= 0.29
 
 
+async def test_a_job_tells_which_worker_has_it_whichever_way_it_was_taken(redis_url):
+    holders: list[Any] = []
+
+    async def later(job, token):
+        holders.append(await job.queue.client.hget(f"bull:q:{job.id}", "pb"))
+        if len(holders) == 1:
+            raise RetryLater(0.01, reason="the next one comes with this answer")
+
+    async with queue_at(redis_url, "q") as queue:
+        await queue.addBulk([{"name": "job", "data": {}} for _ in range(3)])
+        async with at_work("q", later, url=redis_url, name="mailer", concurrency=1):
+            await settled(queue, 3)
+    assert holders == ["mailer"] * 4
+
+
 @pytest.mark.parametrize("backoff", [None, {"type": "fixed", "delay": 20}, {"type": "exponential", "delay": 10}])
 async def test_other_errors_follow_the_jobs_own_attempts_and_backoff(redis_url, backoff):
     runs: list[int] = []
 
-    async def fails(job: Any, token: str):
+    async def fails(job, token):
         runs.append(job.attemptsMade)
         raise OSError("cannot open \udcff")  # a file name as the OS gave it: not encodable
 
@@ -73,7 +88,7 @@ async def test_other_errors_follow_the_jobs_own_attempts_and_backoff(redis_url, 
 
 
 async def test_unknown_backoff_fails_the_job_instead_of_leaving_it_active(redis_url):
-    async def fails(job: Any, token: str):
+    async def fails(job, token):
         raise ValueError("boom")
 
     async with (
@@ -97,7 +112,7 @@ async def test_result_that_is_not_json_fails_once_and_says_so(redis_url, value):
     """The stock worker does the finished work again, once per attempt."""
     runs: list[str] = []
 
-    async def works(job: Any, token: str) -> Any:
+    async def works(job, token):
         runs.append(job.queue.name)
         return value
 
@@ -119,7 +134,7 @@ async def test_unreadable_jobs_fail_and_their_neighbours_run(redis_url, redis_se
     """Stock: an evicted job runs with no name and no data; one with broken JSON stays active."""
     seen: list[tuple[str, Any]] = []
 
-    async def note(job: Any, token: str):
+    async def note(job, token):
         seen.append((job.queue.name, job.name))
 
     names = ("stock", "ours")
@@ -146,7 +161,7 @@ async def test_unreadable_jobs_fail_and_their_neighbours_run(redis_url, redis_se
 async def test_delayed_error_keeps_working(redis_url):
     runs: list[str] = []
 
-    async def process(job: Any, token: str):
+    async def process(job, token):
         runs.append(job.id)
         if len(runs) == 1:
             await job.moveToDelayed(int(time.time() * 1000) + 50, token)
@@ -161,7 +176,7 @@ async def test_delayed_error_keeps_working(redis_url):
 async def test_cancelled_job_fails_for_good_unless_its_processor_decides_otherwise(redis_url):
     seen: dict[str, str] = {}
 
-    async def hangs(job: Any, token: str):
+    async def hangs(job, token):
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError as error:
@@ -184,7 +199,7 @@ async def test_cancelled_job_fails_for_good_unless_its_processor_decides_otherwi
 
 
 async def test_processor_that_cancels_itself_and_returns_is_completed(redis_url):
-    async def quick(job: Any, token: str) -> str:
+    async def quick(job, token):
         job.queue.cancel(job.id, "too late")
         return "done"
 
@@ -199,7 +214,7 @@ async def test_drain_gives_back_a_job_that_ignores_its_cancellation(redis_url, m
     release = asyncio.Event()
     reported: list[BaseException] = []
 
-    async def stubborn(job: Any, token: str):
+    async def stubborn(job, token):
         while not release.is_set():
             with contextlib.suppress(asyncio.CancelledError):
                 await release.wait()
@@ -215,7 +230,7 @@ async def test_drain_gives_back_a_job_that_ignores_its_cancellation(redis_url, m
 
 
 async def test_a_second_drain_hurries_the_first_and_cancelling_it_stops_nothing(redis_url):
-    async def hangs(job: Any, token: str):
+    async def hangs(job, token):
         await asyncio.sleep(60)
 
     async with queue_at(redis_url, "q") as queue, at_work("q", hangs, url=redis_url) as worker:
@@ -240,7 +255,7 @@ async def test_draining_worker_wakes_another_for_the_jobs_it_left(redis_url, mon
                 await queue.add("job", {})
                 await drained
 
-                async def done(before: int = before) -> bool:
+                async def done(before=before):
                     return bool(await queue.getCompletedCount() > before)
 
                 await until(done, 10, "the job to be done")
@@ -251,7 +266,7 @@ async def test_context_variables_do_not_leak_from_job_to_job(redis_url):
     tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
     seen: list[str] = []
 
-    async def process(job: Any, token: str):
+    async def process(job, token):
         seen.append(tenant.get())
         tenant.set(f"tenant of job {job.id}")
 
@@ -270,7 +285,7 @@ async def test_retention_rules_of_the_worker_apply_to_jobs_without_their_own(red
         for own in ({}, {"removeOnComplete": True}):
             await queue.addBulk([{"name": "job", "data": {}, "opts": own} for _ in range(10)])
 
-        async def drained() -> bool:
+        async def drained():
             return set(await counts(queue)) == {"completed"}
 
         await until(drained, 10, "all to finish")
@@ -278,7 +293,7 @@ async def test_retention_rules_of_the_worker_apply_to_jobs_without_their_own(red
 
 
 async def test_misuse_raises_with_a_hint(redis_url):
-    def sync(job: Any, token: str): ...
+    def sync(job, token): ...
 
     with pytest.raises(TypeError, match="async def"):
         ReliableWorker("q", sync, url=redis_url)
@@ -295,7 +310,7 @@ async def test_cancelling_run_gives_the_jobs_back(redis_url, seed):
     """At any moment of its start-up. (While run() awaited redis-py itself, some cancellations vanished.)"""
     choose = random.Random(seed)
 
-    async def hangs(job: Any, token: str):
+    async def hangs(job, token):
         await asyncio.sleep(600)
 
     for number in range(40):

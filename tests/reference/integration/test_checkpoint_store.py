@@ -5,7 +5,6 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from studyhall.patterns import checkpoint
 from studyhall.patterns.checkpoint import CheckpointTooLarge, Overtaken
@@ -14,7 +13,7 @@ from studyhall.patterns.core.job import Decision, Outcome
 from studyhall.patterns.core.store import begin
 
 
-async def save(store: AsyncEngine, key: str, state: object, run: int):
+async def save(store, key, state, run):
     async with begin(store) as tx:
         await checkpoint.save(tx, key, state, run)
 
@@ -61,7 +60,7 @@ async def test_of_many_runs_that_save_at_once_the_latest_wins(store):
     assert await checkpoint.claim(store, "k", 21) == {"run": 20}
 
 
-def fence(created_ms: int, starts: int) -> int:
+def fence(created_ms, starts):
     job = SimpleNamespace(timestamp=created_ms, attemptsStarted=starts)
     return JobContext(job, "", None, lambda run, error: Decision(Outcome.RETRY, "")).fence
 

@@ -1,7 +1,6 @@
 """The rules of the shared breaker, one by one, on a real server."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,20 +16,20 @@ from studyhall.patterns.retry import decide
 
 
 @pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
+async def redis(redis_url):
     client = producer_client(redis_url)
     yield client
     await client.aclose()
 
 
-async def fail(breaker: CircuitBreaker, error: BaseException, times: int = 1):
+async def fail(breaker, error, times=1):
     for _ in range(times):
         with pytest.raises(type(error)):
             async with breaker:
                 raise error
 
 
-async def state(breaker: CircuitBreaker) -> str:
+async def state(breaker):
     return (await breaker.state()).state
 
 
@@ -50,7 +49,7 @@ async def test_opens_after_so_many_failures_and_closes_after_a_good_probe(redis)
     assert await state(breaker) == "closed", "it starts over with a clean slate"
 
 
-async def _half_open(breaker: CircuitBreaker) -> bool:
+async def _half_open(breaker):
     return await state(breaker) == "half-open"
 
 
@@ -62,7 +61,7 @@ async def test_failed_probe_opens_again_and_only_one_of_many_callers_probes(redi
         probing = 0
         gate = asyncio.Event()
 
-        async def probe(error: Exception | None, gate: asyncio.Event = gate):
+        async def probe(error, gate=gate):
             nonlocal probing
             probing += 1
             await gate.wait()
@@ -138,7 +137,7 @@ async def test_results_of_calls_from_before_it_opened_count_for_nothing(redis):
     breaker = CircuitBreaker(redis, "p", failures=1, cooldown=0.1)
     gates = [asyncio.Event() for _ in range(2)]
 
-    async def late(gate: asyncio.Event, error: Exception | None):
+    async def late(gate, error):
         await gate.wait()
         if error:
             raise error

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +21,6 @@ from studyhall.patterns.claim_check import (
 )
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.dead_letter import needed_by_dead_letters
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -39,14 +36,14 @@ class Inline(Payload):
     image: str
 
 
-def scan_jobs(blobs: Blobs, read: list[bytes]) -> JobTypes:
-    async def scan(ctx: JobContext, payload: Scan) -> dict[str, int]:
+def scan_jobs(blobs, read):
+    async def scan(ctx, payload: Scan):
         read.append(await blobs.read(payload.image))
         if payload.fail:
             raise Permanent("unreadable")
         return {"size": payload.image.size}
 
-    async def inline(ctx: JobContext, payload: Inline):
+    async def inline(ctx, payload: Inline):
         return None
 
     jobs = JobTypes()
@@ -55,7 +52,7 @@ def scan_jobs(blobs: Blobs, read: list[bytes]) -> JobTypes:
     return jobs
 
 
-def age(folder: Path, seconds: float = 7200):
+def age(folder, seconds=7200):
     """Make everything in the folder look old."""
     for path in sorted(folder.rglob("*"), reverse=True):
         os.utime(path, (time.time() - seconds, time.time() - seconds))
@@ -118,7 +115,7 @@ async def test_the_sweep_takes_what_nobody_needs_and_nothing_else(redis_url, tmp
     async with JobSetup.open(redis_url, tmp_path, scan_jobs(blobs, read)) as setup:
         needed = needed_by_jobs(setup.producer.redis, needed_by_dead_letters(setup.store))
 
-        async def add(key: str, **fields: Any) -> tuple[JobRequest, Path]:
+        async def add(key, **fields):
             claim = await blobs.put(key.encode(), ("scans", f"scan.{key}"))
             request = JobRequest("scan", {"image": claim, **fields}, key=key)
             await setup.producer.enqueue(request)
@@ -163,7 +160,7 @@ async def test_the_sweep_leaves_the_blob_of_a_job_that_runs(redis_url, tmp_path)
     blobs, reading, swept = Blobs(tmp_path / "blobs"), asyncio.Event(), asyncio.Event()
     read: list[bytes] = []
 
-    async def scan(ctx: JobContext, payload: Scan):
+    async def scan(ctx, payload: Scan):
         reading.set()
         async with asyncio.timeout(30):
             await swept.wait()
@@ -190,7 +187,7 @@ async def test_a_sweep_that_cannot_ask_deletes_nothing(tmp_path):
     claim = await blobs.put(b"x", OWNER)
     age(tmp_path)
 
-    async def away(_refs: object) -> set[str]:
+    async def away(_refs):
         raise ConnectionError("redis is away")
 
     with pytest.raises(ConnectionError):
@@ -206,7 +203,7 @@ async def test_putting_while_sweeping_never_loses_a_blob(tmp_path):
     age(tmp_path)
     claims: dict[int, Claim] = {}
 
-    async def nobody(_refs: object) -> set[str]:
+    async def nobody(_refs):
         return set()
 
     async def put():
@@ -227,7 +224,7 @@ async def test_large_payloads_fill_redis_where_claims_do_not(make_redis, tmp_pat
     jobs, size = scale(40, 200), 1_000_000
     text = "x" * size
 
-    def memory() -> int:
+    def memory():
         with server.client() as client:
             return int(client.info("memory")["used_memory"])
 

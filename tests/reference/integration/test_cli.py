@@ -10,13 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.ports import free_port
-from harness.processes import ROOT, Spawner
+from harness.processes import ROOT
 from harness.waiting import until_sync
 from studyhall import cli, cli_documents, terminal
 from studyhall.app import open_app
@@ -31,18 +30,16 @@ Command = Callable[..., Any]
 class Ran:
     """Exit code and output of one command."""
 
-    def __init__(self, code: int, out: str, err: str):
+    def __init__(self, code, out, err):
         self.code, self.out, self.err = code, out, err
 
     @property
-    def json(self) -> Any:
+    def json(self):
         return json.loads(self.out)
 
 
 @pytest.fixture
-def studyhall(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
+def studyhall(redis_url, tmp_path, monkeypatch, capsys):
     """`studyhall("submit", path)`: what the command does, in this process, with its exit code."""
     for name in ("DATABASE_URL", "STUDYHALL_DATA_DIR"):
         monkeypatch.delenv(name, raising=False)
@@ -50,7 +47,7 @@ def studyhall(
     for console in (terminal.out, terminal.err):
         monkeypatch.setattr(console, "_width", 200)  # not COLUMNS: xdist had it when the console was made
 
-    def run(*args: object, data_dir: bool = True) -> Ran:
+    def run(*args, data_dir=True):
         where = ["--data-dir", str(tmp_path / "data")] if data_dir else []
         monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))  # to every question: no
         monkeypatch.setattr(sys, "argv", ["studyhall", *map(str, args), *where])
@@ -90,7 +87,7 @@ def test_what_a_command_writes_is_for_its_user_alone(tmp_path, monkeypatch):
     assert not open_to_others
 
 
-def worker(spawn: Spawner, redis_url: str, tmp_path: Path) -> Any:
+def worker(spawn, redis_url, tmp_path):
     env = {"REDIS_URL": redis_url, "STUDYHALL_SWEEP_SECONDS": "0.3"}
     started = spawn("studyhall", "worker", "--processes", 1, "--data-dir", tmp_path / "data", env=env)
     started.line_sync('"ready"', 60)
@@ -165,7 +162,7 @@ def test_a_document_goes_through_and_a_corrupt_one_goes_on_after_its_repair(stud
     asyncio.run(repair())
     assert studyhall("dlq", "replay", "--all", "--json").json["replayed"] == [f"document-processing.{ident}"]
 
-    def through() -> bool:
+    def through():
         found = {row["id"]: row for row in studyhall("status", "--json").json}[ident]
         return all(stage["state"] == "completed" for stage in found["stages"].values())
 
@@ -290,7 +287,7 @@ def test_waiting_without_a_worker_says_what_is_missing(redis_url, tmp_path, spaw
     working = worker(spawn, redis_url, tmp_path)
     assert waiting.wait(60) == 0
 
-    async def somebody_works() -> bool:
+    async def somebody_works():
         settings = load({"REDIS_URL": redis_url}, {"data_dir": tmp_path / "data"})
         async with open_app(settings) as app:
             return await cli_documents._somebody_works(app)

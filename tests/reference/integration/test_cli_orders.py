@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,18 +42,18 @@ class BrokenPayments(Payments):
     def __init__(self):
         super().__init__("http://127.0.0.1:9")
 
-    async def charge(self, key: str, **order: Any) -> dict[str, Any]:
+    async def charge(self, key, **order):
         raise Permanent("garbled answer for ann@example.com")
 
-    async def find(self, charge_key: str) -> dict[str, Any] | None:
+    async def find(self, charge_key):
         return None
 
-    async def refund(self, key: str, *, charge_key: str) -> dict[str, Any]:
+    async def refund(self, key, *, charge_key):
         raise Permanent("account closed")
 
 
 @pytest.fixture
-def studyhall(tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -> Command:
+def studyhall(tmp_path, store_url, monkeypatch):
     """Run a command on an own data directory: parsed JSON when it prints some, the result otherwise."""
     monkeypatch.setenv("DATABASE_URL", store_url)
     # The handler a command leaves writes to its closed output.
@@ -65,7 +64,7 @@ def studyhall(tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -
     app.add_typer(cli_orders.order, name="order")
     app.add_typer(cli_orders.outbox, name="outbox")
 
-    def command(*args: str, fails: int = 0) -> Any:
+    def command(*args, fails=0):
         result: Result = CliRunner().invoke(app, [*args, "--data-dir", str(tmp_path)])
         if isinstance(result.exception, JobError):  # `studyhall` prints these as one line and exits with 1
             assert fails == 1, result.exception
@@ -76,13 +75,13 @@ def studyhall(tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -
     return command
 
 
-def drive(store_url: str):
+def drive(store_url):
     async def go():
-        engine = open_store(store_url)
+        store = open_store(store_url)
         never = RetryPolicy(base=0.01, cap=0.01, attempts=1)
         async with BrokenPayments() as payments:
-            await SagaRunner(engine, buy_pack(payments, charge=never, refund=never)).resume_due()
-        await close(engine)
+            await SagaRunner(store, buy_pack(payments, charge=never, refund=never)).resume_due()
+        await close(store)
 
     asyncio.run(go())
 
@@ -138,16 +137,16 @@ def test_quarantined_event_is_listed_replayed_and_discarded(studyhall, store_url
     studyhall("order", "packs")
 
     class Refusing:
-        async def publish(self, events: list[Event]) -> list[Exception | None]:
+        async def publish(self, events):
             return [Permanent("too odd") for _ in events]
 
     async def quarantine():
-        engine = open_store(store_url)
-        async with begin(engine) as tx:
+        store = open_store(store_url)
+        async with begin(store) as tx:
             for subject in ("one", "two"):
                 await outbox.add(tx, Event(id=subject, type="order.odd.v1", subject=subject, source="test"))
-        await Relay(engine, Refusing()).run_once()
-        await close(engine)
+        await Relay(store, Refusing()).run_once()
+        await close(store)
 
     asyncio.run(quarantine())
     assert [row["event_id"] for row in studyhall("outbox", "quarantine", "list", "--json")] == ["one", "two"]
@@ -169,46 +168,44 @@ CONFIRMED = {
 }
 
 
-def order_event(ident: str, kind: str = "order.confirmed.v1", **data: Any) -> Event:
+def order_event(ident, kind="order.confirmed.v1", **data):
     return Event(id=ident, source="test", type=kind, subject=ident, data={**CONFIRMED, "order_id": ident, **data})
 
 
-async def published_and_consumed(
-    store_url: str, bus_url: str, events: list[Event], types: EventTypes, groups: tuple[str, ...]
-):
+async def published_and_consumed(store_url, bus_url, events, types, groups):
     """What a relay does until there is nothing left to do."""
-    engine = open_store(store_url)
+    store = open_store(store_url)
     async with open_bus(bus_url) as bus:
         for group in groups:
             await bus.subscribe(group, [TOPIC])
         if events:
-            async with begin(engine) as tx:
+            async with begin(store) as tx:
                 await outbox.add(tx, *events)
-        while await Relay(engine, bus).run_once():
+        while await Relay(store, bus).run_once():
             pass
         stop = asyncio.Event()
         tasks = [
             asyncio.create_task(
-                bus.consume(group, [TOPIC], consumer(engine, inbox_name(group), types, GROUPS[group]), stop=stop)
+                bus.consume(group, [TOPIC], consumer(store, inbox_name(group), types, GROUPS[group]), stop=stop)
             )
             for group in groups
         ]
 
-        async def through() -> bool:
+        async def through():
             return not any([await bus.lag(group) for group in groups])
 
         await until(through, 30, "every group to be through")
         stop.set()
         await asyncio.gather(*tasks)
-    await close(engine)
+    await close(store)
 
 
-def feed_of(store_url: str) -> list[str]:
-    async def ask() -> list[str]:
-        engine = open_store(store_url)
-        async with read(engine) as tx:
+def feed_of(store_url):
+    async def ask():
+        store = open_store(store_url)
+        async with read(store) as tx:
             found = list(await tx.scalars(select(feed_entries.c.order_id).order_by(feed_entries.c.order_id)))
-        await close(engine)
+        await close(store)
         return found
 
     return asyncio.run(ask())

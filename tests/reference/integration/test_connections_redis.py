@@ -28,21 +28,21 @@ from studyhall.patterns.core.connections import NoCluster, producer_client
 from studyhall.patterns.core.worker_connections import blocking_client, events_client, worker_client
 
 
-async def nothing(job: Any, token: str):
+async def nothing(job, token):
     pass
 
 
-async def failing_add(queue: Any) -> float:
+async def failing_add(queue):
     started = time.monotonic()
     with pytest.raises((ConnectionError, TimeoutError)):
         await queue.add("job", {}, {"jobId": "one"})
     return time.monotonic() - started
 
 
-async def went_on(client: Any) -> bool:
+async def went_on(client):
     """Did it go on although it was cancelled while its command left?"""
 
-    async def work() -> str:
+    async def work():
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
@@ -96,7 +96,7 @@ async def test_a_client_that_does_not_decode_loses_name_and_data(redis_url):
     """Why every client here decodes: the stock worker believes in jobs without name and data."""
     seen: dict[str, Any] = {}
 
-    async def note(job: Any, token: str):
+    async def note(job, token):
         seen[job.queue.name] = (job.name, job.data)
 
     careless = redis.asyncio.Redis.from_url(redis_url, socket_timeout=30)
@@ -119,7 +119,7 @@ async def test_worker_started_before_redis_waits_for_it(own_redis):
     own_redis.kill()
     done: list[str] = []
 
-    async def note(job: Any, token: str):
+    async def note(job, token):
         done.append(job.queue.name)
 
     stock_client = blocking_client(own_redis.url)
@@ -146,7 +146,7 @@ async def test_worker_started_before_redis_waits_for_it(own_redis):
 @pytest.mark.slow
 @pytest.mark.fault
 async def test_drain_returns_while_redis_is_down(own_redis):
-    async def slow(job: Any, token: str):
+    async def slow(job, token):
         await asyncio.sleep(0.2)
 
     async with at_work("q", slow, url=own_redis.url, on_error=lambda error: None) as worker:
@@ -226,7 +226,7 @@ async def test_sentinel_failover_is_followed_by_producer_and_worker(make_redis, 
         url = f"redis+sentinel://127.0.0.1:{port}/main/0"
         with redis.Redis(port=port, decode_responses=True) as asked:
 
-            def sees_replica() -> bool:
+            def sees_replica():
                 with contextlib.suppress(redis.RedisError):
                     return bool(asked.sentinel_slaves("main"))
                 return False
@@ -238,7 +238,7 @@ async def test_sentinel_failover_is_followed_by_producer_and_worker(make_redis, 
             await until(queue.getCompletedCount, 10, "a job before the failover")
             master.kill()
 
-            async def added() -> bool:
+            async def added():
                 with contextlib.suppress(redis.RedisError):
                     await queue.add("job", {}, {"jobId": "after"})
                     return True
@@ -246,7 +246,7 @@ async def test_sentinel_failover_is_followed_by_producer_and_worker(make_redis, 
 
             await until(added, 30, "an add after the failover", every=0.2)
 
-            async def after_is_done() -> bool:
+            async def after_is_done():
                 return bool(await queue.getJobState("after") == "completed")
 
             await until(after_is_done, 10, "the job after the failover")
@@ -280,7 +280,7 @@ async def test_failover_behind_one_address_is_followed_by_every_client(make_redi
     done: list[str] = []
     finish = asyncio.Event()
 
-    async def process(job: Any, token: str):
+    async def process(job, token):
         if job.name == "long":
             await finish.wait()
         done.append(job.id)
@@ -308,7 +308,7 @@ async def test_failover_behind_one_address_is_followed_by_every_client(make_redi
                 promoted.hset("bull:q:orphan", mapping={"name": "orphan", "data": "{}", "opts": "{}"})
                 promoted.lpush("bull:q:active", "orphan")
 
-            async def added() -> bool:
+            async def added():
                 with contextlib.suppress(redis.RedisError):
                     await queue.add("short", {}, {"jobId": "after"})
                     return True
@@ -363,7 +363,7 @@ async def test_a_connection_that_died_without_a_word_is_noticed_soon(redis_serve
     started: list[str] = []
     finish = asyncio.Event()
 
-    async def process(job: Any, token: str):
+    async def process(job, token):
         started.append(job.name)
         await finish.wait()
 
@@ -407,7 +407,7 @@ async def test_a_user_with_few_rights_works_and_is_told_once_what_is_missing(mak
     told: list[BaseException] = []
     late: list[float] = []
 
-    async def process(job: Any, token: str) -> str:
+    async def process(job, token):
         late.append(time.time() - (job.timestamp + job.delay) / 1000)
         return str(await job.getState())
 
@@ -468,7 +468,7 @@ async def test_a_redis_cluster_is_recognised_and_the_error_says_what_works(make_
 async def test_a_restart_of_redis_is_one_line_when_it_goes_and_one_when_it_is_back(own_redis, caplog):
     done: list[str] = []
 
-    async def process(job: Any, token: str):
+    async def process(job, token):
         await asyncio.sleep(0.01)
         done.append(job.id)
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -11,9 +11,7 @@ import pytest
 import pytest_asyncio
 from bullmq import FlowProducer, Job, Queue
 from bullmq.custom_errors import UnrecoverableError
-from redis.asyncio import Redis
 from sqlalchemy import func, select, update
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.waiting import until
 from harness.workers import at_work
@@ -28,30 +26,30 @@ Process = Callable[[Job, str], Awaitable[Any]]
 
 
 @pytest_asyncio.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
+async def redis(redis_url):
     client = producer_client(redis_url)
     yield client
     await client.aclose()
 
 
 @asynccontextmanager
-async def working(redis_url: str, process: Process, *queues: str) -> AsyncIterator[None]:
+async def working(redis_url, process, *queues):
     async with AsyncExitStack() as stack:
         for queue in queues:
             await stack.enter_async_context(at_work(queue, process, url=redis_url))
         yield
 
 
-async def dies(_job: Job, _token: str):
+async def dies(_job, _token):
     raise RuntimeError("provider says no")
 
 
-async def add(redis: Redis, job_id: str, queue: str = "q", **opts: Any) -> None:
+async def add(redis, job_id, queue="q", **opts):
     data = {"v": 1, "key": job_id, "payload": {"text": "ü"}, "meta": {"cid": "c-42", "trace": "t-1"}}
     await Queue(queue, {"connection": redis}).add("greet", data, {"jobId": job_id, "attempts": 1, **opts})
 
 
-async def fail(redis: Redis, redis_url: str, *job_ids: str, queue: str = "q", process: Process = dies) -> None:
+async def fail(redis, redis_url, *job_ids, queue="q", process=dies):
     """Have a real worker fail these jobs."""
     for job_id in job_ids:
         await add(redis, job_id, queue)
@@ -59,23 +57,23 @@ async def fail(redis: Redis, redis_url: str, *job_ids: str, queue: str = "q", pr
         await until(lambda: failed(redis, len(job_ids), queue), 20, "the jobs fail")
 
 
-async def failed(redis: Redis, number: int, queue: str = "q") -> bool:
+async def failed(redis, number, queue="q"):
     return bool(await redis.zcard(f"bull:{queue}:failed") == number)
 
 
-async def count(engine: AsyncEngine) -> int:
-    async with read(engine) as connection:
+async def count(store):
+    async with read(store) as connection:
         return (await connection.execute(select(func.count()).select_from(dead_letters))).scalar_one()
 
 
-async def only(engine: AsyncEngine) -> DeadLetter:
-    letters = await dead_letter.list_dead_letters(engine)
+async def only(store):
+    letters = await dead_letter.list_dead_letters(store)
     assert len(letters) == 1
     return letters[0]
 
 
 async def test_the_five_causes_are_all_archived_and_leave_redis(store, redis, redis_url):
-    async def process(job: Job, _token: str):
+    async def process(job, _token):
         if job.id == "unrecoverable":
             raise UnrecoverableError("bad card")
         if job.id == "forged":
@@ -129,7 +127,7 @@ async def test_a_job_that_was_retried_after_the_archive_is_not_removed_from_the_
     retried = asyncio.Event()
     plain_eval = redis.eval
 
-    async def eval_after_a_retry(script: str, *args: Any) -> Any:
+    async def eval_after_a_retry(script, *args):
         if script == sweeper._REMOVE:
             job = await Job.fromId(Queue("q", {"connection": redis}), "j")
             assert job is not None
@@ -202,7 +200,7 @@ async def test_a_failed_alert_comes_again_with_the_same_id_and_disturbs_nobody(s
     tried: list[tuple[str, str]] = []
     cured = False
 
-    async def pager_down_for_a(letter: DeadLetter):
+    async def pager_down_for_a(letter):
         tried.append((letter.job_id, letter.id))
         if letter.job_id == "a" and not cured:
             raise ConnectionError("pager is down")
@@ -223,7 +221,7 @@ async def test_a_hanging_pager_does_not_hold_up_the_sweep(store, redis, monkeypa
     monkeypatch.setattr(sweeper, "ALERT_SECONDS", 0.2)
     await redis.zadd("bull:q:failed", {f"j{n}": 1_700_000_000_000 for n in range(90)})
 
-    async def hangs(_letter: DeadLetter):
+    async def hangs(_letter):
         await asyncio.Event().wait()
 
     swept = await asyncio.wait_for(dead_letter.sweep(["q"], redis, store, hangs), 10)
@@ -238,7 +236,7 @@ async def test_switching_alerts_on_does_not_send_old_ones(store, redis):
         await tx.execute(update(dead_letters).values(archived_at=time.time() - 2 * sweeper.ALERT_WINDOW))
     sent: list[DeadLetter] = []
 
-    async def alert(letter: DeadLetter):
+    async def alert(letter):
         sent.append(letter)
 
     await dead_letter.sweep(["q"], redis, store, alert)
@@ -253,7 +251,7 @@ async def test_a_replay_runs_under_the_same_id_with_its_trace_and_fresh_attempts
     await dead_letter.replay(store, redis, letter.id)
     ran: list[tuple[Job, int, int]] = []
 
-    async def works(job: Job, _token: str) -> str:
+    async def works(job, _token):
         ran.append((job, job.attemptsMade, job.attemptsStarted))
         return "ok"
 
@@ -357,13 +355,13 @@ async def test_replaying_a_dead_child_revives_its_flow(store, redis, redis_url):
     cured = False
     results: dict[str, Any] = {}
 
-    async def process(job: Job, _token: str) -> Any:
+    async def process(job, _token):
         if job.id == "bad" and not cured:
             raise RuntimeError("no")
         results[job.id] = await job.getChildrenValues() if job.name == "parent" else {}
         return f"result of {job.id}"
 
-    def node(job_id: str, name: str, *children: dict[str, Any]) -> dict[str, Any]:
+    def node(job_id, name, *children):
         opts = {"jobId": job_id, "attempts": 1, "failParentOnFailure": True}
         return {"name": name, "queueName": f"q-{name}", "data": {}, "opts": opts, "children": list(children)}
 
@@ -387,7 +385,7 @@ async def test_replaying_a_dead_child_revives_its_flow(store, redis, redis_url):
 
 
 async def test_a_snapshot_is_what_redis_had(store, redis, redis_url):
-    async def logs_then_dies(job: Job, _token: str):
+    async def logs_then_dies(job, _token):
         await job.log("half way")
         raise RuntimeError("no")
 

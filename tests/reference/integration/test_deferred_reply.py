@@ -1,11 +1,9 @@
 """Replies to chat commands against a platform that fails: nobody is left at "thinking…", no paid answer is lost."""
 
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 from sqlalchemy import select, update
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.chat_platform import ChatPlatform
 from studyhall.patterns.core.errors import FailedTwin, Permanent, QueueUnavailable, RateLimited, Snooze, Transient
@@ -19,19 +17,19 @@ DEFERRED = {"type": 5}
 
 
 @pytest.fixture
-async def platform() -> AsyncIterator[ChatPlatform]:
+async def platform():
     async with ChatPlatform() as platform:
         yield platform
 
 
 @pytest.fixture
-async def webhook(platform: ChatPlatform) -> AsyncIterator[InteractionWebhook]:
+async def webhook(platform):
     webhook = InteractionWebhook(platform.url)
     yield webhook
     await webhook.close()
 
 
-def asked(platform: ChatPlatform, ident: str) -> Interaction:
+def asked(platform, ident):
     platform.command("why?", id=ident)
     return Interaction(ident, "app-1", f"token-{ident}", "user-1", "ask")
 
@@ -39,16 +37,16 @@ def asked(platform: ChatPlatform, ident: str) -> Interaction:
 async def queued(): ...
 
 
-async def forty_two(seconds: float) -> str:
+async def forty_two(seconds):
     return "42"
 
 
-async def state_of(store: AsyncEngine, ident: str) -> str:
+async def state_of(store, ident):
     async with read(store) as connection:
         return str(await connection.scalar(select(chat_replies.c.state).where(chat_replies.c.id == ident)))
 
 
-async def aged(store: AsyncEngine, ident: str, left: float):
+async def aged(store, ident, left):
     """As if most of its token's life had passed."""
     async with begin(store) as tx:
         row = update(chat_replies).where(chat_replies.c.id == ident)
@@ -73,7 +71,7 @@ async def test_a_failed_twin_is_told_and_not_an_error_of_the_endpoint(store, pla
     async def failed_before():
         raise FailedTwin("a job with this key failed")
 
-    async def broken(seconds: float) -> str:
+    async def broken(seconds):
         raise Transient("the model is away")
 
     replies, question = DeferredReplies(store), asked(platform, "1")
@@ -100,7 +98,7 @@ async def test_an_answered_one_stays_answered_when_it_is_delivered_again(store, 
 async def test_a_paid_answer_survives_every_failure_of_sending_it(store, platform, webhook):
     replies, calls = DeferredReplies(store), []
 
-    async def paid(seconds: float) -> str:
+    async def paid(seconds):
         calls.append(seconds)
         return "42"
 
@@ -120,7 +118,7 @@ async def test_failing_work_comes_back_with_growing_pauses_until_the_token_is_ab
     """Three attempts with short pauses bridged 6 s."""
     replies = DeferredReplies(store, life=900)
 
-    async def broken(seconds: float) -> str:
+    async def broken(seconds):
         raise ConnectionError("the model is away")
 
     await replies.accept(asked(platform, "1"), queued)

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,15 +13,15 @@ from harness.workers import at_work, stock_at_work
 from studyhall.patterns import delayed
 from studyhall.patterns.core.errors import InvalidDelay
 from studyhall.patterns.core.worker_connections import blocking_client
-from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 
-async def nothing(ctx: Any, payload: Payload): ...
+async def nothing(ctx, payload: Payload): ...
 
 
 @pytest.fixture
-async def producer(redis_url: str) -> AsyncIterator[Producer]:
+async def producer(redis_url):
     jobs = JobTypes()
     jobs.register(name="later", payload=Payload, handler=nothing, queue="q")
     made = full_producer(jobs, redis_url, timeout=10)
@@ -36,11 +35,11 @@ async def test_delayed_jobs_start_on_time_where_the_stock_worker_is_late(redis_u
 
     oversleeping: list[float] = []  # of the machine: what is late for another reason
 
-    async def lateness(worker: Callable[..., Any], **options: Any) -> list[float]:
+    async def lateness(worker, **options):
         late: dict[str, float] = {}
         due: dict[str, float] = {}
 
-        async def processor(job: Any, token: str):
+        async def processor(job, token):
             late[job.id] = time.time() - due[job.id]
 
         async with worker("q", processor, **options):
@@ -81,7 +80,7 @@ async def test_delayed_jobs_start_on_time_where_the_stock_worker_is_late(redis_u
 async def test_a_worker_whose_clock_is_wrong_starts_a_delayed_job_on_time(redis_url, producer, monkeypatch, ahead):
     real, started = time.time, list[float]()
 
-    async def processor(job: Any, token: str):
+    async def processor(job, token):
         started.append(real())
 
     ref = await producer.enqueue(JobRequest("later", {}, key="skew", delay=1.0))
@@ -96,12 +95,12 @@ async def test_a_worker_whose_clock_is_wrong_starts_a_delayed_job_on_time(redis_
 async def test_waiting_in_the_queue_holds_no_slot_where_a_sleeping_job_holds_one(redis_url, producer, figures):
     started: dict[str, float] = {}
 
-    async def processor(job: Any, token: str):
+    async def processor(job, token):
         if job.name == "sleeper":  # the naive version of "in two seconds"
             await asyncio.sleep(2)
         started[job.id] = time.monotonic()
 
-    async def wait_of_a_quick_job(naive: bool) -> float:
+    async def wait_of_a_quick_job(naive):
         queue = producer.queue("q")
         for number in range(5):
             if naive:
@@ -127,7 +126,7 @@ async def test_waiting_in_the_queue_holds_no_slot_where_a_sleeping_job_holds_one
 async def test_a_rescheduled_job_starts_at_its_new_time_and_has_not_waited_since_the_old_one(redis_url, producer):
     ran: dict[str, tuple[float, Any]] = {}
 
-    async def processor(job: Any, token: str):
+    async def processor(job, token):
         ran[job.name + job.id] = time.time(), job
 
     async with at_work("q", processor, url=redis_url):
@@ -150,7 +149,7 @@ async def test_a_rescheduled_job_starts_at_its_new_time_and_has_not_waited_since
 async def test_a_withdrawn_job_never_runs_and_its_key_is_free_again(redis_url, producer):
     ran: list[str] = []
 
-    async def processor(job: Any, token: str):
+    async def processor(job, token):
         ran.append(job.id)
 
     ref = await producer.enqueue(JobRequest("later", {}, key="k", delay=0.2))

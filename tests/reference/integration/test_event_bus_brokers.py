@@ -3,29 +3,24 @@
 import asyncio
 import logging
 import random
-import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aio_pika
 import pytest
 from confluent_kafka import ConsumerGroupState
 from confluent_kafka.admin import AdminClient
-from faststream.redis import RedisBroker, StreamSub
 from redis.asyncio import Redis
 
 from harness.buses import consuming, events, open_bus
 from harness.waiting import until
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.event import Event
-from studyhall.patterns.event_bus import EventBus
 from studyhall.patterns.event_bus.rabbitmq import NoSubscriber, RabbitBus
 from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
 
 
 @pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
+async def redis(redis_url):
     client = producer_client(redis_url)
     yield client
     await client.aclose()
@@ -35,7 +30,7 @@ async def test_redis_trims_only_what_the_slowest_group_has_finished(redis):
     bus = RedisStreamsBus(redis, retain=0)
     seen: list[str] = []
 
-    async def keep(event: Event):
+    async def keep(event):
         seen.append(event.id)
 
     await bus.publish(events(10))
@@ -64,11 +59,11 @@ async def test_redis_reports_what_somebody_else_trimmed_away_unread(redis, caplo
     done: set[str] = set()
     gate = asyncio.Event()
 
-    async def held(event: Event):
+    async def held(event):
         await gate.wait()
         done.add(event.id)
 
-    def reported() -> int:
+    def reported():
         return sum(int(str(r.args[0])) for r in caplog.records if r.args and "trimmed before" in r.msg)
 
     await bus.subscribe("mail", ["order"])
@@ -95,7 +90,7 @@ async def test_redis_reports_what_was_trimmed_away_from_a_dead_member(redis):
     await redis.xtrim("events:order:0", maxlen=15, approximate=False)
     done: set[str] = set()
 
-    async def keep(event: Event):
+    async def keep(event):
         done.add(event.id)
 
     async with consuming(bus, "mail", keep):
@@ -103,90 +98,19 @@ async def test_redis_reports_what_was_trimmed_away_from_a_dead_member(redis):
     assert (len(done), bus.trimmed) == (15, 15)
 
 
-async def _pending(redis: Redis) -> bool:
+async def _pending(redis):
     return bool((await redis.xpending("events:order:0", "mail"))["pending"])
 
 
-async def _none_left(bus: EventBus) -> bool:
+async def _none_left(bus):
     return await bus.lag("mail") == 0
-
-
-async def rate_of_ours(redis: Redis, count: int) -> float:
-    """Events per second of one consumer with a handler that does nothing, until all are acknowledged."""
-    bus = RedisStreamsBus(redis)
-    batch = events(count)
-    for start in range(0, count, 500):
-        assert set(await bus.publish(batch[start : start + 500])) == {None}
-    handled = 0
-
-    async def nothing(_: Event):
-        nonlocal handled
-        handled += 1
-
-    await bus.subscribe("mail", ["order"])
-    begun = time.perf_counter()
-    async with consuming(bus, "mail", nothing, concurrency=100):
-        await until(lambda: acknowledged(redis, "events:order:0", "mail"), 120, "all acknowledged")
-        seconds = time.perf_counter() - begun
-    assert handled == count
-    return count / seconds
-
-
-async def rate_of_faststream(redis: Redis, url: str, count: int) -> float:
-    logging.getLogger("faststream").setLevel("ERROR")
-    broker = RedisBroker(url, logger=None)
-    handled = 0
-
-    @broker.subscriber(stream=StreamSub("beside", group="mail", consumer="one", max_records=100, polling_interval=50))
-    async def nothing(_: Event):
-        nonlocal handled
-        handled += 1
-
-    async with RedisBroker(url, logger=None) as filler:
-        await filler.start()
-        await filler.publish(events(1)[0], stream="beside")
-    [(_, fields)] = await redis.xrange("beside")  # in its own format
-    for start in range(1, count, 1000):
-        pipe = redis.pipeline(transaction=False)
-        for _ in range(start, min(start + 1000, count)):
-            pipe.xadd("beside", fields)
-        await pipe.execute()
-    await redis.xgroup_create("beside", "mail", id="0")  # it would begin at the end and see nothing
-    begun = time.perf_counter()
-    await broker.start()
-    await until(lambda: acknowledged(redis, "beside", "mail"), 120, "all acknowledged")
-    seconds = time.perf_counter() - begun
-    await broker.stop()
-    assert handled == count
-    return count / seconds
-
-
-async def acknowledged(redis: Redis, stream: str, group: str) -> bool:
-    (info,) = await redis.xinfo_groups(stream)
-    return bool(info["pending"] == 0 and info["lag"] == 0)
-
-
-@pytest.mark.slow
-async def test_one_process_takes_thousands_of_stream_events_a_second(redis, redis_url, scale, figures):
-    """Beside FastStream, in the same run: it neither reclaims from the dead nor quarantines."""
-    count = scale(2000, 20_000)
-    ours, beside = await rate_of_ours(redis, count), await rate_of_faststream(redis, redis_url, count)
-    assert ours > beside
-    assert ours >= scale(1000, 5000)
-    figures(
-        "event-bus",
-        name="stream throughput",
-        events=count,
-        events_per_second=round(ours),
-        faststream_events_per_second=round(beside),
-    )
 
 
 async def test_redis_consumer_goes_on_after_all_data_is_lost(redis):
     bus = RedisStreamsBus(redis)
     seen: Counter[str] = Counter()
 
-    async def keep(event: Event):
+    async def keep(event):
         seen[event.id] += 1
 
     async with consuming(bus, "mail", keep):
@@ -203,7 +127,7 @@ async def test_redis_consumers_end_whenever_they_are_told_to(redis, seed):
     """One stop in ten or so hung forever: a cancel that met the end of a Redis call was swallowed."""
     bus, moments = RedisStreamsBus(redis), random.Random(seed)
 
-    async def started_and_stopped(group: str):
+    async def started_and_stopped(group):
         await bus.subscribe(group, ["order"])
         async with consuming(bus, group, _ignore):  # fails when it takes longer than a minute
             await asyncio.sleep(moments.random() * 0.2)
@@ -212,14 +136,14 @@ async def test_redis_consumers_end_whenever_they_are_told_to(redis, seed):
     await asyncio.gather(*(started_and_stopped(f"g{n}") for n in range(40)))
 
 
-async def _ignore(_: Event): ...
+async def _ignore(_): ...
 
 
 async def test_redis_body_that_is_no_text_does_not_harm_its_batch(redis):
     bus = RedisStreamsBus(redis)
     seen: list[str] = []
 
-    async def keep(event: Event):
+    async def keep(event):
         seen.append(event.id)
 
     good = events(6)
@@ -228,7 +152,7 @@ async def test_redis_body_that_is_no_text_does_not_harm_its_batch(redis):
     await redis.xadd("events:order:0", {"nothing": "we know"})
     await bus.publish(good[3:])
 
-    async def both() -> bool:
+    async def both():
         return len(await bus.quarantined("mail")) == 2
 
     async with consuming(bus, "mail", keep):
@@ -244,7 +168,7 @@ async def test_redis_idle_reader_stays_below_the_socket_timeout(redis_url, caplo
     bus = RedisStreamsBus(client)
     seen: list[float] = []
 
-    async def keep(event: Event):
+    async def keep(event):
         seen.append(asyncio.get_running_loop().time())
 
     async with consuming(bus, "mail", keep):
@@ -266,7 +190,7 @@ async def test_redis_entries_whose_reply_was_lost_come_first_under_the_same_name
     await bus.publish(batch[2:])
     seen: list[str] = []
 
-    async def keep(event: Event):
+    async def keep(event):
         seen.append(event.id)
 
     async with consuming(bus, "mail", keep, concurrency=1):
@@ -284,7 +208,7 @@ async def test_slow_handler_of_a_living_member_is_not_duplicated(kind, server, r
     calls: list[str] = []
     done: list[str] = []
 
-    async def slow(event: Event):
+    async def slow(event):
         calls.append(event.id)
         await asyncio.sleep(4.5)
         done.append(event.id)
@@ -329,7 +253,7 @@ async def test_rabbitmq_itself_dead_letters_what_is_returned_too_often(rabbitmq_
             await asyncio.sleep(0.2)
     assert returned == 3
 
-    async def parked() -> bool:
+    async def parked():
         return bool(await bus.quarantined("mail"))
 
     await until(parked, what="the event in quarantine", every=0.2)
@@ -354,8 +278,8 @@ async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(k
     side_by_side: list[str] = []
     started: dict[str, int] = {"first": 0, "second": 0}
 
-    def handler(name: str) -> Callable[[Event], Awaitable[None]]:
-        async def slow(event: Event):
+    def handler(name):
+        async def slow(event):
             runs[event.id] += 1
             inside[event.id] += 1
             side_by_side.extend([event.id] * (inside[event.id] > 1))
@@ -365,15 +289,15 @@ async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(k
 
         return slow
 
-    async def state() -> ConsumerGroupState:
+    async def state():
         (asked,) = admin.describe_consumer_groups([f"{prefix}.mail"]).values()
         group = await asyncio.to_thread(asked.result, 20)
         return group.state
 
-    async def rebalancing() -> bool:
+    async def rebalancing():
         return await state() != ConsumerGroupState.STABLE
 
-    async def publish(count: int):
+    async def publish(count):
         batch = events(count)
         sent.update(event.id for event in batch)
         assert set(await first.publish(batch)) == {None}

@@ -2,23 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from bullmq import Queue, Worker
 from sqlalchemy import Column, String, Table, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from harness.redis import RedisServer
 from harness.waiting import until
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import Permanent
-from studyhall.patterns.core.event import Event, Handler, UnknownEventType
+from studyhall.patterns.core.event import Event, UnknownEventType
 from studyhall.patterns.core.store import begin, is_postgres, metadata, read
 from studyhall.patterns.core.worker_connections import blocking_client
 from studyhall.patterns.fan_out import FanOut, QueuePublisher, deliver, destination_of, event_job
@@ -33,17 +29,17 @@ orders = Table("proof_orders", metadata, Column("id", String, primary_key=True))
 class Queues:
     """Three queues on one server; `analytics` on another one, which the test takes down."""
 
-    def __init__(self, shared: str, other: str):
+    def __init__(self, shared, other):
         self._clients = {name: producer_client(other if name == "analytics" else shared) for name in QUEUES}
         self._open = {name: Queue(name, {"connection": client}) for name, client in self._clients.items()}
 
-    def __call__(self, name: str) -> Queue:
+    def __call__(self, name):
         return self._open[name]
 
-    async def jobs(self, name: str) -> int:
+    async def jobs(self, name):
         return int(await self._open[name].getJobCountByTypes("waiting", "active", "completed", "delayed"))
 
-    async def counts(self) -> dict[str, int]:
+    async def counts(self):
         return {name: await self.jobs(name) for name in QUEUES}
 
     async def close(self):
@@ -52,13 +48,13 @@ class Queues:
 
 
 @pytest.fixture
-async def queues(redis_url: str, own_redis: RedisServer) -> AsyncIterator[Queues]:
+async def queues(redis_url, own_redis):
     opened = Queues(redis_url, own_redis.url)
     yield opened
     await opened.close()
 
 
-def relays(fan_out: FanOut, store: AsyncEngine, queues: Queues) -> list[Relay]:
+def relays(fan_out, store, queues):
     return [
         Relay(store, publisher, destination=destination, poll=0.1)
         for destination, publisher in fan_out.publishers(queues).items()
@@ -66,7 +62,7 @@ def relays(fan_out: FanOut, store: AsyncEngine, queues: Queues) -> list[Relay]:
 
 
 @asynccontextmanager
-async def relaying(relays: list[Relay]) -> AsyncIterator[None]:
+async def relaying(relays):
     tasks = [asyncio.create_task(relay.run()) for relay in relays]
     try:
         yield
@@ -76,7 +72,7 @@ async def relaying(relays: list[Relay]) -> AsyncIterator[None]:
         await asyncio.wait_for(asyncio.gather(*tasks), 15)
 
 
-def placed(order: str) -> Event:
+def placed(order):
     """The id comes from the order: a caller that retries makes the same event again."""
     return Event(id=f"placed-{order}", source="/shop", type="order.placed.v1", subject=order, data={"order": order})
 
@@ -89,10 +85,10 @@ async def test_one_queue_down_and_three_tries_end_with_one_job_in_each_queue(sto
     fan_out = FanOut({"order.placed": QUEUES})
     own_redis.kill()
 
-    async def naive_order(order: str):
+    async def naive_order(order):
         await asyncio.gather(*(queues(name).add("order.placed", {"order": order}, {}) for name in QUEUES))
 
-    async def order_once(order: str, attempt: int):
+    async def order_once(order, attempt):
         insert = (postgresql if is_postgres(store) else sqlite).insert(orders)
         async with begin(store) as tx:
             await tx.execute(insert.values(id=order).on_conflict_do_nothing())
@@ -104,7 +100,7 @@ async def test_one_queue_down_and_three_tries_end_with_one_job_in_each_queue(sto
         with pytest.raises(Exception):  # noqa: B017, PT011 - whatever the driver raises for a dead server
             await naive_order("n-1")
 
-    async def naive_landed() -> bool:  # gather raises at once; what it had started goes on
+    async def naive_landed():  # gather raises at once; what it had started goes on
         return [await queues.jobs(name) for name in QUEUES[:3]] == [3, 3, 3]
 
     await until(naive_landed, 10, "the naive adds that were still on their way")
@@ -123,14 +119,14 @@ async def test_one_queue_down_and_three_tries_end_with_one_job_in_each_queue(sto
             except AnswerLost:
                 continue
 
-        async def others() -> bool:
+        async def others():
             return [await queues.jobs(name) for name in QUEUES[:3]] == [1, 1, 1]
 
         await until(others, 15, "one job in each queue that is up")
         assert (await lag(store, destination=destination_of("analytics"))).waiting == 1
         own_redis.restart()
 
-        async def all_there() -> bool:
+        async def all_there():
             return await queues.counts() == dict.fromkeys(QUEUES, 1)
 
         await until(all_there, 20, "the job in the queue that was down")
@@ -166,29 +162,30 @@ async def test_a_rolled_back_order_reaches_no_queue(store, queues):
 async def test_a_queue_that_does_not_answer_does_not_delay_the_others(store, queues, own_redis, figures):
     fan_out = FanOut({"order.placed": QUEUES})
     own_redis.pause()
+    orders, slowest = 5, 0.0
     try:
         async with relaying(relays(fan_out, store, queues)):
-            slowest = 0.0
-            for n in range(5):
+            for n in range(orders):
                 async with begin(store) as tx:
                     await fan_out.add(tx, placed(f"o-{n}"))
                 begun = time.perf_counter()
 
-                async def others(n: int = n) -> bool:
+                async def others(n=n):
                     return [await queues.jobs(name) for name in QUEUES[:3]] == [n + 1] * 3
 
                 await until(others, 10, "the jobs in the other queues")
                 slowest = max(slowest, time.perf_counter() - begun)
-            assert (await lag(store, destination=destination_of("analytics"))).waiting == 5
+            assert (await lag(store, destination=destination_of("analytics"))).waiting == orders
             own_redis.resume()
 
-            async def caught_up() -> bool:
-                return await queues.jobs("analytics") == 5
+            async def caught_up():
+                return await queues.jobs("analytics") == orders
 
             await until(caught_up, 20, "the frozen queue to catch up")
     finally:
         own_redis.resume()
-    figures("fan-out", name=f"frozen-queue-{store.dialect.name}", orders=5, others_slowest_ms=round(slowest * 1000))
+    name = f"frozen-queue-{store.dialect.name}"
+    figures("fan-out", name=name, orders=orders, others_slowest_ms=round(slowest * 1000))
 
 
 async def test_a_slow_consumer_does_not_delay_the_others(store, queues, redis_url):
@@ -196,10 +193,10 @@ async def test_a_slow_consumer_does_not_delay_the_others(store, queues, redis_ur
     done: list[str] = []
     gate = asyncio.Event()
 
-    async def slow(job: Any, token: str):
+    async def slow(job, token):
         await gate.wait()
 
-    async def quick(job: Any, token: str):
+    async def quick(job, token):
         done.append(job.data["subject"])
 
     workers = [
@@ -227,7 +224,7 @@ async def test_a_repeated_delivery_is_the_same_job(store, queues):
 
 
 @asynccontextmanager
-async def delivering(queue: str, handle: Handler, redis_url: str) -> AsyncIterator[ReliableWorker]:
+async def delivering(queue, handle, redis_url):
     worker = ReliableWorker(queue, deliver(handle, replace(forever(), scale=0)), url=redis_url)
     task = asyncio.create_task(worker.run())
     try:
@@ -242,7 +239,7 @@ async def test_a_receiver_that_is_away_for_long_is_not_given_up_and_a_refusal_is
     taken: list[str] = []
     refusals = [ConnectionError("away")] * 30
 
-    async def post(event: Event):
+    async def post(event):
         if event.subject == "odd":
             raise Permanent("HTTP 422: unknown customer ann@example.com")
         if refusals:
@@ -255,7 +252,7 @@ async def test_a_receiver_that_is_away_for_long_is_not_given_up_and_a_refusal_is
     async with delivering("payouts", post, redis_url):
         await until(lambda: taken == ["o-1"], 20, "the receiver takes it after 30 failures")
 
-        async def set_aside() -> bool:
+        async def set_aside():
             return await queues("payouts").getFailedCount() == 2
 
         await until(set_aside, 10, "what is refused for good")
@@ -266,7 +263,7 @@ async def test_a_receiver_that_is_away_for_long_is_not_given_up_and_a_refusal_is
 
 
 async def test_an_event_added_again_whose_job_failed_is_not_passed_over_in_silence(queues, redis_url, caplog):
-    async def refuse(event: Event):
+    async def refuse(event):
         raise Permanent("HTTP 410")
 
     publisher = QueuePublisher(queues("payouts"))
@@ -274,7 +271,7 @@ async def test_an_event_added_again_whose_job_failed_is_not_passed_over_in_silen
     assert caplog.text == "", "a new event is nothing to report"
     async with delivering("payouts", refuse, redis_url):
 
-        async def failed() -> bool:
+        async def failed():
             return await queues("payouts").getFailedCount() == 1
 
         await until(failed, 10, "the job to fail")
@@ -285,7 +282,7 @@ async def test_an_event_added_again_whose_job_failed_is_not_passed_over_in_silen
     await job.retry("failed")
     taken: list[str] = []
 
-    async def take(event: Event):
+    async def take(event):
         taken.append(event.id)
 
     async with delivering("payouts", take, redis_url):
@@ -293,7 +290,7 @@ async def test_an_event_added_again_whose_job_failed_is_not_passed_over_in_silen
 
 
 async def test_every_queue_gets_the_job_in_the_shape_that_its_worker_expects(store, queues):
-    def as_old_workers_read_it(queue: str, event: Event) -> dict[str, Any]:
+    def as_old_workers_read_it(queue, event):
         job = event_job(queue, event)
         return {**job, "name": "notify", "data": {"order_no": event.subject}}
 

@@ -10,7 +10,6 @@ from studyhall.patterns import dead_letter
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.flow import FlowConflict, OnFailure, chain, fan_in, on_failure
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -32,7 +31,7 @@ class Flows:
                 name=queue, payload=Step, handler=self.run, queue=queue, retry=RetryPolicy(0.01, 0.01, 1)
             )
 
-    async def run(self, ctx: JobContext, payload: Step) -> dict[str, str]:
+    async def run(self, ctx, payload: Step):
         self.given[payload.name] = (await ctx.children(), await ctx.failed_children())
         if payload.name in self.broken:
             raise Permanent(f"{payload.name} is broken")
@@ -40,7 +39,7 @@ class Flows:
         return {"by": payload.name}
 
 
-def step(name: str, queue: str = "left", **options: Any) -> JobRequest:
+def step(name, queue="left", **options):
     return JobRequest(queue, {"name": name}, key=name, **options)
 
 

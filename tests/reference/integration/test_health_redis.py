@@ -2,52 +2,69 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from bullmq import Queue
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine
 
+from harness.waiting import until
 from harness.workers import at_work, queue_at
+from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, ping
 from studyhall.patterns.core.worker_connections import events_client
 from studyhall.patterns.dead_letter import counts
-from studyhall.patterns.health import QueueHealth, measure, problems
+from studyhall.patterns.health import count_stalls, measure, problems
 from studyhall.patterns.health.alerts import Alert, Rule, evaluate, raised
 from studyhall.patterns.health.exposition import GAUGES, exposition, queue_samples
 from studyhall.patterns.health.listing import pages
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
-    engine = open_store(f"sqlite:///{tmp_path / 'health.db'}")
-    await create_all(engine)
-    yield engine
-    await close(engine)
+async def store(tmp_path):
+    store = open_store(f"sqlite:///{tmp_path / 'health.db'}")
+    await create_all(store)
+    yield store
+    await close(store)
 
 
 @pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Any]:
+async def redis(redis_url):
     client = producer_client(redis_url)
     yield client
     await client.aclose()
 
 
-async def of(redis: Any, store: AsyncEngine, queue: str = "q") -> QueueHealth:
+async def of(redis, store, queue="q"):
     return (await measure(redis, [queue], dead_letters=counts(store))).queues[0]
+
+
+async def test_jobs_that_lose_their_worker_are_counted_longer_than_a_process_lives(redis_url, redis, store):
+    async def work(_job, _token):
+        pass
+
+    for number in (1, 2):
+        async with queue_at(redis_url, "q") as queue:
+            await queue.add("n", {}, {"jobId": f"job-{number}"})
+            await redis.rpoplpush("bull:q:wait", "bull:q:active")  # taken, and its lock is gone: its worker died
+            worker = ReliableWorker("q", work, url=redis_url, stalled_interval=0.2)
+            count_stalls(worker, redis)
+            running = asyncio.create_task(worker.run())
+            await until(lambda: redis.zscore("bull:q:completed", f"job-{number}"), 20, "another one to finish it")  # noqa: B023
+            await worker.drain(1)
+            await running
+        assert (await of(redis, store)).stalls == number
+    assert 'queue_stalls{queue="q"} 2.0' in exposition(queue_samples(await measure(redis, ["q"])))
 
 
 async def test_a_backlog_in_any_waiting_state_is_seen_where_a_depth_alarm_sees_none(redis_url, redis, store, figures):
     async with queue_at(redis_url, "q") as queue:
-        for start in range(0, 5_000, 500):
-            more = [{"name": "n", "data": {}, "opts": {"priority": 1000}} for _ in range(start, start + 500)]
-            await queue.addBulk(more)
+        jobs, more = 0, [{"name": "n", "data": {}, "opts": {"priority": 1000}}] * 500
+        while jobs < 5_000:
+            jobs += len(await queue.addBulk(more))
         naive_depth = await queue.getWaitingCount()  # what the usual alarm looks at
         seen = await of(redis, store)
         backlog = seen.backlog
@@ -64,11 +81,11 @@ async def test_a_backlog_in_any_waiting_state_is_seen_where_a_depth_alarm_sees_n
         await queue.pause()
         seen = await of(redis, store)
         assert (seen.waiting, seen.paused, seen.backlog) == (1, True, 5_002)
-    figures("health", name="backlog", jobs=5_000, naive_depth_alarm_saw=naive_depth, seen=backlog)
+    figures("health", name="backlog", jobs=jobs, naive_depth_alarm_saw=naive_depth, seen=backlog)
 
 
 async def test_a_queue_with_jobs_and_no_worker_is_unattended(redis_url, redis):
-    async def look() -> QueueHealth:
+    async def look():
         return (await measure(redis, ["q"])).queues[0]
 
     async with queue_at(redis_url, "q") as queue:
@@ -84,7 +101,7 @@ async def test_a_queue_with_jobs_and_no_worker_is_unattended(redis_url, redis):
 
         started, go_on = asyncio.Event(), asyncio.Event()
 
-        async def process(job: Any, token: str):
+        async def process(job, token):
             started.set()
             await go_on.wait()
 
@@ -161,20 +178,20 @@ async def test_listing_a_hundred_thousand_delayed_jobs_never_holds_redis_up(own_
         await redis.eval(clone, 3, *keys, job.id, start, min(start + 4_999, jobs))
     await redis.config_set("slowlog-log-slower-than", 20_000)
 
-    async def worked() -> float:
+    async def worked():
         """Milliseconds that the server has worked so far. Not what a clock says: SLOWLOG's also runs while a busy
         machine has suspended the server in mid-command, and blames whatever command that hit."""
         used = await redis.info("cpu")
         return 1_000 * float(used["used_cpu_user"] + used["used_cpu_sys"])
 
-    async def slow() -> int:
+    async def slow():
         entries = await redis.slowlog_get(1_000)
         await redis.slowlog_reset()
         return len(entries)
 
     await slow()
-    each_page, listed, before = [], 0, await worked()
-    async for page in pages(redis, "q", "delayed", size=500):
+    each_page, listed, size, before = [], 0, 500, await worked()
+    async for page in pages(redis, "q", "delayed", size=size):
         now = await worked()
         each_page.append(now - before)  # all commands of the page together, and the question itself
         listed, before = listed + len(page), now
@@ -187,7 +204,7 @@ async def test_listing_a_hundred_thousand_delayed_jobs_never_holds_redis_up(own_
         "health",
         name="listing",
         jobs=jobs,
-        page=500,
+        page=size,
         most_work_for_a_page_ms=round(max(each_page), 1),
         commands_over_20_ms=slow_commands,
         naive_work_ms=round(naive_worked, 1),
@@ -220,7 +237,7 @@ async def test_three_instances_and_a_wobbling_value_send_one_alert_per_incident(
     stores_of_instances = [open_store(f"sqlite:///{tmp_path / 'health.db'}") for _ in range(3)]
     sent: list[Alert] = []
 
-    async def send(alert: Alert):
+    async def send(alert):
         sent.append(alert)
 
     naive = 0
@@ -249,10 +266,10 @@ async def test_three_instances_and_a_wobbling_value_send_one_alert_per_incident(
 async def test_an_alert_that_could_not_be_sent_is_sent_later(store, monkeypatch):
     rules, sent = [Rule("x", raise_at=1, clear_at=0.5)], []
 
-    async def broken(alert: Alert):
+    async def broken(alert):
         raise OSError("the pager is down")
 
-    async def works(alert: Alert):
+    async def works(alert):
         sent.append(alert)
 
     assert await evaluate(store, {"x": 2}, rules, broken) == []

@@ -5,11 +5,9 @@ import json
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -18,9 +16,9 @@ from harness.ai_server import AIServer, Answer, Drip, Drop, Hang, Raw, Reply, Tr
 from harness.waiting import until
 from studyhall.documents import extract
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
-from studyhall.providers import ConceptGraph, Link, Step, open_provider
+from studyhall.providers import Advance, ConceptGraph, Link, open_provider
 from studyhall.providers.http import HttpProvider, MalformedAnswer, ProviderDown, ProviderRefused
-from studyhall.providers.wires import AnthropicMessages, ChatCompletions, CutOff, Refused
+from studyhall.providers.wires import AnthropicMessages, ChatCompletions, CutOff, ModelRefused
 from studyhall.settings import Settings, SettingsError
 
 SAMPLES = Path(__file__).parents[3] / "reference" / "samples"
@@ -50,20 +48,20 @@ WIRES = {"anthropic": AnthropicMessages, "openai": ChatCompletions}
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[AIServer]:
+async def server():
     async with AIServer() as started:
         yield started
 
 
 @pytest.fixture(params=WIRES)
-async def provider(request: pytest.FixtureRequest, server: AIServer) -> AsyncIterator[HttpProvider]:
+async def provider(request, server):
     made = HttpProvider(WIRES[request.param](), base_url=server.url, api_key=KEY, model="m-1", timeout=20)
     yield made
     await made.close()
 
 
-def options(seconds: float = 60, steps: list[Step] | None = None) -> dict[str, Any]:
-    async def on_progress(step: Step):
+def options(seconds=60, steps=None):
+    async def on_progress(step):
         if steps is not None:
             steps.append(step)
 
@@ -92,7 +90,7 @@ async def test_graph_is_merged_checked_and_asked_for_with_an_idempotency_key(pro
 
 async def test_long_text_goes_in_parts_and_a_killed_run_pays_for_no_part_twice(provider, server):
     text = TEXT * 8
-    steps: list[Step] = []
+    steps: list[Advance] = []
     server.will(*[Answer(CONCEPTS)] * 2, Reply(503))
     with pytest.raises(Transient):
         await provider.concept_graph(text, **options(steps=steps))
@@ -121,7 +119,7 @@ async def test_quiz_keeps_only_sources_that_are_in_the_text(provider, server):
 async def test_explanations_come_in_batches_in_order_with_real_quotes(provider, server):
     links = [Link(source="glacier", target=f"thing {number}") for number in range(8)]
 
-    def explained(*numbers: int) -> Answer:
+    def explained(*numbers):
         said = [{"number": n, "text": f"why {n}", "quotes": [SENTENCE, "invented"]} for n in numbers]
         return Answer({"explanations": said})
 
@@ -213,7 +211,7 @@ async def test_empty_account_is_permanent_although_it_says_429(provider, server)
         await provider.concept_graph(TEXT, **options())
 
 
-def http_date(seconds: float) -> str:
+def http_date(seconds):
     return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
 
 
@@ -308,7 +306,7 @@ async def test_cancelled_job_lets_the_connection_go(provider, server):
 async def test_model_that_refuses_is_permanent_and_one_that_was_cut_off_is_not(provider, server):
     anthropic = provider.name.startswith("anthropic")
     server.will(Answer(CONCEPTS, stop="refusal" if anthropic else "content_filter"))
-    with pytest.raises(Refused):
+    with pytest.raises(ModelRefused):
         await provider.concept_graph(TEXT, **options())
     server.will(Answer(CONCEPTS, stop="max_tokens" if anthropic else "length"))
     with pytest.raises(CutOff):

@@ -3,14 +3,12 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Column, Integer, Table, Text, func, insert, select, update
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import StoreUnavailable, begin, metadata, read
@@ -29,16 +27,16 @@ effects = Table(
 )
 
 
-def effect(key: str, result: Any = None) -> Callable[[AsyncConnection], Any]:
-    async def run(tx: AsyncConnection) -> Any:
+def effect(key, result=None):
+    async def run(tx):
         await tx.execute(insert(effects).values(key=key))
         return result
 
     return run
 
 
-async def count(engine: AsyncEngine) -> int:
-    async with read(engine) as connection:
+async def count(store):
+    async with read(store) as connection:
         return (await connection.execute(select(func.count()).select_from(effects))).scalar_one()
 
 
@@ -50,7 +48,7 @@ async def test_first_run_and_duplicate_get_equal_results_even_for_tuples(store):
 async def test_an_effect_that_raises_leaves_nothing_and_runs_again(store):
     orders = Inbox(store, "orders")
 
-    async def broken(tx: AsyncConnection):
+    async def broken(tx):
         await tx.execute(insert(effects).values(key="k"))
         raise ConnectionError("mail server is down")
 
@@ -134,15 +132,15 @@ async def test_one_bad_row_does_not_fail_its_neighbours(store):
 
 @pytest.mark.needs_postgres
 async def test_a_failed_batch_reaches_every_caller_and_the_next_works(own_postgres):
-    engine = open_store(own_postgres.url)
-    await create_all(engine)
-    results = Inbox(engine, "results")
+    store = open_store(own_postgres.url)
+    await create_all(store)
+    results = Inbox(store, "results")
     own_postgres.kill()
     failed = await asyncio.gather(*(results.record(f"k{n}", ONE, n) for n in range(10)), return_exceptions=True)
     assert all(isinstance(answer, StoreUnavailable) for answer in failed), failed
     own_postgres.restart()
     assert await asyncio.gather(*(results.record(f"k{n}", ONE, n) for n in range(10))) == list(range(10))
-    await close(engine)
+    await close(store)
 
 
 async def test_purge_forgets_old_markers_only_and_in_batches(store):
@@ -163,7 +161,7 @@ async def test_group_commit_pays_off(store, figures, store_url):
     """seen + record by 50 tasks: some fifty markers per commit, and faster than one task alone."""
     results = Inbox(store, "bench")
 
-    async def pairs(tasks: int, total: int) -> float:
+    async def pairs(tasks, total):
         numbers = iter(range(total))
 
         async def work():
@@ -177,14 +175,15 @@ async def test_group_commit_pays_off(store, figures, store_url):
         return total / (time.perf_counter() - started)
 
     alone = await pairs(1, 100)
-    together = await pairs(50, 5000)
+    tasks = 50
+    together = await pairs(tasks, 5000)
     async with read(store) as connection:  # all markers of one batch carry the same time
         of_fifty = select(func.count(inbox.c.at.distinct())).where(inbox.c.key.like("50-%"))
         commits = (await connection.execute(of_fifty)).scalar_one()
     figures(
         "idempotency",
         name=f"seen-and-record-{store_url.split(':', maxsplit=1)[0]}",
-        concurrent_tasks=50,
+        concurrent_tasks=tasks,
         per_second=round(together),
         per_second_one_task=round(alone),
         markers_per_commit=round(5000 / commits, 1),

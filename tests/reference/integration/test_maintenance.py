@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ from sqlalchemy import select, update
 from typer.testing import CliRunner
 
 from harness.pipelines import full_pipeline
-from harness.processes import Spawner
 from harness.waiting import until
 from harness.workers import at_work
 from studyhall import cli, db, maintenance
-from studyhall.app import App, open_app
+from studyhall.app import open_app
 from studyhall.cancellations import cancel_document, forget_reminder, remind
 from studyhall.jobs import STAGES
 from studyhall.maintenance import Maintenance
@@ -33,12 +31,12 @@ SAMPLES = Path(__file__).parents[3] / "reference" / "samples"
 
 
 @pytest.fixture
-async def hall(redis_url: str, tmp_path: Path) -> AsyncIterator[App]:
+async def hall(redis_url, tmp_path):
     async with open_app(Settings(data_dir=tmp_path, redis_url=redis_url)) as app:
         yield app
 
 
-def services(app: App) -> Services:
+def services(app):
     nobody: Any = None
     return Services(
         nobody,
@@ -48,7 +46,7 @@ def services(app: App) -> Services:
     )
 
 
-async def result_of(app: App, request: JobRequest) -> Any:
+async def result_of(app, request):
     """Run one maintenance job for real: queue, worker, signed pipeline."""
     ref = await app.producer.enqueue(request)
     queue: Any = app.producer.queue(ref.queue)
@@ -56,7 +54,7 @@ async def result_of(app: App, request: JobRequest) -> Any:
     pipeline = full_pipeline(app.jobs, app.store, tick, signer=app.signer, services=services(app))
     async with at_work(ref.queue, pipeline, url=app.redis.url):
 
-        async def ended() -> bool:
+        async def ended():
             return await queue.getJobState(ref.id) in ("completed", "failed")
 
         await until(ended, 20, f"{ref.id} ends")
@@ -123,10 +121,10 @@ def test_an_unknown_time_zone_is_refused_with_the_name_of_the_setting():
         load({"STUDYHALL_TIME_ZONE": "Europe/Atlantis"})
 
 
-async def test_the_command_line_lists_runs_cancels_and_reports(redis_url: str, tmp_path: Path, spawn: Spawner):
+async def test_the_command_line_lists_runs_cancels_and_reports(redis_url, tmp_path, spawn):
     env = {"REDIS_URL": redis_url, "STUDYHALL_PROVIDER_PACE": "5", "STUDYHALL_GRACE_SECONDS": "1"}
 
-    async def studyhall(*args: object, code: int = 0) -> Any:
+    async def studyhall(*args, code=0):
         """In a thread, because the commands bring their own event loop; a process each takes far longer."""
         command = [str(part) for part in (*args, "--data-dir", tmp_path, "--json")]
         done = await asyncio.to_thread(CliRunner(env=env).invoke, cli.app, command)
@@ -145,7 +143,7 @@ async def test_the_command_line_lists_runs_cancels_and_reports(redis_url: str, t
 
     (document,) = (await studyhall("submit", SAMPLES / "water-cycle.md")).values()
 
-    async def graph_runs() -> bool:
+    async def graph_runs():
         async with open_app(Settings(data_dir=tmp_path, redis_url=redis_url)) as app:
             return (await states(app, document))[1].state == "active"
 
@@ -155,7 +153,7 @@ async def test_the_command_line_lists_runs_cancels_and_reports(redis_url: str, t
     assert ended[f"document-processing.{document}"] == "too-late"
     assert ended[f"graph-generation.{document}"] == "stopping"
 
-    async def over() -> bool:
+    async def over():
         async with open_app(Settings(data_dir=tmp_path, redis_url=redis_url)) as app:
             found = [stage.state for stage in await states(app, document)]
             return found == ["completed", "cancelled", "cancelled", "cancelled"]

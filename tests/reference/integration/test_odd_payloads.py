@@ -12,7 +12,6 @@ from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.plain_json import NotJson
 from studyhall.patterns.idempotency import fingerprint
 from studyhall.patterns.job_ids import InvalidKey
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, MalformedPayload, Payload
@@ -34,14 +33,14 @@ class Loose(BaseModel):
     note: str = SECRET
 
 
-def nested(depth: int) -> Any:
+def nested(depth):
     value: Any = 1
     for _ in range(depth):
         value = [value]
     return value
 
 
-def endless(kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
+def endless(kind):
     value: Any = kind()
     if isinstance(value, dict):
         value["again"] = value
@@ -62,11 +61,11 @@ ODD: dict[str, Any] = {
 }
 
 
-async def ignore(_ctx: JobContext, _payload: Any):
+async def ignore(_ctx, _payload):
     return None
 
 
-def jobs_of(model: type[BaseModel]) -> JobTypes:
+def jobs_of(model):
     jobs = JobTypes()
     jobs.register(name="odd", payload=model, handler=ignore, queue="setup")
     return jobs
@@ -143,7 +142,7 @@ async def test_what_a_foreign_producer_wrote_fails_once_by_name_and_its_neighbou
         assert fields["atm"] == "1", "what can never pass is not tried again"
 
 
-async def _failed(setup: JobSetup) -> bool:
+async def _failed(setup):
     return (await setup.counts("setup")).get("failed") == 1
 
 

@@ -3,13 +3,9 @@
 import io
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.pipelines import full_pipeline, full_producer
 from harness.waiting import until
@@ -24,15 +20,15 @@ from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
-    engine = open_store(f"sqlite:///{tmp_path / 'operations.db'}")
-    await create_all(engine)
-    yield engine
-    await close(engine)
+async def store(tmp_path):
+    store = open_store(f"sqlite:///{tmp_path / 'operations.db'}")
+    await create_all(store)
+    yield store
+    await close(store)
 
 
 @pytest.fixture
-def lines() -> Iterator[tuple[logging.Logger, io.StringIO]]:
+def lines():
     out, logger = io.StringIO(), logging.getLogger("operations")
     handler = logging.StreamHandler(out)
     handler.setFormatter(JsonLines())
@@ -50,7 +46,7 @@ async def test_retries_say_when_and_stalls_and_crash_loops_are_counted(redis_url
     at_once: list[bool] = []
     metrics = JobMetrics()
 
-    async def handle(ctx: Any, payload: Number):
+    async def handle(ctx, payload: Number):
         ran.append(ctx.job.processedOn / 1000)
         at_once.append('jobs_running{name="n",queue="q"} 0.0' not in metrics.render().decode())
         if len(ran) == 1:
@@ -92,7 +88,7 @@ async def test_retries_say_when_and_stalls_and_crash_loops_are_counted(redis_url
     assert 'job_errors_total{error="CrashLoop",queue="q"} 1.0' in text
 
 
-async def _ended(queue: Any) -> bool:
+async def _ended(queue):
     found = await queue.getJobCounts("completed", "failed")
     return sum(found.values()) == 3
 

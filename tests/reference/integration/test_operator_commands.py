@@ -2,12 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
-from bullmq import Job, Queue
+from bullmq import Queue
 
 from harness.waiting import until
 from studyhall.patterns.bullmq_worker import FailPermanently, ReliableWorker
@@ -19,11 +16,9 @@ from studyhall.patterns.outside_call import InFlight, OutsideCalls, Unclear
 from studyhall.patterns.outside_call import command as outside_calls
 from studyhall.patterns.outside_call.store import StoreLedger
 
-Out = pytest.CaptureFixture[str]
-
 
 @pytest.fixture
-def database(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def database(tmp_path, redis_url, monkeypatch):
     url = f"sqlite:///{tmp_path / 's.db'}"
     monkeypatch.setenv("DATABASE_URL", url)
     monkeypatch.setenv("REDIS_URL", redis_url)
@@ -33,7 +28,7 @@ def database(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_what_the_sweep_archived_is_logged_listed_and_replayed(database, redis_url, capsys, caplog):
     caplog.set_level(logging.ERROR, "dead_letter")
 
-    async def refuse(_job: Job, _token: str):
+    async def refuse(_job, _token):
         raise FailPermanently("no such street")
 
     async def die():
@@ -69,8 +64,8 @@ def test_replay_of_nothing_says_what_to_name(database, capsys):
 
 
 def test_an_unclear_call_is_listed_and_ended_by_a_human(database, capsys):
-    def with_calls(work: Callable[[OutsideCalls], Awaitable[Any]], longest: float = 0.01) -> Any:
-        async def run() -> Any:
+    def with_calls(work, longest=0.01):
+        async def run():
             store = open_store(database)
             await create_all(store)
             try:
@@ -80,15 +75,15 @@ def test_an_unclear_call_is_listed_and_ended_by_a_human(database, capsys):
 
         return asyncio.run(run())
 
-    async def lose(calls: OutsideCalls):
-        async def cut(_key: str):
+    async def lose(calls):
+        async def cut(_key):
             raise ConnectionResetError
 
         with pytest.raises(InFlight):
             await calls.once("label/7", cut)
 
-    async def look_again(calls: OutsideCalls):
-        async def given_up() -> bool:
+    async def look_again(calls):
+        async def given_up():
             try:
                 await again(calls)
             except InFlight:
@@ -99,8 +94,8 @@ def test_an_unclear_call_is_listed_and_ended_by_a_human(database, capsys):
 
         await until(given_up, what="nobody can know any more")
 
-    async def again(calls: OutsideCalls) -> Any:
-        async def never(_key: str):
+    async def again(calls):
+        async def never(_key):
             raise AssertionError("it was made")
 
         return await calls.once("label/7", never)

@@ -4,14 +4,11 @@ import asyncio
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import Table, func, select
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy import func, select
 
-from harness.processes import Spawner
 from harness.waiting import until
 from studyhall import event_worker
 from studyhall.orders import service
@@ -34,25 +31,25 @@ EFFECTS = {"notifications": notifications, "payouts": payouts, "analytics": anal
 
 
 @pytest_asyncio.fixture
-async def payment_url(spawn: Spawner, tmp_path: Path) -> str:
+async def payment_url(spawn, tmp_path):
     sandbox = spawn("studyhall.payment_sandbox", "--data-dir", tmp_path / "payments")
     return str(json.loads(await sandbox.line('"url"'))["url"])
 
 
 @pytest_asyncio.fixture
-async def shop(store: AsyncEngine) -> AsyncEngine:
+async def shop(store):
     async with begin(store) as tx:
         await service.seed_packs(tx)
     return store
 
 
-async def place(store: AsyncEngine, **order: Any) -> str:
+async def place(store, **order):
     order = {"pack_id": "biology-101", "customer": "ann", **order}
     async with begin(store) as tx:
         return await service.place_order(tx, **order)
 
 
-async def count(store: AsyncEngine, table: Table) -> int:
+async def count(store, table):
     async with read(store) as tx:
         return int((await tx.execute(select(func.count()).select_from(table))).scalar_one())
 
@@ -129,7 +126,7 @@ async def test_each_consumer_acts_once_per_order_under_duplicates_and_a_killed_r
     bus = RedisStreamsBus(producer_client(redis_url), dedup_window=0)
     seen: Counter[str] = Counter()  # a consumer without an inbox
 
-    async def count_without_inbox(event: Event):
+    async def count_without_inbox(event):
         seen[event.id] += event.name == "order.confirmed"
 
     stop = asyncio.Event()
@@ -140,7 +137,7 @@ async def test_each_consumer_acts_once_per_order_under_duplicates_and_a_killed_r
     relays[0].kill()
     await _end_leases(shop, relays[0].pid)
 
-    async def all_published() -> bool:
+    async def all_published():
         sagas = await saga_store.list_sagas(shop)
         return all(saga.due_at is None for saga in sagas) and not (await outbox_upkeep.lag(shop)).waiting
 
@@ -151,7 +148,7 @@ async def test_each_consumer_acts_once_per_order_under_duplicates_and_a_killed_r
     for _ in range(2):  # everything is delivered three times
         assert await bus.publish(events) == [None] * len(events)
 
-    async def all_consumed() -> bool:
+    async def all_consumed():
         return not any([await bus.lag(group) for group in (*EFFECTS, "naive")])
 
     await until(all_consumed, 60, what="every group is through")
@@ -181,7 +178,7 @@ async def test_events_that_the_bus_lost_are_found_and_handed_to_their_consumer_o
         "amount_cents": 1900,
     }
 
-    async def publish(*names: str):
+    async def publish(*names):
         facts = [
             Event(id=name, source="t", type="order.confirmed.v1", subject=name, data={**sold, "order_id": name})
             for name in names
@@ -194,7 +191,7 @@ async def test_events_that_the_bus_lost_are_found_and_handed_to_their_consumer_o
         stop = asyncio.Event()
         task = asyncio.create_task(event_worker.consume(shop, bus, "feed", stop=stop))
 
-        async def through() -> bool:
+        async def through():
             return await bus.lag("feed") == 0
 
         await until(through, 20, "the feed is through")
@@ -224,7 +221,7 @@ async def test_events_that_the_bus_lost_are_found_and_handed_to_their_consumer_o
     await bus.redis.aclose()
 
 
-async def _end_leases(store: AsyncEngine, pid: int):
+async def _end_leases(store, pid):
     """Let the time pass for which a dead process still holds its work: half a minute in production."""
     async with begin(store) as tx:
         mine = saga_store.sagas.update().where(saga_store.sagas.c.owner.contains(f":{pid}:"))
@@ -233,5 +230,5 @@ async def _end_leases(store: AsyncEngine, pid: int):
         await tx.execute(claimed.values(due_at=0.0))
 
 
-async def _confirmed(store: AsyncEngine, number: int) -> bool:
+async def _confirmed(store, number):
     return len(await service.list_orders(store, status="confirmed")) >= number

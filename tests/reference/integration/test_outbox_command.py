@@ -3,12 +3,8 @@
 import asyncio
 import re
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.waiting import clock_at
 from studyhall.patterns import outbox
@@ -28,14 +24,14 @@ DAY = 86_400_000
 
 
 @pytest.fixture
-def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def database(tmp_path, monkeypatch):
     url = f"sqlite:///{tmp_path / 's.db'}"
     monkeypatch.setenv("DATABASE_URL", url)
     return url
 
 
-def with_store(url: str, work: Callable[[AsyncEngine], Awaitable[Any]]) -> Any:
-    async def run() -> Any:
+def with_store(url, work):
+    async def run():
         store = open_store(url)
         await create_all(store)
         try:
@@ -49,15 +45,15 @@ def with_store(url: str, work: Callable[[AsyncEngine], Awaitable[Any]]) -> Any:
 class Receiver:
     """Refuses what `refuses` names."""
 
-    def __init__(self, *refuses: str):
+    def __init__(self, *refuses):
         self.refuses, self.took = refuses, list[str]()
 
-    async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+    async def publish(self, events):
         self.took += [event.id for event in events if event.id not in self.refuses]
         return [Permanent("refused with 400") if event.id in self.refuses else None for event in events]
 
 
-async def delivered(store: AsyncEngine, receiver: Receiver):
+async def delivered(store, receiver):
     """By a relay that runs beside something else until it is stopped, as it does in a service."""
     stop = asyncio.Event()
 
@@ -71,7 +67,7 @@ async def delivered(store: AsyncEngine, receiver: Receiver):
 
 
 def test_what_a_receiver_refused_is_listed_retried_in_its_place_and_discarded(database, capsys):
-    async def add(store: AsyncEngine):
+    async def add(store):
         made = [Event(id=ident, source="/", type="a.b.v1", subject="s") for ident in ("one", "two", "three")]
         async with begin(store) as tx:
             await outbox.add(tx, *made, to=["crm"])
@@ -102,10 +98,10 @@ def test_every_failed_delivery_says_when_it_comes_again(database, caplog):
     caplog.set_level("INFO", "outbox")
 
     class Failing:
-        async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+        async def publish(self, events):
             return [Transient("500")] * len(events)
 
-    async def fail(store: AsyncEngine):
+    async def fail(store):
         async with begin(store) as tx:
             await outbox.add(tx, Event(id="one", source="/", type="a.b.v1", subject="s"), to=["crm"])
         await Relay(store, Failing(), destination="crm").run_once()
@@ -115,7 +111,7 @@ def test_every_failed_delivery_says_when_it_comes_again(database, caplog):
 
 
 def test_slots_that_nobody_ran_are_listed(database, capsys, monkeypatch):
-    async def three_days_later(store: AsyncEngine):
+    async def three_days_later(store):
         for day in (20_000, 20_003):
             tick = Tick("nightly", day * DAY, {"id": "nightly", "cron": "0 0 * * *"})
             await note_start(store, tick, clock_at(day * DAY))

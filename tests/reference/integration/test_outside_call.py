@@ -3,10 +3,9 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -18,9 +17,9 @@ from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
 from studyhall.patterns.core.job import RetryPolicy, provider_key
 from studyhall.patterns.core.open_store import close, create_all, open_store
-from studyhall.patterns.outside_call import Call, InFlight, NotMade, OutsideCalls, Refused, Unclear, check_status
+from studyhall.patterns.outside_call import InFlight, NotMade, OutsideCalls, Refused, Unclear, check_status
 from studyhall.patterns.outside_call.dbapi import DbApiLedger, InThreads
-from studyhall.patterns.outside_call.ledger import Ledger, State
+from studyhall.patterns.outside_call.ledger import State
 from studyhall.patterns.outside_call.redis_ledger import RedisLedger
 from studyhall.patterns.outside_call.store import StoreLedger
 from studyhall.patterns.outside_call.sync import SyncOutsideCalls
@@ -32,7 +31,7 @@ LEDGERS = ["store-sqlite", postgres("store-postgres"), "sqlite3", postgres("psyc
 
 
 @asynccontextmanager
-async def ledger_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[Ledger]:
+async def ledger_of(kind, request, folder):
     match kind:
         case "store-sqlite" | "store-postgres":
             url = f"sqlite:///{folder / 'calls.db'}"
@@ -51,7 +50,7 @@ async def ledger_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> 
             await redis.aclose()
 
 
-def dbapi_ledger(kind: str, request: pytest.FixtureRequest, folder: Path) -> DbApiLedger:
+def dbapi_ledger(kind, request, folder):
     if kind == "sqlite3":
         connect: Callable[[], Any] = lambda: sqlite3.connect(folder / "calls.db")  # noqa: E731
     else:
@@ -64,13 +63,13 @@ def dbapi_ledger(kind: str, request: pytest.FixtureRequest, folder: Path) -> DbA
 
 
 @pytest.fixture(params=LEDGERS)
-async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ledger]:
+async def ledger(request, tmp_path):
     async with ledger_of(request.param, request, tmp_path) as made:
         yield made
 
 
 @pytest.fixture
-async def sqlite_ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ledger]:
+async def sqlite_ledger(request, tmp_path):
     async with ledger_of("store-sqlite", request, tmp_path) as made:
         yield made
 
@@ -86,7 +85,7 @@ class Carrier:
         self.hold = asyncio.Event()
         self.hold.set()
 
-    async def send(self, key: str) -> Any:
+    async def send(self, key):
         self.seen.append(key)
         if self.before:
             raise self.before.pop(0)
@@ -96,22 +95,22 @@ class Carrier:
             raise self.after.pop(0)
         return {"label": len(self.seen)}
 
-    async def send_keyed(self, key: str) -> Any:
+    async def send_keyed(self, key):
         """As a provider that remembers keys: a repetition gets the first answer."""
         if key in self.labels:
             self.seen.append(key)
             return {"label": "the first"}
         return await self.send(key)
 
-    async def find(self, key: str) -> Any:
+    async def find(self, key):
         return {"label": "found"} if key in self.labels else None
 
 
-def calls(ledger: Ledger, **rules: Any) -> OutsideCalls:
+def calls(ledger, **rules):
     return OutsideCalls(ledger, "carrier", longest=LONGEST, **rules)
 
 
-async def eventually(attempt: Callable[[], Any], *passing: type[Exception]) -> Any:
+async def eventually(attempt, *passing):
     """As a worker: come back when the error says so."""
     for _ in range(20):
         try:
@@ -162,7 +161,7 @@ async def test_fifty_at_once_make_one_call(ledger):
     carrier, ours = Carrier(), OutsideCalls(ledger, "carrier", longest=1)
     theirs = OutsideCalls(ledger, "carrier", longest=1)  # another process: nothing is shared but the ledger
 
-    async def one(which: OutsideCalls) -> Any:
+    async def one(which):
         # NotMade: on a busy machine this process may get no turn for so long that it leaves the call alone.
         return await eventually(lambda: which.once("label/1", carrier.send), NotMade)
 
@@ -271,7 +270,7 @@ async def test_a_refusal_is_recorded_and_told_to_every_later_run(sqlite_ledger):
 async def test_an_answer_that_cannot_be_kept_is_not_asked_for_again(sqlite_ledger):
     ours, made = calls(sqlite_ledger), []
 
-    async def send(key: str) -> Any:
+    async def send(key):
         made.append(key)
         return object()
 
@@ -337,10 +336,10 @@ async def test_a_process_that_stood_still_after_its_claim_sends_nothing(sqlite_l
     class Frozen:
         """A ledger whose answer to the claim arrives after the others may act."""
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name):
             return getattr(sqlite_ledger, name)
 
-        async def write(self, call: Call) -> bool:
+        async def write(self, call):
             written = await sqlite_ledger.write(call)
             await asyncio.sleep(LONGEST * 1.5 if call.state is State.IN_FLIGHT else 0)
             return written
@@ -390,13 +389,13 @@ def test_the_synchronous_twin_follows_the_same_rules(kind, request, tmp_path):
     ledger = dbapi_ledger(kind, request, tmp_path)
     made: dict[str, int] = {}
 
-    def print_label(key: str) -> Any:
+    def print_label(key):
         made[key] = made.get(key, 0) + 1
         if len(made) < 3:
             raise TimeoutError("no answer")
         return {"label": 1}
 
-    def waiting(calls: SyncOutsideCalls, key: str) -> Any:
+    def waiting(calls, key):
         for _ in range(10):
             try:
                 return calls.once(key, print_label)
@@ -416,14 +415,14 @@ def test_the_synchronous_twin_follows_the_same_rules(kind, request, tmp_path):
     assert knows_nothing.once("b", print_label) == "by hand"
     assert [waiting(finds, "c"), waiting(finds, "c")] == [{"label": 1}] * 2
 
-    def refuse(key: str) -> Any:
+    def refuse(key):
         raise Permanent("HTTP 422")
 
     for _ in range(2):
         with pytest.raises(Refused):
             finds.once("d", refuse)
 
-    def unreachable(key: str) -> Any:
+    def unreachable(key):
         raise NotMade("no route")
 
     with pytest.raises(NotMade):

@@ -1,40 +1,38 @@
 """The payment sandbox, as a process, and the client that turns its answers into what to do next."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 import pytest_asyncio
 
-from harness.processes import Spawned, Spawner
 from harness.waiting import until
 from studyhall.orders.payments import Declined, OutcomeUnknown, Payments
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
 
 
 class Provider:
-    def __init__(self, process: Spawned, url: str):
+    def __init__(self, process, url):
         self.process, self.url = process, url
 
-    async def fault(self, kind: str, operation: str = "charge", **more: Any) -> None:
+    async def fault(self, kind, operation="charge", **more):
         async with httpx2.AsyncClient(base_url=self.url) as http:
             answer = await http.post("/admin/faults", json={"kind": kind, "operation": operation, **more})
             assert answer.status_code == 201, answer.text
 
-    async def ledger(self) -> dict[str, Any]:
+    async def ledger(self):
         async with httpx2.AsyncClient(base_url=self.url) as http:
             return dict((await http.get("/admin/ledger")).json())
 
 
-async def start(spawn: Spawner, directory: Path, port: int = 0) -> Provider:
+async def start(spawn, directory, port=0):
     process = spawn("studyhall.payment_sandbox", "--port", port, "--data-dir", directory)
     return Provider(process, json.loads(await process.line('"url"'))["url"])
 
 
 @pytest_asyncio.fixture
-async def provider(spawn: Spawner, tmp_path: Path) -> Provider:
+async def provider(spawn, tmp_path):
     return await start(spawn, tmp_path)
 
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import pytest
-from sqlalchemy import Column, Connection, Float, Integer, String, Table, bindparam, text
+from sqlalchemy import Column, Float, Integer, String, Table, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from harness.pipelines import JobSetup
@@ -16,7 +16,7 @@ from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.store import begin, in_one_hop, is_postgres, metadata
 from studyhall.patterns.idempotency import Inbox
 from studyhall.patterns.observability import JsonLines
-from studyhall.patterns.pipeline import Done, JobContext
+from studyhall.patterns.pipeline import Done
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -44,43 +44,43 @@ class Person(Payload):
 Fault = Callable[[AsyncConnection], Awaitable[object]]
 
 
-async def taken(tx: AsyncConnection):
+async def taken(tx):
     await tx.execute(people.insert().values(ROW))
     await tx.execute(people.insert().values(ROW))
 
 
-async def incomplete(tx: AsyncConnection):
+async def incomplete(tx):
     await tx.execute(people.insert().values({**ROW, "account": None}))
 
 
-async def many(tx: AsyncConnection):
+async def many(tx):
     await tx.execute(people.insert(), [{**ROW, "number": n} for n in range(3)])
 
 
-async def no_number(tx: AsyncConnection):
+async def no_number(tx):
     await tx.execute(people.insert().values({**ROW, "number": CANARIES[2]}))
     await tx.execute(text("SELECT abs(-9223372036854775808 + length(:who) * 0)"), {"who": CANARIES[0]})
 
 
-async def no_float(tx: AsyncConnection):
+async def no_float(tx):
     await tx.execute(people.insert().values({**ROW, "balance": CANARIES[2]}))
 
 
-async def no_type(tx: AsyncConnection):
+async def no_type(tx):
     await tx.execute(people.insert().values({**ROW, "balance": object()}))
 
 
-async def too_long(tx: AsyncConnection):
+async def too_long(tx):
     await tx.execute(people.insert().values({**ROW, "name": CANARIES[0] * 10}))
     raise Transient("SQLite takes any length")
 
 
-async def missing_table(tx: AsyncConnection):
+async def missing_table(tx):
     query = text("SELECT * FROM nowhere WHERE name = :who").bindparams(bindparam("who", CANARIES[0]))
     await tx.execute(query)
 
 
-async def cut_off(tx: AsyncConnection):
+async def cut_off(tx):
     """An outage in the middle of a transaction that holds the values."""
     await tx.execute(people.insert().values(ROW))
     if tx.dialect.name == "postgresql":
@@ -91,7 +91,7 @@ async def cut_off(tx: AsyncConnection):
     )
 
 
-async def wrapped(tx: AsyncConnection):
+async def wrapped(tx):
     try:
         await taken(tx)
     except Exception as error:
@@ -105,14 +105,14 @@ FAULTS: dict[str, Fault] = {
 
 
 @pytest.fixture
-def written(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+def written(caplog):
     """Everything that was logged, by anybody, as our formatter writes it."""
     caplog.set_level(logging.DEBUG)
     caplog.handler.setFormatter(JsonLines())
     return lambda: caplog.text
 
 
-def clean(*texts: str | None):
+def clean(*texts):
     for said in texts:
         for canary in CANARIES:
             before, found, after = (said or "").partition(canary)
@@ -121,7 +121,7 @@ def clean(*texts: str | None):
 
 @pytest.mark.parametrize("how", FAULTS)
 async def test_no_value_of_a_statement_reaches_log_redis_or_dead_letter(how, redis_url, store_url, tmp_path, written):
-    async def store_person(_ctx: JobContext, payload: Person) -> Done:
+    async def store_person(_ctx, payload: Person):
         return Done(None, FAULTS[payload.how])
 
     jobs = JobTypes()
@@ -157,7 +157,7 @@ async def test_no_value_of_a_statement_reaches_an_answer_or_an_error_text(how, s
 
 
 async def test_no_value_in_the_errors_of_batched_statements(store):
-    def twice(tx: Connection):
+    def twice(tx):
         mark = "%s" if is_postgres(store) else "?"
         row = ("c", CANARIES[0], CANARIES[1], "{}", 1.0)
         insert = f"INSERT INTO inbox (consumer, key, fingerprint, result, at) VALUES ({', '.join([mark] * 5)})"

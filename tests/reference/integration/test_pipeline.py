@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Column, Integer, Table, func, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from harness.pipelines import JobSetup
 from harness.waiting import until
 from studyhall.patterns import dead_letter, idempotency
 from studyhall.patterns.core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, Transient
-from studyhall.patterns.core.execution import CallNext
 from studyhall.patterns.core.job import Deadline, RetryPolicy, cancelled
 from studyhall.patterns.core.store import metadata, read
 from studyhall.patterns.dead_letter.archive import dead_letters
@@ -37,7 +35,7 @@ class Work(Payload):
 Handler = Callable[[JobContext, Work], Awaitable[Any]]
 
 
-def jobs_for(handler: Handler, *, attempts: int = 3, seconds: float = 30.0) -> JobTypes:
+def jobs_for(handler, *, attempts=3, seconds=30.0):
     jobs = JobTypes()
     jobs.register(
         name="work",
@@ -50,17 +48,17 @@ def jobs_for(handler: Handler, *, attempts: int = 3, seconds: float = 30.0) -> J
     return jobs
 
 
-def work(n: int = 0, **options: Any) -> JobRequest:
+def work(n=0, **options):
     return JobRequest("work", {"n": n}, key=options.pop("key", f"k{n}"), **options)
 
 
-async def effect_count(setup: JobSetup) -> int:
+async def effect_count(setup):
     async with read(setup.store) as connection:
         return int(await connection.scalar(select(func.count()).select_from(effects)) or 0)
 
 
-async def add_effect(ctx: JobContext, payload: Work) -> Done:
-    async def save(tx: AsyncConnection):
+async def add_effect(ctx, payload: Work):
+    async def save(tx):
         await tx.execute(effects.insert().values(n=payload.n))
 
     return Done({"n": payload.n, "attempt": ctx.attempt}, save)
@@ -71,7 +69,7 @@ class PanicException(BaseException):
 
 
 class Wordless(Exception):
-    def __str__(self) -> str:
+    def __str__(self):
         raise PanicException
 
 
@@ -81,7 +79,7 @@ def cancelled_future():
     future.result()
 
 
-def raise_(error: BaseException):
+def raise_(error):
     raise error
 
 
@@ -132,7 +130,7 @@ async def test_duplicate_gets_the_stored_result_without_a_second_effect(redis_ur
 async def test_whatever_a_handler_raises_is_a_failed_attempt_and_the_line_says_so(redis_url, tmp_path, call, reason):
     """sys.exit() ended every worker that took the job; a panic ran forever, logged as completed."""
 
-    async def handler(ctx: JobContext, payload: Work):
+    async def handler(ctx, payload: Work):
         if payload.n == 0:
             call()
 
@@ -146,7 +144,7 @@ async def test_whatever_a_handler_raises_is_a_failed_attempt_and_the_line_says_s
 
 @pytest.mark.slow
 async def test_retries_come_with_jittered_delays_and_end_exhausted(redis_url, tmp_path):
-    async def fails(ctx: JobContext, payload: Work):
+    async def fails(ctx, payload: Work):
         raise Transient("provider down")
 
     requests = [work(n) for n in range(30)]
@@ -174,7 +172,7 @@ async def test_waiting_spends_no_attempt(redis_url, tmp_path, wait):
     """More waits than there are attempts: each one would have been a failure in the naive count."""
     attempts: list[int] = []
 
-    async def waits(ctx: JobContext, payload: Work):
+    async def waits(ctx, payload: Work):
         attempts.append(ctx.attempt)
         if len(attempts) < 4:
             raise wait
@@ -187,7 +185,7 @@ async def test_waiting_spends_no_attempt(redis_url, tmp_path, wait):
 
 
 async def test_permanent_fails_now_with_attempts_left(redis_url, tmp_path):
-    async def never(ctx: JobContext, payload: Work):
+    async def never(ctx, payload: Work):
         raise Permanent(f"card declined for ann@example.com with {SECRET}")
 
     async with JobSetup.open(redis_url, tmp_path, jobs_for(never)) as setup, setup.working():
@@ -216,7 +214,7 @@ async def test_a_delayed_job_and_a_replayed_one_have_their_whole_max_age(redis_u
     """Time before it was due, or for which it lay dead, is not time that it waited."""
     runs: list[str] = []
 
-    async def waits_once(ctx: JobContext, payload: Work) -> str:
+    async def waits_once(ctx, payload: Work):
         runs.append(ctx.key)
         if runs.count(ctx.key) == 1 and ctx.key == "dies":
             raise Permanent("dies first")
@@ -252,7 +250,7 @@ async def test_max_age_is_off_by_as_much_as_the_clocks_differ_and_no_more(redis_
 
 
 async def test_cancelled_by_the_handler_ends_without_effect_retry_or_dead_letter(redis_url, tmp_path):
-    async def stops(ctx: JobContext, payload: Work):
+    async def stops(ctx, payload: Work):
         raise Cancelled("the owner closed the account")
 
     async with JobSetup.open(redis_url, tmp_path, jobs_for(stops)) as setup, setup.working():
@@ -266,7 +264,7 @@ async def test_released_on_drain_without_attempt_and_finished_by_the_next_worker
     begun = asyncio.Event()
     hold = [True]
 
-    async def slow(ctx: JobContext, payload: Work) -> Done:
+    async def slow(ctx, payload: Work):
         begun.set()
         if hold.pop() if hold else False:
             await asyncio.sleep(60)
@@ -287,7 +285,7 @@ async def test_released_on_drain_without_attempt_and_finished_by_the_next_worker
 async def test_a_result_that_is_not_json_fails_once_and_takes_its_effect_back(redis_url, tmp_path, result):
     runs: list[int] = []
 
-    async def odd(ctx: JobContext, payload: Work) -> Done:
+    async def odd(ctx, payload: Work):
         runs.append(1)
         done = await add_effect(ctx, payload)
         return Done(result, done.save)
@@ -305,19 +303,19 @@ async def test_a_result_that_is_not_json_fails_once_and_takes_its_effect_back(re
 async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(redis_url, tmp_path, figures):
     ran: list[int] = []
 
-    async def count(ctx: JobContext, payload: Work):
+    async def count(ctx, payload: Work):
         ran.append(payload.n)
 
     async with JobSetup.open(redis_url, tmp_path, jobs_for(count)) as setup:
         queue, good = setup.producer.queue("setup"), setup.producer
 
-        def signed(name: str, ident: str, data: Any, signer: Signer | None = None) -> dict[str, Any]:
+        def signed(name, ident, data, signer=None):
             return (signer or setup.signer).sign(name, ident, data)
 
-        def data(n: int, **change: Any) -> dict[str, Any]:
+        def data(n, **change):
             return {"v": 1, "payload": {"n": n, "email": "x"}, "key": f"bad{n}", "meta": {}, **change}
 
-        def tick(schedule: str, n: int, **when: str) -> dict[str, Any]:
+        def tick(schedule, n, **when):
             return signed("work", f"repeat:{schedule}", data(n, schedule={"id": schedule, **when}))
 
         stolen = signed("work", "work.somebody", data(906))
@@ -365,7 +363,7 @@ async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(redis_url, tmp_p
     )
 
 
-async def _finished(setup: JobSetup, number: int) -> bool:
+async def _finished(setup, number):
     counts = await setup.counts("setup")
     return counts.get("completed", 0) + counts.get("failed", 0) == number
 
@@ -376,17 +374,17 @@ async def _finished(setup: JobSetup, number: int) -> bool:
 async def test_own_steps_run_in_order_before_the_work_and_only_for_valid_jobs(redis_url, tmp_path):
     seen: list[str] = []
 
-    async def first(run: JobContext, call_next: CallNext) -> Any:
+    async def first(run, call_next):
         seen.append(f"first {run.payload.n}")
         return await call_next(run)
 
-    async def second(run: JobContext, call_next: CallNext) -> Any:
+    async def second(run, call_next):
         seen.append(f"second {run.payload.n}")
         if run.payload.n == 2:
             raise Permanent("not this one")
         return await call_next(run)
 
-    async def handler(ctx: JobContext, payload: Work):
+    async def handler(ctx, payload: Work):
         seen.append(f"work {payload.n}")
 
     async with JobSetup.open(redis_url, tmp_path, jobs_for(handler)) as setup:
@@ -402,14 +400,14 @@ async def test_own_steps_run_in_order_before_the_work_and_only_for_valid_jobs(re
 async def test_what_a_step_holds_is_released_however_the_work_ends(redis_url, tmp_path):
     held: list[str] = []
 
-    async def holding(run: JobContext, call_next: CallNext) -> Any:
+    async def holding(run, call_next):
         held.append(f"+{run.attempt}")
         try:
             return await call_next(run)
         finally:
             held.append(f"-{run.attempt}")
 
-    async def fails_once(ctx: JobContext, payload: Work):
+    async def fails_once(ctx, payload: Work):
         if ctx.attempt == 1:
             raise Transient("again")
 

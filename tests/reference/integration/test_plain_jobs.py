@@ -20,7 +20,7 @@ from studyhall.patterns.core.request import JobRef
 from studyhall.patterns.dead_letter.archive import dead_letters
 from studyhall.patterns.idempotency import result_of
 from studyhall.patterns.idempotency.once import inboxes, once
-from studyhall.patterns.pipeline import JobContext, Pipeline
+from studyhall.patterns.pipeline import Pipeline
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.stall_budget import crash_budget
 from studyhall.patterns.typed_jobs import JobTypes, Payload, plain, typed
@@ -44,7 +44,7 @@ class Shop:
         self.printed: list[str] = []
         self.runs: dict[str, int] = {}
 
-    async def theirs(self, ctx: JobContext, payload: Label) -> str:
+    async def theirs(self, ctx, payload: Label):
         runs = self.runs[payload.parcel] = self.runs.get(payload.parcel, 0) + 1
         if payload.fails < 0:
             raise Permanent("no such street")
@@ -53,22 +53,22 @@ class Shop:
         self.printed.append(payload.parcel)
         return payload.parcel
 
-    async def ours(self, ctx: JobContext, payload: Ours) -> str:
+    async def ours(self, ctx, payload: Ours):
         self.printed.append(payload.parcel)
         return payload.parcel
 
-    def pipeline(self, setup: JobSetup) -> Pipeline:
+    def pipeline(self, setup):
         others = plain(Label, self.theirs, key=lambda label: label.parcel, retry=RetryPolicy(base=0.01, attempts=4))
         return Pipeline(typed(setup.jobs, otherwise=others), crash_budget(), once(inboxes(setup.store)))
 
 
 @pytest.fixture
-def shop() -> Shop:
+def shop():
     return Shop()
 
 
 @pytest.fixture
-def jobs(shop: Shop) -> JobTypes:
+def jobs(shop):
     jobs = JobTypes()
     jobs.register(name="print", payload=Ours, handler=shop.ours, queue=SHOP)
     return jobs
@@ -104,7 +104,7 @@ async def test_jobs_of_a_node_service_run_beside_our_envelopes_whatever_their_op
         await setup.producer.enqueue(JobRequest("print", {"parcel": "ours"}, key="ours"))
         async with at_work(SHOP, shop.pipeline(setup), url=redis_url):
 
-            async def ended() -> bool:
+            async def ended():
                 states = await counts(queue)
                 return set(states) <= {"completed", "failed"}
 
@@ -124,7 +124,7 @@ async def test_jobs_of_a_node_service_run_beside_our_envelopes_whatever_their_op
 async def test_jobs_that_wait_from_the_old_code_run_after_the_upgrade(redis_url, tmp_path, shop, jobs):
     """Waiting, delayed by the stock worker's backoff after a failure, delayed by its producer, and with a priority."""
 
-    async def old(job: Any, token: str):
+    async def old(job, token):
         raise ValueError("the old code fails")
 
     connection = Redis.from_url(redis_url, decode_responses=True, socket_timeout=30)
@@ -156,7 +156,7 @@ async def test_the_same_key_under_the_same_name_is_another_request_on_another_qu
             for queue, done in ((pack, 1), (mail, 1), (mail, 2)):
                 await queue.add("job", {"parcel": "7"}, {})
 
-                async def ended(queue: Any = queue, done: int = done) -> bool:
+                async def ended(queue=queue, done=done):
                     return await counts(queue) == {"completed": done}
 
                 await until(ended, 30, "it ran")
@@ -176,7 +176,7 @@ async def test_of_one_kind_the_same_key_is_one_request_whatever_the_jobs_are_nam
         for done, name in enumerate(("refund", "task"), 1):
             await queue.add(name, {"parcel": "7"}, {})
 
-            async def ended(done: int = done) -> bool:
+            async def ended(done=done):
                 return await counts(queue) == {"completed": done}
 
             await until(ended, 30, "it ran")

@@ -1,11 +1,8 @@
 """Priority on a real queue, beside the job with `priority: 1` that runs last."""
 
-from typing import Any
-
 from harness.pipelines import JobSetup
 from harness.waiting import until
 from harness.workers import at_work, queue_at
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -19,7 +16,7 @@ class Item(Payload):
 async def test_critical_is_next_in_a_backlog_where_priority_one_runs_last(redis_url, tmp_path, figures):
     naive: list[str] = []
 
-    async def note(job: Any, _token: str):
+    async def note(job, _token):
         naive.append(job.name)
 
     async with queue_at(redis_url, "naive") as queue:
@@ -31,7 +28,7 @@ async def test_critical_is_next_in_a_backlog_where_priority_one_runs_last(redis_
 
     ran: list[int] = []
 
-    async def handler(ctx: JobContext, payload: Item):
+    async def handler(ctx, payload: Item):
         ran.append(payload.n)
 
     jobs = JobTypes()

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,6 @@ from studyhall.patterns.core.errors import FailedTwin, InvalidDelay, Permanent
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.flow import FlowConflict, FlowTooLarge, UnknownPolicy, chain, fan_in
 from studyhall.patterns.job_ids import InvalidKey
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.priority import UnknownPriority
 from studyhall.patterns.producer import JobRequest, Producer
 from studyhall.patterns.typed_jobs import InvalidMaxAge, JobTypes, MalformedPayload, Payload, UnknownJob
@@ -22,18 +20,18 @@ class Note(Payload):
     text: str = "hello"
 
 
-async def keep(ctx: JobContext, payload: Note):
+async def keep(ctx, payload: Note):
     if payload.text == "poison":
         raise Permanent("poison")
 
 
-def note_jobs() -> JobTypes:
+def note_jobs():
     jobs = JobTypes()
     jobs.register(name="note", payload=Note, handler=keep, queue="notes", retry=RetryPolicy(0.01, 0.01, 1))
     return jobs
 
 
-def note(key: str = "k", text: str = "hello", **options: Any) -> JobRequest:
+def note(key="k", text="hello", **options):
     return JobRequest("note", {"text": text}, key=key, **options)
 
 
@@ -100,7 +98,7 @@ async def test_a_job_that_fails_at_once_is_not_taken_for_its_own_twin(redis_url,
     async with JobSetup.open(redis_url, tmp_path, note_jobs()) as setup, setup.working():
         ask = setup.producer._ask_for_twins
 
-        async def ask_late(*args: Any) -> Any:
+        async def ask_late(*args):
             assert await setup.ended(note("k")) == ["failed"], "the worker is faster than the question"
             return await ask(*args)
 

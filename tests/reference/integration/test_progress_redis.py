@@ -1,12 +1,10 @@
 """15,000 reports through a job: milestones arrive, and nobody's completion is pushed out of the event stream."""
 
 import json
-from typing import Any
 
 from harness.pipelines import JobSetup
 from harness.waiting import until
 from harness.workers import at_work, queue_at
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -17,12 +15,12 @@ class Import(Payload):
     rows: int
 
 
-async def events(redis: Any, queue: str) -> list[dict[str, str]]:
+async def events(redis, queue):
     return [fields for _, fields in await redis.xrange(f"bull:{queue}:events")]
 
 
 async def test_progress_per_row_keeps_milestones_and_everybody_elses_events(redis_url, tmp_path, figures):
-    async def naive(job: Any, _token: str):
+    async def naive(job, _token):
         for row in range(job.data["rows"]):
             await job.updateProgress({"stage": str(row * STAGES // REPORTS), "percent": 100 * row / REPORTS})
 
@@ -34,7 +32,7 @@ async def test_progress_per_row_keeps_milestones_and_everybody_elses_events(redi
         seen = await events(queue.client if hasattr(queue, "client") else queue.backend.conn, "naive")
     naive_completed = sum(event["event"] == "completed" for event in seen)
 
-    async def handler(ctx: JobContext, payload: Import):
+    async def handler(ctx, payload: Import):
         for row in range(payload.rows):
             await ctx.progress(f"stage {row * STAGES // REPORTS}", 100 * row / REPORTS, f"row {row}", row=row)
         await ctx.progress("saved", 100)
@@ -70,12 +68,12 @@ async def test_progress_per_row_keeps_milestones_and_everybody_elses_events(redi
     )
 
 
-async def _completed(queue: Any, number: int) -> bool:
+async def _completed(queue, number):
     return bool((await queue.getJobCounts("completed"))["completed"] == number)
 
 
 async def test_a_job_whose_progress_cannot_be_written_still_completes(redis_url, tmp_path):
-    async def handler(ctx: JobContext, payload: Import) -> dict[str, int]:
+    async def handler(ctx, payload: Import):
         ctx.job.updateProgress = None  # any error at all
         ctx.progress._send = ctx.job.updateProgress
         await ctx.progress("one", 10)

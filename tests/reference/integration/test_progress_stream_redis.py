@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -15,7 +13,7 @@ QUEUES = ("alpha", "beta")
 
 
 @contextlib.asynccontextmanager
-async def streaming(url: str, **options: Any) -> AsyncIterator[ProgressStream]:
+async def streaming(url, **options):
     stream = ProgressStream(url, QUEUES, **options)
     running = asyncio.create_task(stream.run())
     try:
@@ -27,11 +25,11 @@ async def streaming(url: str, **options: Any) -> AsyncIterator[ProgressStream]:
 
 
 @pytest.fixture
-async def queue(redis_url: str) -> AsyncIterator[Any]:
+async def queue(redis_url):
     """`await queue(name, number)`: an event as BullMQ's scripts write it."""
     client = producer_client(redis_url)
 
-    async def write(name: str, number: int, event: str = "progress") -> None:
+    async def write(name, number, event="progress"):
         fields = {"event": event, "jobId": f"job-{number}", "data": f'{{"percent":{number}}}'}
         await client.xadd(f"bull:{name}:events", fields)
 
@@ -43,21 +41,21 @@ async def queue(redis_url: str) -> AsyncIterator[Any]:
 class Reader:
     """A client: reads until it is told to stop, keeps what it saw."""
 
-    def __init__(self, stream: ProgressStream, last_id: str | None = None, pause: float = 0.0):
+    def __init__(self, stream, last_id=None, pause=0.0):
         self.seen: list[JobEvent] = []
         self._pause = pause
         self._task = asyncio.create_task(self._read(stream, last_id))
 
-    async def _read(self, stream: ProgressStream, last_id: str | None):
+    async def _read(self, stream, last_id):
         async for event in stream.events(last_id, idle=60):
             self.seen.append(event)
             if self._pause:
                 await asyncio.sleep(self._pause)
 
-    def numbers(self, queue: str) -> list[int]:
+    def numbers(self, queue):
         return [int(event.progress["percent"]) for event in self.seen if event.queue == queue and event.progress]
 
-    async def stop(self) -> str:
+    async def stop(self):
         self._task.cancel()
         await asyncio.wait({self._task})
         return self.seen[-1].cursor if self.seen else ""
@@ -106,7 +104,7 @@ async def test_a_client_that_comes_back_misses_nothing_on_any_instance(redis_url
 
 
 async def test_one_reader_serves_all_clients(redis_url, queue):
-    async def reading() -> list[Any]:
+    async def reading():
         return [one for one in await queue.client.client_list() if "xread" in one["cmd"]]
 
     async with streaming(redis_url) as stream:

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 from harness.pipelines import full_pipeline, full_producer
-from harness.redis import RedisServer
 from harness.waiting import until
 from harness.workers import at_work
 from studyhall.patterns.bullmq_worker.autopipeline import AutoPipeline
@@ -22,9 +20,8 @@ from studyhall.patterns.core.errors import ResourceBusy
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.worker_connections import worker_client
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
-from studyhall.patterns.rate_limit import TenantLimit, UnknownTenant, limited, named_tenant, queue_limit, tenant_limit
+from studyhall.patterns.rate_limit import UnknownTenant, limited, named_tenant, queue_limit, tenant_limit
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 WORKER = Path(__file__).parent / "programs" / "limited_worker.py"
@@ -36,7 +33,7 @@ WORKER = Path(__file__).parent / "programs" / "limited_worker.py"
 Windows = list[tuple[int, int]]  # when it opened, in ms of the server's clock, and how many jobs it started
 
 
-def logged(server: RedisServer) -> Iterator[list[str]]:
+def logged(server):
     """Every write that the server did, from its append-only file, in order."""
     for part in sorted(server.directory.rglob("*.incr.aof")):
         lines = iter(part.read_bytes().split(b"\r\n"))
@@ -46,7 +43,7 @@ def logged(server: RedisServer) -> Iterator[list[str]]:
                 yield [words[0].upper(), *words[1:]]
 
 
-def windows_of(server: RedisServer, queue: str, duration: int) -> Windows:
+def windows_of(server, queue, duration):
     """What BullMQ's limiter did. The ids of the events alone would not do: until Redis 7.2 the clock goes on within
     a script, so an event can bear a later millisecond than the window that it opened (seen: 21 in 300 ms)."""
     found: Windows = []
@@ -60,13 +57,13 @@ def windows_of(server: RedisServer, queue: str, duration: int) -> Windows:
     return found
 
 
-async def starts_of(client: Any, queue: str) -> list[int]:
+async def starts_of(client, queue):
     """When each job was handed out, in whole ms of the server: as seconds, 0.3 later is now and then 0.29999."""
     events = await client.xrange(f"bull:{queue}:events")
     return [int(ident.split("-")[0]) for ident, event in events if event["event"] == "active"]
 
 
-def windows_opened_by(starts: list[int], duration: int) -> Windows:
+def windows_opened_by(starts, duration):
     """The same windows for those who keep no account: one opens with the first start after the last has ended."""
     found: Windows = []
     for start in starts:
@@ -76,11 +73,11 @@ def windows_opened_by(starts: list[int], duration: int) -> Windows:
     return found
 
 
-def fullest(windows: Windows) -> int:
+def fullest(windows):
     return max(count for _, count in windows)
 
 
-def fullest_stretch(starts: list[int], duration: int) -> int:
+def fullest_stretch(starts, duration):
     """The most starts within `duration` ms, wherever these begin."""
     return max(sum(first <= start < first + duration for start in starts) for first in starts)
 
@@ -100,11 +97,11 @@ async def test_two_processes_together_keep_the_queue_limit_and_lose_no_time(own_
     for worker in itertools.chain(*workers.values()):
         await worker.line("ready", 60)
 
-    async def run(kind: str, jobs: int, limit: float) -> list[int]:
+    async def run(kind, jobs, limit):
         await producer.queue(kind).addBulk([{"name": "job", "data": {}, "opts": {}} for _ in range(jobs)])
         began = time.monotonic()
 
-        async def over() -> bool:
+        async def over():
             return len(await starts_of(client, kind)) >= jobs or time.monotonic() - began > limit
 
         await until(over, limit + 20, f"{kind} to end", every=0.05)
@@ -126,7 +123,7 @@ async def test_two_processes_together_keep_the_queue_limit_and_lose_no_time(own_
         "rate-limit",
         name="queue-wide",
         jobs=jobs,
-        processes=2,
+        processes=len(workers["reliable"]),
         most_per_window=most,
         window_seconds=per,
         fullest_window=fullest(windows),
@@ -151,11 +148,11 @@ async def test_an_even_limit_holds_in_every_stretch_of_time(own_redis, figures):
     client: Any = producer_client(own_redis.url)
     producer = full_producer(JobTypes(), own_redis.url)
 
-    async def run(queue: str, **limit: Any) -> list[int]:
-        async def nothing(_job: Any, _token: str):
+    async def run(queue, **limit):
+        async def nothing(_job, _token):
             pass
 
-        async def add(jobs: int):
+        async def add(jobs):
             await producer.queue(queue).addBulk([{"name": "job", "data": {}, "opts": {}}] * jobs)
 
         limiter = {"url": own_redis.url, "limiter": queue_limit(most, per=per, **limit)}
@@ -165,7 +162,7 @@ async def test_an_even_limit_holds_in_every_stretch_of_time(own_redis, figures):
             await asyncio.sleep(0.5 * per)
             await add(3 * most - 1)  # some at the end of this window, more at the start of the next
 
-            async def over() -> bool:
+            async def over():
                 return len(await starts_of(client, queue)) == 3 * most
 
             await until(over, 30, "every job to start")
@@ -224,13 +221,13 @@ class Shop:
         self.added: dict[str, float] = {}
         self.attempts: set[int] = set()
 
-    async def work(self, ctx: JobContext, payload: Work):
+    async def work(self, ctx, payload: Work):
         self.started.setdefault(ctx.key, []).append(time.monotonic())
         self.attempts.add(ctx.attempt)
         await asyncio.sleep(payload.seconds)
         self.ended[ctx.key] = time.monotonic()
 
-    async def add(self, owner: str, count: int, *, book: TenantLimit | None = None, **fields: Any) -> list[str]:
+    async def add(self, owner, count, *, book=None, **fields):
         keys = [f"{owner}-{len(self.added) + n}" for n in range(count)]
         for key in keys:
             self.added[key] = time.monotonic()
@@ -240,18 +237,16 @@ class Shop:
         await self.producer.enqueue_many(requests)
         return keys
 
-    async def done(self, keys: list[str], limit: float = 30):
+    async def done(self, keys, limit=30):
         await until(lambda: all(key in self.ended for key in keys), limit, f"{len(keys)} jobs to end")
 
-    def waits(self, keys: list[str]) -> list[float]:
+    def waits(self, keys):
         """Seconds from add to end."""
         return [self.ended[key] - self.added[key] for key in keys]
 
 
 @asynccontextmanager
-async def shop(
-    url: str, directory: Path, *limits: TenantLimit, concurrency: int = 10, queue: str = "work", **worker: Any
-) -> AsyncIterator[Shop]:
+async def shop(url, directory, *limits, concurrency=10, queue="work", **worker):
     self = Shop()
     jobs = JobTypes()
     policy = RetryPolicy(base=0.1, cap=1, attempts=1)  # a spent attempt would end the job: waiting must not
@@ -270,7 +265,7 @@ async def shop(
         await close(store)
 
 
-def p95(values: list[float]) -> float:
+def p95(values):
     return statistics.quantiles(values, n=20, method="inclusive")[-1]
 
 
@@ -284,7 +279,7 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_pa
     light, seconds, concurrency = scale(20, 100), 0.3, 10
     client = worker_client(redis_url, AutoPipeline)
 
-    async def trickle(at: Shop, jobs: int = light) -> list[float]:
+    async def trickle(at, jobs=light):
         keys: list[str] = []
         for _ in range(jobs):
             keys += await at.add("light", 1, seconds=seconds)
@@ -292,7 +287,7 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_pa
         await at.done(keys, 120)
         return at.waits(keys)
 
-    async def beside_heavy(at: Shop, *others: Shop, jobs: int = light) -> tuple[list[list[float]], int]:
+    async def beside_heavy(at, *others, jobs=light):
         # Three times what the tenant may do, on top of a backlog: more, and a busy machine does nothing but refuse.
         async def flood():
             await at.add("heavy", 200, seconds=seconds)
@@ -306,7 +301,7 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_pa
         flooding.cancel()
         return waits, len(at.added) - jobs
 
-    def limit(name: str) -> TenantLimit:
+    def limit(name):
         return tenant_limit(client, rate=10, burst=2, name=name)
 
     async with (
@@ -344,7 +339,7 @@ async def test_light_tenant_waits_no_longer_when_thousands_of_jobs_are_dropped_i
     heavy, light, seconds = scale(2_000, 4_000), scale(10, 20), 0.5
     client = worker_client(redis_url, AutoPipeline)
 
-    async def light_waits(at: Shop, jobs: int = light, **how: Any) -> list[float]:
+    async def light_waits(at, jobs=light, **how):
         keys: list[str] = []
         for _ in range(jobs):
             keys += await at.add("light", 1, seconds=seconds, **how)
@@ -352,7 +347,7 @@ async def test_light_tenant_waits_no_longer_when_thousands_of_jobs_are_dropped_i
         await at.done(keys, 120)
         return at.waits(keys)
 
-    def limit(name: str) -> TenantLimit:
+    def limit(name):
         return tenant_limit(client, rate=20, burst=5, name=name)
 
     async with shop(redis_url, tmp_path / "alone", limit("alone"), concurrency=20) as at:
@@ -367,7 +362,7 @@ async def test_light_tenant_waits_no_longer_when_thousands_of_jobs_are_dropped_i
         await at.add("heavy", heavy, seconds=seconds)
         refused = await light_waits(at)
     async with shop(redis_url, tmp_path / "naive", concurrency=20) as at:
-        await at.add("heavy", 200, seconds=seconds)  # fewer: enough to know, and it takes its time
+        behind = await at.add("heavy", 200, seconds=seconds)  # fewer: enough to know, and it takes its time
         naive = await light_waits(at, jobs=3)
     await client.aclose()
     figures(
@@ -379,7 +374,7 @@ async def test_light_tenant_waits_no_longer_when_thousands_of_jobs_are_dropped_i
         light_p95_booked_ms=round(p95(booked) * 1000),
         ratio=round(p95(booked) / p95(alone), 2),
         light_p95_refused_one_by_one_ms=round(p95(refused) * 1000),
-        naive_heavy_jobs=200,
+        naive_heavy_jobs=len(behind),
         naive_p95_ms=round(p95(naive) * 1000),
     )
     assert 5 <= in_time <= 5 + 20 * over + 2, "the heavy tenant gets its share and no more"
@@ -457,7 +452,7 @@ async def test_a_limit_for_all_tenants_leaves_room_for_the_light_one(redis_url, 
     """BullMQ's limiter counts refused jobs too, so behind a heavy tenant it starves the light one; `total` does not."""
     client = producer_client(redis_url)
 
-    async def light_wait(directory: str, limit: TenantLimit, **worker: Any) -> float:
+    async def light_wait(directory, limit, **worker):
         async with shop(redis_url, tmp_path / directory, limit, **worker) as at:
             await at.add("heavy", 300)
             await until(lambda: len(at.ended) >= 1, 10, "the heavy tenant to begin")
@@ -567,7 +562,7 @@ async def test_limit_without_redis_waits_or_allows_as_told_in_bounded_time(own_r
         with pytest.raises(ResourceBusy):
             await closed.turn("a", "job")
         assert await opened.turn("a", "job") == 0.0
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
         requests = [JobRequest("work", {"owner": "a"}, key="k")]
         assert await closed.book(producer.ref, "a", requests) == requests, "adding them will say what is wrong"
     own_redis.restart()

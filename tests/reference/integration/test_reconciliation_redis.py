@@ -1,7 +1,6 @@
 """A Redis that lost its data, and orders that notice."""
 
 import time
-from collections.abc import AsyncIterator, Collection
 
 from bullmq import Queue
 from sqlalchemy import Column, Float, String, Table, insert, select
@@ -24,15 +23,15 @@ async def test_jobs_that_redis_lost_come_back_once_and_the_report_names_them(sto
     client = producer_client(own_redis.url)
     queue = Queue("ship", {"connection": client})
 
-    async def ship(order: str):
+    async def ship(order):
         await queue.add("ship", {"order": order}, {"jobId": job_id("ship", order)})
 
-    async def unshipped() -> AsyncIterator[Expected]:
+    async def unshipped():
         async with read(store) as connection:
             for row in await connection.execute(select(orders).where(orders.c.shipped.is_(None))):
                 yield Expected(row.id, row.since)
 
-    async def queued(keys: Collection[str]) -> set[str]:
+    async def queued(keys):
         pipe = client.pipeline(transaction=False)
         for key in keys:
             pipe.exists(queue.toKey(job_id("ship", key)))

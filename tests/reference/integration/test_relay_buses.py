@@ -2,24 +2,20 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.buses import BUSES, SERVERS, open_bus
-from harness.tcp_proxy import TcpProxy
 from harness.waiting import until
 from studyhall.patterns.core.event import MAX_BYTES, Event
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, read
-from studyhall.patterns.event_bus import EventBus
 from studyhall.patterns.outbox import add, outbox
 from studyhall.patterns.outbox.quarantine import lag, quarantined
 from studyhall.patterns.outbox.relay import Relay
@@ -38,12 +34,12 @@ class Server:
 
 
 @pytest.fixture(params=BUSES)
-def kind(request: pytest.FixtureRequest) -> str:
+def kind(request):
     return str(request.param)
 
 
 @pytest.fixture
-def server(kind: str, request: pytest.FixtureRequest, tcp_proxy: Callable[[int], TcpProxy]) -> Iterator[Server]:
+def server(kind, request, tcp_proxy):
     if kind.startswith("kafka"):  # its clients go to the address the brokers name, past any proxy
         broker = request.getfixturevalue("any_kafka")
         yield Server(broker.url, broker.freeze, broker.thaw)
@@ -58,7 +54,7 @@ def server(kind: str, request: pytest.FixtureRequest, tcp_proxy: Callable[[int],
 
 
 @pytest.fixture
-async def bus(kind: str, server: Server) -> AsyncIterator[EventBus]:
+async def bus(kind, server):
     bus = open_bus(kind, server.url, f"t{uuid.uuid4().hex[:10]}")
     if hasattr(bus, "confirm_within"):
         bus.confirm_within = 2.0
@@ -69,7 +65,7 @@ async def bus(kind: str, server: Server) -> AsyncIterator[EventBus]:
 
 
 @pytest.fixture
-async def sqlite(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
+async def sqlite(tmp_path):
     """One store is enough here: both behave the same towards the bus."""
     engine = open_store(f"sqlite:///{tmp_path / 'store.db'}")
     await create_all(engine)
@@ -78,7 +74,7 @@ async def sqlite(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
 
 
 @asynccontextmanager
-async def running(relay: Relay) -> AsyncIterator[None]:
+async def running(relay):
     task = asyncio.create_task(relay.run())
     try:
         yield
@@ -87,16 +83,16 @@ async def running(relay: Relay) -> AsyncIterator[None]:
         await asyncio.wait_for(task, 30)
 
 
-def event(ident: str, type: str = "order.changed.v1", **data: str) -> Event:
+def event(ident, type="order.changed.v1", **data):
     return Event(id=ident, source="/t", type=type, subject=ident, data=data)
 
 
-async def put(store: AsyncEngine, *events: Event):
+async def put(store, *events):
     async with begin(store) as tx:
         await add(tx, *events)
 
 
-async def consumed(store: AsyncEngine) -> dict[str, int]:
+async def consumed(store):
     """Attempts of every event that cost one."""
     async with read(store) as connection:
         rows = await connection.execute(select(outbox.c.event_id, outbox.c.attempts).where(outbox.c.attempts > 0))
@@ -120,7 +116,7 @@ async def test_a_bus_that_is_down_costs_nobody_an_attempt_beside_events_that_it_
             server.back()
         await until(lambda: relay.counts.published == 1 + HEALTHY, 60, "everything after the outage")
 
-        async def settled() -> bool:
+        async def settled():
             return (await lag(sqlite)).waiting == 0
 
         await until(settled, 30, "the refused ones to be put aside")

@@ -1,12 +1,10 @@
 """What must not end a relay, nor cost an event that is innocent of it an attempt: on SQLite and on PostgreSQL."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.waiting import until
 from studyhall.patterns.core import open_store as opening
@@ -26,27 +24,27 @@ SOON = RetryPolicy(base=0.01, cap=0.02, attempts=3)
 class Sink:
     """Accepts what `verdict` has nothing against."""
 
-    def __init__(self, verdict: Callable[[Event], Exception | None] = lambda _: None):
+    def __init__(self, verdict=lambda _: None):
         self.verdict = verdict
         self.ids: list[str] = []
 
-    async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+    async def publish(self, events):
         results = [self.verdict(event) for event in events]
         self.ids += [event.id for event, result in zip(events, results, strict=True) if result is None]
         return results
 
 
-def event(ident: str, **data: object) -> Event:
+def event(ident, **data):
     return Event(id=ident, source="/t", type="order.changed.v1", subject=ident, data=data)
 
 
-async def put(store: AsyncEngine, *events: Event):
+async def put(store, *events):
     async with begin(store) as tx:
         await add(tx, *events)
 
 
 @asynccontextmanager
-async def running(relay: Relay) -> AsyncIterator[asyncio.Task[None]]:
+async def running(relay):
     task = asyncio.create_task(relay.run())
     try:
         yield task
@@ -56,7 +54,7 @@ async def running(relay: Relay) -> AsyncIterator[asyncio.Task[None]]:
 
 
 @pytest.fixture
-async def small_pool(store_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncEngine]:
+async def small_pool(store_url, monkeypatch):
     """A store whose pool gives up after 0.2 s, not after 10."""
     monkeypatch.setattr(opening, "LOCK_WAIT", 0.2)
     engine = open_store(store_url)
@@ -85,7 +83,7 @@ async def test_a_publisher_that_raises_a_stray_cancellation_does_not_end_the_rel
     """What `.result()` of a cancelled future raises: nobody told the relay to end."""
     strays = iter([True, True])
 
-    def stray(_: Event):
+    def stray(_):
         if next(strays, False):
             raise asyncio.CancelledError
 
@@ -99,7 +97,7 @@ async def test_a_relay_that_is_cancelled_ends_and_releases_its_batch(store):
     hanging = asyncio.Event()
 
     class Hangs(Sink):
-        async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+        async def publish(self, events):
             hanging.set()
             await asyncio.Event().wait()
             return []
@@ -114,7 +112,7 @@ async def test_a_relay_that_is_cancelled_ends_and_releases_its_batch(store):
 
 
 class Unspeakable(Transient):
-    def __str__(self) -> str:
+    def __str__(self):
         raise RuntimeError("no words")
 
 
@@ -129,7 +127,7 @@ async def test_whatever_an_error_says_the_relay_goes_on_and_publishes_the_others
     relay = Relay(store, sink, poll=0.05, policy=SOON, lease=1.0)  # short: unsettled events would come back
     async with running(relay) as task:
 
-        async def given_up() -> bool:
+        async def given_up():
             return task.done() or bool(await quarantined(store))
 
         await until(given_up, 20, "the bad event to be given up")

@@ -4,12 +4,10 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Column, Integer, String, Table, delete, insert, select, text, update
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from harness.buses import open_bus
 from harness.waiting import until
@@ -37,10 +35,10 @@ effects = Table(
 class Bus:
     """Hands every published event to every consumer, each through its inbox."""
 
-    def __init__(self, store: AsyncEngine, lose: Callable[[str, Event], bool] = lambda _c, _e: False):
+    def __init__(self, store, lose=lambda _c, _e: False):
         self._store, self._lose = store, lose
 
-    async def publish(self, events: list[Event]) -> list[Exception | None]:
+    async def publish(self, events):
         for event in events:
             for consumer in CONSUMERS:
                 if not self._lose(consumer, event):
@@ -48,24 +46,24 @@ class Bus:
         return [None] * len(events)
 
 
-def effect_of(consumer: str) -> Callable[[AsyncConnection, Event], object]:
-    async def effect(tx: AsyncConnection, event: Event):
+def effect_of(consumer):
+    async def effect(tx, event):
         await tx.execute(insert(effects).values(consumer=consumer, event=event.id))
 
     return effect
 
 
-async def applied(store: AsyncEngine, consumer: str) -> list[str]:
+async def applied(store, consumer):
     async with read(store) as connection:
         found = select(effects.c.event).where(effects.c.consumer == consumer).order_by(effects.c.number)
         return list((await connection.execute(found)).scalars())
 
 
-def event(n: int) -> Event:
+def event(n):
     return Event(id=f"e-{n}", source="/t", type="order.changed.v1", subject=f"order-{n % 4}", data={"n": n})
 
 
-async def publish(store: AsyncEngine, count: int, lose: Callable[[str, Event], bool]):
+async def publish(store, count, lose):
     async with begin(store) as tx:
         await add(tx, *(event(n) for n in range(count)))
     relay = Relay(store, Bus(store, lose))
@@ -92,7 +90,7 @@ async def test_replay_gives_one_consumer_what_it_missed_and_touches_no_other(sto
     assert (again.applied, again.skipped) == (0, 20)
 
     # The naive replay publishes the range on the bus once more, and everybody gets it again.
-    async def publish_again(after: int):
+    async def publish_again(after):
         async for e in logged(store, after=after):
             for consumer in CONSUMERS:
                 async with begin(store) as tx:
@@ -134,7 +132,7 @@ async def test_force_applies_again_in_order_and_only_for_that_consumer(store):
 async def test_a_forced_effect_that_fails_leaves_the_old_marker(store):
     await publish(store, 4, lambda _c, _e: False)
 
-    async def broken(tx: AsyncConnection, e: Event):
+    async def broken(tx, e):
         await tx.execute(insert(effects).values(consumer="feed", event="half"))
         raise Transient("disk full")
 
@@ -148,7 +146,7 @@ async def test_a_failing_event_holds_its_subject_and_is_reported(store):
     await publish(store, 12, lambda consumer, _: consumer == "analytics")
     plain = effect_of("analytics")
 
-    async def picky(tx: AsyncConnection, e: Event):
+    async def picky(tx, e):
         if e.id == "e-1":
             raise Transient("still broken")
         await plain(tx, e)
@@ -162,7 +160,7 @@ async def test_a_failing_event_holds_its_subject_and_is_reported(store):
 async def test_a_range_is_chosen_by_position_by_time_or_by_id(store):
     await publish(store, 10, lambda _c, _e: False)
 
-    async def ids(found: AsyncIterator[Event]) -> list[str]:
+    async def ids(found):
         return [e.id async for e in found]
 
     now = datetime.now(UTC)
@@ -188,7 +186,7 @@ async def test_replay_beside_the_running_consumer_loses_nothing_and_repeats_no_e
     feed: Any = effect_of("feed")
     delivered: list[str] = []
 
-    async def handle(e: Event):
+    async def handle(e):
         await handle_once(store, "feed", e, feed)
         delivered.append(e.id)
 
@@ -213,7 +211,7 @@ async def test_a_forced_replay_comes_after_the_live_delivery_of_the_same_event(s
     begun, go_on = asyncio.Event(), asyncio.Event()
     effect: Any = effect_of("feed")
 
-    async def slow(tx: AsyncConnection, e: Event):
+    async def slow(tx, e):
         await effect(tx, e)
         begun.set()
         await go_on.wait()
@@ -222,7 +220,7 @@ async def test_a_forced_replay_comes_after_the_live_delivery_of_the_same_event(s
     await begun.wait()
     forced = asyncio.create_task(replay(store, "feed", logged(store), effect, force=True))
 
-    async def waits() -> bool:
+    async def waits():
         if not is_postgres(store):  # in the process, for its turn to write
             return True
         async with read(store) as connection:
@@ -240,7 +238,7 @@ async def test_duplicates_around_a_purge_repeat_only_what_is_older_than_the_mark
     """The stated price: one more effect, however many copies come late."""
     feed: Any = effect_of("feed")
 
-    async def deliver(*numbers: int):
+    async def deliver(*numbers):
         for n in numbers:
             await handle_once(store, "feed", event(n), feed)
 

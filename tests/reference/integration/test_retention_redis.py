@@ -1,7 +1,6 @@
 """Retention: Redis stays bounded, results that matter are answered from the database."""
 
 import time
-from typing import Any
 
 import pytest
 from sqlalchemy import func, select, update
@@ -15,7 +14,6 @@ from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.dead_letter import dead_letters
 from studyhall.patterns.idempotency import Inbox, fingerprint
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import KEPT, JobRequest
 from studyhall.patterns.retention import Retention
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -25,8 +23,8 @@ class Sum(Payload):
     n: int
 
 
-def sums(*, fail: bool = False) -> JobTypes:
-    async def handler(ctx: JobContext, payload: Sum) -> dict[str, int]:
+def sums(*, fail=False):
+    async def handler(ctx, payload: Sum):
         if fail:
             raise Transient("the provider answered 503 for a request that is described at some length here")
         return {"square": payload.n**2}
@@ -36,7 +34,7 @@ def sums(*, fail: bool = False) -> JobTypes:
     return jobs
 
 
-def request(n: int) -> JobRequest:
+def request(n):
     return JobRequest("sum", {"n": n}, key=f"k{n}")
 
 
@@ -50,14 +48,14 @@ async def test_failed_jobs_cost_redis_nothing_lasting_where_the_default_keeps_th
 ):
     server, number = make_redis(), scale(300, 2_000)
 
-    def kept_bytes(queue: str) -> int:
+    def kept_bytes(queue):
         """What the queue's keys occupy, by the server's own account; its total also counts every connection.
         Without the event stream, which BullMQ bounds at 10,000 entries whatever happens."""
         with server.client() as client:
             keys = [key for key in client.scan_iter(f"bull:{queue}:*") if not key.endswith(":events")]
             return sum(int(client.memory_usage(key, samples=0) or 0) for key in keys)
 
-    async def naive(job: Any, _token: str):
+    async def naive(job, _token):
         raise RuntimeError("the provider answered 503 for a request that is described at some length here")
 
     async with queue_at(server.url, "naive") as queue:
@@ -91,7 +89,7 @@ async def test_failed_jobs_cost_redis_nothing_lasting_where_the_default_keeps_th
     )
 
 
-async def _failed(queue: Any, number: int) -> bool:
+async def _failed(queue, number):
     return bool((await queue.getJobCounts("failed"))["failed"] >= number)
 
 
@@ -114,7 +112,7 @@ async def test_results_that_left_redis_are_answered_from_the_database(redis_url,
     figures("retention", name="evicted-results", jobs=number, evicted=evicted, answered_from_database=len(stored))
 
 
-async def _answered(setup: JobSetup, number: int) -> bool:
+async def _answered(setup, number):
     async with read(setup.store) as connection:
         done = await connection.scalar(select(func.count()).select_from(idempotency.inbox))
     return done == number and not await setup.producer.redis.llen("bull:sums:active")

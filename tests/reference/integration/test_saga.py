@@ -9,7 +9,6 @@ from typing import Any
 import aiosqlite
 import pytest
 from sqlalchemy import insert, select, text
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from harness.waiting import until
 from harness.workers import at_work, queue_at, until_counts
@@ -32,13 +31,13 @@ Answer = dict[str, Any] | Exception | Callable[[StepContext], Awaitable[Any]] | 
 class World:
     """Outside systems: what they were asked, and what they answer (the last answer is repeated)."""
 
-    def __init__(self, **answers: list[Answer]):
+    def __init__(self, **answers):
         self.answers = answers
         self.calls: list[str] = []
         self.contexts: dict[str, list[StepContext]] = {}
 
-    def action(self, name: str) -> Callable[[StepContext], Awaitable[Any]]:
-        async def act(ctx: StepContext) -> Any:
+    def action(self, name):
+        async def act(ctx):
             self.calls.append(name)
             self.contexts.setdefault(name, []).append(ctx)
             answers = self.answers.get(name, [{}])
@@ -49,23 +48,23 @@ class World:
 
         return act
 
-    def step(self, name: str, *, resolve: bool = False, **limits: Any) -> SagaStep:
+    def step(self, name, *, resolve=False, **limits):
         asks = self.action(f"find {name}") if resolve else None
         limits = {"retry": FAST, "undo_retry": FAST, **limits}
         return SagaStep(name, self.action(name), self.action(f"undo {name}"), asks, **limits)
 
 
-async def started(store: AsyncEngine, saga: Saga, saga_id: str = "s1", **data: Any) -> SagaRunner:
+async def started(store, saga, saga_id="s1", **data):
     runner = SagaRunner(store, saga)
     async with begin(store) as tx:
         await runner.start(tx, saga.name, saga_id, data)
     return runner
 
 
-async def settled(runner: SagaRunner, saga_id: str = "s1") -> saga_store.SagaRow:
+async def settled(runner, saga_id="s1"):
     """Drive until it ended or waits for a human."""
 
-    async def ended() -> saga_store.SagaRow | None:
+    async def ended():
         saga = await runner.run(saga_id)
         return saga if saga.due_at is None else None
 
@@ -74,7 +73,7 @@ async def settled(runner: SagaRunner, saga_id: str = "s1") -> saga_store.SagaRow
     return row
 
 
-async def events(store: AsyncEngine, saga_id: str = "s1") -> list[str]:
+async def events(store, saga_id="s1"):
     rows = await saga_store.history(store, saga_id)
     return [f"{row.step} {row.event}" if row.step else row.event for row in rows]
 
@@ -95,7 +94,7 @@ async def test_a_task_group_that_fails_in_a_step_is_a_failed_attempt(store):
     async def breaks():
         raise ValueError
 
-    async def grouped(ctx: StepContext):
+    async def grouped(ctx):
         async with asyncio.TaskGroup() as group:
             group.create_task(breaks())
 
@@ -120,7 +119,7 @@ async def test_permanent_failure_undoes_the_started_step_too_in_reverse(store):
 async def test_same_id_starts_once_and_other_data_is_refused(store):
     runner = SagaRunner(store, Saga("trip", [World().step("a")]))
 
-    async def start() -> bool:
+    async def start():
         async with begin(store) as tx:
             return await runner.start(tx, "trip", "s1", {"n": 1})
 
@@ -164,7 +163,7 @@ async def test_rate_limit_waits_as_told_and_spends_no_attempt(store):
 async def test_hung_step_is_cut_off_and_its_outcome_looked_up(store):
     cancelled = asyncio.Event()
 
-    async def hang(_: StepContext):
+    async def hang(_):
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -184,16 +183,16 @@ async def test_hung_step_is_cut_off_and_its_outcome_looked_up(store):
 async def test_db_step_is_done_with_its_record_or_not_at_all(store):
     seen: list[str] = []
 
-    async def note(ctx: StepContext, tx: Any) -> dict[str, Any]:
+    async def note(ctx, tx):
         await saga_store.record(tx, "effects", "test", f"{ctx.step} {ctx.attempt}")
         if ctx.attempt == 1:
             raise Transient("after the write")
         return {"n": ctx.attempt}
 
-    async def unnote(ctx: StepContext, tx: Any):
+    async def unnote(ctx, tx):
         seen.append(f"undo {ctx.step} {ctx.result}")
 
-    async def never(ctx: StepContext, tx: Any):
+    async def never(ctx, tx):
         raise Permanent("no")
 
     steps = [
@@ -276,7 +275,7 @@ async def test_repairs_that_make_no_sense_are_refused_with_what_would(store):
 async def test_forced_repair_takes_the_saga_away_from_a_running_process(store):
     reached, go_on = asyncio.Event(), asyncio.Event()
 
-    async def wait(_: StepContext) -> dict[str, Any]:
+    async def wait(_):
         reached.set()
         await go_on.wait()
         return {"id": "late"}
@@ -336,7 +335,7 @@ async def test_stop_finishes_the_step_and_hands_the_saga_back_at_once(store):
     saga = Saga("trip", [world.step("a"), world.step("b")])
     runner = await started(store, saga)
 
-    async def stopping(_: StepContext) -> dict[str, Any]:
+    async def stopping(_):
         runner.stop()
         return {"id": 1}
 
@@ -353,7 +352,7 @@ async def test_stop_finishes_the_step_and_hands_the_saga_back_at_once(store):
 async def test_hanging_saga_delays_only_itself(store):
     released = asyncio.Event()
 
-    async def hang(ctx: StepContext):
+    async def hang(ctx):
         if ctx.saga_id == "s1":
             await released.wait()
 
@@ -365,7 +364,7 @@ async def test_hanging_saga_delays_only_itself(store):
     for number in range(2, 6):
         await started(store, saga, f"s{number}")
 
-    async def completed() -> bool:
+    async def completed():
         return len(await saga_store.list_sagas(store, state="completed")) == 4
 
     await until(completed, what="the others are through")
@@ -447,7 +446,7 @@ def test_saga_with_doubtful_steps_is_refused():
         Saga("trip", [step, DbStep("b")])
 
 
-async def cancelled(store: AsyncEngine, runner: SagaRunner, saga_id: str = "s1") -> bool:
+async def cancelled(store, runner, saga_id="s1"):
     async with begin(store) as tx:
         return await runner.cancel(tx, saga_id, by="ann", reason="changed my mind")
 
@@ -478,7 +477,7 @@ async def test_a_customer_cancels_a_saga_that_waits_and_one_that_completed(store
 async def test_cancelling_in_the_middle_of_a_call_waits_for_its_answer_then_takes_it_back(store):
     reached, go_on = asyncio.Event(), asyncio.Event()
 
-    async def wait(_: StepContext) -> dict[str, Any]:
+    async def wait(_):
         reached.set()
         await go_on.wait()
         return {"id": 1}
@@ -499,7 +498,7 @@ async def test_a_cancelled_database_step_leaves_nothing_and_a_final_step_cannot_
     reached, go_on = asyncio.Event(), asyncio.Event()
     world = World()
 
-    async def slow(ctx: StepContext, tx: Any):
+    async def slow(ctx, tx):
         reached.set()
         await go_on.wait()
         await saga_store.record(tx, "effects", "test", "made")
@@ -556,11 +555,11 @@ async def test_a_lost_request_is_not_repeated_after_its_key_is_forgotten(store):
 async def test_a_request_that_may_still_be_running_is_neither_looked_up_nor_undone(store):
     landed: list[float] = []
 
-    async def cut(_: StepContext):
+    async def cut(_):
         landed.append(time.time() + 0.3)  # the provider goes on
         raise ConnectionError("cut")
 
-    async def find(_: StepContext) -> dict[str, Any] | None:
+    async def find(_):
         return {"id": 7} if time.time() > landed[-1] else None
 
     world = World(a=[cut], b=[Permanent("no")], **{"find a": [find], "find b": [None]})
@@ -609,7 +608,7 @@ async def test_a_job_per_saga_drives_it_on_bullmq_and_its_waits_consume_no_attem
     world = World(pay=[RateLimited("slow down", retry_after=0.1), Transient("503"), {"id": 7}], ship=[Permanent("no")])
     runner = await started(store, Saga("trip", [world.step("pay"), world.step("ship")]))
 
-    async def drive(job: Any, token: str) -> str:
+    async def drive(job, token):
         row = await runner.run(job.data["saga"])
         if row.due_at is not None:
             raise RetryLater(max(0.05, row.due_at - time.time()))
@@ -637,7 +636,7 @@ async def test_one_refused_change_does_not_take_the_others_of_its_commit_with_it
     """Sagas that are driven side by side share transactions: one is taken away from its driver."""
     reached, go_on = asyncio.Event(), asyncio.Event()
 
-    async def wait(ctx: StepContext) -> dict[str, Any]:
+    async def wait(ctx):
         if len(world.calls) == 5:
             reached.set()
         await go_on.wait()
@@ -661,7 +660,7 @@ async def test_one_refused_change_does_not_take_the_others_of_its_commit_with_it
 async def test_a_full_connection_limit_delays_sagas_and_costs_no_attempt_and_no_crash(postgres_url, caplog):
     once = RetryPolicy(base=0.05, cap=0.1, attempts=1)
 
-    async def inside(ctx: StepContext, tx: AsyncConnection):
+    async def inside(ctx, tx):
         await tx.execute(text("SELECT pg_sleep(0.05)"))
 
     limits: dict[str, Any] = {"retry": once, "crashes": 1, "deadline": 5.0}
@@ -683,7 +682,7 @@ async def test_a_full_connection_limit_delays_sagas_and_costs_no_attempt_and_no_
         async with begin(admin) as tx:
             await tx.execute(text(f"ALTER ROLE {user} CONNECTION LIMIT -1"))
 
-        async def ended() -> bool:
+        async def ended():
             return all(each.due_at is None for each in await saga_store.list_sagas(admin))
 
         await until(ended, 60, "every saga has ended", every=0.2)
@@ -705,7 +704,7 @@ async def test_a_saga_waits_for_the_store_a_few_times_only(store, monkeypatch, s
     """For answers of the server, or changes of threads: a runner's rate comes from it, on any machine."""
     count, waits = 64, 0
 
-    async def nothing(ctx: StepContext, tx: AsyncConnection | None = None):
+    async def nothing(ctx, tx=None):
         if tx is not None:
             await tx.execute(text("SELECT 1"))
 
@@ -714,10 +713,10 @@ async def test_a_saga_waits_for_the_store_a_few_times_only(store, monkeypatch, s
         for number in range(count):
             await runner.start(tx, "s", f"s-{number}", {})
 
-    def counted(owner: Any, name: str):
+    def counted(owner, name):
         real = getattr(owner, name)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args, **kwargs):
             nonlocal waits
             waits += 1
             return real(*args, **kwargs)

@@ -2,24 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from datetime import datetime
-from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 from sqlalchemy import insert, select
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.pipelines import full_pipeline, full_producer
 from harness.waiting import clock_at, until
 from harness.workers import at_work, counts, queue_at
-from studyhall.patterns.core.execution import CallNext
 from studyhall.patterns.core.job import RetryPolicy, cancelled
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, read
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.schedule import Schedule, Schedules, ticking
 from studyhall.patterns.schedule.history import missed, missed_slots, note_start, schedule_state
 from studyhall.patterns.schedule.keeper import _spread
@@ -35,7 +29,7 @@ class Work(Payload):
 class Service:
     """A producer, a signer, and what ran: schedule and slot of every start of a handler."""
 
-    def __init__(self, url: str, store: AsyncEngine):
+    def __init__(self, url, store):
         self.url, self.store, self.ran = url, store, list[tuple[str, int]]()
         self.running = self.most = 0
         self.jobs = JobTypes()
@@ -46,7 +40,7 @@ class Service:
         self.signer = Signer(["0123456789abcdef"])
         self.producer = full_producer(self.jobs, url, signer=self.signer, timeout=10)
 
-    async def handle(self, ctx: JobContext, payload: Work) -> dict[str, int]:
+    async def handle(self, ctx, payload: Work):
         tick = tick_of(ctx.job_id, ctx.job.data)
         assert tick is not None
         self.running += 1
@@ -56,32 +50,32 @@ class Service:
         self.ran.append((tick.schedule, tick.slot))
         return {"slot": tick.slot}
 
-    def schedules(self, *declared: Schedule) -> Schedules:
+    def schedules(self, *declared):
         return Schedules(self.jobs, declared, lease=1.0, sign=self.signer.sign)
 
-    async def apply(self, *declared: Schedule) -> Any:
+    async def apply(self, *declared):
         return await self.schedules(*declared).apply(self.producer, self.store)
 
-    def at_work(self, schedules: Schedules, queue: str = "q", **options: Any) -> Any:
+    def at_work(self, schedules, queue="q", **options):
         pipeline = full_pipeline(self.jobs, self.store, ticking(schedules, self.store), signer=self.signer)
         return at_work(queue, pipeline, url=self.url, **options)
 
-    async def next_slot(self, schedule: str, queue: str = "q") -> int | None:
+    async def next_slot(self, schedule, queue="q"):
         score = await self.producer.redis.zscore(f"bull:{queue}:repeat", schedule)
         return None if score is None else int(score)
 
-    async def since(self, schedule: str) -> int:
+    async def since(self, schedule):
         job = await self.producer.queue("q").getJob(f"repeat:{schedule}:{await self.next_slot(schedule)}")
         tick = tick_of(job.id, job.data)
         assert tick is not None
         return tick.since
 
-    async def state(self, schedules: Schedules) -> Any:
+    async def state(self, schedules):
         return (await schedules.states(self.producer, self.store))[0]
 
 
 @pytest.fixture
-async def service(redis_url: str, tmp_path: Path) -> AsyncIterator[Service]:
+async def service(redis_url, tmp_path):
     store = open_store(f"sqlite:///{tmp_path / 'schedule.db'}")
     await create_all(store)
     made = Service(redis_url, store)
@@ -166,7 +160,7 @@ async def test_ticks_pass_the_signed_pipeline_and_forged_ones_do_not(service):
     async with service.at_work(declared):
         await until(lambda: service.ran, what="the genuine tick")
 
-        async def settled() -> bool:
+        async def settled():
             return await queue.getFailedCount() == len(forged)
 
         await until(settled, what="every forged tick is refused")
@@ -204,7 +198,7 @@ async def test_a_tick_whose_predecessor_still_runs_is_skipped_or_waits(service, 
         await until(lambda: len(service.ran) >= 2, 20, "two long ticks")
         await queue.removeJobScheduler(one.id)
 
-        async def idle() -> bool:
+        async def idle():
             left = await counts(queue)
             return not any(left.get(name) for name in ("active", "delayed", "waiting", "prioritized"))
 
@@ -230,7 +224,7 @@ async def test_a_late_tick_runs_once_for_all_that_were_missed_or_not_at_all(serv
     # One at a time: on a slow machine the next tick would be noted before the late one, the first of all.
     async with service.at_work(declared, concurrency=1):
 
-        async def second() -> bool:
+        async def second():
             return bool((await service.state(declared)).ticks >= 2)
 
         await until(second, what="the tick after the late one")
@@ -245,7 +239,7 @@ async def test_a_tick_that_its_successor_overtook_counts_as_run_and_not_as_misse
     overtaken: list[int] = []
     go_on = asyncio.Event()
 
-    async def hangs_once(run: JobContext, call_next: CallNext) -> Any:
+    async def hangs_once(run, call_next):
         if not overtaken and service.ran:
             tick = tick_of(run.job_id, run.job.data)
             assert tick is not None
@@ -383,7 +377,7 @@ async def test_a_slot_that_bullmq_computed_wrong_at_the_end_of_summer_time_is_pu
     await declared.apply(service.producer, service.store)
     eve = int(datetime(2026, 10, 24, 12, tzinfo=ZoneInfo("Europe/Berlin")).timestamp() * 1000)
 
-    async def on_that_eve(_redis: object) -> int:
+    async def on_that_eve(_redis):
         return eve
 
     monkeypatch.setattr("studyhall.patterns.schedule.keeper.server_millis", on_that_eve)
@@ -415,7 +409,7 @@ async def test_repeat_in_the_options_of_a_job_is_silently_ignored(redis_url, fig
     """The naive twin: what Node's older documentation says, accepted by bullmq for Python and never repeated."""
     ran: list[str] = []
 
-    async def processor(job: Any, token: str):
+    async def processor(job, token):
         ran.append(job.id)
 
     async with queue_at(redis_url, "naive") as queue, at_work("naive", processor, url=redis_url):

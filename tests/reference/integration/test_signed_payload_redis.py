@@ -1,13 +1,10 @@
 """Somebody who can write to Redis: our worker runs none of it, the usual worker runs all of it."""
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 from harness.pipelines import KEYS, JobSetup
 from harness.waiting import until
 from harness.workers import at_work
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -20,8 +17,8 @@ class Payout(Payload):
     cents: int
 
 
-def payout_jobs(paid: list[tuple[str, int]]) -> JobTypes:
-    async def pay(ctx: JobContext, payload: Payout):
+def payout_jobs(paid):
+    async def pay(ctx, payload: Payout):
         paid.append((payload.to, payload.cents))
 
     jobs = JobTypes()
@@ -30,11 +27,11 @@ def payout_jobs(paid: list[tuple[str, int]]) -> JobTypes:
     return jobs
 
 
-def payout(to: str, cents: int = 100, name: str = "payout") -> JobRequest:
+def payout(to, cents=100, name="payout"):
     return JobRequest(name, {"to": to, "cents": cents}, key=to)
 
 
-async def tamper(setup: JobSetup, request: JobRequest, field: str, change: Callable[[Any], Any]):
+async def tamper(setup, request, field, change):
     """What an intruder with a Redis shell does."""
     key = f"bull:payouts:{setup.producer.ref(request).id}"
     found = await setup.producer.redis.hget(key, field)
@@ -42,7 +39,7 @@ async def tamper(setup: JobSetup, request: JobRequest, field: str, change: Calla
     await setup.producer.redis.hset(key, field, json.dumps(changed) if field == "data" else changed)
 
 
-def richer(data: dict[str, Any]) -> dict[str, Any]:
+def richer(data):
     return {**data, "payload": {**data["payload"], "cents": 1_000_000}}
 
 
@@ -51,7 +48,7 @@ async def test_injected_and_altered_jobs_never_run_where_the_usual_worker_pays_t
     async with JobSetup.open(redis_url, tmp_path, payout_jobs(paid)) as setup:
         redis, queue = setup.producer.redis, setup.producer.queue("payouts")
 
-        async def attack() -> list[str]:
+        async def attack():
             """Eight ways in, and three honest neighbours; returns the ids of the bad ones."""
             for name in ("ann", "bob", "cid", "altered", "renamed", "victim", "emptied"):
                 await setup.producer.enqueue(payout(name))
@@ -78,7 +75,7 @@ async def test_injected_and_altered_jobs_never_run_where_the_usual_worker_pays_t
 
         naive: list[tuple[str, int]] = []
 
-        async def usual_worker(job: Any, _token: str):
+        async def usual_worker(job, _token):
             naive.append((job.data["payload"]["to"], job.data["payload"]["cents"]))
 
         bad = await attack()
@@ -106,7 +103,7 @@ async def test_injected_and_altered_jobs_never_run_where_the_usual_worker_pays_t
         )
 
 
-async def _through(setup: JobSetup, number: int) -> bool:
+async def _through(setup, number):
     counts = await setup.counts("payouts")
     return counts.get("completed", 0) + counts.get("failed", 0) == number
 

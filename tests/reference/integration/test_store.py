@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from sqlalchemy import Column, Connection, ForeignKey, Integer, Table, insert, make_url, select, text, update
+from sqlalchemy import Column, ForeignKey, Integer, Table, insert, make_url, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.ports import free_port
 from harness.waiting import until
@@ -41,20 +40,20 @@ counters = Table(
 )
 
 
-async def add(engine: AsyncEngine, row_id: int = 1):
-    async with begin(engine) as tx:
+async def add(store, row_id=1):
+    async with begin(store) as tx:
         await tx.execute(insert(counters).values(id=row_id, n=0))
 
 
-async def value(engine: AsyncEngine, row_id: int = 1) -> int | None:
-    async with read(engine) as connection:
+async def value(store, row_id=1):
+    async with read(store) as connection:
         found: int | None = await connection.scalar(select(counters.c.n).where(counters.c.id == row_id))
         return found
 
 
-async def increment(engine: AsyncEngine):
+async def increment(store):
     """Read, then write: the shape that fails under SQLite's plain BEGIN."""
-    async with begin(engine) as tx:
+    async with begin(store) as tx:
         query = select(counters.c.n).where(counters.c.id == 1).with_for_update()
         n = (await tx.execute(query)).scalar_one()
         await tx.execute(update(counters).where(counters.c.id == 1).values(n=n + 1))
@@ -114,19 +113,19 @@ async def test_a_database_that_became_read_only_is_an_outage(store):
 @pytest.mark.needs_postgres
 async def test_no_free_connection_and_a_cut_one_are_outages(own_postgres):
     own_postgres.execute("CREATE ROLE one_at_a_time LOGIN CONNECTION LIMIT 1")
-    engine = open_store(own_postgres.url.replace("test@", "one_at_a_time@"))
+    store = open_store(own_postgres.url.replace("test@", "one_at_a_time@"))
     cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'one_at_a_time'"
 
     async def work():
-        async with begin(engine) as tx:
+        async with begin(store) as tx:
             with pytest.raises(StoreUnavailable, match="too many connections"):
-                await value(engine)
+                await value(store)
             own_postgres.execute(cut)
             await tx.execute(text("SELECT 1"))
 
     with pytest.raises(StoreUnavailable, match="terminating connection"):
         await work()
-    await close(engine)
+    await close(store)
 
 
 async def test_concurrent_read_then_write_transactions_lose_no_update(store):
@@ -138,9 +137,9 @@ async def test_concurrent_read_then_write_transactions_lose_no_update(store):
 async def test_plain_begin_on_sqlite_fails_where_begin_immediate_does_not(tmp_path):
     """The naive twin: two readers that both want to become the writer; busy_timeout does not help."""
     path = tmp_path / "naive.db"
-    engine = open_store(f"sqlite:///{path}")
-    await create_all(engine)
-    await add(engine)
+    store = open_store(f"sqlite:///{path}")
+    await create_all(store)
+    await add(store)
     first, second = (sqlite3.connect(path, isolation_level=None, timeout=1) for _ in range(2))
     for connection in (first, second):
         connection.execute("BEGIN")
@@ -151,9 +150,9 @@ async def test_plain_begin_on_sqlite_fails_where_begin_immediate_does_not(tmp_pa
         second.execute("UPDATE test_store_counters SET n = n + 1")
     first.close()
     second.close()
-    await increment(engine)
-    assert await value(engine) == 2
-    await close(engine)
+    await increment(store)
+    assert await value(store) == 2
+    await close(store)
 
 
 async def test_cancelled_writers_give_their_turn_and_connection_back(store):
@@ -171,11 +170,11 @@ async def test_cancelled_writers_give_their_turn_and_connection_back(store):
 
 
 async def test_work_in_one_hop_is_one_transaction_too(store):
-    def half_done(tx: Connection):
+    def half_done(tx):
         tx.execute(insert(counters).values(id=1, n=0))
         raise ZeroDivisionError
 
-    def write(tx: Connection) -> str:
+    def write(tx):
         tx.execute(insert(counters).values(id=1, n=7))
         return "done"
 
@@ -191,7 +190,7 @@ async def test_work_in_one_hop_is_one_transaction_too(store):
 async def test_hops_and_transactions_take_turns_and_lose_no_update(store):
     await add(store)
 
-    def one_more(tx: Connection):
+    def one_more(tx):
         n = tx.execute(select(counters.c.n).where(counters.c.id == 1).with_for_update()).scalar_one()
         tx.execute(update(counters).where(counters.c.id == 1).values(n=n + 1))
 
@@ -203,7 +202,7 @@ async def test_hops_and_transactions_take_turns_and_lose_no_update(store):
 async def test_cancelled_hops_give_their_turn_back(store):
     await add(store)
 
-    def slowly(tx: Connection):
+    def slowly(tx):
         tx.execute(update(counters).values(n=counters.c.n + 1))
         time.sleep(0.05)
 
@@ -220,14 +219,14 @@ async def test_cancelled_hops_give_their_turn_back(store):
 async def test_nested_begin_on_sqlite_is_a_named_error_not_a_deadlock(tmp_path, monkeypatch):
     for module in (store_module, opening):
         monkeypatch.setattr(module, "LOCK_WAIT", 0.2)
-    engine = open_store(f"sqlite:///{tmp_path / 's.db'}")
-    async with begin(engine):
+    store = open_store(f"sqlite:///{tmp_path / 's.db'}")
+    async with begin(store):
         with pytest.raises(NestedBegin, match="nested"):
-            async with begin(engine):
+            async with begin(store):
                 pass
 
         async def other_task():
-            async with begin(engine):
+            async with begin(store):
                 pass
 
         with pytest.raises(StoreBusy, match="slow work"):
@@ -235,12 +234,12 @@ async def test_nested_begin_on_sqlite_is_a_named_error_not_a_deadlock(tmp_path, 
     other = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreBusy, match="Another process"):
-        async with begin(engine):
+        async with begin(store):
             pass
     other.close()
-    async with begin(engine) as tx:
+    async with begin(store) as tx:
         assert (await tx.execute(text("SELECT 1"))).scalar_one() == 1
-    await close(engine)
+    await close(store)
 
 
 async def test_foreign_keys_are_enforced(store):
@@ -251,36 +250,36 @@ async def test_foreign_keys_are_enforced(store):
 
 @pytest.mark.parametrize(("query", "level"), [("", 1), ("?synchronous=full", 2)])
 async def test_sqlite_runs_in_wal_with_the_chosen_durability(tmp_path, query, level):
-    engine = open_store(f"sqlite:///{tmp_path / 's.db'}{query}")
-    async with read(engine) as connection:
+    store = open_store(f"sqlite:///{tmp_path / 's.db'}{query}")
+    async with read(store) as connection:
         assert (await connection.execute(text("PRAGMA journal_mode"))).scalar_one() == "wal"
         assert (await connection.execute(text("PRAGMA synchronous"))).scalar_one() == level
         assert (await connection.execute(text("PRAGMA busy_timeout"))).scalar_one() == 10_000
-    await close(engine)
+    await close(store)
 
 
 async def test_a_durable_commit_waits_for_the_disk_and_the_next_one_does_not(tmp_path):
-    engine = open_store(f"sqlite:///{tmp_path / 's.db'}")
+    store = open_store(f"sqlite:///{tmp_path / 's.db'}")
 
-    async def level(**options: bool) -> int:
-        async with begin(engine, **options) as tx:
+    async def level(**options):
+        async with begin(store, **options) as tx:
             return int((await tx.execute(text("PRAGMA synchronous"))).scalar_one())
 
     assert [await level(), await level(durable=True), await level()] == [1, 2, 1]
-    await close(engine)
+    await close(store)
 
 
 async def test_a_relative_path_is_the_same_file_after_a_change_of_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    engine = open_store("sqlite:///s.db")
+    store = open_store("sqlite:///s.db")
     (elsewhere := tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(elsewhere)
-    await create_all(engine)
-    await add(engine)
-    assert await value(engine) == 0
+    await create_all(store)
+    await add(store)
+    assert await value(store) == 0
     assert (tmp_path / "s.db").exists()
     assert list(elsewhere.iterdir()) == []
-    await close(engine)
+    await close(store)
 
 
 @pytest.mark.parametrize(
@@ -314,13 +313,13 @@ def test_an_unreachable_server_or_unusable_file_is_an_error_within_seconds(tmp_p
 
 
 def test_works_under_uvloop(store_url):
-    async def use() -> int | None:
-        engine = open_store(store_url)
-        await create_all(engine)
-        await add(engine)
-        await asyncio.gather(*(increment(engine) for _ in range(20)))
-        found = await value(engine)
-        await close(engine)
+    async def use():
+        store = open_store(store_url)
+        await create_all(store)
+        await add(store)
+        await asyncio.gather(*(increment(store) for _ in range(20)))
+        found = await value(store)
+        await close(store)
         return found
 
     assert uvloop.run(use()) == 20
@@ -329,32 +328,32 @@ def test_works_under_uvloop(store_url):
 async def test_processes_starting_at_once_all_get_their_tables_and_lose_no_update(store_url, spawn):
     children = [spawn(PROGRAMS / "store_starter.py", store_url, 25) for _ in range(4)]
     assert [await child.exited(60) for child in children] == [0] * 4, "\n".join(map(str, children))
-    engine = open_store(store_url)
-    async with read(engine) as connection:
+    store = open_store(store_url)
+    async with read(store) as connection:
         total = (await connection.execute(text("SELECT n FROM starters"))).scalar_one()
     assert total == 100
-    await close(engine)
+    await close(store)
 
 
 @pytest.mark.needs_postgres
 async def test_a_restart_of_postgres_costs_no_transaction_afterwards(own_postgres):
-    engine = open_store(own_postgres.url)
-    assert is_postgres(engine)
-    await create_all(engine)
-    await add(engine)
+    store = open_store(own_postgres.url)
+    assert is_postgres(store)
+    await create_all(store)
+    await add(store)
     own_postgres.kill()
     with pytest.raises(StoreUnavailable):
-        await increment(engine)
+        await increment(store)
     own_postgres.restart()
     for _ in range(10):
-        await increment(engine)
-    assert await value(engine) == 10
-    await close(engine)
+        await increment(store)
+    assert await value(store) == 10
+    await close(store)
 
 
 @pytest.mark.needs_postgres
 async def test_a_lock_that_another_process_keeps_is_an_outage_and_no_failure(postgres_url):
-    async def second(store: AsyncEngine):
+    async def second(store):
         async with begin(store) as tx:
             await tx.execute(text("SET LOCAL lock_timeout = '200ms'"))
             await tx.execute(text("UPDATE kept SET id = 3"))
@@ -387,11 +386,11 @@ async def test_behind_a_pooler_of_transactions_nothing_is_left_to_a_session(post
 
 async def test_a_table_of_somebody_else_is_refused_and_left_as_it_was(store_url):
     """It got our columns beside its own, and no primary key: an insert that counts on one then took duplicates."""
-    engine = open_store(store_url)
-    async with begin(engine) as tx:
+    store = open_store(store_url)
+    async with begin(store) as tx:
         await tx.execute(text(f"CREATE TABLE {inbox} (mail TEXT)"))
     with pytest.raises(TableTaken, match=r"inbox has no column consumer\..*Rename it"):
-        await create_all(engine)
-    async with read(engine) as tx:
+        await create_all(store)
+    async with read(store) as tx:
         assert (await tx.execute(text(f"SELECT * FROM {inbox}"))).keys() == {"mail"}
-    await close(engine)
+    await close(store)

@@ -5,11 +5,9 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -21,10 +19,8 @@ from studyhall.patterns.core.store import begin
 from studyhall.patterns.idempotency import Inbox, fingerprint
 from studyhall.patterns.sync_inbox import KeyReused, create, once
 
-Connect = Callable[[], Any]
 
-
-def sqlite(path: Path, **options: Any) -> Connect:
+def sqlite(path, **options):
     return lambda: sqlite3.connect(path / "shop.db", timeout=30, **options)
 
 
@@ -35,7 +31,7 @@ def sqlite(path: Path, **options: Any) -> Connect:
         *(pytest.param(name, marks=pytest.mark.needs_postgres) for name in ("postgres", "postgres-autocommit")),
     ]
 )
-def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
+def connect(request, tmp_path):
     match request.param:
         case "sqlite":
             made = sqlite(tmp_path)
@@ -52,18 +48,18 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
     return made
 
 
-def run(connection: Any, statement: str) -> Any:
+def run(connection, statement):
     cursor = connection.cursor()
     cursor.execute(statement)
     return cursor
 
 
-def mail(connection: Any) -> dict[str, str]:
+def mail(connection):
     run(connection, "INSERT INTO mails VALUES ('ann')")
     return {"sent": "to ann"}
 
 
-def mails(connect: Connect) -> int:
+def mails(connect):
     with closing(connect()) as connection:
         return int(run(connection, "SELECT count(*) FROM mails").fetchone()[0])
 
@@ -81,7 +77,7 @@ def test_duplicates_make_one_effect_and_get_its_result(connect):
 
 
 def test_an_effect_that_raises_leaves_nothing_and_runs_again(connect):
-    def broken(connection: Any):
+    def broken(connection):
         mail(connection)
         raise OSError("disk full")
 
@@ -93,7 +89,7 @@ def test_an_effect_that_raises_leaves_nothing_and_runs_again(connect):
 
 
 def test_concurrent_duplicates_make_one_effect(connect):
-    def deliver(_: int) -> Any:
+    def deliver(_):
         with closing(connect()) as connection:
             return once(connection, "mails", "order-1", 1, mail)
 
@@ -109,7 +105,7 @@ def test_a_transaction_of_the_caller_is_joined_and_decides(connect):
         connection.rollback()
     assert mails(connect) == 0
 
-    def broken(connection: Any):
+    def broken(connection):
         mail(connection)
         raise OSError("disk full")
 
@@ -126,11 +122,11 @@ def test_a_transaction_of_the_caller_is_joined_and_decides(connect):
 async def test_the_async_inbox_and_plain_connections_share_their_markers(store, store_url):
     payload, runs = {"b": 1, "a": [None, "é"]}, []
 
-    def plainly(connection: Any) -> str:
+    def plainly(connection):
         runs.append("plain")
         return "of the plain one"
 
-    async def effect(tx: Any) -> str:
+    async def effect(tx):
         runs.append("async")
         await tx.execute(text("SELECT 1"))
         return "of the async one"

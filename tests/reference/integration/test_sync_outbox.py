@@ -3,7 +3,6 @@
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -27,24 +26,24 @@ class Bus:
     def __init__(self):
         self.told: list[str] = []
 
-    async def publish(self, events: list[Event]) -> list[Exception | None]:
+    async def publish(self, events):
         self.told += [event.id for event in events]
         return [None for _ in events]
 
 
-def booked(number: int) -> Event:
+def booked(number):
     return Event(
         id=f"booking.{number}", type="booking.made.v1", source="/clinic", subject=f"room-{number % 2}", data={}
     )
 
 
 @pytest.fixture(params=STORES)
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Connect, str]:
+def where(request, tmp_path):
     """How to connect, and the same database for the relay."""
     if request.param == "sqlite":
         path = tmp_path / "clinic.db"
 
-        def connect(autocommit: bool = False) -> Any:
+        def connect(autocommit=False):
             return sqlite3.connect(path, timeout=30, **({"isolation_level": None} if autocommit else {}))
 
         return connect, f"sqlite:///{path}"

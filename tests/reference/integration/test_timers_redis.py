@@ -17,7 +17,7 @@ async def test_an_interval_in_three_instances_runs_three_times_and_a_schedule_on
 ):
     ticks = 4
 
-    async def runs(kind: str, *args: object) -> Counter[str]:
+    async def runs(kind, *args):
         """How often each tick ran, while all instances were up; the first and the last tick are cut off."""
         instances = [spawn(PROGRAM, kind, redis_url, *args) for _ in range(INSTANCES)]
         for one in instances:
@@ -25,7 +25,7 @@ async def test_an_interval_in_three_instances_runs_three_times_and_a_schedule_on
         with redis_server.client() as client:
             client.delete("reminders")
 
-            def seen() -> list[str]:
+            def seen():
                 return [str(tick) for tick in client.lrange("reminders", 0, -1)]
 
             await until(lambda: len(set(seen())) >= ticks + 2, 60, f"{ticks + 2} ticks")

@@ -3,7 +3,6 @@
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -16,7 +15,6 @@ from harness.waiting import until
 from studyhall.patterns import tracing
 from studyhall.patterns.core.errors import Snooze
 from studyhall.patterns.flow import chain
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.tracing import trace_meta
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -24,7 +22,7 @@ from studyhall.patterns.typed_jobs import JobTypes, Payload
 PROGRAM = Path(__file__).parent / "programs" / "traced.py"
 
 
-def spans_in(path: Path) -> list[dict[str, Any]]:
+def spans_in(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -43,7 +41,7 @@ async def test_producer_worker_and_child_job_in_two_processes_are_one_trace(redi
     assert len(traces) == 1, "one trace"
     by_id = {span["context"]["span_id"]: span for span in spans}
 
-    def path_to_root(span: dict[str, Any]) -> list[str]:
+    def path_to_root(span):
         names = [span["name"]]
         while span["parent_id"] is not None:
             span = by_id[span["parent_id"]]
@@ -86,11 +84,11 @@ async def test_producer_worker_and_child_job_in_two_processes_are_one_trace(redi
     )
 
 
-def _receipts(folder: Path) -> int:
+def _receipts(folder):
     return len(_named(spans_in(folder / "worker.jsonl"), "process receipt"))
 
 
-def _named(spans: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+def _named(spans, name):
     return [span for span in spans if span["name"] == name]
 
 
@@ -99,7 +97,7 @@ class Nothing(Payload):
 
 
 @pytest.fixture
-def exported(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+def exported(monkeypatch):
     """An SDK for this test alone: the global one of a process can be set only once."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -111,7 +109,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 async def test_the_jobs_of_a_flow_are_one_trace_and_waiting_is_no_error(redis_url, tmp_path, exported):
     snoozed: list[int] = []
 
-    async def handler(ctx: JobContext, payload: Nothing):
+    async def handler(ctx, payload: Nothing):
         if ctx.name == "b" and not snoozed:
             snoozed.append(1)
             raise Snooze(0.01)
@@ -133,7 +131,7 @@ async def test_the_jobs_of_a_flow_are_one_trace_and_waiting_is_no_error(redis_ur
 async def test_an_add_that_fails_is_an_error_in_the_trace(tmp_path, exported):
     jobs = JobTypes()
 
-    async def handler(ctx: JobContext, payload: Nothing): ...
+    async def handler(ctx, payload: Nothing): ...
 
     jobs.register(name="a", payload=Nothing, handler=handler, queue="q")
     async with JobSetup.open("redis://127.0.0.1:1/0", tmp_path, jobs, timeout=1.0) as setup:

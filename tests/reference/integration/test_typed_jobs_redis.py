@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from bullmq import Job, Queue, UnrecoverableError, Worker
+from bullmq import Queue, UnrecoverableError, Worker
 from redis.asyncio import Redis
 
 from harness.waiting import until
@@ -29,19 +29,19 @@ async def test_a_job_nobody_knows_fails_at_once_where_the_if_else_worker_complet
     runs: dict[str, int] = {"naive": 0, "typed": 0}
     jobs = JobTypes()
 
-    async def send(ctx: str, payload: SendMail):
+    async def send(ctx, payload: SendMail):
         done[ctx].append(payload.to)
 
     jobs.register(name="send-mail", payload=SendMail, handler=send)
 
-    async def naive(job: Job, token: str):
+    async def naive(job, token):
         runs["naive"] += 1
         if job.name == "send-mail":
             to = job.data.get("payload", {}).get("to")
             if to:
                 done["naive"].append(to)
 
-    async def typed(job: Job, token: str):
+    async def typed(job, token):
         runs["typed"] += 1
         try:
             job_type, payload = jobs.decode(job.name, job.data)
@@ -60,7 +60,7 @@ async def test_a_job_nobody_knows_fails_at_once_where_the_if_else_worker_complet
             await queue.add("send-mail", jobs.encode("send-mail", SendMail(to=f"user{number}")), {"attempts": 3})
         running = asyncio.create_task(worker.run())
 
-        async def finished(queue: Queue = queue) -> dict[str, int] | None:
+        async def finished(queue=queue):
             found: dict[str, int] = await queue.getJobCounts("completed", "failed")
             return found if sum(found.values()) == len(BAD) + GOOD else None
 

@@ -4,12 +4,9 @@ import asyncio
 import contextlib
 import json
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from harness.ai_server import AIServer, Answer
 from harness.pipelines import full_pipeline, full_producer
@@ -20,8 +17,8 @@ from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, read
 from studyhall.patterns.isolation import SubprocessPool
-from studyhall.patterns.producer import JobRef, JobRequest
-from studyhall.providers import AIProvider, ConceptGraph, LocalProvider, OnProgress, Step
+from studyhall.patterns.producer import JobRequest
+from studyhall.providers import LocalProvider
 from studyhall.providers.http import HttpProvider
 from studyhall.providers.wires import AnthropicMessages
 from studyhall.services import Services
@@ -33,13 +30,13 @@ OWNER = "ada"
 class StudyHall:
     """One producer, and workers that a test starts and stops."""
 
-    def __init__(self, url: str, store: AsyncEngine, blobs: Path):
+    def __init__(self, url, store, blobs):
         self.url, self.store, self.blobs = url, store, blobs
         self.jobs = job_types()
         self.producer = full_producer(self.jobs, url, timeout=10)
         self.pool = SubprocessPool(size=1)
 
-    async def upload(self, source: Path | bytes, document_id: str):
+    async def upload(self, source, document_id):
         path = self.blobs / document_id
         if isinstance(source, bytes):
             path.write_bytes(source)
@@ -51,7 +48,7 @@ class StudyHall:
             )
 
     @contextlib.asynccontextmanager
-    async def worker(self, provider: AIProvider) -> AsyncIterator[None]:
+    async def worker(self, provider):
         services = Services(provider, self.pool, self.blobs)
         pipeline = full_pipeline(self.jobs, self.store, services=services)
         workers = [
@@ -67,22 +64,22 @@ class StudyHall:
             await asyncio.gather(*(worker.drain(0.2) for worker in workers))
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def state(self, ref: JobRef) -> str:
+    async def state(self, ref):
         return str(await self.producer.queue(ref.queue).getJobState(ref.id))
 
-    async def ends(self, ref: JobRef, state: str):
-        async def ended() -> bool:
+    async def ends(self, ref, state):
+        async def ended():
             return await self.state(ref) == state
 
         await until(ended, timeout=60, what=f"{ref.name} to be {state}")
 
-    async def read(self, query: Callable[..., Awaitable[Any]], document_id: str, owner: str = OWNER) -> Any:
+    async def read(self, query, document_id, owner=OWNER):
         async with read(self.store) as connection:
             return await query(connection, document_id, owner)
 
 
 @pytest.fixture
-async def hall(redis_url: str, tmp_path: Path) -> AsyncIterator[StudyHall]:
+async def hall(redis_url, tmp_path):
     store = open_store(f"sqlite:///{tmp_path / 'hall.db'}")
     await create_all(store)
     (tmp_path / "blobs").mkdir()
@@ -132,12 +129,12 @@ async def test_job_that_names_another_owner_finds_nothing(hall):
 class Frozen(LocalProvider):
     """Stops for good after `parts` parts, as a worker does whose machine is switched off."""
 
-    def __init__(self, parts: int):
+    def __init__(self, parts):
         super().__init__()
         self.parts, self.frozen = parts, asyncio.Event()
 
-    async def concept_graph(self, text: str, *, on_progress: OnProgress, **options: Any) -> ConceptGraph:
-        async def count(step: Step):
+    async def concept_graph(self, text, *, on_progress, **options):
+        async def count(step):
             await on_progress(step)
             if step.state and step.done == self.parts:
                 self.frozen.set()
@@ -151,7 +148,7 @@ class Watched(LocalProvider):
         super().__init__()
         self.resumed_at: list[int] = []
 
-    async def concept_graph(self, text: str, *, on_progress: OnProgress, **options: Any) -> ConceptGraph:
+    async def concept_graph(self, text, *, on_progress, **options):
         self.resumed_at.append((options.get("resume") or {}).get("next", 0))
         return await super().concept_graph(text, on_progress=on_progress, **options)
 
@@ -192,7 +189,7 @@ async def test_malformed_answer_is_asked_for_again_under_another_key(hall):
     assert json.loads(stored) == {"document_id": "water", "concepts": 2, "links": 1, "coverage": 1.0}
 
 
-async def _quiet(step: Step):
+async def _quiet(step):
     return None
 
 
@@ -200,7 +197,7 @@ async def _quiet(step: Step):
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[AsyncEngine]:
+async def store(request, tmp_path):
     sqlite = request.param == "sqlite"
     url = f"sqlite:///{tmp_path / 'tables.db'}" if sqlite else request.getfixturevalue("postgres_url")
     opened = open_store(url)

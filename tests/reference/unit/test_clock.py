@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from harness.waiting import until
@@ -10,7 +9,7 @@ from studyhall.patterns.core.clock import Periodic
 
 
 @asynccontextmanager
-async def running(loop: Periodic) -> AsyncIterator[asyncio.Task[None]]:
+async def running(loop):
     task = asyncio.create_task(loop.run())
     try:
         yield task
@@ -41,7 +40,7 @@ async def test_wake_does_not_cut_a_pause_short_that_the_work_or_an_error_asked_f
     starts: list[float] = []
     loop: Periodic
 
-    async def work() -> float:
+    async def work():
         starts.append(time.monotonic())
         loop.wake()
         if len(starts) == 1:
@@ -94,7 +93,7 @@ async def test_a_task_group_that_fails_is_an_error_like_any_other():
 async def test_stop_lets_the_round_under_way_finish():
     entered, go_on, ended = asyncio.Event(), asyncio.Event(), False
 
-    async def work() -> bool:
+    async def work():
         nonlocal ended
         entered.set()
         await go_on.wait()

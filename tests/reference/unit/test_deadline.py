@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable
 
 import pytest
 
@@ -14,16 +13,16 @@ from studyhall.patterns.deadline import DeadlineExceeded, remaining, run_within,
 from studyhall.patterns.retry import decide
 
 
-async def test_hung_work_charges_once_where_a_race_leaves_zombies_that_charge_too(figures: Callable[..., object]):
+async def test_hung_work_charges_once_where_a_race_leaves_zombies_that_charge_too(figures):
     """Three attempts, the first two too slow. The naive twin only stops waiting: they charge later all the same."""
     policy = RetryPolicy(base=0.001, cap=0.001, attempts=3)
 
-    async def run(stop: bool) -> int:
+    async def run(stop):
         charges: list[str] = []
         outcomes: list[Outcome] = []
         gate, attempts_made = asyncio.Event(), 0
 
-        async def attempt(slow: bool):
+        async def attempt(slow):
             if slow:
                 await gate.wait()
             charges.append("charged")
@@ -51,7 +50,7 @@ async def test_hung_work_charges_once_where_a_race_leaves_zombies_that_charge_to
     naive, ours = await run(stop=False), await run(stop=True)
     assert naive == 3, "the naive twin charged again from its zombies"
     assert ours == 1
-    figures("deadline", name="timed-out attempts", attempts=3, charges_race=naive, charges_deadline=ours)
+    figures("deadline", name="timed-out attempts", attempts=policy.attempts, charges_race=naive, charges_deadline=ours)
 
 
 async def test_cleanup_of_stopped_work_has_ended_before_the_error_is_raised():
@@ -74,7 +73,7 @@ async def test_cleanup_of_stopped_work_has_ended_before_the_error_is_raised():
 async def test_the_finished_part_travels_on_the_error():
     pages: list[int] = []
 
-    async def extract() -> list[int]:
+    async def extract():
         for page in range(3):
             pages.append(page)
             await asyncio.sleep(0)
@@ -86,7 +85,7 @@ async def test_the_finished_part_travels_on_the_error():
     assert caught.value.partial == [0, 1, 2]
     assert caught.value.limit == 0.05
 
-    async def hands_over() -> str:
+    async def hands_over():
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -110,7 +109,7 @@ async def test_an_error_in_the_cleanup_is_kept_as_the_cause():
     assert isinstance(caught.value.__cause__, OSError)
 
 
-async def test_work_that_swallows_its_cancellation_is_abandoned_and_named(caplog: pytest.LogCaptureFixture):
+async def test_work_that_swallows_its_cancellation_is_abandoned_and_named(caplog):
     release, ended = asyncio.Event(), asyncio.Event()
 
     async def stubborn():
@@ -164,10 +163,10 @@ async def test_cancelling_the_caller_stops_the_work():
 async def test_work_knows_how_long_it_has_and_an_inner_limit_cannot_exceed_the_outer():
     assert remaining() == math.inf
 
-    async def outer() -> float:
+    async def outer():
         assert 0 < remaining() <= 30
 
-        async def inner() -> float:
+        async def inner():
             return remaining()
 
         return await run_within(1_000, inner)
@@ -176,7 +175,7 @@ async def test_work_knows_how_long_it_has_and_an_inner_limit_cannot_exceed_the_o
 
 
 async def test_uncharged_time_is_added_to_every_limit_around_and_the_rest_still_counts():
-    async def work(seconds: float) -> float:
+    async def work(seconds):
         with uncharged():
             await asyncio.gather(asyncio.sleep(0.6), nested())
         left = remaining()
@@ -187,7 +186,7 @@ async def test_uncharged_time_is_added_to_every_limit_around_and_the_rest_still_
         with uncharged():
             await asyncio.sleep(0.3)
 
-    async def inner(seconds: float) -> float:
+    async def inner(seconds):
         return await run_within(0.5, work, seconds)
 
     assert 0 < await run_within(0.5, inner, 0) <= 0.5
@@ -196,6 +195,6 @@ async def test_uncharged_time_is_added_to_every_limit_around_and_the_rest_still_
 
 
 @pytest.mark.parametrize("wrong", [{"seconds": 0}, {"growth": 0.5}, {"longest": 1}])
-def test_a_deadline_that_makes_no_sense_is_refused(wrong: dict[str, float]):
+def test_a_deadline_that_makes_no_sense_is_refused(wrong):
     with pytest.raises(ValueError, match="need seconds > 0"):
         Deadline(**{"seconds": 10.0, **wrong})

@@ -25,11 +25,11 @@ PUBLIC = KEY.verify_key.encode().hex()
 BODY = b'{"type":1}'
 
 
-def signature(body: bytes, timestamp: str, key: SigningKey = KEY) -> str:
+def signature(body, timestamp, key=KEY):
     return key.sign(timestamp.encode() + body).signature.hex()
 
 
-def refused(timestamp: str, body: bytes = BODY, sig: str | None = None, **options: Any) -> bool:
+def refused(timestamp, body=BODY, sig=None, **options):
     try:
         verify(PUBLIC, signature(BODY, timestamp) if sig is None else sig, timestamp, body, **options)
     except NotSigned:
@@ -51,16 +51,16 @@ def test_only_what_the_platform_signed_just_now_is_read():
     ("age", "fate"),
     [(0.0, False), (MAX_AGE - 1, False), (MAX_AGE + 1, True), (-MAX_AHEAD + 1, False), (-MAX_AHEAD - 1, True)],
 )
-def test_a_recorded_request_is_worthless_soon(age: float, fate: bool):
+def test_a_recorded_request_is_worthless_soon(age, fate):
     assert refused("1700000000", now=1700000000 + age) is fate
 
 
 @pytest.mark.parametrize("timestamp", ["nan", "inf", "-inf", "", "1e400", "now"])
-def test_a_signed_timestamp_that_is_no_time_is_refused(timestamp: str):
+def test_a_signed_timestamp_that_is_no_time_is_refused(timestamp):
     assert refused(timestamp)
 
 
-def command(**changes: Any) -> bytes:
+def command(**changes):
     data: dict[str, Any] = {
         "id": "1",
         "application_id": "2",
@@ -94,20 +94,20 @@ def test_a_command_is_read_and_its_token_is_not_shown():
         command(id="x" * 101),
     ],
 )
-def test_what_is_no_command_is_one_error(body: bytes):
+def test_what_is_no_command_is_one_error(body):
     with pytest.raises(Unreadable):
         parse(body)
 
 
 @given(st.text(min_size=1, max_size=9_000), st.integers(10, 2_000))
-def test_every_part_fits_and_no_word_is_lost_while_there_is_room(text: str, limit: int):
+def test_every_part_fits_and_no_word_is_lost_while_there_is_room(text, limit):
     parts = split(text, limit, most=10_000)
     assert all(0 < len(part.encode("utf-16-le", "surrogatepass")) // 2 <= limit for part in parts)
     assert "".join("".join(parts).split()) == "".join(text.split())
 
 
 @given(st.lists(st.text("ab cd\n", min_size=1, max_size=2_500), min_size=1, max_size=14))
-def test_no_text_is_dropped_that_fits_three_quarters_of_the_parts(paragraphs: list[str]):
+def test_no_text_is_dropped_that_fits_three_quarters_of_the_parts(paragraphs):
     text = "\n\n".join(paragraphs)[:37_000]
     assert "".join("".join(split(text)).split()) == "".join(text.split())
 

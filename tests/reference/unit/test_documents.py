@@ -39,7 +39,7 @@ RELS = (
 )
 
 
-def docx(body: str, *, head: str = "", main: str = "word/document.xml", **parts: str) -> bytes:
+def docx(body, *, head="", main="word/document.xml", **parts):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("_rels/.rels", RELS.format(main))
@@ -49,12 +49,12 @@ def docx(body: str, *, head: str = "", main: str = "word/document.xml", **parts:
     return buffer.getvalue()
 
 
-def paragraph(text: str, style: str = "") -> str:
+def paragraph(text, style=""):
     chosen = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if style else ""
     return f"<w:p>{chosen}<w:r><w:t>{text}</w:t></w:r></w:p>"
 
 
-def pdf(*pages: str) -> bytes:
+def pdf(*pages):
     made = FPDF()
     made.set_font("Helvetica", size=12)
     for text in pages:
@@ -64,8 +64,8 @@ def pdf(*pages: str) -> bytes:
 
 
 @pytest.fixture
-def stored(tmp_path: Path):
-    def store(content: bytes, name: str = "upload") -> Path:
+def stored(tmp_path):
+    def store(content, name="upload"):
         path = tmp_path / name
         path.write_bytes(content)
         return path
@@ -84,7 +84,7 @@ def stored(tmp_path: Path):
         ("photosynthesis.pdf", Kind.PDF, "Photosynthesis", "Almost everything that lives is fed by light."),
     ],
 )
-def test_each_sample_gives_its_title_and_its_prose(name: str, kind: Kind, title: str, start: str):
+def test_each_sample_gives_its_title_and_its_prose(name, kind, title, start):
     found = extract(SAMPLES / name)
     assert (found.kind, found.title) == (kind, title)
     assert start in found.text
@@ -98,7 +98,7 @@ def test_sentences_cut_by_the_margin_of_a_pdf_are_whole_again():
 
 
 @pytest.mark.parametrize("name", ["essay.txt", "essay.docx", "essay", "essay.exe", "../essay.md"])
-def test_type_is_decided_by_the_bytes_not_the_name(stored, name: str):
+def test_type_is_decided_by_the_bytes_not_the_name(stored, name):
     assert extract(stored(pdf("A PDF under any name."), Path(name).name)).kind is Kind.PDF
 
 
@@ -136,7 +136,7 @@ def test_word_document_with_translated_styles_boxes_and_deletions(stored):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1", "cp1252"])
-def test_text_files_of_every_common_encoding(stored, encoding: str):
+def test_text_files_of_every_common_encoding(stored, encoding):
     said = "Crème brûlée über Zürich, señor. Déjà vu!"
     found = extract(stored(said.encode(encoding)))
     assert (found.kind, found.text) == (Kind.TEXT, said)
@@ -158,7 +158,7 @@ def test_pdf_that_only_forbids_printing_is_read(stored):
 # ---- what is refused, and how
 
 
-def encrypted_pdf(algorithm: str) -> bytes:
+def encrypted_pdf(algorithm):
     writer = PdfWriter(clone_from=PdfReader(io.BytesIO(pdf("Secret."))))
     writer.encrypt("user-secret", "owner-secret", algorithm=algorithm)
     buffer = io.BytesIO()
@@ -166,7 +166,7 @@ def encrypted_pdf(algorithm: str) -> bytes:
     return buffer.getvalue()
 
 
-def plain_zip(names: dict[str, str]) -> bytes:
+def plain_zip(names):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in names.items():
@@ -174,7 +174,7 @@ def plain_zip(names: dict[str, str]) -> bytes:
     return buffer.getvalue()
 
 
-def with_password_flag(content: bytes) -> bytes:
+def with_password_flag(content):
     """Set bit 0 of the flags in every header of a zip: "this entry is encrypted"."""
     raw = bytearray(content)
     for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
@@ -213,7 +213,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refusal_is_permanent_and_says_what_to_do(stored, case: str):
+def test_refusal_is_permanent_and_says_what_to_do(stored, case):
     content, expected, hint = REFUSED[case]
     with pytest.raises(expected, match=hint) as caught:
         extract(stored(content))
@@ -223,14 +223,14 @@ def test_refusal_is_permanent_and_says_what_to_do(stored, case: str):
     assert (type(again), str(again)) == (expected, str(caught.value))
 
 
-def test_missing_file_folder_and_pipe_are_refused_without_waiting(tmp_path: Path):
+def test_missing_file_folder_and_pipe_are_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "nothing", tmp_path, tmp_path / "pipe"):
         with pytest.raises(Missing, match="Upload it again"):
             extract(path)
 
 
-def test_200_megabytes_are_refused_by_size_without_being_read(tmp_path: Path):
+def test_200_megabytes_are_refused_by_size_without_being_read(tmp_path):
     path = tmp_path / "huge.pdf"
     with path.open("wb") as file:
         file.write(b"%PDF-1.7\n")
@@ -252,7 +252,7 @@ def test_200_megabytes_are_refused_by_size_without_being_read(tmp_path: Path):
 # ---- hostile files
 
 
-def measured(path: Path) -> tuple[Exception, int]:
+def measured(path):
     tracemalloc.start()
     try:
         with pytest.raises(DocumentRejected) as caught:
@@ -293,7 +293,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("what", HUGE)
-def test_one_huge_token_of_a_word_file_is_refused_before_expat_reads_it_again_and_again(stored, what: str):
+def test_one_huge_token_of_a_word_file_is_refused_before_expat_reads_it_again_and_again(stored, what):
     """Expat 2.5 takes quadratic time for it: 433 kB in a zip kept a reader busy until its deadline, three times."""
     began = time.process_time()
     with pytest.raises(Corrupt, match="save it under a new name"):
@@ -309,7 +309,7 @@ def test_comments_instructions_and_cdata_of_honest_size_are_read(stored):
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_compression_that_zipfile_cannot_bound_is_refused(stored, method: int):
+def test_compression_that_zipfile_cannot_bound_is_refused(stored, method):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive:
         archive.writestr("_rels/.rels", RELS.format("word/document.xml"))
@@ -329,7 +329,7 @@ EXTERNAL = '<?xml version="1.0"?><!DOCTYPE w [<!ENTITY e9 SYSTEM "file:///etc/pa
 
 
 @pytest.mark.parametrize("head", [BILLION_LAUGHS, EXTERNAL])
-def test_xml_entities_are_refused_not_expanded(stored, head: str):
+def test_xml_entities_are_refused_not_expanded(stored, head):
     error, peak = measured(stored(docx(paragraph("&e9;"), head=head)))
     assert isinstance(error, Corrupt)
     assert "entities" in str(error)
@@ -367,7 +367,7 @@ def test_pdf_stream_bomb_is_refused(stored):
 
 
 @pytest.mark.parametrize("line", ["[" * 200_000, "![" * 100_000, "*a" * 100_000, "<!--" * 50_000, "> " * 100_000])
-def test_markdown_made_to_slow_down_patterns_is_still_linear(stored, line: str):
+def test_markdown_made_to_slow_down_patterns_is_still_linear(stored, line):
     began = time.perf_counter()
     extract(stored(f"# Title\n\n{line}\n{line[:15_000]}\nwords\n".encode()))
     assert time.perf_counter() - began < 10
@@ -380,7 +380,7 @@ HEADS = st.sampled_from([b"", b"%PDF-1.5\n", b"PK\x03\x04", b"\xd0\xcf\x11\xe0\x
 ANY_SPEED = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def read_or_refuse(path: Path, content: bytes):
+def read_or_refuse(path, content):
     path.write_bytes(content)
     try:
         found = extract(path)
@@ -394,14 +394,14 @@ def read_or_refuse(path: Path, content: bytes):
 
 @ANY_SPEED
 @given(head=HEADS, rest=st.binary(max_size=3000))
-def test_random_bytes_give_text_or_a_permanent_error(tmp_path: Path, head: bytes, rest: bytes):
+def test_random_bytes_give_text_or_a_permanent_error(tmp_path, head, rest):
     read_or_refuse(tmp_path / "random", head + rest)
 
 
 @pytest.mark.parametrize("kind", VALID)
 @ANY_SPEED
 @given(data=st.data())
-def test_damaged_documents_give_text_or_a_permanent_error(tmp_path: Path, kind: str, data: st.DataObject):
+def test_damaged_documents_give_text_or_a_permanent_error(tmp_path, kind, data):
     raw = bytearray(VALID[kind])
     positions = st.integers(0, len(raw) - 1)
     for at, value in data.draw(st.lists(st.tuples(positions, st.integers(0, 255)), max_size=12)):
@@ -412,5 +412,5 @@ def test_damaged_documents_give_text_or_a_permanent_error(tmp_path: Path, kind: 
 
 @ANY_SPEED
 @given(text=st.text(max_size=2000))
-def test_any_text_is_text_or_refused(tmp_path: Path, text: str):
+def test_any_text_is_text_or_refused(tmp_path, text):
     read_or_refuse(tmp_path / "text", text.encode("utf-8", "surrogatepass"))

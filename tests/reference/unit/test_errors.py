@@ -7,12 +7,12 @@ from studyhall.patterns.core.errors import clean_text, describe
 
 
 class Mute(Exception):
-    def __str__(self) -> str:
+    def __str__(self):
         raise RuntimeError("no words")
 
 
 @given(st.text(alphabet=st.characters(categories=None), max_size=50))
-def test_clean_text_is_taken_by_postgresql_json_and_utf8(text: str):
+def test_clean_text_is_taken_by_postgresql_json_and_utf8(text):
     clean = clean_text(text + "\x00\ud800")
     assert "\x00" not in clean
     assert clean.encode()

@@ -9,7 +9,7 @@ import pytest
 
 from studyhall.patterns.core.errors import Cancelled, Permanent, RateLimited
 from studyhall.patterns.core.event import Event
-from studyhall.patterns.core.job import Decision, Outcome, RetryPolicy
+from studyhall.patterns.core.job import Outcome, RetryPolicy
 from studyhall.patterns.event_bus import Capabilities, Quarantined, topic_of
 from studyhall.patterns.event_bus.delivery import Lanes, checked_name, judge, pauses
 
@@ -17,8 +17,8 @@ POLICY = RetryPolicy(base=0.1, cap=1, attempts=3)
 EVENT = Event(source="/test", type="order.placed.v1", subject="o1")
 
 
-async def verdict(error: BaseException | None, deliveries: int = 1, event: Event = EVENT) -> Decision | None:
-    async def handler(_: Event):
+async def verdict(error, deliveries=1, event=EVENT):
+    async def handler(_):
         if error is not None:
             raise error
 
@@ -31,7 +31,7 @@ def test_topic_is_the_aggregate_so_that_its_events_share_a_channel():
 
 
 @pytest.mark.parametrize("word", ["", "a b", "a.b", "a*", "a>", "ä", "a/b", "a:b"])
-def test_names_that_one_of_the_brokers_would_misread_are_refused(word: str):
+def test_names_that_one_of_the_brokers_would_misread_are_refused(word):
     with pytest.raises(ValueError, match="topic or group name"):
         checked_name(word)
 
@@ -68,7 +68,7 @@ async def test_free_waiting_ends_when_the_event_is_older_than_the_policy_allows(
 
 
 async def test_a_task_group_that_failed_does_not_make_the_next_cancellation_look_like_ours():
-    async def grouped(_: Event):
+    async def grouped(_):
         async with asyncio.TaskGroup() as group:
             group.create_task(refuses())
 
@@ -85,7 +85,7 @@ async def test_a_task_group_that_failed_does_not_make_the_next_cancellation_look
 
 
 async def test_cancellation_from_outside_passes_through():
-    async def forever(_: Event):
+    async def forever(_):
         await asyncio.Event().wait()
 
     task = asyncio.create_task(judge(forever, EVENT.encode(), 1, POLICY, 60))
@@ -103,7 +103,7 @@ async def test_lanes_keep_one_key_in_order_and_let_others_pass():
         seen.append("a1")
         raise RuntimeError("must not stop the lane")
 
-    async def note(name: str):
+    async def note(name):
         seen.append(name)
 
     lanes.start("a", first)

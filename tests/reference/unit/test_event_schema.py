@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ class PlacedV3(BaseModel):
 
 
 @pytest.fixture
-def types() -> EventTypes:
+def types():
     registry = EventTypes(max_bytes=2000)
     registry.event("order.placed.v1")(PlacedV1)
     registry.event("order.placed.v2")(PlacedV2)
@@ -50,7 +49,7 @@ def types() -> EventTypes:
     return registry
 
 
-def placed(version: int, **data: Any) -> Event:
+def placed(version, **data):
     return Event(source="/shop", type=f"order.placed.v{version}", subject="o-1", data=data)
 
 
@@ -77,18 +76,16 @@ def test_extension_attributes_nobody_knows_pass_through():
 
 
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text()))
-def test_any_json_data_survives_the_wire(data: dict[str, Any]):
+def test_any_json_data_survives_the_wire(data):
     event = Event(source="/s", type="order.placed.v1", subject="o", data=data)
     assert Event.decode(event.encode()).data == data
 
 
-def test_consumer_written_for_v3_breaks_on_v1_without_upcasters_and_not_with_them(
-    types: EventTypes, figures: Callable[..., Path]
-):
+def test_consumer_written_for_v3_breaks_on_v1_without_upcasters_and_not_with_them(types, figures):
     events = [placed(1, order=f"o-{n}", total=n) for n in range(10)]
     events += [placed(3, order_id=f"p-{n}", total_cents=n, currency="EUR") for n in range(10)]
 
-    def naive(event: Event) -> str:
+    def naive(event):
         return str(event.data["order_id"])  # the field was called `order` in v1 and v2
 
     broke = 0
@@ -109,7 +106,7 @@ def test_consumer_written_for_v3_breaks_on_v1_without_upcasters_and_not_with_the
     )
 
 
-def test_new_stamps_the_registered_type_and_refuses_what_is_too_large(types: EventTypes):
+def test_new_stamps_the_registered_type_and_refuses_what_is_too_large(types):
     payload = PlacedV3(order_id="o-1", total_cents=1, currency="EUR")
     event = types.new(payload, subject="o-1", source="/shop", correlationid="c")
     assert (event.type, event.name, event.version) == ("order.placed.v3", "order.placed", 3)
@@ -149,7 +146,7 @@ BAD: dict[str, tuple[Callable[[EventTypes], object], type[InvalidEvent], str]] =
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_read_is_a_permanent_error_with_a_reason(case: str, types: EventTypes):
+def test_what_cannot_be_read_is_a_permanent_error_with_a_reason(case, types):
     act, error, reason = BAD[case]
     with pytest.raises(error) as caught:
         act(types)
@@ -166,13 +163,13 @@ def test_a_version_without_upcaster_says_which_one_is_missing():
         registry.read(placed(1, order="o", total=1))
 
 
-def test_the_reason_names_the_field_and_never_the_value(types: EventTypes):
+def test_the_reason_names_the_field_and_never_the_value(types):
     with pytest.raises(InvalidEventData) as caught:
         types.read(placed(3, order_id="o", total_cents="4111-1111-1111-1111", currency="EUR"))
     assert "total_cents" in str(caught.value)
     assert "4111" not in str(caught.value)
 
 
-def test_registering_a_version_twice_is_an_error(types: EventTypes):
+def test_registering_a_version_twice_is_an_error(types):
     with pytest.raises(ValueError, match="add a new version"):
         types.event("order.placed.v1")(PlacedV1)

@@ -1,7 +1,6 @@
 """GroupCommit: one flush for callers that wait together, and each caller gets its own answer."""
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
@@ -18,7 +17,7 @@ class Ledger:
         self.gate.set()
         self.broken = False
 
-    async def flush(self, items: Sequence[int]) -> list[int | Exception]:
+    async def flush(self, items):
         self.batches.append(list(items))
         self.began.set()
         await self.gate.wait()

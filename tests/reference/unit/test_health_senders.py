@@ -1,10 +1,13 @@
 """Alerts that leave the process, to receivers on this machine: an HTTP server and a mail server."""
 
 import asyncio
+import gzip
 import json
-from collections.abc import AsyncIterator, Callable
+import os
+import sys
 from contextlib import asynccontextmanager
 from email import message_from_string
+from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
@@ -19,11 +22,11 @@ CLEARED = Alert("documents.oldest", False, 1_790_000_600.0, 3.0)
 class Receiver:
     """Answers each request with the next status; remembers what it was sent."""
 
-    def __init__(self, *statuses: int):
+    def __init__(self, *statuses):
         self.statuses = list(statuses)
         self.requests: list[tuple[dict[str, str], dict[str, object]]] = []
 
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+    async def __call__(self, reader, writer):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         lines = [line.split(": ", 1) for line in head.splitlines()[1:] if line]
         headers = {name.lower(): value for name, value in lines}
@@ -38,12 +41,12 @@ class Receiver:
 class MailServer:
     """As much of SMTP as one mail needs."""
 
-    def __init__(self, *, refuse: str = "") -> None:
+    def __init__(self, *, refuse=""):
         self.refuse = refuse
         self.mails: list[str] = []
 
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
-        def say(line: str):
+    async def __call__(self, reader, writer):
+        def say(line):
             writer.write(f"{line}\r\n".encode())
 
         say("220 here")
@@ -64,7 +67,7 @@ class MailServer:
 
 
 @asynccontextmanager
-async def listening(handle: Callable[..., object]) -> AsyncIterator[int]:
+async def listening(handle):
     server = await asyncio.start_server(handle, "127.0.0.1", 0)  # type: ignore[arg-type]
     async with server:
         yield server.sockets[0].getsockname()[1]
@@ -133,6 +136,42 @@ async def test_all_receivers_are_tried_whichever_fail():
     assert len(receiver.requests) == 1
 
 
+SENTRY = """
+import asyncio, sys
+import sentry_sdk
+from studyhall.patterns.health.alerts import Alert
+from studyhall.patterns.health.senders import tracker
+
+sentry_sdk.init(dsn=sys.argv[1], default_integrations=False)
+send = tracker(lambda text: sentry_sdk.capture_message(text, "error"))
+asyncio.run(send(Alert("documents.oldest", True, 1_790_000_000.0, 312.4, "jobs wait too long")))
+sentry_sdk.flush(20)
+"""
+
+
+@pytest.mark.full
+async def test_the_example_for_an_error_tracker_works_with_sentrys_own_library(tmp_path):
+    taken = list[bytes]()
+
+    async def receive(reader, writer):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        body = await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r")[0]))
+        taken.append(gzip.decompress(body) if "content-encoding: gzip" in head else body)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    async def run(*command):
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+        process = await asyncio.create_subprocess_exec(*map(str, command), env=env)
+        assert await asyncio.wait_for(process.wait(), 120) == 0
+
+    await run(Path(sys.executable).with_name("uv"), "pip", "install", "-q", "--target", tmp_path, "sentry-sdk")
+    async with listening(receive) as port:
+        await run(sys.executable, "-c", SENTRY, f"http://key@127.0.0.1:{port}/1")
+    assert b"documents.oldest is at 312.4: jobs wait too long" in b"".join(taken)
+
+
 async def test_a_receiver_is_named_by_one_address():
     receiver, mails = Receiver(), MailServer()
     async with listening(receiver) as web, listening(mails) as smtp:
@@ -147,7 +186,7 @@ async def test_a_receiver_is_named_by_one_address():
 
 
 @pytest.mark.parametrize("url", ["ftp://secret@host/", "smtp://user:secret@host/", "https:", "secret"])
-def test_an_address_that_is_none_is_refused_without_being_shown(url: str):
+def test_an_address_that_is_none_is_refused_without_being_shown(url):
     with pytest.raises(ValueError, match="is not one of") as refused:
         senders.sender(url)
     assert "secret" not in str(refused.value).replace("'secret'", "")

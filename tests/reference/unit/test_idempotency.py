@@ -1,7 +1,5 @@
 """Keys and fingerprints: equal for the same request, different for any other."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,20 +21,20 @@ class Order(BaseModel):
     cents: int
 
 
-def reverse_keys(value: Any) -> Any:
+def reverse_keys(value):
     if isinstance(value, dict):
         return {key: reverse_keys(value[key]) for key in reversed(list(value))}
     return [reverse_keys(item) for item in value] if isinstance(value, list) else value
 
 
 @given(json_values)
-def test_fingerprint_ignores_the_order_of_keys(value: Any):
+def test_fingerprint_ignores_the_order_of_keys(value):
     assert fingerprint(value) == fingerprint(reverse_keys(value))
     assert len(fingerprint(value)) == 64
 
 
 @given(json_values, json_values)
-def test_fingerprint_differs_with_the_payload(one: Any, other: Any):
+def test_fingerprint_differs_with_the_payload(one, other):
     assert fingerprint({"a": one, "b": [other]}) != fingerprint({"a": [one], "b": other})
 
 
@@ -46,7 +44,7 @@ def test_a_model_has_the_fingerprint_of_its_json():
 
 
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}, object(), b"bytes"])
-def test_what_json_cannot_hold_is_a_permanent_error(value: object):
+def test_what_json_cannot_hold_is_a_permanent_error(value):
     with pytest.raises(NotJson, match="dicts, lists"):
         fingerprint({"value": value})
     assert issubclass(NotJson, Permanent)
@@ -54,7 +52,7 @@ def test_what_json_cannot_hold_is_a_permanent_error(value: object):
 
 
 @given(st.text(), st.text(), st.text(), st.text())
-def test_provider_keys_are_equal_for_the_same_step_only(k1: str, s1: str, k2: str, s2: str):
+def test_provider_keys_are_equal_for_the_same_step_only(k1, s1, k2, s2):
     assert (provider_key(k1, s1) == provider_key(k2, s2)) == ((k1, s1) == (k2, s2))
 
 

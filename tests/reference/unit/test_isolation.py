@@ -2,9 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import pytest_asyncio
@@ -17,7 +15,7 @@ PROGRAMS = Path(__file__).parents[1] / "faults" / "programs"
 
 
 @pytest.fixture
-def work(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def work(monkeypatch):
     """Importable by its name, here and in the children, which get our sys.path."""
     monkeypatch.syspath_prepend(str(PROGRAMS))
     import isolated_work
@@ -26,12 +24,12 @@ def work(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest_asyncio.fixture
-async def pool() -> AsyncIterator[SubprocessPool]:
+async def pool():
     async with SubprocessPool(2) as pool:
         yield pool
 
 
-async def test_results_come_back_and_children_are_reused(pool: SubprocessPool, work: ModuleType):
+async def test_results_come_back_and_children_are_reused(pool, work):
     assert await pool.run(work.add, 1, 2) == 3
     assert await pool.run(work.echo_later, {"a": [1, None, b"x"]}) == {"a": [1, None, b"x"]}
     assert len({await pool.run(work.pid) for _ in range(10)}) == 1
@@ -39,7 +37,7 @@ async def test_results_come_back_and_children_are_reused(pool: SubprocessPool, w
     assert len(set(pids)) == 2, "never more than the pool's size"
 
 
-async def test_a_worn_out_child_is_replaced(work: ModuleType):
+async def test_a_worn_out_child_is_replaced(work):
     async with SubprocessPool(1, recycle_after=3) as pool:
         pids = [await pool.run(work.pid) for _ in range(7)]
     assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [3, 3, 1]
@@ -58,9 +56,7 @@ async def test_a_worn_out_child_is_replaced(work: ModuleType):
         ("value", ValueError, {}),
     ],
 )
-async def test_errors_keep_their_class_and_what_they_carry(
-    pool: SubprocessPool, work: ModuleType, how: str, kind: type[Exception], attributes: dict[str, object]
-):
+async def test_errors_keep_their_class_and_what_they_carry(pool, work, how, kind, attributes):
     with pytest.raises(kind) as caught:
         await pool.run(work.fail, how)
     assert type(caught.value) is kind
@@ -69,12 +65,12 @@ async def test_errors_keep_their_class_and_what_they_carry(
     assert await pool.run(work.add, 1, 1) == 2, "an error is no reason to lose the child"
 
 
-async def test_an_error_that_cannot_travel_is_told_in_words(pool: SubprocessPool, work: ModuleType):
+async def test_an_error_that_cannot_travel_is_told_in_words(pool, work):
     with pytest.raises(IsolatedError, match="fail raised Awkward: awkward indeed"):
         await pool.run(work.fail, "awkward")
 
 
-async def test_a_result_that_cannot_travel_is_permanent(pool: SubprocessPool, work: ModuleType):
+async def test_a_result_that_cannot_travel_is_permanent(pool, work):
     """Transient would do the work again, and again in vain."""
     with pytest.raises(Permanent, match="cannot be sent back"):
         await pool.run(work.unsendable)
@@ -85,11 +81,11 @@ async def test_a_result_that_cannot_travel_is_permanent(pool: SubprocessPool, wo
     assert len(await pool.run(work.large, 8)) == 8 << 20
 
 
-async def test_printing_and_reading_do_not_touch_the_answers(pool: SubprocessPool, work: ModuleType):
+async def test_printing_and_reading_do_not_touch_the_answers(pool, work):
     assert await pool.run(work.print_and_read) == ""
 
 
-async def test_only_importable_functions_are_accepted(pool: SubprocessPool):
+async def test_only_importable_functions_are_accepted(pool):
     def local(): ...
 
     for fn in (local, lambda: None):
@@ -97,7 +93,7 @@ async def test_only_importable_functions_are_accepted(pool: SubprocessPool):
             await pool.run(fn)
 
 
-async def test_a_closed_pool_says_so(work: ModuleType):
+async def test_a_closed_pool_says_so(work):
     pool = SubprocessPool(1)
     await pool.run(work.add, 1, 1)
     await pool.close()
@@ -107,7 +103,7 @@ async def test_a_closed_pool_says_so(work: ModuleType):
         SubprocessPool(0)
 
 
-async def test_a_warm_call_costs_little(pool: SubprocessPool, work: ModuleType, figures: Callable[..., object]):
+async def test_a_warm_call_costs_little(pool, work, figures):
     took = []
     for _ in range(201):
         start = time.perf_counter()
@@ -119,7 +115,7 @@ async def test_a_warm_call_costs_little(pool: SubprocessPool, work: ModuleType, 
     figures("isolation", name="overhead", calls=len(warm), median_ms=round(median * 1000, 2))
 
 
-async def test_waiting_for_a_free_process_is_not_charged_to_the_deadline(work: ModuleType):
+async def test_waiting_for_a_free_process_is_not_charged_to_the_deadline(work):
     """Six calls of 0.3 s one after another, each with a limit of 2 s less than their sum: none is late by itself."""
     async with SubprocessPool(1) as pool:
         await pool.run(work.add, 1, 1)  # the child is there

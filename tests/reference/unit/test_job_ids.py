@@ -17,7 +17,7 @@ def test_short_portable_keys_stay_readable():
 
 
 @given(names, keys)
-def test_every_id_is_portable_and_stable(name: str, key: str):
+def test_every_id_is_portable_and_stable(name, key):
     ident = job_id(name, key)
     assert ident == job_id(name, key)
     assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", ident), "no colon, no blank: fit for Redis keys, Node and URLs"
@@ -25,7 +25,7 @@ def test_every_id_is_portable_and_stable(name: str, key: str):
 
 
 @given(names, keys, names, keys)
-def test_two_requests_never_share_an_id(name: str, key: str, other_name: str, other_key: str):
+def test_two_requests_never_share_an_id(name, key, other_name, other_key):
     if (name, key) != (other_name, other_key):
         assert job_id(name, key) != job_id(other_name, other_key)
 
@@ -41,12 +41,12 @@ def test_a_key_cannot_pose_as_the_digest_of_another():
 
 
 @pytest.mark.parametrize("key", ["", "  ", None, 42, b"x", "k" * 501, "a\0b", "half \ud800 character"])
-def test_keys_that_name_nothing_are_refused_by_name(key: object):
+def test_keys_that_name_nothing_are_refused_by_name(key):
     with pytest.raises(InvalidKey, match="key"):
         job_id("n", key)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["", "a:b", "a b", ".x", "ü"])
-def test_names_that_break_redis_keys_are_refused(name: str):
+def test_names_that_break_redis_keys_are_refused(name):
     with pytest.raises(InvalidKey):
         job_id(name, "k")

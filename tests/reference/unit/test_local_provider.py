@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from studyhall.documents import extract
 from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.deadline import DeadlineExceeded
-from studyhall.providers import ConceptGraph, LocalProvider, Quiz, Step, TooLittleText
+from studyhall.providers import Advance, LocalProvider, TooLittleText
 from studyhall.providers.language import sentences, split_sentences
 
 SAMPLES = Path(__file__).parents[3] / "reference" / "samples"
@@ -34,31 +34,31 @@ NO_CONCEPTS = {"this", "called", "place", "part", "however", "moves", "cold", "s
 class Steps:
     """Records steps, and may stop the work as a killed worker would."""
 
-    def __init__(self, *, die_after: int | None = None):
-        self.all: list[Step] = []
+    def __init__(self, *, die_after=None):
+        self.all: list[Advance] = []
         self.states: list[dict[str, Any]] = []
         self._die_after = die_after
 
-    async def __call__(self, step: Step):
+    async def __call__(self, step):
         self.all.append(step)
         if step.state is not None:
             self.states.append(json.loads(json.dumps(step.state)))  # as a database would give it back
             if len(self.states) == self._die_after:
                 raise asyncio.CancelledError
 
-    def options(self, seconds: float = 60) -> dict[str, Any]:
+    def options(self, seconds=60):
         return {"key": "k", "on_progress": self, "deadline": time.monotonic() + seconds}
 
 
-async def graph_of(text: str, **resume: Any) -> ConceptGraph:
+async def graph_of(text, **resume):
     return await LocalProvider().concept_graph(text, **Steps().options(), **resume)
 
 
-async def quiz_of(text: str, questions: int = 8) -> Quiz:
+async def quiz_of(text, questions=8):
     return await LocalProvider().quiz(text, await graph_of(text), **Steps().options(), questions=questions)
 
 
-def flat(text: str) -> str:
+def flat(text):
     return " ".join(text.split())
 
 
@@ -66,7 +66,7 @@ def flat(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-async def test_graph_names_what_the_text_is_about(name: str):
+async def test_graph_names_what_the_text_is_about(name):
     graph = await graph_of(TEXTS[name])
     names = {concept.name for concept in graph.concepts}
     assert names >= EXPECTED[name]
@@ -78,7 +78,7 @@ async def test_graph_names_what_the_text_is_about(name: str):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-async def test_graph_is_connected(name: str):
+async def test_graph_is_connected(name):
     graph = await graph_of(TEXTS[name])
     neighbours: dict[str, set[str]] = defaultdict(set)
     for link in graph.links:
@@ -99,7 +99,7 @@ async def test_links_are_things_the_text_says():
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-async def test_questions_can_be_answered_from_the_text(name: str):
+async def test_questions_can_be_answered_from_the_text(name):
     quiz = await quiz_of(TEXTS[name])
     assert len(quiz.questions) == 8
     assert len({question.source for question in quiz.questions}) == 8
@@ -123,7 +123,7 @@ async def test_answers_are_not_always_in_the_same_place():
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-async def test_explanations_quote_sentences_that_name_both_concepts(name: str):
+async def test_explanations_quote_sentences_that_name_both_concepts(name):
     graph = await graph_of(TEXTS[name])
     made = await LocalProvider().explain(graph.links, TEXTS[name], **Steps().options())
     assert [(one.source, one.target) for one in made] == [(link.source, link.target) for link in graph.links]
@@ -238,7 +238,7 @@ async def test_long_text_is_bounded_and_leaves_the_loop_free():
 
 
 @pytest.mark.parametrize("text", ["", "Hello.", "Yes. No. Maybe.", "1 2 3", "日本語の文章です。" * 50])
-async def test_too_little_to_work_with_is_a_permanent_error(text: str):
+async def test_too_little_to_work_with_is_a_permanent_error(text):
     with pytest.raises(TooLittleText, match="longer"):
         await graph_of(text)
 
@@ -247,7 +247,7 @@ async def test_too_little_to_work_with_is_a_permanent_error(text: str):
 @given(
     text=st.text(max_size=1500) | st.lists(st.sampled_from(TEXTS["water-cycle"].split()), max_size=300).map(" ".join)
 )
-def test_any_text_gives_a_valid_graph_or_a_permanent_error(text: str):
+def test_any_text_gives_a_valid_graph_or_a_permanent_error(text):
     async def work():
         graph = await graph_of(text)
         await LocalProvider().explain(graph.links, text, **Steps().options())

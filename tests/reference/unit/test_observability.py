@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ log = logging.getLogger("test.jobs")
 
 
 @pytest.fixture
-def output() -> Iterator[io.StringIO]:
+def output():
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     stream = io.StringIO()
@@ -41,7 +40,7 @@ def output() -> Iterator[io.StringIO]:
     root.setLevel(level)
 
 
-def execution(**changes: Any):
+def execution(**changes):
     fields: dict[str, Any] = {
         "job_id": "graph-7",
         "name": "graph-generation",
@@ -58,21 +57,21 @@ def execution(**changes: Any):
 alnum = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
-def text(low: int, high: int) -> st.SearchStrategy[str]:
+def text(low, high):
     """Marked, so that no secret happens to be a word of the line around it."""
     return st.text(alnum, min_size=low, max_size=high).map(lambda drawn: f"Zq7{drawn}")
 
 
-def with_check_digit(digits: str) -> str:
+def with_check_digit(digits):
     doubled = sum(sum(divmod(2 * int(digit), 10)) for digit in digits[::-2])
     return digits + str(-(doubled + sum(map(int, digits[-2::-2]))) % 10)
 
 
-def grouped(number: str, separator: str) -> str:
+def grouped(number, separator):
     return separator.join(number[at : at + 4] for at in range(0, len(number), 4))
 
 
-def encoded(part: object) -> str:
+def encoded(part):
     return base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
 
 
@@ -113,7 +112,7 @@ telling_keys = st.sampled_from(
 )
 
 
-def nested(inner: Any, path: list[str]) -> Any:
+def nested(inner, path):
     for step in path:
         inner = {"list": [inner, 1], "tuple": (0, inner), "dict": {"page": inner}}[step]
     return inner
@@ -124,9 +123,7 @@ paths = st.lists(st.sampled_from(["list", "tuple", "dict"]), max_size=5)
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shaped, paths, st.sampled_from(["", "see ", "x\n", "«"]), st.sampled_from(["", " end", "\n", "»"]))
-def test_a_secret_of_known_shape_never_appears_wherever_it_stands(
-    output: io.StringIO, secret: tuple[str, str], path: list[str], before: str, after: str
-):
+def test_a_secret_of_known_shape_never_appears_wherever_it_stands(output, secret, path, before, after):
     shown, hidden = f"{before}{secret[0]}{after}", secret[1]
     output.seek(0)
     output.truncate()
@@ -155,16 +152,14 @@ def test_a_secret_of_known_shape_never_appears_wherever_it_stands(
 
 @settings(max_examples=200, deadline=None)
 @given(telling_keys, text(6, 20) | st.integers(10**5, 10**9).map(str), paths, st.booleans())
-def test_a_value_under_a_telling_key_never_appears(key: str, value: str, path: list[str], number: bool):
+def test_a_value_under_a_telling_key_never_appears(key, value, path, number):
     inner: Any = int(value) if number and value.isdigit() else value
     shown = json.dumps(redact(nested({key: inner, "page": 7}, path)))
     assert value not in shown
     assert "7" in shown, "its neighbours are kept"
 
 
-def test_the_naive_line_with_the_whole_payload_leaks_and_ours_does_not(
-    output: io.StringIO, figures: Callable[..., object]
-):
+def test_the_naive_line_with_the_whole_payload_leaks_and_ours_does_not(output, figures):
     payload = {
         "customer": {"email": "ada@example.org", "phone": "+44 20 7946 0000"},
         "card": {"number": "4111 1111 1111 1111"},
@@ -198,9 +193,9 @@ def test_what_is_no_secret_stays_readable():
     assert redact(usage) == usage
 
 
-def test_anything_can_be_logged_and_nothing_is_trusted_to_describe_itself(output: io.StringIO):
+def test_anything_can_be_logged_and_nothing_is_trusted_to_describe_itself(output):
     class Rude:
-        def __repr__(self) -> str:
+        def __repr__(self):
             raise RuntimeError("no repr for you")
 
     class Login(BaseModel):
@@ -228,7 +223,7 @@ def test_a_secret_on_the_cut_is_not_left_in_half():
 
 
 @pytest.mark.parametrize("evil", ["a" * 9_000, "@" * 9_000, "eyJ-" * 3_000, "://" + ":" * 9_000, "1 " * 5_000])
-def test_text_made_to_be_slow_is_not(evil: str):
+def test_text_made_to_be_slow_is_not(evil):
     start = time.process_time()  # of this process, so that a loaded machine does not decide
     redact_text(evil * 100)
     assert time.process_time() - start < 1
@@ -237,7 +232,7 @@ def test_text_made_to_be_slow_is_not(evil: str):
 # ---- lines ----
 
 
-def test_every_execution_is_one_line_with_what_is_needed_to_find_it(output: io.StringIO):
+def test_every_execution_is_one_line_with_what_is_needed_to_find_it(output):
     with correlation("order-42"):
         execution(attempt=2, outcome=Outcome.RETRY, error=Transient("503 from the provider"))
     (line,) = [json.loads(text) for text in output.getvalue().splitlines()]
@@ -260,7 +255,7 @@ def test_every_execution_is_one_line_with_what_is_needed_to_find_it(output: io.S
     }
 
 
-def test_levels_follow_the_outcome_and_only_the_final_failure_brings_its_stack(output: io.StringIO):
+def test_levels_follow_the_outcome_and_only_the_final_failure_brings_its_stack(output):
     for outcome in Outcome:
         execution(outcome=outcome, error=None if outcome is Outcome.COMPLETED else Transient("x"))
     lines = [json.loads(text) for text in output.getvalue().splitlines()]
@@ -270,13 +265,13 @@ def test_levels_follow_the_outcome_and_only_the_final_failure_brings_its_stack(o
     assert {line["outcome"] for line in lines if "stack" in line} == {"permanent", "exhausted", "expired"}
 
 
-def test_text_with_line_breaks_stays_one_line(output: io.StringIO):
+def test_text_with_line_breaks_stays_one_line(output):
     log.warning("one\ntwo\r\nthree\u2028four", extra={"fields": {"a": "x\ny"}})
     assert output.getvalue().count("\n") == 1
     assert len(output.getvalue().splitlines()) == 1
 
 
-def test_addresses_that_an_http_client_calls_are_not_logged(output: io.StringIO):
+def test_addresses_that_an_http_client_calls_are_not_logged(output):
     """They carry tokens: `hooks.example/T00/B00/secret`."""
     logging.getLogger("httpx2").info("HTTP Request: POST https://hooks.example/T00/B00/secret")
     logging.getLogger("httpx2").warning("the pool is full")
@@ -318,7 +313,7 @@ def test_no_control_character_reaches_a_human_line_and_no_text_looks_like_a_line
     assert not [line for line in written.splitlines() if line.startswith("12:00:00 error   all is lost")]
 
 
-def test_a_line_is_cheap(figures: Callable[..., object]):
+def test_a_line_is_cheap(figures):
     """In a process of its own, without pytest's handlers, and in CPU time, for the machine may be busy."""
     program = """
 import json, logging, os, time
@@ -368,7 +363,7 @@ def test_the_correlation_id_goes_from_producer_to_worker_to_child():
 
 
 @pytest.mark.parametrize("forged", [None, 7, "", "a\nb", "x" * 65, "ada@example.org", "\u2028"])
-def test_a_correlation_id_that_no_log_should_hold_is_replaced(forged: object):
+def test_a_correlation_id_that_no_log_should_hold_is_replaced(forged):
     with correlation(forged) as ident:
         assert ident != forged
         assert len(ident) == 32
@@ -385,7 +380,7 @@ def test_the_trace_goes_on_in_the_worker():
         assert not trace.get_current_span().get_span_context().is_valid
 
 
-async def test_the_short_way_writes_the_line_that_the_formatter_writes(output: io.StringIO):
+async def test_the_short_way_writes_the_line_that_the_formatter_writes(output):
     configure_logging("INFO", output)  # once more: pytest has added handlers of its own
     odd = {"job_id": 'a "quoted" é 😀 ann@example.com', "name": "n", "queue": "q\n"}
     with correlation("c-1"):
@@ -402,7 +397,7 @@ async def test_the_short_way_writes_the_line_that_the_formatter_writes(output: i
         assert [*short] == [*long], "in the same order"
 
 
-async def test_lines_of_a_turn_are_there_when_it_ended_and_a_second_handler_gets_every_record(output: io.StringIO):
+async def test_lines_of_a_turn_are_there_when_it_ended_and_a_second_handler_gets_every_record(output):
     configure_logging("INFO", output)
     execution()
     assert output.getvalue() == ""
@@ -417,7 +412,7 @@ async def test_lines_of_a_turn_are_there_when_it_ended_and_a_second_handler_gets
 # ---- metrics ----
 
 
-def samples(metrics: JobMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def samples(metrics):
     families = text_string_to_metric_families(metrics.render().decode())
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
 

@@ -3,8 +3,6 @@
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -15,26 +13,26 @@ from studyhall.patterns.ordering import KeyedLanes, OutOfTurn, partition_of
 STEPS = ("created", "paid", "cancelled")
 
 
-def orders(count: int) -> list[tuple[str, str]]:
+def orders(count):
     return [(f"order-{n}", step) for n in range(count) for step in STEPS]
 
 
-def reordered(seen: list[tuple[str, str]]) -> int:
+def reordered(seen):
     by_key: defaultdict[str, list[str]] = defaultdict(list)
     for key, step in seen:
         by_key[key].append(step)
     return sum(steps != sorted(steps, key=STEPS.index) for steps in by_key.values())
 
 
-async def test_parallel_consumers_reorder_and_lanes_do_not(seed: int, figures: Callable[..., Path]):
+async def test_parallel_consumers_reorder_and_lanes_do_not(seed, figures):
     rng = random.Random(seed)
     events = orders(30)
     pauses = {event: rng.random() * 0.01 for event in events}
-    running = peak = 0
+    running, peak, concurrency = 0, 0, 8
     naive: list[tuple[str, str]] = []
     ours: list[tuple[str, str]] = []
 
-    async def consumer(queue: asyncio.Queue[tuple[str, str]]):
+    async def consumer(queue):
         while not queue.empty():
             event = queue.get_nowait()
             await asyncio.sleep(pauses[event])
@@ -43,9 +41,9 @@ async def test_parallel_consumers_reorder_and_lanes_do_not(seed: int, figures: C
     queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     for event in events:
         queue.put_nowait(event)
-    await asyncio.gather(*(consumer(queue) for _ in range(8)))
+    await asyncio.gather(*(consumer(queue) for _ in range(concurrency)))
 
-    async def work(event: tuple[str, str]):
+    async def work(event):
         nonlocal running, peak
         running += 1
         peak = max(peak, running)
@@ -53,35 +51,35 @@ async def test_parallel_consumers_reorder_and_lanes_do_not(seed: int, figures: C
         ours.append(event)
         running -= 1
 
-    lanes = KeyedLanes(8)
+    lanes = KeyedLanes(concurrency)
     for event in events:
         await lanes.submit(event[0], event[1], lambda event=event: work(event))
     await lanes.drain()
     assert reordered(naive) > 0
     assert reordered(ours) == 0
     assert sorted(ours) == sorted(events)
-    assert 2 <= peak <= 8
+    assert 2 <= peak <= concurrency
     figures(
         "ordering",
         name="parallel",
         events=len(events),
         keys=len({key for key, _ in events}),
-        concurrency=8,
+        concurrency=concurrency,
         reached_concurrency=peak,
         keys_reordered=reordered(ours),
         naive_keys_reordered=reordered(naive),
     )
 
 
-async def test_redelivery_in_any_order_keeps_the_order_of_the_key(seed: int, figures: Callable[..., Path]):
+async def test_redelivery_in_any_order_keeps_the_order_of_the_key(seed, figures):
     """A broker that brings failed deliveries back in random order, against lanes and against nothing."""
     rng = random.Random(seed)
 
-    async def deliver(ordered: bool) -> tuple[list[tuple[str, str]], int]:
+    async def deliver(ordered):
         lanes, seen, refused = KeyedLanes(8), [], 0
         failures = dict.fromkeys(rng.sample(orders(20), 15), 2)
 
-        async def work(event: tuple[str, str]):
+        async def work(event):
             await asyncio.sleep(0)
             if failures.get(event, 0):
                 failures[event] -= 1
@@ -127,7 +125,7 @@ async def test_a_failed_item_holds_its_own_key_only():
     async def fail():
         raise Transient("down")
 
-    async def note(what: str):
+    async def note(what):
         seen.append(what)
 
     first = await lanes.submit("a", "1", fail)
@@ -169,13 +167,13 @@ async def test_an_item_that_never_comes_back_is_written_off_after_the_patience()
     async def fail():
         raise Transient("and then its consumer was replaced")
 
-    async def fine() -> bool:
+    async def fine():
         return True
 
     with pytest.raises(Transient):
         await (await lanes.submit("a", "1", fail))
 
-    async def accepted() -> bool:
+    async def accepted():
         try:
             return bool(await (await lanes.submit("a", "2", fine)))
         except OutOfTurn:

@@ -15,7 +15,7 @@ from studyhall.patterns.outside_call import NotMade
 from studyhall.patterns.outside_call.http import answer_of, sync_answer_of
 
 
-async def answered(status: int, **options: object) -> object:
+async def answered(status, **options):
     transport = httpx.MockTransport(lambda request: httpx.Response(status, **options))
     async with httpx.AsyncClient(transport=transport, base_url="http://provider") as http:
         return await answer_of(http.post("/labels"))
@@ -28,7 +28,7 @@ async def test_a_good_answer_is_its_json_or_its_text():
 
 
 @pytest.mark.parametrize("form", ["seconds", "date"])
-async def test_retry_after_is_kept(form: str):
+async def test_retry_after_is_kept(form):
     now = time.time()  # not when the tests are collected: this one may run minutes later
     header = "7" if form == "seconds" else formatdate(now + 7.9, usegmt=True)
     with pytest.raises(RateLimited) as raised:
@@ -42,8 +42,8 @@ async def test_retry_after_is_kept(form: str):
     {httpx.ConnectError("refused"): NotMade, httpx.ReadTimeout("late"): httpx.ReadTimeout}.items(),
     ids=["no connection", "no answer"],
 )
-async def test_only_a_request_that_never_left_was_not_made(error: Exception, kind: type[Exception]):
-    def broken(_request: httpx.Request) -> httpx.Response:
+async def test_only_a_request_that_never_left_was_not_made(error, kind):
+    def broken(_request):
         raise error
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(broken), base_url="http://provider") as http:
@@ -52,7 +52,7 @@ async def test_only_a_request_that_never_left_was_not_made(error: Exception, kin
 
 
 def test_clients_without_an_event_loop_are_judged_alike():
-    def respond(request: httpx.Request) -> httpx.Response:
+    def respond(request):
         return httpx.Response(int(request.url.path[1:]), json={"id": 7}, headers={"Retry-After": "7"})
 
     with httpx.Client(transport=httpx.MockTransport(respond), base_url="http://provider") as http:

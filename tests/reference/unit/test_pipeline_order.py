@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from studyhall.patterns.core.errors import FailPermanently
-from studyhall.patterns.core.execution import CallNext, JobContext, MissingStep
+from studyhall.patterns.core.execution import MissingStep
 from studyhall.patterns.core.job import Done
 from studyhall.patterns.idempotency.once import once
 from studyhall.patterns.observability import logged
@@ -21,7 +21,7 @@ class Label(BaseModel):
     parcel: str
 
 
-async def print_label(ctx: JobContext, payload: Label) -> str:
+async def print_label(ctx, payload: Label):
     return payload.parcel
 
 
@@ -42,12 +42,12 @@ READ = plain(Label, print_label)
         (["not a step"], r"is not a step"),
     ],
 )
-def test_an_order_that_cannot_work_is_refused_with_the_fix(steps: list[Any], fix: str):
+def test_an_order_that_cannot_work_is_refused_with_the_fix(steps, fix):
     with pytest.raises(WrongOrder, match=fix):
         Pipeline(*steps)
 
 
-def job(data: Any, **more: Any) -> Any:
+def job(data, **more):
     usual: dict[str, Any] = {
         "id": "7",
         "name": "print",
@@ -64,16 +64,16 @@ def job(data: Any, **more: Any) -> Any:
 
 
 async def test_steps_wrap_the_handler_and_their_answers_pass_through():
-    async def doubled(run: JobContext, call_next: CallNext) -> Any:
+    async def doubled(run, call_next):
         return 2 * await call_next(run)
 
     assert await Pipeline(READ, doubled)(job({"parcel": "ab"}), "token") == "abab"
 
 
 async def test_a_database_effect_without_a_step_that_commits_it_is_refused():
-    async def save(tx: object): ...
+    async def save(tx): ...
 
-    async def effect(ctx: JobContext, payload: Label) -> Done:
+    async def effect(ctx, payload: Label):
         return Done(1, save)
 
     with pytest.raises(FailPermanently, match="add once"):
@@ -81,7 +81,7 @@ async def test_a_database_effect_without_a_step_that_commits_it_is_refused():
 
 
 async def test_what_no_step_provides_says_which_step_does():
-    async def reports(ctx: JobContext, payload: Label):
+    async def reports(ctx, payload: Label):
         try:
             await ctx.progress("printing", 10)
         except MissingStep as missing:

@@ -9,7 +9,7 @@ from studyhall.patterns.progress import MAX_DETAIL, MAX_MESSAGE, Progress
 class Clock:
     now = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
@@ -18,7 +18,7 @@ class Sink:
         self.sent: list[dict[str, Any]] = []
         self.down = False
 
-    async def __call__(self, update: dict[str, Any]):
+    async def __call__(self, update):
         if self.down:
             raise ConnectionError("redis is away")
         self.sent.append(update)
@@ -68,7 +68,7 @@ async def test_an_outage_never_fails_the_work_and_milestones_arrive_afterwards_i
 
 
 async def test_a_report_that_hangs_costs_its_patience_and_no_more():
-    async def hang(_update: dict[str, Any]):
+    async def hang(_update):
         await asyncio.Event().wait()
 
     async with asyncio.timeout(5):
@@ -78,7 +78,7 @@ async def test_a_report_that_hangs_costs_its_patience_and_no_more():
 async def test_being_cancelled_while_reporting_still_cancels_the_work():
     reporting = asyncio.Event()
 
-    async def hang(_update: dict[str, Any]):
+    async def hang(_update):
         reporting.set()
         await asyncio.Event().wait()
 

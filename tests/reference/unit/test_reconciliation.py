@@ -1,12 +1,11 @@
 """What reconcile reports and does not touch."""
 
 import time
-from collections.abc import AsyncIterator, Collection
 
 from studyhall.patterns.reconciliation import Expected, reconcile
 
 
-async def wanted(*keys: str, age: float = 100.0) -> AsyncIterator[Expected]:
+async def wanted(*keys, age=100.0):
     for key in keys:
         yield Expected(key, time.time() - age)
 
@@ -14,16 +13,16 @@ async def wanted(*keys: str, age: float = 100.0) -> AsyncIterator[Expected]:
 class World:
     """Where the keys should be, and who repaired what."""
 
-    def __init__(self, *there: str):
+    def __init__(self, *there):
         self.there = set(there)
         self.repaired: list[str] = []
         self.looks = 0
 
-    async def present(self, keys: Collection[str]) -> set[str]:
+    async def present(self, keys):
         self.looks += 1
         return self.there & set(keys)
 
-    async def repair(self, key: str):
+    async def repair(self, key):
         if key.startswith("broken"):
             raise RuntimeError("no stock record")
         self.repaired.append(key)
@@ -39,7 +38,7 @@ async def test_what_is_still_on_its_way_is_left_alone():
 async def test_what_appears_at_the_second_look_is_not_repaired():
     world = World()
 
-    async def late(keys: Collection[str]) -> set[str]:
+    async def late(keys):
         found = await world.present(keys)
         world.there.add("a")  # it was moving from one state to the next
         return found

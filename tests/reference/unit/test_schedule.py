@@ -1,7 +1,6 @@
 """Slots: the same in every process, right on the days when the clocks change; nonsense is refused by name."""
 
 from datetime import UTC, datetime
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -17,7 +16,7 @@ BERLIN = "Europe/Berlin"
 YEAR = 366 * 24 * 3600 * 1000
 
 
-def local(cadence: Cadence, start: datetime, count: int) -> list[str]:
+def local(cadence, start, count):
     """The next slots as clock and offset of their zone."""
     found, slot = [], start.timestamp() * 1000
     for _ in range(count):
@@ -70,7 +69,7 @@ def test_utc_knows_no_daylight_saving():
     ),
     gap=st.integers(0, 600_000),
 )
-def test_slots_do_not_depend_on_who_looks_and_when(moment: int, cadence: Cadence, gap: int):
+def test_slots_do_not_depend_on_who_looks_and_when(moment, cadence, gap):
     slot = cadence.next_after(moment)
     assert slot > moment
     assert cadence.is_slot(slot)
@@ -100,9 +99,7 @@ def test_slots_do_not_depend_on_who_looks_and_when(moment: int, cadence: Cadence
     ),
     change=st.booleans(),
 )
-def test_missed_slots_are_counted_as_if_asked_for_one_by_one(
-    first: int, days: float, keep: int, cadence: Cadence, change: bool
-):
+def test_missed_slots_are_counted_as_if_asked_for_one_by_one(first, days, keep, cadence, change):
     if change:  # most days are alike: look at those around a change of the clock
         first = first % (5 * 86_400_000) + int(datetime(2026, 10, 22, tzinfo=UTC).timestamp() * 1000)
     last = first + int(days * 86_400_000)
@@ -144,7 +141,7 @@ def test_missed_slots_are_counted_as_if_asked_for_one_by_one(
         ({"every": 5, "jitter": -1}, "shorter than its interval"),
     ],
 )
-def test_nonsense_is_refused_when_it_is_declared(given: dict[str, Any], named: str):
+def test_nonsense_is_refused_when_it_is_declared(given, named):
     with pytest.raises(InvalidSchedule, match=named):
         Schedules(jobs(), [Schedule(**{"id": "x", "job": "tick", **given})])
 
@@ -154,8 +151,8 @@ def test_two_schedules_cannot_share_an_id_past_or_present():
         Schedules(jobs(), [Schedule("a", "tick", every=1), Schedule("b", "tick", every=1, was=["a"])])
 
 
-def jobs() -> JobTypes:
-    async def tick(ctx: Any, payload: Payload): ...
+def jobs():
+    async def tick(ctx, payload: Payload): ...
 
     types = JobTypes()
     types.register(name="tick", payload=Payload, handler=tick)

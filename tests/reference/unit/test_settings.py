@@ -3,7 +3,6 @@
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,7 @@ def test_the_defaults_need_nothing():
         ("STUDYHALL_REDIS_URL", "REDIS_URL"),
     ],
 )
-def test_an_unknown_variable_is_refused_with_the_one_that_was_meant(name: str, meant: str):
+def test_an_unknown_variable_is_refused_with_the_one_that_was_meant(name, meant):
     with pytest.raises(SettingsError, match=f"unknown setting {name}") as refused:
         load({name: "x"})
     assert meant in str(refused.value)
@@ -49,7 +48,7 @@ def test_a_variable_like_nothing_we_know_gets_the_whole_list():
         ("STUDYHALL_ADMIN_TOKEN", "fifteen letters"),
     ],
 )
-def test_a_bad_value_names_its_variable_and_what_it_is_for(name: str, value: str):
+def test_a_bad_value_names_its_variable_and_what_it_is_for(name, value):
     with pytest.raises(SettingsError, match=f"^{name}: .+ \\(.+\\)$"):
         load({name: value})
 
@@ -85,13 +84,13 @@ def test_signing_keys_are_split_and_cleaned():
 
 
 @pytest.mark.parametrize("keys", ["short", " , ", "long-enough-for-a-key,short"])
-def test_a_short_signing_key_is_refused_without_printing_it(keys: str):
+def test_a_short_signing_key_is_refused_without_printing_it(keys):
     with pytest.raises(SettingsError, match="STUDYHALL_SIGNING_KEYS: each key needs at least 16 bytes") as refused:
         load({"STUDYHALL_SIGNING_KEYS": keys}).keys()
     assert "short" not in str(refused.value)
 
 
-def test_eight_processes_that_start_at_once_make_one_key(tmp_path: Path):
+def test_eight_processes_that_start_at_once_make_one_key(tmp_path):
     program = (
         "import sys, pathlib, time\n"
         "from studyhall.settings import Settings\n"
@@ -117,7 +116,7 @@ def test_eight_processes_that_start_at_once_make_one_key(tmp_path: Path):
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["signing.key"], "no left-overs"
 
 
-def test_the_data_dir_is_for_its_user_alone_and_a_folder_of_others_is_left_as_it_is(tmp_path: Path):
+def test_the_data_dir_is_for_its_user_alone_and_a_folder_of_others_is_left_as_it_is(tmp_path):
     """Also one that an earlier version made for everybody to read; it is known by its signing key."""
     made, old, foreign = (Settings(data_dir=tmp_path / name) for name in ("made", "old", "foreign"))
     for settings in (old, foreign):

@@ -13,7 +13,7 @@ async def test_an_owner_with_stuck_files_leaves_room_for_the_others():
     """Twenty stuck files of one owner: one is being read, nineteen go back into the queue, another owner reads."""
     shares, stuck, read = Shares(each=1, patience=0.05), asyncio.Event(), list[str]()
 
-    async def file(owner: str, done: asyncio.Event | None = None):
+    async def file(owner, done=None):
         async with shares.of(owner):
             if done is not None:
                 await done.wait()

@@ -22,7 +22,7 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=10), json_values, max_size=5))
-def test_what_was_signed_verifies_after_a_trip_through_json(data: dict[str, Any]):
+def test_what_was_signed_verifies_after_a_trip_through_json(data):
     data.pop("sig", None)
     stored = json.loads(json.dumps(Signer([OLD]).sign("n", "i", data)))
     Signer([OLD]).verify("n", "i", stored)
@@ -45,7 +45,7 @@ def test_what_was_signed_verifies_after_a_trip_through_json(data: dict[str, Any]
         ("n", "i", {"sig": "\ud800.\ud800"}),
     ],
 )
-def test_any_change_is_seen(name: str, ident: str, change: dict[str, Any]):
+def test_any_change_is_seen(name, ident, change):
     signer = Signer([OLD])
     signed = signer.sign("n", "i", DATA)
     with pytest.raises(ForgedJob) as refused:
@@ -53,14 +53,14 @@ def test_any_change_is_seen(name: str, ident: str, change: dict[str, Any]):
     assert isinstance(refused.value, Permanent), "never retried"
 
 
-def stored_text() -> str:
+def stored_text():
     job = Outgoing(JobRequest("n", DATA, "k"), JobRef("q", "n", "i", "k"), DATA, {})
     Signer([OLD]).seal(job)
     assert json.loads(job.text) == job.data
     return job.text
 
 
-def test_the_text_that_a_producer_stores_is_checked_as_it_is(monkeypatch: pytest.MonkeyPatch):
+def test_the_text_that_a_producer_stores_is_checked_as_it_is(monkeypatch):
     text = stored_text()
     monkeypatch.setattr(signed_payload, "_body", lambda data: pytest.fail("encoded again"))
     Signer([NEW, OLD]).verify("n", "i", json.loads(text), text)
@@ -99,7 +99,7 @@ def test_a_lone_surrogate_in_the_signature_is_a_forgery_and_not_a_crash():
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 7, {}])
-def test_data_that_is_no_object_is_a_forgery(data: Any):
+def test_data_that_is_no_object_is_a_forgery(data):
     with pytest.raises(ForgedJob, match="not signed"):
         Signer([OLD]).verify("n", "i", data)
 
@@ -115,7 +115,7 @@ def test_data_too_deep_to_be_ours_is_a_forgery_and_not_a_crash():
 
 
 @pytest.mark.parametrize("keys", [[], ["short"], [OLD, "short"], [""]])
-def test_no_key_or_a_short_one_is_refused_at_the_start(keys: list[str]):
+def test_no_key_or_a_short_one_is_refused_at_the_start(keys):
     with pytest.raises(ValueError, match="16 bytes"):
         Signer(keys)
 

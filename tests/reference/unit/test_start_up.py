@@ -15,7 +15,7 @@ HEAVY = {"sqlalchemy", "opentelemetry", "prometheus_client", "fastapi", "bullmq"
 SHOWN = "import json, sys; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
 
 
-def loaded_by(code: str) -> set[str]:
+def loaded_by(code):
     """Top-level packages in a fresh interpreter after this code."""
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\n{SHOWN}"], capture_output=True, text=True, check=True, timeout=60
@@ -23,7 +23,7 @@ def loaded_by(code: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-def processor_seconds(code: str) -> float:
+def processor_seconds(code):
     """User and system time of a fresh interpreter that runs this code; the better of two."""
     used = []
     for _ in range(2):
@@ -46,7 +46,7 @@ except SystemExit:
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])
-def test_help_and_version_load_no_heavy_library(option: str):
+def test_help_and_version_load_no_heavy_library(option):
     assert not loaded_by(CALLED.format(f'"{option}"')) & HEAVY
 
 

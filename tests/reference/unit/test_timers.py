@@ -7,7 +7,7 @@ import pytest
 from studyhall.patterns.timers import every
 
 
-async def test_runs_never_overlap_and_an_error_does_not_end_the_loop(caplog: pytest.LogCaptureFixture):
+async def test_runs_never_overlap_and_an_error_does_not_end_the_loop(caplog):
     stop, running, most, runs = asyncio.Event(), 0, 0, 0
 
     async def work():

@@ -22,22 +22,22 @@ class MakeGraph(Payload):
     due: datetime.datetime | None = None
 
 
-async def make_graph(ctx: Any, payload: MakeGraph) -> dict[str, Any]:
+async def make_graph(ctx, payload: MakeGraph):
     return {"graph_of": payload.document_id}
 
 
 @pytest.fixture
-def jobs() -> JobTypes:
+def jobs():
     jobs = JobTypes()
     jobs.register(name="graph-generation", payload=MakeGraph, handler=make_graph, queue="graphs", retry=AI)
     return jobs
 
 
-def over_the_wire(data: dict[str, Any]) -> Any:
+def over_the_wire(data):
     return json.loads(json.dumps(data, allow_nan=False))
 
 
-def test_the_decorator_and_the_call_register_the_same(jobs: JobTypes):
+def test_the_decorator_and_the_call_register_the_same(jobs):
     @jobs.register(name="quiz-creation", payload=MakeGraph, version=3, deadline=Deadline(30, growth=2))
     async def quiz(ctx: Any, payload: MakeGraph):
         return None
@@ -53,17 +53,17 @@ def test_the_decorator_and_the_call_register_the_same(jobs: JobTypes):
 @pytest.mark.parametrize(
     "payload", [{}, {"document_id": 7}, {"document_id": "d", "surprise": 1}, {"document_id": "d", "pages": ["x"]}]
 )
-def test_a_bad_payload_is_refused_before_it_is_enqueued(jobs: JobTypes, payload: dict[str, Any]):
+def test_a_bad_payload_is_refused_before_it_is_enqueued(jobs, payload):
     with pytest.raises(MalformedPayload, match=r"graph-generation v1: malformed at"):
         jobs.encode("graph-generation", payload)
 
 
-def test_a_model_that_was_tampered_with_after_validation_is_refused(jobs: JobTypes):
+def test_a_model_that_was_tampered_with_after_validation_is_refused(jobs):
     with pytest.raises(MalformedPayload):
         jobs.encode("graph-generation", MakeGraph.model_construct(document_id=None))
 
 
-def test_a_payload_that_does_not_survive_json_is_refused(jobs: JobTypes):
+def test_a_payload_that_does_not_survive_json_is_refused(jobs):
     class Opaque(BaseModel):
         thing: Any = None
 
@@ -84,7 +84,7 @@ def test_a_payload_that_does_not_survive_json_is_refused(jobs: JobTypes):
         jobs.encode("uneven", {"text": "hello"})
 
 
-def test_an_unknown_name_is_permanent_and_says_what_is_known(jobs: JobTypes):
+def test_an_unknown_name_is_permanent_and_says_what_is_known(jobs):
     with pytest.raises(UnknownJob, match="did you mean graph-generation") as caught:
         jobs.decode("graph-generaton", {"v": 1, "payload": {}})
     assert "known: graph-generation" in str(caught.value)
@@ -94,7 +94,7 @@ def test_an_unknown_name_is_permanent_and_says_what_is_known(jobs: JobTypes):
 
 
 @pytest.mark.parametrize("version", [0, 2, 99, -1])
-def test_an_unknown_version_is_permanent_and_says_what_is_read(jobs: JobTypes, version: int):
+def test_an_unknown_version_is_permanent_and_says_what_is_read(jobs, version):
     with pytest.raises(UnknownVersion, match=f"v{version}: this worker reads 1"):
         jobs.decode("graph-generation", {"v": version, "payload": {"document_id": "d"}})
 
@@ -110,7 +110,7 @@ def test_an_unknown_version_is_permanent_and_says_what_is_read(jobs: JobTypes, v
         max_leaves=12,
     )
 )
-def test_any_data_decodes_to_a_payload_or_a_permanent_error(data: Any):
+def test_any_data_decodes_to_a_payload_or_a_permanent_error(data):
     jobs = JobTypes()
     jobs.register(name="graph-generation", payload=MakeGraph, handler=make_graph)
     try:
@@ -120,7 +120,7 @@ def test_any_data_decodes_to_a_payload_or_a_permanent_error(data: Any):
     assert isinstance(payload, MakeGraph)
 
 
-def test_refusals_never_quote_the_data(jobs: JobTypes):
+def test_refusals_never_quote_the_data(jobs):
     class Checked(BaseModel):
         card: str
         tags: dict[str, int] = Field(default_factory=dict)
@@ -130,7 +130,7 @@ def test_refusals_never_quote_the_data(jobs: JobTypes):
         def no_cards(cls, card: str) -> str:
             raise ValueError(f"never send {card}")
 
-    def leaky(payload: dict[str, Any]) -> dict[str, Any]:
+    def leaky(payload: dict[str, Any]):
         raise ValueError(f"cannot lift {payload}")
 
     jobs.register(name="pay", payload=Checked, handler=make_graph, version=2, upcasts={1: leaky})
@@ -160,7 +160,7 @@ def test_jobs_of_an_older_version_run_after_the_deploy():
     old.register(name="graph-generation", payload=V1, handler=make_graph)
     in_the_queue = over_the_wire(old.encode("graph-generation", V1(doc="d1")))
 
-    def rename(payload: dict[str, Any]) -> dict[str, Any]:
+    def rename(payload: dict[str, Any]):
         payload["document_id"] = payload.pop("doc")
         return payload
 
@@ -179,8 +179,8 @@ def test_jobs_of_an_older_version_run_after_the_deploy():
         old.decode("graph-generation", new.encode("graph-generation", payload))
 
 
-def test_mistakes_in_a_registration_are_found_at_import(jobs: JobTypes):
-    def not_async(ctx: Any, payload: MakeGraph): ...
+def test_mistakes_in_a_registration_are_found_at_import(jobs):
+    def not_async(ctx, payload: MakeGraph): ...
 
     with pytest.raises(ValueError, match="registered already"):
         jobs.register(name="graph-generation", payload=MakeGraph, handler=make_graph)

@@ -15,7 +15,7 @@ README = (ROOT / "reference" / "README.md").read_text()
 WORKER = ROOT / "reference" / "studyhall" / "worker.py"
 
 
-def steps_of(source: str) -> list[str]:
+def steps_of(source):
     """The names of the steps that `Pipeline(…)` is given, in order."""
     [call] = [
         node
@@ -56,7 +56,7 @@ for module in pkgutil.walk_packages(studyhall.__path__, "studyhall."):
 """
 
 
-def declared_by(code: str) -> list[str]:
+def declared_by(code):
     done = subprocess.run(
         [sys.executable, "-c", DECLARED.format(code)], capture_output=True, text=True, check=True, timeout=120
     )

@@ -26,7 +26,7 @@ function mount({ body, tools }) {
   const feed = h("ol", { class: "feed", "aria-label": "Events, newest first", tabindex: 0 });
   const search = h("input", { id: "event-search", type: "search", "data-search": "", placeholder: "queue, job, event…" });
   const status = h("p", { class: "muted small status-line" });
-  const hold = h("button", { type: "button", "aria-pressed": "false" }, "Hold still");
+  const hold = h("button", { "aria-pressed": "false" }, "Hold still");
   const nothing = h("div");
   const draw = () => {
     const wanted = search.value.trim().toLowerCase();

@@ -11,8 +11,10 @@ const SIZE = 50;
 const ACTIONS = {
   retry: { states: ["failed", "completed"], word: "Retry", done: "retried" },
   promote: { states: ["delayed"], word: "Run now", done: "put in line" },
-  remove: { states: ["wait", "paused", "prioritized", "delayed", "waiting-children", "failed", "completed"], word: "Remove", done: "removed", danger: true },
+  remove: { states: ["wait", "paused", "prioritized", "delayed", "waiting-children", "failed", "completed"], word: "Remove", done: "removed", danger: "They are deleted with their payloads and logs. This cannot be undone." },
+  cancel: { states: ["active", "wait", "paused", "prioritized", "delayed", "waiting-children"], word: "Cancel", done: "cancelled", danger: "Each stops if it runs, and never starts if it waits; so does the rest of its flow. Nothing it did before is taken back." },
 };
+const MOST = 500; // that the server takes by id
 
 /** The view's own address: queue and job in the path, filters behind it, so that it can be sent to somebody. */
 function address({ queue = "", id = "", state = "", q = "", page = 0 }) {
@@ -29,7 +31,7 @@ function moment(job) {
   return `added ${ago(job.added_at)}`;
 }
 
-function jobRow(job, wanted, chosen, changed) {
+function jobRow(job, wanted, chosen, selecting, changed) {
   const box = h("input", { type: "checkbox", "aria-label": `Select ${job.name} ${job.id}` });
   box.addEventListener("change", () => {
     if (box.checked) chosen.add(job.id);
@@ -51,7 +53,7 @@ function jobRow(job, wanted, chosen, changed) {
     const now = wanted();
     set(link, "href", address({ ...now, queue: one.queue, id: one.id }));
     box.checked = chosen.has(one.id);
-    node.firstElementChild.hidden = !now.queue || !now.state || now.state === "active";
+    node.firstElementChild.hidden = !selecting();
   };
   return node;
 }
@@ -119,11 +121,11 @@ function detail(queue, id, refresh, back) {
   const sections = { result: section("result", "Result, secrets masked"), trace: section("trace", "Stack trace of the last try"), logs: section("logs", "Logs"), payload: section("payload", "Payload, secrets masked"), options: section("options", "Options") };
   const graph = flowGraph("Flow of this job");
   const flowPart = h("div", { hidden: true }, h("h3", null, "Flow"), h("div", { class: "flow-frame" }, graph));
-  const stop = h("button", { type: "button", class: "danger small-button", hidden: true }, "Cancel this job");
-  const buttons = Object.entries(ACTIONS).map(([name, { word, danger }]) => [name, h("button", { type: "button", class: `small-button ${danger ? "danger" : "primary"}`, hidden: true, onclick: () => act(name, queue, id, refresh) }, word)]);
+  const stop = h("button", { class: "danger small-button", hidden: true }, "Cancel this job");
+  const buttons = Object.entries(ACTIONS).filter(([name]) => name !== "cancel").map(([name, { word, danger }]) => [name, h("button", { class: `small-button ${danger ? "danger" : "primary"}`, hidden: true, onclick: () => act(name, queue, id, refresh) }, word)]);
   const close = h("a", { href: back() }, "Close");
   let whole = null;
-  const keep = h("button", { type: "button", class: "small-button", onclick: () => save(new Blob([JSON.stringify(whole, null, 2)], { type: "application/json" }), `${queue}-${id}.json`) }, "Save as JSON");
+  const keep = h("button", { class: "small-button", onclick: () => save(new Blob([JSON.stringify(whole, null, 2)], { type: "application/json" }), `${queue}-${id}.json`) }, "Save as JSON");
   stop.addEventListener("click", async () => {
     if (!(await confirmAction("Cancel this job?", "If it runs it is told to stop; if it waits it never starts. Nothing it did before is taken back.", "Cancel the job", "Leave it"))) return;
     await attempt(async () => {
@@ -211,7 +213,7 @@ async function actOnMany(action, queue, state, ids, total, refresh) {
   const number = ids.length || total;
   const what = `${ids.length ? "" : "all "}${plural(number, `${stateName(state)} job`)} of ${queue}`;
   const sure = danger
-    ? await confirmByWord(`${word} ${what}?`, "They are deleted with their payloads and logs. This cannot be undone.", "remove", `Remove ${count(number)}`)
+    ? await confirmByWord(`${word} ${what}?`, danger, action, `${word} ${count(number)}`)
     : await confirmAction(`${word}: ${what}?`, state === "completed" ? "They were done. Each runs again." : "They go in line at once, however many that is for the workers.", `${word} ${count(number)}`, "Not now");
   if (!sure) return;
   await attempt(async () => {
@@ -248,7 +250,7 @@ async function addJob(queue, refresh) {
       h("p", { class: "small muted" }, "Added by BullMQ's own script: workers in Node and Python take it. Workers that check signatures refuse it."),
       h("datalist", { id: "new-queues" }, queues.rows.map((row) => h("option", { value: row.queue }))),
       parts.queue, parts.name, h("label", { for: "new-data" }, "Payload, as JSON"), data, parts.id, parts.delay, parts.attempts, parts.priority, wrong,
-      h("div", { class: "actions" }, h("button", { type: "button", onclick: () => close(null) }, "Cancel"), h("button", { type: "submit", class: "primary" }, "Add it")),
+      h("div", { class: "actions" }, h("button", { onclick: () => close(null) }, "Cancel"), h("button", { type: "submit", class: "primary" }, "Add it")),
     );
   });
   if (!made) return;
@@ -257,8 +259,9 @@ async function addJob(queue, refresh) {
   refresh();
 }
 
-function mount({ body, tools, params, query, refresh }) {
+function mount({ body, tools, params, query, about, refresh }) {
   let wanted = {};
+  let rows = [];
   let answer = { jobs: [], total: 0, next: null, looked: 0 };
   let further = [];
   let adds = false;
@@ -270,17 +273,23 @@ function mount({ body, tools, params, query, refresh }) {
   const nameField = h("input", { id: "job-name", type: "search", "data-search": "", placeholder: "id, or part of a name" });
   const list = table("Jobs", ["Select", "Job", "Queue*", "State", "Progress*", "Tries*", "When"]);
   const nothing = h("div", null, h("p", { class: "muted" }, "Looking…"));
-  const onward = h("button", { type: "button", class: "small-button", hidden: true }, "Look further");
+  const onward = h("button", { class: "small-button", hidden: true }, "Look further");
   const pages = pager("Pages of jobs", SIZE, (page) => go({ page }), onward);
   const frame = split(nothing, list, pages);
-  const many = Object.entries(ACTIONS).map(([name, { danger }]) => [name, h("button", { type: "button", hidden: true, class: danger ? "danger" : "", onclick: async () => {
+  const many = Object.entries(ACTIONS).map(([name, { danger }]) => [name, h("button", { hidden: true, class: danger ? "danger" : "", onclick: async () => {
     await actOnMany(name, wanted.queue, wanted.state, [...chosen], answer.total, refresh);
     chosen.clear();
     draw();
   } })]);
-  const add = h("button", { type: "button", hidden: true, onclick: () => addJob(wanted.queue, refresh) }, "Add a job…");
-  const keep = h("button", { type: "button", onclick: () => {
-    const asked = new URLSearchParams(Object.entries({ queue: wanted.queue, state: wanted.state }).filter(([, value]) => value));
+  const selecting = () => Boolean(wanted.queue && wanted.state && (wanted.state !== "active" || about.cancels));
+  const all = h("input", { type: "checkbox", id: "jobs-all", onchange: () => {
+    for (const row of rows.slice(0, MOST)) chosen[all.checked ? "add" : "delete"](row.id);
+    draw();
+  } });
+  const shown = h("div", { class: "check", hidden: true }, all, h("label", { for: "jobs-all" }, "Select all shown"));
+  const add = h("button", { hidden: true, onclick: () => addJob(wanted.queue, refresh) }, "Add a job…");
+  const keep = h("button", { onclick: () => {
+    const asked = new URLSearchParams(Object.entries({ queue: wanted.queue, state: wanted.state, q: wanted.q }).filter(([, value]) => value));
     download(`/admin/jobs/export?${asked}`, `${[wanted.queue, wanted.state, "jobs"].filter(Boolean).join("-")}.json`).catch((error) => toast(error.message, "bad"));
   } }, "Export as JSON");
   list.hidden = true;
@@ -290,7 +299,8 @@ function mount({ body, tools, params, query, refresh }) {
     h("form", { class: "filters", role: "search", "aria-label": "Filter jobs", onsubmit: (event) => { event.preventDefault(); search(); } },
       h("div", null, h("label", { for: "job-queue" }, "Queue"), queueField),
       h("div", null, h("label", { for: "job-state" }, "State"), stateField),
-      h("div", null, h("label", { for: "job-name" }, "Id or name"), nameField)),
+      h("div", null, h("label", { for: "job-name" }, "Id or name"), nameField),
+      shown),
     frame,
   );
   const fill = () => {
@@ -314,20 +324,21 @@ function mount({ body, tools, params, query, refresh }) {
   stateField.addEventListener("change", () => go({ state: stateField.value }));
   const draw = () => {
     const word = nameField.value.trim().toLowerCase();
-    const rows = [...answer.jobs, ...further].filter((row) => !word || row.name.toLowerCase().includes(word) || row.id.toLowerCase().includes(word));
+    rows = [...answer.jobs, ...further].filter((row) => !word || row.name.toLowerCase().includes(word) || row.id.toLowerCase().includes(word));
     const filtered = Boolean(wanted.queue || wanted.q || wanted.state);
     const rest = answer.next !== null && `Looked through ${count(answer.looked)} of ${plural(answer.total, "job")} so far.`;
     replace(nothing, rows.length ? null : rest ? empty("Nothing found yet", rest) : wanted.page ? empty("This page is empty", "Jobs have moved on since.") : filtered ? empty("No job matches", "Choose another state or queue, or clear the search.") : empty("No jobs", "There is nothing in the queues."));
     list.hidden = rows.length === 0;
-    const selecting = wanted.queue && wanted.state && wanted.state !== "active";
-    list.querySelector("th").hidden = !selecting;
-    keyed(list.body, rows, (row) => `${row.queue}/${row.id}`, (row) => jobRow(row, () => wanted, chosen, draw), (node, row) => { node.show(row); node.classList.toggle("chosen", row.id === wanted.id && row.queue === wanted.queue); });
+    list.querySelector("th").hidden = shown.hidden = !selecting();
+    all.checked = rows.length > 0 && rows.slice(0, MOST).every((row) => chosen.has(row.id));
+    all.indeterminate = chosen.size > 0 && !all.checked;
+    keyed(list.body, rows, (row) => `${row.queue}/${row.id}`, (row) => jobRow(row, () => wanted, chosen, selecting, draw), (node, row) => { node.show(row); node.classList.toggle("chosen", row.id === wanted.id && row.queue === wanted.queue); });
     pages.show(wanted.page, answer.jobs.length, answer.total, "job", wanted.q ? `${plural(rows.length, "job")} found${rest ? `. ${rest}` : ` among ${count(answer.total)}.`}` : undefined);
     set(onward, "hidden", !wanted.q || answer.next === null);
     for (const [name, button] of many) {
       const { states, word: verb } = ACTIONS[name];
       const number = chosen.size || (wanted.q ? 0 : answer.total);
-      set(button, "hidden", !selecting || !states.includes(wanted.state) || !number);
+      set(button, "hidden", !selecting() || !states.includes(wanted.state) || !number || (name === "cancel" && !about.cancels));
       text(button, chosen.size ? `${verb} ${count(number)} selected…` : `${verb} all ${count(number)}…`);
     }
     set(add, "hidden", !adds);

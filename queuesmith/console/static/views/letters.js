@@ -48,7 +48,7 @@ async function replaySome(ids, queue, total, refresh) {
       h("p", null, "Each job goes back to its queue under its own id; what it already did is not done again. The cap keeps a burst from hurting what made them fail."),
       h("label", { for: "replay-rate" }, "At most this many per second"),
       rate,
-      h("div", { class: "actions" }, h("button", { type: "button", onclick: () => close(null) }, "Not now"), h("button", { type: "submit", class: "primary" }, "Replay")),
+      h("div", { class: "actions" }, h("button", { onclick: () => close(null) }, "Not now"), h("button", { type: "submit", class: "primary" }, "Replay")),
     ),
   );
   if (!perSecond) return;
@@ -72,7 +72,7 @@ async function purge(refresh) {
       { onsubmit: (event) => { event.preventDefault(); close(Number(days.value)); } },
       h("label", { for: "purge-days" }, "Older than so many days (0: all of them)"),
       days,
-      h("div", { class: "actions" }, h("button", { type: "button", onclick: () => close(null) }, "Not now"), h("button", { type: "submit", class: "danger" }, "Go on")),
+      h("div", { class: "actions" }, h("button", { onclick: () => close(null) }, "Not now"), h("button", { type: "submit", class: "danger" }, "Go on")),
     ),
   );
   if (chosen === null || chosen === undefined) return;
@@ -117,7 +117,7 @@ function detail(id, refresh, back) {
         : null,
       h("h3", null, "Payload, secrets masked"),
       payload,
-      h("div", { class: "card-head card-foot" }, h("a", { href: back() }, "Close"), letter.replayed_at ? null : h("button", { type: "button", class: "primary small-button", onclick: () => replayOne(id, refresh) }, "Replay this one")),
+      h("div", { class: "card-head card-foot" }, h("a", { href: back() }, "Close"), letter.replayed_at ? null : h("button", { class: "primary small-button", onclick: () => replayOne(id, refresh) }, "Replay this one")),
     );
   };
   return node;
@@ -129,9 +129,9 @@ function mount({ body, tools, params, query, refresh }) {
   let shown = [];
   let total = 0;
   const all = h("input", { type: "checkbox", id: "letters-all" });
-  const replayChosen = h("button", { type: "button", class: "primary", disabled: true }, "Replay selected");
-  const replayAll = h("button", { type: "button" }, "Replay all…");
-  const purgeOld = h("button", { type: "button", class: "danger" }, "Purge…");
+  const replayChosen = h("button", { class: "primary", disabled: true }, "Replay selected");
+  const replayAll = h("button", null, "Replay all…");
+  const purgeOld = h("button", { class: "danger" }, "Purge…");
   const queueField = h("select", { id: "letter-queue" });
   const kind = h("select", { id: "letter-kind" }, h("option", { value: "" }, "Not replayed"), h("option", { value: "1" }, "Replayed"));
   const search = h("input", { id: "letter-search", type: "search", "data-search": "", placeholder: "name, id or reason" });

@@ -16,8 +16,8 @@ async function release(event, action, refresh) {
 }
 
 function rowOf(event, refresh) {
-  const again = h("button", { type: "button", class: "small-button", onclick: () => release(event, "requeue", refresh) }, "Try again");
-  const drop = h("button", { type: "button", class: "small-button danger", onclick: () => release(event, "discard", refresh) }, "Give up");
+  const again = h("button", { class: "small-button", onclick: () => release(event, "requeue", refresh) }, "Try again");
+  const drop = h("button", { class: "small-button danger", onclick: () => release(event, "discard", refresh) }, "Give up");
   const node = h("tr", { role: "row" }, cell("Event", h("div", null, h("span", { class: "title" }, event.type), h("div", { class: "small muted mono" }, event.subject))), cell("State", pill("quarantined")), cell("Why", h("span", { class: "small" }, event.reason ?? "–")), cell("Tries", h("span", { class: "number" }, event.attempts)), cell("Held back", h("span", { class: "number" }, count(event.held))), cell("Action", h("div", { class: "actions" }, again, drop)));
   return node;
 }

@@ -43,7 +43,7 @@ function stateOf(row) {
 
 function queueCard(row) {
   let last = row;
-  const hold = h("button", { type: "button", class: "small-button", onclick: () => pause(last, () => queues.again()) });
+  const hold = h("button", { class: "small-button", onclick: () => pause(last, () => queues.again()) });
   const state = pill("running");
   const sub = h("p", { class: "small muted number" });
   const figures = FIGURES.map(([, label, kind]) => figure(label, kind));
@@ -56,6 +56,7 @@ function queueCard(row) {
     const more = [now.workers === null ? "workers unknown" : plural(now.workers, "worker"), `${count(now.active)} running`, `${count(now.delayed)} delayed`, `${count(now.waiting_children)} behind another stage`];
     if (now.failed) more.push(`${count(now.failed)} failed`);
     if (now.overdue) more.push(`${count(now.overdue)} overdue`);
+    if (now.stalls) more.push(`${count(now.stalls)} lost their worker`);
     text(sub, more.join(" · "));
     const kept = queues.history.get(now.queue);
     FIGURES.forEach(([name, , , words, alarm], index) => {

@@ -41,7 +41,7 @@ async function repair(saga, refresh) {
       by,
       h("label", { for: "repair-note" }, "What you found, and what you did about it"),
       note,
-      h("div", { class: "actions" }, h("button", { type: "button", onclick: () => close(null) }, "Not now"), h("button", { type: "submit", class: "primary" }, "Repair")),
+      h("div", { class: "actions" }, h("button", { onclick: () => close(null) }, "Not now"), h("button", { type: "submit", class: "primary" }, "Repair")),
     ),
   );
   if (!wanted) return;
@@ -80,13 +80,13 @@ function historyItem(entry) {
 }
 
 function detail(id, refresh) {
-  const title = h("h2");
+  const title = h("h2", null, "Looking…");
   const state = pill("running");
   const trouble = h("p", { class: "note tone-bad", hidden: true });
   const facts = h("p", { class: "small muted mono" });
   const steps = h("ol", { class: "steps", "aria-label": "Steps" });
   const timeline = h("ol", { class: "timeline", "aria-label": "Timeline" });
-  const fix = h("button", { type: "button", class: "primary small-button", hidden: true }, "Repair…");
+  const fix = h("button", { class: "primary small-button", hidden: true }, "Repair…");
   let now = null;
   fix.addEventListener("click", () => repair(now, refresh));
   const node = h("section", { class: "card detail", "aria-label": "Saga" }, h("div", { class: "card-head" }, title, state), facts, trouble, h("h3", null, "Steps"), steps, h("h3", null, "Timeline"), timeline, h("div", { class: "card-head card-foot" }, h("a", { href: "#/sagas" }, "Close"), fix));

@@ -15,9 +15,9 @@ function rowOf(one, refresh) {
   const [late, ended] = [pill("overdue"), h("a")];
   const [sum, slots, ran] = [h("summary"), h("ul"), h("span", { class: "number" })];
   const lost = h("details", { class: "small" }, sum, slots);
-  const go = h("button", { type: "button", class: "small-button", onclick: () => run(one, refresh) }, "Run now", h("span", { class: "hidden-text" }, ` ${one.id}`));
-  const rule = one.pattern ? `${one.pattern}${one.tz ? `, ${one.tz}` : ", UTC"}` : `every ${seconds(one.every / 1000)}`;
-  const node = h("tr", { role: "row" }, cell("Schedule", h("div", null, h("span", { class: "title" }, one.id), h("div", { class: "small muted" }, `${one.queue}: ${one.name}`))), cell("When", h("span", { class: "mono" }, rule)), cell("Next", h("div", null, next, " ", late)), cell("Last", h("div", null, last, " ", ended)), cell("Runs", h("div", null, ran, lost)), cell("Action", go));
+  const go = h("button", { class: "small-button", onclick: () => run(one, refresh) }, "Run now", h("span", { class: "hidden-text" }, ` ${one.id}`));
+  const rule = one.pattern ?? `every ${seconds(one.every / 1000)}`;
+  const node = h("tr", { role: "row" }, cell("Schedule", h("div", null, h("span", { class: "title" }, one.id), h("div", { class: "small muted" }, `${one.queue}: ${one.name}`))), cell("When", h("div", null, h("span", { class: "mono" }, rule), one.pattern && h("div", { class: "small muted" }, one.tz || "UTC"))), cell("Next", h("div", null, next, " ", late)), cell("Last", h("div", null, last, " ", ended)), cell("Runs", h("div", null, ran, lost)), cell("Action", go));
   node.show = (now) => {
     text(next, ahead(now.next));
     set(next, "title", full(now.next));

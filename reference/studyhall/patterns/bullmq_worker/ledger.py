@@ -22,7 +22,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from .events import is_outage
 
-__all__ = ["Found", "Ledger", "LockLost", "Refused", "Run", "ServerClock"]
+__all__ = ["Found", "JobLedger", "LockLost", "ChangeRefused", "Run", "ServerClock"]
 
 READ_CLOCK_EVERY = 1.0
 
@@ -34,7 +34,7 @@ class LockLost(Exception):
     """The job's lock expired or another worker holds it: this run's outcome was thrown away."""
 
 
-class Refused(Exception):
+class ChangeRefused(Exception):
     """BullMQ's script refused the change although the lock is ours; `code` is its answer."""
 
     FAILED_CHILDREN: ClassVar[int] = -9
@@ -101,13 +101,14 @@ class ServerClock:
 
 
 @dataclass(slots=True)
-class Ledger:
+class JobLedger:
     backend: Any  # bullmq.backends.RedisBackend
     lock_ms: int
     limiter: dict[str, int] | None
     on_outage: Callable[[BaseException], None]
     clock: ServerClock = field(default_factory=ServerClock)
     metrics: Mapping[str, int] | None = None
+    worker: str | None = None  # written to every job that is taken: who has it
     give_up_at: float = float("inf")  # monotonic; a draining worker sets it
     _keys: dict[str, tuple[list[str], list[str]]] = field(default_factory=dict)
 
@@ -136,10 +137,11 @@ class Ledger:
         self, run: Run, delay_ms: int, *, consume: bool, fields: dict[str, str] | None, fetch: bool
     ) -> Found:
         options: dict[str, Any] = {"skipAttempt": not consume, "fieldsToUpdate": fields, "fetchNext": fetch}
-        options["workerOpts"] = {"lockDuration": self.lock_ms, "limiter": self.limiter}
         scripts = self.backend.scripts
         now = self.clock.millis()
         keys, args = scripts.moveToDelayedArgs(run.job_id, now, run.token, delay_ms, options)
+        if fetch:
+            args[-1] = self._claim(run.token)  # bullmq leaves the worker's name out
         found = _found(await self._write(run, "moveToDelayed", keys, args, ("delayed", "waiting", "prioritized")))
         run.job.attemptsMade += consume
         return found
@@ -222,7 +224,7 @@ class Ledger:
                 return None
             raise LockLost(f"job {run.job_id} is no longer ours ({script}: {reply}); its outcome is dropped")
         error = self.backend.scripts.finishedErrors({"code": reply, "jobId": run.job_id, "command": script})
-        raise Refused(str(error), reply)
+        raise ChangeRefused(str(error), reply)
 
     async def _half_taken(self, token: str, error: ResponseError) -> Found:
         """The script that hands out a job broke off (`HINCRBY ats` on text): the job is active and locked by us.
@@ -251,6 +253,8 @@ class Ledger:
 
     def _claim(self, token: str, **more: Any) -> bytes:
         claim = {"token": token, "lockDuration": self.lock_ms, "limiter": self.limiter, **more}
+        if self.worker:
+            claim["name"] = self.worker
         return msgpack.packb(claim)  # type: ignore[no-any-return]
 
 

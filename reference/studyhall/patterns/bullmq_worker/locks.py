@@ -23,12 +23,12 @@ from bullmq.redis_connection import SCRIPT_DEFINITIONS, loadScript
 
 from ..core.worker_connections import lock_client
 
-__all__ = ["Held", "LockKeeper"]
+__all__ = ["HeldLock", "LockKeeper"]
 
 BEAT_SECONDS = 0.25
 
 
-class Held(Protocol):
+class HeldLock(Protocol):
     """A lock to keep: what the worker knows about a running job."""
 
     @property
@@ -37,7 +37,7 @@ class Held(Protocol):
     def token(self) -> str: ...
 
 
-H = TypeVar("H", bound=Held)
+H = TypeVar("H", bound=HeldLock)
 
 
 class LockKeeper(Generic[H]):

@@ -28,7 +28,7 @@ from bullmq.job import Job
 from ..core.errors import FailPermanently, RetryLater, clean_text, describe
 from ..core.failures import MAX_TEXT
 from .events import WorkerEvents
-from .ledger import Found, Ledger, LockLost, Refused, Run
+from .ledger import ChangeRefused, Found, JobLedger, LockLost, Run
 
 __all__ = ["BackoffStrategy", "Outcomes"]
 
@@ -42,7 +42,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 class Outcomes:
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: JobLedger,
         events: WorkerEvents,
         *,
         keep_completed: Any,
@@ -91,7 +91,7 @@ class Outcomes:
                 return await self._fail(run, FailPermanently(f"cancelled: {run.cancelled}"), fetch)
             case asyncio.CancelledError():  # of the processor's own making; it ends a stock worker silently
                 error = RuntimeError("the processor let a CancelledError escape that nobody asked for")
-            case Refused() if error.code == Refused.FAILED_CHILDREN:
+            case ChangeRefused() if error.code == ChangeRefused.FAILED_CHILDREN:
                 return await self._fail(run, FailPermanently(str(error)), fetch)
         return await self._fail_attempt(run, error, fetch)
 

@@ -49,7 +49,7 @@ from ..core.errors import FailPermanently, RetryLater
 from ..core.worker_connections import blocking_client, worker_client
 from .autopipeline import AutoPipeline
 from .events import WorkerEvents, is_outage
-from .ledger import Found, Ledger, LockLost, Run, ServerClock
+from .ledger import Found, JobLedger, LockLost, Run, ServerClock
 from .locks import LockKeeper
 from .outcomes import BackoffStrategy, Outcomes
 from .reading import Reading, read_job
@@ -94,7 +94,7 @@ class ReliableWorker:
         bring none; None keeps all. `max_stalled` is high because a crash says little about the job it hit:
         count crashes where the budget is known. `hung_after`: see `LockKeeper`. `backoff_strategy(failures, type,
         error, job)` gives the ms for backoff types that are not BullMQ's own. `metrics` is BullMQ's
-        {"maxDataPoints": minutes}."""
+        {"maxDataPoints": minutes}. `name`: under which dashboards show it, and who has which job."""
         if not _is_async(processor):
             raise TypeError("the processor must be `async def`; run blocking code in a thread or a subprocess")
         if concurrency < 1:
@@ -125,7 +125,7 @@ class ReliableWorker:
 
         self._clock = ServerClock()
         lock_ms = int(lock_duration * 1000)
-        self._ledger = Ledger(self.backend, lock_ms, limiter, self._events.failure, self._clock, metrics)
+        self._ledger = JobLedger(self.backend, lock_ms, limiter, self._events.failure, self._clock, metrics, name)
         self._outcomes = Outcomes(
             self._ledger,
             self._events,

@@ -49,7 +49,7 @@ MOST = 2**31 - 1  # what the column takes
 RAW: dict[str, Any] = {NEVER_DECODE: True}
 STALLED = "job stalled more than allowable limit"  # BullMQ's words
 
-Alert = Callable[[DeadLetter], Awaitable[object]]
+Notify = Callable[[DeadLetter], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Swept:
 
 
 async def sweep(
-    queue_names: Iterable[str], redis: Redis, store: AsyncEngine, alert: Alert | None = None, *, prefix: str = "bull"
+    queue_names: Iterable[str], redis: Redis, store: AsyncEngine, alert: Notify | None = None, *, prefix: str = "bull"
 ) -> Swept:
     """Archive what failed. Run it every few seconds, in as many processes as you like."""
     archived = 0
@@ -186,7 +186,7 @@ async def _claim_alerts(store: AsyncEngine) -> list[DeadLetter]:
         return [dead_letter_of(row) for row in await tx.execute(claim.returning(*t))]
 
 
-async def _send(dead_letter: DeadLetter, alert: Alert, store: AsyncEngine) -> bool:
+async def _send(dead_letter: DeadLetter, alert: Notify, store: AsyncEngine) -> bool:
     try:
         async with asyncio.timeout(ALERT_SECONDS):
             await alert(dead_letter)

@@ -16,6 +16,8 @@ When it does NOT hold
 - A renamed group is a new one: it gets what is kept of the past again (on RabbitMQ nothing). Keep its inbox's name,
   and that repeats no effect. The old one stays on the broker with its backlog and its quarantine, and goes on
   collecting: consume it until its `lag` is 0, then delete it there.
+- What somebody else, or retention, removes unread is lost: Redis and Kafka count it (`bus.trimmed`: alert on it),
+  RabbitMQ and NATS keep no trace of it.
 - What a broker cannot do is in its `Capabilities`, and the conformance suite checks the gaps as well.
 
 Topic = first word of the event's type (`order.placed.v2` → `order`): everything that happens to one kind of

@@ -31,6 +31,7 @@ __all__ = [
     "log",
     "partition_of",
     "pauses",
+    "report_trimmed",
     "set_within",
     "text",
     "wire_id",
@@ -38,6 +39,11 @@ __all__ = [
 
 log = logging.getLogger("event_bus")
 _ORDINARY = re.compile(r"[A-Za-z0-9._:=-]{1,200}")
+
+
+def report_trimmed(where: str, group: str, lost: int) -> None:
+    again = "publish that range again from the outbox"
+    log.error("%d events of %s were trimmed before %s had handled them: %s", lost, where, group, again)
 
 
 async def judge(

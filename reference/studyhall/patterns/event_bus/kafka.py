@@ -27,7 +27,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from ..core.event import BrokerUnavailable, Event, Handler, topic_of
 from ..core.job import RetryPolicy
 from .bus import EVENTS, Capabilities, Quarantined
-from .delivery import checked_name, encoded, log, pauses, text
+from .delivery import checked_name, encoded, log, pauses, report_trimmed, text
 from .kafka_consumer import KafkaMember, headers_of
 
 __all__ = ["KafkaBus"]
@@ -62,6 +62,7 @@ class KafkaBus:
             "socket.timeout.ms": 10_000,
             **(config or {}),
         }
+        self.trimmed = 0  # events that retention, or somebody, removed before a group of this process: alert on it
         self._known: set[str] = set()
         self._producer: Producer | None = None
         self._closed = threading.Event()
@@ -131,6 +132,7 @@ class KafkaBus:
             retry_topic=lambda topic: self._names(group, topic)[1],
             dead_topic=lambda topic: self._names(group, topic)[2],
             produce=self._produce,
+            trimmed=lambda topic, lost: self._report(topic, group, lost),
             handler=handler,
             stop=stop,
             ordered=self.ordered,
@@ -166,6 +168,10 @@ class KafkaBus:
         self._closed.set()
         if self._producer is not None:
             await asyncio.to_thread(self._producer.flush, self.confirm_within)
+
+    def _report(self, topic: str, group: str, lost: int) -> None:
+        self.trimmed += lost
+        report_trimmed(topic, group, lost)
 
     # producing
 

@@ -55,6 +55,7 @@ class Partition:
     open: set[int] = field(default_factory=set)
     tried: dict[int, int] = field(default_factory=dict)  # attempts begun, beyond those in the event's headers
     suspects_end: int = 0  # before it lies what killed the last owner, if that died
+    start: int = -1  # what was committed when it was assigned
     next: int = -1
     running: int = 0
     committed: tuple[int, str] = (-1, "")
@@ -63,11 +64,12 @@ class Partition:
     @classmethod
     def taken_over(cls, offset: int, metadata: str | None) -> Partition:
         if offset < 0 or not (told := METADATA.fullmatch(metadata or "")):
-            return cls()
+            return cls(start=offset)
         counts = (pair.split(":") for pair in told[3].split())
         return cls(
             tried={offset + int(at): int(count) for at, count in counts},
             suspects_end=offset + int(told[2]) if told[1] == "held" else 0,
+            start=offset,
         )
 
     def read(self, offset: int) -> None:
@@ -94,6 +96,7 @@ class KafkaMember:
     retry_topic: Callable[[str], str]
     dead_topic: Callable[[str], str]
     produce: Callable[[str, Any, bytes, dict[str, Any]], Awaitable[None]]
+    trimmed: Callable[[str, int], None]
     handler: Handler
     stop: asyncio.Event
     ordered: bool
@@ -147,7 +150,23 @@ class KafkaMember:
             if each.error() is not None:
                 log.warning("Kafka: %s", each.error())
         # A rebalance may happen between the first message and the last: its partition is another's by now.
-        return [m for m in found if m.error() is None and (m.topic(), m.partition()) not in self._given_up]
+        ours = [m for m in found if m.error() is None and (m.topic(), m.partition()) not in self._given_up]
+        self._notice_gaps(ours)
+        return ours
+
+    def _notice_gaps(self, messages: list[Any]) -> None:
+        """Offsets that nobody read and that the broker no longer has: retention, or somebody deleted them."""
+        expected: dict[Place, int] = {}
+        for each in messages:
+            where, offset = (each.topic(), each.partition()), each.offset()
+            place = self._place(each)
+            missed = expected.get(where, place.start if place.next < 0 else place.next)
+            if 0 <= missed < offset:  # or the markers of other people's transactions
+                with contextlib.suppress(KafkaException):
+                    low, _ = self.consumer.get_watermark_offsets(TopicPartition(*where), timeout=COMMIT_PATIENCE)
+                    if low > missed:
+                        self.trimmed(each.topic(), min(low, offset) - missed)
+            expected[where] = offset + 1
 
     def _commit(self) -> bool:
         """False: refused by a rebalance that will pass."""

@@ -42,6 +42,8 @@ DAY = 24 * 3600.0
 RECONNECT = 0.2
 # Seconds between signs of life. The third without an answer ends the connection: after 360 s with nats-py's default.
 PING = 3
+UNANSWERED = 1_000  # events whose answer NATS does not take, before they keep others from running
+SOON = 1.0  # seconds for an answer, before it no longer does
 FETCH = 0.5  # seconds a fetch waits; also how long an idle consumer needs to notice `stop`
 TROUBLE = (NatsError, OSError, TimeoutError)
 
@@ -77,6 +79,7 @@ class NatsBus:
                 "no transactions between publish and acknowledge",
                 "power loss may take back what was not synced (every two minutes unless configured)",
                 "late groups get what is younger than `retain`",
+                "what somebody purges is gone without a word: the server keeps no trace of it",
             ),
         )
 
@@ -101,6 +104,8 @@ class NatsBus:
         policy: RetryPolicy = EVENTS,
         time_limit: float = 60.0,
     ) -> None:
+        unanswered: set[asyncio.Task[None]] = set()
+
         async def work(durable: str) -> None:
             async for _ in pauses(stop):
                 try:
@@ -112,15 +117,19 @@ class NatsBus:
                         # there or the timeout is over, and a fetched event that waits here is ageing.
                         with contextlib.suppress(TimeoutError):
                             (message,) = await source.fetch(1, timeout=FETCH)
-                            await self._settle(group, message, handler, policy, time_limit, stop)
+                            await self._settle(group, message, handler, policy, time_limit, stop, unanswered)
                 except Exception as error:  # of one event; its message comes back after `ack_wait`
                     self._declared = False
                     log.warning("group %s cannot read from NATS, trying again: %r", group, error)
 
-        if self.ordered:  # the server gives out one per durable anyway; more workers would only wait
-            await asyncio.gather(*(work(durable) for durable in self._durables(group)))
-        else:
-            await asyncio.gather(*(work(group) for _ in range(concurrency)))
+        # Ordered: the server gives out one per durable anyway; more workers would only wait.
+        durables = self._durables(group) if self.ordered else [group] * concurrency
+        try:
+            await asyncio.gather(*map(work, durables))
+            await asyncio.gather(*unanswered, return_exceptions=True)
+        finally:
+            for answer in unanswered:
+                answer.cancel()
 
     async def quarantined(self, group: str, limit: int = 100) -> list[Quarantined]:
         stream, found, sequence = await self._jetstream(), list[Quarantined](), 0
@@ -184,7 +193,14 @@ class NatsBus:
     # one event
 
     async def _settle(
-        self, group: str, message: Msg, handler: Handler, policy: RetryPolicy, time_limit: float, stop: asyncio.Event
+        self,
+        group: str,
+        message: Msg,
+        handler: Handler,
+        policy: RetryPolicy,
+        time_limit: float,
+        stop: asyncio.Event,
+        unanswered: set[asyncio.Task[None]],
     ) -> None:
         spot = (group, message.metadata.sequence.stream)
         if spot in self._running:  # cut off for longer than `ack_wait`: our own handler of it still runs
@@ -192,22 +208,42 @@ class NatsBus:
             return None
         self._running[spot] = 0  # before anything is awaited: another worker may be given it as well
         renewal = asyncio.create_task(self._renew(message))
+        answer: asyncio.Task[None] | None = None
+
+        def over(_: object = None) -> None:
+            renewal.cancel()
+            del self._running[spot]
+
         try:
             if (delivered := message.metadata.num_delivered) > 1:
                 before = await self._waits(spot)
                 self._running[spot] += before
             deliveries = max(1, delivered - self._running[spot])
             verdict = await judge(handler, message.data, deliveries, policy, time_limit)
-            # Through outages: an answer that is dropped would count as a crash.
-            async for _ in pauses(asyncio.Event()):
-                try:
-                    return await self._answer(spot, message, verdict, deliveries)
-                except TROUBLE:
-                    if stop.is_set():
-                        raise
+            answering = self._answer_through_outages(spot, message, verdict, deliveries, stop)
+            if verdict is None or len(unanswered) >= UNANSWERED:
+                return await answering
+            # A full server takes no copy into the quarantine, and those who wait for that must not fill every place.
+            answer = asyncio.create_task(answering)
+            unanswered.add(answer)
+            answer.add_done_callback(unanswered.discard)
+            answer.add_done_callback(over)
+            await asyncio.wait([answer], timeout=SOON)
         finally:
-            renewal.cancel()
-            del self._running[spot]
+            if answer is None:
+                over()
+
+    async def _answer_through_outages(
+        self, spot: tuple[str, int], message: Msg, verdict: Decision | None, deliveries: int, stop: asyncio.Event
+    ) -> None:
+        """An answer that is dropped would count as a crash."""
+        async for _ in pauses(asyncio.Event()):
+            try:
+                return await self._answer(spot, message, verdict, deliveries)
+            except TROUBLE:
+                if stop.is_set():
+                    raise
+        return None
 
     async def _answer(self, spot: tuple[str, int], message: Msg, verdict: Decision | None, deliveries: int) -> None:
         group, waits = spot[0], self._running[spot]

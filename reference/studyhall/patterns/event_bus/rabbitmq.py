@@ -68,6 +68,7 @@ class RabbitBus:
                 "no order per key, no dropping of a second publish under the same id",
                 f"a delivery limit of {delivery_limit} crashes, whatever the policy says above it",
                 "lag counts waiting events, not the ones consumers hold",
+                "what somebody purges is gone without a word: the server keeps no trace of it",
                 "a policy with a length limit drops the oldest in the quarantine unless it says reject-publish",
                 "RabbitMQ 3.10 on one node: a queue declared within a second of a SIGKILL does not come back",
             ),

@@ -31,7 +31,7 @@ from redis.exceptions import RedisError, ResponseError
 from ..core.event import BrokerUnavailable, Event, Handler, topic_of
 from ..core.job import RetryPolicy
 from .bus import EVENTS, Capabilities, Quarantined
-from .delivery import checked_name, encoded, log, partition_of, text, wire_id
+from .delivery import checked_name, encoded, partition_of, report_trimmed, text, wire_id
 from .stream_consumer import StreamConsumer
 from .stream_scripts import GAP, PUBLISH, REPLAY, TRIM, raw
 
@@ -198,8 +198,7 @@ class RedisStreamsBus:
 
     def _report(self, stream: str, group: str, lost: int) -> None:
         self.trimmed += lost
-        again = "publish that range again from the outbox"
-        log.error("%d events of %s were trimmed before %s had handled them: %s", lost, stream, group, again)
+        report_trimmed(stream, group, lost)
 
     async def _unread(self, stream: str, info: dict[str, object]) -> int:
         if isinstance(unread := info.get("lag"), int):

@@ -17,6 +17,7 @@ GAUGES = {
     "queue_depth": "Jobs by state",
     "queue_oldest_age_seconds": "Age of the oldest job that should have started",
     "queue_failure_ratio": "Share of the jobs that ended lately which failed for good",
+    "queue_stalls": "Jobs that lost the worker that ran them, since they are counted",
     "queue_workers": "Workers that are connected",
     "queue_unattended": "1: jobs are there and no worker is",
     "dead_letters": "Dead letters that were not replayed yet",
@@ -39,6 +40,7 @@ def queue_samples(found: Health) -> list[Sample]:
         samples += [("queue_depth", {**named, "state": state}, getattr(queue, state)) for state in STATES]
         samples.append(("queue_oldest_age_seconds", named, queue.oldest))
         samples.append(("queue_failure_ratio", named, queue.failure_rate))
+        samples.append(("queue_stalls", named, queue.stalls))
         if queue.workers is not None:
             samples.append(("queue_workers", named, queue.workers))
             samples.append(("queue_unattended", named, queue.unattended))

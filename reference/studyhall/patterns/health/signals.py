@@ -21,7 +21,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 
-__all__ = ["Health", "QueueHealth", "measure", "memory_used", "problems"]
+__all__ = ["Health", "QueueHealth", "count_stalls", "measure", "memory_used", "problems"]
 
 WINDOW = 300.0  # seconds over which failures are counted
 KEPT = 1_000  # completed jobs that retention leaves: with this many, the window may be cut short
@@ -41,6 +41,7 @@ class QueueHealth:
     failed: int
     oldest: float  # seconds since the oldest of the backlog should have started
     failure_rate: float  # of what ended within the window, 0 to 1
+    stalls: int = 0  # jobs that lost the worker that ran them, ever; where `count_stalls` counts them
     workers: int | None = None  # connected to this server, whatever their language; None: we may not ask
 
     @property
@@ -98,6 +99,12 @@ async def measure(
     return Health(found, total, await memory_used(redis))
 
 
+def count_stalls(worker: Any, redis: Redis) -> None:
+    """Count the jobs that lost their worker and which this one finds: for all processes, longer than they live."""
+    key = f"{worker.prefix}:{worker.name}:stalls"
+    worker.on("stalled", lambda _job_id: redis.incr(key))
+
+
 async def memory_used(redis: Redis) -> float | None:
     """The share in use of `maxmemory`, or of the machine's memory where there is none. At 1 every add is refused."""
     client: Any = redis
@@ -140,9 +147,10 @@ async def _queue(redis: Any, name: str, base: str, dead: int, window: float) -> 
         batch.zrange(f"{base}completed", 0, 0, withscores=True)
         batch.zrange(f"{base}delayed", 0, 0, withscores=True)
         batch.lindex(f"{base}wait", -1).lindex(f"{base}paused", -1).hexists(f"{base}meta", "paused")
+        batch.get(f"{base}stalls")
         counts = await batch.execute()
     wait, prioritized, delayed, overdue, aside, children, active, failed, failing = counts[:9]
-    completed, completing, first_end, first_due, next_waiting, next_aside, stopped = counts[9:]
+    completed, completing, first_end, first_due, next_waiting, next_aside, stopped, stalls = counts[9:]
     candidates = [job for job in (next_waiting, next_aside) if job]
     candidates += await _first_of_each_priority(redis, f"{base}prioritized")
     ages = [now - await _ready_since(redis, base + job) for job in candidates]
@@ -156,9 +164,8 @@ async def _queue(redis: Any, name: str, base: str, dead: int, window: float) -> 
     rate = bad / (bad + done) if bad else 0.0
     oldest = max(0.0, *ages) if ages else 0.0
     # Older versions of BullMQ put the jobs of a paused queue aside, newer ones leave them where they are.
-    return QueueHealth(
-        name, wait + aside, prioritized, delayed, overdue, bool(stopped), children, active, failed, oldest, rate
-    )
+    states = (wait + aside, prioritized, delayed, overdue, bool(stopped), children, active, failed)
+    return QueueHealth(name, *states, oldest, rate, int(stalls or 0))
 
 
 async def _first_of_each_priority(redis: Any, key: str) -> list[str]:

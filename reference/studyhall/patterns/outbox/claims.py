@@ -1,12 +1,15 @@
 """Outbox claims: which events a relay may publish now, and what became of them.
 
 Promise: of a subject always the next in line is claimed, by one relay at a time, until its lease ends; a million
-published rows, or those in quarantine, cost a claim nothing.
+published rows, or those in quarantine, cost a claim nothing. Nor do events held behind them: they are passed over
+seldom enough to take a tenth of a relay's time (`Search`).
 
 When it does NOT hold: a relay that publishes after its lease ended publishes a second time what another claimed
-meanwhile (see `relay`).
+meanwhile (see `relay`). While hundreds of thousands are held, what is requeued or tried again among them may wait
+`LONGEST_SEARCH_PAUSE`.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -29,13 +32,16 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.sql.elements import ColumnElement
 
 from ..core.failures import clean_text
-from ..core.store import in_one_hop, is_postgres
+from ..core.store import in_one_hop, is_postgres, read
 from .table import BUS, MAX_REASON, NEVER, clock, not_given_up, outbox, unpublished
 
-__all__ = ["BATCH_BYTES", "Claimed", "Failure", "claim", "settle"]
+__all__ = ["BATCH_BYTES", "Claimed", "Failure", "Search", "claim", "settle"]
 
 # Of bodies in one batch; a relay needs about four times that while it publishes.
 BATCH_BYTES = 8 * 1024 * 1024
+QUICK_SEARCH = 0.1  # seconds: a claim that takes no longer looks at the whole backlog every time
+SEARCH_SHARE = 0.1  # of a relay's time, for looking at what is held
+LONGEST_SEARCH_PAUSE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,32 @@ class Failure:
     consume_attempt: bool = True
 
 
+class Search:
+    """Where a relay begins to look, so that it does not pass over 200,000 held events again with every claim.
+
+    After a slow claim the next ones begin where that one found the first free event. They leave subjects alone of
+    which anything older is there, so the order holds.
+    """
+
+    def __init__(self) -> None:
+        self._after, self._all_again_at, self._slow = 0, 0.0, False
+
+    async def claim(self, store: AsyncEngine, *args: Any, destination: str = BUS, **options: Any) -> list[Claimed]:
+        begun = time.monotonic()
+        everything = begun >= self._all_again_at
+        # Before the search: what is committed during it must not count as passed over.
+        newest = await _newest(store, destination) if everything and self._slow else 0
+        after = 0 if everything else self._after
+        found = await claim(store, *args, destination=destination, after=after, **options)
+        if found or everything:
+            self._after = found[0].position - 1 if found else newest
+        if everything:
+            took = time.monotonic() - begun
+            self._slow = took > QUICK_SEARCH
+            self._all_again_at = begun + took + min(took / SEARCH_SHARE, LONGEST_SEARCH_PAUSE) * self._slow
+        return found
+
+
 async def claim(
     store: AsyncEngine,
     worker_id: str,
@@ -69,13 +101,17 @@ async def claim(
     destination: str = BUS,
     hold: bool = True,
     max_bytes: int = BATCH_BYTES,
+    after: int = 0,
 ) -> list[Claimed]:
     """Take up to `limit` events, oldest first, for `lease` seconds; of a subject always the next in line.
 
-    Fewer when their bodies reach `max_bytes` before that, but always one.
+    Fewer when their bodies reach `max_bytes` before that, but always one. `after` a position: only of subjects of which
+    all there is to publish is younger, and was never tried.
     """
-    statement = _claim(is_postgres(store), hold)
+    statement = _claim(is_postgres(store), hold, after > 0)
     wanted = {"to": destination, "worker": worker_id, "max": limit, "lease": lease, "bytes": max_bytes}
+    if after:
+        wanted["after"] = after
     if is_postgres(store):  # a transaction by itself: no round trips for BEGIN and COMMIT
         async with store.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
             found = (await connection.execute(statement, wanted)).all()
@@ -121,29 +157,43 @@ async def settle(
         await in_one_hop(store, write_rest, write=True)
 
 
+async def _newest(store: AsyncEngine, destination: str) -> int:
+    waiting = (outbox.c.destination == destination, unpublished, not_given_up)
+    last = select(outbox.c.position).where(*waiting).order_by(outbox.c.position.desc()).limit(1)
+    async with read(store) as connection:
+        return await connection.scalar(last) or 0
+
+
 @cache
-def _claim(postgres: bool, hold: bool) -> Any:
+def _claim(postgres: bool, hold: bool, younger: bool = False) -> Any:
     # A query of its own is asked once, a plain expression for every row that is looked at.
     now, row = select(clock(postgres)).scalar_subquery(), outbox.c
-    waiting = (row.destination == bindparam("to"), unpublished, not_given_up)
+    waiting = [row.destination == bindparam("to"), unpublished, not_given_up]
+    if younger:
+        waiting.append(row.position > bindparam("after"))
     # A subject with a leased, backing-off or quarantined event is taken as a whole. Asked per row, through the
     # index: as a set (NOT IN, NOT EXISTS) it is read as a whole for every claim, 55 s for 200,000 in quarantine.
     other = outbox.alias("other").c
     same_subject = (other.destination == bindparam("to"), other.subject == row.subject)
     taken = (
         select(literal_column("1"))
-        .where(*same_subject, other.published_at.is_(None), other.due_at > now)
+        .where(*same_subject, other.published_at.is_(None), other.due_at > (0.0 if younger else now))
         .where(*(() if hold else (other.due_at < literal_column("1e300"),)))
         .limit(1)
         .correlate(outbox)
         .scalar_subquery()
     )
+    free_at_all = [row.due_at + 0.0 <= now, taken.is_(None)]
+    if younger:
+        older: Any = select(literal_column("1")).where(*same_subject, other.published_at.is_(None), other.due_at == 0.0)
+        older = older.where(other.position <= bindparam("after")).limit(1).correlate(outbox)
+        free_at_all.append(older.scalar_subquery().is_(None))
     size = func.octet_length(row.body) if postgres else func.length(cast(row.body, LargeBinary))
     free = (
         select(row.position, row.subject, size.label("size"))
         # The sum hides the column from the planners: by position a batch is found without sorting the backlog,
         # and they see that only with statistics.
-        .where(*waiting, row.due_at + 0.0 <= now, taken.is_(None))
+        .where(*waiting, *free_at_all)
         .order_by(row.position)
         .limit(bindparam("max"))
         .with_for_update(skip_locked=True)  # PostgreSQL only; SQLite has one writer at a time

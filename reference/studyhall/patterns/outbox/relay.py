@@ -25,7 +25,7 @@ import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -41,7 +41,7 @@ from ..core.job import RetryPolicy
 from ..core.redaction import redact_text
 from ..core.store import answers_within
 from ..retry import decide, full_jitter
-from .claims import BATCH_BYTES, Claimed, Failure, claim, settle
+from .claims import BATCH_BYTES, Claimed, Failure, Search, claim, settle
 from .quarantine import purge
 from .table import BUS
 from .wakeup import Wakeup, open_wakeup
@@ -100,6 +100,7 @@ class Relay:
         self._outages = 0  # in a row
         self._unwritten: list[int] = []  # published, and the store did not take the note of it yet
         self._purge_at = 0.0
+        self._search = Search()
 
     def stop(self) -> None:
         self._rounds.stop()
@@ -120,7 +121,7 @@ class Relay:
     async def _round(self) -> bool | float:
         await self._listen()
         outages = self.counts.outages
-        busy = await self.run_once() + await self._purge()
+        busy = await self._one_batch(self._search.claim) + await self._purge()
         if self.counts.outages > outages:
             return self._pause()
         self._outages = 0
@@ -162,6 +163,9 @@ class Relay:
 
     async def run_once(self) -> int:
         """One batch. Returns how many events were claimed."""
+        return await self._one_batch(claim)
+
+    async def _one_batch(self, claim: Callable[..., Awaitable[list[Claimed]]]) -> int:
         until = time.monotonic() + self._lease * CUT_OFF
         await self._write_down()
         claimed = await claim(

@@ -74,7 +74,7 @@ not_given_up = outbox.c.due_at < literal_column("1e300")
 # do those in quarantine.
 for _name, _columns, _rows in (
     ("outbox_to_publish", (outbox.c.destination, outbox.c.position), unpublished & not_given_up),
-    ("outbox_by_subject", (outbox.c.destination, outbox.c.subject, outbox.c.due_at), unpublished),
+    ("outbox_by_subject", (outbox.c.destination, outbox.c.subject, outbox.c.due_at, outbox.c.position), unpublished),
 ):
     Index(_name, *_columns, postgresql_where=_rows, sqlite_where=_rows)
 

@@ -17,7 +17,7 @@ from ..core.failures import Permanent
 from ..core.job import RetryPolicy, provider_key
 from ..outside_call.ledger import NOTHING_HAPPENED, Call, InFlight, Next, Rules, State
 from ..retry import NEVER, decide
-from .definition import Result, Saga, SagaStep, Step, StepContext
+from .definition import AnyStep, Result, Saga, SagaStep, StepContext
 from .store import Change, SagaRow, StepRow, note, redact
 
 __all__ = ["Action", "Course", "Draft"]
@@ -68,7 +68,7 @@ class Action:
     """What to do once the draft is written. `row`: the step as it was before this."""
 
     kind: Literal["look up", "send", "inside"]
-    step: Step
+    step: AnyStep
     row: StepRow
     began: float  # by the monotonic clock
 
@@ -157,13 +157,13 @@ class Course:
         attempt = 1 + (row.undo_attempts if saga.backward else row.attempts)
         return StepContext(saga.id, saga.data, row.name, attempt, key, f"{key}-undo", row.result, known, saga.error)
 
-    def _forward(self, draft: Draft, steps: Sequence[Step]) -> Action | None:
+    def _forward(self, draft: Draft, steps: Sequence[AnyStep]) -> Action | None:
         for row, step in zip(draft.saga.steps, steps, strict=True):
             if row.state != "done":
                 return self._begin(draft, step, row)
         return _end(draft, "completed")
 
-    def _backward(self, draft: Draft, steps: Sequence[Step]) -> Action | None:
+    def _backward(self, draft: Draft, steps: Sequence[AnyStep]) -> Action | None:
         """Strictly in reverse order, but past what waits or is stuck if one of the two is independent of it."""
         blocked, soonest, stuck, now = False, None, None, time.time()
         for row in reversed(draft.saga.steps):
@@ -189,7 +189,7 @@ class Course:
             return _needs_repair(draft, draft.saga.error or f"undo of {stuck.name} is stuck")
         return _end(draft, "compensated")
 
-    def _begin(self, draft: Draft, step: Step, row: StepRow) -> Action | None:
+    def _begin(self, draft: Draft, step: AnyStep, row: StepRow) -> Action | None:
         if (row.crashes or 0) >= step.crashes:
             return self._give_up(draft, row, f"its process died {row.crashes} times in it")
         if not isinstance(step, SagaStep):
@@ -264,7 +264,7 @@ def _call(step: SagaStep, row: StepRow, sent: float | None) -> Call:
     return Call(step.name, "", State.IN_FLIGHT, first=row.since or now, since=sent or 0.0, now=now)
 
 
-def _counting(step: Step, backward: bool) -> tuple[str, RetryPolicy]:
+def _counting(step: AnyStep, backward: bool) -> tuple[str, RetryPolicy]:
     return ("undo_attempts", step.undo_retry) if backward else ("attempts", step.retry)
 
 

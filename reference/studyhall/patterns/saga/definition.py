@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..core.job import DAY, RetryPolicy
 
-__all__ = ["DbStep", "Inside", "Outside", "Result", "Saga", "SagaStep", "Step", "StepContext"]
+__all__ = ["DbStep", "Inside", "Outside", "Result", "Saga", "SagaStep", "AnyStep", "StepContext"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class DbStep(_Limits):
     undo: Inside | None = None
 
 
-Step = SagaStep | DbStep
+AnyStep = SagaStep | DbStep
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Saga:
     """Steps in business order. Sagas in flight hold the step names: rename the saga when you change them."""
 
     name: str
-    steps: Sequence[Step]
+    steps: Sequence[AnyStep]
 
     def __post_init__(self) -> None:
         names = [step.name for step in self.steps]

@@ -54,8 +54,8 @@ from .repair import cancel
 from .store import (
     CancelAsked,
     Change,
+    ClaimedSaga,
     Crowded,
-    Held,
     SagaConflict,
     SagaLeaseLost,
     SagaRow,
@@ -94,8 +94,8 @@ class SagaRunner:
         self._probe = probe
         # Sagas that are driven side by side share their commits.
         self._commits = GroupCommit(self._write, max_batch=100, poison=POISON)
-        # More of them would only open and close connections beyond those that the pool keeps.
-        self._turns = asyncio.Semaphore(8)
+        # Of the pool's eight connections: commits and claims need one each, and more are opened and closed.
+        self._turns = asyncio.Semaphore(6)
         # Whose driver here met a store that failed: to be released when it works.
         self._left: list[SagaRow] = []
         self._stopping = False
@@ -179,7 +179,7 @@ class SagaRunner:
             raise ValueError(f"no saga {name!r} here, known: {', '.join(sorted(self._sagas))}")
         return self._sagas[name]
 
-    async def _claim(self, limit: int, saga_id: str | None = None) -> list[Held]:
+    async def _claim(self, limit: int, saga_id: str | None = None) -> list[ClaimedSaga]:
         names, seconds = list(self._sagas), self._course.lease()
         if left := self._left[:]:
             # Else the end of their leases would count as a crash, and with enough of those a step is given up.
@@ -187,7 +187,7 @@ class SagaRunner:
             del self._left[: len(left)]
         return await claim(self.store, owner=self.owner, names=names, seconds=seconds, limit=limit, saga_id=saga_id)
 
-    async def _drive(self, held: Held) -> None:
+    async def _drive(self, held: ClaimedSaga) -> None:
         draft = Draft(held.saga, self.owner)
         try:
             if held.taken_over:

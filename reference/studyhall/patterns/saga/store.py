@@ -53,7 +53,7 @@ __all__ = [
     "Change",
     "Crowded",
     "HistoryRow",
-    "Held",
+    "ClaimedSaga",
     "SagaConflict",
     "SagaLeaseLost",
     "SagaRow",
@@ -186,7 +186,7 @@ class HistoryRow:
     detail: str | None
 
 
-class Held(NamedTuple):
+class ClaimedSaga(NamedTuple):
     """A saga that was claimed: its fence number is the right to write to it until somebody has a higher one."""
 
     saga: SagaRow
@@ -361,7 +361,7 @@ async def create(
 
 async def claim(
     store: AsyncEngine, *, owner: str, names: Collection[str], seconds: float, limit: int, saga_id: str | None = None
-) -> list[Held]:
+) -> list[ClaimedSaga]:
     """Take due sagas, oldest first, of those `names` only: definitions this process has."""
     now = time.time()
     due = _DUE if saga_id is None else _DUE.where(sagas.c.id == saga_id)
@@ -370,7 +370,7 @@ async def claim(
     def look(tx: Connection) -> bool:
         return tx.execute(due.with_only_columns(sagas.c.id), given).first() is not None
 
-    def take(tx: Connection) -> list[Held]:
+    def take(tx: Connection) -> list[ClaimedSaga]:
         rows = tx.execute(due.with_for_update(skip_locked=True), given).mappings().all()
         if not rows:
             return []
@@ -381,7 +381,7 @@ async def claim(
         if before:
             told = [note(ident, owner, "taken over", None, f"lease of {who} ended") for ident, who in before.items()]
             _send(tx, _NOTE, told)
-        return [Held(saga, saga.id in before) for saga in found]
+        return [ClaimedSaga(saga, saga.id in before) for saga in found]
 
     # An idle loop must not take SQLite's one write lock each time it looks.
     if not is_postgres(store) and not await in_one_hop(store, look, write=False):

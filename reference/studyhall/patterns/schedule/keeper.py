@@ -59,7 +59,7 @@ log = logging.getLogger("schedule")
 Sign = Callable[[str, str, dict[str, Any]], dict[str, Any]]
 
 
-class Queues(Protocol):
+class _Producer(Protocol):
     """What is needed of a producer."""
 
     redis: Redis
@@ -163,7 +163,7 @@ class Schedules:
 
     # -- keeping them in Redis -----------------------------------------------------------------------------
 
-    async def apply(self, producer: Queues, store: AsyncEngine) -> Applied:
+    async def apply(self, producer: _Producer, store: AsyncEngine) -> Applied:
         """Make Redis hold exactly what is declared, unless a later `version` is in force. Call it at the start
         of every instance."""
         registry = self._registry(producer)
@@ -183,7 +183,7 @@ class Schedules:
             await self._keep(schedule, before, producer, store, done)
         return done
 
-    async def heal(self, producer: Queues, store: AsyncEngine) -> Applied:
+    async def heal(self, producer: _Producer, store: AsyncEngine) -> Applied:
         """Put right what is lost or wrong, and leave alone what another version of the app declared.
 
         Call it now and then: a scheduler whose next job was lost with Redis' data never fires again.
@@ -201,7 +201,7 @@ class Schedules:
         return done
 
     async def _keep(
-        self, schedule: Schedule, entry: dict[str, Any] | None, producer: Queues, store: AsyncEngine, done: Applied
+        self, schedule: Schedule, entry: dict[str, Any] | None, producer: _Producer, store: AsyncEngine, done: Applied
     ) -> None:
         """Write the schedule if it is new, changed or broken; `entry`: how it stood in the registry."""
         queue = producer.queue(self._jobs[schedule.job].queue)
@@ -233,7 +233,7 @@ class Schedules:
         await self._registry(producer).put(schedule.id, entry)
         done.written.append(schedule.id)
 
-    def _options(self, schedule: Schedule, producer: Queues) -> dict[str, Any]:
+    def _options(self, schedule: Schedule, producer: _Producer) -> dict[str, Any]:
         job_type = self._jobs[schedule.job]
         ref = JobRef(job_type.queue, schedule.job, f"repeat:{schedule.id}", "")
         request = JobRequest(schedule.job, schedule.payload, key="", priority=schedule.priority)
@@ -264,7 +264,7 @@ class Schedules:
             log.warning(text, later, self._version)
         return Applied(later=later)
 
-    def _registry(self, producer: Queues) -> ScheduleRegistry:
+    def _registry(self, producer: _Producer) -> ScheduleRegistry:
         return ScheduleRegistry(producer.redis, f"{producer.prefix}-schedules:{self._owner}")
 
     # -- running a tick ------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class Schedules:
 
     # -- looking -------------------------------------------------------------------------------------------
 
-    async def states(self, producer: Queues, store: AsyncEngine) -> list[ScheduleState]:
+    async def states(self, producer: _Producer, store: AsyncEngine) -> list[ScheduleState]:
         """Every declared schedule with its next slot, and what became of the earlier ones."""
         found, past = [], await history.past(store)
         for schedule in self:
@@ -361,7 +361,7 @@ def ticking(schedules: Schedules, store: AsyncEngine) -> Step:
 class ScheduleKeeper(Periodic):
     """Applies the schedules when its process starts and heals them from time to time; drains like a worker."""
 
-    def __init__(self, schedules: Schedules, producer: Queues, store: AsyncEngine, *, every: float = 30.0) -> None:
+    def __init__(self, schedules: Schedules, producer: _Producer, store: AsyncEngine, *, every: float = 30.0) -> None:
         super().__init__("looking after the schedules", self._look, every=every, retry=1.0)
         self._schedules, self._producer, self._store = schedules, producer, store
         self._how = schedules.apply

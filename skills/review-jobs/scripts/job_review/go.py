@@ -70,8 +70,8 @@ def _asynq(text: str) -> Iterator[Hit]:
     made = {match[1]: call for match, call in calls(text, r"\b(\w+)(?:,\s*\w+)?\s*:?=\s*asynq\.NewTask")}
     for match, call in calls(text, r"\.Enqueue(?:Context)?"):
         given = arguments(call)
-        options = call + made.get(given[-1] if given else "", "") + "".join(made.get(one, "") for one in given)
-        known = "asynq.NewTask(" in call or any(one in made for one in given)
+        options = call + made.get(given[-1] if given else "", "") + "".join(made.get(name, "") for name in given)
+        known = "asynq.NewTask(" in call or any(name in made for name in given)
         if "..." in options or not known:
             continue  # built elsewhere
         if not (re.search(r"\bMaxRetry\(", options) and re.search(r"\b(?:Timeout|Deadline)\(", options)):

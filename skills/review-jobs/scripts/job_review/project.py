@@ -25,7 +25,11 @@ SKIPPED = {
     ".tox",
     "vendor",
 }
-TESTS = re.compile(r"(^|/)(tests?|__tests__|specs?|e2e)(/|$)|(^|/)(test_[^/]*|[^/]*[._](test|spec))\.\w+$")
+TESTS = re.compile(
+    r"(^|/)(tests?|__tests__|specs?|e2e)(/|$)|(^|/)(test_[^/]*|[^/]*[._]((client|server|unit)?test|spec))\.\w+$"
+)
+# Nobody mends it here: https://go.dev/s/generatedcode, and what others write alike.
+GENERATED = re.compile(r"^(?://|#) Code generated .* DO NOT EDIT\.$", re.MULTILINE)
 SCRIPTS = {".ts", ".tsx", ".mts", ".cts", ".js", ".jsx", ".mjs", ".cjs"}
 LANGUAGES = {".py": "Python", ".go": "Go"} | dict.fromkeys(SCRIPTS, "TypeScript/JavaScript")
 # Languages that queues are used from and that nothing here reads.
@@ -56,7 +60,11 @@ JUDGED: dict[str, tuple[str, str, str]] = {
         "kafkajs|node-rdkafka|@confluentinc/kafka-javascript",
         "github.com/segmentio/kafka-go|github.com/confluentinc/confluent-kafka-go|github.com/IBM/sarama",
     ),
-    "RabbitMQ": ("pika|aio_pika|kombu", "amqplib|amqp-connection-manager", "github.com/rabbitmq/amqp091-go"),
+    "RabbitMQ": (
+        r"pika|aio_pika|kombu(?!\.serialization)",
+        "amqplib|amqp-connection-manager",
+        "github.com/rabbitmq/amqp091-go",
+    ),
     "APScheduler": ("apscheduler", "", ""),
     "schedule": ("schedule", "", ""),
     "node-cron": ("", "node-cron|cron|node-schedule|croner|@nestjs/schedule", ""),
@@ -91,16 +99,16 @@ QUEUE_LIKE = re.compile(
 
 def frameworks_in(text: str, language: str) -> set[str]:
     column = ("Python", "TypeScript/JavaScript", "Go").index(language)
-    found = set()
+    libraries = set()
     for name, modules in (JUDGED | GENERAL).items():
         names = modules[column]
         if names and re.search(_IMPORT[column].format(names), text, re.MULTILINE):
-            found.add(name)
+            libraries.add(name)
     if STREAMS.search(text):
-        found.add("Redis Streams")
+        libraries.add("Redis Streams")
     if column == 0 and re.search(r"(client|resource)\(\s*['\"]sqs['\"]", text):
-        found.add("SQS")
-    return found
+        libraries.add("SQS")
+    return libraries
 
 
 _IMPORT = (
@@ -145,7 +153,9 @@ class Project:
         paths = list(paths)
         unread: Counter[str] = Counter()
         files = list(_files_in(paths, include_tests, unread))
-        texts = {path: path.read_text(errors="replace") for path in files}
+        texts = {
+            path: text for path in files if not GENERATED.search((text := path.read_text(errors="replace"))[:2000])
+        }
         self.python = {path: text for path, text in texts.items() if path.suffix == ".py"}
         self.scripts = {path: masked(text) for path, text in texts.items() if path.suffix in SCRIPTS}
         self.go = {path: masked(text) for path, text in texts.items() if path.suffix == ".go"}
@@ -176,9 +186,9 @@ class Project:
     def _read(self, unread: Counter[str]) -> Read:
         used = Counter(name for names in self.uses.values() for name in names)
         versions = {
-            f"bullmq ({language})": ", ".join(found)
+            f"bullmq ({language})": ", ".join(pinned)
             for language in ("Python", "TypeScript/JavaScript")
-            if (found := sorted(set(self.manifests.of(language, "bullmq"))))
+            if (pinned := sorted(set(self.manifests.of(language, "bullmq"))))
         }
         known = "|".join(names for row in (JUDGED | GENERAL).values() for names in row if names)
         return Read(

@@ -69,11 +69,11 @@ def _odd_id(node: ast.AST) -> bool:
 
 def _listener(tree: Tree, call: ast.Call) -> Iterator[Hit]:
     handler = call.args[1] if len(call.args) > 1 else None
-    found = tree.functions.get(handler.id) if isinstance(handler, ast.Name) else handler
-    if found is None:
+    function = tree.functions.get(handler.id) if isinstance(handler, ast.Name) else handler
+    if function is None:
         return
-    writes = re.search(r"\.(add|insert|execute|enqueue|rpush|xadd)\(", ast.unparse(found))
-    if isinstance(found, ast.AsyncFunctionDef) or writes:
+    writes = re.search(r"\.(add|insert|execute|enqueue|rpush|xadd)\(", ast.unparse(function))
+    if isinstance(function, ast.AsyncFunctionDef) or writes:
         yield "listener-dead-letter", call.lineno
 
 

@@ -276,8 +276,8 @@ def _stop_handlers(tree: Tree) -> Iterator[Hit]:
     }
     for call in tree.calls:
         if name(call.func).rpartition(".")[2] in ("signal", "add_signal_handler") and len(call.args) > 1:
-            found = call.args[1]
-            handlers.add(tree.functions.get(name(found), found))
+            handler = call.args[1]
+            handlers.add(tree.functions.get(name(handler), handler))
     for handler in handlers:
         for node in ast.walk(handler):
             if tree.enqueues(node):
@@ -288,7 +288,7 @@ def _stop_handlers(tree: Tree) -> Iterator[Hit]:
 
 
 def _endless(tree: Tree, call: ast.Call, called: str, given: dict[str | None, ast.expr]) -> bool:
-    if not tree.uses and not re.search(r"redis|queue|job|worker", tree.source, re.IGNORECASE):
+    if not tree.about_jobs:
         return False
     receiver, _, method = called.rpartition(".")
     if is_constant(given.get("timeout"), None):
@@ -297,30 +297,13 @@ def _endless(tree: Tree, call: ast.Call, called: str, given: dict[str | None, as
         )
     if None in given:
         return False
-    if method in VERBS and (receiver == "requests" or receiver in _sessions(tree)):
+    if method in VERBS and (receiver == "requests" or receiver in tree.sessions):
         return "timeout" not in given
     return (
         called in ("urlopen", "urllib.request.urlopen", "request.urlopen")
         and "timeout" not in given
         and len(call.args) < 3
     )
-
-
-def _sessions(tree: Tree) -> set[str]:
-    if "requests" not in tree.source:
-        return set()
-    opened = {
-        ast.unparse(item.optional_vars)
-        for node in tree.nodes
-        if isinstance(node, ast.With)
-        for item in node.items
-        if item.optional_vars is not None and ast.unparse(item.context_expr).startswith("requests.Session")
-    }
-    return opened | {
-        variable
-        for variable, call in tree.made_by("Session").items()
-        if name(call.func) in ("requests.Session", "Session")
-    }
 
 
 def _log(call: ast.Call) -> Iterator[Hit]:

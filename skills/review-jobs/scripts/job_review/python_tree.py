@@ -22,6 +22,28 @@ class Tree:
         self.bullmq = "BullMQ" in uses
 
     @cached_property
+    def about_jobs(self) -> bool:
+        return bool(self.uses or re.search(r"redis|queue|job|worker", self.source, re.IGNORECASE))
+
+    @cached_property
+    def sessions(self) -> set[str]:
+        """Names of sessions of `requests`."""
+        if "requests" not in self.source:
+            return set()
+        opened = {
+            ast.unparse(item.optional_vars)
+            for node in self.nodes
+            if isinstance(node, ast.With)
+            for item in node.items
+            if item.optional_vars is not None and ast.unparse(item.context_expr).startswith("requests.Session")
+        }
+        return opened | {
+            variable
+            for variable, call in self.made_by("Session").items()
+            if name(call.func) in ("requests.Session", "Session")
+        }
+
+    @cached_property
     def _tasks(self) -> set[Function]:
         return {f for f in self.functions.values() if any(TASK.search(ast.unparse(d)) for d in f.decorator_list)}
 
@@ -47,23 +69,23 @@ class Tree:
     @cached_property
     def reached(self) -> set[Function]:
         """Jobs, and the functions of this file that they call."""
-        found, todo = set(self.jobs), list(self.jobs)
+        reached, todo = set(self.jobs), list(self.jobs)
         while todo:
             for node in ast.walk(todo.pop()):
                 if isinstance(node, ast.Call):
                     called = self.functions.get(name(node.func).rsplit(".", maxsplit=1)[-1])
-                    if called is not None and called not in found:
-                        found.add(called)
+                    if called is not None and called not in reached:
+                        reached.add(called)
                         todo.append(called)
-        return found
+        return reached
 
     def above(self, node: ast.AST) -> Iterator[ast.AST]:
         """Up to the function around."""
-        while (found := self.parents.get(node)) is not None:
-            yield found
-            if isinstance(found, Function | ast.Lambda):
+        while (parent := self.parents.get(node)) is not None:
+            yield parent
+            if isinstance(parent, Function | ast.Lambda):
                 return
-            node = found
+            node = parent
 
     def function(self, node: ast.AST) -> Function | None:
         return next((p for p in self.above(node) if isinstance(p, Function)), None)

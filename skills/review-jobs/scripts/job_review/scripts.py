@@ -24,7 +24,7 @@ def findings(path: Path, text: str, project: Project) -> Iterator[Hit]:
     uses = project.uses[path]
     # The timers of a page in a browser are nobody else's.
     if path.suffix not in (".tsx", ".jsx") and not BROWSER.search(text):
-        for match, call in calls(text, r"\bsetInterval"):
+        for match, call in calls(text, r"(?<!function )\bsetInterval"):
             if not LOCAL.search(text[text.rfind("\n", 0, match.start()) + 1 : match.start()] + call):
                 yield "interval-loop", line_at(text, match.start())
     yield from _keys_and_locks(text)
@@ -57,7 +57,11 @@ def _keys_and_locks(text: str) -> Iterator[Hit]:
             # A lock's token is compared where it is released, anywhere in the file.
             if re.search(r"\.eval\s*\(|redlock", text if lock else around, re.IGNORECASE):
                 continue
-            locks = lock and re.search(r"\.del\s*\(", around)
+            # Read back: a value that is made once, not a marker.
+            if not lock and re.search(r"\.get\s*\(", around.split("\n}", maxsplit=1)[0]):
+                continue
+            # Named so, or released somewhere in the file.
+            locks = lock and ("lock" in call.lower() or re.search(r"\.del\s*\(", text))
             yield "lock-without-token" if locks else "set-nx-idempotency", line_at(text, match.start())
     for match in re.finditer(r"\bidempotency[_-]?key['\"]?\s*[:=,]\s*([^\n]*)", text, re.IGNORECASE):
         value = match[1]
@@ -121,17 +125,17 @@ def _processors(text: str) -> list[tuple[int, str]]:
     """(position, body) of the functions that a worker or a consumer calls."""
     # NestJS: a class with the method.
     hosted = re.finditer(r"\basync\s+process\s*\([^)]*\)[^{]*", text) if "WorkerHost" in text else ()
-    found = [(match.end(), text[match.end() : closing(text, match.end())]) for match in hosted]
+    bodies = [(match.end(), text[match.end() : closing(text, match.end())]) for match in hosted]
     for match, call in calls(text, r"new\s+Worker\s*(?:<[^>]*>)?|\.consume|\beachMessage\s*:\s*async"):
         start = match.end() - 1
         if "eachMessage" in match[0]:
             begin = text.find("{", start + len(call))
-            found.append((begin, text[begin : closing(text, begin)]))
+            bodies.append((begin, text[begin : closing(text, begin)]))
             continue
-        found.append((start, call))
+        bodies.append((start, call))
         for named in re.findall(r",\s*(\w+)\s*(?=[,)])", call):
-            found += _bodies(text, named)
-    return found
+            bodies += _bodies(text, named)
+    return bodies
 
 
 def _bodies(text: str, function: str) -> list[tuple[int, str]]:

@@ -56,10 +56,10 @@ def masked(text: str) -> str:
     blank = r"//[^\n]*|/\*.*?\*/"
 
     def change(match: re.Match[str]) -> str:
-        found = match[0]
-        if found.startswith(("//", "/*")) and "queuesmith: ignore" not in found:
-            return re.sub(r"[^\n]", " ", found)
-        return found
+        literal = match[0]
+        if literal.startswith(("//", "/*")) and "queuesmith: ignore" not in literal:
+            return re.sub(r"[^\n]", " ", literal)
+        return literal
 
     return re.sub(f"{keep}|{blank}", change, text, flags=re.DOTALL)
 

@@ -1,6 +1,6 @@
 """Five ways in which people write their first background work; each buys a label for an order.
 
-shop.py pop | cron | outbox-less | cache-guard | thread    (the worker)        shop.py submit HOW ORDER…
+HOW=pop (cron, outbox-less, cache-guard, thread) shop.py      (the worker)        shop.py submit ORDER…
 """
 
 import json
@@ -13,6 +13,7 @@ import urllib.request
 
 import redis
 
+HOW = os.environ["HOW"]
 server = redis.Redis.from_url(os.environ["REDIS_URL"], decode_responses=True)
 
 
@@ -81,19 +82,17 @@ def thread():
         threading.Thread(target=work, args=(order,), daemon=True).start()
 
 
-def submit(how, *orders):
+def submit(*orders):
     for order in orders:
         database().execute("insert into orders values (?, 'open')", (order,))
-        if how == "outbox-less":
+        if HOW == "outbox-less":
             server.publish("orders", order)
-        elif how != "cron":
+        elif HOW != "cron":
             server.rpush("jobs", order)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "submit":
+    if sys.argv[1:]:
         submit(*sys.argv[2:])
     else:
-        {"pop": pop, "cron": cron, "outbox-less": outbox_less, "cache-guard": cache_guard, "thread": thread}[
-            sys.argv[1]
-        ]()
+        {"pop": pop, "cron": cron, "outbox-less": outbox_less, "cache-guard": cache_guard, "thread": thread}[HOW]()

@@ -12,13 +12,10 @@ import os
 import signal
 import sys
 import traceback
-from types import FrameType
 
 from sqlalchemy import Column, Integer, Table, Text, insert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from harness.buses import open_bus
-from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.core.store import begin, metadata
@@ -33,21 +30,21 @@ effects = Table(
 )
 
 
-def die(event: Event) -> None:
+def die(event):
     print(f"dies on {event.id}", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def live(kind: str, url: str, prefix: str, store: str, group: str, way: str, death: str) -> None:
+async def live(kind, url, prefix, store, group, way, death):
     engine = open_store(store)
     await create_all(engine)
     bus = open_bus(kind, url, prefix)
     deliveries = 0
 
-    async def effect(tx: AsyncConnection, event: Event) -> None:
+    async def effect(tx, event):
         await tx.execute(insert(effects).values(consumer=group, event=event.id))
 
-    async def handle(event: Event) -> None:
+    async def handle(event):
         nonlocal deliveries
         deliveries += 1
         # Not asked again after the effect: partitions work side by side, the fourth may have come meanwhile.
@@ -74,7 +71,7 @@ async def live(kind: str, url: str, prefix: str, store: str, group: str, way: st
     await close(engine)
 
 
-def child(*args: str) -> None:
+def child(*args):
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # dies with its parent
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the parent's, which would send it back and forth
@@ -87,10 +84,10 @@ def child(*args: str) -> None:
     os._exit(0)
 
 
-def main(*args: str) -> None:
+def main(*args):
     current = 0
 
-    def forward(number: int, _: FrameType | None) -> None:
+    def forward(number, _):
         os.kill(current, number)
 
     signal.signal(signal.SIGTERM, forward)

@@ -5,11 +5,8 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
-from bullmq import Job
 from sqlalchemy import Column, Integer, String, Table, insert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from harness.pipelines import full_pipeline
 from studyhall.patterns.bullmq_worker import ReliableWorker
@@ -18,7 +15,7 @@ from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.job import RetryPolicy, stop_reason
 from studyhall.patterns.core.open_store import create_all, open_store
 from studyhall.patterns.core.store import begin, metadata
-from studyhall.patterns.pipeline import Done, JobContext
+from studyhall.patterns.pipeline import Done
 from studyhall.patterns.shutdown import run_until_signalled
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -35,11 +32,11 @@ class Work(Payload):
     seat: str = ""  # a file outside the database: taken first, released when cancelled
 
 
-def say(event: str, **fields: Any) -> None:
+def say(event, **fields):
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
-async def work(ctx: JobContext, payload: Work) -> Done:
+async def work(ctx, payload: Work):
     say("start", job=ctx.job_id)
     seat = Path(payload.seat) if payload.seat else None
     if seat:
@@ -51,20 +48,20 @@ async def work(ctx: JobContext, payload: Work) -> Done:
             seat.unlink()
         raise
 
-    async def save(tx: AsyncConnection) -> None:
+    async def save(tx):
         await tx.execute(insert(effects).values(job=ctx.job_id))
 
     return Done({"done": ctx.job_id}, save)
 
 
-def job_types() -> JobTypes:
+def job_types():
     jobs = JobTypes()
     for name in ("step-one", "step-two", "step-three"):
         jobs.register(name=name, payload=Work, handler=work, queue=QUEUE, retry=POLICY)
     return jobs
 
 
-async def main() -> None:
+async def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--redis", required=True)
     parser.add_argument("--store", required=True)
@@ -74,7 +71,7 @@ async def main() -> None:
     await create_all(store)
     pipeline = full_pipeline(job_types(), store)
 
-    async def naive(job: Job, token: str) -> Any:
+    async def naive(job, token):
         """The flag is looked at between the steps, taken away, and an exception ends the run."""
         say("start", job=job.id)
         for _ in range(20):
@@ -87,7 +84,7 @@ async def main() -> None:
     processor = naive if args.naive else pipeline
     worker = ReliableWorker(QUEUE, processor, url=args.redis, lock_duration=1.0, stalled_interval=0.3)
 
-    async def ready() -> None:
+    async def ready():
         await worker.ready()
         say("ready")
 

@@ -8,16 +8,15 @@ import os
 
 import uvloop
 from sqlalchemy import Column, Integer, Table
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from harness.pipelines import full_pipeline
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.checkpoint import Overtaken
-from studyhall.patterns.core.job import Deadline, Save
+from studyhall.patterns.core.job import Deadline
 from studyhall.patterns.core.open_store import close, open_store
 from studyhall.patterns.core.store import begin, metadata
 from studyhall.patterns.observability import configure_logging
-from studyhall.patterns.pipeline import Done, JobContext
+from studyhall.patterns.pipeline import Done
 from studyhall.patterns.shutdown import run_until_signalled
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -34,11 +33,11 @@ class Import(Payload):
     naive: bool = False
 
 
-def say(event: str, **fields: object) -> None:
+def say(event, **fields):
     print(json.dumps({"event": event, "pid": os.getpid(), **fields}), flush=True)
 
 
-async def import_rows(ctx: JobContext, payload: Import) -> Done:
+async def import_rows(ctx, payload: Import):
     start = 0 if payload.naive else (ctx.checkpointed or {"next": 0})["next"]
     say("run", start=start)
     for first in range(start, payload.rows, payload.batch):
@@ -48,7 +47,7 @@ async def import_rows(ctx: JobContext, payload: Import) -> Done:
         say("batch", first=first)
         await asyncio.sleep(payload.pause)
 
-        async def save(tx: AsyncConnection, rows: range = rows) -> None:
+        async def save(tx, rows=rows):
             await tx.execute(kept.insert(), [{"row": row} for row in rows])
 
         if payload.naive:
@@ -61,7 +60,7 @@ async def import_rows(ctx: JobContext, payload: Import) -> Done:
     return Done({"rows": payload.rows})
 
 
-async def _save(ctx: JobContext, rows: range, save: Save) -> None:
+async def _save(ctx, rows, save):
     try:
         await ctx.checkpoint({"next": rows.stop}, save)
     except Overtaken:
@@ -69,13 +68,13 @@ async def _save(ctx: JobContext, rows: range, save: Save) -> None:
         raise
 
 
-def job_types() -> JobTypes:
+def job_types():
     jobs = JobTypes()
     jobs.register(name="import", payload=Import, handler=import_rows, queue=QUEUE, deadline=Deadline(600))
     return jobs
 
 
-async def main() -> None:
+async def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--redis", required=True)
     parser.add_argument("--store", required=True)
@@ -89,7 +88,7 @@ async def main() -> None:
     )
     worker.on("lost", lambda job: say("lost", job=job.id))
 
-    async def ready() -> None:
+    async def ready():
         await worker.ready()
         say("ready")
 

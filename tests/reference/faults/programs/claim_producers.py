@@ -9,8 +9,7 @@ import uvloop
 
 from harness.pipelines import full_producer
 from studyhall.patterns.claim_check import Blobs, Claim
-from studyhall.patterns.pipeline import JobContext
-from studyhall.patterns.producer import JobRequest, Producer
+from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
 QUEUE = "scans"
@@ -20,8 +19,8 @@ class Scan(Payload):
     image: Claim
 
 
-def job_types(blobs: Blobs | None = None) -> JobTypes:
-    async def scan(ctx: JobContext, payload: Scan) -> dict[str, int]:
+def job_types(blobs=None):
+    async def scan(ctx, payload: Scan):
         assert blobs is not None
         return {"size": len(await blobs.read(payload.image))}
 
@@ -30,7 +29,7 @@ def job_types(blobs: Blobs | None = None) -> JobTypes:
     return jobs
 
 
-async def main() -> None:
+async def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--redis", required=True)
     parser.add_argument("--blobs", required=True)
@@ -50,7 +49,7 @@ async def main() -> None:
             await producer.enqueue(JobRequest("scan", {"image": claim}, key=str(number)))
 
 
-async def _naive(folder: Path, producer: Producer, number: int, content: bytes) -> None:
+async def _naive(folder, producer, number, content):
     import hashlib
 
     ref = f"{QUEUE}/scan.{number}/blob"

@@ -10,14 +10,14 @@ import os
 import signal
 import sys
 
-from bullmq import Job, Worker
+from bullmq import Worker
 from bullmq.custom_errors import UnrecoverableError
 
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.worker_connections import blocking_client
 
 
-async def process(job: Job, _token: str) -> None:
+async def process(job, _token):
     print("started", job.name, job.id, flush=True)
     if job.name == "hangs":
         await asyncio.Event().wait()
@@ -26,16 +26,16 @@ async def process(job: Job, _token: str) -> None:
     raise RuntimeError("the provider is down")
 
 
-async def main(redis_url: str, queue: str, lock: int, listening: bool) -> None:
+async def main(redis_url, queue, lock, listening):
     redis = producer_client(redis_url)
     copies: set[asyncio.Task[None]] = set()
 
-    async def copy(job: Job) -> None:
+    async def copy(job):
         if job.data.get("kill") and await redis.set("killed-once", 1, nx=True):
             os.kill(os.getpid(), signal.SIGKILL)
         await redis.rpush("dlq", job.id)
 
-    def on_failed(job: Job, _error: Exception) -> None:
+    def on_failed(job, _error):
         copies.add(asyncio.create_task(copy(job)))
 
     opts = {"connection": blocking_client(redis_url), "autorun": False, "concurrency": 50, "drainDelay": 1}

@@ -4,12 +4,10 @@ import argparse
 import asyncio
 import json
 import os
-from typing import Any
 
 import uvloop
 from bullmq import Queue
 from sqlalchemy import Column, Integer, String, Table
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from harness.pipelines import full_pipeline, full_producer
 from studyhall.patterns.bullmq_worker import ReliableWorker
@@ -19,7 +17,7 @@ from studyhall.patterns.core.store import metadata
 from studyhall.patterns.flow import chain
 from studyhall.patterns.idempotency import Inbox, fingerprint
 from studyhall.patterns.observability import configure_logging
-from studyhall.patterns.pipeline import Done, JobContext
+from studyhall.patterns.pipeline import Done
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.shutdown import run_until_signalled
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -39,15 +37,15 @@ class Step(Payload):
     chain: int
 
 
-def say(event: str, **fields: object) -> None:
+def say(event, **fields):
     print(json.dumps({"event": event, "pid": os.getpid(), **fields}), flush=True)
 
 
-def job_types() -> JobTypes:
-    async def handler(ctx: JobContext, payload: Step) -> Done:
+def job_types():
+    async def handler(ctx, payload: Step):
         await asyncio.sleep(0.02)
 
-        async def save(tx: AsyncConnection) -> None:
+        async def save(tx):
             await tx.execute(done.insert().values(chain=payload.chain, step=ctx.name))
 
         return Done({"step": ctx.name}, save)
@@ -58,19 +56,19 @@ def job_types() -> JobTypes:
     return jobs
 
 
-def flow_of(number: int) -> JobRequest:
+def flow_of(number):
     return chain(*(JobRequest(name, {"chain": number}, key=f"chain-{number}") for name in STEPS))
 
 
-async def work(options: argparse.Namespace) -> None:
+async def work(options):
     store = open_store(options.store)
     queue = Queue(NAIVE, {"connection": producer_client(options.redis)})
 
-    async def by_hand(job: Any, _token: str) -> None:
+    async def by_hand(job, _token):
         """The usual chain: do the work once (an inbox even), then add the next step."""
         number = job.data["chain"]
 
-        async def effect(tx: AsyncConnection) -> None:
+        async def effect(tx):
             await tx.execute(done.insert().values(chain=number, step=job.name))
 
         inbox = Inbox(store, job.name)
@@ -91,7 +89,7 @@ async def work(options: argparse.Namespace) -> None:
         for name, processor in ((QUEUE, full_pipeline(job_types(), store)), (NAIVE, by_hand))
     ]
 
-    async def ready() -> None:
+    async def ready():
         for worker in workers:
             await worker.ready()
         say("ready")
@@ -100,7 +98,7 @@ async def work(options: argparse.Namespace) -> None:
     await close(store)
 
 
-async def produce(options: argparse.Namespace) -> None:
+async def produce(options):
     """Add flows, and the same jobs one by one, as fast as possible until killed."""
     producer = full_producer(job_types(), options.redis, timeout=20)
     queue = producer.queue(NAIVE)
@@ -112,7 +110,7 @@ async def produce(options: argparse.Namespace) -> None:
         await producer.enqueue(flow_of(number))
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=["work", "produce"])
     parser.add_argument("--redis", required=True)

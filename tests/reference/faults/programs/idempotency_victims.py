@@ -8,7 +8,6 @@ its list is delivered again. Prints `deaths {way: {point: number}}` when all eve
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import nursery
-from redis.asyncio import Redis
 from sqlalchemy import Column, Integer, Table, Text, insert
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.open_store import close, open_store
@@ -38,10 +35,9 @@ emails = Table(
 )
 
 Event = dict[str, Any]
-Handle = Callable[[Event], Awaitable[object]]
 
 
-async def send_email(tx: AsyncConnection, event: Event, life: nursery.Life) -> None:
+async def send_email(tx, event, life):
     """The effect. Some events meet an error on their first delivery."""
     await tx.execute(insert(emails).values(way=event["way"], key=event["key"]))
     await asyncio.sleep(0.001)
@@ -50,11 +46,11 @@ async def send_email(tx: AsyncConnection, event: Event, life: nursery.Life) -> N
         raise ConnectionError("mail server is down")
 
 
-def with_inbox(engine: AsyncEngine, life: nursery.Life) -> Handle:
-    inbox = Inbox(engine, "emails")
+def with_inbox(store, life):
+    inbox = Inbox(store, "emails")
 
-    async def handle(event: Event) -> None:
-        async def effect(tx: AsyncConnection) -> str:
+    async def handle(event):
+        async def effect(tx):
             await send_email(tx, event, life)
             return f"sent to {event['key']}"
 
@@ -64,14 +60,14 @@ def with_inbox(engine: AsyncEngine, life: nursery.Life) -> Handle:
     return handle
 
 
-def with_set_nx(engine: AsyncEngine, life: nursery.Life, redis: Redis, *, delete: bool) -> Handle:
+def with_set_nx(store, life, redis, *, delete):
     """The naive twins: the marker is in another store than the effect."""
 
-    async def handle(event: Event) -> None:
+    async def handle(event):
         if not await redis.set(f"{event['way']}:done:{event['key']}", 1, nx=True):
             return
         try:
-            async with begin(engine) as tx:
+            async with begin(store) as tx:
                 await send_email(tx, event, life)
             late(event)
         except Exception:
@@ -82,21 +78,19 @@ def with_set_nx(engine: AsyncEngine, life: nursery.Life, redis: Redis, *, delete
     return handle
 
 
-def late(event: Event) -> None:
+def late(event):
     """The effect happened, but its caller is told that it failed: a timeout on the answer."""
     if event.get("error") == "late" and event["delivery"] == 1:
         raise TimeoutError("no answer from the mail server")
 
 
-async def consume(life: nursery.Life, store_url: str, redis_url: str, way: str) -> None:
-    redis, engine = producer_client(redis_url), open_store(store_url)
+async def consume(life, store_url, redis_url, way):
+    redis, store = producer_client(redis_url), open_store(store_url)
     events, mine = f"{way}:events", f"{way}:taken-by:{life.slot}"
     while await redis.lmove(mine, events, "LEFT", "RIGHT"):
         pass  # what my predecessor had taken is delivered again
-    if way == "inbox":
-        handle = with_inbox(engine, life)
-    else:
-        handle = with_set_nx(engine, life, redis, delete=way == "set-nx-del")
+    naive = partial(with_set_nx, delete=way == "set-nx-del")
+    handle = with_inbox(store, life) if way == "inbox" else naive(store, life, redis)
     while raw := await redis.lmove(events, mine, "LEFT", "RIGHT"):
         life.reached("taken")
         event = {**json.loads(raw), "delivery": await redis.hincrby(f"{way}:deliveries", raw, 1)}
@@ -108,11 +102,11 @@ async def consume(life: nursery.Life, store_url: str, redis_url: str, way: str) 
             await redis.rpush(events, raw)  # deliver it again
         life.reached("effect done")
         await redis.lrem(mine, 1, raw)
-    await close(engine)
+    await close(store)
     await redis.aclose()
 
 
-def main(store_url: str, redis_url: str, kills: int, seed: int) -> None:
+def main(store_url, redis_url, kills, seed):
     deaths = {}
     for way in WAYS:
         live = partial(consume, store_url=store_url, redis_url=redis_url, way=way)

@@ -10,15 +10,11 @@ import os
 import signal
 import sys
 
-from redis.asyncio import Redis
 from sqlalchemy import Column, Integer, String, Table, insert
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from studyhall.patterns.core.connections import producer_client
-from studyhall.patterns.core.event import Event
 from studyhall.patterns.core.open_store import open_store
 from studyhall.patterns.core.store import begin, metadata
-from studyhall.patterns.event_bus import Handler
 from studyhall.patterns.event_bus.redis_streams import RedisStreamsBus
 from studyhall.patterns.inbox import handle_once
 
@@ -31,37 +27,37 @@ effects = Table(
 )
 
 
-def consumer(mode: str, engine: AsyncEngine, redis: Redis, die_at: str) -> Handler:
-    async def effect(tx: AsyncConnection, event: Event) -> None:
+def consumer(mode, store, redis, die_at):
+    async def effect(tx, event):
         await tx.execute(insert(effects).values(mode=mode, event=event.id))
 
-    async def die(at: str) -> None:
+    async def die(at):
         if at == die_at and await redis.set(f"died:{mode}:{at}", 1, nx=True):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    async def with_inbox(event: Event) -> None:
-        async def once(tx: AsyncConnection, event: Event) -> None:
+    async def with_inbox(event):
+        async def once(tx, event):
             await effect(tx, event)
             await die("before")
 
-        await handle_once(engine, "payouts", event, once)
+        await handle_once(store, "payouts", event, once)
         await die("after")
 
-    async def mark_first(event: Event) -> None:
+    async def mark_first(event):
         """Naive: SET NX, then the effect. Whoever dies in between never pays."""
         if not await redis.set(f"seen:{mode}:{event.id}", 1, nx=True):
             return
         await die("before")
-        async with begin(engine) as tx:
+        async with begin(store) as tx:
             await effect(tx, event)
         await die("after")
 
-    async def mark_last(event: Event) -> None:
+    async def mark_last(event):
         """Naive: the effect, then the mark. Whoever dies in between pays twice."""
         if await redis.exists(f"seen:{mode}:{event.id}"):
             return
         await die("before")
-        async with begin(engine) as tx:
+        async with begin(store) as tx:
             await effect(tx, event)
         await die("after")
         await redis.set(f"seen:{mode}:{event.id}", 1)
@@ -69,7 +65,7 @@ def consumer(mode: str, engine: AsyncEngine, redis: Redis, die_at: str) -> Handl
     return {"with_inbox": with_inbox, "mark_first": mark_first, "mark_last": mark_last}[mode]
 
 
-async def main(mode: str, store: str, redis_url: str, die_at: str) -> None:
+async def main(mode, store, redis_url, die_at):
     redis, stop = producer_client(redis_url), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     bus = RedisStreamsBus(redis, member="the-only-one", claim_idle=0.5)

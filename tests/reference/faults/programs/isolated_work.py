@@ -8,24 +8,23 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from studyhall.patterns.core.errors import Cancelled, Permanent, RateLimited, ResourceBusy, Snooze, Transient
 
 
-def add(left: int, right: int) -> int:
+def add(left, right):
     return left + right
 
 
-def pid() -> int:
+def pid():
     return os.getpid()
 
 
-async def echo_later(value: Any) -> Any:
+async def echo_later(value):
     return value
 
 
-def compute(seconds: float) -> str:
+def compute(seconds):
     """Holds the CPU and, in the naive twin, the event loop."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -33,27 +32,27 @@ def compute(seconds: float) -> str:
     return "computed"
 
 
-def spin_forever(mark: str = "") -> None:
+def spin_forever(mark=""):
     if mark:
         Path(mark).write_text(str(os.getpid()))
     while True:
         pass
 
 
-def start_a_grandchild_and_hang(mark: str) -> None:
+def start_a_grandchild_and_hang(mark):
     grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(mark).write_text(str(grandchild.pid))
     grandchild.wait()
 
 
-def neighbour(gate: str, number: int) -> int:
+def neighbour(gate, number):
     """Is still at work when the process killer strikes, and ends after it."""
     while not Path(gate).exists():
         time.sleep(0.01)
     return number
 
 
-def die(how: str) -> None:
+def die(how):
     match how:
         case "sigkill":  # what the kernel's OOM killer does
             os.kill(os.getpid(), signal.SIGKILL)
@@ -65,11 +64,11 @@ def die(how: str) -> None:
             ctypes.string_at(0)
 
 
-def allocate(megabytes: int) -> int:
+def allocate(megabytes):
     return len(bytearray(megabytes << 20))
 
 
-def print_and_read() -> str:
+def print_and_read():
     print("this must not reach the pipe that carries the answers")
     return sys.stdin.read()
 
@@ -77,12 +76,12 @@ def print_and_read() -> str:
 class Awkward(Exception):
     """Cannot be pickled, as errors that hold a connection or a lock cannot."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__("awkward indeed")
         self.lock = threading.Lock()
 
 
-def fail(how: str) -> None:
+def fail(how):
     raise {
         "transient": Transient("503"),
         "permanent": Permanent("no such page"),
@@ -96,9 +95,9 @@ def fail(how: str) -> None:
     }[how]
 
 
-def unsendable() -> Any:
+def unsendable():
     return threading.Lock()
 
 
-def large(megabytes: int) -> bytes:
+def large(megabytes):
     return bytes(megabytes << 20)

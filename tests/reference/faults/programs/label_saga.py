@@ -15,29 +15,29 @@ from studyhall.patterns.core.errors import Permanent, Transient
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import open_store
 from studyhall.patterns.outside_call import NotMade, check_status
-from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep, StepContext
+from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep
 
 PATIENCE = 0.5  # of the HTTP client, shorter than the provider's slow answers
 # More than the provider refuses at random in a row: a saga that gives up is undone, and the proof counts on the others.
 RETRY = RetryPolicy(base=0.05, cap=0.2, attempts=12)
 
 
-def parcel_saga(url: str, longest: float, way: str) -> Saga:
+def parcel_saga(url, longest, way):
     http = httpx2.AsyncClient(base_url=url, timeout=PATIENCE)
 
-    async def request(method: str, **content: Any) -> httpx2.Response:
+    async def request(method, **content):
         try:
             return await http.request(method, "/labels", **content)
         except httpx2.ConnectError as error:
             raise NotMade("the carrier cannot be reached") from error
 
-    async def label(ctx: StepContext) -> dict[str, Any]:
+    async def label(ctx):
         headers = {"idempotency-key": ctx.key} if way == "keys" else {}
         said = await request("POST", json={"parcel": ctx.saga_id, "reference": ctx.key}, headers=headers)
         check_status(said.status_code, retry_after=0.1)
         return dict(said.json())
 
-    async def find(ctx: StepContext) -> dict[str, Any] | None:
+    async def find(ctx):
         said = await request("GET", params={"reference": ctx.key})
         if said.status_code == 404:
             return None
@@ -45,16 +45,16 @@ def parcel_saga(url: str, longest: float, way: str) -> Saga:
             raise Transient(f"HTTP {said.status_code}")
         return dict(said.json())
 
-    async def void(ctx: StepContext) -> None:
+    async def void(ctx):
         said = await request("DELETE", params={"reference": ctx.key})
         if said.status_code != 404:  # void already, or never printed
             check_status(said.status_code, retry_after=0.1)
 
-    async def hand_over(ctx: StepContext, tx: Any) -> None:
+    async def hand_over(ctx, tx):
         if ctx.data["fails"]:
             raise Permanent("the customer moved")
 
-    async def take_back(ctx: StepContext, tx: Any) -> None:
+    async def take_back(ctx, tx):
         """Nothing to write in this one."""
 
     limits: dict[str, Any] = {"retry": RETRY, "undo_retry": RetryPolicy(base=0.05, cap=0.2, attempts=50)}
@@ -78,7 +78,7 @@ def parcel_saga(url: str, longest: float, way: str) -> Saga:
     )
 
 
-async def main(spec: dict[str, Any]) -> None:
+async def main(spec):
     saga = parcel_saga(spec["provider"], spec["longest"], spec["way"])
     runner = SagaRunner(open_store(spec["store"]), saga, lease_margin=1.0)
     await runner.run_forever(poll=0.1)

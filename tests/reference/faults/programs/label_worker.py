@@ -19,7 +19,7 @@ from studyhall.patterns.core.open_store import create_all, open_store
 from studyhall.patterns.outside_call import NotMade, OutsideCalls, check_status
 from studyhall.patterns.outside_call.redis_ledger import RedisLedger
 from studyhall.patterns.outside_call.store import StoreLedger
-from studyhall.patterns.pipeline import JobContext, Pipeline
+from studyhall.patterns.pipeline import Pipeline
 from studyhall.patterns.shutdown import run_until_signalled
 from studyhall.patterns.stall_budget import crash_budget
 from studyhall.patterns.typed_jobs import plain
@@ -34,11 +34,11 @@ class Label(BaseModel):
 
 
 class Carrier:
-    def __init__(self, url: str, keys: bool) -> None:
+    def __init__(self, url, keys):
         self._keys = keys
         self._client = httpx2.AsyncClient(base_url=url, timeout=PATIENCE)
 
-    async def print(self, parcel: str, key: str) -> Any:
+    async def print(self, parcel, key):
         headers = {"idempotency-key": key} if self._keys else {}
         try:
             said = await self._client.post("/labels", json={"parcel": parcel, "reference": key}, headers=headers)
@@ -47,7 +47,7 @@ class Carrier:
         check_status(said.status_code, retry_after=0.1)
         return said.json()
 
-    async def find(self, reference: str) -> Any:
+    async def find(self, reference):
         said = await self._client.get("/labels", params={"reference": reference})
         if said.status_code == 404:
             return None
@@ -56,7 +56,7 @@ class Carrier:
         return said.json()
 
 
-def calls_of(spec: dict[str, Any], ledger: Any, carrier: Carrier) -> OutsideCalls:
+def calls_of(spec, ledger, carrier):
     key_life = 600.0 if spec["way"] in ("keys", "both") else 0.0
     look_up = carrier.find if spec["way"] in ("look-up", "both") else None
     return OutsideCalls(
@@ -64,7 +64,7 @@ def calls_of(spec: dict[str, Any], ledger: Any, carrier: Carrier) -> OutsideCall
     )
 
 
-async def main(spec: dict[str, Any]) -> None:
+async def main(spec):
     carrier = Carrier(spec["provider"], keys=spec["way"] in ("keys", "both", "naive"))
     if spec["ledger"] == "redis":
         ledger: Any = RedisLedger(producer_client(spec["redis"]))
@@ -74,7 +74,7 @@ async def main(spec: dict[str, Any]) -> None:
         ledger = StoreLedger(store)
     calls = calls_of(spec, ledger, carrier)
 
-    async def label(ctx: JobContext, payload: Label) -> Any:
+    async def label(ctx, payload: Label):
         key = f"label/{payload.parcel}"
         if spec["way"] == "naive":
             return await carrier.print(payload.parcel, provider_key(key, "carrier"))

@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import json
 import sys
-from typing import Any
 
 from sqlalchemy import Column, Integer, String, Table, insert
 
@@ -16,17 +15,17 @@ from studyhall.patterns.lease import Lease, StaleFence, check_fence
 writes = Table("writes", metadata, Column("id", Integer, primary_key=True), Column("who", String(20), nullable=False))
 
 
-def say(event: str, **fields: Any) -> None:
+def say(event, **fields):
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
-async def told(redis: Any, who: str) -> None:
+async def told(redis, who):
     """Until the test says `go`. A thread-free spin on purpose: nothing here notices a lost lease by itself."""
     while not await redis.get(f"go:{who}"):
         await asyncio.sleep(0.02)
 
 
-async def fenced(args: argparse.Namespace, redis: Any, store: Any) -> None:
+async def fenced(args, redis, store):
     async with Lease(redis, "report", ttl=args.ttl, wait=20) as held:
         say("held", fence=held.fence)
         await told(redis, args.who)
@@ -41,7 +40,7 @@ async def fenced(args: argparse.Namespace, redis: Any, store: Any) -> None:
         say("left", lost=held.lost.is_set())
 
 
-async def naive(args: argparse.Namespace, redis: Any, store: Any) -> None:
+async def naive(args, redis, store):
     """What is usually published: SET NX with a time to live, DEL at the end."""
     while not await redis.set("lock", args.who, nx=True, px=int(args.ttl * 1000)):
         await asyncio.sleep(0.02)
@@ -54,7 +53,7 @@ async def naive(args: argparse.Namespace, redis: Any, store: Any) -> None:
     say("left")
 
 
-async def main() -> None:
+async def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=["fenced", "naive"])
     parser.add_argument("who")

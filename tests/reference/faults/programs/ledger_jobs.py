@@ -5,11 +5,10 @@ import os
 import signal
 
 from sqlalchemy import Column, Integer, String, Table
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from studyhall.patterns.core.job import Deadline, RetryPolicy
 from studyhall.patterns.core.store import metadata
-from studyhall.patterns.pipeline import Done, JobContext
+from studyhall.patterns.pipeline import Done
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.typed_jobs import JobTypes, Payload
 
@@ -32,7 +31,7 @@ class Entry(Payload):
     block: float = 0.0  # seconds of blocking the event loop
 
 
-def die_once(path: str, point: str, payload: Entry) -> None:
+def die_once(path, point, payload: Entry):
     """SIGKILL ourselves at `point` unless this job did so before (a file remembers it)."""
     if payload.crash_at != point:
         return
@@ -43,7 +42,7 @@ def die_once(path: str, point: str, payload: Entry) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def add_entry(ctx: JobContext, payload: Entry) -> Done:
+async def add_entry(ctx, payload: Entry):
     if payload.block:
         import time
 
@@ -54,14 +53,14 @@ async def add_entry(ctx: JobContext, payload: Entry) -> Done:
     scratch = str(ctx.services)
     die_once(scratch, "before-effect", payload)
 
-    async def save(tx: AsyncConnection) -> None:
+    async def save(tx):
         await tx.execute(ledger.insert().values(entry=payload.entry, pid=os.getpid()))
         die_once(scratch, "inside-effect", payload)
 
     return Done({"entry": payload.entry}, save)
 
 
-def job_types() -> JobTypes:
+def job_types():
     jobs = JobTypes()
     jobs.register(
         name="add-entry",
@@ -74,5 +73,5 @@ def job_types() -> JobTypes:
     return jobs
 
 
-def entry(number: int, **fields: object) -> JobRequest:
+def entry(number, **fields):
     return JobRequest("add-entry", {"entry": number, **fields}, key=f"entry-{number}")

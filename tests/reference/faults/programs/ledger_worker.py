@@ -8,7 +8,7 @@ import os
 import signal
 
 import uvloop
-from bullmq import Job, Worker
+from bullmq import Worker
 from ledger_jobs import KEYS, QUEUE, Entry, die_once, job_types, naive_ledger
 
 from harness.pipelines import full_pipeline
@@ -21,18 +21,18 @@ from studyhall.patterns.signed_payload import Signer
 from studyhall.patterns.stall_budget import CRASH_LIMIT
 
 
-def say(event: str, **fields: object) -> None:
+def say(event, **fields):
     print(json.dumps({"event": event, "pid": os.getpid(), **fields}), flush=True)
 
 
-async def reliable(options: argparse.Namespace) -> None:
+async def reliable(options):
     store = open_store(options.store)
     signer = Signer(KEYS)
     pipeline = full_pipeline(
         job_types(), store, signer=signer, services=options.scratch, crash_limit=options.crash_limit
     )
 
-    async def processor(job: Job, token: str) -> object:
+    async def processor(job, token):
         say("start", job=job.id, attempts_made=job.attemptsMade, stalled=job.stalledCounter)
         result = await pipeline(job, token)
         die_once(options.scratch, "after-effect-before-ack", Entry.model_validate(job.data["payload"]))
@@ -48,12 +48,12 @@ async def reliable(options: argparse.Namespace) -> None:
     worker.on("stalled", lambda job_id: say("stalled", job=job_id))
     worker.on("lost", lambda job: say("lost", job=job.id))
 
-    def completed(job: Job, _result: object) -> None:
+    def completed(job, _result):
         die_once(options.scratch, "after-ack", Entry.model_validate(job.data["payload"]))
 
     worker.on("completed", completed)
 
-    async def ready() -> None:
+    async def ready():
         await worker.ready()
         say("ready")
 
@@ -62,10 +62,10 @@ async def reliable(options: argparse.Namespace) -> None:
     say("stopped", released=released)
 
 
-async def naive(options: argparse.Namespace) -> None:
+async def naive(options):
     store = open_store(options.store)
 
-    async def processor(job: Job, _token: str) -> object:
+    async def processor(job, _token):
         payload = Entry.model_validate(job.data["payload"])
         await asyncio.sleep(payload.seconds / 2)
         async with begin(store) as tx:
@@ -91,7 +91,7 @@ async def naive(options: argparse.Namespace) -> None:
     await worker.close(force=True)
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--redis", required=True)
     parser.add_argument("--store", required=True)

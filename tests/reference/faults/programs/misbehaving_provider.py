@@ -31,7 +31,7 @@ seen = {"requests": 0}
 Answer = tuple[int, Any] | None  # None: the connection is cut
 
 
-async def print_label(body: dict[str, Any], key: str) -> Answer:
+async def print_label(body, key):
     seen["requests"] += 1
     trouble = rng.choice(TROUBLES) if rng.random() < SPEC["trouble"] else ""
     if trouble in ("429", "503"):
@@ -51,7 +51,7 @@ async def print_label(body: dict[str, Any], key: str) -> Answer:
     return (500, {"error": "oops"}) if trouble == "500 after" else (200, label)
 
 
-async def answer(method: str, target: str, headers: dict[str, str], body: bytes) -> Answer:
+async def answer(method, target, headers, body):
     url = urlsplit(target)
     if (method, url.path) == ("POST", "/labels"):
         return await print_label(json.loads(body), headers.get("idempotency-key", ""))
@@ -69,7 +69,7 @@ async def answer(method: str, target: str, headers: dict[str, str], body: bytes)
     return (200, {"label": found[0]["label"]}) if found else (404, {"error": "unknown"})
 
 
-async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def serve(reader, writer):
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         method, target, _ = head[0].split(" ")
@@ -90,7 +90,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.close()
 
 
-async def main() -> None:
+async def main():
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     print("ready", server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()

@@ -10,7 +10,7 @@ import time
 import redis
 
 
-def main(url: str, stream: str, group: str, mode: str) -> None:
+def main(url, stream, group, mode):
     client = redis.Redis.from_url(url, decode_responses=True)
     # Only what comes from now on; fails if it exists.
     client.xgroup_create(stream, group, id="$", mkstream=True)

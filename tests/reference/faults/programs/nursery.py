@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 ANYWHERE = "anywhere"
@@ -30,7 +29,7 @@ class Life:
     delay: float = 0.0
     _reached: Counter[str] = field(default_factory=Counter)
 
-    def reached(self, point: str) -> None:
+    def reached(self, point):
         """Call it at every named point; it does not return from the one it dies at."""
         if self.dies_at == ANYWHERE and not self._reached:
             threading.Timer(self.delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
@@ -39,16 +38,7 @@ class Life:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run(
-    live: Callable[[Life], Awaitable[None]],
-    *,
-    points: list[str],
-    kills: int,
-    seed: int,
-    slots: int,
-    most_after: int = 3,
-    longest: float = 0.02,
-) -> Counter[str]:
+def run(live, *, points, kills, seed, slots, most_after=3, longest=0.02):
     """How many died at which point. Raises when a child fails in any other way than by its planned death."""
     rng = random.Random(seed)
     plan = [[*points, ANYWHERE][n % (len(points) + 1)] for n in range(kills)]  # each point in turn
@@ -56,7 +46,7 @@ def run(
     deaths: Counter[str] = Counter()
     running: dict[int, tuple[int, str | None]] = {}  # pid: slot, planned death
 
-    def start(slot: int) -> None:
+    def start(slot):
         dies_at = plan.pop() if plan else None
         life = Life(slot, dies_at, rng.randrange(most_after + 1), rng.uniform(0, longest))
         pid = os.fork()
@@ -84,7 +74,7 @@ def run(
     return deaths
 
 
-def _child(live: Callable[[Life], Awaitable[None]], life: Life) -> None:
+def _child(live, life):
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # dies with the nursery
     try:

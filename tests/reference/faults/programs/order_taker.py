@@ -13,7 +13,7 @@ from studyhall.patterns.core.store import begin
 from studyhall.patterns.degraded import DegradedProducer
 
 
-async def main() -> None:
+async def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--redis", required=True)
     parser.add_argument("--store", required=True)

@@ -10,9 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 
-from redis.asyncio import Redis
 from sqlalchemy import select, update
 
 from studyhall.patterns.core.connections import producer_client
@@ -28,25 +26,25 @@ BATCH = 20
 class Sink:
     """A broker that takes a few milliseconds, so that a kill lands in the middle of a batch."""
 
-    def __init__(self, redis: Redis, worker: str) -> None:
+    def __init__(self, redis, worker):
         self._redis, self._worker = redis, worker
         self._pause = float(os.environ.get("PUBLISH_SECONDS", "0.002"))
 
-    async def publish(self, events: Sequence[Event]) -> list[Exception | None]:
+    async def publish(self, events):
         for event in events:
             await self._redis.xadd("sink", {"id": event.id, "by": self._worker, "body": event.encode()})
             await asyncio.sleep(self._pause)
         return [None] * len(events)
 
 
-async def relay(store: str, redis: Redis, worker: str) -> None:
+async def relay(store, redis, worker):
     engine, lease = open_store(store), float(os.environ.get("LEASE_SECONDS", "30"))
     running = Relay(engine, Sink(redis, worker), worker_id=worker, batch=BATCH, lease=lease, poll=0.1)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.stop)
     await running.run()
 
 
-async def select_then_update(store: str, redis: Redis, worker: str) -> None:
+async def select_then_update(store, redis, worker):
     """Naive: read the unpublished rows, publish them, mark them. Two of these double everything."""
     sink, engine = Sink(redis, worker), open_store(store)
     oldest = select(outbox.c.position, outbox.c.body).where(outbox.c.published_at.is_(None))
@@ -61,7 +59,7 @@ async def select_then_update(store: str, redis: Redis, worker: str) -> None:
             await tx.execute(done.values(published_at=time.time()))
 
 
-async def mark_first(store: str, redis: Redis, worker: str) -> None:
+async def mark_first(store, redis, worker):
     """Naive: mark before publishing, so that nothing is duplicated. A kill in between loses the batch."""
     sink, engine = Sink(redis, worker), open_store(store)
     oldest = select(outbox.c.position).where(outbox.c.published_at.is_(None)).order_by(outbox.c.position)
@@ -75,7 +73,7 @@ async def mark_first(store: str, redis: Redis, worker: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def main(mode: str, store: str, redis_url: str, worker: str) -> None:
+async def main(mode, store, redis_url, worker):
     redis = producer_client(redis_url)
     await redis.sadd(f"ready:{mode}", worker)
     while not await redis.exists(f"go:{mode}"):

@@ -11,7 +11,7 @@ import isolated_work
 from studyhall.patterns.isolation import SubprocessPool
 
 
-async def main(mark: str) -> None:
+async def main(mark):
     pool = SubprocessPool(3)
     busy = asyncio.create_task(pool.run(isolated_work.spin_forever, mark))
     idle = await pool.run(isolated_work.pid)

@@ -17,7 +17,7 @@ from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import Transient
 
 
-async def main() -> None:
+async def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--redis")
     parser.add_argument("--provider", required=True)
@@ -38,12 +38,12 @@ async def main() -> None:
         )
     async with httpx2.AsyncClient(timeout=60) as client:
 
-        async def ask() -> None:
+        async def ask():
             answer = await client.post(options.provider, json={"pid": os.getpid()})
             if answer.status_code != 200:
                 raise Transient(f"the provider answered {answer.status_code}")
 
-        async def caller() -> None:
+        async def caller():
             while True:
                 with contextlib.suppress(Transient, BreakerOpen, httpx2.HTTPError):
                     await (breaker.call(ask) if breaker else ask())

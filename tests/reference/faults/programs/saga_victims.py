@@ -29,7 +29,6 @@ import psycopg  # noqa: F401  imported before the forks, so that they need not
 import sqlalchemy.dialects.postgresql.psycopg
 import sqlalchemy.dialects.sqlite.aiosqlite  # noqa: F401
 from sqlalchemy import Integer, Text, select
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from studyhall.orders import saga as steps
 from studyhall.orders.db import orders
@@ -38,15 +37,15 @@ from studyhall.patterns.core.errors import Permanent
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, open_store
 from studyhall.patterns.core.store import begin, read
-from studyhall.patterns.saga import DbStep, Saga, SagaRunner, SagaStep, runner
+from studyhall.patterns.saga import Saga, SagaRunner, runner
 from studyhall.patterns.saga import store as saga_store
 
 QUICK = RetryPolicy(base=0.02, cap=0.1)
 Moment = Callable[[str, str, str], None]
 
 
-def dying(victim: dict[str, Any]) -> Moment:
-    def probe(moment: str, saga_id: str, step: str) -> None:
+def dying(victim):
+    def probe(moment, saga_id, step):
         if victim.get("signal") and (moment, step) == (victim["moment"], victim["step"]):
             number = signal.SIGKILL if victim["signal"] == "KILL" else signal.SIGSTOP
             victim["signal"] = None
@@ -55,9 +54,9 @@ def dying(victim: dict[str, Any]) -> Moment:
     return probe
 
 
-def failing(step: SagaStep | DbStep, deadline: float, attempts: int = 6, undo_attempts: int = 6, **limits: Any) -> Any:
-    def wrap(do: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def then_fail(ctx: Any, *tx: Any) -> Any:
+def failing(step, deadline, attempts=6, undo_attempts=6, **limits):
+    def wrap(do):
+        async def then_fail(ctx, *tx):
             result = await do(ctx, *tx)
             if ctx.data["customer"].startswith(f"fails-at-{ctx.step}"):
                 raise Permanent(f"{ctx.step} failed for good after its effect")
@@ -70,12 +69,12 @@ def failing(step: SagaStep | DbStep, deadline: float, attempts: int = 6, undo_at
     return replace(step, do=do, deadline=deadline, retry=retry, undo_retry=undo_retry, **limits)
 
 
-def tight_saga(payments: Payments, deadline: float, limits: dict[str, dict[str, Any]]) -> Saga:
+def tight_saga(payments, deadline, limits):
     real = steps.buy_pack(payments)
     return Saga(real.name, [failing(step, deadline, **limits.get(step.name, {})) for step in real.steps])
 
 
-async def drive(plan: dict[str, Any], victim: dict[str, Any]) -> None:
+async def drive(plan, victim):
     engine = open_store(plan["store"])
     async with Payments(plan["payment"], timeout=plan["timeout"]) as payments:
         if plan["mode"] == "naive":
@@ -91,7 +90,7 @@ async def drive(plan: dict[str, Any], victim: dict[str, Any]) -> None:
     await close(engine)
 
 
-async def _until_ended(engine: AsyncEngine, runner: SagaRunner, saga_id: str | None, patience: float) -> None:
+async def _until_ended(engine, runner, saga_id, patience):
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         await (runner.resume_due() if saga_id is None else runner.run(saga_id))
@@ -104,7 +103,7 @@ async def _until_ended(engine: AsyncEngine, runner: SagaRunner, saga_id: str | N
         await asyncio.sleep(0.02)
 
 
-async def naive(engine: AsyncEngine, payments: Payments, victim: dict[str, Any]) -> None:
+async def naive(engine, payments, victim):
     """The saga as usually published: progress in memory, each effect on its own, undo called once."""
     moment, order_id = dying(victim), victim["saga_id"]
     async with read(engine) as tx:
@@ -113,18 +112,18 @@ async def naive(engine: AsyncEngine, payments: Payments, victim: dict[str, Any])
     ctx = SimpleNamespace(saga_id=order_id, data=data, error="failed", results={}, step="")
     key = f"naive-{order_id}"
 
-    async def inside(step: Any) -> None:
+    async def inside(step):
         async with begin(engine) as tx:
             await step(ctx, tx)
 
-    async def nothing() -> None:
+    async def nothing():
         """The order is placed."""
 
-    async def charge() -> None:
+    async def charge():
         made = await payments.charge(key, amount=row["amount_cents"], customer=row["customer"], method=row["method"])
         ctx.results["charge"] = made
 
-    async def confirm() -> None:
+    async def confirm():
         if row["customer"].startswith("fails-at-confirm"):
             raise Permanent("confirm failed")
         await inside(steps.confirm)
@@ -148,10 +147,10 @@ async def naive(engine: AsyncEngine, payments: Payments, victim: dict[str, Any])
                 await undo()
 
 
-def _without_fence() -> Any:
+def _without_fence():
     """The same write, proving nothing."""
 
-    def hold(given: saga_store.Given) -> Any:
+    def hold(given):
         row = saga_store.sagas.update().where(saga_store.sagas.c.id == given("_id"))
         row = row.where(*(given(name).is_not(None) for name in ("_fence", "_cancel")))
         return row.values({name: given(name) for name in saga_store._SAGA_TYPES})
@@ -160,23 +159,22 @@ def _without_fence() -> Any:
     return saga_store.batch(hold, **saga_store._SAGA_TYPES, **types)
 
 
-async def _claim_without_lease(engine: AsyncEngine, *, owner: str, **_: Any) -> list[saga_store.Held]:
+async def _claim_without_lease(engine, *, owner, **_):
     """The usual poller: everything that has not ended, whoever else is at it."""
     async with read(engine) as tx:
         open_ = select(saga_store.sagas.c.id).where(saga_store.sagas.c.due_at.is_not(None))
         found = (await tx.scalars(open_)).all()
-    return [
-        saga_store.Held(replace(await saga_store.load(engine, one), owner=owner), taken_over=False) for one in found
-    ]
+    sagas = [replace(await saga_store.load(engine, one), owner=owner) for one in found]
+    return [saga_store.ClaimedSaga(saga, taken_over=False) for saga in sagas]
 
 
-def _all_have_looked(plan: dict[str, Any]) -> None:
+def _all_have_looked(plan):
     """Those that take every due saga begin at the same time, and none drives before all have looked once: else the
     first has done them all before the last was forked, and nothing is shown about several at once."""
     looking = multiprocessing.Barrier(max(1, [each["saga_id"] for each in plan["victims"]].count(None)))
     claim, looked = runner.claim, False
 
-    async def claim_together(*args: Any, saga_id: str | None = None, **options: Any) -> list[saga_store.Held]:
+    async def claim_together(*args, saga_id=None, **options):
         nonlocal looked
         if looked or saga_id is not None:
             return await claim(*args, saga_id=saga_id, **options)
@@ -189,7 +187,7 @@ def _all_have_looked(plan: dict[str, Any]) -> None:
     runner.claim = claim_together
 
 
-def perform(plan: dict[str, Any]) -> None:
+def perform(plan):
     logging.basicConfig(level=logging.WARNING, format="%(process)d %(levelname)s %(message)s")
     if not plan.get("fence", True):
         saga_store._HOLD = _without_fence()
@@ -217,7 +215,7 @@ def perform(plan: dict[str, Any]) -> None:
     print("all ended", flush=True)
 
 
-def main() -> None:
+def main():
     directory, seen = Path(sys.argv[1]), set()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # finished performances reap themselves
     print("ready", flush=True)

@@ -9,10 +9,8 @@ import asyncio
 import json
 import sys
 import time
-from typing import Any
 
 from sqlalchemy import BigInteger, Column, Integer, Table, insert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from harness.pipelines import full_pipeline, full_producer
 from studyhall.patterns.bullmq_worker import ReliableWorker
@@ -20,7 +18,7 @@ from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import create_all, open_store
 from studyhall.patterns.core.store import metadata
-from studyhall.patterns.pipeline import Done, JobContext
+from studyhall.patterns.pipeline import Done
 from studyhall.patterns.schedule import Schedule, ScheduleKeeper, Schedules, ticking
 from studyhall.patterns.schedule.slots import tick_of
 from studyhall.patterns.signed_payload import Signer
@@ -38,44 +36,44 @@ class Work(Payload):
     seconds: float = 0.05
 
 
-def say(**event: Any) -> None:
+def say(**event):
     print(json.dumps(event), flush=True)
 
 
-async def tick(ctx: JobContext, payload: Work) -> Done:
+async def tick(ctx, payload: Work):
     found = tick_of(ctx.job_id, ctx.job.data)
     slot = found.slot if found else 0
     # By the real clock, whatever `--ahead` has made of time.time().
     say(event="start", slot=slot, early=slot / 1000 - time.clock_gettime(time.CLOCK_REALTIME))
     await asyncio.sleep(payload.seconds)
 
-    async def save(tx: AsyncConnection) -> None:
+    async def save(tx):
         await tx.execute(insert(tick_effects).values(slot=slot))
 
     return Done({"slot": slot}, save)
 
 
-def job_types() -> JobTypes:
+def job_types():
     jobs = JobTypes()
     policy = RetryPolicy(base=0.1, cap=0.5, attempts=3)
     jobs.register(name="tick", payload=Work, handler=tick, queue=QUEUE, retry=policy)
     return jobs
 
 
-def schedules(jobs: JobTypes, *, version: int = 0, also: str | None = None, **options: Any) -> Schedules:
+def schedules(jobs, *, version=0, also=None, **options):
     declared = [Schedule(**{"id": "beat", "job": "tick", **options})]
     if also:
         declared.append(Schedule(also, "tick", every=3600))
     return Schedules(jobs, declared, version=version, lease=1.0, sign=Signer(KEYS).sign)
 
 
-def set_clock_ahead(seconds: float) -> None:
+def set_clock_ahead(seconds):
     """The time of day of this process, as on a machine whose clock was set wrong."""
     real = time.time
     time.time = lambda: real() + seconds
 
 
-async def ours(args: argparse.Namespace) -> None:
+async def ours(args):
     store = open_store(args.store)
     await create_all(store)
     jobs, signer = job_types(), Signer(KEYS)
@@ -94,13 +92,13 @@ async def ours(args: argparse.Namespace) -> None:
     await running
 
 
-async def cron_lock(args: argparse.Namespace) -> None:
+async def cron_lock(args):
     redis = producer_client(args.redis)
     await redis.ping()
     say(event="ready")
     tasks = set()
 
-    async def run(number: int) -> None:
+    async def run(number):
         if await redis.set("cron-lock", "1", nx=True, px=int(args.ttl * 1000)):
             await redis.rpush("cron-runs", number)
             await asyncio.sleep(args.seconds)
@@ -114,7 +112,7 @@ async def cron_lock(args: argparse.Namespace) -> None:
     say(event="done")
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=["ours", "cron-lock"])
     parser.add_argument("--redis", required=True)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 
-def main(gate: Path, charges: Path) -> int:
+def main(gate, charges):
     if "--through-a-child" in sys.argv:  # as a shell script would do it
         return subprocess.call([sys.executable, __file__, str(gate), str(charges)])
     print("working", flush=True)

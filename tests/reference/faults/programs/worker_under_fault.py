@@ -13,11 +13,11 @@ from typing import Any
 SPEC = json.loads(sys.argv[1])
 
 
-def say(event: str, **more: Any) -> None:
+def say(event, **more):
     print(json.dumps({"event": event, "at": time.time(), **more}), flush=True)
 
 
-async def process(job: Any, token: str) -> str:
+async def process(job, token):
     say("start", job=job.id, attempts=job.attemptsMade, stalled=job.stalledCounter)
     if SPEC["work"] == "block":
         until = time.monotonic() + SPEC["seconds"]
@@ -29,7 +29,7 @@ async def process(job: Any, token: str) -> str:
     return "done"
 
 
-async def main() -> None:
+async def main():
     options = SPEC.get("options", {})
     worker: Any
     if SPEC["kind"] == "stock":
@@ -56,7 +56,7 @@ async def main() -> None:
     await running
 
 
-def _report(error: BaseException) -> None:
+def _report(error):
     say("error", kind=type(error).__name__, text=str(error))
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from typing import Any
 
 from harness.waiting import until
 from harness.workers import at_work, counts, queue_at
@@ -10,20 +9,20 @@ from harness.workers import at_work, counts, queue_at
 SHOWN = {"completed": 3, "failed": 1, "active": 1, "delayed": 1}
 
 
-async def process(job: Any, token: str) -> None:
+async def process(job, token):
     if job.name == "fails":
         raise ValueError("no such address")
     if job.name == "lasts":
         await asyncio.Event().wait()
 
 
-async def main(url: str, name: str) -> None:
+async def main(url, name):
     async with queue_at(url, name) as queue, at_work(name, process, url=url):
         for job in ("sent", "sent", "sent", "fails", "lasts"):
             await queue.add(job, {})
         await queue.add("later", {}, {"delay": 3_600_000})
 
-        async def all_there() -> bool:
+        async def all_there():
             return await counts(queue) == SHOWN
 
         await until(all_there, 30, "every state")

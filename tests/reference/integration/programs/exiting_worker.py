@@ -2,17 +2,16 @@
 
 import asyncio
 import sys
-from typing import Any
 
 from studyhall.patterns.bullmq_worker import ReliableWorker
 
 
-async def leave() -> None:
+async def leave():
     await asyncio.sleep(0)
     sys.exit(3)
 
 
-async def process(job: Any, token: str) -> None:
+async def process(job, token):
     if job.name == "group":
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(leave())
@@ -23,7 +22,7 @@ async def process(job: Any, token: str) -> None:
         await asyncio.sleep(60)
 
 
-async def main(url: str) -> None:
+async def main(url):
     await ReliableWorker("q", process, url=url, lock_duration=1, stalled_interval=0.3, max_stalled=2).run()
 
 

@@ -5,19 +5,17 @@ import json
 import sys
 from pathlib import Path
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.idempotency import Inbox, fingerprint
 
 
-async def main(url: str, gun: Path, process: int) -> None:
-    engine = open_store(url)
-    await create_all(engine)
-    inbox = Inbox(engine, "racers")
+async def main(url, gun, process):
+    store = open_store(url)
+    await create_all(store)
+    inbox = Inbox(store, "racers")
 
-    async def deliver(task: int) -> object:
-        async def effect(_tx: AsyncConnection) -> dict[str, int]:
+    async def deliver(task):
+        async def effect(_tx):
             await asyncio.sleep(0.05)  # long enough that everybody else arrives meanwhile
             return {"process": process, "task": task}
 
@@ -27,7 +25,7 @@ async def main(url: str, gun: Path, process: int) -> None:
     while not gun.exists():  # another process makes it
         await asyncio.sleep(0.002)
     print("results", json.dumps(await asyncio.gather(*(deliver(task) for task in range(10)))))
-    await close(engine)
+    await close(store)
 
 
 asyncio.run(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])))

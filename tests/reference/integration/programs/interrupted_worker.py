@@ -3,19 +3,18 @@
 import asyncio
 import sys
 import time
-from typing import Any
 
 from studyhall.patterns.bullmq_worker import ReliableWorker
 
 
-async def process(job: Any, token: str) -> None:
+async def process(job, token):
     print("started", flush=True)
     if job.name == "blocks":
         time.sleep(60)
     await asyncio.sleep(60)
 
 
-async def main() -> None:
+async def main():
     await ReliableWorker("q", process, url=sys.argv[1]).run()
 
 

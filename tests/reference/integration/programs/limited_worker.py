@@ -4,24 +4,24 @@ import asyncio
 import sys
 import time
 
-from bullmq import Job, Worker
+from bullmq import Worker
 
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.rate_limit import queue_limit
 
 
-async def nothing(_job: Job, _token: str) -> None:
+async def nothing(_job, _token):
     pass
 
 
 class OwnCount:
     """The naive limit: each process counts its own starts. With one slot, the next job starts after this one."""
 
-    def __init__(self, most: int, per: float) -> None:
+    def __init__(self, most, per):
         self.most, self.per = most, per
         self.opened, self.count = 0.0, 0
 
-    async def __call__(self, _job: Job, _token: str) -> None:
+    async def __call__(self, _job, _token):
         if self.count == 0:
             self.opened = time.monotonic()
         self.count += 1
@@ -30,7 +30,7 @@ class OwnCount:
             self.count = 0
 
 
-async def main(url: str, queue: str, most: int, per: float, kind: str) -> None:
+async def main(url, queue, most, per, kind):
     limiter = queue_limit(most, per=per)
     if kind == "stock":
         options = {"connection": url, "concurrency": 50, "limiter": limiter, "autorun": False}

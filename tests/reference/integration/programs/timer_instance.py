@@ -12,7 +12,6 @@ from harness.pipelines import full_pipeline, full_producer
 from studyhall.patterns.bullmq_worker import ReliableWorker
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.open_store import create_all, open_store
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.schedule import Schedule, Schedules, ticking
 from studyhall.patterns.schedule.keeper import tick_of
 from studyhall.patterns.timers import every
@@ -25,20 +24,20 @@ class Nothing(Payload):
     pass
 
 
-async def interval(url: str) -> None:
+async def interval(url):
     redis = producer_client(url)
 
-    async def remind() -> None:
+    async def remind():
         await redis.rpush("reminders", int(time.time() // EVERY))
 
     print("ready", flush=True)
     await every(EVERY, remind, jitter=0)
 
 
-async def schedule(url: str, store_url: str) -> None:
+async def schedule(url, store_url):
     redis = producer_client(url)
 
-    async def remind(ctx: JobContext, _: Nothing) -> None:
+    async def remind(ctx, _):
         found = tick_of(ctx.job_id, ctx.job.data)
         await redis.rpush("reminders", found.slot if found else -1)
 

@@ -14,7 +14,6 @@ from studyhall.patterns.core.errors import Permanent, Transient
 from studyhall.patterns.core.job import RetryPolicy
 from studyhall.patterns.core.open_store import close, create_all, open_store
 from studyhall.patterns.observability import configure_logging
-from studyhall.patterns.pipeline import JobContext
 from studyhall.patterns.producer import JobRequest
 from studyhall.patterns.shutdown import run_until_signalled
 from studyhall.patterns.typed_jobs import JobTypes, Payload
@@ -26,15 +25,15 @@ class Mail(Payload):
     to: str
 
 
-def job_types() -> JobTypes:
-    async def order(ctx: JobContext, payload: Mail) -> None:
+def job_types():
+    async def order(ctx, payload: Mail):
         await ctx.services.enqueue(JobRequest("receipt", {"to": payload.to}, key=ctx.key))
 
-    async def receipt(ctx: JobContext, payload: Mail) -> None:
+    async def receipt(ctx, payload: Mail):
         if ctx.attempt == 1:
             raise Transient(f"no route to {payload.to} with {SECRET}")
 
-    async def broken(ctx: JobContext, payload: Mail) -> None:
+    async def broken(ctx, payload: Mail):
         raise Permanent(f"{payload.to} refused {SECRET}")
 
     jobs = JobTypes()
@@ -45,7 +44,7 @@ def job_types() -> JobTypes:
     return jobs
 
 
-async def produce(options: argparse.Namespace) -> None:
+async def produce(options):
     producer = full_producer(job_types(), options.redis, timeout=10)
     with trace.get_tracer("api").start_as_current_span("POST /orders"):
         await producer.enqueue(JobRequest("order", {"to": "ann@example.com"}, key="k1"))
@@ -53,14 +52,14 @@ async def produce(options: argparse.Namespace) -> None:
     await producer.close()
 
 
-async def work(options: argparse.Namespace) -> None:
+async def work(options):
     store = open_store(options.store)
     await create_all(store)
     producer = full_producer(job_types(), options.redis, timeout=10)
     pipeline = full_pipeline(job_types(), store, services=producer)
     workers = [ReliableWorker(queue, pipeline, url=options.redis) for queue in job_types().queues]
 
-    async def ready() -> None:
+    async def ready():
         for worker in workers:
             await worker.ready()
         print("ready", flush=True)
@@ -70,7 +69,7 @@ async def work(options: argparse.Namespace) -> None:
     await close(store)
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=["produce", "work"])
     parser.add_argument("--redis", required=True)

@@ -23,14 +23,14 @@ async def render(ctx, payload: Render) -> str:
 
 async def with_partial_result(pages, read) -> list:
     """Outside the pipeline, keeping what was finished when time ran out (`error.partial`)."""
-    found: list = []
+    pages_read: list = []
 
     async def work() -> list:
         for page in pages:
-            found.extend([await read(page)])
-        return found
+            pages_read.extend([await read(page)])
+        return pages_read
 
-    return await run_within(30, work, partial=lambda: list(found))
+    return await run_within(30, work, partial=lambda: list(pages_read))
 
 
 # [/use]

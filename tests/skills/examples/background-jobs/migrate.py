@@ -92,7 +92,7 @@ async def example(redis_url: str, store_url: str) -> None:
     await ended(completed=4, failed=2)
     assert await cents() == 301, "each once; what the old code had done not again"
     await dead_letter.sweep(["credits"], redis, store)
-    letters = {one.job_id: one for one in await dead_letter.list_dead_letters(store)}
+    letters = {letter.job_id: letter for letter in await dead_letter.list_dead_letters(store)}
     assert letters.keys() == {"condemned", "both-forms"}
     assert "stalled more than allowable limit" in letters["condemned"].reason
     assert "key" in letters["both-forms"].reason.lower(), "one key, two forms: refused, not done twice"

@@ -59,8 +59,8 @@ async def check(redis, store, queues, page_somebody) -> None:  # from a schedule
 
 
 async def readyz(redis, store) -> tuple[int, dict]:
-    found = await problems(redis=redis.ping, database=lambda: ping(store))  # {} when both answer
-    return (503 if found else 200), dict(found)
+    wrong = await problems(redis=redis.ping, database=lambda: ping(store))  # {} when both answer
+    return (503 if wrong else 200), dict(wrong)
 
 
 # [/health]

@@ -158,7 +158,7 @@ async def example(redis_url: str, store_url: str) -> None:
 
     await consume_in_order(bus, handle, stop)
     for key in range(2):
-        assert [one for one in handled if int(one[1:]) % 2 == key] == [f"m{n}" for n in range(key, 20, 2)]
+        assert [name for name in handled if int(name[1:]) % 2 == key] == [f"m{n}" for n in range(key, 20, 2)]
     assert await bus.lag("stock") == 0, "every event is acknowledged"
     await bus.redis.aclose()
     assert partition_of("k1", 4) == partition_of("k1", 4)

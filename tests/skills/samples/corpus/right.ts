@@ -49,3 +49,9 @@ export const kept = new Queue('kept', { connection, defaultJobOptions: { ...JOB,
 export function report(name: string) {
   return queueOf(name).getJobCounts('completed', 'failed')
 }
+
+declare function setInterval(callback: () => void, delay: number): unknown;
+async function cutoff(redis: Redis): Promise<string | null> {
+  const first = await redis.set('cutoff', new Date().toISOString(), 'NX');
+  return first === 'OK' ? 'just now' : redis.get('cutoff');
+}
