@@ -90,13 +90,13 @@ def parse_fields(text: str) -> tuple[Field, ...]:
     example = "write name: type pairs (str, int, float, bool), the key first: --fields 'parcel: str, grams: int'"
     parsed = []
     for part in text.split(","):
-        pair = re.fullmatch(r"\s*([a-z][a-z0-9_]{0,29})\s*:\s*(str|int|float|bool)\s*", part)
+        pair = re.fullmatch(r"\s*([a-z][A-Za-z0-9_]{0,29})\s*:\s*(str|int|float|bool)\s*", part)
         if not pair:
             raise Refused(f"--fields: cannot read {part.strip()!r}; {example}")
         if keyword.iskeyword(pair[1]) or pair[1] in _TAKEN or pair[1].startswith("model_"):
             raise Refused(f"--fields: {pair[1]} is taken by Python or by the code around it; name it otherwise")
         parsed.append(Field(pair[1], pair[2]))
-    if len({field.name for field in parsed}) < len(parsed):
+    if len({field.name.lower() for field in parsed}) < len(parsed):
         raise Refused(f"--fields: {text!r} names a field twice")
     if parsed[0].type not in ("str", "int"):
         raise Refused(f"--fields: the first field, {parsed[0].name}, is the key: it is a str or an int")

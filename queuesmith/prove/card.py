@@ -148,11 +148,13 @@ def _title(card: Card) -> str:
 
 def _summary(card: Card) -> str:
     counts = Counter(row.verdict for row in card.rows)
-    faults = sum(row.fault in FAULTS and row.verdict in ("held", "broken") for row in card.rows)
+    struck = [row for row in card.rows if row.fault in FAULTS and row.fault != "none"]
+    faults = sum(row.verdict in ("held", "broken") for row in struck)
     parts = [f"{counts['held']} held", f"{counts['broken']} broken"]
     parts += [f"{counts[name]} {name}" for name in ("hit nothing", "unclear") if counts[name]]
-    told = [f"{', '.join(parts)}; {faults} faults hit."]
     left = {why: [row.fault for row in card.rows if row.measured == why] for why in (TIME_UP, NOT_QUICK)}
+    wanted = sum(row.verdict != "not run" for row in struck) + len(left[TIME_UP])
+    told = [f"{', '.join(parts)}; {faults} of {wanted} faults hit."]
     told += [f"Not run ({why}): {', '.join(names)}." for why, names in left.items() if names]
     if card.rest:
         told.append(f"Run the rest: {card.command} --only {','.join(card.rest)}")

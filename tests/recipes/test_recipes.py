@@ -29,7 +29,7 @@ BIN = Path(sys.executable).parent
 MOST_LINES, MOST_TOKENS = 120, 2_000
 # Not a name of any recipe: a word of SQL, an int as the key, every type.
 QUEUE = "other.queue-2"
-FIELDS = "order_number_of_the_customer: int, select: str, cents: int, share: float, express: bool"
+FIELDS = "order_number_of_the_customer: int, select: str, cents: int, share: float, isExpress: bool"
 
 every_recipe = pytest.mark.parametrize("recipe", recipes().values(), ids=lambda one: one.id)
 
