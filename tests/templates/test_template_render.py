@@ -59,8 +59,8 @@ def test_a_project_is_made_in_two_seconds(installed, tmp_path):
 # jobs, idempotency and store are above 4,000 lines by themselves; then come a server that needs no setup, dead letters
 # and health with their commands and alerts; or the outbox, the bus and the saga in place of worker and dead letters.
 BUDGET = {
-    "background-jobs": (18, 53, 7_490, 5_130),
-    "async-flow": (20, 55, 7_850, 5_400),
+    "background-jobs": (18, 53, 7_540, 5_150),
+    "async-flow": (20, 55, 7_900, 5_420),
     "event-driven": (15, 55, 7_840, 5_390),
 }
 
