@@ -13,8 +13,8 @@ from harness.missing import need_binary
 from harness.redis import RedisServer
 
 PROGRAM = Path(__file__).parent / "programs" / "counted_cost.py"
-# Ours to one of stock's; a change that lowers one lowers it here. They vary by 3 %, with how jobs fall into turns of
-# the loop.
+# Ours to one of stock's; a change that lowers one lowers it here. `execute` varies by 8 %, with how jobs fall into
+# turns of the loop.
 CALLS = {"enqueue": 0.78, "enqueue_many": 0.44, "execute": 0.24, "execute 100 KB": 0.26}
 # valgrind has none of the instructions made for SHA-256: what is signed costs more there than it does.
 INSTRUCTIONS = {"enqueue": 1.34, "enqueue_many": 1.0, "execute": 0.53, "execute 100 KB": 2.56}
