@@ -205,14 +205,15 @@ def test_nothing_is_squeezed_or_reaches_below_its_neighbour(server, console, ope
         page = open_page(console, "#/schedules", token=True, viewport={"width": width, "height": 800})
         run = page.get_by_role("button", name="Run now every-quarter")
         run.wait_for()
-        assert run.bounding_box()["height"] < 40
+        assert until_sync(run.bounding_box)["height"] < 40
         row = page.locator("tbody tr", has_text="every-quarter")
         assert row.locator("[data-label=Runs]").inner_text().split() == ["0"], "the one to come has not run"
-        assert page.locator("#nav [aria-current]").bounding_box()["x"] >= 0
+        assert until_sync(page.locator("#nav [aria-current]").bounding_box)["x"] >= 0
         page.goto(f"/#/jobs/{queue}/delayed-2")
         page.locator(".detail .pill").first.wait_for()
         if width == 1280:
-            table, detail = (page.locator(one).bounding_box() for one in ("table.rows", ".detail"))
+            # Drawn again meanwhile, a thing has no box for a moment.
+            table, detail = (until_sync(page.locator(name).bounding_box) for name in ("table.rows", ".detail"))
             assert table["x"] + table["width"] <= detail["x"]
 
 
