@@ -31,6 +31,7 @@ READING = {
     "background-jobs/which-queue": "which-queue",
     "event-driven/prove-it": "prove-it/events",
     "review-jobs/checklist": "checklist",
+    "review-jobs/wrong-findings": "wrong-findings",
 }
 MOST_RELATED = 10
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]\n]*)\]\((?P<to>[^)\s]+)\)")
