@@ -325,7 +325,7 @@ def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_call
         assert worker.count(old) == 1, old
         worker = worker.replace(old, "".join(line[1:] for line in part.splitlines(keepends=True)))
     (tmp_path / "worker.py").write_text(worker)
-    assert asked_although_one_is_refused(tmp_path) == ["k-1", "k-2"]
+    assert asked_of_one_refused_and_one_lost(tmp_path) == ["k-1", "k-2", "k-3", "k-2"]
     told = re.search(r"```toml\n\[service\.env\]\n(.*?)\n\n(.*?)```", page, re.DOTALL)
     assert told
     proof = (tmp_path / "prove.toml").read_text()
@@ -337,13 +337,13 @@ def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_call
     assert {row.verdict for row in card.rows} == {"held"}, as_text(card)
 
 
-def asked_although_one_is_refused(folder):
+def asked_of_one_refused_and_one_lost(folder):
     asked: list[str] = []
 
     class Refusing(BaseHTTPRequestHandler):
         def do_POST(self):
             asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["item"])
-            self.send_response(422 if len(asked) == 1 else 204)
+            self.send_response({1: 422, 2: 503}.get(len(asked), 204))
             self.end_headers()
 
     program = """if True:
@@ -353,12 +353,17 @@ def asked_although_one_is_refused(folder):
         async def main():
             store = open_store("sqlite:///told.db")
             await create_all(store)
-            await outside.Outside(store).tell_all(("k-1", "k-2"))
+            told, items = outside.Outside(store), ("k-1", "k-2", "k-3")
+            try:
+                await told.tell_all(items)
+            except outside.InFlight as later:
+                await asyncio.sleep(later.delay + 0.1)
+            await told.tell_all(items)
 
         asyncio.run(main())"""
     with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        env = {**os.environ, "OUTSIDE_URL": f"http://127.0.0.1:{server.server_port}"}
+        env = {**os.environ, "OUTSIDE_URL": f"http://127.0.0.1:{server.server_port}", "OUTSIDE_LONGEST": "1"}
         words = [sys.executable, "-c", program]
         done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
         server.shutdown()

@@ -1,6 +1,7 @@
 """python -m pytest test_service.py: a slot every second, two workers, one of them killed."""
 
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -48,15 +49,20 @@ def until(condition, *processes):
         time.sleep(0.1)
 
 
-def test_many_slots_of_one_date_and_a_run_by_hand_take_effect_once(env):
+def test_many_slots_of_one_date_and_a_run_by_hand_take_effect_once(env, tmp_path):
     def slots():
         return sum(count for (count,) in rows(env, "select ticks from schedule_state"))
 
     def keys():
         return [key for (key,) in rows(env, "select key from results")]
 
+    def by_hand(day):
+        return re.findall(rf'\.{day}".*"outcome":"(\w+)"', log.read_text())
+
     words, given = [sys.executable, *WORKER], {"cwd": ROOT, "env": env}
-    workers = [subprocess.Popen(words, **given) for _ in range(2)]
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        workers = [subprocess.Popen(words, **given, stderr=out) for _ in range(2)]
     try:
         until(lambda: slots() >= 2, *workers)
         killed = workers.pop(0)
@@ -67,7 +73,9 @@ def test_many_slots_of_one_date_and_a_run_by_hand_take_effect_once(env):
         days = keys()[0], "20200101"
         command = [sys.executable, *RUN_NOW, *days, *EXAMPLE.split()]
         subprocess.run(command, **given, check=True)
-        until(lambda: "20200101" in keys(), *workers)
+        until(lambda: all(by_hand(day) for day in days), *workers)
+        assert [*map(by_hand, days)] == [["duplicate"], ["completed"]], log.read_text()
+        assert not rows(env, "select reason from dead_letters")
         assert len(keys()) == len(set(keys())) <= 3, "the third: midnight passed"
         workers[0].terminate()
         assert workers[0].wait(30) == 0

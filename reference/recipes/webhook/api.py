@@ -12,7 +12,7 @@ from jobs import KEY, QUEUE
 from patterns import outbox
 from patterns.core.event import Event
 from patterns.core.open_store import close, create_all, open_store
-from patterns.core.store import begin, ping
+from patterns.core.store import StoreUnavailable, begin, ping
 from patterns.signed_http import NotSigned, verify
 
 SECRETS = os.environ["SIGNING_SECRETS"].split()  # two of them while you change it
@@ -47,8 +47,11 @@ async def webhook(request: Request):
         raise HTTPException(401) from None
     except (ValueError, LookupError, TypeError):
         raise HTTPException(400) from None
-    async with begin(app.state.store, durable=True) as tx:  # a duplicate adds nothing
-        await outbox.add(tx, event, to=[QUEUE])
+    try:
+        async with begin(app.state.store, durable=True) as tx:
+            await outbox.add(tx, event, to=[QUEUE])  # a duplicate adds nothing
+    except StoreUnavailable:  # away or busy: the sender comes again
+        raise HTTPException(503, headers={"Retry-After": "5"}) from None
 
 
 @app.get("/healthz")

@@ -1,5 +1,6 @@
 """python -m pytest test_service.py: taken while there is no Redis, worked off once."""
 
+import json
 import os
 import socket
 import sqlite3
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from jobs import KEY
 from patterns.engine import ensure_redis
+from patterns.signed_http import sign
 
 ROOT = Path(__file__).parent
 API = ["api.py"]
@@ -103,3 +106,15 @@ def test_what_is_answered_with_2xx_takes_effect_once(service, tmp_path):
         assert service.results() == ["1", "2", "3"]
     finally:
         redis.stop()
+
+
+def test_while_the_database_is_busy_the_sender_is_told_to_come_again(service, tmp_path):
+    body = json.dumps({KEY: "1"}).encode()
+    head = {"Signature": sign("new", body)}
+    request = urllib.request.Request(f"{service.url}/webhook", body, head)
+    with closing(sqlite3.connect(tmp_path / "service.db")) as other:
+        other.execute("begin immediate")
+        with pytest.raises(urllib.error.HTTPError) as told:
+            urllib.request.urlopen(request, timeout=30)
+        assert (told.value.code, told.value.headers["Retry-After"]) == (503, "5")
+    assert urllib.request.urlopen(request, timeout=30).status == 200

@@ -6,7 +6,7 @@ import os
 
 import httpx2 as httpx
 from patterns.core.errors import Permanent
-from patterns.outside_call import OutsideCalls
+from patterns.outside_call import InFlight, OutsideCalls
 from patterns.outside_call.http import answer_of
 from patterns.outside_call.store import StoreLedger
 
@@ -26,12 +26,16 @@ class Outside:
         return await self.calls.once(item, send)  # or the recorded answer
 
     async def tell_all(self, items):
-        failed = []
+        failed, later = [], None
         for item in items:
             try:
                 await self.tell(item)
-            except Permanent as error:  # Refused, Unclear: the others go on
+            except InFlight as error:  # its answer was lost; the others go on
+                later = error
+            except Permanent as error:  # Refused, Unclear
                 failed.append(str(error))
+        if later:
+            raise later  # the job comes again by itself
         if failed:
             raise Permanent("; ".join(failed))  # a dead letter: resolve them, replay it
 
