@@ -208,7 +208,7 @@ def unread(module):
 
 
 def _functions(body, owner=""):
-    found: list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]] = []
+    found = []
     for node in body:
         if isinstance(node, ast.ClassDef) and node.name[0] != "_":
             found += _functions(node.body, f"{node.name}.")

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -87,7 +86,7 @@ def test_lock_files_name_no_address():
 def test_npm_lock_files_name_no_registry():
     for name, text in texts().items():
         if Path(name).name == "package-lock.json":
-            packages: dict[str, dict[str, Any]] = json.loads(text)["packages"]
+            packages = json.loads(text)["packages"]
             assert [path for path, package in packages.items() if "resolved" in package] == [], name
             assert all(package.get("integrity") for path, package in packages.items() if path), name
 

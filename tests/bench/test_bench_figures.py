@@ -1,7 +1,5 @@
 """Medians and spreads are those of the rounds, and a ratio that the rounds do not support is not printed."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +48,6 @@ def test_a_percentile_is_one_of_the_values_and_leaves_few_above_it(found, percen
 
 
 def test_known_percentiles():
-    hundred: list[Any] = list(range(1, 101))
+    hundred = list(range(1, 101))
     assert [percentile(hundred, p) for p in (50, 95, 99, 100)] == [50, 95, 99, 100]
     assert percentile([7.0], 99) == 7.0

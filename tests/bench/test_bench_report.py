@@ -2,7 +2,6 @@
 
 import json
 from types import SimpleNamespace
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -31,7 +30,7 @@ PEERS = {
 
 def run(**noop):
     """Results with these rounds of no-op jobs per second."""
-    found: dict[str, Any] = {
+    found = {
         "date": "2031-02-03",
         "mode": "full",
         "rounds": 3,
@@ -41,7 +40,7 @@ def run(**noop):
         "missing": ["Celery: could not be installed"],
         "sections": {},
     }
-    lab: Any = SimpleNamespace(failures={"huey": "its worker ended"})
+    lab = SimpleNamespace(failures={"huey": "its worker ended"})
     for turn in range(3):
         rows = {name.replace("_", "-"): {"noop": rates[turn]} for name, rates in noop.items()}
         results.add(found, "throughput", THROUGHPUT, lab, rows)  # type: ignore[arg-type]
@@ -94,7 +93,7 @@ def test_targets_are_met_or_missed_by_so_much():
 
 def test_one_lost_job_in_one_round_misses_the_target():
     found = run(**STEADY)
-    lab: Any = SimpleNamespace(failures={})
+    lab = SimpleNamespace(failures={})
     for lost in (0, 1, 0):
         results.add(found, "kills", KILLS, lab, {"queuesmith": {"lost": lost, "duplicated": 0}})  # type: ignore[arg-type]
     verdicts = {t.text: t.verdict for t in targets(found)}
@@ -104,7 +103,7 @@ def test_one_lost_job_in_one_round_misses_the_target():
 
 def test_what_a_peer_does_not_have_is_a_dash_and_words_are_kept():
     found = run(**STEADY)
-    lab: Any = SimpleNamespace(failures={})
+    lab = SimpleNamespace(failures={})
     rows = {"stock": {"lost": None, "duplicated": "does not say"}, "node": {"lost": 3, "duplicated": 0}}
     results.add(found, "kills", KILLS, lab, rows)  # type: ignore[arg-type]
     text = report.markdown(found, {})

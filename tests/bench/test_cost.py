@@ -45,7 +45,7 @@ def counted(folder, *under, out=None):
     finally:
         server.stop()
     assert ran.returncode == 0, ran.stderr[-3_000:]
-    found: Counted = json.loads(ran.stdout.splitlines()[-1])
+    found = json.loads(ran.stdout.splitlines()[-1])
     print(found)
     return found
 

@@ -7,7 +7,6 @@ import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -90,7 +89,7 @@ def console(server, tmp_path_factory):
 def finished(client, wanted):
     started = client.post("/admin/actions", json=wanted)
     assert started.status_code == 202, started.text
-    state: dict[str, Any] = {}
+    state = {}
 
     def ended():
         state.update(client.get(started.json()["href"]).json())
@@ -118,7 +117,7 @@ def test_100000_jobs_in_each_state_are_shown_without_holding_redis(server, conso
         "/admin/jobs/big/failed-50000",
         "/admin/flows/big/wait-50000",
     ]
-    best: dict[str, float] = {}
+    best = {}
     with client_of(console) as client, server.client() as redis:
         until_sync(
             lambda: [row["queue"] for row in client.get("/admin/queues").json().get("queues", [])] == ["big"],
@@ -127,7 +126,7 @@ def test_100000_jobs_in_each_state_are_shown_without_holding_redis(server, conso
         )
         redis.config_set("slowlog-max-len", 100_000)
         redis.config_set("slowlog-log-slower-than", 0)
-        worst: list[dict[str, int]] = []
+        worst = []
         for _round in range(3):
             redis.slowlog_reset()
             for path in paths:
@@ -144,7 +143,7 @@ def test_100000_jobs_in_each_state_are_shown_without_holding_redis(server, conso
             ):
                 wanted = {"action": action, "queue": "big", "state": state, "count": count}
                 assert finished(client, wanted)["done"] == count
-            took: dict[str, int] = {}
+            took = {}
             for one in redis.slowlog_get(100_000):
                 kind = " ".join(one["command"].decode().split()[:2])  # a script by its hash, a job by its queue
                 kind = re.sub(r"-\d+\b.*| \d+$", "", kind)
@@ -242,7 +241,7 @@ def stored(server, tmp_path_factory):
 
 
 def test_every_dead_letter_is_reached_in_time(stored):
-    best: dict[str, float] = {}
+    best = {}
     with client_of(stored) as client:
 
         def ask(**query):

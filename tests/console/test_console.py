@@ -59,7 +59,7 @@ def test_a_document_is_watched_live_through_its_flow(hall, open_page):
     page.locator("#upload").set_input_files(SAMPLES / "water-cycle.md")
     page.get_by_role("heading", name="water-cycle.md").wait_for()
     stages = page.locator(".stages [role=progressbar]")
-    seen: set[tuple[str, str]] = set()
+    seen = set()
 
     def through():
         now = stages.evaluate_all("all => all.map(one => [one.ariaLabel, one.getAttribute('aria-valuenow')])")
@@ -83,7 +83,7 @@ def test_a_document_is_watched_live_through_its_flow(hall, open_page):
 def test_token_is_refused_then_accepted_and_never_in_an_address(hall, open_page):
     page = open_page(hall, "#/overview")
     page.watched.expect("401")
-    addresses: list[str] = []
+    addresses = []
     page.on("request", lambda request: addresses.append(request.url))
     page.get_by_text("This view needs the admin token").wait_for()
     page.locator("main").get_by_role("button", name="Enter the admin token").click()
@@ -343,7 +343,7 @@ def test_accessibility_check_finds_nothing_at_all(hall, open_page, furnished, th
     source = axe_source()
     # The page's own policy would refuse the checker's script: bypassed in this context alone.
     look = {"token": True, "bypass_csp": True, "color_scheme": theme, "reduced_motion": "reduce"}
-    found: list[str] = []
+    found = []
     for width in (390, 1280):
         page = open_page(hall, "", viewport={"width": width, "height": 800}, **look)
         page.evaluate(source)

@@ -4,7 +4,6 @@ import ast
 import json
 import re
 import tomllib
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 
@@ -62,7 +61,7 @@ def test_a_page_without_card_diagram_or_proof_is_found(guide, name):
 
 def broken_links(folder):
     """Every link and load of every page that leads nowhere, source pages included."""
-    documents: dict[Path, Document] = {}
+    documents = {}
 
     def document(path):
         if path not in documents:

@@ -48,7 +48,7 @@ Open = Callable[..., Any]
 @pytest.fixture
 def read(guide, browser):
     """`read("patterns/retry/")`: a page in a fresh profile, which must stay clean to the end."""
-    opened: list[tuple[Any, Watched]] = []
+    opened = []
 
     def start(address="", **options):
         context = browser.new_context(base_url=guide.url, **options)
@@ -161,7 +161,7 @@ def test_phone_pages_do_not_scroll_sideways(guide, read):
 def test_accessibility_check_finds_nothing(guide, read, scheme):
     source = axe_source()
     page = read("", color_scheme=scheme, reduced_motion="reduce")
-    wrong: list[str] = []
+    wrong = []
     quick = {
         "light": ["", "patterns/lease/", "source/reference/studyhall/patterns/retry.py.html"],
         "dark": ["patterns/idempotency/", "benchmark/", "calculators/"],
@@ -275,8 +275,7 @@ def storm_of_the_tests():
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    storm: Callable[..., dict[str, int]] = module._storm
-    return storm
+    return module._storm
 
 
 @pytest.mark.parametrize(("clients", "attempts", "capacity"), [(1000, 5, 20), (137, 3, 0), (50, 4, 60), (400, 8, 7)])

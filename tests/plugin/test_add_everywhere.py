@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -68,7 +67,7 @@ def add(monkeypatch, capsys):
     def added(project, *args):
         monkeypatch.chdir(project)
         code = main(["add", *args, "--json"])
-        told: dict[str, Any] = json.loads(capsys.readouterr().out)
+        told = json.loads(capsys.readouterr().out)
         assert code == 0, told
         return told
 
@@ -220,7 +219,7 @@ def asked_and_made(text):
 @pytest.mark.slow
 def test_every_pattern_imports_with_the_packages_that_are_printed_for_it(environment, add, tmp_path):
     """Each in a package of its own, so that it finds nothing of its neighbours."""
-    lines: dict[frozenset[str], list[str]] = defaultdict(list)
+    lines = defaultdict(list)
     for ident in EVERY:
         name = re.sub(r"\W", "_", ident)
         told = add(tmp_path, ident, "--into", f"of_{name}", "--no-tests")

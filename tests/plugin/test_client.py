@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -74,7 +73,7 @@ def test_readme_commands_install_this_version(installed):
 def test_session_offers_exactly_our_skills_and_agents(installed):
     asked = ("-p", "--output-format", "stream-json", "--verbose", "hi")
     said = installed.run(*asked, cwd=installed.home / "work", ok=False).stdout  # ends with "not logged in"
-    first: dict[str, Any] = json.loads(said.splitlines()[0])
+    first = json.loads(said.splitlines()[0])
     assert first["subtype"] == "init"
     ours = [name.removeprefix("queuesmith:") for name in first["skills"] if name.startswith("queuesmith:")]
     assert sorted(ours) == SKILLS
@@ -128,5 +127,5 @@ def evaluate(claude, plugin, folder):
     how = ("--no-publish", "--trust-plugin", "--runs", "1", "--ablation", "none", "--allow-tools", "Write", "Edit")
     done = claude.run("plugin", "eval", plugin, *where, *how, ok=False)
     assert done.returncode == 2, done.stderr
-    result: dict[str, Any] = json.loads(report.read_text())
+    result = json.loads(report.read_text())
     return done.stdout + done.stderr, result

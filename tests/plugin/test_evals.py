@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -38,7 +37,7 @@ def test_prompt_describes_the_problem_and_not_the_answer(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_graders_need_no_model_and_their_patterns_are_valid(name):
-    case: dict[str, Any] = CASES[name]
+    case = CASES[name]
     assert case["schema_version"] == "1.1"
     assert case["name"] == name
     kinds = [grader["type"] for grader in case["graders"]]

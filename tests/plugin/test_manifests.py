@@ -4,7 +4,6 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
@@ -18,8 +17,7 @@ SLUG = REPOSITORY.removeprefix("https://github.com/")
 
 
 def manifest(name):
-    loaded: dict[str, Any] = json.loads((ROOT / name).read_text())
-    return loaded
+    return json.loads((ROOT / name).read_text())
 
 
 PORTABLE, CLAUDE, MARKET = (

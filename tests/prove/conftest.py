@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from queuesmith.prove.run import Card, Options, prove
+from queuesmith.prove.run import Options, prove
 from queuesmith.prove.spec import load
 
 SERVICES = Path(__file__).parent / "services"
@@ -37,7 +37,7 @@ def card_of(request):
     """`card_of(spec, "kill-random", …)`: run it under these faults; a broken one keeps no evidence here."""
     import shutil
 
-    cards: list[Card] = []
+    cards = []
 
     def run(spec, *only, seed=3, **options):
         cards.append(prove(spec, Options(seed=seed, only=only, **options)))

@@ -151,7 +151,7 @@ def test_nothing_outlives_a_run_that_is_ended(number, tmp_path):
         stderr=subprocess.DEVNULL,
         env={**os.environ, "TMPDIR": str(temporary)},
     )
-    below: set[int] = set()
+    below = set()
     deadline = time.monotonic() + 60
     # two worlds at least: Redis, an api and workers each
     while len(below) < 7 and time.monotonic() < deadline:

@@ -174,7 +174,7 @@ def test_a_slow_try_without_a_fault_does_not_use_up_the_time_of_the_faults(tmp_p
         return Row(fault.name, fault.does, "held", "")
 
     monkeypatch.setattr(run._Run, "_try", slow)
-    turns: dict[int, str] = {}
+    turns = {}
 
     def one(self, fault, turn):
         if fault.quick:

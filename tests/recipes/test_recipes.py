@@ -338,7 +338,7 @@ def test_a_nightly_job_that_calls_another_service_per_item_as_the_page_says_call
 
 
 def asked_of_one_refused_and_one_lost(folder):
-    asked: list[str] = []
+    asked = []
 
     class Refusing(BaseHTTPRequestHandler):
         def do_POST(self):

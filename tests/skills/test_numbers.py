@@ -88,7 +88,7 @@ def is_setting(path, figure):
 
 @functools.cache
 def settings(path):
-    numbers: set[float] = set()
+    numbers = set()
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Module() | ast.ClassDef():
@@ -103,7 +103,7 @@ def settings(path):
 
 @functools.cache
 def bounds(path):
-    numbers: set[float] = set()
+    numbers = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Assert):
             for part in ast.walk(node.test):

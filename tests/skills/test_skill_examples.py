@@ -28,7 +28,7 @@ def named(example):
 @pytest.fixture
 def project(request, tmp_path, capsys):
     """A folder with the example files, and `patterns/` as `queuesmith add` makes it."""
-    example: Path = request.param
+    example = request.param
     folder = tmp_path / "src"
     folder.mkdir()
     (tmp_path / "pyproject.toml").touch()

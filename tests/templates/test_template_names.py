@@ -28,7 +28,7 @@ MARK = "qqzz"  # what the user names here; no identifier of ours contains it
 
 def identifiers(path):
     for node in ast.walk(ast.parse(path.read_text())):
-        found: list[str] = []
+        found = []
         if isinstance(node, ast.Name):
             found = [node.id]
         elif isinstance(node, ast.arg):
@@ -99,7 +99,7 @@ def test_no_project_can_be_called_like_a_package_that_it_needs():
     """As a distribution: `aio-pika`. What those packages need in turn is looked up in this environment."""
     known = yaml.safe_load((ROOT / "templates/catalogue.yml").read_text())["catalogue"]["default"]
     waiting = {Requirement(item) for item in [*known["packages"], *known["app"], *known["dev"], *known["postgres"]]}
-    needed: set[str] = set()
+    needed = set()
     while waiting:
         wanted = waiting.pop()
         name = canonicalize_name(wanted.name)

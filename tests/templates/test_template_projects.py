@@ -11,7 +11,6 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -225,8 +224,7 @@ def _requests_of_the_readme(project, base):
 def _ask(url):
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
+            return json.load(answer)
     except (urllib.error.URLError, ConnectionError) as error:
         return {"error": str(error)}
 

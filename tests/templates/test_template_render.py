@@ -78,8 +78,8 @@ def test_a_project_carries_only_what_it_uses(render, kind):
 
 
 def lines_of_code(text):
-    found: set[int] = set()
-    documents: set[int] = set()
+    found = set()
+    documents = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             documents |= set(range(node.lineno, (node.end_lineno or 0) + 1))

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import copier
 import pytest
@@ -32,8 +31,7 @@ def upstream(run, tmp_path):
 
 
 def answered(project):
-    found: dict[str, Any] = yaml.safe_load((project / ".copier-answers.yml").read_text())
-    return found
+    return yaml.safe_load((project / ".copier-answers.yml").read_text())
 
 
 @pytest.mark.slow

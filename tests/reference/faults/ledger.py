@@ -74,8 +74,7 @@ class Ledger:
         return worker
 
     async def counts(self):
-        counts: dict[str, int] = await self.queue.getJobCounts()
-        return counts
+        return await self.queue.getJobCounts()
 
     async def entries(self, table=ledger_jobs.ledger):
         """entry -> how often its effect happened"""

@@ -38,7 +38,7 @@ async def test_reads_go_on_and_writes_answer_in_time_while_redis_is_away(away, s
 
         await until(lambda: through(before), 60, "the first document is through", every=0.1)
         await asyncio.to_thread(own_redis.kill if away == "killed" else own_redis.pause)
-        times: list[float] = []
+        times = []
         shown = await timed(times, api.client.get(before["href"]))
         assert shown.json()["quiz"]["questions"], "results are in the database"
         assert {stage["state"] for stage in shown.json()["stages"]} == {"unknown"}

@@ -39,7 +39,7 @@ async def test_jobs_of_a_killed_worker_start_elsewhere_within_ten_seconds(
     redis_server, redis_url, spawn, scale, figures
 ):
     """Everything at its default. The stock defaults (30 s lock, 30 s check) take about a minute."""
-    took: list[float] = []
+    took = []
     done = 0
     for _ in range(scale(1, 6)):
         victim = Child(spawn, redis_server.port, "reliable", seconds=600)
@@ -74,7 +74,7 @@ async def test_jobs_of_a_killed_worker_start_elsewhere_within_ten_seconds(
 @pytest.mark.slow
 async def test_blocked_event_loop_keeps_its_locks(redis_server, redis_url, spawn, figures):
     """A CPU-bound processor: the stock worker cannot renew, another one runs the job meanwhile."""
-    starts: dict[str, int] = {}
+    starts = {}
     for kind, options in (("stock", STOCK), ("reliable", OURS)):
         blocked = Child(spawn, redis_server.port, kind, work="block", seconds=3, options=options)
         await blocked.says("ready")
@@ -118,7 +118,7 @@ async def test_sigterm_under_load_loses_nothing_and_counts_no_stall(redis_server
         for first in range(0, jobs, 500):
             some = [{"name": "job", "data": {}} for _ in range(min(500, jobs - first))]
             await queue.addBulk(some)
-        children: list[Child] = []
+        children = []
         for _ in range(terms):
             child = Child(
                 spawn, redis_server.port, "reliable", seconds=0.2, grace=0.1, options={**OURS, "concurrency": 20}
@@ -145,8 +145,8 @@ async def test_redis_killed_under_load_loses_no_job_and_work_resumes(make_redis,
     choose = random.Random(seed)
     own_redis = make_redis(appendfsync="always")
     jobs, kills = scale(600, 5000), scale(3, 10)
-    runs: dict[str, int] = {}
-    resumed: list[float] = []
+    runs = {}
+    resumed = []
     last_run = time.monotonic()
 
     async def process(job, token):
@@ -155,7 +155,7 @@ async def test_redis_killed_under_load_loses_no_job_and_work_resumes(make_redis,
         last_run = time.monotonic()
         await asyncio.sleep(0.02)
 
-    errors: list[BaseException] = []
+    errors = []
     async with queue_at(own_redis.url, "q") as queue:
         for first in range(0, jobs, 500):
             await queue.addBulk([{"name": "job", "data": {}} for _ in range(min(500, jobs - first))])
@@ -184,8 +184,8 @@ async def test_redis_killed_under_load_loses_no_job_and_work_resumes(make_redis,
 
 async def test_outage_longer_than_a_lock_cancels_what_ran(own_redis):
     """All locks are gone: nothing that ran through the outage may count as completed, all of it runs again."""
-    ended: list[str] = []
-    lost: list[str] = []
+    ended = []
+    lost = []
 
     async def process(job, token):
         first = job.attemptsStarted == 1

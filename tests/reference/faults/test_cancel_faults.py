@@ -7,7 +7,6 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -51,7 +50,7 @@ class Bench:
 
     async def result(self, ref, limit=20):
         """The result of the job once it has ended; fails if it failed."""
-        queue: Any = self.producer.queue(ref.queue)
+        queue = self.producer.queue(ref.queue)
 
         async def ended():
             return await queue.getJobState(ref.id) in ("completed", "failed")
@@ -151,8 +150,8 @@ async def test_cancellations_at_any_moment_leave_effect_or_cancellation_never_bo
     jobs, rng = scale(120, 600), random.Random(seed)
     await bench.worker()
     await bench.worker()
-    refs: list[JobRef] = []
-    said: dict[str, str] = {}
+    refs = []
+    said = {}
 
     async def user(numbers):
         """Changes her mind after a while that is as long as the work takes, on average."""

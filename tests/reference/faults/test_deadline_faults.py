@@ -38,8 +38,8 @@ async def test_timed_out_subprocess_is_killed_with_its_children_and_never_charge
             await process.stdout.readline()
             await process.wait()
 
-    zombies: list[asyncio.subprocess.Process] = []
-    stopped: list[asyncio.subprocess.Process] = []
+    zombies = []
+    stopped = []
     try:
         for _ in range(3):
             with contextlib.suppress(TimeoutError):
@@ -96,7 +96,7 @@ async def test_hung_jobs_give_their_slots_back_where_they_block_the_queue_withou
 
         with contextlib.suppress(AssertionError):
             await until(finished, timeout=patience, what="the quick jobs ran")
-        counts: dict[str, int] = await queue.getJobCounts("active", "completed", "failed")
+        counts = await queue.getJobCounts("active", "completed", "failed")
         await worker.close(force=True)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -83,8 +83,8 @@ async def test_every_outage_is_answered_in_time_and_recovered_from_without_a_res
     stock = Queue("stock", {"connection": own_redis.url})
     hanging = asyncio.create_task(stock.add("order", {}, {}))
     slowest = {"error": 0.0, "accepted": 0.0}
-    accepted: list[str] = []
-    recovered: list[float] = []
+    accepted = []
+    recovered = []
     async with producer_at(own_redis.url) as plain, producer_at(own_redis.url) as wrapped:
         degraded = DegradedProducer(wrapped, store, retry_every=0.5)
         for outage in ("cold", "killed", "frozen"):

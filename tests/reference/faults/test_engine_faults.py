@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -18,7 +17,7 @@ from harness.processes import alive
 from harness.redis import RedisServer as RealServer
 from harness.waiting import until_sync
 from studyhall.patterns import engine
-from studyhall.patterns.engine import RedisServer, ensure_redis
+from studyhall.patterns.engine import ensure_redis
 
 pytestmark = [
     pytest.mark.fault,
@@ -35,7 +34,7 @@ def _no_configured_server(monkeypatch):
 
 @pytest.fixture
 def ensure(spawn):
-    used: list[RedisServer] = []
+    used = []
 
     def ensure(data_dir):
         used.append(ensure_redis(data_dir))
@@ -110,7 +109,7 @@ def test_killing_every_user_leaves_no_server_and_no_loss(spawn, tmp_path, ensure
     naive.kill()
 
     rounds, gone_after, lost, written = scale(1, 20), [], 0, 0
-    started_pids: list[int] = []
+    started_pids = []
     for n in range(rounds):
         data_dir = tmp_path / f"ours-{n}"
         users, facts = start_users(spawn, data_dir, 3)
@@ -194,7 +193,7 @@ def test_killed_server_comes_back_by_itself_with_what_it_acknowledged(spawn, tmp
 
 
 def new_state(data_dir, old_pid):
-    state: dict[str, Any] = json.loads((data_dir / "redis" / "state.json").read_text())
+    state = json.loads((data_dir / "redis" / "state.json").read_text())
     return state if state["pid"] != old_pid else {}
 
 
@@ -202,7 +201,7 @@ def losses(user, killed_at):
     """(acknowledged counts that were lost, those of them older than a second at the kill). Only this process
     raises its counter, so a count that comes a second time had been acknowledged and then forgotten."""
     lost = old_lost = 0
-    seen: list[tuple[int, float]] = []
+    seen = []
     for line in user.lines():
         if line.startswith("acked "):
             count, at = int(line.split()[1]), float(line.split()[2])

@@ -8,10 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from nats.js.api import DiscardPolicy
-from redis.asyncio import Redis
 
 from harness.buses import QUICK, SERVERS, consuming, events, open_bus, through
-from harness.kafka import KafkaServer
 from harness.tcp_proxy import TcpProxy
 from harness.waiting import until
 from studyhall.patterns.core.event import Event
@@ -54,7 +52,7 @@ async def line(request, tcp_proxy):
     """A bus behind a proxy, the same bus without it, and the proxy."""
     kind, prefix = str(request.param), f"t{uuid.uuid4().hex[:10]}"
     if kind.startswith("kafka"):
-        server: KafkaServer = request.getfixturevalue("kafka_server")
+        server = request.getfixturevalue("kafka_server")
         proxy, behind, url = tcp_proxy(server.proxied_port, server.proxy_port), server.behind, server.url
     else:
         url = request.getfixturevalue(SERVERS[kind.removesuffix("-ordered")])
@@ -96,7 +94,7 @@ async def _finished(bus):
 @pytest.mark.parametrize("line", KINDS, indirect=True)
 async def test_connection_that_swallows_every_byte_is_replaced_within_20_seconds(line):
     bus, direct, proxy = line
-    done: set[str] = set()
+    done = set()
 
     async def note(event):
         done.add(event.id)
@@ -160,8 +158,8 @@ async def test_rabbitmq_alarm_stops_publishing_and_not_consuming(rabbitmq_server
     raised, cleared = ALARMS[alarm]
     bus = open_bus("rabbitmq", rabbitmq_server.url, f"t{uuid.uuid4().hex[:10]}")
     bus.confirm_within = 3
-    tries: Counter[str] = Counter()
-    done: Counter[str] = Counter()
+    tries = Counter()
+    done = Counter()
 
     async def every_fifth_fails_once(event):
         tries[event.id] += 1
@@ -200,9 +198,9 @@ async def test_rabbitmq_alarm_stops_publishing_and_not_consuming(rabbitmq_server
 @pytest.mark.parametrize("kind", ["redis", "redis-ordered"])
 async def test_full_redis_stops_publishing_and_not_consuming(own_redis, kind):
     bus = open_bus(kind, own_redis.url, "full")
-    client: Redis = bus.redis
-    tries: Counter[str] = Counter()
-    done: set[str] = set()
+    client = bus.redis
+    tries = Counter()
+    done = set()
 
     async def some_fail(event):
         tries[event.id] += 1
@@ -238,8 +236,8 @@ async def test_full_redis_stops_publishing_and_not_consuming(own_redis, kind):
 async def test_full_nats_stops_publishing_and_not_consuming(nats_url):
     prefix = f"t{uuid.uuid4().hex[:10]}"
     bus = open_bus("nats", nats_url, prefix)
-    tries: Counter[str] = Counter()
-    done: set[str] = set()
+    tries = Counter()
+    done = set()
 
     async def every_fifth_fails(event):
         tries[event.id] += 1
@@ -279,8 +277,8 @@ async def test_rabbitmq_length_limit_refuses_or_quarantines_and_loses_nothing(ra
     """A policy of an operator, which a quorum queue obeys before its own setting (reject-publish)."""
     prefix = f"t{uuid.uuid4().hex[:10]}"
     bus = open_bus("rabbitmq", rabbitmq_server.url, prefix)
-    tries: Counter[str] = Counter()
-    done: set[str] = set()
+    tries = Counter()
+    done = set()
 
     async def every_fifth_fails_once(event):
         tries[event.id] += 1

@@ -185,8 +185,8 @@ async def test_broker_killed_mid_stream_loses_no_accepted_event(broker, scale, f
     kills = scale(1, 5)
     bus = open_bus(broker.kind, broker.url, "orders")
     await bus.subscribe("mail", ["order"])
-    seen: Counter[str] = Counter()
-    accepted: set[str] = set()
+    seen = Counter()
+    accepted = set()
     refused = 0
     over = asyncio.Event()
 
@@ -282,7 +282,7 @@ async def test_broker_that_is_away_at_the_start_is_waited_for_and_stops_nobody(b
 @pytest.mark.slow
 async def test_usual_stream_consumer_loses_what_ours_keeps(redis_server, redis_url, spawn, figures):
     """Late start, second start, kill -9, poison, MAXLEN: each step once with the usual consumer, once with ours."""
-    lost: dict[str, int] = {}
+    lost = {}
     program = PROGRAMS / "naive_stream_consumer.py"
     with redis_server.client() as client:
 
@@ -350,7 +350,7 @@ async def _the_same_with_ours(url, spawn):
     child = scene.start("g", "inbox", "before")  # kill -9 with an entry in its hands
     assert await child.exited(30) == 0, str(child)
     (killed_on,) = _ids(child, "dies on ")
-    done: set[str] = set()
+    done = set()
     stop = asyncio.Event()
 
     async def handle(event):

@@ -30,7 +30,7 @@ async def test_a_killed_producer_leaves_whole_flows_where_single_adds_leave_halv
 
     async def halves(queue):
         """Chains there are, and how many of them lack a step."""
-        steps: Counter[str] = Counter()
+        steps = Counter()
         async for key in producer.redis.scan_iter(f"bull:{queue}:*.*", count=1000):
             if key.count(":") == 2:
                 steps[key.rpartition(".")[2].removeprefix("chain-")] += 1
@@ -92,7 +92,7 @@ async def test_killed_workers_lose_no_step_of_a_flow_where_hand_made_chains_end_
             rows = await connection.execute(
                 select(program.done.c.chain, program.done.c.step).order_by(program.done.c.id)
             )
-            found: dict[int, list[str]] = defaultdict(list)
+            found = defaultdict(list)
             for chain, step in rows:
                 found[chain].append(step)
         return found, hits

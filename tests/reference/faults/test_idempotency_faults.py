@@ -167,7 +167,7 @@ async def test_fifty_at_once_without_an_inbox_make_fifty_effects(store):
         return True
 
     assert sum(await asyncio.gather(*(naive() for _ in range(50)))) > 1, "the fault did not happen"
-    ran: list[int] = []
+    ran = []
     inbox = Inbox(store, "fifty")
 
     async def ours(number):

@@ -49,7 +49,7 @@ async def test_a_consumer_killed_before_and_after_its_effect_applies_every_event
         async with read(store) as connection:
             return list((await connection.execute(select(effects.c.event).where(effects.c.mode == mode))).scalars())
 
-    naive: dict[str, int] = {}
+    naive = {}
     moments = ("before", "after")  # of the kills
     if is_postgres(store):  # the naive fault is not the database's: once is enough
         ours = await applied("with_inbox", *moments)

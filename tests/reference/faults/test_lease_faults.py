@@ -102,7 +102,7 @@ async def test_leaving_late_does_not_give_away_the_lease_of_the_next_holder(redi
 
 
 async def test_a_held_lease_is_renewed_and_the_next_waits_for_its_end(redis):
-    order: list[str] = []
+    order = []
 
     async def hold(name, seconds):
         async with Lease(redis, "y", ttl=0.4, wait=10) as held:

@@ -106,7 +106,7 @@ async def work(store, prefix, commits, rollbacks, seed):
     async with begin(store) as tx:
         await tx.execute(delete(aggregates))
         await tx.execute(insert(aggregates), [{"key": key, "version": 0} for key in subjects])
-    done: set[str] = set()
+    done = set()
 
     async def writer():
         while plan:
@@ -118,7 +118,7 @@ async def work(store, prefix, commits, rollbacks, seed):
 
 
 def first_copies(events):
-    kept: dict[str, Event] = {}
+    kept = {}
     for one in events:
         kept.setdefault(one.id, one)
     return kept
@@ -126,7 +126,7 @@ def first_copies(events):
 
 def out_of_order(events):
     """Events whose aggregate had a later one before them."""
-    last: defaultdict[str, int] = defaultdict(int)
+    last = defaultdict(int)
     wrong = 0
     for one in first_copies(events).values():
         wrong += one.data["n"] <= last[one.subject]
@@ -186,7 +186,7 @@ async def test_killed_relays_publish_every_commit_and_no_rollback_while_a_naive_
     assert out_of_order(published) == 0
     assert hits >= kills // 3, "the kills did not hit relays at work: the proof proves nothing"
 
-    naive_lost: dict[str, int] = {}
+    naive_lost = {}
     if not is_postgres(store):  # the same fault on both stores: once is enough
         relays.reset()
         small = {"kills": 3, "commits": 100, "rollbacks": 0}

@@ -11,7 +11,6 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -39,8 +38,7 @@ class Provider:
 
     def state(self):
         with urllib.request.urlopen(f"{self.url}/printed", timeout=20) as said:  # loopback
-            state: dict[str, Any] = json.load(said)
-            return state
+            return json.load(said)
 
     def printed(self):
         return Counter(label["parcel"] for label in self.state()["printed"])

@@ -12,7 +12,6 @@ import signal
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import httpx2
@@ -101,7 +100,7 @@ class Shop:
 
     async def finish(self, processes=1, **plan):
         """Processes that live on resume every saga until none is due."""
-        rest: dict[str, Any] = {"saga_id": None, "signal": None}
+        rest = {"saga_id": None, "signal": None}
         running = self.victims([dict(rest) for _ in range(processes)], **plan)
         assert await self.endings(running) == {"exit 0": processes}, str(running)
 
@@ -210,7 +209,7 @@ Case = tuple[str, str, str]
 def every_death():
     """A failure at every step, with one SIGKILL at every moment on the way forward and back."""
     undone = {SOLD_OUT: 1, FAILS_AT_RESERVE: 1, DECLINED: 3, FAILS_AT_CHARGE: 3, FAILS_AT_CONFIRM: 3}
-    matrix: list[tuple[Case, list[Death]]] = []
+    matrix = []
     matrix += [(case, [(moment, step)]) for case in (OK,) for step in STEPS[1:] for moment in DO]
     matrix += [(LOST_ANSWER, [(moment, "charge")]) for moment in ("before intent", "after intent")]
     for case, steps in undone.items():
@@ -394,7 +393,7 @@ async def test_many_runners_share_the_sagas_and_never_one_of_them(shop, scale, f
 @pytest.mark.slow
 async def test_frozen_holder_wakes_after_its_lease_and_its_write_is_refused(shop, figures):
     """Holders freeze around the charge, others take the saga from them and compensate, the holders wake."""
-    held: dict[tuple[bool, str], str] = {}
+    held = {}
     for fence, moment in itertools.product((True, False), ("after intent", "after effect")):
         held[fence, moment] = await shop.place("fails-at-confirm")
     holders = {}
@@ -464,8 +463,8 @@ async def test_five_deaths_in_a_step_consume_none_of_its_two_attempts(shop, figu
 
     The twin counts a death as an attempt, as a counter that is raised when a step begins does.
     """
-    ours: dict[str, Any] = {"charge": {"attempts": 2}}
-    naive: dict[str, Any] = {"charge": {"attempts": 2, "crashes": 2}}
+    ours = {"charge": {"attempts": 2}}
+    naive = {"charge": {"attempts": 2, "crashes": 2}}
     order, twin = await shop.place("buyer"), await shop.place("buyer")
 
     async def die_in_the_charge(order_id, limits):
@@ -503,7 +502,7 @@ async def test_five_deaths_in_a_step_consume_none_of_its_two_attempts(shop, figu
 
 async def test_a_stuck_undo_beside_independent_ones_survives_kills(shop):
     """The refund is refused until it gives up; whoever releases the seats then is killed in it, or right after it."""
-    limits: dict[str, Any] = {"reserve-seats": {"independent": True}, "charge": {"undo_attempts": 2}}
+    limits = {"reserve-seats": {"independent": True}, "charge": {"undo_attempts": 2}}
     orders_of = {moment: await shop.place("fails-at-confirm") for moment in UNDO[1:]}
     twin = await shop.place("fails-at-confirm")
     await shop.fault("unavailable", "refund", times=2 * 4)

@@ -9,7 +9,6 @@ import json
 import random
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -272,7 +271,7 @@ async def test_cron_locks_run_a_tick_again_when_the_job_outlives_the_lock_or_a_c
 ):
     """The naive twin, in the two ways in which it is met: one lock for all instances, SET NX and DEL."""
     ticks = scale(2, 20)
-    redis: Any = producer_client(redis_url)
+    redis = producer_client(redis_url)
 
     async def most_runs(every, seconds, ttl, skew):
         await redis.flushall()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.fault
 async def test_sigterms_mid_job_spend_no_attempt_and_stall_nothing(redis_url, tmp_path, spawn, scale, seed, figures):
     rolls, jobs, grace = scale(4, 20), scale(160, 800), 1.0
     rng = random.Random(seed)
-    exits: list[float] = []
+    exits = []
     async with Ledger.open(redis_url, tmp_path, spawn) as ledger:
         # Somebody to notice stalled jobs, were there any.
         steady = await ledger.worker(grace=grace, concurrency=2)

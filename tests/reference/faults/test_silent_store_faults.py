@@ -95,7 +95,7 @@ async def test_a_relay_is_back_soon_after_silence_in_the_middle_of_its_transacti
     """The server hears no COMMIT and keeps the row's lock, which the relay needs next. It kept it for a minute."""
     sink = Sink()
     relay = Relay(proxied, sink, poll=0.2)
-    silent: list[float] = []
+    silent = []
 
     def at_commit(_):
         if sink.ids and not silent:  # the note that it is published

@@ -179,8 +179,8 @@ async def test_redis_killed_and_restarted_loses_no_job(own_redis, tmp_path, spaw
         await asyncio.sleep(1.5)
         await ledger.worker(concurrency=5)
         await ledger.worker(concurrency=5)
-        back: list[float] = []
-        waiting: list[int] = []
+        back = []
+        waiting = []
         for mark in (jobs // 4, jobs // 2):
             await until(partial(ledger.reached, mark), 120, f"{mark} effects")
             own_redis.restart()

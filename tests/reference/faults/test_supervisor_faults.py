@@ -38,7 +38,7 @@ async def gone(pids, seconds, what):
 
 def below(pid):
     """Every process below this one, from /proc; none where there is no /proc."""
-    found: list[int] = []
+    found = []
     if not Path("/proc").exists():
         return found
     for entry in Path("/proc").iterdir():

@@ -3,12 +3,10 @@
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.api import standing_api
-from harness.postgres import PostgresServer
 from harness.redis import RedisServer
 
 SAMPLES = Path(__file__).parents[3] / "reference" / "samples"
@@ -21,7 +19,7 @@ def hall(request, tmp_path_factory):
     """Every test twice: on the embedded database and on PostgreSQL."""
     database = ""
     if request.param == "postgres":
-        postgres: PostgresServer = request.getfixturevalue("postgres_server")
+        postgres = request.getfixturevalue("postgres_server")
         postgres.execute("CREATE DATABASE api")
         database = postgres.database_url("api")
     server = RedisServer.start()
@@ -105,7 +103,7 @@ def test_a_running_document_can_be_cancelled(hall):
         made.json()["href"], lambda d: all(s["state"] in ("completed", "cancelled") for s in d["stages"])
     )
     assert ended["explanations"] is None or all_through(ended)
-    listed: dict[str, str] = {}
+    listed = {}
     for row in hall.admin.get("/admin/queues").json()["queues"]:
         wanted = {"queue": row["queue"], "state": "completed", "size": 100}
         listed |= {job["id"]: job["state"] for job in hall.admin.get("/admin/jobs", params=wanted).json()["jobs"]}
@@ -135,7 +133,7 @@ def test_an_order_is_taken_once_per_key_and_followed(hall):
 
 def events(response):
     """(id, event, data) of a stream."""
-    fields: dict[str, str] = {}
+    fields = {}
     for line in response.iter_lines():
         if line:
             name, _, value = line.partition(": ")
@@ -267,15 +265,14 @@ def test_every_error_is_a_problem(hall):
 
 
 def _letters(hall):
-    found: list[Any] = hall.admin.get("/admin/dead-letters").json()["dead_letters"]
-    return found
+    return hall.admin.get("/admin/dead-letters").json()["dead_letters"]
 
 
 @pytest.mark.slow
 def test_dead_letters_are_listed_shown_replayed_and_purged(hall):
     broken = upload(hall, b"%PDF-1.7 cut off", "broken.pdf").json()["id"]
     hall.until(f"/documents/{broken}", lambda d: d["status"] == "rejected")
-    letters: list[Any] = []
+    letters = []
     deadline = time.monotonic() + 30
     while not (letters := [x for x in _letters(hall) if broken in x["job_id"]]):
         assert time.monotonic() < deadline, "the sweep takes it to the dead letters"
@@ -292,7 +289,7 @@ def test_dead_letters_are_listed_shown_replayed_and_purged(hall):
         time.sleep(0.1)
     many = hall.admin.post("/admin/dead-letters/replay", json={"ids": [newer[0]["id"], "nonsense"]})
     assert many.status_code == 202
-    done: Any = {}
+    done = {}
     deadline = time.monotonic() + 30
     while (done := hall.admin.get(many.json()["href"]).json())["state"] == "running":
         assert time.monotonic() < deadline

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any
 
 import httpx2
 import pytest
@@ -150,7 +149,7 @@ async def impatient_server(monkeypatch):
     async def echo(request):
         return PlainTextResponse(str(len(await request.body())))
 
-    app: Any = gate.Gate(
+    app = gate.Gate(
         Starlette(routes=[Route("/echo", echo, methods=["POST"])], exception_handlers=_handlers()), ["localhost"]
     )
     port = free_port()

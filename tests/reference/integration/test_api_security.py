@@ -4,7 +4,6 @@ import io
 import json
 import time
 import zipfile
-from typing import Any
 
 import httpx2
 import pytest
@@ -217,8 +216,8 @@ def test_without_a_token_admin_is_off_and_without_a_key_chat_is(bare):
 
 
 def test_a_full_queue_and_a_busy_client_are_told_when_to_come_back(bare):
-    statuses: list[int] = []
-    full: Any = None
+    statuses = []
+    full = None
     for number in range(40):
         response = upload(bare, f"{number}.md")
         statuses.append(response.status_code)

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import time
-from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
@@ -37,7 +36,7 @@ async def test_replies_stay_with_their_callers_when_others_fail_or_are_cancelled
     echo, fail = client.register_script(ECHO), client.register_script(FAIL)
     await asyncio.gather(echo(args=[0]), _caught(fail(args=[0])))
 
-    answers: list[Any] = []
+    answers = []
     for batch in range(40):
         numbers = range(batch * 50, batch * 50 + 50)
         tasks = [asyncio.create_task((fail if n % 7 == 0 else echo)(args=[n])) for n in numbers]

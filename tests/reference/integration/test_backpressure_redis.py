@@ -57,7 +57,7 @@ async def depth(producer):
 async def test_queue_stays_within_its_depth_however_many_ask(redis_url, scale, figures):
     """Nobody works. Every producer without a limit is let in, until Redis is full."""
     asked, limit = scale(2_000, 20_000), 500
-    refused: list[float] = []
+    refused = []
     async with producer_at(redis_url, Limits(depth=limit)) as producer:
         await producer.redis.config_resetstat()
 
@@ -187,7 +187,7 @@ async def test_admission_without_redis_fails_as_fast_as_the_add_itself(own_redis
 
 async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(redis_url, tmp_path, figures):
     """It waited longer than it was worth: not run, counted, in the dead letters with its reason."""
-    ran: list[str] = []
+    ran = []
 
     async def note(ctx, _payload):
         ran.append(ctx.key)
@@ -216,7 +216,7 @@ async def test_expired_work_is_dropped_visibly_and_its_neighbours_run(redis_url,
 
 
 async def test_a_worker_whose_clock_is_an_hour_ahead_drops_nothing_that_is_fresh(redis_url, tmp_path, monkeypatch):
-    ran: list[str] = []
+    ran = []
 
     async def note(ctx, _payload):
         ran.append(ctx.key)

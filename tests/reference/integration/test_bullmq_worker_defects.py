@@ -22,7 +22,7 @@ async def test_idle_worker_hears_a_new_job_at_once(redis_url, scale, figures):
     idle = scale(1.0, 60.0)
     connection = scale({"socket_timeout": 0.5}, {})
     port = int(redis_url.rsplit(":", 1)[1].split("/")[0])
-    started: dict[str, float] = {}
+    started = {}
 
     async def note(job, token):
         started[job.data["who"]] = time.time() - job.data["at"]
@@ -82,7 +82,7 @@ async def test_closing_under_load_strands_no_job(redis_url, scale, figures):
 @pytest.mark.slow
 async def test_draining_keeps_the_locks_of_the_jobs_it_waits_for(redis_url):
     """3. The stock close() stops renewing, so another worker runs the job that the first one is finishing."""
-    runs: list[str] = []
+    runs = []
 
     async def slow(job, token):
         runs.append(job.queue.name)
@@ -174,7 +174,7 @@ async def test_global_concurrency_is_kept_busy(redis_url, figures):
 
 async def _race(url, processor, *, jobs, stock, ours):
     """Seconds until both kinds of worker have completed `jobs` jobs that were there before they started."""
-    took: dict[str, float] = {}
+    took = {}
     async with queue_at(url, "stock") as stock_queue, queue_at(url, "ours") as our_queue:
         for queue in (stock_queue, our_queue):
             await queue.addBulk([{"name": "job", "data": {}} for _ in range(jobs)])
@@ -195,7 +195,7 @@ async def _race(url, processor, *, jobs, stock, ours):
 
 async def test_delays_are_kept_to_the_millisecond_not_rounded_to_seconds(redis_url, figures):
     """7. The stock worker never learns that the server takes fractions, and waits in whole seconds."""
-    late: dict[str, list[float]] = {"stock": [], "ours": []}
+    late = {"stock": [], "ours": []}
 
     async def note(job, token):
         late[job.queue.name].append(time.time() * 1000 - job.data["due"])
@@ -218,8 +218,8 @@ async def test_delays_are_kept_to_the_millisecond_not_rounded_to_seconds(redis_u
 
 async def test_a_listener_that_raises_does_not_cost_the_job(redis_url):
     """8a. A raising `active` listener leaves the stock worker's job active and unrun."""
-    ran: list[str] = []
-    reported: list[BaseException] = []
+    ran = []
+    reported = []
 
     async def run(job, token):
         ran.append(job.queue.name)
@@ -272,8 +272,8 @@ async def test_an_error_listener_that_raises_does_not_end_the_worker(redis_url, 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # stock's, the very defect
 async def test_async_listeners_are_awaited(redis_url):
     """8c. The stock worker calls them and throws the coroutine away."""
-    heard: list[str] = []
-    reported: list[BaseException] = []
+    heard = []
+    reported = []
 
     async def heard_by(job, result):
         await asyncio.sleep(0)

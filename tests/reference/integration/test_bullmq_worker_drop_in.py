@@ -34,7 +34,7 @@ async def test_a_processor_with_a_third_parameter_gets_a_signal_that_cancel_sets
         raise AbortError(signal.reason)
 
     async with queue_at(redis_url, "q") as queue, at_work("q", process, url=redis_url) as worker:
-        failed: list[BaseException] = []
+        failed = []
         worker.on("failed", lambda job, error: failed.append(error))
         await queue.add("quick", {})
         waits = await queue.add("waits", {}, {"attempts": 3})
@@ -61,7 +61,7 @@ async def test_a_processor_that_ignores_its_signal_is_cancelled_all_the_same(red
 
 
 async def test_the_signal_says_that_the_lock_is_lost(redis_url, redis_server):
-    reasons: list[str | None] = []
+    reasons = []
 
     async def process(job, token, signal):
         try:
@@ -82,8 +82,8 @@ async def test_the_signal_says_that_the_lock_is_lost(redis_url, redis_server):
 
 
 async def test_a_backoff_strategy_decides_about_types_of_its_own(redis_url):
-    asked: list[tuple[int, str, str]] = []
-    starts: list[float] = []
+    asked = []
+    starts = []
 
     def strategy(failures, kind, error, job):
         asked.append((failures, kind, str(error)))
@@ -141,7 +141,7 @@ async def test_metrics_count_what_ended(redis_url, redis_server):
 
 
 async def test_a_listener_can_be_taken_off(redis_url):
-    heard: list[str] = []
+    heard = []
 
     def listener(job, result):
         heard.append(job.name)
@@ -159,7 +159,7 @@ async def test_a_listener_can_be_taken_off(redis_url):
 
 async def test_a_paused_worker_takes_nothing_until_it_is_resumed(redis_url):
     started, go = asyncio.Event(), asyncio.Event()
-    heard: list[str] = []
+    heard = []
 
     async def process(job, token):
         if job.name == "long":

@@ -69,7 +69,7 @@ async def ended(queue, total):
 async def test_whatever_a_processor_raises_is_a_failed_attempt_and_its_neighbours_run(redis_url, what):
     """sys.exit() ended the loop, and every restarted worker's; a panic came back forever as stalled."""
     call, reason = RAISED[what]
-    runs: list[int] = []
+    runs = []
 
     async def process(job, token):
         if job.name == "culprit":
@@ -164,8 +164,8 @@ async def test_sys_exit_in_a_task_of_the_processor_is_a_crash_that_a_budget_ends
 async def test_nothing_that_a_listener_raises_touches_a_job(redis_url, what, kind):
     """A CancelledError out of `.result()` of a cancelled future: 20 jobs failed, none of them had run."""
     call, _ = RAISED[what]
-    runs: list[str] = []
-    heard: set[str] = set()
+    runs = []
+    heard = set()
 
     def listener(event):
         def sync(*args):

@@ -108,7 +108,7 @@ def put(client, queue, job_id, good):
 
 def states(client, queue):
     """The states in which each job stands."""
-    found: dict[str, list[str]] = {}
+    found = {}
     for state in STATES:
         key = f"bull:{queue}:{state}"
         members = client.lrange(key, 0, -1) if state in LISTS else client.zrange(key, 0, -1)
@@ -130,7 +130,7 @@ def open_ones(client, queue, ids):
 @pytest.mark.parametrize("work", ["succeeds", "fails"])
 async def test_a_foreign_job_ends_in_one_visible_state_and_its_neighbours_run(redis_url, redis_server, work):
     """Each of these looped as stalled, or ended in no state at all, or stopped the tools that list the failed."""
-    runs: dict[str, int] = {}
+    runs = {}
 
     async def process(job, token):
         runs[job.id] = runs.get(job.id, 0) + 1
@@ -177,8 +177,8 @@ async def test_a_foreign_job_ends_in_one_visible_state_and_its_neighbours_run(re
 
 async def test_an_id_whose_key_is_no_hash_leaves_the_queue_and_its_neighbours_run(redis_url, redis_server):
     """It came back as stalled for good: no script can end what is no job."""
-    runs: list[str] = []
-    said: list[str] = []
+    runs = []
+    said = []
 
     async def process(job, token):
         runs.append(job.id)

@@ -37,7 +37,7 @@ def peer(node_home, spawn, redis_server):
 
 
 async def test_node_producer_and_our_worker(redis_url, peer):
-    runs: list[str] = []
+    runs = []
 
     async def process(job, token):
         runs.append(job.name)
@@ -111,7 +111,7 @@ async def test_node_flow_run_by_our_workers(redis_url, peer):
 
 async def test_node_and_our_worker_share_a_queue(redis_url, peer):
     """Both take jobs from one queue; every job runs once."""
-    ours: list[str] = []
+    ours = []
 
     async def process(job, token):
         ours.append(job.id)
@@ -156,7 +156,7 @@ async def test_jobs_of_a_killed_worker_come_back_as_soon_beside_a_node_worker(
         else:
             victim = await start_victim()
             await start_node()
-        done: list[str] = []
+        done = []
 
         async def process(job, token):
             done.append(job.id)

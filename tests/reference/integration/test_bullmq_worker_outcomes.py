@@ -7,7 +7,6 @@ import json
 import math
 import random
 import time
-from typing import Any
 
 import pytest
 from bullmq.custom_errors import DelayedError
@@ -30,7 +29,7 @@ async def settled(queue, total):
 
 
 async def test_retry_later_spends_an_attempt_only_when_told(redis_url):
-    starts: list[float] = []
+    starts = []
 
     async def later(job, token):
         starts.append(time.time())
@@ -41,7 +40,7 @@ async def test_retry_later_spends_an_attempt_only_when_told(redis_url):
         return "done"
 
     async with queue_at(redis_url, "q") as queue, at_work("q", later, url=redis_url) as worker:
-        delayed: list[tuple[int, str]] = []
+        delayed = []
         worker.on("delayed", lambda job, error: delayed.append((job.attemptsMade, error.reason)))
         job = await queue.add("job", {}, {"attempts": 3})
         await settled(queue, 1)
@@ -55,7 +54,7 @@ async def test_retry_later_spends_an_attempt_only_when_told(redis_url):
 
 
 async def test_a_job_tells_which_worker_has_it_whichever_way_it_was_taken(redis_url):
-    holders: list[Any] = []
+    holders = []
 
     async def later(job, token):
         holders.append(await job.queue.client.hget(f"bull:q:{job.id}", "pb"))
@@ -71,7 +70,7 @@ async def test_a_job_tells_which_worker_has_it_whichever_way_it_was_taken(redis_
 
 @pytest.mark.parametrize("backoff", [None, {"type": "fixed", "delay": 20}, {"type": "exponential", "delay": 10}])
 async def test_other_errors_follow_the_jobs_own_attempts_and_backoff(redis_url, backoff):
-    runs: list[int] = []
+    runs = []
 
     async def fails(job, token):
         runs.append(job.attemptsMade)
@@ -97,7 +96,7 @@ async def test_unknown_backoff_fails_the_job_instead_of_leaving_it_active(redis_
         stock_at_work("stock", fails, connection=redis_url) as stock,
         at_work("ours", fails, url=redis_url),
     ):
-        errors: list[Any] = []
+        errors = []
         stock.on("error", lambda *args: errors.append(args))
         for queue in (stock_queue, our_queue):
             await queue.add("job", {}, {"attempts": 3, "backoff": {"type": "jittered"}})
@@ -110,7 +109,7 @@ async def test_unknown_backoff_fails_the_job_instead_of_leaving_it_active(redis_
 @pytest.mark.parametrize("value", [object(), {"when": time}, math.nan, {1, 2}])
 async def test_result_that_is_not_json_fails_once_and_says_so(redis_url, value):
     """The stock worker does the finished work again, once per attempt."""
-    runs: list[str] = []
+    runs = []
 
     async def works(job, token):
         runs.append(job.queue.name)
@@ -132,7 +131,7 @@ async def test_result_that_is_not_json_fails_once_and_says_so(redis_url, value):
 
 async def test_unreadable_jobs_fail_and_their_neighbours_run(redis_url, redis_server):
     """Stock: an evicted job runs with no name and no data; one with broken JSON stays active."""
-    seen: list[tuple[str, Any]] = []
+    seen = []
 
     async def note(job, token):
         seen.append((job.queue.name, job.name))
@@ -159,7 +158,7 @@ async def test_unreadable_jobs_fail_and_their_neighbours_run(redis_url, redis_se
 
 
 async def test_delayed_error_keeps_working(redis_url):
-    runs: list[str] = []
+    runs = []
 
     async def process(job, token):
         runs.append(job.id)
@@ -174,7 +173,7 @@ async def test_delayed_error_keeps_working(redis_url):
 
 
 async def test_cancelled_job_fails_for_good_unless_its_processor_decides_otherwise(redis_url):
-    seen: dict[str, str] = {}
+    seen = {}
 
     async def hangs(job, token):
         try:
@@ -212,7 +211,7 @@ async def test_processor_that_cancels_itself_and_returns_is_completed(redis_url)
 async def test_drain_gives_back_a_job_that_ignores_its_cancellation(redis_url, monkeypatch):
     monkeypatch.setattr("studyhall.patterns.bullmq_worker.worker.CLEANUP_SECONDS", 0.2)
     release = asyncio.Event()
-    reported: list[BaseException] = []
+    reported = []
 
     async def stubborn(job, token):
         while not release.is_set():
@@ -263,8 +262,8 @@ async def test_draining_worker_wakes_another_for_the_jobs_it_left(redis_url, mon
 
 
 async def test_context_variables_do_not_leak_from_job_to_job(redis_url):
-    tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
-    seen: list[str] = []
+    tenant = contextvars.ContextVar("tenant", default="nobody")
+    seen = []
 
     async def process(job, token):
         seen.append(tenant.get())

@@ -1,7 +1,6 @@
 """The rules of the shared breaker, one by one, on a real server."""
 
 import asyncio
-from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -171,7 +170,7 @@ async def test_one_breaker_serves_nested_and_concurrent_calls(redis_url, monkeyp
 
     await asyncio.gather(*(nested() for _ in range(20)))
     assert breaker._inside == {}
-    raw: Any = await redis.hgetall("breaker:p")
+    raw = await redis.hgetall("breaker:p")
     await redis.aclose()
     assert sum(int(count) for name, count in raw.items() if name.startswith("s:")) == 40
 

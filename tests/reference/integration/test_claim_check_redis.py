@@ -158,7 +158,7 @@ async def test_the_sweep_takes_what_nobody_needs_and_nothing_else(redis_url, tmp
 
 async def test_the_sweep_leaves_the_blob_of_a_job_that_runs(redis_url, tmp_path):
     blobs, reading, swept = Blobs(tmp_path / "blobs"), asyncio.Event(), asyncio.Event()
-    read: list[bytes] = []
+    read = []
 
     async def scan(ctx, payload: Scan):
         reading.set()
@@ -201,7 +201,7 @@ async def test_putting_while_sweeping_never_loses_a_blob(tmp_path):
     for n in range(number):
         (tmp_path / "scans" / f"scan.{n}").mkdir(parents=True)
     age(tmp_path)
-    claims: dict[int, Claim] = {}
+    claims = {}
 
     async def nobody(_refs):
         return set()

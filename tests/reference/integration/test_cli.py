@@ -259,7 +259,7 @@ def test_health_names_what_is_over_its_limit_and_exits_1(studyhall, redis_url):
     hours = int(1000 * (time.time() - 7200))
 
     async def age():
-        client: Any = producer_client(redis_url)
+        client = producer_client(redis_url)
         for key in await client.keys("bull:documents:document-processing.*"):
             await client.hset(key, "timestamp", hours)
         await client.aclose()

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import typer
-from click.testing import Result
 from sqlalchemy import select
 from typer.testing import CliRunner
 
@@ -65,7 +64,7 @@ def studyhall(tmp_path, store_url, monkeypatch):
     app.add_typer(cli_orders.outbox, name="outbox")
 
     def command(*args, fails=0):
-        result: Result = CliRunner().invoke(app, [*args, "--data-dir", str(tmp_path)])
+        result = CliRunner().invoke(app, [*args, "--data-dir", str(tmp_path)])
         if isinstance(result.exception, JobError):  # `studyhall` prints these as one line and exits with 1
             assert fails == 1, result.exception
             return str(result.exception)

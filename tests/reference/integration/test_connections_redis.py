@@ -9,7 +9,6 @@ import statistics
 import sys
 import time
 from functools import partial
-from typing import Any
 
 import pytest
 import redis.asyncio
@@ -94,7 +93,7 @@ async def test_add_fails_fast_when_redis_is_away_where_the_stock_client_hangs(ow
 
 async def test_a_client_that_does_not_decode_loses_name_and_data(redis_url):
     """Why every client here decodes: the stock worker believes in jobs without name and data."""
-    seen: dict[str, Any] = {}
+    seen = {}
 
     async def note(job, token):
         seen[job.queue.name] = (job.name, job.data)
@@ -117,13 +116,13 @@ async def test_a_client_that_does_not_decode_loses_name_and_data(redis_url):
 async def test_worker_started_before_redis_waits_for_it(own_redis):
     """A stock worker on a client whose retries run out: its task dies, the process lives on doing nothing."""
     own_redis.kill()
-    done: list[str] = []
+    done = []
 
     async def note(job, token):
         done.append(job.queue.name)
 
     stock_client = blocking_client(own_redis.url)
-    reported: list[BaseException] = []
+    reported = []
     worker = ReliableWorker("ours", note, url=own_redis.url, on_error=reported.append)
     running = asyncio.create_task(worker.run())
     async with stock_at_work("stock", note, connection=stock_client):
@@ -183,7 +182,7 @@ async def test_unix_socket_carries_producer_and_worker(make_redis, tmp_path):
 @pytest.mark.fault
 async def test_queue_events_survive_a_restart(own_redis):
     """On a client with few retries QueueEvents ends for good; on ours it goes on."""
-    heard: dict[str, list[str]] = {"few retries": [], "ours": []}
+    heard = {"few retries": [], "ours": []}
     careless = blocking_client(own_redis.url)
     listeners = {
         "few retries": QueueEvents("q", {"connection": careless}),
@@ -275,9 +274,9 @@ async def test_failover_behind_one_address_is_followed_by_every_client(make_redi
     sweep for stalled jobs goes on, producer and worker work on the new primary."""
     old = make_redis()
     new = make_redis(replicaof=f"127.0.0.1 {old.port}")
-    lost: list[str] = []
-    errors: list[BaseException] = []
-    done: list[str] = []
+    lost = []
+    errors = []
+    done = []
     finish = asyncio.Event()
 
     async def process(job, token):
@@ -360,7 +359,7 @@ async def test_a_demoted_server_costs_a_client_one_answer_at_most(make_redis, ma
 @pytest.mark.parametrize("dead", ["all", "waiter"])
 async def test_a_connection_that_died_without_a_word_is_noticed_soon(redis_server, redis_url, dead):
     """A NAT forgot the worker's idle connections while it was busy: no reply, no close."""
-    started: list[str] = []
+    started = []
     finish = asyncio.Event()
 
     async def process(job, token):
@@ -404,8 +403,8 @@ async def test_a_user_with_few_rights_works_and_is_told_once_what_is_missing(mak
     with server.client() as admin:
         admin.execute_command("ACL", "SETUSER", "worker", "on", ">secret", f"~{rights.split()[0]}", *rights.split()[1:])
     url = server.url.replace("redis://", "redis://worker:secret@")
-    told: list[BaseException] = []
-    late: list[float] = []
+    told = []
+    late = []
 
     async def process(job, token):
         late.append(time.time() - (job.timestamp + job.delay) / 1000)
@@ -444,7 +443,7 @@ async def test_a_redis_cluster_is_recognised_and_the_error_says_what_works(make_
     with server.client() as client:
         client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         await until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", 20, "the cluster")
-    reported: list[BaseException] = []
+    reported = []
     with pytest.raises(NoCluster, match="cluster mode off"):
         await asyncio.wait_for(ReliableWorker("q", nothing, url=server.url, on_error=reported.append).run(), 10)
     assert reported == []
@@ -466,7 +465,7 @@ async def test_a_redis_cluster_is_recognised_and_the_error_says_what_works(make_
 @pytest.mark.slow
 @pytest.mark.fault
 async def test_a_restart_of_redis_is_one_line_when_it_goes_and_one_when_it_is_back(own_redis, caplog):
-    done: list[str] = []
+    done = []
 
     async def process(job, token):
         await asyncio.sleep(0.01)

@@ -19,7 +19,7 @@ from studyhall.patterns import dead_letter
 from studyhall.patterns.core.connections import producer_client
 from studyhall.patterns.core.errors import FailPermanently, ForgedJob
 from studyhall.patterns.core.store import begin, read
-from studyhall.patterns.dead_letter import DeadLetter, dead_letters, sweeper
+from studyhall.patterns.dead_letter import dead_letters, sweeper
 from studyhall.patterns.retry import decide
 
 Process = Callable[[Job, str], Awaitable[Any]]
@@ -173,7 +173,7 @@ async def test_ids_and_fields_that_are_not_utf8_do_not_block_the_sweep(store, re
     await fail(redis, redis_url, "readable")
     for number in range(sweeper.PAGE):
         job_id = b"\xff\xfe\x00%d" % number
-        fields: dict[bytes, bytes | int] = {
+        fields = {
             b"name": b"caf\xe9",
             b"data": b'{"who":"\xed\xa0\x80"}',
             b"opts": b"{}",
@@ -197,7 +197,7 @@ async def test_ids_and_fields_that_are_not_utf8_do_not_block_the_sweep(store, re
 
 async def test_a_failed_alert_comes_again_with_the_same_id_and_disturbs_nobody(store, redis, redis_url):
     await fail(redis, redis_url, "a", "b")
-    tried: list[tuple[str, str]] = []
+    tried = []
     cured = False
 
     async def pager_down_for_a(letter):
@@ -234,7 +234,7 @@ async def test_switching_alerts_on_does_not_send_old_ones(store, redis):
     await dead_letter.sweep(["q"], redis, store)
     async with begin(store) as tx:
         await tx.execute(update(dead_letters).values(archived_at=time.time() - 2 * sweeper.ALERT_WINDOW))
-    sent: list[DeadLetter] = []
+    sent = []
 
     async def alert(letter):
         sent.append(letter)
@@ -249,7 +249,7 @@ async def test_a_replay_runs_under_the_same_id_with_its_trace_and_fresh_attempts
     await dead_letter.sweep(["q"], redis, store)
     letter = await only(store)
     await dead_letter.replay(store, redis, letter.id)
-    ran: list[tuple[Job, int, int]] = []
+    ran = []
 
     async def works(job, _token):
         ran.append((job, job.attemptsMade, job.attemptsStarted))
@@ -336,7 +336,7 @@ async def test_listing_pages_through_everything_once(store, redis):
     await dead_letter.sweep(["q"], redis, store)
     async with begin(store) as tx:  # the worst case for a cursor: all archived in the same instant
         await tx.execute(update(dead_letters).values(archived_at=1_700_000_100.25))
-    seen: list[str] = []
+    seen = []
     page = await dead_letter.list_dead_letters(store, limit=10)
     while page:
         seen += [letter.job_id for letter in page]
@@ -353,7 +353,7 @@ async def test_the_payload_stays_out_of_the_letters_repr(store, redis, redis_url
 async def test_replaying_a_dead_child_revives_its_flow(store, redis, redis_url):
     """two children → parent → grandparent. The bad one takes both along, its replay brings both back."""
     cured = False
-    results: dict[str, Any] = {}
+    results = {}
 
     async def process(job, _token):
         if job.id == "bad" and not cured:

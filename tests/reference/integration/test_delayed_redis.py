@@ -3,7 +3,6 @@
 import asyncio
 import time
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
@@ -33,11 +32,11 @@ async def producer(redis_url):
 async def test_delayed_jobs_start_on_time_where_the_stock_worker_is_late(redis_url, producer, scale, figures):
     jobs = scale(60, 500)
 
-    oversleeping: list[float] = []  # of the machine: what is late for another reason
+    oversleeping = []  # of the machine: what is late for another reason
 
     async def lateness(worker, **options):
-        late: dict[str, float] = {}
-        due: dict[str, float] = {}
+        late = {}
+        due = {}
 
         async def processor(job, token):
             late[job.id] = time.time() - due[job.id]
@@ -47,7 +46,7 @@ async def test_delayed_jobs_start_on_time_where_the_stock_worker_is_late(redis_u
             refs = await producer.enqueue_many(
                 [JobRequest("later", {}, key=f"{worker.__name__}-{n}", delay=2 + n * 3 / jobs) for n in range(jobs)]
             )
-            scores: Any = await producer.redis.zmscore("bull:q:delayed", [ref.id for ref in refs])
+            scores = await producer.redis.zmscore("bull:q:delayed", [ref.id for ref in refs])
             due.update(zip([ref.id for ref in refs], [score // 0x1000 / 1000 for score in scores], strict=True))
             assert min(due[ref.id] for ref in refs) > time.time(), "the first was due before all were added"
             deadline = time.monotonic() + 30
@@ -93,7 +92,7 @@ async def test_a_worker_whose_clock_is_wrong_starts_a_delayed_job_on_time(redis_
 
 
 async def test_waiting_in_the_queue_holds_no_slot_where_a_sleeping_job_holds_one(redis_url, producer, figures):
-    started: dict[str, float] = {}
+    started = {}
 
     async def processor(job, token):
         if job.name == "sleeper":  # the naive version of "in two seconds"
@@ -124,7 +123,7 @@ async def test_waiting_in_the_queue_holds_no_slot_where_a_sleeping_job_holds_one
 
 
 async def test_a_rescheduled_job_starts_at_its_new_time_and_has_not_waited_since_the_old_one(redis_url, producer):
-    ran: dict[str, tuple[float, Any]] = {}
+    ran = {}
 
     async def processor(job, token):
         ran[job.name + job.id] = time.time(), job
@@ -147,7 +146,7 @@ async def test_a_rescheduled_job_starts_at_its_new_time_and_has_not_waited_since
 
 
 async def test_a_withdrawn_job_never_runs_and_its_key_is_free_again(redis_url, producer):
-    ran: list[str] = []
+    ran = []
 
     async def processor(job, token):
         ran.append(job.id)

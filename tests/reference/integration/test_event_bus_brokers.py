@@ -28,7 +28,7 @@ async def redis(redis_url):
 
 async def test_redis_trims_only_what_the_slowest_group_has_finished(redis):
     bus = RedisStreamsBus(redis, retain=0)
-    seen: list[str] = []
+    seen = []
 
     async def keep(event):
         seen.append(event.id)
@@ -56,7 +56,7 @@ async def test_redis_trims_only_what_the_slowest_group_has_finished(redis):
 async def test_redis_reports_what_somebody_else_trimmed_away_unread(redis, caplog, ordered, left):
     bus = RedisStreamsBus(redis, ordered=ordered, claim_idle=1)
     caplog.set_level(logging.ERROR, "event_bus")
-    done: set[str] = set()
+    done = set()
     gate = asyncio.Event()
 
     async def held(event):
@@ -88,7 +88,7 @@ async def test_redis_reports_what_was_trimmed_away_from_a_dead_member(redis):
     await bus.publish(events(30))
     await redis.xreadgroup("mail", "dead", {"events:order:0": ">"}, count=20)
     await redis.xtrim("events:order:0", maxlen=15, approximate=False)
-    done: set[str] = set()
+    done = set()
 
     async def keep(event):
         done.add(event.id)
@@ -108,7 +108,7 @@ async def _none_left(bus):
 
 async def test_redis_consumer_goes_on_after_all_data_is_lost(redis):
     bus = RedisStreamsBus(redis)
-    seen: Counter[str] = Counter()
+    seen = Counter()
 
     async def keep(event):
         seen[event.id] += 1
@@ -141,7 +141,7 @@ async def _ignore(_): ...
 
 async def test_redis_body_that_is_no_text_does_not_harm_its_batch(redis):
     bus = RedisStreamsBus(redis)
-    seen: list[str] = []
+    seen = []
 
     async def keep(event):
         seen.append(event.id)
@@ -166,7 +166,7 @@ async def test_redis_idle_reader_stays_below_the_socket_timeout(redis_url, caplo
     caplog.set_level(logging.WARNING, "event_bus")
     client = Redis.from_url(redis_url, socket_timeout=0.4)
     bus = RedisStreamsBus(client)
-    seen: list[float] = []
+    seen = []
 
     async def keep(event):
         seen.append(asyncio.get_running_loop().time())
@@ -188,7 +188,7 @@ async def test_redis_entries_whose_reply_was_lost_come_first_under_the_same_name
     await bus.publish(batch[:2])
     await redis.xreadgroup("mail", "pod-0", {"events:order:0": ">"})  # the process died with this reply
     await bus.publish(batch[2:])
-    seen: list[str] = []
+    seen = []
 
     async def keep(event):
         seen.append(event.id)
@@ -205,8 +205,8 @@ async def test_slow_handler_of_a_living_member_is_not_duplicated(kind, server, r
     """Takeover comes after 1.5 s of silence; the handler needs three times as long, and another member waits."""
     url = request.getfixturevalue(server)
     buses = [open_bus(kind, url, "slow") for _ in range(2)]
-    calls: list[str] = []
-    done: list[str] = []
+    calls = []
+    done = []
 
     async def slow(event):
         calls.append(event.id)
@@ -273,10 +273,10 @@ async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(k
     first.session_timeout = second.session_timeout = 20
     admin = AdminClient({"bootstrap.servers": kafka_server.url})
     gate, leave = asyncio.Event(), asyncio.Event()
-    runs: Counter[str] = Counter()
-    inside: Counter[str] = Counter()
-    side_by_side: list[str] = []
-    started: dict[str, int] = {"first": 0, "second": 0}
+    runs = Counter()
+    inside = Counter()
+    side_by_side = []
+    started = {"first": 0, "second": 0}
 
     def handler(name):
         async def slow(event):
@@ -302,7 +302,7 @@ async def test_kafka_member_that_joins_or_leaves_takes_no_event_in_mid_handler(k
         sent.update(event.id for event in batch)
         assert set(await first.publish(batch)) == {None}
 
-    sent: set[str] = set()
+    sent = set()
     await first.subscribe("mail", ["order"])
     await publish(30)
     async with consuming(first, "mail", handler("first"), concurrency=64):

@@ -42,7 +42,7 @@ async def another(kind, request):
     """Opens the bus of this test once more, as another process would."""
     url = request.getfixturevalue(SERVERS[kind.removesuffix("-ordered")])
     prefix = f"t{uuid.uuid4().hex[:10]}"
-    opened: list[EventBus] = []
+    opened = []
 
     def open_():
         opened.append(open_bus(kind, url, prefix))
@@ -88,7 +88,7 @@ async def nothing_left(bus, group):
 
 
 async def test_accepted_events_reach_the_handler_unchanged_and_are_acknowledged(bus):
-    seen: dict[str, Event] = {}
+    seen = {}
 
     async def keep(event):
         seen[event.id] = event
@@ -120,7 +120,7 @@ async def test_a_refused_event_does_not_harm_its_batch(bus):
 
 @pytest.mark.parametrize("kind", [*EVERY, *ORDERED], indirect=True)
 async def test_waits_are_counted_for_the_group_and_not_in_one_process(bus, another):
-    calls: Counter[str] = Counter()
+    calls = Counter()
 
     async def busy(event):
         calls[event.id] += 1
@@ -141,7 +141,7 @@ async def test_waits_are_counted_for_the_group_and_not_in_one_process(bus, anoth
 
 @pytest.mark.parametrize("kind", [*EVERY, *ORDERED], indirect=True)
 async def test_attempts_are_counted_over_restarts(bus, another):
-    calls: list[str] = []
+    calls = []
 
     async def broken(event):
         calls.append(event.id)
@@ -254,7 +254,7 @@ async def test_poison_delays_no_more_than_declared(bus):
     elif delays == "its key":
         free = {event.id for event in others}
     else:
-        count: int = bus.partitions
+        count = bus.partitions
         taken = partition_of("poison", count)
         free = {event.id for event in others if partition_of(event.subject, count) != taken}
     assert len(free) >= 15
@@ -273,7 +273,7 @@ async def test_members_of_a_group_share_the_events(bus, another):
 
     one, two = Seen(slow), Seen(slow)
     await bus.subscribe("mail", ["order"])
-    ids: list[str] = []
+    ids = []
     async with consuming(bus, "mail", one, concurrency=2), consuming(another(), "mail", two, concurrency=2):
 
         async def both():
@@ -346,8 +346,8 @@ async def test_order_per_key_holds_with_two_members_and_failures(bus, another, s
     assert bus.capabilities.ordered_per_key
     dice = random.Random(seed)
     keys, each = 6, scale(15, 60)
-    finished: dict[str, list[int]] = defaultdict(list)
-    inside: Counter[str] = Counter()
+    finished = defaultdict(list)
+    inside = Counter()
     unlucky = {(f"k{key}", number) for key in range(keys) for number in range(each) if dice.random() < 0.1}
     overlaps = 0
 
@@ -379,8 +379,8 @@ async def test_order_per_key_holds_with_two_members_and_failures(bus, another, s
 
 
 async def test_without_declared_order_a_retried_event_is_overtaken(bus):
-    finished: list[int] = []
-    failed: list[int] = []
+    finished = []
+    failed = []
 
     async def step(event):
         if event.data["number"] == 0 and not failed:
@@ -533,7 +533,7 @@ async def test_graceful_stop_finishes_what_is_in_flight_and_leaves_the_rest(bus,
 
 
 async def test_a_handler_that_hangs_or_cancels_itself_is_retried_and_does_not_end_the_consumer(bus):
-    tries: Counter[int] = Counter()
+    tries = Counter()
 
     async def strange(event):
         number = event.data["number"]

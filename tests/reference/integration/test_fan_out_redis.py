@@ -190,7 +190,7 @@ async def test_a_queue_that_does_not_answer_does_not_delay_the_others(store, que
 
 async def test_a_slow_consumer_does_not_delay_the_others(store, queues, redis_url):
     fan_out = FanOut({"order.placed": ("payouts", "feed")})
-    done: list[str] = []
+    done = []
     gate = asyncio.Event()
 
     async def slow(job, token):
@@ -236,7 +236,7 @@ async def delivering(queue, handle, redis_url):
 
 async def test_a_receiver_that_is_away_for_long_is_not_given_up_and_a_refusal_is_set_aside(queues, redis_url):
     """The job's own five attempts ended after 15 s; those of the consumer's policy do not."""
-    taken: list[str] = []
+    taken = []
     refusals = [ConnectionError("away")] * 30
 
     async def post(event):
@@ -280,7 +280,7 @@ async def test_an_event_added_again_whose_job_failed_is_not_passed_over_in_silen
     assert "o-2" not in caplog.text
     [job] = await queues("payouts").getFailed()
     await job.retry("failed")
-    taken: list[str] = []
+    taken = []
 
     async def take(event):
         taken.append(event.id)

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from typing import Any
 
 import pytest
 from bullmq import Queue
@@ -18,7 +17,7 @@ from studyhall.patterns.core.store import begin, ping
 from studyhall.patterns.core.worker_connections import events_client
 from studyhall.patterns.dead_letter import counts
 from studyhall.patterns.health import count_stalls, measure, problems
-from studyhall.patterns.health.alerts import Alert, Rule, evaluate, raised
+from studyhall.patterns.health.alerts import Rule, evaluate, raised
 from studyhall.patterns.health.exposition import GAUGES, exposition, queue_samples
 from studyhall.patterns.health.listing import pages
 
@@ -162,7 +161,7 @@ async def test_failure_rate_counts_swept_letters_and_survives_retention(redis_ur
 @pytest.mark.slow
 async def test_listing_a_hundred_thousand_delayed_jobs_never_holds_redis_up(own_redis, scale, figures):
     jobs = 100_000
-    redis: Any = events_client(own_redis.url)  # patient: the usual listing outlasts a producer's timeout
+    redis = events_client(own_redis.url)  # patient: the usual listing outlasts a producer's timeout
     queue = Queue("q", {"connection": redis})
     job = await queue.add("later", {"payload": "x" * 200}, {"delay": 3_600_000})
     assert job is not None
@@ -235,7 +234,7 @@ async def test_three_instances_and_a_wobbling_value_send_one_alert_per_incident(
     values = [10, 70, 55, 65, 58, 61, 45, 20, 5]  # one incident, around a limit of 60
     rules = [Rule("*.oldest", raise_at=60, clear_at=30, because="jobs wait too long")]
     stores_of_instances = [open_store(f"sqlite:///{tmp_path / 'health.db'}") for _ in range(3)]
-    sent: list[Alert] = []
+    sent = []
 
     async def send(alert):
         sent.append(alert)

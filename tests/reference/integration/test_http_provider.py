@@ -16,7 +16,7 @@ from harness.ai_server import AIServer, Answer, Drip, Drop, Hang, Raw, Reply, Tr
 from harness.waiting import until
 from studyhall.documents import extract
 from studyhall.patterns.core.errors import Permanent, RateLimited, Transient
-from studyhall.providers import Advance, ConceptGraph, Link, open_provider
+from studyhall.providers import ConceptGraph, Link, open_provider
 from studyhall.providers.http import HttpProvider, MalformedAnswer, ProviderDown, ProviderRefused
 from studyhall.providers.wires import AnthropicMessages, ChatCompletions, CutOff, ModelRefused
 from studyhall.settings import Settings, SettingsError
@@ -90,7 +90,7 @@ async def test_graph_is_merged_checked_and_asked_for_with_an_idempotency_key(pro
 
 async def test_long_text_goes_in_parts_and_a_killed_run_pays_for_no_part_twice(provider, server):
     text = TEXT * 8
-    steps: list[Advance] = []
+    steps = []
     server.will(*[Answer(CONCEPTS)] * 2, Reply(503))
     with pytest.raises(Transient):
         await provider.concept_graph(text, **options(steps=steps))

@@ -4,7 +4,6 @@ import asyncio
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import Column, Integer, Table, Text, func, insert, select, update
@@ -86,7 +85,7 @@ async def test_duplicates_across_processes_make_one_effect_and_equal_results(sto
     for child in children:
         await child.line("ready", timeout=60)
     (tmp_path / "gun").touch()
-    answers: list[Any] = []
+    answers = []
     for child in children:
         answers += json.loads((await child.line("results ", timeout=60)).removeprefix("results "))
     assert len(answers) == 50

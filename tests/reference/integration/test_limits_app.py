@@ -93,7 +93,7 @@ async def test_local_provider_pays_nothing_and_a_remote_one_is_shared_fairly(red
     class Whose(Payload):
         owner: str
 
-    started: list[str] = []
+    started = []
 
     async def note(ctx, payload: Whose):
         started.append(payload.owner)

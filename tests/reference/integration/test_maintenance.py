@@ -3,7 +3,6 @@
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import select, update
@@ -37,7 +36,7 @@ async def hall(redis_url, tmp_path):
 
 
 def services(app):
-    nobody: Any = None
+    nobody = None
     return Services(
         nobody,
         nobody,
@@ -49,7 +48,7 @@ def services(app):
 async def result_of(app, request):
     """Run one maintenance job for real: queue, worker, signed pipeline."""
     ref = await app.producer.enqueue(request)
-    queue: Any = app.producer.queue(ref.queue)
+    queue = app.producer.queue(ref.queue)
     tick = ticking(schedules(app.jobs, app.settings, app.signer), app.store)
     pipeline = full_pipeline(app.jobs, app.store, tick, signer=app.signer, services=services(app))
     async with at_work(ref.queue, pipeline, url=app.redis.url):

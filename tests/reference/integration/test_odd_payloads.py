@@ -34,14 +34,14 @@ class Loose(BaseModel):
 
 
 def nested(depth):
-    value: Any = 1
+    value = 1
     for _ in range(depth):
         value = [value]
     return value
 
 
 def endless(kind):
-    value: Any = kind()
+    value = kind()
     if isinstance(value, dict):
         value["again"] = value
     else:

@@ -42,8 +42,8 @@ class Number(Payload):
 
 
 async def test_retries_say_when_and_stalls_and_crash_loops_are_counted(redis_url, store, lines):
-    ran: list[float] = []
-    at_once: list[bool] = []
+    ran = []
+    at_once = []
     metrics = JobMetrics()
 
     async def handle(ctx, payload: Number):

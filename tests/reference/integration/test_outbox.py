@@ -6,7 +6,6 @@ import re
 import statistics
 import time
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from sqlalchemy import insert, select, text
@@ -431,7 +430,7 @@ async def fill(store, numbers, name, *, subject, due_at="0", published_at="NULL"
 async def plan_of_a_claim(store, *, after=0):
     compiled = _claim(is_postgres(store), True, after > 0).compile(dialect=store.dialect)
     wanted = {"to": "bus", "worker": "w", "max": 100, "lease": 30.0, "bytes": 1 << 20, "after": after}
-    given: Any = compiled.construct_params(wanted)
+    given = compiled.construct_params(wanted)
     if compiled.positiontup:
         given = tuple(given[name] for name in compiled.positiontup)
     explain = "EXPLAIN" if is_postgres(store) else "EXPLAIN QUERY PLAN"

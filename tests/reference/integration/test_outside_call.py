@@ -3,10 +3,8 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
 
 import psycopg
 import pytest
@@ -52,7 +50,7 @@ async def ledger_of(kind, request, folder):
 
 def dbapi_ledger(kind, request, folder):
     if kind == "sqlite3":
-        connect: Callable[[], Any] = lambda: sqlite3.connect(folder / "calls.db")  # noqa: E731
+        connect = lambda: sqlite3.connect(folder / "calls.db")  # noqa: E731
     else:
         url = request.getfixturevalue("postgres_url")
         connect = lambda: psycopg.connect(url)  # noqa: E731
@@ -387,7 +385,7 @@ def test_a_status_says_what_became_of_the_effect(status, error):
 @pytest.mark.parametrize("kind", ["sqlite3", postgres("psycopg")])
 def test_the_synchronous_twin_follows_the_same_rules(kind, request, tmp_path):
     ledger = dbapi_ledger(kind, request, tmp_path)
-    made: dict[str, int] = {}
+    made = {}
 
     def print_label(key):
         made[key] = made.get(key, 0) + 1

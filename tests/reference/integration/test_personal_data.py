@@ -147,7 +147,7 @@ async def test_no_value_of_a_statement_reaches_an_answer_or_an_error_text(how, s
     with pytest.raises(Exception) as raised:  # noqa: PT011
         async with begin(store) as tx:
             await fault(tx)
-    error: BaseException | None = raised.value
+    error = raised.value
     clean(bytes(problem_of(raised.value).body).decode())
     logging.getLogger("test").error("it failed", exc_info=raised.value)
     while error is not None:

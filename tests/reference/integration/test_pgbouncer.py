@@ -58,7 +58,7 @@ async def opened(url):
 
 
 async def test_events_and_sagas_go_through_a_pooler_of_transactions(pooled, postgres_url):
-    published: list[str] = []
+    published = []
 
     class Sink:
         async def publish(self, events):

@@ -149,7 +149,7 @@ async def test_retries_come_with_jittered_delays_and_end_exhausted(redis_url, tm
 
     requests = [work(n) for n in range(30)]
     async with JobSetup.open(redis_url, tmp_path, jobs_for(fails, attempts=2)) as setup:
-        delays: list[int] = []
+        delays = []
         async with setup.working(concurrency=30) as [worker]:
             worker.on("delayed", lambda _job, error: delays.append(round(error.delay * 1000)))
             await setup.producer.enqueue_many(requests)
@@ -170,7 +170,7 @@ async def test_retries_come_with_jittered_delays_and_end_exhausted(redis_url, tm
 )
 async def test_waiting_spends_no_attempt(redis_url, tmp_path, wait):
     """More waits than there are attempts: each one would have been a failure in the naive count."""
-    attempts: list[int] = []
+    attempts = []
 
     async def waits(ctx, payload: Work):
         attempts.append(ctx.attempt)
@@ -212,7 +212,7 @@ async def test_expired_work_is_dropped_visibly(redis_url, tmp_path):
 
 async def test_a_delayed_job_and_a_replayed_one_have_their_whole_max_age(redis_url, tmp_path):
     """Time before it was due, or for which it lay dead, is not time that it waited."""
-    runs: list[str] = []
+    runs = []
 
     async def waits_once(ctx, payload: Work):
         runs.append(ctx.key)
@@ -283,7 +283,7 @@ async def test_released_on_drain_without_attempt_and_finished_by_the_next_worker
 
 @pytest.mark.parametrize("result", [object(), float("nan"), {1, 2}, b"bytes"], ids=["object", "nan", "set", "bytes"])
 async def test_a_result_that_is_not_json_fails_once_and_takes_its_effect_back(redis_url, tmp_path, result):
-    runs: list[int] = []
+    runs = []
 
     async def odd(ctx, payload: Work):
         runs.append(1)
@@ -301,7 +301,7 @@ async def test_a_result_that_is_not_json_fails_once_and_takes_its_effect_back(re
 
 
 async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(redis_url, tmp_path, figures):
-    ran: list[int] = []
+    ran = []
 
     async def count(ctx, payload: Work):
         ran.append(payload.n)
@@ -319,7 +319,7 @@ async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(redis_url, tmp_p
             return signed("work", f"repeat:{schedule}", data(n, schedule={"id": schedule, **when}))
 
         stolen = signed("work", "work.somebody", data(906))
-        bad: dict[str, tuple[str, Any]] = {
+        bad = {
             "UnknownJob": ("wrok", signed("wrok", "bad.0", data(900))),
             "UnknownVersion": ("work", signed("work", "bad.1", data(901, v=7))),
             "MalformedPayload": ("work", signed("work", "bad.2", data(902, payload={"n": "many"}))),
@@ -333,10 +333,7 @@ async def test_bad_jobs_fail_at_once_and_their_neighbours_go_on(redis_url, tmp_p
             "InvalidSchedule: cron": ("work", tick("bad-cron", 912, cron="61 * * * *")),
             "InvalidSchedule: time zone": ("work", tick("bad-zone", 913, cron="0 3 * * *", tz="Mars/Olympus")),
         }
-        options: dict[int, dict[str, Any]] = {
-            10: {"jobId": "repeat:bad-cron:60000"},
-            11: {"jobId": "repeat:bad-zone:60000"},
-        }
+        options = {10: {"jobId": "repeat:bad-cron:60000"}, 11: {"jobId": "repeat:bad-zone:60000"}}
         neighbours = [work(n) for n in range(10)]
         await good.enqueue_many(neighbours[:5])
         for number, (name, content) in enumerate(bad.values()):
@@ -372,7 +369,7 @@ async def _finished(setup, number):
 
 
 async def test_own_steps_run_in_order_before_the_work_and_only_for_valid_jobs(redis_url, tmp_path):
-    seen: list[str] = []
+    seen = []
 
     async def first(run, call_next):
         seen.append(f"first {run.payload.n}")
@@ -398,7 +395,7 @@ async def test_own_steps_run_in_order_before_the_work_and_only_for_valid_jobs(re
 
 
 async def test_what_a_step_holds_is_released_however_the_work_ends(redis_url, tmp_path):
-    held: list[str] = []
+    held = []
 
     async def holding(run, call_next):
         held.append(f"+{run.attempt}")

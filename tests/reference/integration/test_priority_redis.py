@@ -14,7 +14,7 @@ class Item(Payload):
 
 
 async def test_critical_is_next_in_a_backlog_where_priority_one_runs_last(redis_url, tmp_path, figures):
-    naive: list[str] = []
+    naive = []
 
     async def note(job, _token):
         naive.append(job.name)
@@ -26,7 +26,7 @@ async def test_critical_is_next_in_a_backlog_where_priority_one_runs_last(redis_
         async with at_work("naive", note, url=redis_url, concurrency=1):
             await until(lambda: len(naive) > BACKLOG, 60, "the naive backlog is done")
 
-    ran: list[int] = []
+    ran = []
 
     async def handler(ctx, payload: Item):
         ran.append(payload.n)

@@ -63,8 +63,8 @@ class Reader:
 
 async def test_a_client_that_comes_back_misses_nothing_on_any_instance(redis_url, queue, figures):
     numbers, breaks, last = list(range(200)), 8, ""
-    seen: dict[str, list[int]] = {"alpha": [], "beta": []}
-    naive: list[int] = []
+    seen = {"alpha": [], "beta": []}
+    naive = []
     for part in range(breaks):
         # Another instance every time: nothing is kept between them but the id the client sends.
         async with streaming(redis_url) as stream:

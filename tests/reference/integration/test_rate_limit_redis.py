@@ -7,7 +7,6 @@ import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -46,7 +45,7 @@ def logged(server):
 def windows_of(server, queue, duration):
     """What BullMQ's limiter did. The ids of the events alone would not do: until Redis 7.2 the clock goes on within
     a script, so an event can bear a later millisecond than the window that it opened (seen: 21 in 300 ms)."""
-    found: Windows = []
+    found = []
     for command in logged(server):
         match command:
             case ["PEXPIREAT", key, ends] if key == f"bull:{queue}:limiter":
@@ -65,7 +64,7 @@ async def starts_of(client, queue):
 
 def windows_opened_by(starts, duration):
     """The same windows for those who keep no account: one opens with the first start after the last has ended."""
-    found: Windows = []
+    found = []
     for start in starts:
         if not found or start - found[-1][0] >= duration:
             found.append((start, 0))
@@ -87,7 +86,7 @@ async def test_two_processes_together_keep_the_queue_limit_and_lose_no_time(own_
     """A count in each process lets twice as many through; the stock worker keeps the limit, asleep."""
     jobs, most, per, duration = 200, 20, 0.3, 300
     ideal = (jobs / most - 1) * per
-    client: Any = producer_client(own_redis.url)
+    client = producer_client(own_redis.url)
     producer = full_producer(JobTypes(), own_redis.url)
 
     workers = {
@@ -145,7 +144,7 @@ async def test_two_processes_together_keep_the_queue_limit_and_lose_no_time(own_
 async def test_an_even_limit_holds_in_every_stretch_of_time(own_redis, figures):
     """Windows side by side let nearly twice as many through where the end of one meets the start of the next."""
     most, per, duration = 20, 0.5, 500
-    client: Any = producer_client(own_redis.url)
+    client = producer_client(own_redis.url)
     producer = full_producer(JobTypes(), own_redis.url)
 
     async def run(queue, **limit):
@@ -280,7 +279,7 @@ async def test_light_tenant_waits_no_longer_behind_a_heavy_one(redis_url, tmp_pa
     client = worker_client(redis_url, AutoPipeline)
 
     async def trickle(at, jobs=light):
-        keys: list[str] = []
+        keys = []
         for _ in range(jobs):
             keys += await at.add("light", 1, seconds=seconds)
             await asyncio.sleep(0.15)
@@ -340,7 +339,7 @@ async def test_light_tenant_waits_no_longer_when_thousands_of_jobs_are_dropped_i
     client = worker_client(redis_url, AutoPipeline)
 
     async def light_waits(at, jobs=light, **how):
-        keys: list[str] = []
+        keys = []
         for _ in range(jobs):
             keys += await at.add("light", 1, seconds=seconds, **how)
             await asyncio.sleep(0.1)
@@ -475,8 +474,8 @@ async def test_a_limit_for_all_tenants_leaves_room_for_the_light_one(redis_url, 
 async def test_total_holds_for_all_tenants_together(redis_url):
     client = producer_client(redis_url)
     limit = tenant_limit(client, 100, 50, total=(10, 4))
-    waits: list[float] = []
-    turns: list[tuple[float, float]] = []  # each lies between these two moments
+    waits = []
+    turns = []  # each lies between these two moments
     for n in range(12):
         asked = time.monotonic()
         waits.append(await limit.turn(f"tenant-{n % 7}", f"job-{n}"))
@@ -505,7 +504,7 @@ async def test_turns_that_nobody_could_take_do_not_come_back_as_a_herd(redis_url
 
 
 async def test_no_turn_is_kept_beyond_the_horizon_and_idle_tenants_leave_no_keys(redis_url):
-    client: Any = producer_client(redis_url)
+    client = producer_client(redis_url)
     limit = tenant_limit(client, 1, 1, horizon=2)
     waits = [await limit.turn("heavy", f"job-{n}") for n in range(30)]
     assert await limit.turn("light", "one") == 0.0

@@ -5,7 +5,6 @@ import time
 import uuid
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from sqlalchemy import Column, Integer, String, Table, delete, insert, select, text, update
 
@@ -183,8 +182,8 @@ async def test_replay_beside_the_running_consumer_loses_nothing_and_repeats_no_e
     """Nor does a renamed group that keeps the name of its inbox, though it gets everything again."""
     await publish(store, 20, lambda consumer, e: consumer == "feed" and e.data["n"] % 3 == 0)
     bus, stop = open_bus("redis-ordered", redis_url, f"t{uuid.uuid4().hex[:10]}"), asyncio.Event()
-    feed: Any = effect_of("feed")
-    delivered: list[str] = []
+    feed = effect_of("feed")
+    delivered = []
 
     async def handle(e):
         await handle_once(store, "feed", e, feed)
@@ -209,7 +208,7 @@ async def test_replay_beside_the_running_consumer_loses_nothing_and_repeats_no_e
 async def test_a_forced_replay_comes_after_the_live_delivery_of_the_same_event(store):
     await publish(store, 4, lambda consumer, _e: consumer == "feed")
     begun, go_on = asyncio.Event(), asyncio.Event()
-    effect: Any = effect_of("feed")
+    effect = effect_of("feed")
 
     async def slow(tx, e):
         await effect(tx, e)
@@ -236,7 +235,7 @@ async def test_a_forced_replay_comes_after_the_live_delivery_of_the_same_event(s
 
 async def test_duplicates_around_a_purge_repeat_only_what_is_older_than_the_markers_are_kept(store):
     """The stated price: one more effect, however many copies come late."""
-    feed: Any = effect_of("feed")
+    feed = effect_of("feed")
 
     async def deliver(*numbers):
         for n in numbers:

@@ -147,7 +147,7 @@ async def test_transient_errors_are_retried_under_one_key_then_compensated(store
 
 
 async def test_rate_limit_waits_as_told_and_spends_no_attempt(store):
-    busy: list[Answer] = [RateLimited(retry_after=0.01) for _ in range(2)]
+    busy = [RateLimited(retry_after=0.01) for _ in range(2)]
     world = World(a=[*busy, {"id": 1}])
     runner = await started(store, Saga("trip", [world.step("a", retry=RetryPolicy(attempts=1, max_age=60))]))
     began = time.monotonic()
@@ -181,7 +181,7 @@ async def test_hung_step_is_cut_off_and_its_outcome_looked_up(store):
 
 
 async def test_db_step_is_done_with_its_record_or_not_at_all(store):
-    seen: list[str] = []
+    seen = []
 
     async def note(ctx, tx):
         await saga_store.record(tx, "effects", "test", f"{ctx.step} {ctx.attempt}")
@@ -525,7 +525,7 @@ async def test_a_cancelled_database_step_leaves_nothing_and_a_final_step_cannot_
 
 async def test_a_stuck_undo_does_not_hold_up_what_is_independent_of_it(store):
     world = World(d=[Permanent("no")], **{"undo c": [Permanent("closed"), {}], "undo d": [Transient("503"), {}]})
-    free: dict[str, Any] = {"independent": True}
+    free = {"independent": True}
     steps = [world.step("a", **free), world.step("b"), world.step("c"), world.step("d", **free)]
     runner = await started(store, Saga("trip", steps))
     saga = await settled(runner)
@@ -553,7 +553,7 @@ async def test_a_lost_request_is_not_repeated_after_its_key_is_forgotten(store):
 
 
 async def test_a_request_that_may_still_be_running_is_neither_looked_up_nor_undone(store):
-    landed: list[float] = []
+    landed = []
 
     async def cut(_):
         landed.append(time.time() + 0.3)  # the provider goes on
@@ -663,7 +663,7 @@ async def test_a_full_connection_limit_delays_sagas_and_costs_no_attempt_and_no_
     async def inside(ctx, tx):
         await tx.execute(text("SELECT pg_sleep(0.05)"))
 
-    limits: dict[str, Any] = {"retry": once, "crashes": 1, "deadline": 5.0}
+    limits = {"retry": once, "crashes": 1, "deadline": 5.0}
     saga = Saga("s", [DbStep("first", inside, **limits), DbStep("second", inside, **limits)])
     admin, user = open_store(postgres_url), f"app{uuid.uuid4().hex[:8]}"
     await create_all(admin)

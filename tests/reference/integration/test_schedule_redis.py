@@ -236,7 +236,7 @@ async def test_a_late_tick_runs_once_for_all_that_were_missed_or_not_at_all(serv
 async def test_a_tick_that_its_successor_overtook_counts_as_run_and_not_as_missed_too(service):
     """Its worker hung, or was killed, after the next tick was planned and before this one was noted."""
     schedules = service.schedules(Schedule("beat", "tick", every=0.5, overlap="queue"))
-    overtaken: list[int] = []
+    overtaken = []
     go_on = asyncio.Event()
 
     async def hangs_once(run, call_next):
@@ -407,7 +407,7 @@ async def test_jitter_spreads_a_tick_within_its_bounds_and_costs_no_attempt(serv
 
 async def test_repeat_in_the_options_of_a_job_is_silently_ignored(redis_url, figures):
     """The naive twin: what Node's older documentation says, accepted by bullmq for Python and never repeated."""
-    ran: list[str] = []
+    ran = []
 
     async def processor(job, token):
         ran.append(job.id)

@@ -44,7 +44,7 @@ def richer(data):
 
 
 async def test_injected_and_altered_jobs_never_run_where_the_usual_worker_pays_them(redis_url, tmp_path, figures):
-    paid: list[tuple[str, int]] = []
+    paid = []
     async with JobSetup.open(redis_url, tmp_path, payout_jobs(paid)) as setup:
         redis, queue = setup.producer.redis, setup.producer.queue("payouts")
 
@@ -73,7 +73,7 @@ async def test_injected_and_altered_jobs_never_run_where_the_usual_worker_pays_t
                 "foreign",
             ]
 
-        naive: list[tuple[str, int]] = []
+        naive = []
 
         async def usual_worker(job, _token):
             naive.append((job.data["payload"]["to"], job.data["payload"]["cents"]))
@@ -109,7 +109,7 @@ async def _through(setup, number):
 
 
 async def test_keys_rotate_on_a_live_queue_and_a_removed_key_is_refused(redis_url, tmp_path):
-    paid: list[tuple[str, int]] = []
+    paid = []
     old, both, new = Signer(KEYS), Signer([NEW_KEY, *KEYS]), Signer([NEW_KEY])
     async with JobSetup.open(redis_url, tmp_path, payout_jobs(paid), signer=old) as setup:
         await setup.producer.enqueue(payout("queued-before"))

@@ -47,8 +47,7 @@ async def add(store, row_id=1):
 
 async def value(store, row_id=1):
     async with read(store) as connection:
-        found: int | None = await connection.scalar(select(counters.c.n).where(counters.c.id == row_id))
-        return found
+        return await connection.scalar(select(counters.c.n).where(counters.c.id == row_id))
 
 
 async def increment(store):

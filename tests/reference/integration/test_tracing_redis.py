@@ -107,7 +107,7 @@ def exported(monkeypatch):
 
 
 async def test_the_jobs_of_a_flow_are_one_trace_and_waiting_is_no_error(redis_url, tmp_path, exported):
-    snoozed: list[int] = []
+    snoozed = []
 
     async def handler(ctx, payload: Nothing):
         if ctx.name == "b" and not snoozed:

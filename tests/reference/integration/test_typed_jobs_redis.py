@@ -25,8 +25,8 @@ GOOD = 4
 
 
 async def test_a_job_nobody_knows_fails_at_once_where_the_if_else_worker_completes_it(redis_url, figures):
-    done: dict[str, list[str]] = {"naive": [], "typed": []}
-    runs: dict[str, int] = {"naive": 0, "typed": 0}
+    done = {"naive": [], "typed": []}
+    runs = {"naive": 0, "typed": 0}
     jobs = JobTypes()
 
     async def send(ctx, payload: SendMail):
@@ -49,7 +49,7 @@ async def test_a_job_nobody_knows_fails_at_once_where_the_if_else_worker_complet
             raise UnrecoverableError(str(error)) from None
         await job_type.handler("typed", payload)
 
-    counts: dict[str, dict[str, int]] = {}
+    counts = {}
     for name, processor in (("naive", naive), ("typed", typed)):
         connection = Redis.from_url(redis_url, decode_responses=True, socket_timeout=30)
         queue = Queue(f"{name}-mail", {"connection": connection})
@@ -61,7 +61,7 @@ async def test_a_job_nobody_knows_fails_at_once_where_the_if_else_worker_complet
         running = asyncio.create_task(worker.run())
 
         async def finished(queue=queue):
-            found: dict[str, int] = await queue.getJobCounts("completed", "failed")
+            found = await queue.getJobCounts("completed", "failed")
             return found if sum(found.values()) == len(BAD) + GOOD else None
 
         counts[name] = await until(finished, what=f"{name}: every job ended") or {}

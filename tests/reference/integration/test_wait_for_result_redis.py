@@ -110,7 +110,7 @@ async def test_every_wait_resolves_at_any_gap_and_a_late_listener_sees_nothing(b
         async def one(number):
             ref = await bench.add(number)
             await asyncio.sleep(gaps[number % len(gaps)])
-            result: dict[str, int] = await bench.results.wait(ref, timeout=20)
+            result = await bench.results.wait(ref, timeout=20)
             return result["number"]
 
         answers = await asyncio.gather(*(one(number) for number in range(50)))

@@ -37,7 +37,7 @@ async def test_wake_brings_the_next_round_and_none_is_lost_that_came_during_one(
 
 async def test_wake_does_not_cut_a_pause_short_that_the_work_or_an_error_asked_for():
     """A relay that its own commits wake up would call a bus that is away without any pause."""
-    starts: list[float] = []
+    starts = []
     loop: Periodic
 
     async def work():

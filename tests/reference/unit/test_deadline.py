@@ -18,8 +18,8 @@ async def test_hung_work_charges_once_where_a_race_leaves_zombies_that_charge_to
     policy = RetryPolicy(base=0.001, cap=0.001, attempts=3)
 
     async def run(stop):
-        charges: list[str] = []
-        outcomes: list[Outcome] = []
+        charges = []
+        outcomes = []
         gate, attempts_made = asyncio.Event(), 0
 
         async def attempt(slow):
@@ -54,7 +54,7 @@ async def test_hung_work_charges_once_where_a_race_leaves_zombies_that_charge_to
 
 
 async def test_cleanup_of_stopped_work_has_ended_before_the_error_is_raised():
-    steps: list[str] = []
+    steps = []
 
     async def work():
         try:
@@ -71,7 +71,7 @@ async def test_cleanup_of_stopped_work_has_ended_before_the_error_is_raised():
 
 
 async def test_the_finished_part_travels_on_the_error():
-    pages: list[int] = []
+    pages = []
 
     async def extract():
         for page in range(3):

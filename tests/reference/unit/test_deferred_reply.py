@@ -2,7 +2,6 @@
 
 import json
 import time
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -61,7 +60,7 @@ def test_a_signed_timestamp_that_is_no_time_is_refused(timestamp):
 
 
 def command(**changes):
-    data: dict[str, Any] = {
+    data = {
         "id": "1",
         "application_id": "2",
         "token": "secret-token",

@@ -26,8 +26,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from harness.processes import alive
 from harness.redis import server_binary
 from harness.waiting import until_sync
-from studyhall.patterns.engine import RedisServer, ensure_redis
 from studyhall.patterns.engine import check as engine_check
+from studyhall.patterns.engine import ensure_redis
 from studyhall.patterns.engine import server as engine
 
 
@@ -35,7 +35,7 @@ from studyhall.patterns.engine import server as engine
 def ensure(monkeypatch):
     """`ensure_redis` whose servers are given up, and seen to end, after the test."""
     monkeypatch.delenv("REDIS_URL", raising=False)
-    used: list[RedisServer] = []
+    used = []
 
     def ensure(*args, **options):
         used.append(ensure_redis(*args, **options))  # type: ignore[arg-type]

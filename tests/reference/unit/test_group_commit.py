@@ -107,7 +107,7 @@ async def test_a_cancelled_caller_does_not_disturb_its_batch():
 
 
 def test_a_loop_that_ends_leaves_no_caller_hanging():
-    ended: list[str] = []
+    ended = []
 
     async def use():
         ledger = Ledger()

@@ -11,7 +11,7 @@ from studyhall.patterns.in_process_tasks import Tasks, TooManyTasks
 
 async def waits_for_a_reply(done, number):
     # Only the future refers to the task that awaits it, and only this coroutine to the future: a ring of garbage.
-    reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    reply = asyncio.get_running_loop().create_future()
     reply.add_done_callback(lambda _: None)
     await reply
     done.append(number)
@@ -86,7 +86,7 @@ async def test_shutdown_waits_then_cancels_and_says_what_it_left():
 
 
 async def test_a_task_group_ends_before_the_request_does():
-    ended: list[int] = []
+    ended = []
 
     async def part(number):
         await asyncio.sleep(0.01 * number)

@@ -80,7 +80,7 @@ async def test_graph_names_what_the_text_is_about(name):
 @pytest.mark.parametrize("name", EXPECTED)
 async def test_graph_is_connected(name):
     graph = await graph_of(TEXTS[name])
-    neighbours: dict[str, set[str]] = defaultdict(set)
+    neighbours = defaultdict(set)
     for link in graph.links:
         neighbours[link.source].add(link.target)
         neighbours[link.target].add(link.source)

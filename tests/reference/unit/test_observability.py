@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -41,7 +40,7 @@ def output():
 
 
 def execution(**changes):
-    fields: dict[str, Any] = {
+    fields = {
         "job_id": "graph-7",
         "name": "graph-generation",
         "queue": "graphs",
@@ -153,7 +152,7 @@ def test_a_secret_of_known_shape_never_appears_wherever_it_stands(output, secret
 @settings(max_examples=200, deadline=None)
 @given(telling_keys, text(6, 20) | st.integers(10**5, 10**9).map(str), paths, st.booleans())
 def test_a_value_under_a_telling_key_never_appears(key, value, path, number):
-    inner: Any = int(value) if number and value.isdigit() else value
+    inner = int(value) if number and value.isdigit() else value
     shown = json.dumps(redact(nested({key: inner, "page": 7}, path)))
     assert value not in shown
     assert "7" in shown, "its neighbours are kept"
@@ -203,7 +202,7 @@ def test_anything_can_be_logged_and_nothing_is_trusted_to_describe_itself(output
         password: SecretStr
         extra: dict[str, str]
 
-    loop: list[Any] = []
+    loop = []
     loop.append(loop)
     login = Login(user="ada", password=SecretStr("hunter2"), extra={"otp": "123456"})
     execution(rude=Rude(), raw=b"hunter2", login=login, loop=loop, many=list(range(10_000)), long="x" * 100_000)

@@ -18,7 +18,7 @@ def orders(count):
 
 
 def reordered(seen):
-    by_key: defaultdict[str, list[str]] = defaultdict(list)
+    by_key = defaultdict(list)
     for key, step in seen:
         by_key[key].append(step)
     return sum(steps != sorted(steps, key=STEPS.index) for steps in by_key.values())
@@ -29,8 +29,8 @@ async def test_parallel_consumers_reorder_and_lanes_do_not(seed, figures):
     events = orders(30)
     pauses = {event: rng.random() * 0.01 for event in events}
     running, peak, concurrency = 0, 0, 8
-    naive: list[tuple[str, str]] = []
-    ours: list[tuple[str, str]] = []
+    naive = []
+    ours = []
 
     async def consumer(queue):
         while not queue.empty():
@@ -38,7 +38,7 @@ async def test_parallel_consumers_reorder_and_lanes_do_not(seed, figures):
             await asyncio.sleep(pauses[event])
             naive.append(event)
 
-    queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    queue = asyncio.Queue()
     for event in events:
         queue.put_nowait(event)
     await asyncio.gather(*(consumer(queue) for _ in range(concurrency)))

@@ -48,7 +48,7 @@ def test_an_order_that_cannot_work_is_refused_with_the_fix(steps, fix):
 
 
 def job(data, **more):
-    usual: dict[str, Any] = {
+    usual = {
         "id": "7",
         "name": "print",
         "data": data,
@@ -87,6 +87,6 @@ async def test_what_no_step_provides_says_which_step_does():
         except MissingStep as missing:
             said.append(str(missing))
 
-    said: list[str] = []
+    said = []
     await Pipeline(plain(Label, reports))(job({"parcel": "a"}), "token")
     assert said == ["add progress.reporting() to the pipeline to use ctx.progress"]

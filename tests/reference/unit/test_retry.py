@@ -67,7 +67,7 @@ def _storm(delay_after, clients, attempts, capacity):
 
     All clients lost the same server at the same moment, so all make their first call together.
     """
-    windows: dict[int, list[int]] = {0: [0] * clients}  # window -> failures so far of each caller in it
+    windows = {0: [0] * clients}  # window -> failures so far of each caller in it
     peak = succeeded = 0
     for _ in range(1_000_000):
         if not windows:

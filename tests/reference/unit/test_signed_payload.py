@@ -1,7 +1,6 @@
 """Signatures over a job's name, id and data."""
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -106,7 +105,7 @@ def test_data_that_is_no_object_is_a_forgery(data):
 
 def test_data_too_deep_to_be_ours_is_a_forgery_and_not_a_crash():
     signer = Signer([OLD])
-    deep: Any = 0
+    deep = 0
     for _ in range(100_000):
         deep = [deep]
     key_id = signer.sign("n", "i", DATA)["sig"].split(".")[0]

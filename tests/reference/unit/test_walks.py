@@ -60,8 +60,7 @@ def declared_by(code):
     done = subprocess.run(
         [sys.executable, "-c", DECLARED.format(code)], capture_output=True, text=True, check=True, timeout=120
     )
-    names: list[str] = json.loads(done.stdout.splitlines()[-1])
-    return names
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import random
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -35,7 +34,7 @@ REPLAYING = ["claimed", "restored", "marked"]
 
 async def sweeper(life, store_url, redis_url):
     redis, store = producer_client(redis_url), open_store(store_url)
-    plain: Any = redis.execute_command
+    plain = redis.execute_command
 
     async def execute_with_points(*command, **options):
         if sweeping._REMOVE in command:

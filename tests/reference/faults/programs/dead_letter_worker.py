@@ -28,7 +28,7 @@ async def process(job, _token):
 
 async def main(redis_url, queue, lock, listening):
     redis = producer_client(redis_url)
-    copies: set[asyncio.Task[None]] = set()
+    copies = set()
 
     async def copy(job):
         if job.data.get("kill") and await redis.set("killed-once", 1, nx=True):

@@ -7,7 +7,6 @@ the saga's data: the step after the label refuses. With "way": "keys" there is n
 import asyncio
 import json
 import sys
-from typing import Any
 
 import httpx2
 
@@ -57,7 +56,7 @@ def parcel_saga(url, longest, way):
     async def take_back(ctx, tx):
         """Nothing to write in this one."""
 
-    limits: dict[str, Any] = {"retry": RETRY, "undo_retry": RetryPolicy(base=0.05, cap=0.2, attempts=50)}
+    limits = {"retry": RETRY, "undo_retry": RetryPolicy(base=0.05, cap=0.2, attempts=50)}
     look_up = find if way == "look-up" else None
     return Saga(
         "parcel",

@@ -6,7 +6,6 @@ Ways: "keys", "look-up", "both", "neither" through `OutsideCalls`; "naive" sends
 import asyncio
 import json
 import sys
-from typing import Any
 
 import httpx2
 from pydantic import BaseModel
@@ -67,7 +66,7 @@ def calls_of(spec, ledger, carrier):
 async def main(spec):
     carrier = Carrier(spec["provider"], keys=spec["way"] in ("keys", "both", "naive"))
     if spec["ledger"] == "redis":
-        ledger: Any = RedisLedger(producer_client(spec["redis"]))
+        ledger = RedisLedger(producer_client(spec["redis"]))
     else:
         store = open_store(spec["ledger"])
         await create_all(store)

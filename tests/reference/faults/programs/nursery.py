@@ -43,8 +43,8 @@ def run(live, *, points, kills, seed, slots, most_after=3, longest=0.02):
     rng = random.Random(seed)
     plan = [[*points, ANYWHERE][n % (len(points) + 1)] for n in range(kills)]  # each point in turn
     rng.shuffle(plan)
-    deaths: Counter[str] = Counter()
-    running: dict[int, tuple[int, str | None]] = {}  # pid: slot, planned death
+    deaths = Counter()
+    running = {}  # pid: slot, planned death
 
     def start(slot):
         dies_at = plan.pop() if plan else None

@@ -19,11 +19,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psycopg  # noqa: F401  imported before the forks, so that they need not
 import sqlalchemy.dialects.postgresql.psycopg
@@ -128,7 +127,7 @@ async def naive(engine, payments, victim):
             raise Permanent("confirm failed")
         await inside(steps.confirm)
 
-    plan: list[tuple[str, Callable[[], Awaitable[Any]], Callable[[], Awaitable[Any]] | None]] = [
+    plan = [
         ("place-order", nothing, lambda: inside(steps.cancel)),
         ("reserve-seats", lambda: inside(steps.reserve), lambda: inside(steps.release)),
         ("charge", charge, lambda: payments.refund(f"{key}-undo", charge_key=key)),
@@ -155,7 +154,7 @@ def _without_fence():
         row = row.where(*(given(name).is_not(None) for name in ("_fence", "_cancel")))
         return row.values({name: given(name) for name in saga_store._SAGA_TYPES})
 
-    types: Any = {"_id": Text(), "_fence": Integer(), "_cancel": Text()}
+    types = {"_id": Text(), "_fence": Integer(), "_cancel": Text()}
     return saga_store.batch(hold, **saga_store._SAGA_TYPES, **types)
 
 
