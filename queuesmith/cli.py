@@ -381,16 +381,8 @@ def _new(options: argparse.Namespace) -> int:
 
 
 def _prove(options: argparse.Namespace) -> int:
-    try:
-        from .prove import command
+    from .prove import command
 
-        if not options.list and options.file != "init":
-            import redis  # noqa: F401  what follows needs it, minutes later
-    except ModuleNotFoundError as error:
-        raise Refused(
-            f"prove needs the package {error.name}. Do, once: make -C {shlex.quote(str(ROOT))} install (the service's "
-            f"own environment stays as it is), or: uvx --from git+{REPOSITORY} queuesmith prove"
-        ) from None
     return command.run(options)
 
 

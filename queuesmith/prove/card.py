@@ -12,7 +12,7 @@ from queuesmith import catalogue
 
 from .faults import FAULTS
 from .invariants import INVARIANTS, OWN, READ, TIME_UP, Row
-from .run import NOT_QUICK, Card
+from .run import KILLS, NOT_QUICK, Card
 
 _MARKS = {"held": "held", "broken": "BROKEN", "hit nothing": "HIT NOTHING", "unclear": "UNCLEAR", "not run": "not run"}
 
@@ -160,4 +160,6 @@ def _summary(card: Card) -> str:
         told.append(f"Run the rest: {card.command} --only {','.join(card.rest)}")
     if card.evidence:
         told.append(f"Evidence: {card.evidence}")
+    if left[NOT_QUICK] and not any(row.fault in KILLS and row.verdict in ("held", "broken") for row in struck):
+        told.append("No kill was tried to its end: run it again on a quieter machine, or without --quick")
     return "\n".join(told)

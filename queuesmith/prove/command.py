@@ -7,16 +7,18 @@ import random
 import shlex
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+from queuesmith.catalogue import ROOT
 from queuesmith.start import program
 
 from .card import as_html, as_json, as_junit, as_text
 from .faults import FAULTS
-from .init import write_first
+from .init import uses_redis, write_first
 from .invariants import INVARIANTS
 from .run import Options, prove
-from .spec import Wrong, load, seconds
+from .spec import Spec, Wrong, load, seconds
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,7 +44,7 @@ def _run(options: argparse.Namespace) -> int:
     file = Path(options.file)
     if file.is_dir():
         file /= "prove.toml"
-    spec, chosen = load(file), _chosen(options)
+    spec, chosen = _equipped(load(file)), _chosen(options)
     terminal = sys.stderr.isatty()
     card = prove(spec, chosen, _progress if terminal else _line)
     card.command = f"{program()} prove{'' if options.file == 'prove.toml' else f' {shlex.quote(options.file)}'}"
@@ -61,6 +63,26 @@ def _run(options: argparse.Namespace) -> int:
         return 1 if card.broken else 2
     unproved = [row.fault for row in card.rows if row.verdict in ("hit nothing", "unclear")]
     return 1 if card.broken or (options.strict and unproved) else 0
+
+
+def _equipped(spec: Spec) -> Spec:
+    """Without a Redis, where its package is missing and none seems to be used."""
+    try:
+        if spec.redis:
+            import redis  # noqa: F401
+        return spec
+    except ModuleNotFoundError:
+        root = shlex.quote(str(ROOT))
+        need = (
+            "Redis needs the package redis. Do: python -m venv .prove && .prove/bin/pip install redis && .prove/bin/"
+            f"python {root}/bin/queuesmith prove, or: make -C {root} install"
+        )
+        if uses_redis(spec):
+            raise Wrong(need) from None
+        print(f"no Redis is started: {need}", file=sys.stderr)
+        # not the machine's own
+        env = {"REDIS_URL": "redis://127.0.0.1:1", **spec.service.env}
+        return replace(spec, redis=False, service=replace(spec.service, env=env))
 
 
 def _chosen(options: argparse.Namespace) -> Options:

@@ -9,7 +9,7 @@ from queuesmith.record import OURS, Record, Refused
 
 from .spec import Spec, Wrong
 
-_SKIPPED = {".git", ".venv", "venv", "node_modules", "__pycache__", "dist", "build", ".tox"}
+_SKIPPED = {".git", ".venv", ".prove", "venv", "node_modules", "__pycache__", "dist", "build", ".tox"}
 _MOST_FILES = 3000
 
 
@@ -122,6 +122,12 @@ def look_at(folder: Path) -> Found | None:
     if package.is_file() and '"bullmq"' in package.read_text(encoding="utf-8", errors="replace"):
         return Found("BullMQ for Node", "npm run worker", "", "package.json")
     return None
+
+
+def uses_redis(spec: Spec) -> bool:
+    used = re.compile(r"^[^#\n]*redis", re.M | re.I)
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in (spec.file, *_own_files(spec.folder)))
+    return bool(spec.service.queue or look_at(spec.folder) or any(map(used.search, texts)))
 
 
 def _value(folder: Path, word: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import shlex
+import socket
 import sqlite3
 import subprocess
 import urllib.error
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from .spec import Probe, fill
 
@@ -161,6 +163,13 @@ def http(
             return response.status, response.read(2**20)
     except urllib.error.HTTPError as error:
         return error.code, error.read(2**16)
+
+
+def listens(url: str) -> bool:
+    address = urlsplit(url)
+    with contextlib.suppress(OSError), socket.create_connection((address.hostname or "", address.port or 80), 1):
+        return True
+    return False
 
 
 def bullmq_states(world: World, keys: Iterable[str]) -> dict[str, tuple[str, str]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from .probes import http
+from .probes import http, listens
 from .processes import Child, Keeper, catches, family, memory_mb, owner, printable, send
 from .spec import Program, Spec, Wrong, fill
 from .timeline import Timeline
@@ -124,11 +124,15 @@ class ServiceRunner:
             return list(self._slots)
 
     def wait_ready(self, slot: Running, limit: float) -> None:
-        ready, deadline = slot.program.ready, time.monotonic() + limit
+        url = getattr(self.spec.service.submit, "url", "") if slot.name.startswith("api") else ""
+        ready, deadline = slot.program.ready or url, time.monotonic() + limit
         while ready and time.monotonic() < deadline:
             if self._over.is_set():  # the run was ended meanwhile
                 return
-            if ready.startswith("http"):
+            if not slot.program.ready:
+                if listens(fill(ready, self._values(slot.instance))):
+                    return
+            elif ready.startswith("http"):
                 with contextlib.suppress(OSError, ValueError):
                     if http("GET", fill(ready, self._values(slot.instance)), timeout=1)[0] < 300:
                         return

@@ -453,6 +453,8 @@ def _provider(top: Table, name: str, table: Table) -> Provider:
                 reply=one.take("reply", (dict, list, str), None),
             )
         )
+        if not routes[-1].keyed_by and "{key}" in str(routes[-1].reply):
+            one.wrong("reply", "{key} in a `reply` is what `keyed_by` names, which is missing")
         one.end()
     if not routes:
         table.wrong("", f'[provider.{name}] has no route; write "POST /labels" = {{ effect = "json:parcel" }}')

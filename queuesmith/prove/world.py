@@ -10,7 +10,6 @@ import math
 import os
 import random
 import re
-import socket
 import sys
 import threading
 import time
@@ -180,6 +179,7 @@ class World:
         self._known: dict[str, Job] = {}
         self._own_ids: dict[str, str] = {}  # what the service calls it -> key
         self._own_pattern = re.compile(r"(?!)")
+        self._closed = False
         self._key_pattern, self._make_key = _keys(spec.service.keys, f"{seed} {name}")
         self.keeper = Keeper(self.marker)
         self.keeper.remove(folder)
@@ -224,6 +224,7 @@ class World:
         self.warmup = max(self.warmup, time.monotonic() - began)
 
     def close(self) -> None:
+        self._closed = True  # or those that wait to send would go on, longer than the run
         with contextlib.suppress(Exception):
             self.service.close()
         self._submitters.shutdown(wait=False, cancel_futures=True)
@@ -317,7 +318,8 @@ class World:
 
         def send(portion: list[Job]) -> None:
             with gate:
-                self._send(portion, how)
+                if not self._closed:
+                    self._send(portion, how)
 
         portions = [jobs] if together and jobs else [[job] for job in jobs]
         futures = [self._submitters.submit(send, portion) for portion in portions]
@@ -377,7 +379,7 @@ class World:
             key = next(name for name, one in told if isinstance(one, Command) and one.words[0] == command.words[0])
             raise Wrong(f"cannot run {words[0]}: {error.strerror}{self.spec.line(f'service.{key}')}") from None
         try:
-            code = child.wait(limit)
+            code = child.wait(0 if self._closed else limit)
             if code is None:
                 child.kill()
                 return 124, f"no answer within {limit:g} s"
@@ -498,12 +500,8 @@ class World:
         """Its address, if somebody accepts connections there."""
         api = self.spec.service.api
         if api is not None and api.ready.startswith("http"):
-            address = urlsplit(fill(api.ready, self.values()))
-            with (
-                contextlib.suppress(OSError),
-                socket.create_connection((address.hostname or "", address.port or 80), 1),
-            ):
-                return address.netloc
+            address = fill(api.ready, self.values())
+            return urlsplit(address).netloc if probes.listens(address) else ""
         return ""
 
     def on_effect(self, strike: Callable[[Call], bool] | None) -> None:

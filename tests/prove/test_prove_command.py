@@ -310,6 +310,19 @@ def test_prove_runs_with_the_plugins_own_packages_and_the_service_with_its_own(t
     assert f"runs in {tmp_path / 'venv'}" in told.stderr
 
 
+def test_without_redis_no_package_is_needed_and_an_api_without_ready_is_awaited(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "redis", None)
+    file = tmp_path / "prove.toml"
+    file.write_text("""[service]
+worker = "sleep 99"
+api = "sh -c 'sleep 2; exec python -m http.server -b 127.0.0.1 {port}'"
+submit = { method = "GET", url = "http://127.0.0.1:{port}/?{key}" }
+[effect]
+log = "{key}"
+""")
+    assert main(["prove", str(file), "--only", "none"]) == 0
+
+
 def test_the_list_of_faults_and_invariants_needs_no_package():
     blocked = "import sys; sys.modules['redis'] = None; from queuesmith.cli import main; sys.exit(main(sys.argv[1:]))"
 
@@ -318,7 +331,7 @@ def test_the_list_of_faults_and_invariants_needs_no_package():
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert re.search(r"kill-at-effect +\* SIGKILL(.|\n)*Retry-After is kept", run("--list").stdout)
-    assert "prove needs the package redis" in run(str(SERVICES / "parcels.toml")).stderr
+    assert f".prove/bin/python {ROOT}/bin/queuesmith prove" in run(str(SERVICES / "parcels.toml")).stderr
 
 
 def test_the_summary_names_what_was_not_run_and_the_command_that_runs_it():
@@ -337,6 +350,8 @@ def test_the_summary_names_what_was_not_run_and_the_command_that_runs_it():
         "Run the rest: queuesmith prove shop.toml --only lost,freeze,quiet",
     ]
     assert json.loads(as_json(card))["rest"] == ["lost", "freeze", "quiet"]
+    card.rows[0] = Row("kill-at-effect", "", "not run", TIME_UP)
+    assert as_text(card).endswith("run it again on a quieter machine, or without --quick")
 
 
 def test_kills_a_redis_restart_an_outage_and_duplicates_come_first():

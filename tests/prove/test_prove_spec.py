@@ -1,6 +1,7 @@
 """A prove.toml that is wrong is refused with the line and with what to write."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,7 @@ def test_with_several_providers_the_effect_names_those_that_every_job_calls(tmp_
         ("[effect]", '[provider.a]\n"POST /x" = { effect = "parcel" }\n[effect]', 6, "json:NAME, header:NAME"),
         ("[effect]", '[provider.a]\n"POST /x" = { answers = "ok 90%" }\n[effect]', 6, "add up to 90%"),
         ("[effect]", '[provider.a]\n"POST /x" = { answers = "ok" }\n[effect]', 6, 'cannot read "ok"'),
+        ("[effect]", '[provider.a]\n"POST /x" = { reply = ["{key}"] }\n[effect]', 6, "what `keyed_by` names"),
         ("[effect]", "[effects]", 5, "`effects` is not known in the file; did you mean `effect`?"),
         ("[effect]", "[seen]", None, "`effect` is missing in the file. Write [effect] with sql"),
         ("[effect]", "[effect", 5, "not TOML"),
@@ -177,16 +179,27 @@ def test_a_slow_try_without_a_fault_does_not_use_up_the_time_of_the_faults(tmp_p
     turns = {}
 
     def one(self, fault, turn):
-        if fault.quick:
+        why = self._left_out(fault) or self._too_late(fault)
+        if not why:
             turns[turn] = fault.name
-        return Row(fault.name, fault.does, "", self._left_out(fault))
+        return Row(fault.name, fault.does, "", why)
 
     monkeypatch.setattr(run._Run, "_one", one)
     given = run._Run(load(write(tmp_path, GOOD)), run.Options(quick=True), tmp_path, lambda *_: None)
     left_out = {row.fault: row.measured for row in given.faults()}
     assert left_out["kill-random"] == left_out["term"] == ""
-    quick = [turns[turn] for turn in sorted(turns) if turns[turn] != "freeze"]
-    assert quick[:2] == ["kill-at-effect", "kill-at-commit"], "freeze waits most of its time"
+    assert (turns[0], turns[1], given._of) == ("kill-at-commit", "twice", len(turns))
+    given.began -= 40
+    assert [given._too_late(FAULTS[name]) for name in ("kill-at-commit", "term")] == ["", run.TIME_UP]
+
+
+def test_nothing_is_sent_by_a_closed_world(tmp_path):
+    world = World(load(write(tmp_path, GOOD)), tmp_path / "world", 1)
+    world.submit_later(world.new_jobs(Batch("none"), 12), Command(("sleep", "9")))
+    world.close()
+    began = time.monotonic()
+    world._submitters.shutdown()
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The faults by kind. The order is that of the card and of the run: what breaks most services first.
 
-So a run whose time is up has killed a worker, restarted Redis, cut off a provider and sent requests twice.
+So a run whose time is up has killed a worker, sent requests twice, restarted Redis and cut off a provider.
 """
 
 from . import providers, senders, servers, workers
@@ -14,9 +14,9 @@ FAULTS: dict[str, Fault] = {
         workers.none,
         workers.kill_at_effect,
         workers.kill_at_commit,
+        senders.twice,
         servers.redis_restart,
         providers.outage,
-        senders.twice,
         servers.broker_kill,
         providers.lost,
         workers.term,

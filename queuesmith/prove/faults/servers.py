@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _needs_redis(spec: Spec) -> str:
-    return "" if spec.redis else "[servers] redis = false"
+    return "" if spec.redis else "no Redis was started"
 
 
 def _needs_broker(spec: Spec) -> str:
