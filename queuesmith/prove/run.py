@@ -190,6 +190,8 @@ class _Run:
         row = None
         try:
             row = self._judged(world, batch, fault)
+            if row.verdict == "hit nothing" and self.crowd.over.is_set():  # it was still at it when the run ended
+                return Row(fault.name, fault.does, "not run", TIME_UP)
             return row
         finally:
             self._shut(world, keep=self.options.keep or (row is not None and row.verdict == "broken"))

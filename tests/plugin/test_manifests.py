@@ -72,7 +72,7 @@ def test_repository_address_comes_from_one_place():
     found = {
         match[1].rstrip(".")
         for path in files
-        if path.exists()
+        if path.exists() and path.name != "wrong-findings.md"  # of other people's code
         for match in re.finditer(r"(?:gh:|github\.com/|marketplace add )([\w-]+/[\w.-]+)", path.read_text())
     }
     # A stack's own library is named where it is installed.

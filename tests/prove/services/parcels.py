@@ -170,7 +170,10 @@ def work(name: str) -> int:
                 # what it held when Redis went away: done or not, the next run finds out
                 while server.lmove(f"working:{own}", QUEUE, "RIGHT", "RIGHT"):
                     pass
+                begun = server.info("server")["run_id"]
                 while not stopping.is_set():
+                    if DEFECT == "deaf" and server.info("server")["run_id"] != begun:
+                        stopping.wait()
                     if DEFECT != "no-takeover":
                         take_over(server, own)
                     if DEFECT == "pops":

@@ -185,7 +185,10 @@ def _claim(postgres: bool, hold: bool, younger: bool = False) -> Any:
     )
     free_at_all = [row.due_at + 0.0 <= now, taken.is_(None)]
     if younger:
-        older: Any = select(literal_column("1")).where(*same_subject, other.published_at.is_(None), other.due_at == 0.0)
+        # By a search of its own: a constant would prove that `outbox_to_publish` holds the row, and a planner whose
+        # statistics are of an empty table then walks along all that wait.
+        at_once = other.due_at == select(literal_column("0.0")).scalar_subquery()
+        older: Any = select(literal_column("1")).where(*same_subject, other.published_at.is_(None), at_once)
         older = older.where(other.position <= bindparam("after")).limit(1).correlate(outbox)
         free_at_all.append(older.scalar_subquery().is_(None))
     size = func.octet_length(row.body) if postgres else func.length(cast(row.body, LargeBinary))
