@@ -521,6 +521,7 @@ async def test_events_held_by_quarantined_ones_cost_a_look_each_and_seldom(store
     searches, asked = Search(), list[int]()
     monkeypatch.setattr(claims, "QUICK_SEARCH", -1.0)
     monkeypatch.setattr(claims, "SEARCH_SHARE", 1e-9)
+    monkeypatch.setattr(claims, "LONGEST_SEARCH_PAUSE", 600.0)
 
     async def counted(*args, after, **options):
         asked.append(after)

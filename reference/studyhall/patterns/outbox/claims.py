@@ -39,9 +39,9 @@ __all__ = ["BATCH_BYTES", "Claimed", "Failure", "Search", "claim", "settle"]
 
 # Of bodies in one batch; a relay needs about four times that while it publishes.
 BATCH_BYTES = 8 * 1024 * 1024
-QUICK_SEARCH = 0.1  # seconds: a claim that takes no longer looks at the whole backlog every time
+QUICK_SEARCH = 1.0  # seconds: a claim that takes no longer looks at the whole backlog every time
 SEARCH_SHARE = 0.1  # of a relay's time, for looking at what is held
-LONGEST_SEARCH_PAUSE = 60.0
+LONGEST_SEARCH_PAUSE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
