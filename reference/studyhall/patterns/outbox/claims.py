@@ -2,7 +2,7 @@
 
 Promise: of a subject always the next in line is claimed, by one relay at a time, until its lease ends; a million
 published rows, or those in quarantine, cost a claim nothing. Nor do events held behind them: they are passed over
-seldom enough to take a tenth of a relay's time (`Search`).
+seldom, once that takes longer than a second (`Search`).
 
 When it does NOT hold: a relay that publishes after its lease ended publishes a second time what another claimed
 meanwhile (see `relay`). While hundreds of thousands are held, what is requeued or tried again among them may wait
@@ -40,7 +40,7 @@ __all__ = ["BATCH_BYTES", "Claimed", "Failure", "Search", "claim", "settle"]
 # Of bodies in one batch; a relay needs about four times that while it publishes.
 BATCH_BYTES = 8 * 1024 * 1024
 QUICK_SEARCH = 1.0  # seconds: a claim that takes no longer looks at the whole backlog every time
-SEARCH_SHARE = 0.1  # of a relay's time, for looking at what is held
+SEARCH_SHARE = 0.1  # of a relay's time, for looking at what is held, unless the pause is at its longest
 LONGEST_SEARCH_PAUSE = 10.0
 
 
