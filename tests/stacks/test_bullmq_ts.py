@@ -280,8 +280,8 @@ const queue = new Queue('VERSION', { connection });
 let ticks = 0;
 const worker = new Worker('VERSION', async () => { ticks++; }, { connection });
 await queue.add('tick', {}, { repeat: { every: 200 } });
-// Where BullMQ notes what ticks again.
-const repeats = (await (await queue.client).exists(queue.toKey('repeat'))) > 0;
+// Counted where both note what ticks again.
+const repeats = (await queue.getJobSchedulersCount()) > 0;
 await until(() => ticks > (repeats ? 2 : 0));
 await worker.close();
 const debounced = { debounce: { id: 'a', ttl: 1000 } };
